@@ -1,10 +1,7 @@
 """Pages of two run folders, and a real browser to look at them."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from made_runs import default_run, paper_run
@@ -12,7 +9,7 @@ from made_runs import default_run, paper_run
 from ddp_bench.report.build import build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    pass
 
 FLAGS = (
     "--no-sandbox",
@@ -29,13 +26,13 @@ FLAGS = (
     params=[default_run, pytest.param(paper_run, marks=pytest.mark.campaign)],
     ids=["default", "paper"],
 )
-def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_file(request, tmp_path_factory):
     folder = request.param(tmp_path_factory.mktemp("runs") / "first-look")
     return build([folder], folder / "report.html")
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser():
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: pip install playwright"
     )
@@ -49,11 +46,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_page(browser: Any, page_file: Path) -> Iterator[Callable[..., Any]]:
+def open_page(browser, page_file):
     """Opens the page from disk; a request for anything else or a word on the console fails the test."""
     contexts, asked, said = [], [], []
 
-    def answer(route: Any) -> None:
+    def answer(route):
         traces = (page_file.parent / "traces").as_uri()
         if route.request.url == page_file.as_uri() or route.request.url.startswith(f"{traces}/"):
             route.continue_()
@@ -61,7 +58,7 @@ def open_page(browser: Any, page_file: Path) -> Iterator[Callable[..., Any]]:
             asked.append(route.request.url)
             route.abort()
 
-    def opened(width: int = 1440, scheme: str = "light", **more: Any) -> Any:
+    def opened(width=1440, scheme="light", **more):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
         contexts.append(context)
         context.route("**/*", answer)

@@ -1,18 +1,12 @@
 """Run folders shaped like a default run and like the DDP paper's sweep; only the durations are made up."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from random import Random
-from typing import Any
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import SCHEMA_VERSION
-from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import PRESETS, resolve, with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
 from ddp_bench.bench.results.disk import replace_file
@@ -34,18 +28,18 @@ NUM_ROUNDS = 12
 CPU = "Intel Xeon Platinum 8370C"
 
 
-def default_run(folder: Path) -> Path:
+def default_run(folder):
     """DP and DDP on 1, 2 and 4 cores of a machine that has two."""
     return _write(folder, Settings(gpus=(1, 2, 4), batch_size=16, backend="gloo"), link=None)
 
 
-def paper_run(folder: Path) -> Path:
+def paper_run(folder):
     """The preset of the DDP paper on two hosts, over a slow link."""
     caps = {"bucket_cap_mb": "default,0,1,25,100", "gpus": "1,2", "batch_size": 16, "backend": "gloo"}
     return _write(folder, resolve(PRESETS["ddp-paper"] | caps), link="1gbit")
 
 
-def _write(folder: Path, settings: Settings, *, link: str | None) -> Path:
+def _write(folder, settings, *, link):
     """Plan, blocks and rows through the project's own code, with seeded noise."""
     settings = with_device_defaults(settings, device_type="cpu", num_local_devices=2)
     plan = expand(settings, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
@@ -70,13 +64,13 @@ def _write(folder: Path, settings: Settings, *, link: str | None) -> Path:
     return folder
 
 
-def _blocks(planned: Planned, random: Random) -> Iterator[dict[str, Any]]:
+def _blocks(planned, random):
     case = planned.case
     communicates = case.mode == "ddp" and case.num_devices > 1
     ranks = range(case.num_devices if case.mode == "ddp" else 1)
     for round_index in range(1, NUM_ROUNDS + 1):
         ms = _step_ms(case) * random.gauss(1, 0.015)
-        phases: dict[str, tuple[float, dict[str, Any]]] = {"timed": (ms, {})}
+        phases = {"timed": (ms, {})}
         if communicates:
             phases |= {"no_sync": (ms * 0.8, {}), "comm": (ms * 0.32, {})}
         if round_index <= 3:
@@ -100,20 +94,15 @@ def _blocks(planned: Planned, random: Random) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _step_ms(case: Case) -> float:
+def _step_ms(case):
     sharing = max(1.0, case.num_devices / 2)
     cap = {"0": 1.2, "1": 1.04, "25": 0.99, "100": 1.08}.get(case.bucket_cap_mb, 1.0)
     several = STEP_MS[case.mode] * cap if case.num_devices > 1 else STEP_MS["single"] + 4
     return several * sharing + (case.accumulate - 1) * 210
 
 
-def _anatomy(case: Case, ms: float) -> dict[str, Any]:
-    detail: dict[str, Any] = {
-        "data_ms": 0.21,
-        "forward_ms": 0.29 * ms,
-        "backward_ms": 0.66 * ms,
-        "optimizer_ms": 0.05 * ms,
-    }
+def _anatomy(case, ms):
+    detail = {"data_ms": 0.21, "forward_ms": 0.29 * ms, "backward_ms": 0.66 * ms, "optimizer_ms": 0.05 * ms}
     if case.mode == "dp":
         shares = {"scatter": 0.01, "replicate": 0.05, "apply": 0.27, "gather": 0.01}
         shares |= {"backward": 0.5, "reduce": 0.1}
@@ -125,7 +114,7 @@ def _anatomy(case: Case, ms: float) -> dict[str, Any]:
     return detail
 
 
-def _trace(case: Case) -> dict[str, Any]:
+def _trace(case):
     """Buckets one after the other on a link that carries one at a time."""
     start, done, free = [], [], 0.0
     for ready, size in zip(_ready_ms(case), LAYOUTS[str(case.bucket_cap_mb)], strict=True):
@@ -135,31 +124,27 @@ def _trace(case: Case) -> dict[str, Any]:
     return {"overlap_trace_pct": 74.0, "start_ms": start, "done_ms": done}
 
 
-def _ready_ms(case: Case) -> list[float]:
+def _ready_ms(case):
     sizes = LAYOUTS[str(case.bucket_cap_mb)]
     return [BACKWARD_MS * sum(sizes[: i + 1]) / sum(sizes) for i in range(len(sizes))]
 
 
-def _layout(case: Case) -> BucketLayout:
+def _layout(case):
     return BucketLayout(tuple(LAYOUTS[str(case.bucket_cap_mb)]), ())
 
 
-def _outcome(planned: Planned, link: str | None) -> Outcome:
+def _outcome(planned, link):
     if planned.skip_reason is not None:
         return Outcome(planned, status="skipped", reason=planned.skip_reason)
     case = planned.case
-    facts: dict[str, Any] = {
-        "device_name": CPU,
-        "link": link,
-        "peak_mem_mib": 912.0 + 41.0 * case.num_devices,
-    }
+    facts = {"device_name": CPU, "link": link, "peak_mem_mib": 912.0 + 41.0 * case.num_devices}
     if case.mode == "ddp":
         sizes = LAYOUTS[str(case.bucket_cap_mb)]
         facts |= {"bucket_bytes": "/".join(map(str, sizes)), "num_buckets": len(sizes)}
     return Outcome(planned, facts=facts)
 
 
-def _manifest(name: str, settings: Settings, link: str | None) -> dict[str, Any]:
+def _manifest(name, settings, link):
     return {
         "schema_version": SCHEMA_VERSION,
         "name": name,

@@ -1,43 +1,40 @@
 """What the page's script adds, in a real browser: sorting, filtering, themes, and nothing else."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 pytestmark = pytest.mark.browser
 SEVERE = {"serious", "critical"}
 
 
-def results(tab: Any) -> Any:
+def results(tab):
     return tab.locator("section[data-grid]", has=tab.get_by_role("heading", name="Results", exact=True))
 
 
-def column(table: Any, name: str) -> list[str]:
+def column(table, name):
     names = [text.strip() for text in table.locator("thead th").all_inner_texts()]
     cells = table.locator(f"tbody tr:visible td:nth-child({names.index(name) + 1})")
     return [cell.strip() for cell in cells.all_inner_texts()]
 
 
-def rates(table: Any) -> list[float]:
+def rates(table):
     return [float(cell.split()[0].replace(",", "")) for cell in column(table, "Throughput (images/s)")]
 
 
-def unfold(tab: Any) -> None:
+def unfold(tab):
     tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
 
 
-def every_column(tab: Any) -> Any:
+def every_column(tab):
     unfold(tab)
     return tab.locator("section[data-grid]", has=tab.get_by_role("heading", name="Every column", exact=True))
 
 
-def test_columns_sort_by_keyboard_both_ways_and_back(open_page: Callable[..., Any]) -> None:
+def test_columns_sort_by_keyboard_both_ways_and_back(open_page):
     table = results(open_page())
     given = rates(table)
     header = table.get_by_role("columnheader", name="Throughput (images/s)")
@@ -50,7 +47,7 @@ def test_columns_sort_by_keyboard_both_ways_and_back(open_page: Callable[..., An
     assert seen == [("ascending", sorted(given)), ("descending", sorted(given, reverse=True)), (None, given)]
 
 
-def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page: Callable[..., Any]) -> None:
+def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page):
     table = every_column(open_page())
     button = table.get_by_role("columnheader", name="DDP settings").get_by_role("button")
     for _ in range(2):
@@ -63,7 +60,7 @@ def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page: Callabl
     assert table.locator("[aria-sort]").count() == 1
 
 
-def test_filter_keeps_rows_with_every_word_and_says_how_many(open_page: Callable[..., Any]) -> None:
+def test_filter_keeps_rows_with_every_word_and_says_how_many(open_page):
     tab = open_page()
     table, every = results(tab), every_column(tab)
     everything = column(table, "Case")
@@ -82,7 +79,7 @@ def test_filter_keeps_rows_with_every_word_and_says_how_many(open_page: Callable
     assert tab.get_by_role("status").inner_text() == ""
 
 
-def test_filter_fades_the_marks_of_other_cases(open_page: Callable[..., Any]) -> None:
+def test_filter_fades_the_marks_of_other_cases(open_page):
     tab = open_page()
     marks = tab.locator("svg .tip")
     names = marks.evaluate_all("all => all.map(e => e.querySelector('title').textContent)")
@@ -93,7 +90,7 @@ def test_filter_fades_the_marks_of_other_cases(open_page: Callable[..., Any]) ->
     assert len(set(shown)) == 2
 
 
-def test_commands_are_copied_to_the_letter(open_page: Callable[..., Any]) -> None:
+def test_commands_are_copied_to_the_letter(open_page):
     tab = open_page(permissions=["clipboard-read", "clipboard-write"])
     command = tab.locator(".next .command")
     command.get_by_role("button", name="Copy").click()
@@ -103,7 +100,7 @@ def test_commands_are_copied_to_the_letter(open_page: Callable[..., Any]) -> Non
     assert copied.startswith("python -m bench.")
 
 
-def test_link_into_a_fold_opens_it(open_page: Callable[..., Any]) -> None:
+def test_link_into_a_fold_opens_it(open_page):
     tab = open_page()
     fold = tab.locator("details.fold", has=tab.get_by_role("heading", name="Conditions"))
     assert fold.get_attribute("open") is None
@@ -111,7 +108,7 @@ def test_link_into_a_fold_opens_it(open_page: Callable[..., Any]) -> None:
     assert fold.get_attribute("open") is not None
 
 
-def test_folds_are_open_on_paper(open_page: Callable[..., Any]) -> None:
+def test_folds_are_open_on_paper(open_page):
     tab = open_page(java_script_enabled=False)
     assert not tab.locator(".fold figure svg").first.is_visible()
     tab.emulate_media(media="print")
@@ -119,7 +116,7 @@ def test_folds_are_open_on_paper(open_page: Callable[..., Any]) -> None:
     assert tab.get_by_text("Versions", exact=True).first.is_visible()
 
 
-def test_theme_can_be_chosen_against_the_systems(open_page: Callable[..., Any]) -> None:
+def test_theme_can_be_chosen_against_the_systems(open_page):
     tab = open_page(scheme="dark")
     colour = "getComputedStyle(document.body).backgroundColor"
     seen = {}
@@ -137,7 +134,7 @@ def test_theme_can_be_chosen_against_the_systems(open_page: Callable[..., Any]) 
     assert tab.evaluate(colour) == "rgb(255, 255, 255)"
 
 
-def test_row_leads_to_its_traces(open_page: Callable[..., Any], page_file: Path, tmp_path: Path) -> None:
+def test_row_leads_to_its_traces(open_page, page_file, tmp_path):
     tab = open_page()
     row = every_column(tab).locator("tbody tr", has=tab.get_by_role("link", name="rank 1")).first
     case_id = row.locator("td").last.inner_text()
@@ -148,7 +145,7 @@ def test_row_leads_to_its_traces(open_page: Callable[..., Any], page_file: Path,
     assert (tmp_path / "trace.json.gz").read_bytes() == trace.read_bytes()
 
 
-def test_everything_is_readable_without_the_script(open_page: Callable[..., Any]) -> None:
+def test_everything_is_readable_without_the_script(open_page):
     tab = open_page(java_script_enabled=False)
     assert column(results(tab), "Case")
     assert tab.locator("button:visible, input:visible, select:visible").count() == 0
@@ -163,7 +160,7 @@ def test_everything_is_readable_without_the_script(open_page: Callable[..., Any]
         pytest.param("light", 390, marks=pytest.mark.campaign),
     ],
 )
-def test_axe_finds_no_serious_violation(open_page: Callable[..., Any], scheme: str, width: int) -> None:
+def test_axe_finds_no_serious_violation(open_page, scheme, width):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python"
     )

@@ -1,18 +1,16 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 pytestmark = pytest.mark.browser
 WIDTHS = (1440, 390)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_figure_is_visible_and_fits(open_page: Callable[..., Any], width: int) -> None:
+def test_every_figure_is_visible_and_fits(open_page, width):
     tab = open_page(width)
     assert tab.locator("figure > svg[role=img]").first.is_visible()
     tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
@@ -28,14 +26,14 @@ def test_every_figure_is_visible_and_fits(open_page: Callable[..., Any], width: 
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_page_never_scrolls_sideways(open_page: Callable[..., Any], width: int) -> None:
+def test_page_never_scrolls_sideways(open_page, width):
     tab = open_page(width)
     assert tab.evaluate("document.documentElement.scrollWidth") == width
     tab.locator("details").evaluate_all("all => all.forEach(e => { e.open = true })")
     assert tab.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_no_figure_is_cut_on_paper(open_page: Callable[..., Any]) -> None:
+def test_no_figure_is_cut_on_paper(open_page):
     """A page of paper has room for the highest figure, which is kept together."""
     tab = open_page(690)
     tab.emulate_media(media="print")
@@ -45,13 +43,13 @@ def test_no_figure_is_cut_on_paper(open_page: Callable[..., Any]) -> None:
         assert figure.bounding_box()["height"] < 1000  # 297 mm less margins, at 96 pixels an inch
 
 
-def test_printed_page_is_no_wider_than_the_paper(open_page: Callable[..., Any]) -> None:
+def test_printed_page_is_no_wider_than_the_paper(open_page):
     tab = open_page(690)  # A4 less its margins
     tab.emulate_media(media="print")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 690
 
 
-def test_no_column_is_cut_on_a_narrow_screen(open_page: Callable[..., Any]) -> None:
+def test_no_column_is_cut_on_a_narrow_screen(open_page):
     """A row becomes a block: every cell is seen whole, its heading before it."""
     tab = open_page(390)
     tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
@@ -65,7 +63,7 @@ def test_no_column_is_cut_on_a_narrow_screen(open_page: Callable[..., Any]) -> N
         assert cells.nth(i).evaluate("e => getComputedStyle(e, '::before').content") == f'"{heading}"'
 
 
-def test_no_word_of_a_heading_is_broken_on_a_narrow_screen(open_page: Callable[..., Any]) -> None:
+def test_no_word_of_a_heading_is_broken_on_a_narrow_screen(open_page):
     """A word that is broken has rectangles on two lines."""
     tab = open_page(390)
     tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
@@ -88,7 +86,7 @@ def test_no_word_of_a_heading_is_broken_on_a_narrow_screen(open_page: Callable[.
     assert broken == []
 
 
-def test_a_command_wraps_between_its_options(open_page: Callable[..., Any]) -> None:
+def test_a_command_wraps_between_its_options(open_page):
     tab = open_page(390)
     heights = tab.locator(".next .command span").evaluate_all(
         "all => all.map(e => e.getClientRects()[0].height)"
@@ -97,7 +95,7 @@ def test_a_command_wraps_between_its_options(open_page: Callable[..., Any]) -> N
     assert max(heights) < 1.5 * min(heights)
 
 
-def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page: Callable[..., Any]) -> None:
+def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page):
     tab = open_page(600)
     box = tab.locator(".scroll").first
     assert box.evaluate("e => e.scrollWidth > e.clientWidth")
@@ -112,7 +110,7 @@ def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page: Callable
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.campaign)])
-def test_text_and_marks_stand_out_from_the_paper(open_page: Callable[..., Any], scheme: str) -> None:
+def test_text_and_marks_stand_out_from_the_paper(open_page, scheme):
     """WCAG 2.2 contrast: 4.5 for text, 3 for graphics, computed from what the browser resolved."""
     tab = open_page(1440, scheme)
     paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -131,7 +129,7 @@ def test_text_and_marks_stand_out_from_the_paper(open_page: Callable[..., Any], 
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.campaign)])
-def test_areas_are_hatched_and_outlined(open_page: Callable[..., Any], scheme: str) -> None:
+def test_areas_are_hatched_and_outlined(open_page, scheme):
     """Parts of a bar are told by hatch, outline and label; colour comes on top."""
     tab = open_page(1440, scheme)
     paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -144,14 +142,14 @@ def test_areas_are_hatched_and_outlined(open_page: Callable[..., Any], scheme: s
     assert max(contrast(colour, paper) for colour in outlines) >= 4.5
 
 
-def test_figures_follow_the_colour_scheme(open_page: Callable[..., Any]) -> None:
+def test_figures_follow_the_colour_scheme(open_page):
     light, dark = (
         computed(open_page(1440, scheme), "figure svg text", "fill") for scheme in ("light", "dark")
     )
     assert set(light).isdisjoint(dark)
 
 
-def test_labels_of_a_figure_do_not_overlap(open_page: Callable[..., Any]) -> None:
+def test_labels_of_a_figure_do_not_overlap(open_page):
     tab = open_page(1440)
     for figure in tab.locator("figure > svg").all():
         boxes = figure.locator("text").evaluate_all(
@@ -165,17 +163,17 @@ def test_labels_of_a_figure_do_not_overlap(open_page: Callable[..., Any]) -> Non
         ]
 
 
-def computed(tab: Any, selector: str, name: str) -> list[str]:
+def computed(tab, selector, name):
     """A style property of every matching element in a page or a part of it, as the browser resolved it."""
     return tab.locator(selector).evaluate_all(f"all => all.map(e => getComputedStyle(e).{name})")
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(one, other):
     lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     channels = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,15 +1,11 @@
 """Machines that are not at hand, as what the doctor's checks read there: files, NVML, environment, torch."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +15,6 @@ import pytest
 
 from ddp_bench.bench import gpus
 from ddp_bench.bench.doctor import host, main
-from ddp_bench.bench.doctor.main import Finding
 
 GIB = 2**30
 CPUS = "sys/devices/system/cpu"
@@ -29,12 +24,12 @@ NODES = "sys/devices/system/node"
 class Nvml:
     """pynvml with given answers; everything else this GPU does not support, as virtual GPUs say."""
 
-    def __init__(self, answers: dict[str, Callable[..., Any]]) -> None:
+    def __init__(self, answers):
         self.answers = answers
-        self.absent: set[str] = set()
-        self.set_calls: list[str] = []
+        self.absent = set()
+        self.set_calls = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if not hasattr(pynvml, name):
             self.absent.add(name)
             raise AttributeError(name)
@@ -45,7 +40,7 @@ class Nvml:
         return self.answers.get(name, self.not_supported)
 
     @staticmethod
-    def not_supported(*_: Any) -> None:
+    def not_supported(*_):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
@@ -71,13 +66,13 @@ class Machine:
     later: dict[str, str] = field(default_factory=dict)
     """Files as they are once load and swap have been watched."""
 
-    def nvml(self) -> Nvml:
+    def nvml(self):
         if isinstance(self.gpus, int):
             error = pynvml.NVMLError(self.gpus)
             return Nvml({"nvmlInit": lambda: _raise(error)})
         handles = self.gpus
         names = {name for handle in handles for name in handle}
-        answers: dict[str, Callable[..., Any]] = {
+        answers = {
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
             "nvmlDeviceGetCount": lambda: len(handles),
@@ -95,35 +90,35 @@ class Machine:
             )
         return Nvml(answers)
 
-    def look_up(self, *_: Any, **__: Any) -> Any:
+    def look_up(self, *_, **__):
         if not self.resolves:
             raise socket.gaierror
         return [(0, 0, 0, "", (address, 0)) for address in self.resolves.split()]
 
-    def install(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+    def install(self, root, patch):
         """Let the doctor find this machine."""
         write(root, self.files)
         rooms = {str(root / "dev/shm"): self.shm}
         torch, vision, found = self.torch, self.vision, self.interfaces or {}
 
-        def usage(path: Path) -> Any:
+        def usage(path):
             total_free = rooms.get(str(path), self.disk)
             if total_free is None:
                 raise OSError
             return SimpleNamespace(total=total_free[0], free=total_free[1])
 
-        def about_vision(place: int) -> Callable[[str], Any]:
-            def answer(_: str) -> Any:
+        def about_vision(place):
+            def answer(_):
                 return vision[place] if vision else _raise(metadata.PackageNotFoundError())
 
             return answer
 
-        def stats() -> Any:
+        def stats():
             if self.interfaces is None:
                 raise OSError
             return {n: SimpleNamespace(isup=up, speed=speed) for n, (up, _, speed) in found.items()}
 
-        def addresses() -> Any:
+        def addresses():
             return {
                 name: [SimpleNamespace(family=socket.AF_INET, address=one) for one in listed.split()]
                 for name, (_, listed, _) in found.items()
@@ -152,11 +147,11 @@ class Machine:
             patch.setenv(name, value)
 
 
-def _raise(error: Exception) -> Any:
+def _raise(error):
     raise error
 
 
-def write(root: Path, files: dict[str, str | None]) -> Path:
+def write(root, files):
     for path, content in files.items():
         if content is None:
             continue
@@ -165,7 +160,7 @@ def write(root: Path, files: dict[str, str | None]) -> Path:
     return root
 
 
-def found_in(machine: Machine, root: Path) -> dict[str, Finding]:
+def found_in(machine, root):
     """The doctor's lines of a machine, by name."""
     with pytest.MonkeyPatch.context() as patch:
         machine.install(root, patch)
@@ -174,7 +169,7 @@ def found_in(machine: Machine, root: Path) -> dict[str, Finding]:
     return {finding.name: finding for finding in found}
 
 
-def fake_torch(version: str = "2.11.0", *, cuda: str | None = None, num_devices: int = 0) -> Any:
+def fake_torch(version="2.11.0", *, cuda=None, num_devices=0):
     return SimpleNamespace(
         __version__=version,
         version=SimpleNamespace(cuda=cuda),
@@ -186,7 +181,7 @@ def fake_torch(version: str = "2.11.0", *, cuda: str | None = None, num_devices:
     )
 
 
-def stat(num_cores: int, *, busy: float = 0.0, steal: float = 0.0, since: int = 0) -> str:
+def stat(num_cores, *, busy=0.0, steal=0.0, since=0):
     """/proc/stat at a moment; the shares are of the second that it then went on."""
     used = [round(100 * share) for share in (busy, 0, 0, 1 - busy - steal, 0, 0, 0, steal, 0, 0)]
     ever = [0, 0, 0, 100 * since, 0, 0, 0, 0, 0, 0]
@@ -194,13 +189,13 @@ def stat(num_cores: int, *, busy: float = 0.0, steal: float = 0.0, since: int = 
     return "\n".join([f"cpu  {line}", *(f"cpu{core} {line}" for core in range(num_cores))])
 
 
-def meminfo(total_gib: float, available_gib: float, swapped_kib: int = 0) -> str:
+def meminfo(total_gib, available_gib, swapped_kib=0):
     sizes = {"MemTotal": total_gib * 2**20, "MemFree": available_gib * 2**20, "Buffers": 0, "Cached": 0}
     sizes |= {"MemAvailable": available_gib * 2**20, "SwapTotal": 2**22, "SwapFree": 2**22 - swapped_kib}
     return "\n".join(f"{name}: {size:.0f} kB" for name, size in sizes.items())
 
 
-def h100(index: int) -> dict[str, Any]:
+def h100(index):
     """What NVML answers of one."""
     return {
         "Name": "NVIDIA H100 80GB HBM3",
@@ -230,7 +225,7 @@ NVLINK = {"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynv
 ROUTE = "Iface\tDestination\tGateway\neth0\t00000000\t0\t0003\t0\t0\t0\t00000000"
 
 
-def h100_box() -> Machine:
+def h100_box():
     """Eight H100 joined by NVSwitch, two sockets, InfiniBand, nothing else running."""
     files = {f"{CPUS}/cpu{core}/cpufreq/scaling_governor": "performance" for core in range(2)}
     files |= {f"sys/bus/pci/devices/0000:{gpu}7:00.0/numa_node": f"{gpu // 4}" for gpu in range(8)}
@@ -267,7 +262,7 @@ def h100_box() -> Machine:
     )
 
 
-def laptop() -> Machine:
+def laptop():
     """No GPU, four cores with two hardware threads each, Intel, on battery."""
     box = h100_box()
     kept = ("proc/", "sys/fs", "sys/kernel", f"{CPUS}/intel")
@@ -285,7 +280,7 @@ def laptop() -> Machine:
     return Machine(files, interfaces=box.interfaces, resolves="127.0.1.1", torch=torch, later=later)
 
 
-def container() -> Machine:
+def container():
     """Of eight cores and 64 GiB 2.5 and 3 may be used; Docker's default /dev/shm; a disk that is full."""
     box = laptop()
     files = {path: text for path, text in box.files.items() if "cpufreq" not in path and "turbo" not in path}
@@ -300,7 +295,7 @@ def container() -> Machine:
     return box
 
 
-def virtual_gpu() -> Machine:
+def virtual_gpu():
     """One vGPU in a virtual machine: NVML answers its name and little else."""
     box = h100_box()
     hidden = {"Name": "GRID A100-10C", "VirtualizationMode": pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU}
@@ -309,12 +304,12 @@ def virtual_gpu() -> Machine:
     return box
 
 
-def blank() -> Machine:
+def blank():
     """Nothing can be read."""
     return Machine({}, num_cores=None, allowed=frozenset(), load=None, shm=None, disk=None, vision=None)
 
 
-def changed(machine: Machine, **changes: Any) -> Machine:
+def changed(machine, **changes):
     """The machine with other values: of files, answers and variables those named, of GPUs by index."""
     made = copy.copy(machine)
     for name, value in changes.items():

@@ -1,11 +1,7 @@
 """A zip of a run, anybody's: read as the run is, or refused. `test_export` says what is public of a run."""
 
-from __future__ import annotations
-
 import io
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from commands import ROOT
@@ -26,22 +22,20 @@ SAMPLE = ROOT / "results" / "samples" / "tune" / "resnet18-2hosts-1gbit" / "swee
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Path:
+def archive(tmp_path):
     path = tmp_path / "a.zip"
     assert export([str(write_run(tmp_path / "run")), "--format", "zip", "--out", str(path)]) == 0
     return path
 
 
-def test_another_command_that_tidies_up_leaves_it_alone(archive: Path) -> None:
+def test_another_command_that_tidies_up_leaves_it_alone(archive):
     with opened(archive) as folder:
         remove_abandoned()
         assert {path.name for path in folder.iterdir()} == set(unpacked(archive))
     assert not folder.exists()
 
 
-def test_the_report_and_a_baseline_are_made_of_an_archive(
-    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_and_a_baseline_are_made_of_an_archive(archive, tmp_path, capsys):
     capsys.readouterr()
     assert report([str(archive)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "a.html")
@@ -50,11 +44,11 @@ def test_the_report_and_a_baseline_are_made_of_an_archive(
     assert load_run(kept).cases.equals(load_run(archive).cases)
 
 
-def test_the_published_one_is_the_sample_it_was_made_of() -> None:
+def test_the_published_one_is_the_sample_it_was_made_of():
     assert load_run(PUBLISHED).cases.equals(load_run(SAMPLE).cases)
 
 
-def zipped(change: Callable[[zipfile.ZipFile], object], **without: bytes) -> bytes:
+def zipped(change, **without):
     content = io.BytesIO(packed({"manifest.json": b"{}", **without}))
     with zipfile.ZipFile(content, "a") as file:
         change(file)
@@ -74,7 +68,7 @@ def zipped(change: Callable[[zipfile.ZipFile], object], **without: bytes) -> byt
     ],
     ids=["parent", "absolute", "other file", "no manifest", "cut off", "no zip", "damaged"],
 )
-def test_what_strangers_made_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_what_strangers_made_is_refused(content, said, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.zip").write_bytes(content)
     with pytest.raises(UsageError, match=r"a\.zip") as caught:
@@ -84,7 +78,7 @@ def test_what_strangers_made_is_refused(content: bytes, said: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
-def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method: int, tmp_path: Path) -> None:
+def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method, tmp_path):
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", method) as file:
         file.writestr("manifest.json", "{}" * 20)
@@ -105,7 +99,7 @@ def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method: in
         assert {main([str(path), *more]) for main, more in commands} == {ExitCode.USAGE}
 
 
-def test_a_file_twice_and_a_bomb_are_refused(tmp_path: Path) -> None:
+def test_a_file_twice_and_a_bomb_are_refused(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"):
         twice = zipped(lambda file: file.writestr("manifest.json", "{}"))
     (tmp_path / "twice.zip").write_bytes(twice)

@@ -4,8 +4,6 @@ The texts are those of PyTorch's, CUDA's, cuDNN's, NCCL's and gloo's libraries a
 authors; what follows a first line is cut short.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,7 +33,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection cl
 ACCELERATOR, BACKEND = torch.AcceleratorError, dist.DistBackendError
 
 
-def failed(reason: str) -> Report:
+def failed(reason):
     return Report(status="failed", reason=reason)
 
 
@@ -56,7 +54,7 @@ def failed(reason: str) -> Report:
     ],
     ids=lambda error: str(error)[:50],
 )
-def test_a_full_gpu_costs_the_case_alone(error: RuntimeError) -> None:
+def test_a_full_gpu_costs_the_case_alone(error):
     assert report_of(error) == Report(status="oom", reason=GPU)
 
 
@@ -69,7 +67,7 @@ def test_a_full_gpu_costs_the_case_alone(error: RuntimeError) -> None:
         ("Failed to malloc 4096 bytes", HOST),
     ],
 )
-def test_nccl_without_memory_cannot_go_on(last: str, reason: str) -> None:
+def test_nccl_without_memory_cannot_go_on(last, reason):
     for error in (BACKEND(NCCL + last), RuntimeError(NCCL_2.format("unhandled cuda error", last))):
         assert report_of(error) == Report(status="oom", reason=reason, restart=True)
 
@@ -83,7 +81,7 @@ def test_nccl_without_memory_cannot_go_on(last: str, reason: str) -> None:
         "NCCL communicator was aborted after a previous error",
     ],
 )
-def test_a_lost_rank_is_the_cause_not_the_one_that_misses_it(text: str) -> None:
+def test_a_lost_rank_is_the_cause_not_the_one_that_misses_it(text):
     found = report_of(RuntimeError(text))
     assert (found.status, found.restart, found.is_cause) == ("failed", True, False)
 
@@ -96,10 +94,8 @@ def test_a_lost_rank_is_the_cause_not_the_one_that_misses_it(text: str) -> None:
     ],
     ids=str,
 )
-def test_what_may_be_a_full_gpu_is_one_where_little_is_free(
-    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def tells_nothing(_: int) -> tuple[int, int]:
+def test_what_may_be_a_full_gpu_is_one_where_little_is_free(error, monkeypatch):
+    def tells_nothing(_):
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     assert report_of(error).status == "failed", "no GPU is in use"
@@ -126,12 +122,12 @@ def test_what_may_be_a_full_gpu_is_one_where_little_is_free(
     ],
     ids=repr,
 )
-def test_a_full_host_costs_the_case_alone(error: Exception) -> None:
+def test_a_full_host_costs_the_case_alone(error):
     assert report_of(error) == Report(status="oom", reason=HOST)
 
 
-def test_the_texts_of_the_installed_allocator() -> None:
-    def work() -> None:
+def test_the_texts_of_the_installed_allocator():
+    def work():
         torch.empty(2**60, dtype=torch.uint8)
 
     found = attempt(work)
@@ -169,7 +165,7 @@ def test_the_texts_of_the_installed_allocator() -> None:
     ],
     ids=lambda part: str(part)[:50],
 )
-def test_a_broken_device_or_communicator_cannot_go_on(error: RuntimeError, reason: str) -> None:
+def test_a_broken_device_or_communicator_cannot_go_on(error, reason):
     found = report_of(error)
     assert (found.status, found.restart) == ("failed", True)
     assert found.reason.startswith(reason.removesuffix("…"))
@@ -179,28 +175,22 @@ def test_a_broken_device_or_communicator_cannot_go_on(error: RuntimeError, reaso
 @pytest.mark.parametrize(
     ("error", "report"),
     [
-        (
-            ValueError("no such sample\nin folder x"),
-            failed("ValueError: no such sample"),
-        ),
+        (ValueError("no such sample\nin folder x"), failed("ValueError: no such sample")),
         (KeyError(), failed("KeyError")),
         (SystemExit(0), failed("SystemExit: 0")),
         (
             RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"),
             failed("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"),
         ),
-        (
-            NonFiniteLossError("loss is nan after 3 steps"),
-            failed("loss is nan after 3 steps"),
-        ),
+        (NonFiniteLossError("loss is nan after 3 steps"), failed("loss is nan after 3 steps")),
         (Unsupported("torch 2.14 has none"), Report(status="skipped", reason="torch 2.14 has none")),
     ],
 )
-def test_what_a_model_raises_costs_its_case_alone(error: Exception, report: Report) -> None:
+def test_what_a_model_raises_costs_its_case_alone(error, report):
     assert report_of(error) == report
 
 
-def test_what_a_replica_raised_is_named_by_its_own_line() -> None:
+def test_what_a_replica_raised_is_named_by_its_own_line():
     """As nn.DataParallel hands it on: the type stays, the text becomes a traceback."""
     for kind, text in ((RuntimeError, "CUDA error: unspecified launch failure"), (ValueError, "no luck")):
         try:
@@ -213,8 +203,8 @@ def test_what_a_replica_raised_is_named_by_its_own_line() -> None:
         assert report_of(caught.value).restart == (kind is RuntimeError)
 
 
-def test_a_mistake_of_the_user_is_not_a_cases() -> None:
-    def work() -> None:
+def test_a_mistake_of_the_user_is_not_a_cases():
+    def work():
         raise UsageError("no such folder")
 
     with pytest.raises(UsageError):

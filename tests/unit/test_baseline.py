@@ -1,10 +1,7 @@
 """One baseline per kind of machine: saved, found by fingerprint, gated against."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gate_runs import STEADY, write_run
@@ -15,23 +12,23 @@ from ddp_bench.bench.gate import main as gate
 from ddp_bench.bench.gate.baseline import find, fingerprint, save
 from ddp_bench.bench.results.store import load_run
 
-CPU: dict[str, Any] = {
+CPU = {
     "versions": {"torch": "2.15.0+cpu"},
     "environment": {"host": "a", "cpu_model": "Intel(R) Xeon(R) @ 2.20GHz", "num_cores": 2, "gpus": []},
     "settings": {"device": "cpu", "data": "device", "out": "/home/someone/run"},
 }
 
 
-def gpus(*names: str, **more: Any) -> dict[str, Any]:
+def gpus(*names, **more):
     environment = {**CPU["environment"], "gpus": [{"name": name} for name in names], **more}
     return {**CPU, "environment": environment, "settings": {"device": "cuda"}}
 
 
-def named(told: dict[str, Any]) -> str:
+def named(told):
     return fingerprint(made_manifest(**told))
 
 
-def test_a_fingerprint_reads_and_tells_machines_apart() -> None:
+def test_a_fingerprint_reads_and_tells_machines_apart():
     assert named(CPU).startswith("2-cores-intel-r-xeon-r-2-20ghz-torch2.15-")
     assert named(gpus("NVIDIA H200", "NVIDIA H200")).startswith("2x-nvidia-h200-torch2.15-")
     made = [
@@ -47,22 +44,20 @@ def test_a_fingerprint_reads_and_tells_machines_apart() -> None:
     assert len({named(manifest) for manifest in made}) == len(made)
 
 
-def test_a_fingerprint_is_the_same_for_what_the_gate_compares_itself() -> None:
+def test_a_fingerprint_is_the_same_for_what_the_gate_compares_itself():
     other_host = {**CPU, "environment": {**CPU["environment"], "host": "b", "os": "Linux"}}
     assert named(other_host) == named({**CPU, "versions": {"torch": "2.15.1"}}) == named(CPU)
     assert named(gpus("A", "B")) == named(gpus("B", "A"))
 
 
 @pytest.mark.parametrize("strange", ["../../x", "", "…", "a" * 300])
-def test_any_machine_has_one_that_is_a_folder_name(strange: str) -> None:
+def test_any_machine_has_one_that_is_a_folder_name(strange):
     name = named({"environment": {"cpu_model": strange}})
     assert Path(name).name == name
     assert len(name) < 100
 
 
-def test_a_saved_baseline_is_found_and_gated_against(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_baseline_is_found_and_gated_against(tmp_path, capsys):
     root, good = tmp_path / "baselines", write_run(tmp_path / "good")
     assert gate.main(["--save-baseline", str(good), "--baselines", str(root)]) == 0
     assert str(find(good, root)) in capsys.readouterr().out
@@ -72,9 +67,7 @@ def test_a_saved_baseline_is_found_and_gated_against(
     assert codes == [0, 1]
 
 
-def test_without_one_the_gate_names_the_command_that_makes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_one_the_gate_names_the_command_that_makes_it(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     assert gate.main(["auto", str(run), "--baselines", str(tmp_path / "none")]) == 3
     said = capsys.readouterr().err
@@ -84,7 +77,7 @@ def test_without_one_the_gate_names_the_command_that_makes_it(
         find(run, tmp_path)
 
 
-def test_a_baseline_keeps_the_tables_and_no_ones_paths(tmp_path: Path) -> None:
+def test_a_baseline_keeps_the_tables_and_no_ones_paths(tmp_path):
     run = write_run(
         tmp_path / "run",
         settings={"data": "device", "out": "/home/someone/run"},
@@ -105,7 +98,7 @@ def test_a_baseline_keeps_the_tables_and_no_ones_paths(tmp_path: Path) -> None:
     assert load_run(kept).cases.equals(load_run(run).cases)
 
 
-def test_what_cannot_serve_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_serve_is_refused(tmp_path):
     root = tmp_path / "baselines"
     good = write_run(tmp_path / "good")
     save(good, root)
@@ -120,6 +113,6 @@ def test_what_cannot_serve_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [["a", "b"], ["--interleave", "main"], ["--", "--rounds", "3"]])
-def test_saving_stands_alone(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_saving_stands_alone(more, capsys):
     assert gate.main(["--save-baseline", "run", *more]) == 2
     assert "stands alone" in capsys.readouterr().err

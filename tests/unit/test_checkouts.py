@@ -1,9 +1,6 @@
 """Whose repository is compared, and what is refused before anything is measured."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -29,7 +26,7 @@ from ddp_bench.bench.run.main import settings_of
 from ddp_bench.models import resnet
 
 
-def looked(workload: str, folder: Path) -> Seen:
+def looked(workload, folder):
     """What the candidate's side imports, which starts where this process is."""
     return look(Checkout("candidate", Path.cwd(), sys.executable), ["--workload", workload], folder)
 
@@ -40,9 +37,7 @@ def make(): return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linea
 """
 
 
-def test_the_repository_is_that_of_the_workloads_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_repository_is_that_of_the_workloads_file(tmp_path, monkeypatch):
     project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
     commit(project, {"src/net_p.py": NET})
     commit(elsewhere, {"a": ""})
@@ -53,9 +48,7 @@ def test_the_repository_is_that_of_the_workloads_file(
     assert found.modules == {"net_p": project / "src" / "net_p.py"}
 
 
-def test_a_workload_in_no_repository_leaves_the_current_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_in_no_repository_leaves_the_current_folders(tmp_path, monkeypatch):
     (tmp_path / "net_q.py").write_text(NET)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -68,7 +61,7 @@ def test_a_workload_in_no_repository_leaves_the_current_folders(
     assert repository_to_compare("net_q:make", looked("net_q:make", tmp_path)) == tmp_path / "here"
 
 
-def test_what_is_no_workload_of_the_users_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_workload_of_the_users_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"cannot be measured: .*no module 'no_such_net' found from"):
         looked("no_such_net:make", tmp_path)
     own = Seen(WorkloadCode(), Path(resnet.__file__), {}, None)
@@ -76,9 +69,7 @@ def test_what_is_no_workload_of_the_users_is_refused(tmp_path: Path) -> None:
         repository_to_compare("ddp_bench.models.resnet:resnet20", own)
 
 
-def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(tmp_path, monkeypatch):
     own, theirs, neither = (tmp_path / name for name in ("own", "theirs", "neither"))
     commit(own, {"bench/a": ""})
     commit(theirs, {"a": ""})
@@ -99,9 +90,7 @@ def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(
         own_repository()
 
 
-def test_an_unknown_reference_of_a_users_project_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_reference_of_a_users_project_is_one_line(tmp_path, monkeypatch, capsys):
     commit(tmp_path, {"net_r.py": NET})
     monkeypatch.chdir(tmp_path)
     assert main(["--interleave", "fast", "--", "--workload", "net_r:make"]) == 2
@@ -110,7 +99,7 @@ def test_an_unknown_reference_of_a_users_project_is_one_line(
     assert "\n" not in error
 
 
-def test_a_worktree_runs_no_hook_of_the_repository(tmp_path: Path) -> None:
+def test_a_worktree_runs_no_hook_of_the_repository(tmp_path):
     commit(tmp_path, {"a": "1"})
     hook = tmp_path / ".git" / "hooks" / "post-checkout"
     hook.write_text("#!/bin/sh\nexit 1\n")
@@ -120,17 +109,17 @@ def test_a_worktree_runs_no_hook_of_the_repository(tmp_path: Path) -> None:
     assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
 
 
-def seen(file: Path, modules: Mapping[str, Path] | None = None) -> Seen:
+def seen(file, modules=None):
     return Seen({}, file, {"net": file, **(modules or {})})
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     commit(tmp_path / "mynet", {"net.py": "", "part.py": "", ".gitignore": "env\n"})
     return tmp_path / "mynet"
 
 
-def test_files_of_the_two_checkouts_are_compared(project: Path, tmp_path: Path) -> None:
+def test_files_of_the_two_checkouts_are_compared(project, tmp_path):
     place = tmp_path / "checkout"
     not_tracked = {"tool": project / "env" / "src" / "tool.py"}
     refuse_uncompared(seen(place / "net.py", not_tracked), seen(project / "net.py"), project, place)
@@ -146,30 +135,26 @@ def test_files_of_the_two_checkouts_are_compared(project: Path, tmp_path: Path) 
         ("a/site-packages/net.py", "mynet/net.py", "the baseline loads .*pip install -e"),
     ],
 )
-def test_a_side_that_loads_another_file_is_refused(
-    ours: str, theirs: str, message: str, project: Path, tmp_path: Path
-) -> None:
+def test_a_side_that_loads_another_file_is_refused(ours, theirs, message, project, tmp_path):
     with pytest.raises(UsageError, match=message):
         refuse_uncompared(seen(tmp_path / ours), seen(tmp_path / theirs), project, tmp_path / "checkout")
 
 
-def test_a_baseline_that_needs_a_file_of_the_working_tree_is_refused(project: Path, tmp_path: Path) -> None:
+def test_a_baseline_that_needs_a_file_of_the_working_tree_is_refused(project, tmp_path):
     place = tmp_path / "checkout"
     baseline = seen(place / "net.py", {"part": project / "part.py"})
     with pytest.raises(UsageError, match=r"both sides load .*part\.py"):
         refuse_uncompared(baseline, seen(project / "net.py"), project, place)
 
 
-def test_equal_code_in_two_environments_is_no_a_a_comparison(tmp_path: Path) -> None:
+def test_equal_code_in_two_environments_is_no_a_a_comparison(tmp_path):
     code = WorkloadCode(repository="mynet", commit="a" * 40, code_sha256="x")
     sides = [Checkout("a side", tmp_path, python, code=code) for python in ("python3", "python3", "python4")]
     assert "this is an A/A comparison" in planned_code(*sides[:2]).lines()[1]
     assert "what differs is the environment" in planned_code(*sides[1:]).lines()[1]
 
 
-def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text('data = "images"\nrounds = 7\n')
     monkeypatch.chdir(tmp_path)
     given = ["--config", "run.toml", "--seed", "3"]

@@ -1,27 +1,18 @@
 """What all commands share: how they refuse, and what their exit codes are."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from commands import ROOT
 
 from ddp_bench.bench import cli
 from ddp_bench.bench.cli import TYPED_ENV
-from ddp_bench.bench.errors import (
-    ExitCode,
-    GaveUpError,
-    NotComparableError,
-    UsageError,
-    UserCodeError,
-)
+from ddp_bench.bench.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
 from ddp_bench.bench.machine import ENV_PREFIXES
 
 EACH_COMMAND = """
@@ -41,11 +32,11 @@ print(json.dumps(found))
 """
 
 
-def each_command(argument: str, *, without: str) -> dict[str, tuple[int, str, str]]:
+def each_command(argument, *, without):
     """Exit code and outputs of every command, run in a process that cannot import some modules."""
     command = [sys.executable, "-c", EACH_COMMAND, without, argument, *COMMANDS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found: dict[str, tuple[int, str, str]] = json.loads(done.stdout)
+    found = json.loads(done.stdout)
     assert set(found) == set(COMMANDS)
     return found
 
@@ -54,7 +45,7 @@ NAMES = ("run", "gate", "doctor", "lab", "predict", "tune", "export")
 COMMANDS = (*(f"bench.{name}" for name in NAMES), "report")
 
 
-def test_a_typing_mistake_is_one_harmless_line_before_torch_is_imported() -> None:
+def test_a_typing_mistake_is_one_harmless_line_before_torch_is_imported():
     for command, (code, out, err) in each_command("--nonsense\x1b[31m", without="torch").items():
         assert code == ExitCode.USAGE == 2
         assert out == ""
@@ -64,7 +55,7 @@ def test_a_typing_mistake_is_one_harmless_line_before_torch_is_imported() -> Non
         assert line.isprintable()
 
 
-def test_help_takes_no_second_of_imports() -> None:
+def test_help_takes_no_second_of_imports():
     for command, (code, out, err) in each_command("--help", without="torch,pandas,scipy").items():
         assert (code or 0, err) == (0, "")
         assert out.startswith(f"usage: python -m {command}")
@@ -79,10 +70,8 @@ def test_help_takes_no_second_of_imports() -> None:
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_an_error_becomes_a_line_and_its_exit_code(
-    error: BaseException, code: int, label: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def work() -> int:
+def test_an_error_becomes_a_line_and_its_exit_code(error, code, label, capsys):
+    def work():
         raise error
 
     assert cli.guarded("x", work) == code
@@ -100,15 +89,13 @@ def test_an_error_becomes_a_line_and_its_exit_code(
         ("report", []),
     ],
 )
-def test_a_run_whose_name_is_too_long_is_a_mistake(
-    command: str, more: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_name_is_too_long_is_a_mistake(command, more, capsys):
     assert importlib.import_module(f"ddp_bench.{command}.main").main(["9" * 5000, *more]) == ExitCode.USAGE
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_mistake_in_the_users_code_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
-    def work() -> int:
+def test_a_mistake_in_the_users_code_shows_where(capsys):
+    def work():
         try:
             return 1 // 0
         except ZeroDivisionError as cause:
@@ -150,9 +137,7 @@ sys.exit(guarded("x", work))
         ),
     ],
 )
-def test_an_output_that_takes_nothing_ends_no_work(
-    where: str, written: tuple[str, str], code: int, tmp_path: Path
-) -> None:
+def test_an_output_that_takes_nothing_ends_no_work(where, written, code, tmp_path):
     """Nor does one that the work closes."""
     command = f"{sys.executable} -c '{WRITES}' {where}"
     done = subprocess.run(
@@ -165,7 +150,7 @@ def test_an_output_that_takes_nothing_ends_no_work(
     assert "Traceback" not in found[1]
 
 
-def test_an_output_of_ascii_alone_gets_other_characters_replaced() -> None:
+def test_an_output_of_ascii_alone_gets_other_characters_replaced():
     done = subprocess.run(
         [sys.executable, "-c", WRITES],
         cwd=ROOT,
@@ -176,7 +161,7 @@ def test_an_output_of_ascii_alone_gets_other_characters_replaced() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, b"line ?1\n", b"progress ?1\n")
 
 
-def test_a_reader_that_has_gone_does_not_change_the_exit_code() -> None:
+def test_a_reader_that_has_gone_does_not_change_the_exit_code():
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITES, "much"],
         cwd=ROOT,
@@ -184,8 +169,6 @@ def test_a_reader_that_has_gone_does_not_change_the_exit_code() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert writer.stdout is not None
-    assert writer.stderr is not None
     assert writer.stdout.readline() == "line ±1\n"
     writer.stdout.close()
     assert writer.wait() == 1
@@ -201,30 +184,28 @@ def test_a_reader_that_has_gone_does_not_change_the_exit_code() -> None:
         ("python -m bench", "python -m bench run --out 'a b'", "python -m bench report", "bench tune"),
     ],
 )
-def test_commands_are_named_in_the_form_that_the_user_typed(
-    typed: str | None, run: str, report: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_are_named_in_the_form_that_the_user_typed(typed, run, report, said, monkeypatch):
     monkeypatch.delenv(TYPED_ENV, raising=False)
     if typed is not None:
         monkeypatch.setenv(TYPED_ENV, typed)
     assert cli.command("run", "--out", "a b") == run
     assert cli.command("report") == report
-    seen: list[str] = []
+    seen = []
     before = cli.speaker()
-    cli.guarded("tune", lambda: seen.append(cli.speaker()) or 0)  # type: ignore[func-returns-value]
+    cli.guarded("tune", lambda: seen.append(cli.speaker()) or 0)
     assert seen == [said], "whatever says something while tune runs says it as tune"
     assert cli.speaker() == before
 
 
 @pytest.mark.parametrize("word", ["plain", "a b", "two\nlines", "it's\ta \\x0a\x1b"])
-def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word: str) -> None:
+def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word):
     quoted = cli.quoted(word)
     assert quoted.isprintable()
     done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
     assert done.stdout == word
 
 
-def test_the_form_of_a_command_is_no_condition_of_a_run() -> None:
+def test_the_form_of_a_command_is_no_condition_of_a_run():
     assert not TYPED_ENV.startswith(ENV_PREFIXES)
 
 
@@ -244,9 +225,7 @@ REFUSED = (
 
 @pytest.mark.parametrize("typed", ["", "ddp-bench", "python -m ddp_bench"])
 @pytest.mark.parametrize(("name", "arguments"), [*((name, "--help") for name, _ in REFUSED), *REFUSED])
-def test_messages_name_commands_in_the_form_typed(
-    name: str, arguments: str, typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_messages_name_commands_in_the_form_typed(name, arguments, typed, monkeypatch, capsys):
     monkeypatch.setenv("_DDP_BENCH_TYPED", typed)
     module = "report" if name == "report" else f"bench.{name}"
     try:

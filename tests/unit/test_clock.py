@@ -1,9 +1,5 @@
 """Float32 arithmetic of GPUs: PyTorch's own settings, which need none to be set and read."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import backends
@@ -14,7 +10,7 @@ GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 @pytest.fixture(autouse=True, params=["none", "tf32", "ieee"])
-def of_all_backends(request: pytest.FixtureRequest) -> Iterator[str]:
+def of_all_backends(request):
     """What a user's module may have set for all backends at once."""
     backends.fp32_precision = request.param
     yield request.param
@@ -23,12 +19,12 @@ def of_all_backends(request: pytest.FixtureRequest) -> Iterator[str]:
     backends.cudnn.allow_tf32 = True
 
 
-def used() -> list[str]:
+def used():
     """As the kernels ask: for products, convolutions, recurrent layers."""
     return [k.fp32_precision for k in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
 
 
-def allowed() -> tuple[bool, bool]:
+def allowed():
     """By PyTorch's older interface, which raises where it and the newer one contradict each other."""
     return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
 
@@ -36,14 +32,14 @@ def allowed() -> tuple[bool, bool]:
 @pytest.mark.parametrize(
     ("precision", "chosen"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee"), ("fp16", "ieee")]
 )
-def test_tf32_is_used_where_it_was_asked_for(precision: str, chosen: str) -> None:
+def test_tf32_is_used_where_it_was_asked_for(precision, chosen):
     with float32_precision(precision, GPU):
         assert used() == [chosen] * 3
         assert allowed() == (chosen == "tf32", chosen == "tf32")
         assert torch.get_float32_matmul_precision() == ("high" if chosen == "tf32" else "highest")
 
 
-def test_the_run_goes_on_as_before_after_its_proof() -> None:
+def test_the_run_goes_on_as_before_after_its_proof():
     with float32_precision("tf32", GPU):
         with float32_precision("fp32", GPU):
             assert used() == ["ieee"] * 3
@@ -51,7 +47,7 @@ def test_the_run_goes_on_as_before_after_its_proof() -> None:
         assert allowed() == (True, True)
 
 
-def test_what_an_error_leaves_is_what_was_before(of_all_backends: str) -> None:
+def test_what_an_error_leaves_is_what_was_before(of_all_backends):
     backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = True, False  # PyTorch's own default
     with pytest.raises(ZeroDivisionError), float32_precision("fp32", GPU):
         raise ZeroDivisionError
@@ -60,7 +56,7 @@ def test_what_an_error_leaves_is_what_was_before(of_all_backends: str) -> None:
     assert of_all_backends == backends.fp32_precision
 
 
-def test_a_cpu_keeps_what_the_user_chose() -> None:
+def test_a_cpu_keeps_what_the_user_chose():
     torch.set_float32_matmul_precision("high")
     with float32_precision("fp32", CPU):
         assert torch.get_float32_matmul_precision() == "high"

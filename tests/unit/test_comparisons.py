@@ -1,17 +1,13 @@
 """Which cases are compared, what their interval says, and that all numbers of a run hang together."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from made import made_manifest
-from report_runs import Row, case
+from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
@@ -44,7 +40,7 @@ from ddp_bench.bench.stats import Interval
 NAN = math.nan
 
 
-def make(low: float, high: float, *, margin: float = 0.05, num_rounds: int = 20) -> Comparison:
+def make(low, high, *, margin=0.05, num_rounds=20):
     return Comparison("a", "b", Interval(math.sqrt(low * high), low, high), margin, num_rounds)
 
 
@@ -68,14 +64,7 @@ def make(low: float, high: float, *, margin: float = 0.05, num_rounds: int = 20)
         (NAN, NAN, TOO_FEW, False, False),
     ],
 )
-def test_an_interval_has_one_answer_at_the_margin(
-    low: float,
-    high: float,
-    answer: str,
-    *,
-    within: bool,
-    narrow: bool,
-) -> None:
+def test_an_interval_has_one_answer_at_the_margin(low, high, answer, *, within, narrow):
     one = make(low, high)
     assert (one.answer, one.within_margin) == (answer, within)
     assert one.is_narrow == (math.log(high / low) / 2 <= math.log(1.05) / 2)
@@ -86,18 +75,18 @@ def test_an_interval_has_one_answer_at_the_margin(
     assert (other.within_margin, other.is_narrow) == (within, narrow)
 
 
-def test_the_margin_decides() -> None:
+def test_the_margin_decides():
     assert make(0.97, 1.03, margin=0.01).answer == UNRESOLVED
     assert make(0.97, 1.03, margin=0.1).answer == EQUAL
     assert make(0.97, 1.03, margin=0.1).is_narrow
 
 
-def test_too_few_rounds_give_no_answer_whatever_the_interval() -> None:
+def test_too_few_rounds_give_no_answer_whatever_the_interval():
     assert [make(1.2, 1.3, num_rounds=n).answer for n in (1, 4, 5)] == [TOO_FEW, TOO_FEW, FASTER]
     assert make(NAN, NAN).half_width == math.inf
 
 
-def test_a_row_comes_back_from_the_table() -> None:
+def test_a_row_comes_back_from_the_table():
     made = [make(1.2, 1.3), make(0.97, 1.03, margin=0.01), make(NAN, NAN, num_rounds=3)]
     table = typed_frame((one.row() for one in made), COMPARISONS)
     assert table["answer"].tolist() == [one.answer for one in made] == [FASTER, UNRESOLVED, TOO_FEW]
@@ -109,7 +98,7 @@ def test_a_row_comes_back_from_the_table() -> None:
     assert list(made[0].row()) == [column.name for column in COMPARISONS]
 
 
-def ids(*cases: Row) -> list[tuple[str, str]]:
+def ids(*cases):
     found = pairs_of(typed_frame(cases, CASES).to_dict("records"))
     assert pairs_of(cases) == found, "rows of a table or of a plan"
     return found
@@ -124,37 +113,37 @@ DP_4, DDP_4, CAP_4 = (
 )
 
 
-def pair(first: Row, second: Row) -> tuple[str, str]:
+def pair(first, second):
     return first["case_id"], second["case_id"]
 
 
-def test_ddp_over_dp_and_every_other_ddp_over_the_default() -> None:
+def test_ddp_over_dp_and_every_other_ddp_over_the_default():
     found = ids(SINGLE, DP, CAP_1, DDP, CAP_25, case("ddp", 1))
     assert found == [pair(DDP, DP), pair(CAP_1, DDP), pair(CAP_25, DDP)]
 
 
-def test_every_count_of_their_own_is_compared_and_no_shared_one() -> None:
+def test_every_count_of_their_own_is_compared_and_no_shared_one():
     own = case("dp", 3), case("ddp", 3)
     found = ids(SINGLE, DP_4, DDP_4, CAP_4, *own, DP, DDP)
     assert found == [pair(DDP, DP), pair(own[1], own[0])]
 
 
-def test_shared_counts_are_compared_where_there_is_no_other() -> None:
+def test_shared_counts_are_compared_where_there_is_no_other():
     assert ids(SINGLE, DP_4, DDP_4, CAP_4) == [pair(DDP_4, DP_4), pair(CAP_4, DDP_4)]
 
 
-def test_without_the_default_the_first_ddp_case_stands_for_it() -> None:
+def test_without_the_default_the_first_ddp_case_stands_for_it():
     assert ids(SINGLE, DP, CAP_25, CAP_1) == [pair(CAP_25, DP), pair(CAP_1, CAP_25)]
     assert default_of([DP, CAP_25, CAP_1]) == CAP_25["case_id"]
     assert default_of([DP, CAP_25, DDP]) == DDP["case_id"]
     assert default_of([SINGLE, DP]) is None
 
 
-def test_without_ddp_nothing_is_compared() -> None:
+def test_without_ddp_nothing_is_compared():
     assert ids(SINGLE, DP, case("ddp", 1)) == []
 
 
-def test_the_pairs_of_a_plan_are_named_before_it_runs() -> None:
+def test_the_pairs_of_a_plan_are_named_before_it_runs():
     settings = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
     plan = expand(settings, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
     rows = [
@@ -180,16 +169,16 @@ def test_the_pairs_of_a_plan_are_named_before_it_runs() -> None:
         ({}, 0.05),
     ],
 )
-def test_the_margin_is_the_manifests(settings: dict[str, Any], margin: float) -> None:
+def test_the_margin_is_the_manifests(settings, margin):
     assert made_manifest(settings=settings).margin == margin
 
 
-def test_the_margin_of_a_run_is_what_was_given() -> None:
+def test_the_margin_of_a_run_is_what_was_given():
     settings = with_device_defaults(resolve({"margin": "3%"}), device_type="cpu", num_local_devices=2)
     assert Manifest(settings=settings).margin == pytest.approx(0.03)
 
 
-def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer() -> None:
+def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer():
     rng = np.random.default_rng(0)
     steps = {
         (name, "timed"): {r: ms * math.exp(0.01 * rng.standard_normal()) for r in range(1, rounds)}
@@ -211,7 +200,7 @@ def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer() ->
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_every_sample_is_compared(path: Path) -> None:
+def test_every_sample_is_compared(path):
     """Old ones have no comparisons.csv: they are made from the blocks."""
     cases = sample(path).cases.set_index("case_id")
     ok = cases[cases["status"] == "ok"]
@@ -228,7 +217,7 @@ def test_every_sample_is_compared(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_quotients_hang_together(path: Path) -> None:
+def test_quotients_hang_together(path):
     """Over everything in cases.csv and comparisons.csv, to 1e-9."""
     cases = rebuilt(path).set_index("case_id")
     ok = cases[cases["status"] == "ok"]
@@ -259,7 +248,7 @@ def test_quotients_hang_together(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_the_typical_rate_is_near_the_recorded_median(path: Path) -> None:
+def test_the_typical_rate_is_near_the_recorded_median(path):
     then, now = (
         frame.set_index("case_id")["images_per_s"].astype(float)
         for frame in (sample(path).cases, rebuilt(path))
@@ -268,7 +257,7 @@ def test_the_typical_rate_is_near_the_recorded_median(path: Path) -> None:
     assert (np.log(now / then).abs().dropna() < 0.1).all()
 
 
-def test_dp_stands_below_the_line_in_its_comparison() -> None:
+def test_dp_stands_below_the_line_in_its_comparison():
     """As gathered in cases.csv: DP over DDP's default is the inverse of the answer that is printed."""
     _, blocks = frames(DRIFTING)
     times = RoundTimes.of(blocks)
@@ -284,7 +273,7 @@ def test_dp_stands_below_the_line_in_its_comparison() -> None:
     assert pd.isna(rows[IDS["single", 1, ""]])
 
 
-def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path: Path) -> None:
+def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
     """On a small model every cap gives one bucket: the first cap is measured and stands for the default."""
     settings = resolve({"bucket_cap_mb": "25,default", "gpus": "2"})
     plan = expand(

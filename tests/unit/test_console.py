@@ -1,12 +1,9 @@
 """What is seen while a run works."""
 
-from __future__ import annotations
-
 import io
 import re
 import time
 
-import pytest
 from rich.console import Console as RichConsole
 from rich.table import Table
 
@@ -14,29 +11,28 @@ from ddp_bench.bench import console
 from ddp_bench.bench.console import Console
 
 
-def table(text: str) -> Table:
+def table(text):
     made = Table()
     made.add_column("case")
     made.add_row(text)
     return made
 
 
-def on_terminal() -> tuple[Console, io.StringIO]:
+def on_terminal():
     shown, stream = Console(silent=False), io.StringIO()
     shown._rich = RichConsole(file=stream, force_terminal=True, width=100, height=40, legacy_windows=False)
     return shown, stream
 
 
-def plain(text: str) -> str:
+def plain(text):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
-def test_on_a_terminal_the_table_stands_above_the_live_line() -> None:
+def test_on_a_terminal_the_table_stands_above_the_live_line():
     shown, stream = on_terminal()
     shown.progress("round 1 single", 0, 3, 12.0)
     shown.table(table("known-so-far"))
     shown.progress("round 2 ddp", 1, 3, 8.0)
-    assert shown._live is not None
     shown._live.refresh()
     last = plain(stream.getvalue()).rsplit("known-so-far", 1)
     assert len(last) == 2, "the table is shown"
@@ -52,7 +48,7 @@ def test_on_a_terminal_the_table_stands_above_the_live_line() -> None:
     assert stream.getvalue().endswith(("\x1b[2K", "\x1b[?25h")), "nothing of it is left"
 
 
-def test_a_note_stays_above_the_table() -> None:
+def test_a_note_stays_above_the_table():
     shown, stream = on_terminal()
     shown.table(table("known-so-far"))
     shown.progress("round 1 single", 0, 3, None)
@@ -62,9 +58,7 @@ def test_a_note_stays_above_the_table() -> None:
     assert "known-so-far" in plain(stream.getvalue())
 
 
-def test_elsewhere_there_is_no_table(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_elsewhere_there_is_no_table(capsys, monkeypatch):
     monkeypatch.setattr(console, "PLAIN_EVERY_S", 0.0)
     shown = Console(silent=False)
     assert not shown._rich.is_terminal
@@ -75,7 +69,7 @@ def test_elsewhere_there_is_no_table(
     assert (out, err) == ("", "round 1 single (1 of 3), at most 12s left\n")
 
 
-def test_plain_lines_come_seldom(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_come_seldom(capsys, monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     shown = Console(silent=False)
@@ -85,7 +79,7 @@ def test_plain_lines_come_seldom(capsys: pytest.CaptureFixture[str], monkeypatch
     assert re.findall(r"at \d+", capsys.readouterr().err) == ["at 0", "at 10", "at 20"]
 
 
-def test_a_silent_one_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_one_shows_nothing(capsys):
     shown, stream = on_terminal()
     shown._silent = True
     shown.note("note")

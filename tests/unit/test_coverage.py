@@ -1,7 +1,5 @@
 """Intervals hold what they promise on the noise of real machines: simulated rounds, truth known."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 
@@ -18,20 +16,20 @@ Times = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Noise = Callable[[np.random.Generator, tuple[int, int]], Times]
 
 
-def steady(rng: np.random.Generator, shape: tuple[int, int]) -> Times:
+def steady(rng, shape):
     return np.exp(0.01 * rng.normal(size=shape))
 
 
-def bimodal(rng: np.random.Generator, shape: tuple[int, int]) -> Times:
+def bimodal(rng, shape):
     """A quarter of the blocks run on the slower of two clocks."""
     return np.exp(0.005 * rng.normal(size=shape)) * np.where(rng.random(shape) < 0.25, 1.06, 1.0)
 
 
-def heavy(rng: np.random.Generator, shape: tuple[int, int]) -> Times:
+def heavy(rng, shape):
     return np.exp(0.01 * rng.standard_t(3, size=shape))
 
 
-def bursts(rng: np.random.Generator, shape: tuple[int, int]) -> Times:
+def bursts(rng, shape):
     """Something else runs during a tenth of the blocks."""
     return steady(rng, shape) * (1 + 0.05 * rng.pareto(1.5, size=shape) * (rng.random(shape) < 0.1))
 
@@ -41,14 +39,14 @@ NOISES |= {"bursts": (bursts, bursts), "bimodal on one side": (bimodal, steady)}
 
 
 @functools.cache
-def true_ratio(name: str) -> float:
+def true_ratio(name):
     """The median ratio that the noise itself has, of a million pairs."""
     rng = np.random.default_rng(0)
     slow, fast = NOISES[name]
     return float(np.median(slow(rng, (1, 1_000_000)) / fast(rng, (1, 1_000_000))))
 
 
-def trials(name: str, num_rounds: int, seed: int = 0) -> tuple[Times, Times, float]:
+def trials(name, num_rounds, seed=0):
     """Times of both sides under a drift of 10% that meets both, and the true median of their ratio."""
     rng = np.random.default_rng([num_rounds, seed])
     slow, fast = NOISES[name]
@@ -57,13 +55,13 @@ def trials(name: str, num_rounds: int, seed: int = 0) -> tuple[Times, Times, flo
     return TRUTH * drift * slow(rng, shape), drift * fast(rng, shape), TRUTH * true_ratio(name)
 
 
-def by_round(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> dict[int, float]:
+def by_round(times):
     return dict(enumerate(times.tolist(), start=1))
 
 
 @pytest.mark.parametrize("num_rounds", [10, *(pytest.param(n, marks=pytest.mark.campaign) for n in (15, 30))])
 @pytest.mark.parametrize("name", NOISES)
-def test_paired_intervals_contain_the_truth_as_often_as_they_say(name: str, num_rounds: int) -> None:
+def test_paired_intervals_contain_the_truth_as_often_as_they_say(name, num_rounds):
     slow, fast, truth = trials(name, num_rounds)
     intervals = [paired_ratio(by_round(a), by_round(b)) for a, b in zip(slow, fast, strict=True)]
     assert 0.93 <= np.mean([i.low <= truth <= i.high for i in intervals]) <= 0.97
@@ -71,7 +69,7 @@ def test_paired_intervals_contain_the_truth_as_often_as_they_say(name: str, num_
 
 @pytest.mark.parametrize("num_rounds", [3, pytest.param(5, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("name", NOISES)
-def test_few_rounds_are_wide_not_wrong(name: str, num_rounds: int) -> None:
+def test_few_rounds_are_wide_not_wrong(name, num_rounds):
     slow, fast, truth = trials(name, num_rounds)
     intervals = [paired_ratio(by_round(a), by_round(b)) for a, b in zip(slow, fast, strict=True)]
     assert np.mean([i.low <= truth <= i.high for i in intervals]) >= 0.93
@@ -82,7 +80,7 @@ def test_few_rounds_are_wide_not_wrong(name: str, num_rounds: int) -> None:
 
 @pytest.mark.parametrize("confidence", [0.99, 0.998])
 @pytest.mark.parametrize("num_rounds", [3, 6, 10, 30])
-def test_the_gates_confidence_is_never_less_than_claimed(num_rounds: int, confidence: float) -> None:
+def test_the_gates_confidence_is_never_less_than_claimed(num_rounds, confidence):
     slow, fast, truth = trials("heavy", num_rounds, seed=1)
     intervals = [
         paired_ratio(by_round(a), by_round(b), confidence=confidence) for a, b in zip(slow, fast, strict=True)
@@ -93,7 +91,7 @@ def test_the_gates_confidence_is_never_less_than_claimed(num_rounds: int, confid
 
 
 @pytest.mark.parametrize("num_rounds", [6, 7, 10, 15, 30, 100])
-def test_it_lies_within_scipys_exact_interval_and_is_that_where_one_exists(num_rounds: int) -> None:
+def test_it_lies_within_scipys_exact_interval_and_is_that_where_one_exists(num_rounds):
     values = np.random.default_rng(num_rounds).lognormal(size=num_rounds)
     exact = scipy_stats.quantile_test(values, p=0.5).confidence_interval(0.95)
     ours = median_interval(list(values))
@@ -106,14 +104,14 @@ def test_it_lies_within_scipys_exact_interval_and_is_that_where_one_exists(num_r
     )
 
 
-def test_two_normal_values_have_students_interval() -> None:
+def test_two_normal_values_have_students_interval():
     exact = scipy_stats.ttest_1samp([-1.0, 3.0], 0.0).confidence_interval(0.95)
     ours = median_interval([-1.0, 3.0])
     assert (ours.low, ours.high) == pytest.approx((exact.low, exact.high))
 
 
 @pytest.mark.parametrize("name", ["steady", "heavy", "bimodal"])
-def test_interleaving_pays_under_drift(name: str) -> None:
+def test_interleaving_pays_under_drift(name):
     slow, fast, _ = trials(name, 20)
     gains = []
     for a, b in zip(slow[:100], fast[:100], strict=True):

@@ -1,12 +1,8 @@
 """Time on a GPU, against a simulated one: events, blocks of steps, and all-reduces behind a hold."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -26,9 +22,7 @@ CPU = torch.device("cpu")
 MIB = 2**20
 
 
-def test_the_clock_is_events_on_the_devices_own_stream_and_waits_only_when_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_clock_is_events_on_the_devices_own_stream_and_waits_only_when_read(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.01)
     clock = make_clock(DEVICE)
     clock.mark()
@@ -41,11 +35,11 @@ def test_the_clock_is_events_on_the_devices_own_stream_and_waits_only_when_read(
     assert clock.read_ms() == [], "marks are forgotten"
 
 
-def test_a_block_has_a_mark_around_each_step_and_one_wait_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_has_a_mark_around_each_step_and_one_wait_at_its_end(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.0)
     lengths = iter((2.0, 3.0, 4.0))
 
-    def step() -> None:
+    def step():
         gpu.log.append("step")
         gpu.launch(next(lengths))
 
@@ -55,13 +49,11 @@ def test_a_block_has_a_mark_around_each_step_and_one_wait_at_its_end(monkeypatch
     assert times.block_ms == pytest.approx(9.0)
 
 
-def launches(gpu: FakeGpu, count: int, ms: float) -> Callable[[], None]:
+def launches(gpu, count, ms):
     return lambda: [gpu.launch(ms) for _ in range(count)] and None
 
 
-def test_a_rehearsal_tells_what_the_host_takes_to_queue_work_whatever_the_device_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rehearsal_tells_what_the_host_takes_to_queue_work_whatever_the_device_takes(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.03)
     gpu.launch(50.0)
     assert hold.rehearse(launches(gpu, 100, 7.0), DEVICE) == pytest.approx(3.0, abs=1e-5)
@@ -70,9 +62,7 @@ def test_a_rehearsal_tells_what_the_host_takes_to_queue_work_whatever_the_device
 
 @pytest.mark.parametrize("slower", [1.0, 1.9])
 @pytest.mark.parametrize("count", [1, 40, 900])
-def test_behind_a_hold_short_work_takes_what_the_device_takes(
-    monkeypatch: pytest.MonkeyPatch, count: int, slower: float
-) -> None:
+def test_behind_a_hold_short_work_takes_what_the_device_takes(monkeypatch, count, slower):
     """Even where the host is then slower than in the rehearsal."""
     gpu = FakeGpu(monkeypatch, launch_ms=0.04)
     work = launches(gpu, count, 0.005)
@@ -83,7 +73,7 @@ def test_behind_a_hold_short_work_takes_what_the_device_takes(
     assert run_block(work, 1, make_clock(DEVICE)).block_ms > 0.04 * count, "without it the host is timed"
 
 
-def test_a_hold_is_counted_in_cycles_of_the_clock_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_is_counted_in_cycles_of_the_clock_it_has_found(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.04)
     for queue_ms, held_ms in ((0.0, 1.0), (10.0, 21.0), (1e6, 1000.0)):
         hold.hold(queue_ms, DEVICE)
@@ -91,9 +81,7 @@ def test_a_hold_is_counted_in_cycles_of_the_clock_it_has_found(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("num_buckets", [1, 7, 150])
-def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(
-    monkeypatch: pytest.MonkeyPatch, num_buckets: int
-) -> None:
+def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(monkeypatch, num_buckets):
     gpu = FakeGpu(monkeypatch, launch_ms=0.04, comm_ms=0.01)
     replay = BucketReplay([MIB] * num_buckets, "none", None, DEVICE)
     assert replay.measured(make_clock(DEVICE)).block_ms == pytest.approx(0.01 * num_buckets)
@@ -106,9 +94,7 @@ def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(
 
 
 @pytest.mark.parametrize("size", CURVE_BYTES)
-def test_a_message_takes_the_mean_of_a_row_that_shows_no_launches(
-    monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_a_message_takes_the_mean_of_a_row_that_shows_no_launches(monkeypatch, size):
     gpu = FakeGpu(monkeypatch, launch_ms=0.04, comm_ms=0.015)
     assert allreduce_ms(size, None, DEVICE, make_clock(DEVICE)) == pytest.approx(0.015)
     timed, untimed = divmod(gpu.log.count("all-reduce"), 2)
@@ -118,11 +104,11 @@ def test_a_message_takes_the_mean_of_a_row_that_shows_no_launches(
 
 
 @pytest.mark.parametrize("size", CURVE_BYTES[:6])
-def test_on_a_cpu_nothing_of_that_is_done(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_on_a_cpu_nothing_of_that_is_done(monkeypatch, size):
     """One row, after one small message; and nothing of CUDA is asked."""
-    sent: list[tuple[int, bool]] = []
+    sent = []
 
-    def all_reduce(tensor: Any, *, async_op: bool = False, **_: Any) -> None:
+    def all_reduce(tensor, *, async_op=False, **_):
         sent.append((4 * tensor.numel(), async_op))
 
     monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
@@ -134,11 +120,11 @@ def test_on_a_cpu_nothing_of_that_is_done(monkeypatch: pytest.MonkeyPatch, size:
     assert hold.rehearse(lambda: pytest.fail("no rehearsal"), CPU) == 0
 
 
-def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block() -> None:
+def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block():
     """Else the pause between two cases would be a step, and ranks would count their warm-up differently."""
     clock = HostClock()
 
-    def fails() -> None:
+    def fails():
         raise MemoryError
 
     with pytest.raises(MemoryError):
@@ -149,11 +135,11 @@ def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block() -> N
 ALLOCATING_MS, FORWARD_MS = 500.0, 7.0
 
 
-def trainer_on(gpu: FakeGpu, module: torch.nn.Module) -> Trainer:
+def trainer_on(gpu, module):
     """One whose first two forwards wait for memory that the driver has to find."""
     forwards_ms = itertools.chain([ALLOCATING_MS] * 2, itertools.repeat(FORWARD_MS))
 
-    def loss(model: Any, batch: Any) -> torch.Tensor:
+    def loss(model, batch):
         gpu.launch(next(forwards_ms))
         return model(batch).sum()
 
@@ -165,7 +151,7 @@ def trainer_on(gpu: FakeGpu, module: torch.nn.Module) -> Trainer:
     return trainer
 
 
-def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch):
     module = torch.nn.Linear(1, 1)
     gpu = FakeGpu(monkeypatch, launch_ms=0.0)
     anatomy = run_anatomy(trainer_on(gpu, module), 2, DEVICE, local_steps=0)
@@ -179,22 +165,20 @@ def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch
     ("asking", "elsewhere", "blocks", "told"),
     [(0, 0, 1, 0), (2, 0, 1, 0), (3, 0, 2, 0), (99, 0, 3, 3), (0, 1, 3, 0)],
 )
-def test_a_block_whose_steps_ask_for_memory_only_leads_in(
-    monkeypatch: pytest.MonkeyPatch, asking: int, elsewhere: int, blocks: int, told: int
-) -> None:
+def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, elsewhere, blocks, told):
     """`asking` first steps ask the driver for memory; on another rank of the case, some in every block."""
     FakeGpu(monkeypatch, launch_ms=0.0)
-    taken: list[int] = []
+    taken = []
     stats = {"num_device_alloc": 5}
 
-    def step() -> None:
+    def step():
         stats["num_device_alloc"] += len(taken) < asking
         taken.append(1)
 
     mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
     trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None)
     case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
-    live: Any = SimpleNamespace(trainer=trainer, case=case, layout=None, group=group)
+    live = SimpleNamespace(trainer=trainer, case=case, layout=None, group=group)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
     monkeypatch.setattr(work, "longest", lambda own, *_: (max(*own, elsewhere),))
     place = Place(rank=1, local_rank=1, device=DEVICE, cores=(0,))

@@ -1,7 +1,5 @@
 """Which message sizes an all-reduce curve has, and how often each is measured."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -11,13 +9,11 @@ from ddp_bench.bench.run.alone import CURVE_BYTES, CURVE_REPETITIONS, LEAST_REPE
 MIB = 2**20
 
 
-def measured(
-    bytes_per_ms: float, largest: int, *, further_s: float = 10.0, fails: int | None = None
-) -> dict[int, list[float]]:
+def measured(bytes_per_ms, largest, *, further_s=10.0, fails=None):
     """On a link of that rate, whose time is the clock's."""
     clock = [0.0]
 
-    def once(size: int) -> float | None:
+    def once(size):
         clock[0] += size / bytes_per_ms / 1000
         return None if size == fails else size / bytes_per_ms
 
@@ -37,20 +33,20 @@ def measured(
     ],
 )
 def test_a_curve_goes_as_far_as_the_gradients_and_further_while_there_is_time(
-    bytes_per_ms: float, largest: int, further_s: float, last: int
-) -> None:
+    bytes_per_ms, largest, further_s, last
+):
     found = measured(bytes_per_ms, largest, further_s=further_s)
     assert sorted(found) == [size for size in CURVE_BYTES if size <= last]
     further = {size: len(ms) for size, ms in found.items() if size >= 2 * largest}
     assert set(further.values()) <= {LEAST_REPETITIONS}
 
 
-def test_a_slow_link_is_measured_less_often() -> None:
+def test_a_slow_link_is_measured_less_often():
     assert {len(ms) for ms in measured(1e6, 200 * MIB).values()} == {CURVE_REPETITIONS}
     assert {len(ms) for ms in measured(5e3, 47 * MIB).values()} == {LEAST_REPETITIONS}
 
 
-def test_a_size_that_fails_has_no_time_and_the_others_do() -> None:
+def test_a_size_that_fails_has_no_time_and_the_others_do():
     found = measured(1e6, 200 * MIB, fails=MIB)
     assert MIB not in found
     assert Counter(map(len, found.values())) == {CURVE_REPETITIONS: len(found)}

@@ -1,7 +1,5 @@
 """What the doctor says of machines that are not at hand."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json
@@ -54,59 +52,59 @@ DOWN = {"eth1": (False, "203.0.113.4", 0)}
 PORT = "sys/class/infiniband/mlx5_0/ports/1/state"
 
 
-def gpu(index: int, **answers: Any) -> dict[str, Any]:
+def gpu(index, **answers):
     return {"gpus": {index: answers}}
 
 
-def held(bits: int | None) -> dict[str, Any]:
+def held(bits):
     return gpu(5, CurrentClocksEventReasons=bits)
 
 
-def process(mib: int, pid: int = 4242) -> list[Any]:
+def process(mib, pid=4242):
     return [SimpleNamespace(pid=pid, usedGpuMemory=mib * 2**20)]
 
 
-def rates(percent: int) -> Any:
+def rates(percent):
     return SimpleNamespace(gpu=percent)
 
 
-def memory(used_mib: int) -> Any:
+def memory(used_mib):
     return SimpleNamespace(used=used_mib * 2**20, total=81559 * 2**20)
 
 
-def env(**variables: str) -> dict[str, Any]:
+def env(**variables):
     return {"env": variables}
 
 
-def file(path: str, content: str | None) -> dict[str, Any]:
+def file(path, content):
     return {"files": {path: content}}
 
 
-def later(times: str) -> dict[str, Any]:
+def later(times):
     return {"later": {"proc/stat": times}}
 
 
-def busy(share: float, *, num_cores: int = 8, steal: float = 0.0) -> dict[str, Any]:
+def busy(share, *, num_cores=8, steal=0.0):
     return later(stat(num_cores, busy=share, steal=steal, since=101))
 
 
-def stolen_ever(share: float) -> dict[str, Any]:
+def stolen_ever(share):
     """Of 1,000 s, of which none was stolen in the last."""
 
-    def times(seconds: float) -> str:
+    def times(seconds):
         line = f"0 0 0 {100 * seconds - 1e5 * share:.0f} 0 0 0 {1e5 * share:.0f} 0 0"
         return "\n".join(f"cpu{core} {line}" for core in ["", *range(8)])
 
     return {**file("proc/stat", times(1000)), **later(times(1001))}
 
 
-def torch(*version: str, **more: Any) -> dict[str, Any]:
+def torch(*version, **more):
     return {"torch": fake_torch(*version, **more)}
 
 
 Situation = tuple[Callable[[], Machine], dict[str, Any], str, str]
 
-SITUATIONS: dict[str, list[Situation]] = {
+SITUATIONS = {
     # By line: machine, what differs, status, a part of its text and advice.
     "GPUs": [
         (laptop, {}, "ok", "no CUDA device: devices are CPU cores"),
@@ -367,7 +365,7 @@ SITUATIONS: dict[str, list[Situation]] = {
     [(name, row) for name, rows in SITUATIONS.items() for row in rows],
     ids=[f"{name} {status}: {says[:40]}" for name, rows in SITUATIONS.items() for _, _, status, says in rows],
 )
-def test_situation(name: str, situation: Situation, tmp_path: Path) -> None:
+def test_situation(name, situation, tmp_path):
     make, changes, status, says = situation
     found = found_in(changed(make(), **changes), tmp_path)[name]
     assert found.status == status
@@ -375,32 +373,32 @@ def test_situation(name: str, situation: Situation, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [h100_box, laptop, container, virtual_gpu])
-def test_every_caution_says_what_to_do_on_one_plain_line(make: Callable[[], Machine], tmp_path: Path) -> None:
+def test_every_caution_says_what_to_do_on_one_plain_line(make, tmp_path):
     for finding in found_in(make(), tmp_path).values():
         assert (finding.advice != "") == (finding.status in ("caution", "bad")), finding
         assert f"{finding.text}{finding.advice}".isascii()
         assert "\n" not in finding.text + finding.advice
 
 
-def test_an_idle_eight_gpu_box_is_fit_in_every_line(tmp_path: Path) -> None:
+def test_an_idle_eight_gpu_box_is_fit_in_every_line(tmp_path):
     found = found_in(h100_box(), tmp_path)
     assert {name: line.text for name, line in found.items() if line.status != "ok"} == {}
     assert "huge pages" not in found  # they are for ranks on cores
 
 
-def test_a_machine_without_gpu_has_one_line_about_gpus(tmp_path: Path) -> None:
+def test_a_machine_without_gpu_has_one_line_about_gpus(tmp_path):
     found = found_in(laptop(), tmp_path)
     assert [name for name in found if "GPU" in name or name in ("CUDA driver", "NCCL network")] == ["GPUs"]
 
 
-def test_what_was_not_read_is_unknown_and_never_judged(tmp_path: Path) -> None:
+def test_what_was_not_read_is_unknown_and_never_judged(tmp_path):
     judged = {name: line.status for name, line in found_in(blank(), tmp_path).items()}
     # What the environment says is always known, and so is that torch is not there.
     expected = {"GPUs": "ok", "threads": "ok", "settings": "ok", "torch": "bad"}
     assert {name: status for name, status in judged.items() if status != "unknown"} == expected
 
 
-def without_each_reading(machine: Machine) -> list[Machine]:
+def without_each_reading(machine):
     """Copies of a machine, each with one reading missing."""
     copies = [changed(machine, files={path: None}) for path in machine.files]
     if isinstance(machine.gpus, list):
@@ -412,8 +410,8 @@ def without_each_reading(machine: Machine) -> list[Machine]:
 
 # Not the container: without its quota it looks like more devices, each of which needs memory.
 @pytest.mark.parametrize("make", [h100_box, laptop, virtual_gpu])
-def test_no_missing_reading_makes_a_machine_worse(make: Callable[[], Machine], tmp_path: Path) -> None:
-    def bad(machine: Machine, root: Path) -> set[str]:
+def test_no_missing_reading_makes_a_machine_worse(make, tmp_path):
+    def bad(machine, root):
         return {name for name, line in found_in(machine, root).items() if line.status == "bad"}
 
     before = bad(make(), tmp_path)
@@ -426,12 +424,10 @@ def test_no_missing_reading_makes_a_machine_worse(make: Callable[[], Machine], t
 
 
 @pytest.fixture
-def doctor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
+def doctor(tmp_path, monkeypatch, capsys):
     """The command on a machine: its exit code and what it prints."""
 
-    def run(machine: Machine, *options: str) -> tuple[int, str]:
+    def run(machine, *options):
         with monkeypatch.context() as patch:
             machine.install(tmp_path, patch)
             patch.setattr(main, "examine", functools.partial(main.examine, tmp_path))
@@ -440,14 +436,14 @@ def doctor(
     return run
 
 
-def test_exit_code_is_one_only_where_something_is_bad(doctor: Any) -> None:
+def test_exit_code_is_one_only_where_something_is_bad(doctor):
     assert [doctor(make())[0] for make in (h100_box, laptop, virtual_gpu)] == [0, 0, 0]
     code, out = doctor(container())
     assert code == 1
     assert "not fit to measure on" in out.splitlines()[-1]
 
 
-def test_every_finding_is_on_the_screen_with_what_to_do(doctor: Any, tmp_path: Path) -> None:
+def test_every_finding_is_on_the_screen_with_what_to_do(doctor, tmp_path):
     _, out = doctor(container())
     for finding in found_in(container(), tmp_path).values():
         (row,) = [row for row in out.splitlines() if row[9:].startswith(f"{finding.name}  ")]
@@ -456,16 +452,16 @@ def test_every_finding_is_on_the_screen_with_what_to_do(doctor: Any, tmp_path: P
         assert finding.advice[:40] in out
 
 
-def test_quiet_shows_only_what_needs_attention(doctor: Any) -> None:
+def test_quiet_shows_only_what_needs_attention(doctor):
     _, out = doctor(laptop(), "--quiet")
     assert {row.split()[0] for row in out.splitlines() if not row.startswith(" ")} == {"caution"}
 
 
-def test_quiet_says_nothing_of_a_fit_machine(doctor: Any) -> None:
+def test_quiet_says_nothing_of_a_fit_machine(doctor):
     assert doctor(h100_box(), "--quiet") == (0, "")
 
 
-def test_json_has_findings_and_readings(doctor: Any) -> None:
+def test_json_has_findings_and_readings(doctor):
     code, out = doctor(changed(h100_box(), allowed=frozenset(range(60))), "--json")
     told = json.loads(out)
     assert (code, told["status"], len(told["findings"])) == (0, "ok", 27)
@@ -481,7 +477,7 @@ def test_json_has_findings_and_readings(doctor: Any) -> None:
     assert read["software"]["driver_cuda"] == "12.8"
 
 
-def test_json_is_null_where_nothing_could_be_read(doctor: Any) -> None:
+def test_json_is_null_where_nothing_could_be_read(doctor):
     broken = changed(blank(), gpus=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     code, out = doctor(broken, "--json", "--quiet")
     told = json.loads(out)
@@ -491,7 +487,7 @@ def test_json_is_null_where_nothing_could_be_read(doctor: Any) -> None:
     assert (read["gpus"], read["num_gpus_present"], read["cpu"]["quota"]) == (None, None, None)
 
 
-def test_help_groups_options_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_groups_options_by_what_they_are_for(capsys):
     with pytest.raises(SystemExit) as ended:
         main.main(["--help"])
     assert ended.value.code == 0
@@ -499,14 +495,12 @@ def test_help_groups_options_by_what_they_are_for(capsys: pytest.CaptureFixture[
     assert heads[-3:] == ["reading the machine:", "noise:", "output:"]
 
 
-def test_a_wrong_command_line_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_a_usage_error(capsys):
     assert main.main(["--repair"]) == 2
     assert "--repair" in capsys.readouterr().err
 
 
-def test_nothing_of_nvml_is_set_and_every_name_is_known_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_nvml_is_set_and_every_name_is_known_to_it(tmp_path, monkeypatch):
     machine = h100_box()
     fake = machine.nvml()
     monkeypatch.setattr(machine, "nvml", lambda: fake)
@@ -536,13 +530,11 @@ LOOPBACK = Interface("lo", is_up=True, is_loopback=True, addresses=("127.0.0.1",
         ("eth1", (LOOPBACK, ETH0, ETH1), []),
     ],
 )
-def test_the_interface_nccl_would_choose(
-    setting: str | None, present: tuple[Interface, ...], chosen: list[str]
-) -> None:
+def test_the_interface_nccl_would_choose(setting, present, chosen):
     assert [interface.name for interface in nccl_interfaces(present, setting)] == chosen
 
 
-def test_default_route_is_the_one_that_leads_anywhere(doctor: Any) -> None:
+def test_default_route_is_the_one_that_leads_anywhere(doctor):
     head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"
     routes = (
         f"{head}\ntun0\t0000000A\t0\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n"
@@ -582,15 +574,13 @@ def test_default_route_is_the_one_that_leads_anywhere(doctor: Any) -> None:
     ],
     ids=["v2", "v2 nested", "v1", "garbage", "no cgroups"],
 )
-def test_container_limits(
-    tmp_path: Path, tree: dict[str, str], cores: float | None, memory_bytes: float | None
-) -> None:
+def test_container_limits(tmp_path, tree, cores, memory_bytes):
     root = write(tmp_path, tree)
     assert sysfs.cpu_quota(root) == cores
     assert sysfs.memory_limit_bytes(root) == memory_bytes
 
 
-def test_lists_and_ranges_of_cores_and_spans() -> None:
+def test_lists_and_ranges_of_cores_and_spans():
     assert sysfs.cores_in("0-3,8") == {0, 1, 2, 3, 8}
     assert sysfs.cores_in("") == frozenset()
     assert sysfs.cores_in("all") is None
@@ -598,13 +588,13 @@ def test_lists_and_ranges_of_cores_and_spans() -> None:
     assert (span([41.2, 40.6]), span([40, 47]), span([])) == ("41", "40-47", "?")
 
 
-def test_a_limit_belongs_to_the_worse_side_and_sizes_read_well() -> None:
+def test_a_limit_belongs_to_the_worse_side_and_sizes_read_well():
     assert [graded(v, caution=1, bad=2) for v in (0.9, 1, 1.9, 2)] == ["ok", "caution", "caution", "bad"]
     assert (resources.gib(64 * 2**20), resources.gib(1.5 * GIB)) == ("64 MiB", "1.5 GiB")
     assert [figures(value) for value in (8, 2.5, 0.25)] == ["8", "2.5", "0.25"]
 
 
-def test_the_results_folder_need_not_exist(tmp_path: Path) -> None:
+def test_the_results_folder_need_not_exist(tmp_path):
     here = cast("Host", SimpleNamespace(disk=Readings()))
     assert resources.disk(here, tmp_path / "not" / "there").status != "unknown"
     room = os.statvfs(tmp_path)
@@ -614,8 +604,8 @@ def test_the_results_folder_need_not_exist(tmp_path: Path) -> None:
     assert "cannot be written to" in resources.disk(here, tmp_path / "file").text
 
 
-def test_a_reading_this_system_lacks_is_none() -> None:
-    def denied() -> int:
+def test_a_reading_this_system_lacks_is_none():
+    def denied():
         raise psutil.AccessDenied
 
     assert attempt(denied) is None
@@ -623,7 +613,7 @@ def test_a_reading_this_system_lacks_is_none() -> None:
     assert attempt(lambda: 3) == 3
 
 
-def test_guests_of_a_core_are_not_counted_twice(doctor: Any) -> None:
+def test_guests_of_a_core_are_not_counted_twice(doctor):
     # In between 1 s of user time, which was a guest's, 1 s idle, 1 s waiting for the disk, 1 s stolen.
     before = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 1500 0 0 8000 0 0 0 500 500 0\ncpu1 0 0 0 10000 0 0 0 0 0 0"
     after = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 1600 0 0 8100 100 0 0 600 600 0\ncpu1 900 0 0 10000 0 0 0 0 0 0"
@@ -633,9 +623,7 @@ def test_guests_of_a_core_are_not_counted_twice(doctor: Any) -> None:
     assert cpu["steal_share_since_boot"] == pytest.approx(6 / 104)
 
 
-def test_a_name_server_that_does_not_answer_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch, tmp_path):
     answer = threading.Event()
     monkeypatch.setattr(libraries, "LOOK_UP_S", 0.01)
     monkeypatch.setattr(Machine, "look_up", lambda *_, **__: answer.wait(30) and [])
@@ -646,10 +634,8 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(
 @pytest.mark.parametrize(
     ("missing", "says"), [(False, "undefined symbol: _ZN3c10"), (True, "does not load: not installed")]
 )
-def test_operators_made_for_another_torch(
-    missing: bool, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def refuse(path: str) -> None:
+def test_operators_made_for_another_torch(missing, says, monkeypatch, tmp_path):
+    def refuse(path):
         raise OSError(f"{Path(path).name}: undefined symbol: _ZN3c10\nmore")
 
     other = laptop()

@@ -1,7 +1,6 @@
 """From how ranks ended to what a case's row says."""
 
 import signal
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from ddp_bench.bench.run.failures import (
     progress_of,
     written,
 )
-from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.sysfs import oom_kills
 
 KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
@@ -37,13 +36,13 @@ KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
         ({}, False, "failed", "a rank ended unexpectedly in round 3 (timed)"),
     ],
 )
-def test_the_cause_of_a_failure(codes: dict[int, int | None], oom: bool, status: str, words: str) -> None:
+def test_the_cause_of_a_failure(codes, oom, status, words):
     found = failure_of(codes, what="round 3 (timed)", out_of_memory=oom)
     assert found.status == status
     assert words in found.reason
 
 
-def test_how_ranks_ended_is_kept_and_the_cause_told_apart() -> None:
+def test_how_ranks_ended_is_kept_and_the_cause_told_apart():
     codes = {0: None, 1: None, 2: SEGV, 5: 3}
     found = failure_of(codes, what="round 3 (timed)", out_of_memory=False)
     assert written("now  ddp-n6: failed", found) == (
@@ -59,19 +58,19 @@ def test_how_ranks_ended_is_kept_and_the_cause_told_apart() -> None:
     )
 
 
-def test_what_is_kept_shows_no_control_characters() -> None:
+def test_what_is_kept_shows_no_control_characters():
     found = Failure("failed", "ValueError: \x1b[31mred", {0: "raised\nTraceback:\n\tx = '\x1b[2J'\n"})
     text = written("title", found)
     assert "\x1b" not in text
     assert "\nrank 0: raised\nTraceback:\n        x = '\\x1b[2J'\n" in text
 
 
-def test_the_kernel_counts_its_oom_kills() -> None:
+def test_the_kernel_counts_its_oom_kills():
     count = oom_kills()
     assert count is None or count >= 0
 
 
-def state(*statuses: str, curves: int = 0, on: UnderWay | None = None) -> State:
+def state(*statuses, curves=0, on=None):
     settled = {index: Settled(index=index, status=status) for index, status in enumerate(statuses)}
     return State(settled=settled, curves={(n, "gloo") for n in range(curves)}, under_way=on)
 
@@ -89,11 +88,11 @@ def state(*statuses: str, curves: int = 0, on: UnderWay | None = None) -> State:
     ],
     ids=["a block", "a case", "a failed case", "a curve", "ends a case", "ends a new case", "ends a curve"],
 )
-def test_what_counts_as_progress(later: State, table_bytes: int) -> None:
+def test_what_counts_as_progress(later, table_bytes):
     assert progress_of(later, table_bytes) != progress_of(state("ok"), 100)
 
 
-def test_the_case_that_an_attempt_died_in_counts_once() -> None:
+def test_the_case_that_an_attempt_died_in_counts_once():
     """Before the next attempt has given it up and after."""
     died = state("ok", "ok", on=UnderWay(index=1, what="round 1 (timed)"))
     assert progress_of(died, 100) == progress_of(state("ok", "failed"), 100)
@@ -103,7 +102,7 @@ def test_the_case_that_an_attempt_died_in_counts_once() -> None:
     assert progress_of(between, 100) == progress_of(state("ok"), 100)
 
 
-def test_two_attempts_in_a_row_without_progress_are_the_end() -> None:
+def test_two_attempts_in_a_row_without_progress_are_the_end():
     """A new run, a resumed one, and one whose second attempt got on; each number is how far one came."""
     assert not is_stuck([0])
     assert not is_stuck([0, 0])
@@ -113,8 +112,8 @@ def test_two_attempts_in_a_row_without_progress_are_the_end() -> None:
     assert is_stuck([0, 0, 1, 1, 1])
 
 
-def test_time_limits_follow_the_settings_and_the_warm_up() -> None:
-    def asked(**more: Any) -> ResolvedSettings:
+def test_time_limits_follow_the_settings_and_the_warm_up():
+    def asked(**more):
         return with_device_defaults(Settings(**more), device_type="cuda", num_local_devices=1)
 
     plain, tuned = asked(), asked(compile="max-autotune")

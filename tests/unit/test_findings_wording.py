@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import pandas as pd
@@ -30,7 +28,7 @@ from ddp_bench.bench.findings.wording import link_name, ranged
         (None, ""),
     ],
 )
-def test_quantity_keeps_three_significant_digits(value: float | None, shown: str) -> None:
+def test_quantity_keeps_three_significant_digits(value, shown):
     assert quantity(value, "ms") == shown
 
 
@@ -49,19 +47,17 @@ def test_quantity_keeps_three_significant_digits(value: float | None, shown: str
         ((None, 1.0, 2.0), "images/s", ""),
     ],
 )
-def test_interval_shares_decimals_and_needs_an_estimate(
-    values: tuple[float | None, ...], unit: str, shown: str
-) -> None:
+def test_interval_shares_decimals_and_needs_an_estimate(values, unit, shown):
     row = dict(zip(("step_ms", "step_ms_low", "step_ms_high"), values, strict=True))
     assert ranged(row, "step_ms", unit) == shown
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf, pd.NA, "", "x"])
-def test_missing_is_never_a_number(missing: object) -> None:
+def test_missing_is_never_a_number(missing):
     assert finite(missing) is None
 
 
-def test_small_words() -> None:
+def test_small_words():
     assert (count(11689512), count(None)) == ("11,689,512", "")
     assert (mib(2**20 * 44.6), mib(None)) == ("44.6 MiB", "")
     assert (plural(1, "GPU"), plural(2, "GPU")) == ("1 GPU", "2 GPUs")
@@ -79,15 +75,15 @@ def test_small_words() -> None:
         (math.nan, ""),
     ],
 )
-def test_plain_writes_settings_as_a_person_would(value: object, shown: str) -> None:
+def test_plain_writes_settings_as_a_person_would(value, shown):
     assert plain(value) == shown
 
 
-def test_links_are_named_as_people_write_them() -> None:
+def test_links_are_named_as_people_write_them():
     assert link_name("1gbit") == "1 Gbit/s"
     assert link_name("200mbit+5ms") == "200 Mbit/s with 5 ms of delay"
     assert link_name("InfiniBand") == "InfiniBand"
 
 
-def test_numbers_have_three_digits_and_no_powers() -> None:
+def test_numbers_have_three_digits_and_no_powers():
     assert [number(x) for x in (0.0, 0.00123, 1.0, 46_758_048.0)] == ["0", "0.00123", "1.00", "46,758,048"]

@@ -1,10 +1,7 @@
 """Which code was compared, in words and for programs."""
 
-from __future__ import annotations
-
 import html
 import json
-from typing import Any
 
 import pytest
 from gate_runs import made_run
@@ -20,7 +17,7 @@ STEADY = {("single", 1): [10.0, 10.1, 9.9, 10.0, 10.05]}
 OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}
 
 
-def side(commit: str, code: str = "x", *, dirty: bool = False, **more: Any) -> dict[str, Any]:
+def side(commit, code="x", *, dirty=False, **more):
     workload = {"spec": "net:make", "file": "net.py", "repository": "mynet", "code_sha256": code}
     return {**OWN, "workload": {**workload, "commit": commit * 40, "dirty": dirty}, **more}
 
@@ -73,21 +70,19 @@ def side(commit: str, code: str = "x", *, dirty: bool = False, **more: Any) -> d
         ),
     ],
 )
-def test_the_commits_are_named(
-    *, sides: tuple[dict[str, Any], dict[str, Any]], interleaved: bool, lines: list[str]
-) -> None:
+def test_the_commits_are_named(*, sides, interleaved, lines):
     ours, theirs = (made_manifest(**side) for side in sides)
     assert Code(ours, theirs, interleaved=interleaved).lines() == lines
 
 
-def test_code_that_was_edited_between_launches_is_refused() -> None:
+def test_code_that_was_edited_between_launches_is_refused():
     check_one_code([made_manifest(**side(commit)) for commit in "ab"])
     check_one_code([made_manifest(**OWN)] * 2)
     with pytest.raises(UsageError, match="was changed while it was measured"):
         check_one_code([made_manifest(**side("a", code)) for code in "xxy"])
 
 
-def test_every_form_of_output_tells_the_commits() -> None:
+def test_every_form_of_output_tells_the_commits():
     runs = [made_run(STEADY, **side(commit)) for commit in "ab"]
     gate = compare(runs[0], runs[1], thresholds=dict.fromkeys(GATED, 0.05))
     line = "workload: mynet aaaaaaa -> bbbbbbb"

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from gate_runs import STEADY, plan, write_run
@@ -13,8 +11,8 @@ from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import read_run
 
 
-def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
+def edit(name, change):
+    def apply(folder):
         text = (folder / name).read_text(encoding="utf-8")
         changed = change(text)
         assert changed != text, "the edit hit nothing"
@@ -23,10 +21,10 @@ def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
     return apply
 
 
-def cell(name: str, column: str, value: str, row: int = 0) -> Callable[[Path], None]:
+def cell(name, column, value, row=0):
     """Overwrite one cell of a CSV."""
 
-    def change(text: str) -> str:
+    def change(text):
         header, *lines = text.splitlines()
         cells = lines[row].split(",")
         cells[header.split(",").index(column)] = value
@@ -36,13 +34,13 @@ def cell(name: str, column: str, value: str, row: int = 0) -> Callable[[Path], N
     return edit(name, change)
 
 
-def without_line(name: str, index: int) -> Callable[[Path], None]:
+def without_line(name, index):
     return edit(
         name, lambda text: "".join(x for i, x in enumerate(text.splitlines(keepends=True)) if i != index)
     )
 
 
-def manifest(**changes: object) -> Callable[[Path], None]:
+def manifest(**changes):
     return edit("manifest.json", lambda text: json.dumps({**json.loads(text), **changes}))
 
 
@@ -97,19 +95,17 @@ BAD = {
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("good") / "run")
 
 
-def test_the_folder_to_spoil_is_good(good: Path, tmp_path: Path) -> None:
+def test_the_folder_to_spoil_is_good(good, tmp_path):
     assert main([str(good), str(shutil.copytree(good, tmp_path / "copy"))]) == 0
 
 
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_never_a_pass(
-    name: str, side: int, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line_and_never_a_pass(name, side, good, tmp_path, capsys):
     folders = [shutil.copytree(good, tmp_path / label) for label in ("base", "new")]
     spoil, message = BAD[name]
     spoil(folders[side])
@@ -125,15 +121,13 @@ def test_bad_input_is_one_line_and_never_a_pass(
 
 
 @pytest.mark.parametrize("option", [["--dry-run"], ["--json"], ["--out", "x"], ["--resume", "x"]])
-def test_what_the_gate_decides_is_not_for_the_runs(
-    option: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_gate_decides_is_not_for_the_runs(option, capsys):
     assert main(["--interleave", ".", "--", *option]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"remove {option[0]} from the arguments of bench.run" in line
 
 
-def test_a_good_folder_comes_as_it_is(tmp_path: Path) -> None:
+def test_a_good_folder_comes_as_it_is(tmp_path):
     run = read_run(write_run(tmp_path / "run", peak_mem_mib=512.0))
     assert [c.row["mode"] for c in run.cases] == ["single", "dp", "ddp"]
     ddp = run.cases[2]
@@ -144,7 +138,7 @@ def test_a_good_folder_comes_as_it_is(tmp_path: Path) -> None:
     assert run.cases[0].rounds["speedup"] == {}
 
 
-def test_figures_come_from_the_blocks_alone(tmp_path: Path) -> None:
+def test_figures_come_from_the_blocks_alone(tmp_path):
     run = write_run(tmp_path / "run")
     before = read_run(run).cases
     for column, value in (("images_per_s", "170"), ("speedup", "1.9"), ("exposed_comm_ms", "")):
@@ -152,9 +146,7 @@ def test_figures_come_from_the_blocks_alone(tmp_path: Path) -> None:
     assert read_run(run).cases == before
 
 
-def test_the_same_folder_under_two_names_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_folder_under_two_names_is_refused(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     link = tmp_path / "link"
     link.symlink_to(run)
@@ -164,7 +156,7 @@ def test_the_same_folder_under_two_names_is_refused(
         assert "are the same folder" in capsys.readouterr().err
 
 
-def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path: Path) -> None:
+def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path):
     base, new = write_run(tmp_path / "base"), write_run(tmp_path / "new")
     for name, column in (("cases.csv", "link"), ("blocks.csv", "detail")):
         path = base / name
@@ -184,9 +176,7 @@ BAD_ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS)
-def test_bad_arguments(
-    arguments: list[str], message: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments(arguments, message, good, tmp_path, capsys):
     assert main([str(good), str(shutil.copytree(good, tmp_path / "b")), *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -203,16 +193,14 @@ BAD_CONFIGS = [
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_CONFIGS)
-def test_bad_thresholds(
-    text: str, message: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_thresholds(text, message, good, tmp_path, capsys):
     config = tmp_path / "gate.toml"
     config.write_text(text, encoding="utf-8")
     assert main([str(good), str(good), "--config", str(config)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_thresholds_of_the_file_win(tmp_path: Path) -> None:
+def test_thresholds_of_the_file_win(tmp_path):
     config = tmp_path / "gate.toml"
     config.write_text("[thresholds]\nimages_per_s = '3%'\npeak_mem_mib = 0.01\n", encoding="utf-8")
     found = read_thresholds("8%", config)

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from gate_runs import STEADY, failed, made_run, plan, write_run
@@ -21,18 +20,16 @@ SLOW = {**STEADY, ("ddp", 2): [ms * 1.25 for ms in STEADY["ddp", 2]]}
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> str:
+def base(tmp_path):
     return str(write_run(tmp_path / "base", peak_mem_mib=512.0))
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> str:
+def slow(tmp_path):
     return str(write_run(tmp_path / "slow", SLOW, peak_mem_mib=512.0))
 
 
-def test_a_regression_is_said_with_units_interval_and_worst_first(
-    base: str, slow: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_regression_is_said_with_units_interval_and_worst_first(base, slow, capsys):
     assert main([base, slow]) == 1
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if re.match(r" (regressed|unchanged)", line)]
@@ -49,9 +46,7 @@ def test_a_regression_is_said_with_units_interval_and_worst_first(
     assert "4 regressed" in lines[-1]
 
 
-def test_a_pass_says_so_and_quiet_says_nothing(
-    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pass_says_so_and_quiet_says_nothing(base, tmp_path, capsys):
     other = str(write_run(tmp_path / "other", peak_mem_mib=512.0))
     assert main([base, other]) == 0
     assert re.search(r"^pass: .*unchanged", capsys.readouterr().out.splitlines()[-1])
@@ -60,9 +55,7 @@ def test_a_pass_says_so_and_quiet_says_nothing(
     assert shown.out + shown.err == ""
 
 
-def test_what_differs_comes_before_any_number(
-    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_differs_comes_before_any_number(base, tmp_path, capsys):
     other = str(
         write_run(
             tmp_path / "other",
@@ -83,7 +76,7 @@ def test_what_differs_comes_before_any_number(
     assert lines[-1].startswith("pass: ")
 
 
-def test_undecided_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undecided_says_what_to_run(tmp_path, capsys):
     wild = {
         key: [ms * f for ms, f in zip(s, (1, 1.3, 0.8, 1.1, 0.9, 1.2), strict=True)]
         for key, s in STEADY.items()
@@ -101,12 +94,10 @@ def test_undecided_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
 
 
-def test_json_is_everything_and_holds_no_nan(
-    base: str, slow: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_everything_and_holds_no_nan(base, slow, capsys):
     assert main([base, slow, "--json"]) == 1
 
-    def refuse(constant: str) -> None:
+    def refuse(constant):
         raise AssertionError(constant)
 
     found = json.loads(capsys.readouterr().out, parse_constant=refuse)
@@ -121,9 +112,7 @@ def test_json_is_everything_and_holds_no_nan(
     assert rate["ratio"]["low"] < 0.8 < rate["ratio"]["high"] < 1
 
 
-def test_markdown_is_a_table_and_foreign_text_stays_text(
-    base: str, slow: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_markdown_is_a_table_and_foreign_text_stays_text(base, slow, capsys):
     assert main([base, slow, "--markdown"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("### bench.gate: regression")
@@ -153,6 +142,6 @@ def test_markdown_is_a_table_and_foreign_text_stays_text(
         (Interval(1.5, math.nan, math.nan), "1.500x"),
     ],
 )
-def test_a_ratio_is_shown_as_far_as_it_is_known(ratio: Interval, shown: str) -> None:
+def test_a_ratio_is_shown_as_far_as_it_is_known(ratio, shown):
     found = compare(made_run(STEADY), made_run(STEADY), thresholds=FIVE).comparisons[0]
     assert shown in gate_output.cells(structs.replace(found, ratio=ratio))

@@ -1,9 +1,6 @@
 """From the readings in blocks.csv to columns, the page's table and cautions."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,16 +8,15 @@ from made import made_manifest
 from report_runs import case, dashed, measured, run
 
 from ddp_bench.bench.findings.cautions import run_cautions, throttled, unequal_clocks
-from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.settings import Settings
 from ddp_bench.report.page import page
-from ddp_bench.report.tables import Table
 
 
-def plan() -> dict[str, Planned]:
+def plan():
     """By mode, on two GPUs of 50 images each; `single` on one."""
     settings = with_device_defaults(
         Settings(gpus=(2,), batch_size=50, sweep="star"), device_type="cuda", num_local_devices=2
@@ -32,7 +28,7 @@ def plan() -> dict[str, Planned]:
 PLAN = plan()
 
 
-def gpu(mhz: float, watts: float, degrees: float = 60, held: float = 0, **by_pct: float) -> dict[str, Any]:
+def gpu(mhz, watts, degrees=60, held=0, **by_pct):
     named = {why.replace("_", " "): percent for why, percent in by_pct.items()}
     return {
         "sm_clock_mhz": mhz,
@@ -43,7 +39,7 @@ def gpu(mhz: float, watts: float, degrees: float = 60, held: float = 0, **by_pct
     }
 
 
-def rows(mode: str, round_index: int, *ranks: dict[str, Any] | None, ms: float = 100.0) -> list[Any]:
+def rows(mode, round_index, *ranks, ms=100.0):
     """A timed block of two steps: what each rank tells of its GPUs by number; None for nothing."""
     return [
         {
@@ -60,12 +56,12 @@ def rows(mode: str, round_index: int, *ranks: dict[str, Any] | None, ms: float =
     ]
 
 
-def row_of(mode: str, *blocks: list[Any]) -> pd.Series[Any]:
+def row_of(mode, *blocks):
     frame = typed_frame([row for block in blocks for row in block], BLOCKS)
     return case_rows([Outcome(PLAN[mode])], frame).iloc[0]
 
 
-def test_the_gpus_of_all_ranks_together() -> None:
+def test_the_gpus_of_all_ranks_together():
     """Both are number 0, of different hosts; images are 2 x 50."""
     row = row_of(
         "ddp",
@@ -87,26 +83,26 @@ def test_the_gpus_of_all_ranks_together() -> None:
     assert row["throttled_pct"] == pytest.approx((10 + 30 + 20) / 3)
 
 
-def test_reasons_are_named_with_the_most_frequent_first() -> None:
+def test_reasons_are_named_with_the_most_frequent_first():
     telling = gpu(1700, 400, 70, 50, **{"power cap": 10, "hardware slow-down": 40, "of no kind": 50})
     row = row_of("single", rows("single", 1, {"0": telling}))
     assert row["throttle_reasons"] == "hardware slow-down, power cap"
     assert pd.isna(row_of("single", rows("single", 1, {"0": gpu(1700, 400)}))["throttle_reasons"])
 
 
-def test_dp_has_all_its_gpus_from_one_rank() -> None:
+def test_dp_has_all_its_gpus_from_one_rank():
     row = row_of("dp", rows("dp", 1, {"2": gpu(1800, 500), "3": gpu(1600, 200)}))
     assert (row["sm_clock_mhz"], row["power_w"], row["joules_per_image"]) == (1600, 700, 0.7)
 
 
-def test_a_gpu_that_ranks_share_counts_once() -> None:
+def test_a_gpu_that_ranks_share_counts_once():
     block = rows("ddp", 1, {"0": gpu(1800, 500)}, {"0": gpu(1800, 500)})
     row = row_of("ddp", [one | {"host": "host0"} for one in block])
     assert row["power_w"] == 500
 
 
 @pytest.mark.parametrize("other", [None, {}, {"1": {}}], ids=["no telemetry", "no GPU", "no reading"])
-def test_what_is_unknown_of_one_gpu_is_unknown_of_all(other: dict[str, Any] | None) -> None:
+def test_what_is_unknown_of_one_gpu_is_unknown_of_all(other):
     known = rows("ddp", 1, {"0": gpu(1800, 500)}, {"0": gpu(1700, 450)})
     unknown = rows("ddp", 2, {"0": gpu(900, 100)}, other)
     row = row_of("ddp", known, unknown)
@@ -117,7 +113,7 @@ def test_what_is_unknown_of_one_gpu_is_unknown_of_all(other: dict[str, Any] | No
     assert alone["num_rounds"] == 1
 
 
-def test_what_steps_asked_the_driver_for_is_added_up() -> None:
+def test_what_steps_asked_the_driver_for_is_added_up():
     """Over ranks and blocks of steps; a CPU tells nothing."""
     blocks = [*rows("ddp", 1, None, None), *rows("ddp", 2, None, None), *rows("ddp", 2, None, None)]
     assert pd.isna(row_of("ddp", blocks)["device_allocs"])
@@ -128,16 +124,16 @@ def test_what_steps_asked_the_driver_for_is_added_up() -> None:
     assert row_of("ddp", blocks)["device_allocs"] == 6
 
 
-def under_load(mode: str = "single", n: int = 1, rate: float = 100.0, **more: Any) -> dict[str, Any]:
+def under_load(mode="single", n=1, rate=100.0, **more):
     averaged = {name: more.pop(name) for name in ("sm_clock_mhz", "power_w", "joules_per_image")}
     return case(mode, n, rate, **measured(**averaged), **more)
 
 
-def tables(*cases: dict[str, Any]) -> dict[str, Table]:
+def tables(*cases):
     return {table.title: table for table in page([run(cases)]).runs[0].tables}
 
 
-def test_the_page_has_a_table_of_gpus_under_load() -> None:
+def test_the_page_has_a_table_of_gpus_under_load():
     one = under_load(
         sm_clock_mhz=1700.0,
         power_w=650.0,
@@ -169,26 +165,22 @@ def test_the_page_has_a_table_of_gpus_under_load() -> None:
     )
 
 
-def test_a_page_without_telemetry_has_no_such_table() -> None:
+def test_a_page_without_telemetry_has_no_such_table():
     assert "GPUs under load" not in tables(case("single", 1, 100.0), case("ddp", 2, 150.0))
 
 
-def frame(*cases: dict[str, Any]) -> pd.DataFrame:
+def frame(*cases):
     return typed_frame(cases, CASES)
 
 
 @pytest.mark.parametrize(
     ("reasons", "advice"),
-    [
-        ("power cap", "nvidia-smi -pl"),
-        ("power cap, hardware thermal slow-down", "bench.doctor"),
-    ],
+    [("power cap", "nvidia-smi -pl"), ("power cap, hardware thermal slow-down", "bench.doctor")],
 )
-def test_a_gpu_slowed_by_heat_or_power_is_a_caution(reasons: str, advice: str) -> None:
+def test_a_gpu_slowed_by_heat_or_power_is_a_caution(reasons, advice):
     slowed = {"throttled_pct": 43.2, "throttle_reasons": reasons}
     cool = {"throttled_pct": 5.0, "throttle_reasons": "power brake"}
     caution = throttled(frame(case("single", 1, 100.0, **cool), case("ddp", 2, 150.0, **slowed)))
-    assert caution is not None
     assert caution.text.startswith("1 case of 2 ran with a GPU slowed by ")
     assert "43% of samples" in caution.text
     assert "power brake" not in caution.text
@@ -196,28 +188,27 @@ def test_a_gpu_slowed_by_heat_or_power_is_a_caution(reasons: str, advice: str) -
     assert advice in caution.advice
 
 
-def test_gpus_that_are_hardly_slowed_are_none() -> None:
+def test_gpus_that_are_hardly_slowed_are_none():
     assert throttled(frame(case("single", 1, 100.0, throttled_pct=5.0), case("ddp", 2, 150.0))) is None
 
 
-def test_cases_at_unequal_clocks_are_a_caution() -> None:
+def test_cases_at_unequal_clocks_are_a_caution():
     slow, middle = (case("ddp", n, 150.0, sm_clock_mhz=mhz) for n, mhz in ((4, 1600.0), (2, 1650.0)))
     fast = case("single", 1, 100.0, sm_clock_mhz=1680.0)
     caution = unequal_clocks(frame(fast, slow, middle, case("dp", 2, 120.0)))
-    assert caution is not None
     assert caution.case_id == "ddp-n4-x-1"
     assert "differ by 5.0% between cases" in caution.text
     assert "(ddp-n4-x-1: 1600 MHz, single-n1-x-1: 1680 MHz)" in caution.text
 
 
 @pytest.mark.parametrize("others", [(), (1686.0,), (None,)])
-def test_clocks_that_agree_or_are_unknown_are_none(others: tuple[float | None, ...]) -> None:
+def test_clocks_that_agree_or_are_unknown_are_none(others):
     """2% of 1653 MHz are 33 MHz."""
     known = [case("single", 1, 100.0, sm_clock_mhz=1653.0)]
     assert unequal_clocks(frame(*known, *(case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others))) is None
 
 
-def test_a_run_warns_of_both() -> None:
+def test_a_run_warns_of_both():
     series = [
         rows(mode, r, *[{"0": gpu(mhz, 700, 80, held, power_cap=held)}] * (2 if mode == "ddp" else 1))
         for r in range(1, 7)

@@ -3,22 +3,19 @@
 Times are microseconds, of one clock; the host launches far ahead of the GPU, as it does.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.clock import HostClock
-from ddp_bench.bench.measure.trace import Event, bucket_runs, communication_and_compute, in_steps, overlap_pct
-from ddp_bench.bench.results.measured import TRACE_FAILED, BlockTimes
+from ddp_bench.bench.measure.trace import bucket_runs, communication_and_compute, in_steps, overlap_pct
+from ddp_bench.bench.results.measured import TRACE_FAILED
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -28,26 +25,24 @@ HOST, GPU = 4711, 0
 DEFAULT_STREAM, NCCL_STREAM = 7, 40
 
 
-def event(cat: str, name: str, ts: float, dur: float, tid: int = HOST, **args: Any) -> Event:
+def event(cat, name, ts, dur, tid=HOST, **args):
     pid = GPU if tid in (DEFAULT_STREAM, NCCL_STREAM) else HOST
     return {
         "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args
     }  # fmt: skip
 
 
-def annotation(name: str, ts: float, dur: float) -> Event:
+def annotation(name, ts, dur):
     return event("user_annotation", name, ts, dur, **{"External id": int(ts), "Ev Idx": 1})
 
 
-def copies(name: str, ts: float, dur: float) -> list[Event]:
+def copies(name, ts, dur):
     """What kineto draws of an annotation on each stream that a kernel below it ran on."""
     streams = (DEFAULT_STREAM, NCCL_STREAM)
     return [event("gpu_user_annotation", name, ts + i, dur, s) for i, s in enumerate(streams)]
 
 
-def kernel(
-    name: str, launched: float, ts: float, dur: float, *, by: tuple[str, str] = ("cuda_runtime", "")
-) -> list[Event]:
+def kernel(name, launched, ts, dur, *, by=("cuda_runtime", "")):
     """A kernel and its launch, which have the correlation in common."""
     stream = NCCL_STREAM if name.startswith("nccl") else DEFAULT_STREAM
     same = {"correlation": int(launched), "External id": int(launched) + 1}
@@ -58,7 +53,7 @@ def kernel(
     ]
 
 
-def step_of(host: float, gpu: float) -> list[Event]:
+def step_of(host, gpu):
     """A step with two buckets, for which the host takes 100 and the GPU 400.
 
     On the GPU: broadcast of buffers 0-10, forward 10-110, backward 110-310, all-reduces 150-250 and 260-360,
@@ -90,36 +85,36 @@ OVERLAP = 100 * (100 + 50) / (10 + 100 + 100)
 """Of `ONE_STEP`: broadcasts are communication, too."""
 
 
-def test_buckets_count_from_the_first_kernel_of_the_backward() -> None:
+def test_buckets_count_from_the_first_kernel_of_the_backward():
     assert bucket_runs(ONE_STEP, 2) == RUNS_OF_ONE
 
 
-def test_copies_of_annotations_on_streams_are_no_steps() -> None:
+def test_copies_of_annotations_on_streams_are_no_steps():
     """The backward's copy ends with what its own thread launched, kineto#1022: 2112 instead of 2310."""
     shown = [*copies("step", 2000, 5), *copies("backward", 2110, 2), *copies("nccl:all_reduce", 2150, 100)]
     assert bucket_runs([*shown, *ONE_STEP], 2) == RUNS_OF_ONE
 
 
-def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
+def test_a_kernel_belongs_to_the_step_that_launched_it():
     """The GPU begins the first step when the host has launched both."""
     second = (2510, [(2550, 2650), (2660, 2760)])
     assert bucket_runs(TWO_STEPS, 2) == [*RUNS_OF_ONE, second]
 
 
-def test_of_several_backwards_the_last_counts() -> None:
+def test_of_several_backwards_the_last_counts():
     """Two micro-batches: the first accumulates without communication."""
     first = [annotation("backward", 1003, 2), *kernel("dgrad", 1004, 1990, 5)]
     assert bucket_runs([*ONE_STEP, *first], 2) == RUNS_OF_ONE
 
 
 @pytest.mark.parametrize("name", [OLDER_NCCL, SYMMETRIC_NCCL])
-def test_names_of_other_versions(name: str) -> None:
+def test_names_of_other_versions(name):
     renamed = [{**e, "name": e["name"].replace(NCCL, name)} for e in ONE_STEP]
     assert bucket_runs(renamed, 2) == RUNS_OF_ONE
     assert overlap_pct(*communication_and_compute(renamed)) == pytest.approx(OVERLAP)
 
 
-def test_a_kernel_without_its_launch_is_placed_by_its_own_time() -> None:
+def test_a_kernel_without_its_launch_is_placed_by_its_own_time():
     """A GPU that keeps up with its host; 0 is CUPTI's word for no correlation."""
     close = [e for e in step_of(1000, 1000) if e["cat"] not in ("cuda_runtime", "cuda_driver")]
     wanted = [(1110, [(1150, 1250), (1260, 1360)])]
@@ -129,14 +124,14 @@ def test_a_kernel_without_its_launch_is_placed_by_its_own_time() -> None:
     assert bucket_runs([*unknown, *without], 2) == wanted
 
 
-def test_one_all_reduce_too_many_says_nothing_of_buckets() -> None:
+def test_one_all_reduce_too_many_says_nothing_of_buckets():
     """`find_unused_parameters` adds one; PowerSGD and SyncBatchNorm have others."""
     extra = kernel(NCCL.replace("f32", "u32"), 1070, 2361, 5)
     assert bucket_runs([*ONE_STEP, *extra], 2) == []
     assert bucket_runs([*TWO_STEPS, *extra], 2) == [], "nor of the other step's"
 
 
-def test_what_precedes_the_steps_does_not_count() -> None:
+def test_what_precedes_the_steps_does_not_count():
     """The small all-reduce, and the step to warm up; what it launched last runs beside the second bucket."""
     warm_up = [e for e in step_of(900, 1600) if e["name"] not in ("step", "backward")]
     before = [*kernel(NCCL, 850, 1500, 30), annotation("warm-up", 900, 100), *warm_up]
@@ -147,7 +142,7 @@ def test_what_precedes_the_steps_does_not_count() -> None:
     assert overlap_pct(*communication_and_compute([*before, *ONE_STEP])) != pytest.approx(OVERLAP)
 
 
-def test_without_a_step_everything_counts() -> None:
+def test_without_a_step_everything_counts():
     events = [e for e in ONE_STEP if e["name"] != "step"]
     assert in_steps(events) == events
     assert bucket_runs(events, 2) == []
@@ -166,35 +161,35 @@ GLOO_ON_A_GPU = [
 ]
 
 
-def test_gloo_on_a_gpu_runs_beside_kernels_alone() -> None:
+def test_gloo_on_a_gpu_runs_beside_kernels_alone():
     """All-reduce 50-90, kernel 30-70: neither the operator until 80 nor the copies are compute."""
     assert overlap_pct(*communication_and_compute(GLOO_ON_A_GPU)) == 100 * 20 / 40
     assert bucket_runs(GLOO_ON_A_GPU, 1) == [(30, [(50, 90)])]
 
 
-def traced(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes, list[str]]:
+def traced(events, monkeypatch):
     """A trace pass on a GPU whose profiler saw `events`, and what was done meanwhile."""
     return traced_to(json.dumps({"schemaVersion": 1, "traceEvents": events}), monkeypatch)
 
 
-def traced_to(content: str, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes, list[str]]:
+def traced_to(content, monkeypatch):
     """The same where the profiler's file has this content."""
-    done: list[str] = []
+    done = []
 
-    def profile(**_: Any) -> nullcontext[Any]:
+    def profile(**_):
         return nullcontext(SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text(content)))
 
     monkeypatch.setattr(trace, "profile", profile)
     monkeypatch.setattr(trace, "make_clock", lambda _: HostClock())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("wait"))
-    trainer: Any = SimpleNamespace(
+    trainer = SimpleNamespace(
         step=lambda: done.append("step"), hooked=lambda around: nullcontext(done.append(around.__name__))
     )
     device = torch.device("cuda", 0)
     return trace.run_trace(trainer, 1, device, [2**20, 2**22], group=None, keep=True), done
 
 
-def test_the_step_that_warms_up_is_neither_timed_nor_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_that_warms_up_is_neither_timed_nor_evaluated(monkeypatch):
     warm_up = [e for e in step_of(900, 1600) if e["name"] not in ("step", "backward")]
     times, done = traced([*warm_up, *ONE_STEP], monkeypatch)
     assert done == ["wait", "step", "record_function", "step"]
@@ -208,7 +203,7 @@ def test_the_step_that_warms_up_is_neither_timed_nor_evaluated(monkeypatch: pyte
     assert kept["traceEvents"][: -len(drawn)] == [*warm_up, *ONE_STEP], "the trace is kept as it was"
 
 
-def test_a_trace_without_kernels_says_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_without_kernels_says_nothing_of_a_gpu(monkeypatch):
     """CUPTI was not to be had: the host's operators and gloo's threads are there all the same."""
     host = [e for e in GLOO_ON_A_GPU if e["cat"] in ("user_annotation", "cpu_op")]
     times, _ = traced(host, monkeypatch)
@@ -218,9 +213,7 @@ def test_a_trace_without_kernels_says_nothing_of_a_gpu(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "content", ['{"traceEvents": [{"ph": "X", "na', "", "[]", '{"traceEvents": [{"ph": "X"}]}']
 )
-def test_a_trace_that_cannot_be_read_costs_the_pass_its_detail_alone(
-    content: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_that_cannot_be_read_costs_the_pass_its_detail_alone(content, monkeypatch):
     times, done = traced_to(content, monkeypatch)
     assert (len(times.steps_ms), set(times.detail)) == (1, {TRACE_FAILED})
     assert done == ["wait", "step", "record_function", "step"]

@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 import pytest
@@ -14,10 +10,10 @@ from ddp_bench.bench.lab.main import visible_gpus
 from ddp_bench.bench.manifest import Gpu, GpuPair
 
 
-def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
+def two_a100(states=12):
     """Answers of two A100 joined by NVLink: the first shared and capped, the second idle."""
 
-    def nvlink(_: str, link: int) -> int:
+    def nvlink(_, link):
         if link >= states:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return 1
@@ -56,13 +52,13 @@ def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
     }
 
 
-def test_a_gpu_that_supports_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_supports_no_reading(monkeypatch):
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
     monkeypatch.setattr(gpus, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
     assert gpus.gpus() == [Gpu(), Gpu()]
 
 
-def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_manifest_keeps_of_gpus(monkeypatch):
     monkeypatch.setattr(gpus, "pynvml", Nvml(two_a100()))
     first, second = gpus.gpus()
     assert first == Gpu(
@@ -90,13 +86,13 @@ def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("MIG-1234", [0, 1, 2]),  # old drivers have other names for slices
     ],
 )
-def test_visible_devices(setting: str | None, chosen: list[int]) -> None:
+def test_visible_devices(setting, chosen):
     names = [["GPU-aa11"], ["GPU-bb22", "MIG-b111", "MIG-b222"], ["GPU-cc33"]]
     assert gpus.visible(setting, names) == chosen
 
 
 @pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
+def two(monkeypatch):
     """NVML's answers of the two A100, to be changed."""
     answers = two_a100()
     monkeypatch.setattr(gpus, "pynvml", Nvml(answers))
@@ -105,7 +101,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
 
 
 @pytest.mark.usefixtures("two")
-def test_gpus_are_those_that_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_that_cuda_sees(monkeypatch):
     a, b = "GPU-a1234567", "GPU-b1234567"
     assert [gpu.uuid for gpu in gpus.gpus()] == visible_gpus() == [a, b]
     assert [gpu.uuid for gpu in gpus.gpus([b, a])] == [b, a]
@@ -118,8 +114,8 @@ def test_gpus_are_those_that_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus.gpus() == []
 
 
-def test_a_gpu_that_a_cgroup_keeps_away_is_none(two: dict[str, Callable[..., Any]]) -> None:
-    def handle(index: int) -> str:
+def test_a_gpu_that_a_cgroup_keeps_away_is_none(two):
+    def handle(index):
         if index == 0:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
         return "b"
@@ -129,7 +125,7 @@ def test_a_gpu_that_a_cgroup_keeps_away_is_none(two: dict[str, Callable[..., Any
     assert gpus.pairs(["GPU-a1234567", "GPU-b1234567"]) == []
 
 
-def test_pairs_are_told_by_the_places_of_their_uuids(two: dict[str, Callable[..., Any]]) -> None:
+def test_pairs_are_told_by_the_places_of_their_uuids(two):
     two["nvmlDeviceGetP2PStatus"] = lambda a, b, index: int(
         (a, b, index) != ("b", "a", pynvml.NVML_P2P_CAPS_INDEX_WRITE)
     )
@@ -137,8 +133,8 @@ def test_pairs_are_told_by_the_places_of_their_uuids(two: dict[str, Callable[...
     assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True, path="NODE")]
 
 
-def test_a_slice_is_its_parent_and_says_mig(two: dict[str, Callable[..., Any]]) -> None:
-    def slot(_: str, number: int) -> str:
+def test_a_slice_is_its_parent_and_says_mig(two):
+    def slot(_, number):
         if number != 2:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return "slice"
@@ -154,10 +150,10 @@ def test_a_slice_is_its_parent_and_says_mig(two: dict[str, Callable[..., Any]]) 
     assert gpus.pairs(["GPU-a1234567", "GPU-5117e"]) == [GpuPair(first=0, second=1)]
 
 
-def test_a_gpu_that_fell_off_the_bus_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_fell_off_the_bus_hides_no_other(monkeypatch):
     whole = two_a100()
 
-    def handle(index: int) -> Any:
+    def handle(index):
         if index == 0:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return whole["nvmlDeviceGetHandleByIndex"](index) if "nvmlDeviceGetHandleByIndex" in whole else index

@@ -1,21 +1,15 @@
 """The path that imports from another checkout, against what Python imports."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 from made_project import commit
 
 from ddp_bench.bench.gate.importing import moved_folder, moved_path
 
 
-def test_everything_of_the_repository_is_moved_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_of_the_repository_is_moved_and_nothing_else(tmp_path, monkeypatch):
     """The oracle is Python itself: where it imports from with that path."""
     top, place, other = (tmp_path / name for name in ("mynet", "checkout", "other"))
     old = {"src/net_e.py": "", "libs/net_f.py": ""}
@@ -45,7 +39,7 @@ def test_everything_of_the_repository_is_moved_and_nothing_else(
     assert said.split() == [str(file) for file in wanted]
 
 
-def test_a_folder_of_the_repository_is_moved_and_one_elsewhere_stays(tmp_path: Path) -> None:
+def test_a_folder_of_the_repository_is_moved_and_one_elsewhere_stays(tmp_path):
     top, inner, place = tmp_path / "mynet", tmp_path / "mynet" / "a", tmp_path / "mynet" / "tmp" / "checkout"
     assert moved_folder(inner, top, place) == place / "a"
     assert moved_folder(tmp_path, top, place) == tmp_path

@@ -1,10 +1,7 @@
 """The lab's command line: whatever cannot be done is one line on stderr and exit code 2."""
 
-from __future__ import annotations
-
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ from ddp_bench.bench.package import own_command
 COMMAND = ["--", "python", "-m", "bench.run", "--rate", "x"]
 
 
-def test_options_end_at_the_dashes() -> None:
+def test_options_end_at_the_dashes():
     options = lab.parse(["--hosts", "3", "--rate", "200mbit", "--ranks-per-host", "2", "--quiet", *COMMAND])
     assert options == lab.LabOptions(
         num_hosts=3,
@@ -47,9 +44,7 @@ def test_options_end_at_the_dashes() -> None:
         (["--hosts", "2", "--rate", "1gbit,2gbit", "--", "python", "-m", "bench.tune"], "bench.run"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
-    options: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(options, named, capsys):
     assert lab.main(options) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -58,7 +53,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert named in printed.err
 
 
-def test_each_rate_gets_a_lab_of_its_own() -> None:
+def test_each_rate_gets_a_lab_of_its_own():
     given = ["--hosts", "3", "--rate", "200mbit,2500mbit", "--delay", "1ms", "--ranks-per-host", "2"]
     options = lab.parse([*given, "--", "python", "-m", "bench.run", "--out", "x-{rate}"])
     commands = rates.commands(options.links, given, options.command)
@@ -74,7 +69,7 @@ def test_each_rate_gets_a_lab_of_its_own() -> None:
         )
 
 
-def test_help_explains_the_link(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_the_link(capsys):
     with pytest.raises(SystemExit) as ended:
         lab.main(["--help"])
     assert ended.value.code == 0
@@ -85,9 +80,7 @@ def test_help_explains_the_link(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("missing", ["ip", "tc", "nsenter", "setpriv", "unshare"])
-def test_a_missing_tool_is_named_with_its_package(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     for tool in {"ip", "tc", "nsenter", "setpriv", "unshare"} - {missing}:
         (tmp_path / tool).write_text("#!/bin/sh\n")
@@ -96,7 +89,7 @@ def test_a_missing_tool_is_named_with_its_package(
         namespaces.require_support(os.fspath(tmp_path))
 
 
-def test_other_systems_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_are_told_so(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match="needs Linux"):
         namespaces.require_support()

@@ -1,7 +1,5 @@
 """The lab's plan: rates, shares, commands and exit codes."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re
@@ -45,7 +43,7 @@ from ddp_bench.bench.package import own_command
         ("100gbit", 100_000_000_000, "100gbit"),
     ],
 )
-def test_a_rate_is_decimal_and_has_one_label(text: str, bit_per_s: int, label: str) -> None:
+def test_a_rate_is_decimal_and_has_one_label(text, bit_per_s, label):
     assert parse_rate(text) == bit_per_s
     assert ShapedLink(bit_per_s).label == label
 
@@ -68,27 +66,25 @@ def test_a_rate_is_decimal_and_has_one_label(text: str, bit_per_s: int, label: s
         "1gbit\n",
     ],
 )
-def test_anything_else_is_no_rate(text: str) -> None:
+def test_anything_else_is_no_rate(text):
     with pytest.raises(UsageError, match="rate"):
         parse_rate(text)
 
 
-def test_a_delay_joins_the_label() -> None:
+def test_a_delay_joins_the_label():
     assert ShapedLink(10**9, parse_delay("1ms")).label == "1gbit+1ms"
     assert ShapedLink(10**9, parse_delay("0.5ms")).label == "1gbit+500us"
     assert ShapedLink(10**9, parse_delay("2s")).label == "1gbit+2s"
 
 
 @pytest.mark.parametrize("text", ["", "1", "0ms", "-1ms", "1m", "1min", "11s", "0.1us"])
-def test_anything_else_is_no_delay(text: str) -> None:
+def test_anything_else_is_no_delay(text):
     with pytest.raises(UsageError, match="delay"):
         parse_delay(text)
 
 
 @given(st.integers(1, 200), st.integers(2, 64))
-def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few(
-    items: int, hosts: int
-) -> None:
+def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few(items, hosts):
     found = shares(range(items), hosts)
     assert [len(share) for share in found] == [max(1, items // hosts)] * hosts
     assert all(share == list(range(share[0], share[0] + len(share))) for share in found)
@@ -100,7 +96,7 @@ def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few
         assert set(given_out) == set(range(items))
 
 
-def test_nothing_to_share_is_an_empty_share_each() -> None:
+def test_nothing_to_share_is_an_empty_share_each():
     assert shares([], 3) == [[], [], []]
 
 
@@ -118,7 +114,7 @@ def test_nothing_to_share_is_an_empty_share_each() -> None:
         ([-15, 5, 6], 5),
     ],
 )
-def test_the_code_a_program_chose_beats_those_of_its_victims(codes: list[int], expected: int) -> None:
+def test_the_code_a_program_chose_beats_those_of_its_victims(codes, expected):
     assert job_exit_code(codes) == expected
 
 
@@ -135,14 +131,14 @@ PYTHON = "/opt/env/bin/python3.12"
         ["bench.run"],
     ],
 )
-def test_every_form_of_bench_run_is_the_same_command(words: list[str]) -> None:
+def test_every_form_of_bench_run_is_the_same_command(words):
     command = resolved([*words, "--gpus", "1,2"], PYTHON)
     assert command == own_command("run", "--gpus", "1,2", python=PYTHON)
     assert is_bench_run(command)
     assert resolved(command, PYTHON) == command, "a lab of several rates starts labs of one"
 
 
-def test_a_script_runs_under_the_interpreter_of_the_lab() -> None:
+def test_a_script_runs_under_the_interpreter_of_the_lab():
     assert resolved(["python", "train.py", "--lr", "1"], PYTHON) == [PYTHON, "train.py", "--lr", "1"]
     assert resolved(["python", "-m", "mine.train"], PYTHON) == [PYTHON, "-m", "mine.train"]
     assert resolved(["sh", "-c", "true"], PYTHON) == ["sh", "-c", "true"]
@@ -152,7 +148,7 @@ def test_a_script_runs_under_the_interpreter_of_the_lab() -> None:
 @pytest.mark.parametrize(
     "words", [["torchrun"], ["/usr/bin/torchrun"], ["python", "-m", "torch.distributed.run"]]
 )
-def test_torchrun_starts_the_ranks_of_a_host_itself(words: list[str]) -> None:
+def test_torchrun_starts_the_ranks_of_a_host_itself(words):
     command = resolved([*words, "train.py"], PYTHON)
     assert command == [PYTHON, "-m", "torch.distributed.run", "train.py"]
     assert is_torchrun(command)
@@ -160,12 +156,12 @@ def test_torchrun_starts_the_ranks_of_a_host_itself(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["python"], ["python3.12"], ["no-such-program", "x"]])
-def test_what_is_no_command_is_refused_with_an_example(words: list[str]) -> None:
+def test_what_is_no_command_is_refused_with_an_example(words):
     with pytest.raises(UsageError, match=r"as in -- python\S* train.py"):
         resolved(words, PYTHON)
 
 
-def test_torchrun_is_told_where_it_is_by_the_variables_that_it_reads() -> None:
+def test_torchrun_is_told_where_it_is_by_the_variables_that_it_reads():
     job = HostJob(host=1, num_hosts=3, ranks_per_host=2, run_id="x", command=[])
     with unittest.mock.patch.dict(os.environ, torchrun_environment(job)):
         options = get_args_parser().parse_args(["train.py"])
@@ -175,19 +171,19 @@ def test_torchrun_is_told_where_it_is_by_the_variables_that_it_reads() -> None:
 
 
 @given(st.integers(MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S))
-def test_the_bucket_holds_a_packet_and_outlasts_a_late_kernel(rate: int) -> None:
+def test_the_bucket_holds_a_packet_and_outlasts_a_late_kernel(rate):
     burst = ShapedLink(rate).burst_bytes
     assert burst > 65536 + 1514, "or the kernel cuts every large segment in software"
     assert burst * 8 / rate >= 0.00199
 
 
 @given(st.integers(100_000_000, MAX_RATE_BIT_PER_S))
-def test_the_queue_drops_no_tail_of_a_message(rate: int) -> None:
+def test_the_queue_drops_no_tail_of_a_message(rate):
     assert ShapedLink(rate).queue_bytes > 4_194_304, "what tcp_wmem lets a connection have in flight"
     assert ShapedLink(rate).queue_bytes * 8 / rate < 0.6
 
 
-def test_both_ends_of_a_link_are_shaped_alike_and_only_the_host_delays() -> None:
+def test_both_ends_of_a_link_are_shaped_alike_and_only_the_host_delays():
     link = ShapedLink(10**9, 0.001)
     host = shaping_commands("eth0", link, leaves_host=True)
     switch = shaping_commands("host0", link, leaves_host=False)
@@ -195,11 +191,11 @@ def test_both_ends_of_a_link_are_shaped_alike_and_only_the_host_delays() -> None
     assert "rate 1000000000bit" in host[0]
     assert len(switch) == 1
     assert "netem delay 1000us" in host[1]
-    limit = int(re.search(r"limit (\d+)", host[1])[1])  # type: ignore[index]
+    limit = int(re.search(r"limit (\d+)", host[1])[1])
     assert limit * 1500 * 8 >= 10**9 * link.delay_s, "netem must hold what is in flight"
 
 
-def test_every_host_has_a_private_address_of_one_network() -> None:
+def test_every_host_has_a_private_address_of_one_network():
     addresses = [ipaddress.ip_address(address(host)) for host in range(MAX_HOSTS)]
     assert len(set(addresses)) == MAX_HOSTS
     assert all(address.is_private for address in addresses)
@@ -208,7 +204,7 @@ def test_every_host_has_a_private_address_of_one_network() -> None:
     }
 
 
-def test_a_host_knows_its_name_link_and_gpus() -> None:
+def test_a_host_knows_its_name_link_and_gpus():
     environment = host_environment(1, ShapedLink(10**9), ["4", "5"])
     assert environment["BENCH_HOST"] == "host1"
     assert environment["BENCH_LINK"] == "1gbit"
@@ -217,7 +213,7 @@ def test_a_host_knows_its_name_link_and_gpus() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in host_environment(1, ShapedLink(10**9), [])
 
 
-def test_the_summary_says_when_hosts_share_cores() -> None:
+def test_the_summary_says_when_hosts_share_cores():
     link = ShapedLink(10**9)
     assert "shared" not in summary(2, 1, link, [[0, 1], [2, 3]])
     assert "1 CPU core per host, shared between hosts" in summary(3, 1, link, [[0], [1], [0]])

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.results.store import FolderLock
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_one_at_a_time(tmp_path):
     lock = FolderLock(tmp_path)
     with pytest.raises(UsageError, match=f"in use by another run .process {os.getpid()} "):
         FolderLock(tmp_path)
@@ -17,7 +16,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     FolderLock(tmp_path).release()
 
 
-def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):
     code = (
         "import sys, pathlib; from ddp_bench.bench.results.store import FolderLock;"
         "x = FolderLock(pathlib.Path(sys.argv[1]));"
@@ -25,7 +24,6 @@ def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(UsageError, match=f"process {other.pid}"):
             FolderLock(tmp_path)

@@ -1,24 +1,14 @@
 """Rates of a device by itself: exact on a clock made by hand, plausible on this machine's."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Sequence
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from ddp_bench.bench.manifest import DeviceRates
 from ddp_bench.bench.measure import matrix_rate
-from ddp_bench.bench.measure.matrix_rate import (
-    LEAST_REPETITIONS,
-    MATRIX_SIZE,
-    MOST_REPETITIONS,
-    DeviceMeter,
-)
+from ddp_bench.bench.measure.matrix_rate import LEAST_REPETITIONS, MATRIX_SIZE, MOST_REPETITIONS, DeviceMeter
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.run.alone import measure_rates
@@ -35,27 +25,27 @@ FLOPS = 2 * MATRIX_SIZE["cpu"] ** 3
 class HandClock:
     """Says that work `i` of a block took `times_ms[i]`, and all after the last as long as that."""
 
-    def __init__(self, times_ms: Sequence[float]) -> None:
-        self.said: list[str] = []
+    def __init__(self, times_ms):
+        self.said = []
         self._times_ms = times_ms
 
-    def begin(self) -> None:
+    def begin(self):
         self.mark()
 
-    def mark(self) -> None:
+    def mark(self):
         self.said.append("mark")
 
-    def read_ms(self) -> list[float]:
+    def read_ms(self):
         since = " ".join(self.said).rpartition("read")[2]
         self.said.append("read")
         last = len(self._times_ms) - 1
         return [self._times_ms[min(i, last)] for i in range(since.count("mark") - 1)]
 
 
-def timed_by(monkeypatch: pytest.MonkeyPatch, *times_ms: float) -> list[HandClock]:
-    made: list[HandClock] = []
+def timed_by(monkeypatch, *times_ms):
+    made = []
 
-    def make(_: torch.device) -> HandClock:
+    def make(_):
         made.append(HandClock(times_ms))
         return made[-1]
 
@@ -63,7 +53,7 @@ def timed_by(monkeypatch: pytest.MonkeyPatch, *times_ms: float) -> list[HandCloc
     return made
 
 
-def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch):
     timed_by(monkeypatch, 10.0, 8.0, 20.0)  # so long that each is repeated three times
     found = DeviceMeter(CPU, "fp32").measured()
     assert found == pytest.approx(
@@ -76,17 +66,15 @@ def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_the_product_is_in_the_arithmetic_of_autocast(precision: str, dtype: torch.dtype) -> None:
+def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype):
     with torch.autocast("cpu", dtype, enabled=precision != "fp32"):
         expected = torch.mm(torch.zeros(1, 1), torch.zeros(1, 1)).dtype
     meter = DeviceMeter(CPU, precision)
     assert {factor.dtype for factor in (*meter._factors, meter._product)} == {dtype} == {expected}
 
 
-def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    meter: Any = object.__new__(DeviceMeter)
+def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(monkeypatch):
+    meter = object.__new__(DeviceMeter)
     meter._device = torch.device("cuda")
     made = timed_by(monkeypatch, 10.0)
     meter._multiply = lambda: made[0].said.append("work")
@@ -100,11 +88,11 @@ def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(
     ("once_ms", "expected"),
     [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, LEAST_REPETITIONS)],
 )
-def test_repetitions_fill_the_time_within_limits(once_ms: float, expected: int) -> None:
+def test_repetitions_fill_the_time_within_limits(once_ms, expected):
     assert matrix_rate._repetitions(0.1, once_ms) == expected
 
 
-def _plain_ms(work: Callable[[], object]) -> float:
+def _plain_ms(work):
     times = []
     for _ in range(6):
         began = time.perf_counter()
@@ -113,7 +101,7 @@ def _plain_ms(work: Callable[[], object]) -> float:
     return median(times[1:])
 
 
-def test_this_cpu_is_as_fast_as_plain_timing_finds_it() -> None:
+def test_this_cpu_is_as_fast_as_plain_timing_finds_it():
     """Within a factor of ten, for what else runs here; a wrong unit or size is further away."""
     size = MATRIX_SIZE["cpu"]
     a = torch.randn(size, size)
@@ -124,30 +112,30 @@ def test_this_cpu_is_as_fast_as_plain_timing_finds_it() -> None:
 class FakeWorkers:
     """Two workers, of which the second one says why it cannot at some counts."""
 
-    def __init__(self, fails: Sequence[str] = ()) -> None:
-        self.asked: list[tuple[str, list[str]]] = []
+    def __init__(self, fails=()):
+        self.asked = []
         self._fails = fails
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 2
 
-    def values(self, commands: dict[int, m.Command], _: Any, what: str, limit_s: float) -> dict[int, Any]:
+    def values(self, commands, _, what, limit_s):
         assert limit_s == preparing_s(SETTINGS)
         self.asked.append((what, [command.name for command in commands.values()]))
         told = {"matrix_tflop_per_s": 1.0}
         return {0: told, 1: "OutOfMemoryError: full" if what in self._fails else told}
 
 
-def rates(workers: Any, *counts: int) -> tuple[list[DeviceRates], list[str]]:
+def rates(workers, *counts):
     """With what the user hears."""
-    plan: Any = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
-    skipped: Any = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
-    recorder: Any = SimpleNamespace(note=lambda *_: None)
-    said: list[str] = []
+    plan = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
+    skipped = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
+    recorder = SimpleNamespace(note=lambda *_: None)
+    said = []
     return measure_rates(workers, recorder, [*plan, skipped], SETTINGS, said.append), said
 
 
-def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks() -> None:
+def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks():
     workers = FakeWorkers()
     found, said = rates(workers, 2, 1, 2, 4)
     assert workers.asked == [
@@ -160,14 +148,14 @@ def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks() -> N
     assert not said
 
 
-def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told() -> None:
+def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told():
     found, said = rates(FakeWorkers(fails=["the rates of 2 devices"]), 1, 2)
     assert [row.num_devices for row in found] == [1]
     assert said == ["the rates of 2 devices are not known: OutOfMemoryError: full"]
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+def rank(monkeypatch):
     monkeypatch.setattr("torch.distributed.barrier", lambda: None)
     found = Rank(0, 0)
     found.place = Place(rank=0, local_rank=0, device=CPU, cores=(0,))
@@ -175,16 +163,16 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     return found
 
 
-def test_a_device_without_the_memory_says_why(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: DeviceMeter) -> dict[str, float]:
+def test_a_device_without_the_memory_says_why(rank, monkeypatch):
+    def full(_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(DeviceMeter, "measured", full)
     assert rank.do(m.Rate()).value == "OutOfMemoryError: CUDA out of memory"
 
 
-def test_a_broken_device_starts_the_ranks_again(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: DeviceMeter) -> dict[str, float]:
+def test_a_broken_device_starts_the_ranks_again(rank, monkeypatch):
+    def broken(_):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(DeviceMeter, "measured", broken)

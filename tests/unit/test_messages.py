@@ -1,9 +1,5 @@
 """What conductor and workers send each other arrives as it was; nothing else is taken."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import msgspec
 import pytest
 from made import case_of
@@ -31,7 +27,7 @@ SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="
     ],
     ids=lambda one: one.name,
 )
-def test_a_command_arrives_as_it_was_sent(command: m.Command) -> None:
+def test_a_command_arrives_as_it_was_sent(command):
     line = m.encode(command)
     assert line.count(b"\n") == 1
     assert m.decode(line, m.AnyCommand) == command
@@ -53,23 +49,23 @@ def test_a_command_arrives_as_it_was_sent(command: m.Command) -> None:
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_a_result_arrives_as_it_was_sent(value: Any) -> None:
+def test_a_result_arrives_as_it_was_sent(value):
     found = m.decode(m.encode(m.Report(value=value)), m.AnyAnswer)
     assert msgspec.convert(found.value, type(value)) == value
 
 
-def test_what_is_not_finite_arrives_as_nothing() -> None:
+def test_what_is_not_finite_arrives_as_nothing():
     found = m.decode(m.encode(m.Report(value=[float("nan"), float("inf"), 1.0])), m.AnyAnswer)
     assert found.value == [None, None, 1.0]
 
 
 class Unknown:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         raise AssertionError("it is pickled")
 
 
 @pytest.mark.parametrize("value", [object(), Unknown(), print])
-def test_nothing_else_is_sent(value: Any) -> None:
+def test_nothing_else_is_sent(value):
     with pytest.raises(TypeError):
         m.encode(m.Report(value=value))
 
@@ -81,6 +77,6 @@ def test_nothing_else_is_sent(value: Any) -> None:
         *(b'{"do": "block"}', b'{"do": "drop", "index": "x"}', b'{"is": "report"}'),
     ],
 )
-def test_what_no_conductor_sent_is_refused(line: bytes) -> None:
+def test_what_no_conductor_sent_is_refused(line):
     with pytest.raises(ValueError, match=r"."):
         m.decode(line, m.AnyCommand)

@@ -1,14 +1,10 @@
 """What is said of a workload whose functions take or return something else than they should."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from ddp_bench.bench.errors import UsageError, UserCodeError
@@ -16,25 +12,24 @@ from ddp_bench.models.checks import checked
 from ddp_bench.models.workload import Workload, loss_function, make_batch
 
 
-def rows(batch_size: int, generator: torch.Generator) -> Any:
+def rows(batch_size, generator):
     return torch.randn(batch_size, 4, generator=generator), torch.zeros(batch_size, 3)
 
 
-def workload(**changes: Any) -> Workload:
-    given: dict[str, Any] = {"module": lambda: nn.Linear(4, 3), "batch": rows, "loss": functional.mse_loss}
+def workload(**changes):
+    given = {"module": lambda: nn.Linear(4, 3), "batch": rows, "loss": functional.mse_loss}
     return Workload(**{"name": "mine"} | given | changes)
 
 
-def by_batch(model: Any, batch: Any) -> Tensor:
-    loss: Tensor = model(batch["x"]).mean()
-    return loss
+def by_batch(model, batch):
+    return model(batch["x"]).mean()
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_):
     return None
 
 
-def refused(**changes: Any) -> str:
+def refused(**changes):
     with pytest.raises(UsageError) as caught:
         checked(workload(**changes))
     assert not isinstance(caught.value, UserCodeError)
@@ -42,19 +37,19 @@ def refused(**changes: Any) -> str:
     return str(caught.value)
 
 
-def one(x: Any) -> Any:
+def one(x):
     return x
 
 
-def three(x: Any, y: Any, z: Any) -> Any:
+def three(x, y, z):
     return x, y, z
 
 
-def typed(n: int, /, *, generator: torch.Generator) -> Tensor:
+def typed(n, /, *, generator):
     return torch.zeros(n).normal_(generator=generator)
 
 
-def returning(make: Callable[[Any, Any], Any]) -> dict[str, Any]:
+def returning(make):
     """A batch of what `make` makes of the usual inputs and targets."""
     return {"batch": lambda n, generator: make(*rows(n, generator))}
 
@@ -83,19 +78,17 @@ PAIR = "must return (inputs, targets), or the workload needs batch_loss(model, b
         ("layers", three, "takes (x, y, z); it is called as layers(module)"),
     ],
 )
-def test_a_signature_that_does_not_fit_is_shown_beside_the_expected_one(
-    field: str, function: Any, said: str
-) -> None:
+def test_a_signature_that_does_not_fit_is_shown_beside_the_expected_one(field, function, said):
     assert f"`{field}` of workload mine {said}" in refused(**{field: function})
 
 
-def test_the_signature_of_batch_loss() -> None:
+def test_the_signature_of_batch_loss():
     said = "takes (x); it is called as batch_loss(model, batch)"
     assert said in refused(loss=functional.cross_entropy, batch_loss=one)
 
 
 @pytest.mark.parametrize("fits", [rows, partial(rows), lambda *given: rows(given[0], given[1])])
-def test_what_can_be_called_as_expected_is_taken(fits: Any) -> None:
+def test_what_can_be_called_as_expected_is_taken(fits):
     assert checked(workload(batch=fits, loss=nn.MSELoss(), optimizer=torch.optim.Adam)).name == "mine"
 
 
@@ -135,12 +128,12 @@ def test_what_can_be_called_as_expected_is_taken(fits: Any) -> None:
         ),
     ],
 )
-def test_a_result_that_does_not_fit_is_described(changes: Any, said: str) -> None:
+def test_a_result_that_does_not_fit_is_described(changes, said):
     assert said in refused(**changes)
 
 
-def test_what_the_meta_device_refuses_is_left_to_the_proof() -> None:
-    def read(outputs: Tensor, _: Tensor) -> float:
+def test_what_the_meta_device_refuses_is_left_to_the_proof():
+    def read(outputs, _):
         return outputs.mean().item()
 
     assert checked(workload(loss=read)).name == "mine"
@@ -158,7 +151,7 @@ def test_what_the_meta_device_refuses_is_left_to_the_proof() -> None:
         ),
     ],
 )
-def test_a_workload_that_lacks_a_function_or_has_one_too_many(given: Any, said: str) -> None:
+def test_a_workload_that_lacks_a_function_or_has_one_too_many(given, said):
     with pytest.raises(UsageError) as caught:
         Workload(**given)
     assert said in str(caught.value)
@@ -173,8 +166,8 @@ def test_a_workload_that_lacks_a_function_or_has_one_too_many(given: Any, said: 
         ([torch.zeros(2)], (([torch.zeros(2)],), {})),
     ],
 )
-def test_inputs_go_to_the_module_as_arguments(inputs: Any, called: Any) -> None:
-    def model(*arguments: Any, **named: Any) -> Tensor:
+def test_inputs_go_to_the_module_as_arguments(inputs, called):
+    def model(*arguments, **named):
         assert str((arguments, named)) == str(called)
         return torch.ones(())
 
@@ -182,8 +175,8 @@ def test_inputs_go_to_the_module_as_arguments(inputs: Any, called: Any) -> None:
     assert found.item() == 3
 
 
-def test_with_batch_loss_a_batch_has_any_shape() -> None:
-    def ragged(n: int, generator: torch.Generator) -> Any:
+def test_with_batch_loss_a_batch_has_any_shape():
+    def ragged(n, generator):
         return {
             "x": torch.randn(n, 4, generator=generator),
             "more": [None, 3, {"mask": torch.ones(n, 1) > 0}],

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -7,25 +5,25 @@ import torch
 from torch import nn
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.models.data import BatchSource, open_source
+from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
-from ddp_bench.models.workload import Batch, Workload
+from ddp_bench.models.workload import Workload
 
 CPU = torch.device("cpu")
 WORKLOAD = resnet_workload("resnet20", 8)
 
 
-def _open(data: str, *, rank: int = 0, world_size: int = 1, seed: int = 0) -> BatchSource:
+def _open(data, *, rank=0, world_size=1, seed=0):
     return open_source(
         WORKLOAD, data=data, batch_size=4, rank=rank, world_size=world_size, device=CPU, seed=seed
     )
 
 
-def _same(a: Batch, b: Batch) -> bool:
+def _same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_device_data_is_one_batch_that_stays() -> None:
+def test_device_data_is_one_batch_that_stays():
     source = _open("device")
     inputs, targets = source.next()
     assert inputs.shape == (4, 3, 8, 8)
@@ -34,7 +32,7 @@ def test_device_data_is_one_batch_that_stays() -> None:
     source.close()
 
 
-def test_host_data_is_a_pool_copied_every_step() -> None:
+def test_host_data_is_a_pool_copied_every_step():
     source = _open("host")
     batches = [source.next() for _ in range(40)]
     distinct = {batch[0].sum().item() for batch in batches}
@@ -43,7 +41,7 @@ def test_host_data_is_a_pool_copied_every_step() -> None:
     source.close()
 
 
-def test_spoiling_a_host_batch_does_not_spoil_the_pool() -> None:
+def test_spoiling_a_host_batch_does_not_spoil_the_pool():
     spoiled, clean = _open("host"), _open("host")
     for _ in range(12):
         inputs, targets = spoiled.next()
@@ -52,14 +50,14 @@ def test_spoiling_a_host_batch_does_not_spoil_the_pool() -> None:
 
 
 @pytest.mark.parametrize("data", ["device", "host"])
-def test_a_ranks_batch_depends_on_seed_and_rank_only(data: str) -> None:
+def test_a_ranks_batch_depends_on_seed_and_rank_only(data):
     first = _open(data, rank=1, world_size=2).next()
     assert _same(first, _open(data, rank=1, world_size=8).next())
     assert not _same(first, _open(data, rank=0, world_size=2).next())
     assert not _same(first, _open(data, rank=1, world_size=2, seed=7).next())
 
 
-def test_neighbouring_seeds_and_ranks_do_not_share_batches() -> None:
+def test_neighbouring_seeds_and_ranks_do_not_share_batches():
     sums = {
         _open("device", rank=rank, seed=seed).next()[0].sum().item()
         for rank in range(3)
@@ -68,7 +66,7 @@ def test_neighbouring_seeds_and_ranks_do_not_share_batches() -> None:
     assert len(sums) == 9
 
 
-def test_opening_a_source_leaves_the_random_state_alone() -> None:
+def test_opening_a_source_leaves_the_random_state_alone():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -77,13 +75,13 @@ def test_opening_a_source_leaves_the_random_state_alone() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_a_folder_needs_a_workload_with_an_image_size() -> None:
+def test_a_folder_needs_a_workload_with_an_image_size():
     rows = Workload(name="rows", module=lambda: nn.Linear(1, 1), batch=lambda n, _: (torch.zeros(n, 1),) * 2)
     with pytest.raises(UsageError, match="rows sets no image_size; set it, or use `device` or `host`"):
         open_source(rows, data=".", batch_size=1, rank=0, world_size=1, device=CPU, seed=0)
 
 
-def test_a_malformed_batch_is_refused_on_opening() -> None:
+def test_a_malformed_batch_is_refused_on_opening():
     bad = Workload(
         name="bad", module=lambda: nn.Linear(1, 1), batch=lambda n, _: (torch.zeros(n + 1, 1),) * 2
     )
@@ -91,12 +89,12 @@ def test_a_malformed_batch_is_refused_on_opening() -> None:
         open_source(bad, data="device", batch_size=2, rank=0, world_size=1, device=CPU, seed=0)
 
 
-def named(size: int, generator: torch.Generator) -> Batch:
+def named(size, generator):
     ids = torch.randint(9, (size, 4), generator=generator)
     return {"ids": ids, "more": [ids > 3, None], "scale": 2.0}
 
 
-def test_a_batch_of_any_nesting_comes_from_each_source() -> None:
+def test_a_batch_of_any_nesting_comes_from_each_source():
     made = Workload(name="own", module=torch.nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
     opened = {
         data: open_source(made, data=data, batch_size=3, rank=0, world_size=1, device=CPU, seed=0)

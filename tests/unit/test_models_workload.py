@@ -1,36 +1,32 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 import ddp_bench
 from ddp_bench.bench.errors import UsageError, UserCodeError
-from ddp_bench.models.workload import Batch, Workload, make_batch, make_module, one_line
+from ddp_bench.models.workload import Workload, make_batch, make_module, one_line
 
 
-def _rows(batch_size: int, generator: torch.Generator) -> Batch:
+def _rows(batch_size, generator):
     return torch.randn(batch_size, 4, generator=generator), torch.randint(
         3, (batch_size,), generator=generator
     )
 
 
-def _fail(*_: object) -> Batch:
+def _fail(*_):
     raise RuntimeError("two\nlines")
 
 
-def _workload(**changes: Any) -> Workload:
-    settings: dict[str, Any] = {"name": "toy", "module": lambda: nn.Linear(4, 3), "batch": _rows}
+def _workload(**changes):
+    settings = {"name": "toy", "module": lambda: nn.Linear(4, 3), "batch": _rows}
     return Workload(**settings | changes)
 
 
-def test_users_write_models_workload() -> None:
+def test_users_write_models_workload():
     assert ddp_bench.Workload is Workload
 
 
-def test_defaults_train() -> None:
+def test_defaults_train():
     torch.manual_seed(0)
     workload = _workload()
     module = make_module(workload)
@@ -47,14 +43,14 @@ def test_defaults_train() -> None:
     assert losses[-1] < losses[0]
 
 
-def test_default_loss_is_a_mean_over_the_batch() -> None:
+def test_default_loss_is_a_mean_over_the_batch():
     outputs, targets = torch.randn(6, 3), torch.randint(3, (6,))
     loss = _workload().loss
     parts = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(6)]
     torch.testing.assert_close(loss(outputs, targets), torch.stack(parts).mean())
 
 
-def test_what_the_users_code_raises_is_the_cause() -> None:
+def test_what_the_users_code_raises_is_the_cause():
     generator = torch.Generator()
     for call in (
         lambda: make_module(_workload(module=_fail)),
@@ -66,7 +62,7 @@ def test_what_the_users_code_raises_is_the_cause() -> None:
         assert str(caught.value).endswith("RuntimeError: two lines")
 
 
-def test_a_module_that_is_none_is_refused() -> None:
+def test_a_module_that_is_none_is_refused():
     with pytest.raises(
         UsageError, match=r"returned an int; it is called as module\(\) and returns a new nn\.Module"
     ):
@@ -84,7 +80,7 @@ def test_a_module_that_is_none_is_refused() -> None:
         ((torch.zeros(2, 4), torch.tensor(1)), r"\(a tensor of shape \(2, 4\), a tensor of shape \(\)\)"),
     ],
 )
-def test_a_malformed_batch_is_described(batch: object, described: str) -> None:
+def test_a_malformed_batch_is_described(batch, described):
     with pytest.raises(UsageError, match=f"returned {described} for batch size 2; it must return"):
         make_batch(_workload(batch=lambda *_: batch), batch_size=2, generator=torch.Generator())
 
@@ -92,5 +88,5 @@ def test_a_malformed_batch_is_described(batch: object, described: str) -> None:
 @pytest.mark.parametrize(
     ("exc", "line"), [(ValueError("a\n  b"), "ValueError: a b"), (KeyError(), "KeyError")]
 )
-def test_one_line(exc: Exception, line: str) -> None:
+def test_one_line(exc, line):
     assert one_line(exc) == line

@@ -1,10 +1,6 @@
 """What nccl-tests writes with `-J`; the keys and their order are those of its source."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from test_predict_cli import SAMPLE, refused
@@ -12,7 +8,7 @@ from test_scaling_predict import SMALL
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.allreduce import AllReduceTimes, ring_factor
+from ddp_bench.bench.predict.allreduce import ring_factor
 from ddp_bench.bench.predict.calibration import save_calibration
 from ddp_bench.bench.predict.networks import parse_nccl_log
 
@@ -20,7 +16,7 @@ MEASURED = ((2**20, 900.0, 100.0), (2**22, 1500.0, 250.0), (2**26, 9000.0, 6000.
 """Bytes, us out of place, us in place."""
 
 
-def timing(size: int, us: float, ranks: int) -> dict[str, Any]:
+def timing(size, us, ranks):
     algbw = size / us / 1e3
     return {
         "time": us,
@@ -30,14 +26,14 @@ def timing(size: int, us: float, ranks: int) -> dict[str, Any]:
     }
 
 
-def per_iteration(us: float) -> dict[str, Any]:
+def per_iteration(us):
     return {"skipped_iterations": 0, "min_us": us, "max_us": us, "times_us": [us, us]}
 
 
-def document(version: int = 3, *, processes: int = 1, threads: int = 1, gpus: int = 8) -> dict[str, Any]:
+def document(version=3, *, processes=1, threads=1, gpus=8):
     """A whole log; version 1 spelt a key otherwise at first, 2 has times by iteration, 3 a skip of some."""
     ranks = processes * threads * gpus
-    config: dict[str, Any] = {
+    config = {
         "nthreads": threads,
         "ngpus": gpus,
         "minimum_bytes": MEASURED[0][0],
@@ -100,40 +96,40 @@ def document(version: int = 3, *, processes: int = 1, threads: int = 1, gpus: in
     }
 
 
-def read(log: dict[str, Any]) -> AllReduceTimes:
+def read(log):
     return parse_nccl_log(json.dumps(log, separators=(",", ":")))
 
 
-def changed(index: int, **more: Any) -> dict[str, Any]:
+def changed(index, **more):
     log = document()
     log["results"][index] |= more
     return log
 
 
-def without(*keys: str) -> dict[str, Any]:
+def without(*keys):
     return {key: value for key, value in document().items() if key not in keys}
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_in_place_times_of_every_version(version: int) -> None:
+def test_in_place_times_of_every_version(version):
     log = read(document(version))
     assert log.num_ranks == 8
     assert dict(log.points) == {size: (pytest.approx(us / 1000),) for size, _, us in MEASURED}
 
 
 @pytest.mark.parametrize(("processes", "threads", "gpus"), [(1, 1, 8), (8, 1, 1), (2, 1, 4), (2, 2, 2)])
-def test_ranks_are_those_of_all_processes(processes: int, threads: int, gpus: int) -> None:
+def test_ranks_are_those_of_all_processes(processes, threads, gpus):
     assert read(document(processes=processes, threads=threads, gpus=gpus)).num_ranks == 8
 
 
 @pytest.mark.parametrize(
     "config", [None, {}, {"devices": [{}], "nthreads": True, "ngpus": 8}, {"devices": [{}]}]
 )
-def test_without_a_configuration_the_bandwidths_tell_the_ranks(config: Any) -> None:
+def test_without_a_configuration_the_bandwidths_tell_the_ranks(config):
     assert read(document() | {"config": config}).num_ranks == 8
 
 
-def test_out_of_place_times_stand_in_where_there_are_no_others() -> None:
+def test_out_of_place_times_stand_in_where_there_are_no_others():
     log = document()
     for result in log["results"]:
         result["in_place"] = None
@@ -158,19 +154,19 @@ def test_out_of_place_times_stand_in_where_there_are_no_others() -> None:
         ({"predictions": []}, "no log of nccl-tests"),
     ],
 )  # fmt: skip
-def test_refusals(log: dict[str, Any], message: str) -> None:
+def test_refusals(log, message):
     with pytest.raises(UsageError, match=message):
         read(log)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.999])
-def test_a_file_that_is_cut_off_is_refused(share: float) -> None:
+def test_a_file_that_is_cut_off_is_refused(share):
     text = json.dumps(document())
     with pytest.raises(UsageError, match="is cut off"):
         parse_nccl_log(text[: int(share * len(text))])
 
 
-def test_predict_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_takes_the_file(tmp_path, capsys):
     path = tmp_path / "out.json"
     path.write_text(json.dumps(document()))
     assert command.main([str(SAMPLE), "--gpus", "2", "--network", str(path)]) == 0
@@ -183,7 +179,7 @@ def test_predict_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     )
 
 
-def test_a_logs_in_place_times_are_what_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_logs_in_place_times_are_what_counts(tmp_path, capsys):
     """Out of place the messages took longer; DDP reduces in place. On GPUs: a core would slow its compute."""
     save_calibration(tmp_path, SMALL)
     exposed = []

@@ -3,7 +3,6 @@ import os
 import sys
 import tarfile
 import time
-from pathlib import Path
 
 import on_gpu
 import psutil
@@ -16,11 +15,11 @@ from ddp_bench.bench.run.main import settings_of
 RUNS = [item for items in STAGES.values() for item in items if "bench.run" in item.command]
 
 
-def item(code: str, limit_s: float = 60, name: str = "one") -> Item:
+def item(code, limit_s=60, name="one"):
     return Item(name, limit_s, (sys.executable, "-c", code))
 
 
-def test_what_fails_hangs_or_is_not_there_costs_itself_alone(tmp_path: Path) -> None:
+def test_what_fails_hangs_or_is_not_there_costs_itself_alone(tmp_path):
     hang = "import subprocess, sys, time; subprocess.Popen(['sleep', '987']); print('up'); time.sleep(99)"
     items = (
         item("raise SystemExit('bad')"),
@@ -36,14 +35,14 @@ def test_what_fails_hangs_or_is_not_there_costs_itself_alone(tmp_path: Path) -> 
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "987"]]
 
 
-def test_what_no_longer_fits_is_skipped_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_longer_fits_is_skipped_and_said(tmp_path, monkeypatch):
     monkeypatch.setattr(on_gpu, "STAGE_S", 30)
     found = list(results([item("", limit_s=29), item("", limit_s=31)], tmp_path, rehearse=False))
     assert [row["rc"] for row in found] == [0, None]
     assert found[1]["last"][0].startswith("skipped: ")
 
 
-def test_each_command_leaves_a_line_and_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_command_leaves_a_line_and_the_archive(tmp_path, monkeypatch):
     write = "open('{work}/%s/cases.csv', 'w').write('case_id,status\\na,ok\\nb,failed\\n')"
     make = "import os; os.makedirs('{work}/%s', exist_ok=True); "
     items = tuple(item((make + write) % (name, name), name=name) for name in ("first", "second"))
@@ -57,9 +56,7 @@ def test_each_command_leaves_a_line_and_the_archive(tmp_path: Path, monkeypatch:
         assert {"first/cases.csv", "second/cases.csv", "01-first.log"} <= set(tar.getnames())
 
 
-def test_an_archive_that_is_too_large_leaves_traces_out_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_that_is_too_large_leaves_traces_out_first(tmp_path, monkeypatch):
     monkeypatch.setattr(on_gpu, "ARCHIVE_BYTES", 20_000)
     for name, size in (("traces/a", 30_000), ("large", 25_000), ("small", 10)):
         (tmp_path / "work" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +67,7 @@ def test_an_archive_that_is_too_large_leaves_traces_out_first(
 
 
 @pytest.mark.parametrize("planned", RUNS, ids=lambda planned: planned.name)
-def test_every_run_of_a_stage_is_a_command_line_that_the_suite_takes(planned: Item) -> None:
+def test_every_run_of_a_stage_is_a_command_line_that_the_suite_takes(planned):
     arguments = planned.command[3:]
     assert planned.command[:3] == (PYTHON, "-m", "bench.run")
     asked = settings_of(arguments)
@@ -82,9 +79,7 @@ def test_every_run_of_a_stage_is_a_command_line_that_the_suite_takes(planned: It
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_rehearsal_on_cpu_cores_runs_every_command(
-    stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rehearsal_on_cpu_cores_runs_every_command(stage, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
     began_s = time.monotonic()
     assert main([str(stage), "--rehearse"]) == 0

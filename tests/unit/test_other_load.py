@@ -1,11 +1,8 @@
 """What others used of a run's cores: the arithmetic, the system's own counts, and what is said of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -29,13 +26,13 @@ print("done", flush=True)
 """
 
 
-def reading(rank: int, at_s: float, own_s: float, busy_s: tuple[float, ...], **more: Any) -> LoadReading:
+def reading(rank, at_s, own_s, busy_s, **more):
     steal = tuple(0.0 for _ in busy_s)
     made = LoadReading("a", (rank,), at_s, own_s, busy_s, steal)
     return replace(made, **more)
 
 
-def test_what_the_ranks_did_not_use_of_their_cores_others_did() -> None:
+def test_what_the_ranks_did_not_use_of_their_cores_others_did():
     """By hand: over 10 s, cores 0 and 1 are busy for 9 and 7 s, of which the two ranks had 8 and 4 s."""
     before = [reading(0, 100.0, 1.0, (50.0, 60.0, 70.0)), reading(1, 100.5, 2.0, (51.0, 61.0, 71.0))]
     after = [
@@ -50,7 +47,7 @@ def test_what_the_ranks_did_not_use_of_their_cores_others_did() -> None:
     ]
 
 
-def test_loads_of_two_attempts_are_weighed_by_their_time() -> None:
+def test_loads_of_two_attempts_are_weighed_by_their_time():
     earlier = Load(cores=2, others=0.1, steal=0.0, seconds=30.0)
     now = Load(cores=2, others=0.5, steal=0.2, seconds=10.0)
     assert mean_load(now, earlier) == Load(cores=2, others=0.2, steal=0.05, seconds=40.0)
@@ -58,22 +55,20 @@ def test_loads_of_two_attempts_are_weighed_by_their_time() -> None:
     assert mean_load(*at_once).others == 0.5, "of no time at all"
 
 
-def test_where_a_rank_cannot_tell_nothing_is_told() -> None:
+def test_where_a_rank_cannot_tell_nothing_is_told():
     known = reading(0, 0.0, 0.0, (0.0,))
     assert other_loads([known, None], [known, known]) == []
     assert other_loads([known], [None]) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counted by Linux' /proc")
-def test_a_program_of_others_is_counted_and_a_child_of_ones_own_is_not() -> None:
+def test_a_program_of_others_is_counted_and_a_child_of_ones_own_is_not():
     """Oracle: the 0.6 s of CPU time that the program itself counts before it ends."""
 
-    def own_and_others(kind: str) -> tuple[float, float]:
+    def own_and_others(kind):
         before = read_load()
         subprocess.run([sys.executable, "-c", BURN, kind], check=True, stdout=subprocess.PIPE)
         after = read_load()
-        assert before is not None
-        assert after is not None
         (found,) = other_loads([before], [after])
         return after.own_s - before.own_s, found.others * (after.at_s - before.at_s)
 
@@ -84,7 +79,7 @@ def test_a_program_of_others_is_counted_and_a_child_of_ones_own_is_not() -> None
     assert own_s > 0.5
 
 
-def told(busy: float, steal: float) -> dict[str, Any]:
+def told(busy, steal):
     return {"load": [{"cores": 2, "others": 0.0, "steal": 0.0}, {"cores": 4, "others": busy, "steal": steal}]}
 
 
@@ -97,7 +92,7 @@ def told(busy: float, steal: float) -> dict[str, Any]:
         (0.2, 0.08, ""),
     ],
 )
-def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy: float, steal: float, said: str) -> None:
+def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said):
     measured = run([case("single", 1, 100.0, device_type="cpu")], told(busy, steal))
     found = [c for c in run_cautions(measured.manifest, measured.cases, measured.blocks) if "load" in c.kind]
     assert len(found) == bool(said)
@@ -108,7 +103,7 @@ def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy: float, steal
 
 
 @pytest.mark.parametrize("load", [[], [{"cores": 0, "others": 1}]])
-def test_nothing_is_said_of_what_a_manifest_does_not_tell(load: Any) -> None:
+def test_nothing_is_said_of_what_a_manifest_does_not_tell(load):
     cases = pd.DataFrame({"device_type": ["cpu"]})
     assert other_load(made_manifest(load=load), cases) is None
     assert other_load(made_manifest(**told(4.0, 4.0)), pd.DataFrame({"device_type": ["cuda"]})) is None

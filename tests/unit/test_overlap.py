@@ -15,29 +15,27 @@ from ddp_bench.bench.measure.trace import (
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
 
-def covered(spans: list[tuple[int, int]]) -> set[int]:
+def covered(spans):
     """The oracle: unit cells, counted one by one."""
     return {cell for start, end in spans for cell in range(start, end)}
 
 
 @given(SPANS, SPANS)
-def test_interval_arithmetic_equals_counting_cells(
-    a: list[tuple[int, int]], b: list[tuple[int, int]]
-) -> None:
+def test_interval_arithmetic_equals_counting_cells(a, b):
     assert length(a) == len(covered(a))
     assert length(intersection(a, b)) == len(covered(a) & covered(b))
     merged = union(a)
     assert all(x[1] < y[0] for x, y in itertools.pairwise(merged)), "disjoint and in order"
 
 
-def test_overlap_by_hand() -> None:
+def test_overlap_by_hand():
     assert overlap_pct([(0, 10)], [(5, 20)]) == 50
     assert overlap_pct([(0, 10), (0, 10)], [(0, 10)]) == 100, "time counts once"
     assert overlap_pct([(0, 10)], []) == 0
     assert overlap_pct([], [(0, 10)]) is None, "nothing communicated is not 0% hidden"
 
 
-def event(name: str, ts: float, dur: float, cat: str = "user_annotation") -> dict[str, object]:
+def event(name, ts, dur, cat="user_annotation"):
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "pid": 1, "tid": 1}
 
 
@@ -52,13 +50,13 @@ GLOO_STEP = [
 ]
 
 
-def test_gloo_trace() -> None:
+def test_gloo_trace():
     comm, compute = communication_and_compute(GLOO_STEP)
     assert overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
     assert bucket_runs(GLOO_STEP, 2) == [(30, [(50, 60), (65, 85)])]
 
 
-def test_nccl_trace() -> None:
+def test_nccl_trace():
     events = [
         event("step", 0, 50),
         event("backward", 5, 10),
@@ -72,6 +70,6 @@ def test_nccl_trace() -> None:
     assert bucket_runs(events, 1) == [(20, [(40, 80)])], "the GPU's clock, not the host's annotation"
 
 
-def test_a_trace_that_does_not_show_one_all_reduce_per_bucket_says_nothing_of_buckets() -> None:
+def test_a_trace_that_does_not_show_one_all_reduce_per_bucket_says_nothing_of_buckets():
     assert bucket_runs(GLOO_STEP, 3) == []
     assert bucket_runs([e for e in GLOO_STEP if e["name"] != "backward"], 2) == []

@@ -1,9 +1,6 @@
 """`--network FILE.toml`: networks of the user's own, in the form of those that predict knows by name."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from test_predict_cli import SAMPLE, refused
@@ -29,13 +26,13 @@ hop_ms = 0.004
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def own(tmp_path):
     path = tmp_path / "own.toml"
     path.write_text(OWN)
     return path
 
 
-def test_a_network_of_the_same_figures_costs_the_same(own: Path) -> None:
+def test_a_network_of_the_same_figures_costs_the_same(own):
     (fabric,) = named_networks(f"{own}:fabric")
     (box,) = named_networks(str(own), level="intra")
     for size in (1, 2**20, 2**30):
@@ -44,8 +41,8 @@ def test_a_network_of_the_same_figures_costs_the_same(own: Path) -> None:
         assert box.band(8).estimate(size) == NETWORKS["nvlink-h100"].band(8).estimate(size)
 
 
-def test_predict_takes_the_file_or_one_of_it(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def steps(*given: str) -> dict[str, float]:
+def test_predict_takes_the_file_or_one_of_it(own, capsys):
+    def steps(*given):
         assert command.main([str(SAMPLE), "--gpus", "16", *given, "--json"]) == 0
         lines = json.loads(capsys.readouterr().out)["lines"]
         asked = [p for line in lines for p in line["predictions"] if p["asked"]]
@@ -75,25 +72,18 @@ def test_predict_takes_the_file_or_one_of_it(own: Path, capsys: pytest.CaptureFi
         ),
         ('[a]\nlevel = "intra"\nbusbw_gb_per_s = [[8192, 1.0], [4096, 1.0]]', "from small to large"),
         ('[a]\nlevel = "inter"\nbusbw_gb_per_s = 4\nwhole_job = [[2, 9.0]]', "two numbers of nodes or more"),
-        (
-            '[a]\nlevel = "inter"\nbusbw_gb_per_s = 4\nshape_of = "ib-400g"',
-            "shape_of names a network",
-        ),
+        ('[a]\nlevel = "inter"\nbusbw_gb_per_s = 4\nshape_of = "ib-400g"', "shape_of names a network"),
         ("", "has no network"),
     ],
 )
-def test_what_is_no_network_is_one_line(
-    own: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_network_is_one_line(own, text, message, capsys):
     own.write_text(text)
     said = refused([str(SAMPLE), "--gpus", "16", "--network", str(own)], capsys)
     assert message in said
     assert str(own) in said
 
 
-def test_a_name_or_level_that_the_file_lacks_is_refused(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_or_level_that_the_file_lacks_is_refused(own, capsys):
     given = [str(SAMPLE), "--gpus", "16"]
     assert "has no network 'fabrik'; it has fabric, box" in refused(
         [*given, "--network", f"{own}:fabrik"], capsys

@@ -1,14 +1,11 @@
 """`bench.predict` as a command: what it says, what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -28,13 +25,13 @@ SAMPLE = PREDICTIONS / "resnet18-2hosts" / "1gbit"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(SAMPLE, folder)
     return folder
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def refused(arguments, capsys):
     assert command.main(arguments) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -50,11 +47,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"precision": "bf16"}, "precision 'bf16' is not 'fp32'"),
     ],
 )
-def test_a_calibration_of_something_else_is_refused_until_accepted(
-    run: Path, change: dict[str, object], difference: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_calibration_of_something_else_is_refused_until_accepted(run, change, difference, capsys):
     own = read_source(run).calibration
-    save_calibration(run, replace(own, identity=replace(own.identity, **change)))  # type: ignore[arg-type]
+    save_calibration(run, replace(own, identity=replace(own.identity, **change)))
     asked = [str(run), "--gpus", "2"]
     said = refused(asked, capsys)
     assert difference in said
@@ -63,23 +58,21 @@ def test_a_calibration_of_something_else_is_refused_until_accepted(
     assert command.main([*asked, "--accept"]) == 0
 
 
-def test_a_calibration_that_is_broken_off_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_calibration_that_is_broken_off_is_refused(run, capsys):
     path = run / "calibration.json"
     path.write_text(path.read_text()[:-9])
     assert "calibration.json is not valid JSON" in refused([str(run), "--gpus", "2"], capsys)
 
 
-def test_a_run_without_a_calibration_is_refused_with_the_option_that_makes_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_without_a_calibration_is_refused_with_the_option_that_makes_one(capsys):
     said = refused([str(UNCALIBRATED), "--gpus", "2"], capsys)
     assert "has no calibration.json; measure a run with bench.run --calibrate" in said
 
 
-def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_all_reduces_of_another_run_are_a_network(capsys):
     """Its own are no other network, those of another model over a link of that rate hardly one."""
 
-    def step_ms(run: Path, *network: str) -> float:
+    def step_ms(run, *network):
         assert command.main([str(run), "--gpus", "2", *network, "--json"]) == 0
         return float(json.loads(capsys.readouterr().out)["lines"][0]["predictions"][1]["step_ms"]["estimate"])
 
@@ -105,13 +98,11 @@ def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixt
         (["--gpus", "2", "--csv", str(SAMPLE / "blocks.csv")], "is a file of a run's results"),
     ],
 )
-def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(arguments, message, capsys):
     assert message in refused([str(SAMPLE), *arguments], capsys)
 
 
-def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(tmp_path, capsys):
     table, document = tmp_path / "p.csv", tmp_path / "p.json"
     given = [str(SAMPLE), "--gpus", "2,8", "--network", "link:350mbit,ib-100g", "--validate"]
     assert command.main([*given, "--csv", str(table), "--out", str(document)]) == 0
@@ -146,29 +137,25 @@ def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "link:1gbit"])
-def test_every_network_says_what_is_assumed(name: str) -> None:
+def test_every_network_says_what_is_assumed(name):
     assert "assumed" in network(name).source
 
 
 @pytest.mark.campaign
-def test_a_reader_that_stops_early_is_no_error() -> None:
+def test_a_reader_that_stops_early_is_no_error():
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.predict", str(SAMPLE), "--gpus", "2"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() in {0, 1}  # 1 where rich noticed first
 
 
-def test_a_machine_that_changed_since_is_named_beside_the_errors(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_that_changed_since_is_named_beside_the_errors(run, tmp_path, capsys):
     """The same blocks, of one device a quarter longer; then as they were."""
     later = tmp_path / "later"
     shutil.copytree(run, later)

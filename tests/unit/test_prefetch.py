@@ -1,12 +1,7 @@
 """Batches copied ahead on a stream of their own: the order of waits, copies and hand-overs."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,9 +13,8 @@ from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import prepare
 from ddp_bench.models import data
-from ddp_bench.models.data import BatchSource, PrefetchSource, open_source
+from ddp_bench.models.data import PrefetchSource, open_source
 from ddp_bench.models.registry import resnet_workload
-from ddp_bench.models.workload import Batch
 
 CPU = torch.device("cpu")
 WORKLOAD = resnet_workload("resnet20", 8)
@@ -29,52 +23,52 @@ WORKLOAD = resnet_workload("resnet20", 8)
 class FakeStream:
     """Notes what it is asked to wait for, beside what everybody else does."""
 
-    def __init__(self, name: str, log: list[str]) -> None:
+    def __init__(self, name, log):
         self.name = name
         self._log = log
 
-    def wait_stream(self, other: FakeStream) -> None:
+    def wait_stream(self, other):
         self._log.append(f"{self.name} waits for {other.name}")
 
 
 class Numbered:
     """Batch 1, 2, ...; the `bad` ones raise. Notes when each is fetched, and on which stream."""
 
-    def __init__(self, log: list[str], streams: list[str], bad: tuple[int, ...] = ()) -> None:
+    def __init__(self, log, streams, bad=()):
         self._log, self._streams, self._bad = log, streams, bad
         self.number = 0
 
-    def next(self) -> Batch:
+    def next(self):
         self.number += 1
         self._log.append(f"{self._streams[-1]} copies {self.number}")
         if self.number in self._bad:
             raise UsageError(f"batch {self.number} cannot be read")
         return torch.full((2,), float(self.number)), torch.full((2,), -float(self.number))
 
-    def close(self) -> None:
+    def close(self):
         self._log.append("closed")
 
 
 @pytest.fixture
-def log() -> list[str]:
+def log():
     return []
 
 
 @pytest.fixture
-def streams(log: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def streams(log, monkeypatch):
     """The names of the streams that are current, the last one now; torch's calls are noted instead."""
     current = ["main"]
     main = FakeStream("main", log)
 
     @contextlib.contextmanager
-    def within(stream: FakeStream) -> Iterator[None]:
+    def within(stream):
         current.append(stream.name)
         try:
             yield
         finally:
             current.pop()
 
-    def record(tensor: torch.Tensor, stream: Any) -> None:
+    def record(tensor, stream):
         log.append(f"{tensor[0].item():g} is used on {stream.name}")
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: FakeStream("side", log))
@@ -86,13 +80,11 @@ def streams(log: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     data._copy_stream.cache_clear()
 
 
-def first(batch: Batch) -> float:
+def first(batch):
     return float(batch[0][0])
 
 
-def test_a_batch_is_waited_for_before_use_and_the_next_is_queued_behind_it(
-    log: list[str], streams: list[str]
-) -> None:
+def test_a_batch_is_waited_for_before_use_and_the_next_is_queued_behind_it(log, streams):
     source = PrefetchSource(Numbered(log, streams), CPU)
     assert log == [], "nothing is fetched before a batch is asked for"
     assert first(source.next()) == 1
@@ -109,9 +101,9 @@ def test_a_batch_is_waited_for_before_use_and_the_next_is_queued_behind_it(
     ]
 
 
-def test_every_tensor_of_a_nesting_is_handed_over(log: list[str], streams: list[str]) -> None:
+def test_every_tensor_of_a_nesting_is_handed_over(log, streams):
     class Nested(Numbered):
-        def next(self) -> Batch:
+        def next(self):
             first, second = super().next()
             return {"x": first, "more": [second, None]}
 
@@ -119,7 +111,7 @@ def test_every_tensor_of_a_nesting_is_handed_over(log: list[str], streams: list[
     assert log[3:5] == ["1 is used on main", "-1 is used on main"]
 
 
-def test_never_more_than_one_batch_ahead(log: list[str], streams: list[str]) -> None:
+def test_never_more_than_one_batch_ahead(log, streams):
     inner = Numbered(log, streams)
     source = PrefetchSource(inner, CPU)
     for asked in range(1, 20):
@@ -127,7 +119,7 @@ def test_never_more_than_one_batch_ahead(log: list[str], streams: list[str]) -> 
         assert inner.number == asked + 1
 
 
-def test_closing_lets_go_of_the_batch_ahead_and_of_the_source(log: list[str], streams: list[str]) -> None:
+def test_closing_lets_go_of_the_batch_ahead_and_of_the_source(log, streams):
     source = PrefetchSource(Numbered(log, streams), CPU)
     source.next()
     source.close()
@@ -135,7 +127,7 @@ def test_closing_lets_go_of_the_batch_ahead_and_of_the_source(log: list[str], st
     assert source._ahead is None
 
 
-def test_what_the_source_raises_comes_in_its_turn(log: list[str], streams: list[str]) -> None:
+def test_what_the_source_raises_comes_in_its_turn(log, streams):
     source = PrefetchSource(Numbered(log, streams, bad=(2, 3)), CPU)
     assert first(source.next()) == 1
     for number in (2, 3):
@@ -145,36 +137,36 @@ def test_what_the_source_raises_comes_in_its_turn(log: list[str], streams: list[
     assert streams == ["main"]
 
 
-def test_all_sources_of_a_device_share_one_stream(log: list[str], streams: list[str]) -> None:
+def test_all_sources_of_a_device_share_one_stream(log, streams):
     sources = [PrefetchSource(Numbered(log, streams), CPU) for _ in range(3)]
     assert len({id(source._stream) for source in sources}) == 1
 
 
 @pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize(("data", "prefetch"), [("host", "on"), ("host", "off"), ("device", "on")])
-def test_a_case_on_a_gpu_copies_ahead_where_it_is_wanted(data: str, prefetch: str) -> None:
+def test_a_case_on_a_gpu_copies_ahead_where_it_is_wanted(data, prefetch):
     asked = resolve({"data": data, "prefetch": prefetch, "arch": "resnet20", "batch_size": "2"})
     settings = with_device_defaults(asked, device_type="cuda", num_local_devices=1)
     machine = Machine(device_type="cuda", devices_per_node=1)
     case = expand(settings, machine, arch="resnet20", image_size=8)[0].case
-    prover: Any = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
+    prover = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
     source = prepare._source(case, prover, settings)
     assert isinstance(source, PrefetchSource) is ((data, prefetch) == ("host", "on"))
 
 
-def opened(data: str) -> BatchSource:
+def opened(data):
     return open_source(WORKLOAD, data=data, batch_size=2, rank=0, world_size=1, device=CPU, seed=3)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     for red in range(12):
         Image.new("RGB", (9, 9), (20 * red, 0, 0)).save(tmp_path / f"{red:02}.png")
     return tmp_path
 
 
 @pytest.mark.usefixtures("streams")
-def test_the_same_batches_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_batches_in_the_same_order(folder, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     for source in ("host", str(folder)):
         # Crops and flips are drawn from torch's own generator.
@@ -188,14 +180,12 @@ def test_the_same_batches_in_the_same_order(folder: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("streams")
-def test_a_corrupt_image_ends_the_step_that_would_train_on_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corrupt_image_ends_the_step_that_would_train_on_it(folder, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     (folder / "05.png").write_text("no image")
 
-    def steps_before_the_error(source: BatchSource) -> int:
-        seen: list[Batch] = []
+    def steps_before_the_error(source):
+        seen = []
         with pytest.raises(UsageError, match=r"05\.png"):
             seen.extend(source.next() for _ in range(7))
         return len(seen)
@@ -215,7 +205,5 @@ def test_a_corrupt_image_ends_the_step_that_would_train_on_it(
         ({"device": "cpu", "data": "host", "prefetch": True}, False),
     ],
 )
-def test_batches_are_copied_ahead_where_there_is_a_copy_to_a_gpu(
-    settings: dict[str, Any], *, wanted: bool
-) -> None:
+def test_batches_are_copied_ahead_where_there_is_a_copy_to_a_gpu(settings, *, wanted):
     assert Settings(**settings).copies_ahead is wanted

@@ -1,10 +1,7 @@
 """What terminal and page print is what the files hold, rounded: so quotients agree there too."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -17,7 +14,7 @@ from ddp_bench.report.page import page
 NUMBER = re.compile(r"-?[0-9][0-9,]*\.?[0-9]*")
 
 
-def printed(cell: str) -> tuple[float, float]:
+def printed(cell):
     """The first number of a cell, and half a unit of its last digit."""
     found = NUMBER.match(cell)
     assert found is not None, cell
@@ -26,7 +23,7 @@ def printed(cell: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_the_terminal_prints_what_cases_csv_holds(path: Path) -> None:
+def test_the_terminal_prints_what_cases_csv_holds(path):
     cases = rebuilt(path).reset_index()
     ok = cases[cases["status"] == "ok"].to_dict("records")
     table = {column.header: list(column.cells) for column in case_table(cases).columns}
@@ -43,12 +40,12 @@ def test_the_terminal_prints_what_cases_csv_holds(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_the_table_fits_a_terminal_of_100_columns(path: Path) -> None:
+def test_the_table_fits_a_terminal_of_100_columns(path):
     assert Console(width=1000).measure(case_table(rebuilt(path).reset_index())).maximum <= 100
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_the_page_prints_rates_whose_quotients_are_its_speed_ups(path: Path) -> None:
+def test_the_page_prints_rates_whose_quotients_are_its_speed_ups(path):
     (view,) = page([replace(sample(path), cases=rebuilt(path))]).runs
     every = next(table for table in view.tables if table.title == "Every column")
     names = [column.name.partition(" (")[0] for column in every.columns]

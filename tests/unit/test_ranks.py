@@ -1,5 +1,3 @@
-from typing import NoReturn
-
 import pytest
 from made import made_manifest
 
@@ -13,7 +11,7 @@ from ddp_bench.bench.worker.messages import Begun
 PLACE = RankPlace(rank=0)
 
 
-def host(name: str, *, torch: str = "2.15.0", seed: int = 0) -> Begun:
+def host(name, *, torch="2.15.0", seed=0):
     told = made_manifest(
         environment={"host": name, "gpus": [{"name": "H200", "driver": "570"}]},
         versions={"torch": torch, "cuda": "13.0", "python": "3.11.7"},
@@ -24,12 +22,12 @@ def host(name: str, *, torch: str = "2.15.0", seed: int = 0) -> Begun:
     return Begun(place=PLACE, fingerprint="", machine=told.environment, conditions=conditions)
 
 
-def test_hosts_that_are_alike_pass() -> None:
+def test_hosts_that_are_alike_pass():
     silent = Begun(place=PLACE, fingerprint="")
     check_alike([host("a"), silent, host("b"), silent])
 
 
-def test_every_difference_is_listed() -> None:
+def test_every_difference_is_listed():
     with pytest.raises(UsageError) as caught:
         check_alike([host("a"), *(host(name, torch="2.11.0", seed=1) for name in "bc")])
     text = str(caught.value)
@@ -39,8 +37,8 @@ def test_every_difference_is_listed() -> None:
     assert "\n" not in text
 
 
-def test_ranks_that_cannot_meet_for_no_reason_given_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> NoReturn:
+def test_ranks_that_cannot_meet_for_no_reason_given_are_told_so(monkeypatch):
+    def fails(*_, **__):
         raise RuntimeError
 
     monkeypatch.setattr(module, "rendezvous", fails)

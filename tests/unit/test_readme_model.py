@@ -1,11 +1,8 @@
 """README's own model runs as it stands: loaded by its command, proven, and trained."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,18 +16,18 @@ from ddp_bench.bench.worker.proof import Prover
 from ddp_bench.models.data import open_source
 from ddp_bench.models.profile import profile_workload
 from ddp_bench.models.registry import load_workload
-from ddp_bench.models.workload import Workload, make_module
+from ddp_bench.models.workload import make_module
 
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## Your own model")[1].split("\n## ")[0]
 CPU = torch.device("cpu")
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", SECTION, re.DOTALL)
 
 
 @pytest.fixture
-def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
+def workload(tmp_path, monkeypatch):
     (file,) = re.findall(r"in `(\w+)\.py`", SECTION)
     (source,) = blocks("python")
     (tmp_path / f"{file}.py").write_text(source)
@@ -46,7 +43,7 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
     return load_workload(measured[0], 32)
 
 
-def test_its_model_is_proven_and_trains(workload: Workload) -> None:
+def test_its_model_is_proven_and_trains(workload):
     case = Case(
         mode="dp",
         num_devices=2,
@@ -72,7 +69,7 @@ def test_its_model_is_proven_and_trains(workload: Workload) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_its_arithmetic_is_that_of_its_layers(workload: Workload) -> None:
+def test_its_arithmetic_is_that_of_its_layers(workload):
     """By hand: products of queries, keys and values, of attention, of the two linear layers, and the head."""
     seq, width, vocab, hidden = 64, 128, 1000, 512
     layer = 2 * seq * width * 4 * width + 2 * 2 * seq * seq * width + 2 * 2 * seq * width * hidden
@@ -80,12 +77,12 @@ def test_its_arithmetic_is_that_of_its_layers(workload: Workload) -> None:
     assert profile.forward_flops_per_image == 2 * layer + 2 * seq * width * vocab
 
 
-def test_its_unit_is_a_token(workload: Workload) -> None:
+def test_its_unit_is_a_token(workload):
     batch = workload.batch(3, torch.Generator())
     assert (workload.unit, workload.units_per_sample) == ("tokens", batch["input_ids"].shape[1])
 
 
-def test_every_function_of_a_workload_is_listed_with_its_arguments() -> None:
+def test_every_function_of_a_workload_is_listed_with_its_arguments():
     listed = re.findall(r"^- `(\w+)\((.*?)\)`", SECTION, re.MULTILINE)
     assert dict(listed) == {
         "module": "",

@@ -1,13 +1,10 @@
 """The recipes of docs/recipes.md, run as they stand on the page against the recorded samples."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -37,13 +34,13 @@ def init(*, project, config):
 """Writes down what a recipe sends: the real package is large, and starts a process of its own."""
 
 
-def images_per_s() -> dict[str, float]:
+def images_per_s():
     """By case, read without the suite."""
     cases = pd.read_csv(SAMPLE / "cases.csv").dropna(subset=["images_per_s"])
     return dict(zip(cases["case_id"], cases["images_per_s"], strict=True))
 
 
-def execute(name: str, folder: Path, **env: str) -> str:
+def execute(name, folder, **env):
     """Run a recipe in `folder`, where `results` is the repository's; its output."""
     (folder / "results").symlink_to(ROOT / "results")
     known = {"MPLBACKEND": "agg", "PYTHONPATH": f"{folder}:{ROOT}", **env}
@@ -60,29 +57,29 @@ def execute(name: str, folder: Path, **env: str) -> str:
     return done.stdout
 
 
-def test_every_block_that_does_something_is_a_recipe() -> None:
+def test_every_block_that_does_something_is_a_recipe():
     assert set(RECIPES) == {"compare", "plot", "several runs", "wandb", "mlflow"}
     assert PAGE.count("```python") == len(RECIPES) + 1, "but for the first, which the others begin with"
 
 
-def test_two_runs_are_compared(tmp_path: Path) -> None:
+def test_two_runs_are_compared(tmp_path):
     said = execute("compare", tmp_path)
     assert "speedup" in said
     assert said.splitlines()[-1].startswith("regression: ") or "pass: " in said
 
 
-def test_a_plot_is_drawn(tmp_path: Path) -> None:
+def test_a_plot_is_drawn(tmp_path):
     execute("plot", tmp_path)
     assert (tmp_path / "caps.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_several_runs_make_one_table(tmp_path: Path) -> None:
+def test_several_runs_make_one_table(tmp_path):
     head, *rows = execute("several runs", tmp_path).splitlines()
     assert head.split()[1:] == ["1gbit", "200mbit", "2gbit", "4gbit"]
     assert any(row.startswith("25 ") for row in rows)
 
 
-def test_upload_to_weights_and_biases(tmp_path: Path) -> None:
+def test_upload_to_weights_and_biases(tmp_path):
     (tmp_path / "wandb.py").write_text(WANDB)
     execute("wandb", tmp_path)
     sent = json.loads((tmp_path / "sent.json").read_text())
@@ -93,7 +90,7 @@ def test_upload_to_weights_and_biases(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-def test_upload_to_mlflow(tmp_path: Path) -> None:
+def test_upload_to_mlflow(tmp_path):
     pytest.importorskip("mlflow", reason="needs mlflow-skinny")
     store = {"MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
     execute("mlflow", tmp_path, **store)

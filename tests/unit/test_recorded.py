@@ -4,8 +4,6 @@ Nothing here knows how a command works, so that it may be written anew. `python 
 records again: look at the difference before you commit it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -28,7 +26,7 @@ LAB = f"{SAMPLES}/cpu-lab-1gbit-2hosts"
 OPEN = f"{SAMPLES}/tune/resnet50-2hosts-2gbit/sweep"
 CALIBRATED = f"{SAMPLES}/predictions/resnet18-2hosts/1gbit"
 SLOW, FAST = (f"{SAMPLES}/tune/resnet18-2hosts-{rate}/sweep" for rate in ("1gbit", "2gbit"))
-COMMANDS: dict[str, tuple[str, ...]] = {
+COMMANDS = {
     "report.md": ("report", LAB, "--markdown"),
     "report-of-two.md": ("report", SLOW, FAST, "--markdown"),
     "gate-ratios.json": ("bench.gate", SLOW, FAST, "--ratios-only", "--json"),
@@ -50,7 +48,7 @@ TOLD = ("findings.txt", "terminal.txt")
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
-def said(command: tuple[str, ...]) -> str:
+def said(command):
     """Exit code, standard output and standard error of a command in the repository's root."""
     module, *arguments = command
     out, err = io.StringIO(), io.StringIO()
@@ -64,7 +62,7 @@ def said(command: tuple[str, ...]) -> str:
     return f"exit code {int(code)}\n{out.getvalue()}\n--- stderr\n{err.getvalue()}"
 
 
-def told(name: str) -> str:
+def told(name):
     """What `name` records."""
     if name == "findings.txt":
         return "".join(f"{line}\n" for line in said_of_each())
@@ -82,7 +80,7 @@ def told(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *TOLD])
-def test_it_says_what_it_said(name: str) -> None:
+def test_it_says_what_it_said(name):
     wanted = (RECORDED / name).read_text(encoding="utf-8")
     found = told(name)
     assert NUMBER.sub("#", found) == NUMBER.sub("#", wanted)
@@ -90,7 +88,7 @@ def test_it_says_what_it_said(name: str) -> None:
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-6)
 
 
-def test_nothing_else_is_recorded() -> None:
+def test_nothing_else_is_recorded():
     assert {path.name for path in RECORDED.iterdir()} == {*COMMANDS, *TOLD}
 
 

@@ -1,19 +1,16 @@
 """Predictions that are too wide to be shown: a reason in place of every figure, wherever they stand."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from test_scaling_predict import SMALL
 
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.calibration import Calibration, save_calibration
+from ddp_bench.bench.predict.calibration import save_calibration
 from ddp_bench.bench.predict.held_out import HeldOut, error_sizes, model_error_pct
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import MOST_HALF_WIDTH, is_exposed_refused, predict, refusal, width_of
@@ -27,7 +24,7 @@ TOO_WIDE = Interval(0.69, 0.02, 14.27)
 """As a user was shown it: 69% [2%, 1427%]."""
 
 
-def noisy(spread: float, *, seed: int = 1) -> Calibration:
+def noisy(spread, *, seed=1):
     """A calibration whose ranks, and backward passes, differ by that much on a log scale."""
     rng = np.random.default_rng(seed)
     return replace(
@@ -42,7 +39,7 @@ LARGE_ONLY = replace(SMALL, rank_spread=(1.0,) * 11 + (3.0,))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     save_calibration(tmp_path, LARGE_ONLY)
     return tmp_path
 
@@ -59,18 +56,18 @@ def folder(tmp_path: Path) -> Path:
         (Interval(0.0, 0.0, 1.0), True),
     ],
 )
-def test_a_half_width_above_half_the_value_is_refused(figure: Interval, *, expected: bool) -> None:
+def test_a_half_width_above_half_the_value_is_refused(figure, *, expected):
     assert (width_of(figure) > MOST_HALF_WIDTH) == expected
     assert (width_of(Interval(1.0, 0.9, 1.1), figure) > MOST_HALF_WIDTH) == expected
 
 
-def test_little_exposed_communication_is_shown_though_its_share_is_wide() -> None:
+def test_little_exposed_communication_is_shown_though_its_share_is_wide():
     step = Interval(100.0, 98.0, 102.0)
     assert not is_exposed_refused(Interval(0.3, 0.0, 2.0), step)
     assert is_exposed_refused(Interval(20.0, 1.0, 60.0), step)
 
 
-def test_the_reason_has_the_width_and_what_would_help() -> None:
+def test_the_reason_has_the_width_and_what_would_help():
     width = width_of(Interval(100.0, 10.0, 274.0))
     said = refusal(width)
     assert said == (
@@ -82,14 +79,14 @@ def test_the_reason_has_the_width_and_what_would_help() -> None:
     assert "unbounded" in refusal(float("inf"))
 
 
-def test_a_noisy_calibration_is_named_with_what_is_extrapolated() -> None:
+def test_a_noisy_calibration_is_named_with_what_is_extrapolated():
     p = predict(noisy(1.0), Scenario(num_devices=64))
     assert re.search(r"±\d+%; \d+ ms of \d+ ms are extrapolated rank spread of a noisy calib", p.reason)
     steady = predict(SMALL, Scenario(num_devices=64))
     assert (steady.reason, steady.caution) == ("", "")
 
 
-def test_what_is_extrapolated_is_the_wait_beyond_that_of_the_calibrated_ranks() -> None:
+def test_what_is_extrapolated_is_the_wait_beyond_that_of_the_calibrated_ranks():
     """Oracle: more ranks wait longer by that; the calibrated number by nothing."""
     calibration = replace(SMALL, rank_spread=(0.9, *(1.0,) * 20, 1.1, 1.2))
     two, many = (predict(calibration, Scenario(num_devices=n)) for n in (2, 64))
@@ -98,9 +95,7 @@ def test_what_is_extrapolated_is_the_wait_beyond_that_of_the_calibrated_ranks() 
     assert many.extrapolated_ms == pytest.approx(many.wait_ms - two.wait_ms)
 
 
-def test_some_refused_leave_the_others_and_no_figure_anywhere(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_some_refused_leave_the_others_and_no_figure_anywhere(folder, capsys):
     table, document = folder / "p.csv", folder / "p.json"
     given = [str(folder), "--gpus", "1,64", "--csv", str(table), "--out", str(document)]
     assert predict(LARGE_ONLY, Scenario(num_devices=64)).reason, "or nothing is tested here"
@@ -125,7 +120,7 @@ def test_some_refused_leave_the_others_and_no_figure_anywhere(
         assert (p.step_ms is None) == bool(p.reason)
 
 
-def test_where_scaling_breaks_is_not_said_of_a_refused_prediction() -> None:
+def test_where_scaling_breaks_is_not_said_of_a_refused_prediction():
     found = predicted_line(LARGE_ONLY, Scenario(num_devices=64), [64])
     assert found.predictions[0].reason
     assert found.broken_at is None
@@ -133,7 +128,7 @@ def test_where_scaling_breaks_is_not_said_of_a_refused_prediction() -> None:
     assert "efficiency" not in found.verdict
 
 
-def test_nothing_to_show_is_one_line_and_status_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_show_is_one_line_and_status_2(folder, capsys):
     out = folder / "p.json"
     assert command.main([str(folder), "--gpus", "64,128", "--out", str(out)]) == 2
     said = capsys.readouterr()
@@ -143,7 +138,7 @@ def test_nothing_to_show_is_one_line_and_status_2(folder: Path, capsys: pytest.C
     assert not out.exists()
 
 
-def test_superlinear_values_that_were_measured_stay() -> None:
+def test_superlinear_values_that_were_measured_stay():
     """One device alone was slower than a rank of two: an efficiency above 1, and nothing clipped."""
     fast = replace(SMALL, single_step_ms=(200.0, 201.0, 199.0))
     p = predict(fast, Scenario(num_devices=2))
@@ -152,9 +147,7 @@ def test_superlinear_values_that_were_measured_stay() -> None:
     assert p.efficiency.high > p.efficiency.estimate
 
 
-def test_what_is_extrapolated_of_a_shown_step_is_a_caution(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_extrapolated_of_a_shown_step_is_a_caution(tmp_path, capsys):
     rng = np.random.default_rng(3)
     save_calibration(tmp_path, replace(SMALL, rank_spread=tuple(np.exp(rng.normal(0, 0.3, 300)))))
     assert command.main([str(tmp_path), "--gpus", "2,64"]) == 0
@@ -165,11 +158,10 @@ def test_what_is_extrapolated_of_a_shown_step_is_a_caution(
         r"2 ranks were calibrated\.",
         line,
     )
-    assert found is not None
     assert int(found[1]) > int(found[2]) / 5
 
 
-def test_held_out_cases_that_are_not_predicted_have_no_error() -> None:
+def test_held_out_cases_that_are_not_predicted_have_no_error():
     known = HeldOut("a", 2, "25", 100.0, Interval(110.0, 100.0, 120.0))
     refused = HeldOut("b", 2, "25", 100.0, None, reason="not predicted")
     assert refused.error_pct is None

@@ -1,7 +1,5 @@
 """blocks.csv cut at any byte: whole blocks stay, of the last nothing or all."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -12,7 +10,7 @@ from ddp_bench.bench.results.tables import load_blocks, read_blocks, repair_allr
 RANKS = {"a": 1, "b": 3}
 
 
-def write(folder: Path, num_rounds: int = 3) -> bytes:
+def write(folder, num_rounds=3):
     writer = RunWriter(folder)
     for round_index in range(1, num_rounds + 1):
         for case_id, phase in (("a", "timed"), ("b", "timed"), ("b", "no_sync")):
@@ -32,7 +30,7 @@ def write(folder: Path, num_rounds: int = 3) -> bytes:
     return (folder / "blocks.csv").read_bytes()
 
 
-def test_a_cut_at_every_byte(tmp_path: Path) -> None:
+def test_a_cut_at_every_byte(tmp_path):
     whole = write(tmp_path)
     path = tmp_path / "blocks.csv"
     all_blocks = [[r["rank"] for r in rows] for rows in read_blocks(path)]
@@ -52,9 +50,7 @@ def test_a_cut_at_every_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most_bytes", [tables.MOST_TABLE_BYTES, 0], ids=["all_rows", "longest_ranks"])
-def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
-) -> None:
+def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, monkeypatch, most_bytes):
     """SIGKILL ends a write between two pages of the file; nobody has resumed yet."""
     monkeypatch.setattr(tables, "is_large", lambda _: most_bytes == 0)
     whole = write(tmp_path)
@@ -73,7 +69,7 @@ def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(
 
 
 @pytest.mark.parametrize("num_zeros", [50, 2**20])
-def test_zeros_after_a_power_loss_even_more_than_one_read_of_the_tail(tmp_path: Path, num_zeros: int) -> None:
+def test_zeros_after_a_power_loss_even_more_than_one_read_of_the_tail(tmp_path, num_zeros):
     whole = write(tmp_path, num_rounds=30)
     path = tmp_path / "blocks.csv"
     path.write_bytes(whole + b"\0" * num_zeros)
@@ -81,7 +77,7 @@ def test_zeros_after_a_power_loss_even_more_than_one_read_of_the_tail(tmp_path: 
     assert path.read_bytes() == whole
 
 
-def test_curves_that_were_not_finished_go(tmp_path: Path) -> None:
+def test_curves_that_were_not_finished_go(tmp_path):
     write(tmp_path)
     path = tmp_path / "allreduce.csv"
     header = path.read_bytes()

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,37 +6,36 @@ from report_runs import PHASES, case, communicating, dashed, measured, run, trac
 from sample_runs import EVERY_SAMPLE, sample
 
 from ddp_bench.report.cases import workloads
-from ddp_bench.report.drawing import Figure
-from ddp_bench.report.step import REST, Bar, Track, agreeing, breakdown, one_step, step_bars, steps_of
+from ddp_bench.report.step import REST, agreeing, breakdown, one_step, step_bars, steps_of
 
 Case = dict[str, Any]
 
 
-def figure(cases: list[Case]) -> Figure:
+def figure(cases):
     found = breakdown(workloads(run(cases).cases)[0], key="k")
     assert found is not None
     return found
 
 
-def bars(cases: list[Case]) -> list[Bar]:
+def bars(cases):
     return step_bars(run(cases).cases.astype(object))
 
 
-def parts_of(row: Case) -> dict[str, float]:
+def parts_of(row):
     (bar,) = bars([row])
     return bar.parts
 
 
-def written(shown: Figure) -> list[str]:
+def written(shown):
     """Names and numbers of the bars."""
     return [text.get_text() for text in shown.canvas().axes[0].texts]
 
 
-def labels(cases: list[Case]) -> list[str]:
+def labels(cases):
     return [text.split(": ")[0] for text in written(figure(cases)) if ": " in text]
 
 
-def test_exposed_communication_is_taken_out_of_the_backward() -> None:
+def test_exposed_communication_is_taken_out_of_the_backward():
     assert parts_of(communicating(2, 200.0)) == {
         "data": 1.0,
         "forward": 30.0,
@@ -52,22 +48,20 @@ def test_exposed_communication_is_taken_out_of_the_backward() -> None:
 @pytest.mark.parametrize(
     ("exposed_ms", "backward", "exposed"), [(80.0, None, 80.0), (-5.0, 60.0, None), (None, None, None)]
 )
-def test_exposed_communication_never_makes_a_part_negative(
-    exposed_ms: float | None, backward: float | None, exposed: float | None
-) -> None:
+def test_exposed_communication_never_makes_a_part_negative(exposed_ms, backward, exposed):
     found = parts_of(communicating(2, 200.0) | {"exposed_comm_ms": exposed_ms})
     assert found.get("backward") == backward
     assert found.get("exposed communication") == exposed
 
 
-def test_backward_that_could_not_be_split_says_so() -> None:
+def test_backward_that_could_not_be_split_says_so():
     row = communicating(2, 200.0) | {"exposed_comm_ms": None}
     assert parts_of(row)["backward with communication"] == 60.0
     assert "backward with communication" in figure([row]).how_to_read
     assert "backward" in parts_of(case("ddp", 1, 98.0, **measured(**PHASES)))
 
 
-def test_dp_is_shown_by_its_stages_and_what_is_left() -> None:
+def test_dp_is_shown_by_its_stages_and_what_is_left():
     stages = {"scatter": 2.0, "replicate": 5.0, "apply": 25.0, "gather": 1.0, "backward": 50.0, "reduce": 8.0}
     columns = {f"dp_{name}_ms": value for name, value in stages.items()}
     dp = case("dp", 2, 200.0, impl="cpu_standin", device_type="cpu", **measured(**PHASES, **columns))
@@ -83,12 +77,12 @@ def test_dp_is_shown_by_its_stages_and_what_is_left() -> None:
     )
 
 
-def test_stage_that_was_not_measured_is_left_out_not_zero() -> None:
+def test_stage_that_was_not_measured_is_left_out_not_zero():
     dp = case("dp", 2, 20_000 / 90, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms_p50=90.0)
     assert parts_of(dp) == pytest.approx({"apply (forward)": 25.0, "backward": 58.0, REST: 7.0})
 
 
-def test_a_bar_is_as_long_as_the_timed_step() -> None:
+def test_a_bar_is_as_long_as_the_timed_step():
     """Instruments and other rounds make the anatomy pass longer or shorter: only its shares are taken."""
     slower = measured(data_ms=2.0, forward_ms=60.0, backward_ms=100.0, optimizer_ms=18.0)
     assert parts_of(communicating(2, 200.0) | slower) == pytest.approx(
@@ -96,7 +90,7 @@ def test_a_bar_is_as_long_as_the_timed_step() -> None:
     )
 
 
-def exposing(exposed_ms: float, forward_ms: float, cap: str, *, width: float = 4.0) -> Case:
+def exposing(exposed_ms, forward_ms, cap, *, width=4.0):
     """A case of 100 ms and what is exposed, its forward measured once."""
     row = communicating(2, 20_000 / (80.0 + exposed_ms), bucket_cap_mb=cap)
     row |= measured(
@@ -106,7 +100,7 @@ def exposing(exposed_ms: float, forward_ms: float, cap: str, *, width: float = 4
     return row | ends | dict.fromkeys(("forward_ms_low", "forward_ms_high"))
 
 
-def test_parts_that_differ_by_chance_are_drawn_alike_and_the_exposed_part_by_its_number() -> None:
+def test_parts_that_differ_by_chance_are_drawn_alike_and_the_exposed_part_by_its_number():
     cases = [exposing(20.0, 20.0, "default"), exposing(40.0, 26.0, "1"), exposing(30.0, 23.0, "25")]
     found = bars(cases)
     for name, ms in (("forward", 23.0), ("backward", 47.0), ("optimizer", 9.0), ("data", 1.0)):
@@ -115,7 +109,7 @@ def test_parts_that_differ_by_chance_are_drawn_alike_and_the_exposed_part_by_its
     assert {"20 ms", "40 ms", "30 ms"} <= set(written(figure(cases)))
 
 
-def test_nothing_that_is_drawn_alike_becomes_negative() -> None:
+def test_nothing_that_is_drawn_alike_becomes_negative():
     unknown = {"exposed_comm_ms": None}
     unsplit = bars([exposing(20.0, 20.0, "default") | unknown, exposing(40.0, 60.0, "1") | unknown])
     little = bars([exposing(0.5, 20.0, "default"), exposing(3.0, 30.0, "1"), exposing(0.5, 68.0, "25")])
@@ -126,7 +120,7 @@ def test_nothing_that_is_drawn_alike_becomes_negative() -> None:
     assert lengths == pytest.approx([100.0, 120.0, 80.5, 83.0, 80.5])
 
 
-def test_compute_that_differs_beyond_the_intervals_is_drawn_as_it_is() -> None:
+def test_compute_that_differs_beyond_the_intervals_is_drawn_as_it_is():
     slower = exposing(20.0, 20.0, "1", width=1.0)
     slower |= measured(images_per_s=20_000 / 130, backward_ms=100.0)
     first, second = bars([exposing(20.0, 20.0, "default", width=1.0), slower])
@@ -136,7 +130,7 @@ def test_compute_that_differs_beyond_the_intervals_is_drawn_as_it_is() -> None:
     assert [bar.parts["forward"] for bar in bars(cases)] == pytest.approx([20.0, 30.0])
 
 
-def test_caption_states_shares_with_intervals() -> None:
+def test_caption_states_shares_with_intervals():
     shown = figure([case("single", 1, 100.0, **measured(**PHASES)), communicating(2, 200.0)])
     assert shown.caption == dashed(
         "DDP, 2 GPUs, cap default: backward takes most, 40% of the step; exposed communication adds "
@@ -145,11 +139,11 @@ def test_caption_states_shares_with_intervals() -> None:
     assert shown.alt == f"Where a step goes. {shown.caption}"
 
 
-def test_nothing_measured_draws_nothing() -> None:
+def test_nothing_measured_draws_nothing():
     assert breakdown(workloads(run([case("ddp", 2, 150.0)]).cases)[0], key="k") is None
 
 
-def test_many_cases_leave_the_usual_ones() -> None:
+def test_many_cases_leave_the_usual_ones():
     cases = [case("single", 1, 100.0, **measured(**PHASES))]
     cases += [communicating(n, 90.0 * n) for n in (2, 4, 8)]
     cases += [communicating(n, 80.0 * n, bucket_cap_mb="25") for n in (2, 4, 8)]
@@ -169,12 +163,12 @@ def test_many_cases_leave_the_usual_ones() -> None:
     ]
 
 
-def test_steps_of_several_micro_batches_do_not_flatten_the_rest() -> None:
+def test_steps_of_several_micro_batches_do_not_flatten_the_rest():
     cases = [communicating(2, 200.0), communicating(2, 220.0, accumulate=8)]
     assert labels(cases) == ["DDP, 2 GPUs, cap default"]
 
 
-def test_of_many_caps_the_fastest_are_drawn() -> None:
+def test_of_many_caps_the_fastest_are_drawn():
     caps = [communicating(2, 100.0 + cap, bucket_cap_mb=str(cap)) for cap in range(1, 41)]
     assert [label.split("cap ")[1] for label in labels([communicating(2, 90.0), *caps])] == [
         "default",
@@ -185,18 +179,18 @@ def test_of_many_caps_the_fastest_are_drawn() -> None:
 DEFAULT = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")
 
 
-def tracks(cases: list[Case], blocks: list[Case]) -> tuple[int, list[Track], str]:
+def tracks(cases, blocks):
     data = run(cases, timed_blocks=blocks)
     rank, found, _ = steps_of(data.cases, data.blocks)
     return rank, *agreeing(found)
 
 
-def drawn(cases: list[Case], blocks: list[Case]) -> Figure | None:
+def drawn(cases, blocks):
     data = run(cases, timed_blocks=blocks)
     return one_step(workloads(data.cases)[0], data.blocks, key="k")
 
 
-def step(row: Case, ends: tuple[float, float, float], *, rank: int = 0, round_index: int = 1) -> list[Case]:
+def step(row, ends, *, rank=0, round_index=1):
     """A traced block and one of the anatomy pass: the last gradient, and start and end of the last bucket."""
     ready, start, done = ends
     return [
@@ -205,7 +199,7 @@ def step(row: Case, ends: tuple[float, float, float], *, rank: int = 0, round_in
     ]
 
 
-def test_steps_are_of_the_rank_that_is_last_and_the_nearest_to_the_median() -> None:
+def test_steps_are_of_the_rank_that_is_last_and_the_nearest_to_the_median():
     blocks = [
         b
         for i, end in enumerate((84.0, 85.0, 99.0))
@@ -218,7 +212,6 @@ def test_steps_are_of_the_rank_that_is_last_and_the_nearest_to_the_median() -> N
     assert (track.ready, track.launch) == ((10.0, 65.0), (10.0, 65.0))
     assert (track.start, track.done) == ((11.0, 70.0), (20.0, 85.0))
     figure = drawn([DEFAULT], blocks)
-    assert figure is not None
     assert figure.caption == (
         "DDP on 2 GPUs, rank 1: with cap default the last gradient is ready after 65 ms, the last of "
         "2 all-reduces is done after 85 ms."
@@ -226,7 +219,7 @@ def test_steps_are_of_the_rank_that_is_last_and_the_nearest_to_the_median() -> N
     assert figure.caption in figure.alt
 
 
-def test_all_cases_are_drawn_of_one_rank() -> None:
+def test_all_cases_are_drawn_of_one_rank():
     other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2, bucket_bytes="1/2")
     blocks = step(DEFAULT, (60.0, 61.0, 80.0)) + step(DEFAULT, (60.0, 61.0, 99.0), rank=1)
     blocks += step(other, (60.0, 61.0, 82.0)) + step(other, (60.0, 61.0, 81.0), rank=1)
@@ -235,7 +228,7 @@ def test_all_cases_are_drawn_of_one_rank() -> None:
     assert [max(track.done) for track in found] == [99.0, 81.0]
 
 
-def test_default_best_and_single_bucket_are_chosen_once_each() -> None:
+def test_default_best_and_single_bucket_are_chosen_once_each():
     best = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
     other = communicating(2, 210.0, bucket_cap_mb="5", num_buckets=6)
     one = communicating(2, 160.0, bucket_cap_mb="100", num_buckets=1)
@@ -250,29 +243,26 @@ def test_default_best_and_single_bucket_are_chosen_once_each() -> None:
     assert [track.title for track in same][1:] == ["cap 100 MiB, shortest step, one bucket"]
 
 
-def test_largest_count_with_devices_of_its_own_is_drawn() -> None:
+def test_largest_count_with_devices_of_its_own_is_drawn():
     shared = communicating(4, 210.0, oversubscribed=True)
     blocks = [block for row in (DEFAULT, shared) for block in step(row, (60.0, 61.0, 80.0))]
     own, only = drawn([DEFAULT, shared], blocks), drawn([shared], blocks)
-    assert own is not None
     assert own.caption.startswith("DDP on 2 GPUs,")
-    assert only is not None
     assert only.caption.startswith("DDP on 4 GPUs (shared),")
 
 
-def test_missing_moments_are_left_out_never_zero() -> None:
+def test_missing_moments_are_left_out_never_zero():
     blocks = [traced(DEFAULT, 1, ready_ms=(10.0, 40.0))]
     (track,) = tracks([DEFAULT], blocks)[1]
     assert (track.ready, track.start, track.done) == ((10.0, 40.0), (), ())
     figure = drawn([DEFAULT], blocks)
-    assert figure is not None
     drawing = figure.svg()
     assert "gradients ready" in drawing
     assert "all-reduce<" not in drawing
     assert "exposed<" not in drawing
 
 
-def test_without_moments_nothing_is_drawn() -> None:
+def test_without_moments_nothing_is_drawn():
     assert drawn([DEFAULT], []) is None
     assert drawn([DEFAULT], [traced(DEFAULT, 1, start_ms=(), done_ms=())]) is None
 
@@ -285,9 +275,7 @@ def test_without_moments_nothing_is_drawn() -> None:
         ((60.0, 61.0, 95.0), "cap default waits 35 ms in these few steps, the table has 20.0"),
     ],
 )
-def test_readiness_that_contradicts_is_left_out_of_every_step(
-    ends: tuple[float, float, float], why: str | None
-) -> None:
+def test_readiness_that_contradicts_is_left_out_of_every_step(ends, why):
     other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
     blocks = step(DEFAULT, ends) + step(other, (60.0, 61.0, 80.0))
     _, found, left_out = tracks([DEFAULT, other], blocks)
@@ -298,12 +286,11 @@ def test_readiness_that_contradicts_is_left_out_of_every_step(
     assert [track.ready for track in found] == [(), ()]
     assert found[0].done[-1] == ends[-1]
     figure = drawn([DEFAULT, other], blocks)
-    assert figure is not None
     assert why in figure.caption
     assert "gradient ready" not in figure.svg()
 
 
-def test_readiness_is_drawn_for_all_or_for_none() -> None:
+def test_readiness_is_drawn_for_all_or_for_none():
     other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
     blocks = [*step(DEFAULT, (60.0, 61.0, 80.0)), step(other, (60.0, 61.0, 80.0))[1]]
     _, found, left_out = tracks([DEFAULT, other], blocks)
@@ -311,14 +298,14 @@ def test_readiness_is_drawn_for_all_or_for_none() -> None:
     assert [track.ready for track in found] == [(), ()]
 
 
-def test_what_the_table_does_not_know_contradicts_nothing() -> None:
+def test_what_the_table_does_not_know_contradicts_nothing():
     unknown = DEFAULT | dict.fromkeys(("exposed_comm_ms_low", "exposed_comm_ms_high"), math.nan)
     (track,) = tracks([unknown], step(DEFAULT, (60.0, 61.0, 95.0)))[1]
     assert track.waited_ms == 35.0
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_no_sample_breaks_causality_or_contradicts_the_table_on_the_page(path: Path) -> None:
+def test_no_sample_breaks_causality_or_contradicts_the_table_on_the_page(path):
     data = sample(path)
     _, found, _ = steps_of(data.cases, data.blocks)
     for track in agreeing(found)[0]:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -14,7 +12,6 @@ from ddp_bench.bench.findings.verdicts import (
     CommunicationVerdict,
     Ratio,
     SettingsVerdict,
-    Verdict,
     WrapperVerdict,
 )
 from ddp_bench.bench.manifest import Manifest
@@ -25,22 +22,22 @@ from ddp_bench.report.figures import against_default, ratio_ticks
 from ddp_bench.report.page import cards, heading, model_name, page, status
 
 
-def compared(low: float, high: float, case_id: str = "a", reference_id: str = "b") -> Comparison:
+def compared(low, high, case_id="a", reference_id="b"):
     return Comparison(case_id, reference_id, Interval(math.sqrt(low * high), low, high), 0.05, 10)
 
 
-def wrapper(answer: str, *by: Comparison, faster: str = "DDP") -> WrapperVerdict:
+def wrapper(answer, *by, faster="DDP"):
     ratio = Ratio(faster, "DP", Interval(1.2, 1.1, 1.3))
     return WrapperVerdict(
         answer=answer, comparisons=by, ratio=ratio, where="on 2 GPUs", margin=0.05, paste="p" if by else ""
     )
 
 
-def settings(answer: str, best: Ratio | None = None) -> SettingsVerdict:
+def settings(answer, best=None):
     return SettingsVerdict(answer=answer, standing="the default", noun="cap", best=best, few=("cap 1",))
 
 
-def communication(answer: str) -> CommunicationVerdict:
+def communication(answer):
     return CommunicationVerdict(
         answer=answer, exposed_ms=Interval(3.0, 2.0, 4.0), step_ms=10.0, place="2 GPUs"
     )
@@ -64,7 +61,7 @@ GAIN = Ratio("cap 1", "the default", Interval(1.2, 1.1, 1.3))
         (communication(RESOLVED), "found", "adds 3.0 ms"),
     ],
 )
-def test_card_names_the_state_of_its_answer(verdict: Verdict, state: str, label: str) -> None:
+def test_card_names_the_state_of_its_answer(verdict, state, label):
     (card,) = cards([verdict])
     assert (card.state, card.label, card.sentence, card.paste) == (
         *(state, label),
@@ -72,12 +69,12 @@ def test_card_names_the_state_of_its_answer(verdict: Verdict, state: str, label:
     )
 
 
-def test_only_settings_without_a_difference_are_left_as_they_are() -> None:
+def test_only_settings_without_a_difference_are_left_as_they_are():
     made = cards([wrapper(EQUAL, compared(0.99, 1.01)), settings(EQUAL)])
     assert [card.leave for card in made] == [False, True]
 
 
-def test_heading_names_model_and_devices() -> None:
+def test_heading_names_model_and_devices():
     cases = run([case("single", 1, 9.0, arch="resnet18"), case("ddp", 4, 9.0, arch="resnet18")]).cases
     assert heading(cases) == dashed("ResNet-18, 1--4 GPUs")
     assert (
@@ -91,7 +88,7 @@ def test_heading_names_model_and_devices() -> None:
     ]
 
 
-def test_status_says_how_the_run_ended_and_what_is_open() -> None:
+def test_status_says_how_the_run_ended_and_what_is_open():
     cases = run([case("single", 1, 9.0, num_rounds=7), case("ddp", 2, status="oom")]).cases
     done, left = wrapper(EQUAL), settings(UNRESOLVED)
     timing = made_manifest(timing={"stopped_because": "time limit reached", "measuring_s": 60.0})
@@ -109,12 +106,11 @@ def test_status_says_how_the_run_ended_and_what_is_open() -> None:
     assert status(Manifest(), cases[cases["status"] != "ok"], []).startswith("Finished, nothing measured · ")
 
 
-def test_forest_shows_every_case_over_the_default_fastest_first() -> None:
+def test_forest_shows_every_case_over_the_default_fastest_first():
     cases = usual_cases()
     default, dp, small = (next(r["case_id"] for r in cases if r["case_id"] == i) for i in IDS)
     comparisons = [compared(1.1, 1.4, default, dp), compared(0.8, 0.9, small, default)]
     figure = against_default(workloads(run(cases).cases)[0], comparisons, key="k")
-    assert figure is not None
     ((_, rows),) = drawn(figure)
     assert [(name, row.x) for name, (row,) in rows.items()] == [
         ("DDP, cap 1 MiB", pytest.approx(math.sqrt(0.72))),
@@ -130,14 +126,14 @@ def test_forest_shows_every_case_over_the_default_fastest_first() -> None:
 IDS = ("ddp-n2-x-1", "dp-n2-x-1", "ddp-n2-1-1")
 
 
-def test_forest_of_too_few_rounds_names_no_winner() -> None:
+def test_forest_of_too_few_rounds_names_no_winner():
     shown = figure_of(page([run(usual_cases())]).runs[0], "Every case")
     assert shown.caption == "On 2 GPUs there are too few rounds to compare."
     assert all(row.low is None for rows in drawn(shown)[0][1].values() for row in rows)
     assert "nan" not in shown.svg()
 
 
-def test_forest_needs_something_to_compare() -> None:
+def test_forest_needs_something_to_compare():
     workload = workloads(run([case("single", 1, 9.0), case("ddp", 2, 15.0)]).cases)[0]
     assert against_default(workload, [], key="k") is None
 
@@ -150,7 +146,7 @@ def test_forest_needs_something_to_compare() -> None:
         (0.05, 20.0, [0.0625, 0.25, 1, 4, 16]),
     ],
 )
-def test_ratio_axis_has_round_ticks(low: float, high: float, ticks: list[float]) -> None:
+def test_ratio_axis_has_round_ticks(low, high, ticks):
     assert ratio_ticks(low, high) == ticks
 
 
@@ -165,13 +161,12 @@ def test_ratio_axis_has_round_ticks(low: float, high: float, ticks: list[float])
         Interval(1.2, math.nan, math.nan),
     ],
 )
-def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio: Interval) -> None:
+def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio):
     cases = [case("ddp", 2, 180.0), case("ddp", 2, 190.0, bucket_cap_mb="1")]
     rows = run(cases).cases
     compared = [Comparison(cases[1]["case_id"], cases[0]["case_id"], ratio, 0.05, 20)]
     (verdict,) = [v for v in verdicts(rows, compared) if v.question == CAP]
     figure = against_default(workloads(rows)[0], compared, key="k")
-    assert figure is not None
     assert (verdict.answer == FASTER) == ("is faster than DDP's default" in figure.caption)
     assert (verdict.answer == TOO_FEW) == ("too few rounds" in figure.caption)
     if verdict.answer == FASTER:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -27,20 +25,20 @@ ENUMERATED = {"status", "mode", "impl", "device_type", "scaling", "precision"}
 class Elements(HTMLParser):
     """Every element and the text of a page, as a browser would take it."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tags = []
         self.text = ""
         self.feed(html)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data
 
 
-def write(folder: Path, cases: list[dict], manifest: dict | None = None) -> Path:
+def write(folder, cases, manifest=None):
     folder.mkdir()
     writer = RunWriter(folder)
     writer.write_manifest(made_manifest(**manifest or {}))
@@ -52,28 +50,28 @@ def write(folder: Path, cases: list[dict], manifest: dict | None = None) -> Path
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def usual(tmp_path_factory):
     return write(tmp_path_factory.mktemp("runs") / "usual", usual_cases(), {"name": "usual"})
 
 
 @pytest.fixture(scope="module")
-def page(usual: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(usual, tmp_path_factory):
     """The page of the usual run."""
     return build([usual], tmp_path_factory.mktemp("page") / "a.html")
 
 
-def test_same_run_gives_the_same_bytes(usual: Path, page: Path, tmp_path: Path) -> None:
+def test_same_run_gives_the_same_bytes(usual, page, tmp_path):
     first, second = page.read_bytes(), build([usual], tmp_path / "b.html").read_bytes()
     assert first == second
     assert first.count(b"<svg") == 5
 
 
-def test_users_matplotlib_settings_change_nothing(usual: Path, page: Path, tmp_path: Path) -> None:
+def test_users_matplotlib_settings_change_nothing(usual, page, tmp_path):
     with mpl.rc_context({"axes.spines.bottom": False, "svg.fonttype": "path"}):
         assert build([usual], tmp_path / "b.html").read_bytes() == page.read_bytes()
 
 
-def test_page_is_self_contained(page: Path) -> None:
+def test_page_is_self_contained(page):
     elements = Elements(page.read_text(encoding="utf-8"))
     references = [
         value
@@ -89,7 +87,7 @@ def test_page_is_self_contained(page: Path) -> None:
     assert policy.startswith("default-src 'none';")
 
 
-def test_policy_lets_one_script_run_by_its_hash(page: Path) -> None:
+def test_policy_lets_one_script_run_by_its_hash(page):
     html = page.read_text(encoding="utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -99,7 +97,7 @@ def test_policy_lets_one_script_run_by_its_hash(page: Path) -> None:
     assert kinds == [None]
 
 
-def test_page_in_the_runs_folder_links_to_its_files(usual: Path, tmp_path: Path) -> None:
+def test_page_in_the_runs_folder_links_to_its_files(usual, tmp_path):
     folder = Path(shutil.copytree(usual, tmp_path / "run"))
     elements = Elements(build([folder], folder / "report.html").read_text(encoding="utf-8"))
     linked = [a["href"] for tag, a in elements.tags if tag == "a" and (a.get("href") or "").startswith("./")]
@@ -109,12 +107,12 @@ def test_page_in_the_runs_folder_links_to_its_files(usual: Path, tmp_path: Path)
     assert "./run/cases.csv" in [a.get("href") for _, a in elsewhere.tags]
 
 
-def test_without_the_script_there_are_no_dead_controls(page: Path) -> None:
+def test_without_the_script_there_are_no_dead_controls(page):
     tags = Elements(page.read_text(encoding="utf-8")).tags
     assert {"input", "select", "button"}.isdisjoint(tag for tag, _ in tags)
 
 
-def test_ids_are_unique_and_every_reference_is_met(usual: Path, tmp_path: Path) -> None:
+def test_ids_are_unique_and_every_reference_is_met(usual, tmp_path):
     html = build([usual, usual], tmp_path / "a.html").read_text(encoding="utf-8")
     attributes = [a for _, a in Elements(html).tags]
     ids = [a["id"] for a in attributes if "id" in a]
@@ -125,7 +123,7 @@ def test_ids_are_unique_and_every_reference_is_met(usual: Path, tmp_path: Path) 
     assert wanted <= set(ids)
 
 
-def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
+def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path):
     text_columns = [c.name for c in CASES if c.kind == "text" and c.name not in ENUMERATED]
     hostile = dict.fromkeys(text_columns, HOSTILE)
     cases = [
@@ -159,14 +157,14 @@ def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
     assert [tag for tag, _ in elements.tags].count("script") == 1
 
 
-def test_run_with_nothing_measured_builds(tmp_path: Path) -> None:
+def test_run_with_nothing_measured_builds(tmp_path):
     folder = write(tmp_path / "run", [case("ddp", 2, status="oom", reason="out of memory")])
     text = Elements(build([folder], tmp_path / "a.html").read_text(encoding="utf-8")).text
     assert "out of memory" in text
     assert "Nothing to draw" in text
 
 
-def test_page_that_cannot_be_written_leaves_nothing_behind(usual: Path, tmp_path: Path) -> None:
+def test_page_that_cannot_be_written_leaves_nothing_behind(usual, tmp_path):
     (tmp_path / "taken").mkdir()
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UsageError, match="--out"):
@@ -174,13 +172,13 @@ def test_page_that_cannot_be_written_leaves_nothing_behind(usual: Path, tmp_path
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_command_line_writes_beside_the_run(usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_writes_beside_the_run(usual, capsys):
     assert main([str(usual)]) == 0
     assert capsys.readouterr().out.strip() == str(usual / "report.html")
     assert (usual / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_several_runs_make_one_page(usual: Path, tmp_path: Path) -> None:
+def test_several_runs_make_one_page(usual, tmp_path):
     other = write(tmp_path / "other", [case("single", 1, 50.0)], {"name": "other", "settings": {"seed": 1}})
     assert main([str(usual), str(other), "--out", str(tmp_path / "both.html")]) == 0
     text = Elements((tmp_path / "both.html").read_text(encoding="utf-8")).text
@@ -198,9 +196,7 @@ def test_several_runs_make_one_page(usual: Path, tmp_path: Path) -> None:
         (["{usual}", "--out", "{usual}/no/such/folder.html"], "--out"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(
-    arguments: list[str], named: str, usual: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line_and_exit_2(arguments, named, usual, capsys):
     assert main([a.format(usual=usual) for a in arguments]) == 2
     err = capsys.readouterr().err
     assert err.startswith("report: error: ")

@@ -1,18 +1,14 @@
-from __future__ import annotations
-
-from typing import Any
-
 from report_runs import case, run, usual_cases
 
 from ddp_bench.report.conditions import Fact, Group
-from ddp_bench.report.page import Run, page
+from ddp_bench.report.page import page
 
 
-def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> Run:
+def view(cases, manifest=None):
     return page([run(cases, manifest)]).runs[0]
 
 
-def test_conditions_show_what_is_known_and_nothing_else() -> None:
+def test_conditions_show_what_is_known_and_nothing_else():
     manifest = {
         "name": "nightly",
         "settings": {"gpus": [1, 2], "static_graph": False, "rounds": None},
@@ -49,25 +45,24 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
         ),
         Group("Environment variables", (Fact("NCCL_DEBUG", "WARN", code=True),)),
     ]
-    assert shown.ranks is not None
     assert [c.name for c in shown.ranks.columns] == ["Rank", "Host", "Local rank"]
     assert shown.topology == "GPU0 GPU1\n NV18"
 
 
-def test_link_of_a_lab_is_named_first_and_among_the_conditions() -> None:
+def test_link_of_a_lab_is_named_first_and_among_the_conditions():
     shown = view([case("single", 1, 100.0, link="1gbit"), case("ddp", 2, 150.0, link="1gbit")])
     assert "link 1 Gbit/s" in shown.subtitle
     assert Group("Machine", (Fact("link between hosts", "1 Gbit/s"),)) in shown.conditions
     assert not [part for part in view(usual_cases()).subtitle if "link" in part]
 
 
-def test_empty_manifest_shows_no_condition_but_the_usual_settings() -> None:
+def test_empty_manifest_shows_no_condition_but_the_usual_settings():
     shown = view(usual_cases())
     assert (shown.title, shown.ranks, shown.topology) == ("by-hand", None, "")
     assert [group.title for group in shown.conditions] == ["Settings"]
 
 
-def test_the_workloads_code_and_ddp_benchs_own_are_shown_apart() -> None:
+def test_the_workloads_code_and_ddp_benchs_own_are_shown_apart():
     workload = {"spec": "net:make", "file": "net.py", "repository": "mynet", "commit": "abc", "dirty": True}
     manifest = {
         "workload": {**workload, "code_sha256": "012"},
@@ -88,15 +83,13 @@ def test_the_workloads_code_and_ddp_benchs_own_are_shown_apart() -> None:
             ),
         ),
         Group(
-            "ddp-bench",
-            (Fact("version", "0.1.0"), Fact("commit", "def"), Fact("uncommitted changes", "no")),
+            "ddp-bench", (Fact("version", "0.1.0"), Fact("commit", "def"), Fact("uncommitted changes", "no"))
         ),
     ]
 
 
-def test_the_table_of_ranks_shows_the_cores_that_they_were_bound_to() -> None:
+def test_the_table_of_ranks_shows_the_cores_that_they_were_bound_to():
     ranks = [{"rank": 0, "device": "cuda:0", "bound_cores": "0-31"}, {"rank": 1, "bound_cores": ""}]
     table = view(usual_cases(), {"ranks": ranks}).ranks
-    assert table is not None
     assert [column.name for column in table.columns] == ["Rank", "Local rank", "Device", "Bound cores"]
     assert [row[-1] for row in table.rows] == ["0-31", ""]

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from html import unescape
-from pathlib import Path
 
 import pytest
 from report_runs import blocks, case, dashed, run, usual_cases
@@ -14,7 +11,7 @@ from ddp_bench.report.page import page
 
 
 @pytest.fixture
-def usual(tmp_path: Path) -> Path:
+def usual(tmp_path):
     folder = tmp_path / "usual"
     folder.mkdir()
     writer = RunWriter(folder)
@@ -26,14 +23,13 @@ def usual(tmp_path: Path) -> Path:
     return folder
 
 
-def test_markdown_has_the_verdict_and_every_case(usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_has_the_verdict_and_every_case(usual, capsys):
     assert main([str(usual), "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == dashed("## ResNet-50, 1--4 GPUs")
     shown = page([run(usual_cases())]).runs[0]
     said = unescape("\n".join(lines))
     assert all(card.sentence in said and f"{card.title}: {card.label}." in said for card in shown.cards)
-    assert shown.following is not None
     (command,) = (line for line in lines if line.startswith("python -m bench."))
     assert command.split()[:3] == shown.following.command.split()[:3]
     assert any("nightly" in line for line in lines)
@@ -42,14 +38,14 @@ def test_markdown_has_the_verdict_and_every_case(usual: Path, capsys: pytest.Cap
     assert not (usual / "report.html").exists()
 
 
-def test_markdown_goes_into_a_file(usual: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_goes_into_a_file(usual, tmp_path, capsys):
     out = tmp_path / "summary.md"
     assert main([str(usual), "--markdown", "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     assert out.read_text(encoding="utf-8").startswith(dashed("## ResNet-50, 1--4 GPUs\n"))
 
 
-def test_hostile_text_cannot_leave_its_cell() -> None:
+def test_hostile_text_cannot_leave_its_cell():
     hostile = "a|b\n| c | [x](javascript:1) <img src=x> `d` @someone $x$ ~~e~~ https://x.y **f** \\| #1"
     text = markdown(page([run([case("ddp", 2, status="failed", reason=hostile)], {"name": hostile})]))
     (row,) = [line for line in text.splitlines() if line.startswith("| failed ")]
@@ -60,7 +56,7 @@ def test_hostile_text_cannot_leave_its_cell() -> None:
     assert text.count("\n## ") == 0
 
 
-def test_several_runs_begin_with_what_they_say_together_then_what_differs() -> None:
+def test_several_runs_begin_with_what_they_say_together_then_what_differs():
     first, second = (
         run(usual_cases(), {"name": name, "settings": {"precision": precision}}, path=f"runs/{name}")
         for name, precision in (("a", "fp32"), ("b", "bf16"))
@@ -71,16 +67,14 @@ def test_several_runs_begin_with_what_they_say_together_then_what_differs() -> N
     assert text.index("\n## What differs") < text.index("\n## a: ResNet") < text.index("\n## b: ResNet")
 
 
-def test_every_figure_becomes_a_picture(
-    usual: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_figure_becomes_a_picture(usual, tmp_path, capsys):
     assert main([str(usual), "--png", str(tmp_path / "slides")]) == 0
     keys = [figure.key for figure in page([run(usual_cases())]).figures]
     assert capsys.readouterr().out.split() == [str(tmp_path / "slides" / f"{key}.png") for key in keys]
     assert sorted(p.name for p in (tmp_path / "slides").iterdir()) == sorted(f"{key}.png" for key in keys)
 
 
-def test_format_markdown_is_the_same_summary(usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_format_markdown_is_the_same_summary(usual, capsys):
     assert main([str(usual), "--markdown"]) == 0
     first = capsys.readouterr().out
     assert main([str(usual), "--format", "markdown"]) == 0
@@ -99,12 +93,7 @@ def test_format_markdown_is_the_same_summary(usual: Path, capsys: pytest.Capture
         (["--markdown", "--out", "{folder}/none/a.md"], "--out"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(
-    arguments: list[str],
-    named: str,
-    usual: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_mistakes_are_one_line_and_exit_2(arguments, named, usual, capsys):
     assert main([str(usual), *(a.format(folder=usual.parent) for a in arguments)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("report: error: ")
@@ -112,7 +101,7 @@ def test_mistakes_are_one_line_and_exit_2(
     assert named in err
 
 
-def test_run_without_figures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_figures_says_so(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     writer = RunWriter(tmp_path / "run")
     writer.write_manifest(Manifest())

@@ -1,9 +1,5 @@
 """Arithmetic, MFU, bus bandwidth, time and cost of an epoch, from round numbers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from made import made_manifest
@@ -20,23 +16,23 @@ MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
 MIB = 2**20
 
 
-def rates(*cases: dict[str, Any], price: float | None = None) -> list[Any]:
+def rates(*cases, price=None):
     return records(with_rates(run(cases).cases, made_manifest(**MANIFEST), price))
 
 
-def test_arithmetic_is_three_forwards_per_image_and_device() -> None:
+def test_arithmetic_is_three_forwards_per_image_and_device():
     one, two = rates(case("single", 1, 100.0), case("ddp", 2, 180.0))
     assert one["tflop_per_s"] == pytest.approx(1.2)
     assert two["tflop_per_s"] == pytest.approx(180 * 12e9 / 2 / 1e12)
     assert (two["tflop_per_s_low"], two["tflop_per_s_high"]) == pytest.approx((1.0692, 1.0908))
 
 
-def test_a_model_whose_operators_are_not_counted_has_no_arithmetic() -> None:
+def test_a_model_whose_operators_are_not_counted_has_no_arithmetic():
     (row,) = records(with_rates(run([case("single", 1, 100.0)]).cases, Manifest(), None))
     assert row["tflop_per_s"] != row["tflop_per_s"]
 
 
-def device(num_devices: int, rank: int, tflop_per_s: Any) -> dict[str, Any]:
+def device(num_devices, rank, tflop_per_s):
     """What a rank's device reached beside the others."""
     return {"num_devices": num_devices, "rank": rank, "matrix_tflop_per_s": tflop_per_s}
 
@@ -44,7 +40,7 @@ def device(num_devices: int, rank: int, tflop_per_s: Any) -> dict[str, Any]:
 ONE = device(1, 0, 2.0)
 
 
-def mfu(devices: Any, *cases: dict[str, Any]) -> tuple[float | None, float | None]:
+def mfu(devices, *cases):
     """The last case's MFU, of the measured rate and of the data sheet's peak."""
     manifest = made_manifest(**MANIFEST, roofline=devices)
     row = records(with_rates(run(cases or [case("single", 1, 100.0)]).cases, manifest, None))[-1]
@@ -52,7 +48,7 @@ def mfu(devices: Any, *cases: dict[str, Any]) -> tuple[float | None, float | Non
     return over_rate, over_sheet
 
 
-def test_mfu_is_the_arithmetic_over_the_devices_own_rate() -> None:
+def test_mfu_is_the_arithmetic_over_the_devices_own_rate():
     assert mfu([ONE]) == (pytest.approx(60.0), None)
     shown = page([run([case("single", 1, 100.0)], MANIFEST | {"roofline": [ONE]})]).runs[0].tables[1]
     at = [column.name for column in shown.columns].index("MFU (% of the measured matrix rate)")
@@ -60,19 +56,19 @@ def test_mfu_is_the_arithmetic_over_the_devices_own_rate() -> None:
     assert "MFU is" in shown.note
 
 
-def test_several_devices_are_held_against_what_they_reached_together() -> None:
+def test_several_devices_are_held_against_what_they_reached_together():
     together = [ONE, device(2, 0, 1.0), device(2, 1, 2.0)]
     assert mfu(together, case("ddp", 2, 180.0))[0] == pytest.approx(72.0)
 
 
-def test_data_parallel_without_ranks_takes_the_largest_count_and_no_other_case_does() -> None:
+def test_data_parallel_without_ranks_takes_the_largest_count_and_no_other_case_does():
     assert mfu([ONE], case("dp", 2, 100.0))[0] == pytest.approx(30.0)
     assert mfu([ONE], case("ddp", 2, 100.0))[0] is None
     assert mfu([ONE], case("dp", 2, 100.0, oversubscribed=True))[0] is None
 
 
-def test_a_known_gpu_has_the_data_sheets_peak_too() -> None:
-    def over_sheet(name: str) -> float | None:
+def test_a_known_gpu_has_the_data_sheets_peak_too():
+    def over_sheet(name):
         return mfu([ONE], case("single", 1, 100.0, device_name=name, precision="bf16"))[1]
 
     assert over_sheet("NVIDIA H200") == pytest.approx(100 * 1.2 / 989.4)
@@ -81,7 +77,7 @@ def test_a_known_gpu_has_the_data_sheets_peak_too() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DENSE_PEAKS))
-def test_peaks_are_those_that_torch_has_of_the_data_sheets(name: str) -> None:
+def test_peaks_are_those_that_torch_has_of_the_data_sheets(name):
     """Its H100 is the SXM5 card, counted with sparsity; an H200 has the same chip."""
     known = pytest.importorskip("torch._inductor.analysis.device_info")._device_mapping
     info = known["NVIDIA A100" if "A100" in name else "NVIDIA H100"]
@@ -94,33 +90,25 @@ def test_peaks_are_those_that_torch_has_of_the_data_sheets(name: str) -> None:
     assert found["fp32"] == pytest.approx(info.tops[torch.float32], rel=0.005)
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        [],
-        [device(1, 0, 0)],
-        [device(1, 0, None)],
-        [device(4, 0, 2.0)],
-    ],
-)
-def test_a_manifest_without_usable_rates_gives_no_mfu(odd: Any) -> None:
+@pytest.mark.parametrize("odd", [[], [device(1, 0, 0)], [device(1, 0, None)], [device(4, 0, 2.0)]])
+def test_a_manifest_without_usable_rates_gives_no_mfu(odd):
     assert mfu(odd)[0] is None
 
 
 @pytest.mark.parametrize("extreme", [1e-320, 1e15])
-def test_extreme_rates_leave_the_page_whole(extreme: float) -> None:
+def test_extreme_rates_leave_the_page_whole(extreme):
     page([run([case("single", 1, 100.0)], MANIFEST | {"roofline": [device(1, 0, extreme)]})])
 
 
 @pytest.mark.parametrize(("ranks", "hook", "factor"), [(2, "none", 1.0), (4, "none", 1.5), (4, "bf16", 0.75)])
-def test_bus_bandwidth_is_that_of_nccl_tests(ranks: int, hook: str, factor: float) -> None:
+def test_bus_bandwidth_is_that_of_nccl_tests(ranks, hook, factor):
     """Communication alone takes 40 ms; a half-precision hook sends half the bytes."""
     (row,) = rates(communicating(ranks, 200.0, bucket_bytes=f"{30 * MIB}/{10 * MIB}", comm_hook=hook))
     assert row["bus_gb_per_s"] == pytest.approx(factor * 40 * MIB / 0.040 / 1e9)
     assert row["bus_gb_per_s_low"] < row["bus_gb_per_s"] < row["bus_gb_per_s_high"]
 
 
-def test_an_epoch_counts_pauses_and_costs_every_device() -> None:
+def test_an_epoch_counts_pauses_and_costs_every_device():
     cell = {"images_per_s_sustained": EPOCH_IMAGES / 3600 / 2}
     (row,) = rates(case("ddp", 4, 240.0, **cell), price=2.5)
     assert (row["epoch_h"], row["epoch_cost"]) == pytest.approx((2.0, 20.0))
@@ -128,7 +116,7 @@ def test_an_epoch_counts_pauses_and_costs_every_device() -> None:
     assert unpriced["epoch_cost"] != unpriced["epoch_cost"]
 
 
-def test_the_results_have_the_cost_where_a_price_is_given() -> None:
+def test_the_results_have_the_cost_where_a_price_is_given():
     data = run([case("single", 1, 100.0, images_per_s_sustained=EPOCH_IMAGES / 3600)])
     results = [page([data], price=price).runs[0].tables[0] for price in (None, 3.0)]
     assert "Cost of an epoch" not in [column.name for column in results[0].columns]
@@ -137,6 +125,6 @@ def test_the_results_have_the_cost_where_a_price_is_given() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1e3", "inf", ""])
-def test_no_price_is_refused_in_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_price_is_refused_in_one_line(text, capsys):
     assert main(["run", f"--price-per-device-hour={text}"]) == 2
     assert "is not a price above 0; write it as 2.5" in capsys.readouterr().err

@@ -1,15 +1,10 @@
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 from report_runs import Drawn, case, drawn, run, ticks, timed
 
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.report.cases import workloads
-from ddp_bench.report.drawing import Figure
 from ddp_bench.report.figures import drift
 from ddp_bench.report.page import Files, page
 from ddp_bench.report.tables import Link
@@ -17,7 +12,7 @@ from ddp_bench.report.tables import Link
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 
 
-def test_every_column_leads_to_a_cases_traces() -> None:
+def test_every_column_leads_to_a_cases_traces():
     traces = tuple(Link(f"rank {rank}", f"./traces/a-rank{rank}.json.gz") for rank in (0, 1))
     shown = page([run([SINGLE, DDP])], [Files(traces={DDP["case_id"]: traces})]).runs[0]
     every = shown.tables[1]
@@ -25,7 +20,7 @@ def test_every_column_leads_to_a_cases_traces() -> None:
     assert [row[at] for row in every.rows] == [(), traces]
 
 
-def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> None:
+def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path):
     folder = tmp_path / "a run"
     (folder / "traces").mkdir(parents=True)
     for name in ("c#1-rank10.json.gz", "c#1-rank2.json.gz", "notes.txt", "odd.json.gz"):
@@ -43,7 +38,7 @@ def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> No
     assert elsewhere == {}
 
 
-def test_a_failed_case_leads_to_its_tracebacks(tmp_path: Path) -> None:
+def test_a_failed_case_leads_to_its_tracebacks(tmp_path):
     folder = tmp_path / "a run"
     (folder / "failures").mkdir(parents=True)
     failed = case("ddp", 2, status="failed", reason="ValueError: late bug")
@@ -55,14 +50,12 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path: Path) -> None:
         page([run([SINGLE, failed, skipped])], [Files.of(folder, page_folder)]).runs[0].unmeasured
         for page_folder in (tmp_path, tmp_path / "pages")
     )
-    assert above is not None
-    assert elsewhere is not None
     at = [column.name for column in above.columns].index("Tracebacks")
     assert [row[at] for row in above.rows] == [(Link(name, f"./a%20run/{name}"),)]
     assert [row[at] for row in elsewhere.rows] == [(Link(name, ""),)]
 
 
-def test_files_of_a_run_are_linked_where_the_page_lies_above_them(tmp_path: Path) -> None:
+def test_files_of_a_run_are_linked_where_the_page_lies_above_them(tmp_path):
     folder = tmp_path / "a run"
     folder.mkdir()
     for name in ("manifest.json", "cases.csv", "other.txt"):
@@ -75,16 +68,15 @@ def test_files_of_a_run_are_linked_where_the_page_lies_above_them(tmp_path: Path
     assert [link.href for link in elsewhere] == ["", ""]
 
 
-def paces(blocks: list[dict[str, Any]]) -> Figure | None:
+def paces(blocks):
     data = run([SINGLE, DP, DDP], timed_blocks=blocks)
     return drift(workloads(data.cases)[0], data.blocks, key="k")
 
 
-def test_rounds_are_shown_against_the_cases_own_median() -> None:
+def test_rounds_are_shown_against_the_cases_own_median():
     blocks = [timed(SINGLE, r, 100.0) for r in (1, 2, 3)]
     blocks += [timed(DDP, r, ms, rank=k) for k in (0, 1) for r, ms in ((1, 50.0), (2, 100.0), (3, 200.0))]
     figure = paces(blocks)
-    assert figure is not None
     ((_, lines),) = drawn(figure)
     assert {mark.y for mark in lines["single, 1 GPU"]} == {100.0}
     assert lines["DDP, 2 GPUs"] == [Drawn(1.0, 200.0), Drawn(2.0, 100.0), Drawn(3.0, 50.0)]
@@ -94,7 +86,7 @@ def test_rounds_are_shown_against_the_cases_own_median() -> None:
     )
 
 
-def test_round_that_was_broken_off_does_not_speak_for_all_cases() -> None:
+def test_round_that_was_broken_off_does_not_speak_for_all_cases():
     blocks = [timed(row, r, 100.0) for row in (SINGLE, DP, DDP) for r in (1, 2, 3)] + [
         timed(SINGLE, 4, 900.0)
     ]
@@ -104,11 +96,11 @@ def test_round_that_was_broken_off_does_not_speak_for_all_cases() -> None:
     assert lines["single, 1 GPU"][-1].y == pytest.approx(100 / 9)
 
 
-def test_two_rounds_show_no_drift() -> None:
+def test_two_rounds_show_no_drift():
     assert paces([timed(row, r, 100.0) for row in (SINGLE, DDP) for r in (1, 2)]) is None
 
 
-def test_ticks_of_many_rounds_are_few_and_reach_both_ends() -> None:
+def test_ticks_of_many_rounds_are_few_and_reach_both_ends():
     figure = paces([timed(SINGLE, r, 100.0 + math.sin(r)) for r in range(1, 301)])
     places = ticks(figure)
     assert (places[0], places[-1], len(places)) == ("1", "300", 9)

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from report_runs import Drawn, case, communicating, dashed, drawn, figure_of, run, ticks, usual_cases
 
@@ -11,42 +7,37 @@ from ddp_bench.bench.findings.wording import CPU_STAND_IN
 from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.text import visible
 from ddp_bench.report.cases import workloads
-from ddp_bench.report.drawing import Figure
 from ddp_bench.report.figures import bucket_caps
-from ddp_bench.report.page import Run, page
-from ddp_bench.report.tables import Heading, Table
+from ddp_bench.report.page import page
+from ddp_bench.report.tables import Heading
 
 
-def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> Run:
+def view(cases, manifest=None):
     return page([run(cases, manifest)]).runs[0]
 
 
-def column(table: Table | None, name: str) -> list[str]:
-    assert table is not None
+def column(table, name):
     index = [c.name for c in table.columns].index(name)
     return [row[index] for row in table.rows]
 
 
-def point(x: float, y: float, **more: Any) -> Drawn:
+def point(x, y, **more):
     """A mark whose interval is 1% either way."""
     return Drawn(float(x), pytest.approx(y), pytest.approx(0.99 * y), pytest.approx(1.01 * y), **more)
 
 
-def test_answers_and_the_next_command_come_from_the_findings() -> None:
+def test_answers_and_the_next_command_come_from_the_findings():
     data = run(usual_cases())
     found = conclude(data.path, data.manifest, data.cases, data.blocks, comparisons_of_run(data))
     shown = page([data]).runs[0]
     assert [card.sentence for card in shown.cards] == [verdict.sentence for verdict in found.verdicts]
     assert len(shown.cards) > 1
-    assert shown.following is not None
-    assert found.next_step is not None
     assert shown.following.command == found.next_step.command
-    assert found.trust is not None
     assert shown.trust == found.trust.sentence
     assert shown.notes == found.notes
 
 
-def test_throughput_figure_of_the_usual_run() -> None:
+def test_throughput_figure_of_the_usual_run():
     figure = view(usual_cases()).figures[0]
     assert ticks(figure) == ["1", "2", "4\nshared"]
     ((title, lines),) = drawn(figure)
@@ -63,7 +54,7 @@ def test_throughput_figure_of_the_usual_run() -> None:
     assert scales(figure) == ("linear", "linear")
 
 
-def test_efficiency_figure_of_the_usual_run() -> None:
+def test_efficiency_figure_of_the_usual_run():
     figure = view(usual_cases()).more_figures[0]
     ((title, lines),) = drawn(figure)
     assert list(lines) == ["DP", "DDP", "ideal"]
@@ -73,7 +64,7 @@ def test_efficiency_figure_of_the_usual_run() -> None:
     assert figure.caption == dashed("Efficiency at 2 GPUs: DDP 90.0 (89.1--90.9)%, DP 75.0 (74.2--75.8)%.")
 
 
-def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
+def test_bucket_figure_has_a_panel_where_caps_can_be_compared():
     figure = figure_of(view(usual_cases()), "Step time against bucket cap")
     assert ticks(figure) == ["default", "1", "25"]
     ((title, lines),) = drawn(figure)
@@ -91,10 +82,9 @@ def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
     )
 
 
-def test_of_many_caps_the_best_and_an_even_choice_are_drawn() -> None:
+def test_of_many_caps_the_best_and_an_even_choice_are_drawn():
     many = [case("ddp", 2, 150.0 + (cap == 77), bucket_cap_mb=str(cap)) for cap in range(1, 201)]
     figure = bucket_caps(workloads(run([case("ddp", 2, 140.0), *many]).cases)[0], key="k")
-    assert figure is not None
     labels = ticks(figure)
     assert len(labels) == 13
     assert {"default", "77", "200"} <= set(labels)
@@ -105,7 +95,7 @@ def test_of_many_caps_the_best_and_an_even_choice_are_drawn() -> None:
     assert figure.caption.startswith("2 GPUs: shortest step at 77 MiB")
 
 
-def test_tables_of_the_usual_run() -> None:
+def test_tables_of_the_usual_run():
     shown = view(usual_cases())
     results, every, layouts = shown.tables
     assert results.columns == (
@@ -130,13 +120,13 @@ def test_tables_of_the_usual_run() -> None:
     assert column(shown.unmeasured, "Reason") == ["rank 3 died: exit code 9"]
 
 
-def test_results_have_what_communication_adds_and_what_of_it_is_hidden() -> None:
+def test_results_have_what_communication_adds_and_what_of_it_is_hidden():
     (results, *_) = view([case("single", 1, 100.0), communicating(2, 180.0)]).tables
     assert column(results, "Exposed (ms)") == ["", dashed("20.0 (19.8--20.2)")]
     assert column(results, "Hidden (%)") == ["", dashed("50.0 (49.5--50.5)")]
 
 
-def test_skipped_cases_are_one_line_and_counted_alike() -> None:
+def test_skipped_cases_are_one_line_and_counted_alike():
     shown = view(usual_cases())
     assert shown.skipped == "1 case skipped. DP, 1 GPU: DataParallel on one device is the plain module."
     assert " · 8 of 9 cases measured · 1 skipped · " in shown.status
@@ -155,7 +145,7 @@ def test_skipped_cases_are_one_line_and_counted_alike() -> None:
 SAME = "same bucket layout as kept; see its row"
 
 
-def test_warnings_name_what_a_reader_must_know_first() -> None:
+def test_warnings_name_what_a_reader_must_know_first():
     shared, unfinished = view(usual_cases()).warnings
     assert "shared" in shared
     assert unfinished == "1 of 9 cases did not finish: see “Not measured”."
@@ -164,7 +154,7 @@ def test_warnings_name_what_a_reader_must_know_first() -> None:
     assert view([case("single", 1, 9.0)]).warnings == []
 
 
-def test_cpu_stand_in_is_explained_once() -> None:
+def test_cpu_stand_in_is_explained_once():
     cpu = {"device_type": "cpu", "device_name": "Test CPU"}
     shown = view([case("single", 1, 100.0, **cpu), case("dp", 2, 150.0, impl="cpu_standin", **cpu)])
     assert "devices (CPU cores), weak scaling" in shown.figures[0].alt
@@ -175,7 +165,7 @@ def test_cpu_stand_in_is_explained_once() -> None:
     assert shown.cards[0].label == "DP stand-in (CPU) is faster"
 
 
-def test_one_case_only_has_a_table_and_no_figure() -> None:
+def test_one_case_only_has_a_table_and_no_figure():
     shown = view([case("single", 1, 100.0)])
     assert shown.figures == []
     assert shown.unmeasured is None
@@ -183,7 +173,7 @@ def test_one_case_only_has_a_table_and_no_figure() -> None:
     assert "DDP settings" not in [c.name for c in shown.tables[1].columns]
 
 
-def test_all_failed_says_so_and_shows_every_reason() -> None:
+def test_all_failed_says_so_and_shows_every_reason():
     failed = [case(mode, 2, status="failed", reason=f"{mode} broke") for mode in ("dp", "ddp")]
     shown = view(failed)
     assert (shown.figures, shown.tables) == ([], [])
@@ -195,27 +185,27 @@ def test_all_failed_says_so_and_shows_every_reason() -> None:
     assert shown.warnings == ["2 of 2 cases did not finish: see “Not measured”."]
 
 
-def test_no_ddp_leaves_its_figure_and_tables_out() -> None:
+def test_no_ddp_leaves_its_figure_and_tables_out():
     shown = view([case("single", 1, 100.0), case("dp", 2, 150.0), case("dp", 4, 160.0)])
     assert [figure.key for figure in shown.figures] == ["run1-1-throughput"]
     assert [figure.key for figure in shown.more_figures] == ["run1-1-efficiency"]
     assert [table.title for table in shown.tables] == ["Results", "Every column"]
 
 
-def test_without_single_there_is_no_ideal_line() -> None:
+def test_without_single_there_is_no_ideal_line():
     figure = view([case("ddp", 2, 150.0)]).figures[0]
     assert list(drawn(figure)[0][1]) == ["DDP"]
     assert figure.caption == dashed("At 2 GPUs: DDP 150 (148--152) images/s.")
 
 
-def test_one_round_shows_the_estimate_without_an_interval() -> None:
+def test_one_round_shows_the_estimate_without_an_interval():
     bare = case("ddp", 2, 150.0, images_per_s_low=None, images_per_s_high=None)
     shown = view([case("single", 1, 100.0), bare])
     assert drawn(shown.figures[0])[0][1]["DDP"] == [Drawn(2.0, 150.0)]
     assert column(shown.tables[0], "Throughput (images/s)")[1] == "150"
 
 
-def test_figures_compare_modes_at_default_settings_only() -> None:
+def test_figures_compare_modes_at_default_settings_only():
     static = case("ddp", 2, 300.0, static_graph=True, case_id="static")
     plain = case("ddp", 2, 150.0, static_graph=False)
     shown = view([case("single", 1, 100.0), static, plain])
@@ -223,18 +213,15 @@ def test_figures_compare_modes_at_default_settings_only() -> None:
     assert column(shown.tables[1], "DDP settings") == ["", "cap default, static graph", "cap default"]
 
 
-def test_settings_that_replace_a_default_are_named() -> None:
+def test_settings_that_replace_a_default_are_named():
     hooked = case("ddp", 2, 150.0, bucket_cap_mb="25", comm_hook="bf16", sync_buffers=False)
     figure = view([case("single", 1, 100.0), hooked]).figures[0]
     assert "DDP, cap 25 MiB, no sync buffers, comm hook bf16" in drawn(figure)[0][1]
 
 
-def test_workloads_are_never_mixed_in_a_figure() -> None:
+def test_workloads_are_never_mixed_in_a_figure():
     small = [case("single", 1, 100.0, case_id="a"), case("ddp", 2, 150.0, case_id="b")]
-    large = [
-        case("single", 1, 10.0, case_id="c", arch="vit"),
-        case("ddp", 2, 15.0, case_id="d", arch="vit"),
-    ]
+    large = [case("single", 1, 10.0, case_id="c", arch="vit"), case("ddp", 2, 15.0, case_id="d", arch="vit")]
     shown = view([*small, *large])
     assert len(shown.figures) == 2
     assert len({figure.key for figure in shown.figures}) == 2
@@ -243,7 +230,7 @@ def test_workloads_are_never_mixed_in_a_figure() -> None:
     assert [w.split(" · ")[0] for w in column(shown.tables[0], "Workload")] == ["resnet50"] * 2 + ["vit"] * 2
 
 
-def test_strong_scaling_is_one_workload_and_is_named() -> None:
+def test_strong_scaling_is_one_workload_and_is_named():
     strong = {"scaling": "strong", "global_batch": 20}
     shown = view(
         [
@@ -257,20 +244,20 @@ def test_strong_scaling_is_one_workload_and_is_named() -> None:
     assert "20 images in all" in shown.subtitle[0]
 
 
-def test_many_devices_are_drawn_on_logarithmic_axes() -> None:
+def test_many_devices_are_drawn_on_logarithmic_axes():
     shown = view([case("single", 1, 100.0), case("ddp", 64, 6000.0)])
     (throughput,), (efficiency,) = shown.figures, shown.more_figures
     assert scales(throughput) == ("log", "log")
     assert scales(efficiency) == ("log", "linear")
 
 
-def scales(figure: Figure) -> tuple[str, str]:
+def scales(figure):
     """Of the axis of devices, and of the other."""
     (axes,) = figure.canvas().axes
     return axes.get_xscale(), axes.get_yscale()
 
 
-def test_several_runs_stand_side_by_side_with_their_differences() -> None:
+def test_several_runs_stand_side_by_side_with_their_differences():
     first = run(usual_cases(), {"name": "a", "seed": 0, "versions": {"torch": "2.11"}})
     second = run(usual_cases(), {"name": "b", "seed": 0, "versions": {"torch": "2.15", "cuda": "13"}})
     shown = page([first, second])
@@ -280,18 +267,17 @@ def test_several_runs_stand_side_by_side_with_their_differences() -> None:
     assert page([first]).differences is None
 
 
-def test_equal_layouts_share_a_mark_and_say_so() -> None:
+def test_equal_layouts_share_a_mark_and_say_so():
     equal = case("ddp", 2, case_id="equal", bucket_cap_mb="50", status="skipped")
     kept = case("ddp", 2, 200.0, bucket_cap_mb="25", num_buckets=2)
     equal["reason"] = f"same bucket layout as {kept['case_id']}; see its row"
     (workload,) = workloads(run([case("ddp", 2, 180.0, num_buckets=3), kept, equal]).cases)
     figure = bucket_caps(workload, key="k")
-    assert figure is not None
     assert ticks(figure) == ["default", "25=50"]
     assert "share a mark: 25=50." in figure.how_to_read
 
 
-def test_two_hundred_cases_have_a_row_each_and_a_page_of_bounded_figures() -> None:
+def test_two_hundred_cases_have_a_row_each_and_a_page_of_bounded_figures():
     many = [case("ddp", 2, 100.0 + cap, bucket_cap_mb=str(cap), num_buckets=1) for cap in range(1, 200)]
     whole = page([run([case("single", 1, 100.0), *many])])
     (shown,) = whole.runs
@@ -303,7 +289,7 @@ def test_two_hundred_cases_have_a_row_each_and_a_page_of_bounded_figures() -> No
     assert max(map(len, said)) < 600
 
 
-def test_machines_of_a_run_on_several_hosts_are_listed() -> None:
+def test_machines_of_a_run_on_several_hosts_are_listed():
     hosts = [{"rank": i, "host": f"node{i // 2}", "device_name": "Test GPU"} for i in range(4)]
     shown = view([case("single", 1, 100.0), case("ddp", 4, 300.0, num_nodes=2)], {"ranks": hosts})
     assert column(shown.ranks, "Host") == ["node0", "node0", "node1", "node1"]
@@ -312,7 +298,7 @@ def test_machines_of_a_run_on_several_hosts_are_listed() -> None:
     assert "on 4 GPUs of 2 hosts" in shown.cards[0].sentence
 
 
-def test_hostile_strings_stay_text_in_the_view() -> None:
+def test_hostile_strings_stay_text_in_the_view():
     hostile = "<b>x</b> | `y` \x1b[31m"
     named = {"arch": hostile, "device_name": hostile, "data": hostile, "link": hostile, "reason": hostile}
     shown = view(

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +16,7 @@ from ddp_bench.bench.results.store import RunWriter, load_run
 RNG = np.random.default_rng(3)
 
 
-def block(case_id: str, phase: str, round_index: int, *, num_ranks: int = 4) -> list[dict[str, Any]]:
+def block(case_id, phase, round_index, *, num_ranks=4):
     rows = []
     for rank in range(num_ranks):
         steps = RNG.uniform(90, 110, size=3)
@@ -50,7 +46,7 @@ BLOCKS_MADE = [
 FRAME = typed_frame([row for rows in BLOCKS_MADE for row in rows], BLOCKS)
 
 
-def test_it_says_of_every_block_what_pandas_says_of_all_rows() -> None:
+def test_it_says_of_every_block_what_pandas_says_of_all_rows():
     times = RoundTimes(BLOCKS_MADE)
     for phase in ("timed", "no_sync", "anatomy"):
         expected = step_ms_by_round(FRAME, phase)
@@ -70,14 +66,14 @@ def test_it_says_of_every_block_what_pandas_says_of_all_rows() -> None:
     assert times.of_case("a").percentile_ms(95) == pytest.approx(np.percentile(steps, 95), rel=1e-5)
 
 
-def test_details_are_medians_over_ranks_and_moments_those_of_every_block() -> None:
+def test_details_are_medians_over_ranks_and_moments_those_of_every_block():
     case = RoundTimes(BLOCKS_MADE).of_case("b")
     assert case.details == {"compute_slowdown": pytest.approx(dict.fromkeys((1, 2, 3), 51.5 / 40))}
     assert np.median(case.bucket_moments(2)[3]["ready_ms"], axis=0).tolist() == [4.0, 2.0]
     assert case.bucket_moments(3) == {}, "of another layout"
 
 
-def test_a_frame_in_any_order_gives_the_same() -> None:
+def test_a_frame_in_any_order_gives_the_same():
     mixed = RoundTimes.of(FRAME.sample(frac=1, random_state=1))
     for case_id, case in RoundTimes.of(FRAME).cases.items():
         other = mixed.of_case(case_id)
@@ -86,14 +82,14 @@ def test_a_frame_in_any_order_gives_the_same() -> None:
         assert sorted(other.steps_ms) == sorted(case.steps_ms)
 
 
-def test_a_case_without_blocks_has_nothing() -> None:
+def test_a_case_without_blocks_has_nothing():
     case = RoundTimes().of_case("a")
     assert case.slowest_rank() is None
     assert np.isnan(case.percentile_ms(50))
     assert case.bucket_moments(2) == {}
 
 
-def test_a_file_read_block_by_block_gives_the_same_times(tmp_path: Path) -> None:
+def test_a_file_read_block_by_block_gives_the_same_times(tmp_path):
     writer = RunWriter(tmp_path)
     for rows in BLOCKS_MADE:
         writer.append("blocks.csv", rows)
@@ -120,16 +116,14 @@ def test_a_file_read_block_by_block_gives_the_same_times(tmp_path: Path) -> None
         f"a,timed,1,0,0,{'h' * 200_000},0,1,1,1,",
     ],
 )
-def test_a_file_that_is_not_whole_is_refused(line: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_whole_is_refused(line, tmp_path):
     path = tmp_path / "blocks.csv"
     path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
     with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"), tables.readable(path):
         RoundTimes(tables.read_blocks(path))
 
 
-def test_of_a_run_too_large_for_memory_the_longest_ranks_are_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_run_too_large_for_memory_the_longest_ranks_are_loaded(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run", {key: [*series] * 20 for key, series in STEADY.items()})
     whole = load_run(folder)
     gate = read_run(folder)

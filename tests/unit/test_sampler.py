@@ -1,7 +1,5 @@
 """What a sampler makes of its samples, by hand."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -14,7 +12,7 @@ from ddp_bench.bench.measure.sampler import Sample, SampledGpu, answer, power_w,
 CAP, HOT, IDLE = ClockReason.POWER_CAP, ClockReason.HARDWARE_HEAT, ClockReason.IDLE
 
 
-def test_a_summary_by_hand() -> None:
+def test_a_summary_by_hand():
     reasons = [{IDLE}, {CAP}, {CAP, HOT}, {ClockReason.APPLICATION}]
     samples = [
         Sample(
@@ -39,7 +37,7 @@ def test_a_summary_by_hand() -> None:
     assert summary([Sample(moment_s=1), Sample(moment_s=2, sm_clock_mhz=1000)]) == {"sm_clock_mhz": 1000}
 
 
-def test_power_of_a_counter_that_moves_in_steps() -> None:
+def test_power_of_a_counter_that_moves_in_steps():
     """250 W, counted every 0.1 s: between first and last sample alone there are 10% too few."""
     samples = [Sample(moment_s=t / 20, energy_j=25.0 * (t // 2)) for t in range(20)]
     assert power_w(samples) == pytest.approx(250, rel=0.01)
@@ -57,11 +55,11 @@ def test_power_of_a_counter_that_moves_in_steps() -> None:
     ],
     ids=["readings", "too short to count", "a counter that stands still", "unknown"],
 )
-def test_power_without_a_usable_counter(samples: list[Sample], watts: float | None) -> None:
+def test_power_without_a_usable_counter(samples, watts):
     assert power_w(samples) == (None if watts is None else pytest.approx(watts))
 
 
-def test_only_samples_between_start_and_end_count() -> None:
+def test_only_samples_between_start_and_end_count():
     gpu = SampledGpu(None)
     gpu.samples.extend(
         Sample(moment_s=t, sm_clock_mhz=mhz)
@@ -71,12 +69,12 @@ def test_only_samples_between_start_and_end_count() -> None:
     assert answer(question, {"abcdefgh-1": gpu}) == {"gpus": {"abcdefgh": {"sm_clock_mhz": 1100}}}
 
 
-def test_samples_are_kept_within_bounds() -> None:
+def test_samples_are_kept_within_bounds():
     gpu = SampledGpu(None)
     gpu.samples.extend(Sample(moment_s=float(i)) for i in range(100_000))
     assert len(gpu.samples) == sampler.KEPT_S / sampler.INTERVAL_S
 
 
-def test_the_sampler_imports_no_torch() -> None:
+def test_the_sampler_imports_no_torch():
     code = "import sys, bench.measure.sampler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,7 +1,5 @@
 """Where scaling breaks and what breaks it, on calibrations whose answer is known by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -17,7 +15,7 @@ from ddp_bench.bench.predict.prediction import (
     RANK_SPREAD,
     predict,
 )
-from ddp_bench.bench.predict.scaling_limit import LEAST_EFFICIENCY, Line, predicted_line
+from ddp_bench.bench.predict.scaling_limit import LEAST_EFFICIENCY, predicted_line
 from ddp_bench.bench.predict.scenario import Scenario
 
 MACHINE = Identity(
@@ -38,13 +36,13 @@ ONE_BUCKET = Calibration(
 )
 
 
-def broken(calibration: Calibration, name: str | None, most: int = 64, **more: object) -> Line:
+def broken(calibration, name, most=64, **more):
     joined = None if name is None else network(name)
-    asked = Scenario(num_devices=most, network=joined, **more)  # type: ignore[arg-type]
+    asked = Scenario(num_devices=most, network=joined, **more)
     return predicted_line(calibration, asked, [most])
 
 
-def test_the_break_is_the_first_count_below_and_no_other() -> None:
+def test_the_break_is_the_first_count_below_and_no_other():
     """One MiB over 1 Gbit/s after the backward: about 8.7 ms x 2 (n - 1) / n, and 0.2 ms per doubling."""
     calibration = replace(ONE_BUCKET, parameters=(Parameter(name="p", num_bytes=3 * 2**19, ready_ms=60.0),))
     found = broken(calibration, "link:1gbit")
@@ -70,8 +68,8 @@ def test_the_break_is_the_first_count_below_and_no_other() -> None:
         ({"parameters": (Parameter(name="p", num_bytes=4, ready_ms=60.0),)}, "slow hops", LATENCY),
     ],
 )
-def test_each_cause_is_told_from_the_others(change: dict[str, object], name: str, expected: str) -> None:
-    calibration = replace(ONE_BUCKET, **change)  # type: ignore[arg-type]
+def test_each_cause_is_told_from_the_others(change, name, expected):
+    calibration = replace(ONE_BUCKET, **change)
     slow = structs.replace(network("ib-100g"), name="slow hops", hop_ms=10.0)
     joined = slow if name == "slow hops" else None if name is None else network(name)
     found = predicted_line(calibration, Scenario(num_devices=64, network=joined), [64])
@@ -79,7 +77,7 @@ def test_each_cause_is_told_from_the_others(change: dict[str, object], name: str
     assert f"breaks at {found.broken_at} GPUs, efficiency" in found.verdict
 
 
-def test_what_is_lost_adds_up_to_the_step() -> None:
+def test_what_is_lost_adds_up_to_the_step():
     calibration = replace(
         ONE_BUCKET, single_step_ms=(90.0,), rank_spread=(0.9, 1.0, 1.2), copy_ms=(0.5,), residual_ms=(3.0,)
     )
@@ -92,23 +90,23 @@ def test_what_is_lost_adds_up_to_the_step() -> None:
     assert sum(share for _, share in parts.shares_pct()) == pytest.approx(100)
 
 
-def test_scaling_that_holds_is_said_to_hold() -> None:
+def test_scaling_that_holds_is_said_to_hold():
     found = broken(ONE_BUCKET, None, most=4096)
     assert found.broken_at is None
     assert "stays at 80% or above up to 4096 GPUs" in found.verdict
 
 
-def test_one_device_is_the_device_alone() -> None:
+def test_one_device_is_the_device_alone():
     shared = replace(ONE_BUCKET, single_step_ms=(50.0,))
     assert predict(shared, Scenario(num_devices=1)).efficiency.estimate == pytest.approx(1.0)
 
 
-def test_strong_scaling_breaks_at_a_count_that_divides_the_batch() -> None:
+def test_strong_scaling_breaks_at_a_count_that_divides_the_batch():
     found = broken(ONE_BUCKET, "link:100mbit", most=6, scaling="strong", batch_per_device=6)
     assert found.broken_at in {2, 3, 6}
 
 
-def test_a_filled_curve_holds_powers_of_two_what_was_asked_and_the_break() -> None:
+def test_a_filled_curve_holds_powers_of_two_what_was_asked_and_the_break():
     asked = Scenario(num_devices=12, network=network("link:350mbit"))
     found = predicted_line(ONE_BUCKET, asked, [6, 12], fill=True)
     assert found.broken_at is not None

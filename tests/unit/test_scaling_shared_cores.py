@@ -1,7 +1,5 @@
 """Compute and communication on one core: what it costs on another link, against sums done by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -29,7 +27,7 @@ MEASURED = Slowdown(compute=1.25, comm=1.0)
         (0.01, 8 / 3, 3.0, 50.0),  # the core, not the link, is the limit: a twentieth of 1000 ms
     ],
 )
-def test_a_core_moves_the_bytes(factor: float, compute: float, comm: float, cost_ms: float) -> None:
+def test_a_core_moves_the_bytes(factor, compute, comm, cost_ms):
     slowdown, cost = on_shared_cores(
         MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(OWN.scaled(factor), 2), num_bytes=1e8
     )
@@ -38,7 +36,7 @@ def test_a_core_moves_the_bytes(factor: float, compute: float, comm: float, cost
     assert cost(1e8) == pytest.approx(cost_ms)
 
 
-def test_compute_keeps_a_third_of_the_core() -> None:
+def test_compute_keeps_a_third_of_the_core():
     slowdown, _ = on_shared_cores(
         Slowdown(compute=2.0, comm=1.0),
         core_share=0.05,
@@ -49,14 +47,14 @@ def test_compute_keeps_a_third_of_the_core() -> None:
     assert slowdown == Slowdown(compute=3.0, comm=pytest.approx(1.2))  # 4/5 of the core wanted, 2/3 given
 
 
-def test_what_was_measured_holds_on_the_calibrated_link_however_busy_the_core() -> None:
+def test_what_was_measured_holds_on_the_calibrated_link_however_busy_the_core():
     busy = Slowdown(compute=2.0, comm=1.1)
     slowdown, cost = on_shared_cores(busy, core_share=0.5, calibrated=(OWN, 2), asked=(OWN, 2), num_bytes=1e8)
     assert slowdown == busy
     assert cost(1e8) == pytest.approx(1000.0)
 
 
-def test_the_rate_of_a_rank_counts_not_the_number_of_ranks() -> None:
+def test_the_rate_of_a_rank_counts_not_the_number_of_ranks():
     more_ranks = OWN.scaled(2 * 3 / 4)  # the ring law from 2 to 4 ranks
     slowdown, cost = on_shared_cores(
         MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(more_ranks, 4), num_bytes=1e8
@@ -65,7 +63,7 @@ def test_the_rate_of_a_rank_counts_not_the_number_of_ranks() -> None:
     assert cost(1e8) == pytest.approx(1500.0)
 
 
-def test_a_gpu_keeps_its_slow_down() -> None:
+def test_a_gpu_keeps_its_slow_down():
     busy = replace(SMALL, compute_slowdown=(1.5,))
     scenario = Scenario(num_devices=2, network=network("link:400gbit"))
     on_gpu = predict(busy, scenario, resamples=0).step_ms.estimate

@@ -1,7 +1,5 @@
 """The event simulation against closed forms worked out by hand, and what must hold for any step."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,39 +9,39 @@ from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work,
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 
 
-def work(*buckets: tuple[float, float]) -> list[Work]:
+def work(*buckets):
     return [Work(num_bytes=4, ready_ms=ready, comm_ms=comm) for ready, comm in buckets]
 
 
-def test_without_overlap_a_step_is_compute_plus_communication() -> None:
+def test_without_overlap_a_step_is_compute_plus_communication():
     step = simulate(work((100.0, 30.0)), COMPUTE, slowdown=Slowdown(compute=3.0, comm=3.0))
     assert step.step_ms == 190.0
     assert step.exposed_comm_ms == step.comm_ms == 30.0
 
 
-def test_with_infinite_bandwidth_a_step_is_compute() -> None:
+def test_with_infinite_bandwidth_a_step_is_compute():
     step = simulate(work((10.0, 0.0), (100.0, 0.0)), COMPUTE)
     assert (step.step_ms, step.exposed_comm_ms) == (COMPUTE.total_ms, 0.0)
 
 
-def test_only_the_last_bucket_is_exposed_where_the_others_fit_inside() -> None:
+def test_only_the_last_bucket_is_exposed_where_the_others_fit_inside():
     step = simulate(work((20.0, 30.0), (60.0, 30.0), (100.0, 7.0)), COMPUTE)
     assert step.exposed_comm_ms == pytest.approx(7.0)
     assert [b.start_ms for b in step.buckets] == [20.0, 60.0, 100.0]
     assert step.comm_end_ms == 107.0
 
 
-def test_all_reduces_queue_in_order() -> None:
+def test_all_reduces_queue_in_order():
     step = simulate(work((10.0, 50.0), (20.0, 5.0), (100.0, 1.0)), COMPUTE)
     assert [(b.launch_ms, b.start_ms, b.done_ms) for b in step.buckets[:2]] == [(10, 10, 60), (20, 60, 65)]
 
 
-def test_a_bucket_waits_for_those_before_it() -> None:
+def test_a_bucket_waits_for_those_before_it():
     step = simulate(work((80.0, 5.0), (10.0, 5.0)), COMPUTE)
     assert [(b.ready_ms, b.launch_ms, b.start_ms) for b in step.buckets] == [(80, 80, 80), (10, 80, 85)]
 
 
-def test_mutual_slow_down_by_hand() -> None:
+def test_mutual_slow_down_by_hand():
     """From 40 ms on both run: compute at 1/2, communication at 1/3.
 
     20 ms of all-reduce take 60 ms, in which 30 ms of compute are done: 70 at wall time 100. The remaining
@@ -56,28 +54,28 @@ def test_mutual_slow_down_by_hand() -> None:
     assert step.exposed_comm_ms == pytest.approx(40.0)
 
 
-def test_communication_speeds_up_once_compute_is_over() -> None:
+def test_communication_speeds_up_once_compute_is_over():
     """At 90 ms 10 ms of compute are left: 20 ms at half speed, in which 20/4 = 5 ms of 12 are sent."""
     step = simulate(work((90.0, 12.0)), COMPUTE, slowdown=Slowdown(compute=2.0, comm=4.0))
     assert step.compute_end_ms == pytest.approx(110.0)
     assert step.comm_end_ms == pytest.approx(117.0)
 
 
-def test_moments_inside_a_slowed_stretch_are_drawn_where_they_happen() -> None:
+def test_moments_inside_a_slowed_stretch_are_drawn_where_they_happen():
     """Bucket 1 is ready at progress 60, 20 past the start of an all-reduce that halves compute: 40 + 40."""
     step = simulate(work((40.0, 50.0), (60.0, 1.0)), COMPUTE, slowdown=Slowdown(compute=2.0))
     assert step.buckets[1].ready_ms == pytest.approx(80.0)
     assert step.buckets[1].start_ms == pytest.approx(90.0)
 
 
-def test_copies_in_are_part_of_the_backward_and_only_the_last_bucket_is_copied_back_alone() -> None:
+def test_copies_in_are_part_of_the_backward_and_only_the_last_bucket_is_copied_back_alone():
     """Two equal buckets, 2 ms to copy each: ready 2 and 4 ms later; the first is back before the second."""
     step = simulate(work((50.0, 1.0), (100.0, 5.0)), COMPUTE, copy_ms=4.0)
     assert [b.ready_ms for b in step.buckets] == [52.0, 104.0]
     assert step.exposed_comm_ms == pytest.approx(4.0 + 5.0 + 2.0)
 
 
-def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce() -> None:
+def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce():
     """The large bucket is done at 61; the end of the backward, 110, is followed by 9 ms for it, then 1."""
     large = Work(num_bytes=9, ready_ms=50.0, comm_ms=2.0)
     small = Work(num_bytes=1, ready_ms=100.0, comm_ms=0.5)
@@ -86,19 +84,19 @@ def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce(
     assert step.exposed_comm_ms == pytest.approx(10.0 + 10.0)
 
 
-def test_one_bucket_is_copied_with_nothing_to_hide_it() -> None:
+def test_one_bucket_is_copied_with_nothing_to_hide_it():
     step = simulate(work((100.0, 30.0)), COMPUTE, copy_ms=10.0)
     assert step.exposed_comm_ms == pytest.approx(10.0 + 30.0 + 10.0)
 
 
 @pytest.mark.parametrize(("residual_ms", "exposed_ms"), [(3.0, 33.0), (-3.0, 27.0), (-50.0, 0.0)])
-def test_a_residual_is_added_whole_but_shortens_no_compute(residual_ms: float, exposed_ms: float) -> None:
+def test_a_residual_is_added_whole_but_shortens_no_compute(residual_ms, exposed_ms):
     step = simulate(work((100.0, 30.0)), COMPUTE, residual_ms=residual_ms)
     assert step.exposed_comm_ms == pytest.approx(exposed_ms)
     assert step.step_ms == pytest.approx(COMPUTE.total_ms + exposed_ms)
 
 
-def test_work_is_a_layouts_bytes_its_last_gradient_and_the_time_of_what_is_sent() -> None:
+def test_work_is_a_layouts_bytes_its_last_gradient_and_the_time_of_what_is_sent():
     found = make_work(
         [100, 200, 400], [5.0, 3.0, 9.0], ((0, 1), (2,)), lambda sent: sent / 10, wire_share=0.5
     )
@@ -106,13 +104,13 @@ def test_work_is_a_layouts_bytes_its_last_gradient_and_the_time_of_what_is_sent(
     assert [w.comm_ms for w in make_work([100], [5.0], ((0,),), lambda sent: sent / 10)] == [10.0]
 
 
-def test_a_rank_that_takes_longer_takes_longer_everywhere() -> None:
+def test_a_rank_that_takes_longer_takes_longer_everywhere():
     slow = COMPUTE.scaled(1.5)
     assert (slow.before_ms, slow.backward_ms, slow.after_ms) == (75.0, 150.0, 15.0)
     assert slow.total_ms == 240.0
 
 
-def test_without_buckets_a_step_is_compute_and_nothing_is_drawn() -> None:
+def test_without_buckets_a_step_is_compute_and_nothing_is_drawn():
     step = simulate([], COMPUTE, copy_ms=0.0)
     assert (step.step_ms, step.exposed_comm_ms, step.comm_ms, step.comm_end_ms) == (160.0, 0.0, 0.0, 0.0)
     assert step.buckets == ()
@@ -127,7 +125,7 @@ def test_without_buckets_a_step_is_compute_and_nothing_is_drawn() -> None:
         (35.0, (105.0, 90.0)),  # 20 of them beside compute, then 15 alone
     ],
 )
-def test_one_step_of_the_event_simulation_by_hand(comm_ms: float, ends: tuple[float, float]) -> None:
+def test_one_step_of_the_event_simulation_by_hand(comm_ms, ends):
     """Of 60 ms 30 are done when the bucket is ready. Compute at 1/2, all-reduce at 1/3."""
     compute = Compute(before_ms=0.0, backward_ms=60.0, after_ms=0.0)
     step = simulate(work((30.0, comm_ms)), compute, slowdown=Slowdown(compute=2.0, comm=3.0))
@@ -135,7 +133,7 @@ def test_one_step_of_the_event_simulation_by_hand(comm_ms: float, ends: tuple[fl
     assert step.buckets[0].start_ms == 30.0
 
 
-def test_a_bucket_that_was_ready_before_is_not_waited_for() -> None:
+def test_a_bucket_that_was_ready_before_is_not_waited_for():
     step = simulate(work((20.0, 40.0), (30.0, 5.0)), COMPUTE)
     assert [(b.ready_ms, b.start_ms, b.done_ms) for b in step.buckets] == [(20, 20, 60), (30, 60, 65)]
 
@@ -145,7 +143,7 @@ SLOWDOWNS = st.builds(lambda a, b: Slowdown(compute=a, comm=b), st.floats(1, 4),
 
 
 @given(BUCKETS, SLOWDOWNS)
-def test_bounds_of_any_step(buckets: list[tuple[float, float]], slow: Slowdown) -> None:
+def test_bounds_of_any_step(buckets, slow):
     step = simulate(work(*buckets), COMPUTE, slowdown=slow)
     communication = sum(comm for _, comm in buckets)
     overlapped = min(communication * slow.comm, COMPUTE.backward_ms * slow.compute)
@@ -158,15 +156,13 @@ def test_bounds_of_any_step(buckets: list[tuple[float, float]], slow: Slowdown) 
 
 
 @given(BUCKETS)
-def test_undisturbed_overlap_never_costs(buckets: list[tuple[float, float]]) -> None:
+def test_undisturbed_overlap_never_costs(buckets):
     step = simulate(work(*buckets), COMPUTE)
     assert step.step_ms <= COMPUTE.total_ms + sum(comm for _, comm in buckets) + 1e-6
 
 
 @given(BUCKETS, SLOWDOWNS, st.floats(1, 10))
-def test_more_bandwidth_is_never_slower(
-    buckets: list[tuple[float, float]], slow: Slowdown, factor: float
-) -> None:
+def test_more_bandwidth_is_never_slower(buckets, slow, factor):
     faster = [(ready, comm / factor) for ready, comm in buckets]
     slower_ms = simulate(work(*buckets), COMPUTE, slowdown=slow).step_ms
     assert simulate(work(*faster), COMPUTE, slowdown=slow).step_ms <= slower_ms + 1e-6

@@ -1,10 +1,5 @@
 """What a table may hold: the schema's limits, in frames and row by row; every reader takes their result."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -31,16 +26,16 @@ WORD = Column("w", "text", "", among=("a", "b"))
         (Column("t", "text", "", needed=True), ["x"], [None]),
     ],
 )
-def test_a_cell_and_a_column_are_judged_alike(column: Column, good: list[object], bad: list[object]) -> None:
+def test_a_cell_and_a_column_are_judged_alike(column, good, bad):
     values = [*good, *bad]
     allowed = [column.allows(value) for value in values]
     assert allowed == [True] * len(good) + [False] * len(bad)
     missing = np.array([value is None for value in values])
-    whole: Any = values if column.kind == "text" else np.array(values, dtype=float)
+    whole = values if column.kind == "text" else np.array(values, dtype=float)
     assert (~refused(column, whole, missing)).tolist() == allowed
 
 
-def test_types_are_judged_too() -> None:
+def test_types_are_judged_too():
     assert not COUNT.allows(value=True)
     assert not COUNT.allows("1")
     assert not SHARE.allows([])
@@ -48,7 +43,7 @@ def test_types_are_judged_too() -> None:
     assert not WORD.allows(5)
 
 
-def spoil(folder: Path, name: str, **cells: str) -> None:
+def spoil(folder, name, **cells):
     """Replace cells of a table's first row."""
     frame = pd.read_csv(folder / name, dtype="string", keep_default_na=False)
     for column, value in cells.items():
@@ -75,9 +70,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize(("name", "cells"), SPOILT, ids=[f"{n} {c}" for n, c in SPOILT])
-def test_no_page_of_impossible_numbers(
-    name: str, cells: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_page_of_impossible_numbers(name, cells, tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     spoil(folder, name, **cells)
     assert report([str(folder)]) == 2
@@ -91,7 +84,7 @@ def test_no_page_of_impossible_numbers(
             list(read_blocks(folder / name))
 
 
-def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_cases_of_one_name_are_refused(tmp_path):
     folder = write_run(tmp_path / "run")
     lines = (folder / "cases.csv").read_text().splitlines(keepends=True)
     (folder / "cases.csv").write_text("".join([*lines, lines[1]]))
@@ -99,13 +92,13 @@ def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
         load_run(folder)
 
 
-def test_nonsense_ends_before_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonsense_ends_before_it_is_in_memory(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run")
     monkeypatch.setattr(tables, "_PIECE_ROWS", 2)
     pieces = 0
     checked = tables._checked
 
-    def counted(raw: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
+    def counted(raw, columns):
         nonlocal pieces
         pieces += 1
         return checked(raw, columns)
@@ -121,7 +114,7 @@ def test_nonsense_ends_before_it_is_in_memory(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("name", "least"), [("accumulate", 1), ("micro_batches", 1), ("delay_all_reduce", 0)]
 )
-def test_a_table_holds_what_its_setting_may_be(name: str, least: int) -> None:
+def test_a_table_holds_what_its_setting_may_be(name, least):
     """The default is no bound: `--micro-batches 2` is below it."""
     (column,) = [column for column in CASES if column.name == name]
     assert column.allows(least)

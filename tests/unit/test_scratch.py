@@ -1,7 +1,5 @@
 """Temporary folders: gone at the end, and after a kill at the next start; nobody else's are touched."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -26,12 +24,12 @@ with scratch_folder() as folder:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
-def holder(temporary: Path, script: str = HOLDS) -> tuple[subprocess.Popen[str], Path]:
+def holder(temporary, script=HOLDS):
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -39,11 +37,10 @@ def holder(temporary: Path, script: str = HOLDS) -> tuple[subprocess.Popen[str],
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
 
-def test_one_in_use_stays_and_one_of_a_killed_process_goes(temporary: Path) -> None:
+def test_one_in_use_stays_and_one_of_a_killed_process_goes(temporary):
     process, folder = holder(temporary)
     with process:
         with scratch_folder() as own:
@@ -57,7 +54,7 @@ def test_one_in_use_stays_and_one_of_a_killed_process_goes(temporary: Path) -> N
     assert not folder.exists()
 
 
-def test_what_only_has_the_name_stays(temporary: Path) -> None:
+def test_what_only_has_the_name_stays(temporary):
     elsewhere = temporary / "elsewhere"
     elsewhere.mkdir()
     (temporary / f"{PREFIX}file").touch()
@@ -66,10 +63,10 @@ def test_what_only_has_the_name_stays(temporary: Path) -> None:
     assert len(list(temporary.iterdir())) == 3
 
 
-def test_a_signal_while_it_is_made_leaves_nothing(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_it_is_made_leaves_nothing(temporary, monkeypatch):
     make = tempfile.mkdtemp
 
-    def interrupted(**options: str) -> str:
+    def interrupted(**options):
         found = make(**options)
         os.kill(os.getpid(), signal.SIGTERM)
         return found
@@ -80,10 +77,10 @@ def test_a_signal_while_it_is_made_leaves_nothing(temporary: Path, monkeypatch: 
     assert list(temporary.iterdir()) == []
 
 
-def test_a_signal_waits_for_the_end_of_what_may_not_stay_half_done() -> None:
+def test_a_signal_waits_for_the_end_of_what_may_not_stay_half_done():
     done = []
 
-    def work() -> None:
+    def work():
         with uninterrupted(), uninterrupted():
             os.kill(os.getpid(), signal.SIGTERM)
             done.append("whole")
@@ -104,7 +101,7 @@ with scratch_folder() as folder:
 """
 
 
-def test_a_process_that_works_in_it_keeps_it(temporary: Path) -> None:
+def test_a_process_that_works_in_it_keeps_it(temporary):
     """Also when the one that made it was killed; the child reads what this test writes."""
     process, folder = holder(temporary, HOLDS_FOR_A_CHILD)
     with process:

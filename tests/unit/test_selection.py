@@ -1,7 +1,5 @@
 """The campaign runs where it is named and nowhere else, and the last line says what did not run."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -28,7 +26,7 @@ LEFT_OUT = "Not run: 2 of the campaign (all: -m 'campaign or not campaign'); 1 s
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_runs(pytester: pytest.Pytester, arguments: list[str], passed: int, last: str) -> None:
+def test_what_runs(pytester, arguments, passed, last):
     pytester.makeini("[pytest]\nmarkers = campaign: long\npythonpath = .")
     pytester.makepyfile(conftest="pytest_plugins = 'selection'")
     shutil.copy(selection.__file__, pytester.path)
@@ -46,9 +44,7 @@ STARTS = "import subprocess, sys\n" + "".join(
 
 @pytest.mark.parametrize(("most", "code"), [(3, pytest.ExitCode.OK), (2, pytest.ExitCode.TESTS_FAILED)])
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_too_many_processes_are_a_failure(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str, most: int, code: int
-) -> None:
+def test_too_many_processes_are_a_failure(pytester, monkeypatch, workers, most, code):
     pytester.makeini("[pytest]\nmarkers = campaign: long\npythonpath = .\ntestpaths = unit")
     pytester.makepyfile(conftest="pytest_plugins = 'selection'")
     shutil.copy(selection.__file__, pytester.path)
@@ -63,9 +59,7 @@ def test_too_many_processes_are_a_failure(
 @pytest.mark.parametrize(
     ("arguments", "workers"), [([], 2), (["tests"], 2), (["tests/unit/test_plan.py"], 0), (["a.py::b"], 0)]
 )
-def test_named_files_start_without_workers(
-    arguments: list[str], workers: int, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_files_start_without_workers(arguments, workers, pytestconfig, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(pytestconfig, "args", arguments)
     assert selection.pytest_xdist_auto_num_workers(pytestconfig) == workers

@@ -1,10 +1,6 @@
 """A sentence is formed once, of facts, and neither parsed nor edited afterwards."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from commands import ROOT
@@ -28,7 +24,7 @@ WHERE = (
 FILES = [path for name in WHERE for path in sorted((ROOT / name).rglob("*.py") or [ROOT / name])]
 
 
-def edits(source: str) -> Iterator[str]:
+def edits(source):
     """Calls that look into a formed sentence, or change it."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -37,7 +33,7 @@ def edits(source: str) -> Iterator[str]:
             yield ast.unparse(node)
 
 
-def holds_a_sentence(node: ast.expr) -> bool:
+def holds_a_sentence(node):
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name in FORMED
@@ -49,7 +45,7 @@ def holds_a_sentence(node: ast.expr) -> bool:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_sentence_is_parsed_or_edited(path: Path) -> None:
+def test_no_sentence_is_parsed_or_edited(path):
     assert list(edits(path.read_text(encoding="utf-8"))) == []
 
 
@@ -63,6 +59,6 @@ def test_no_sentence_is_parsed_or_edited(path: Path) -> None:
         "pattern.sub('', said)",
     ],
 )
-def test_what_was_found_once_would_be_found(source: str) -> None:
+def test_what_was_found_once_would_be_found(source):
     assert list(edits(source))
     assert not list(edits('changed.replace("_", " "); name.split("/")'))

@@ -1,24 +1,20 @@
 """Two runs measured one after the other: what the gate makes of a machine that changes by itself."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from functools import cache
 from itertools import combinations
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from commands import ROOT
-from gate_runs import STEADY, Steps, made_run, write_run
+from gate_runs import STEADY, made_run, write_run
 
 from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, interleave_command
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import main
-from ddp_bench.bench.gate.runs import GateCase, read_run
+from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run, read_manifest
 from ddp_bench.bench.run.main import settings_of
@@ -29,13 +25,13 @@ TUNED = ROOT / "results" / "samples" / "tune"
 
 
 @cache
-def single(run: Path) -> GateCase:
+def single(run):
     """What a sample measured on one device, which no link slows."""
     (found,) = (case for case in read_run(run).cases if case.row["mode"] == "single")
     return found
 
 
-def test_runs_of_the_same_code_are_seldom_a_change() -> None:
+def test_runs_of_the_same_code_are_seldom_a_change():
     """Oracle: the same plain model on the same machine, hours apart; the truth of every pair is 1."""
     runs = [single(path.parent) for path in sorted(TUNED.glob("*/sweep/manifest.json"))]
     pairs = [(a, b) for a, b in combinations(runs, 2) if a.row["arch"] == b.row["arch"]]
@@ -54,7 +50,7 @@ def test_runs_of_the_same_code_are_seldom_a_change() -> None:
     assert whole <= 4
 
 
-def test_a_steady_run_is_hardly_widened_and_a_clear_change_stays_one() -> None:
+def test_a_steady_run_is_hardly_widened_and_a_clear_change_stays_one():
     rng = np.random.default_rng(1)
     ratios = []
     for _ in range(200):
@@ -66,20 +62,20 @@ def test_a_steady_run_is_hardly_widened_and_a_clear_change_stays_one() -> None:
     assert half.high < -45
 
 
-def test_too_few_rounds_or_no_interval_are_left_as_they_are() -> None:
+def test_too_few_rounds_or_no_interval_are_left_as_they_are():
     known, unknown = Interval(0.5, 0.4, 0.6), Interval(0.5, float("nan"), float("nan"))
     assert with_change_of_runs(known, [1.0, 9.0] * 3, [1.0] * 7) == known
     assert np.isnan(with_change_of_runs(unknown, [1.0, 9.0] * 9, [1.0, 2.0] * 9).low)
 
 
-def test_figures_are_widened_in_their_own_unit() -> None:
+def test_figures_are_widened_in_their_own_unit():
     """By hand: quarters of 0, 10, 20 and 30 ms without scatter have a variance of 500 / 3."""
     steps = [ms for ms in (0.0, 10.0, 20.0, 30.0) for _ in range(4)]
     wider = with_change_of_runs(Interval(5.0, 4.0, 6.0), steps, [10.0] * 16, confidence=0.6827)
     assert wider.high - 5 == pytest.approx(np.hypot(1, np.sqrt(500 / 3)), rel=1e-3)
 
 
-def loaded(steps: Steps, *paces: float) -> Steps:
+def loaded(steps, *paces):
     """The same work while something else takes the machine, more or less of it in each part of the run."""
     return {
         key: [
@@ -91,11 +87,11 @@ def loaded(steps: Steps, *paces: float) -> Steps:
     }
 
 
-LONG: Steps = {key: [*series] * 4 for key, series in STEADY.items()}
-SLOWER: Steps = {key: [ms / 0.9 for ms in series] for key, series in LONG.items()}
+LONG = {key: [*series] * 4 for key, series in STEADY.items()}
+SLOWER = {key: [ms / 0.9 for ms in series] for key, series in LONG.items()}
 
 
-def test_a_machine_that_changes_by_itself_leaves_it_undecided() -> None:
+def test_a_machine_that_changes_by_itself_leaves_it_undecided():
     """The code is at 0.90x; the machine was taken away, so that the runs have 0.43x."""
     base = made_run(LONG, git={"commit": "0123456789abcdef"})
     gate = compare(base, made_run(loaded(SLOWER, 0.75, 0.35, 0.55, 0.4)), thresholds=FIVE)
@@ -112,10 +108,10 @@ def test_a_machine_that_changes_by_itself_leaves_it_undecided() -> None:
     assert "the runs themselves changed as much" in last
 
 
-def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too() -> None:
+def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too():
     """The machine of the test above meets both sides: the code's 0.90x is found to a percent."""
     base = loaded(LONG, 0.75, 0.35, 0.55, 0.4)
-    slow: Steps = {key: [ms / 0.9 for ms in series] for key, series in base.items()}
+    slow = {key: [ms / 0.9 for ms in series] for key, series in base.items()}
     together = [made_run(steps, interleaved_id="abc") for steps in (base, slow)]
     gate = compare(*together, thresholds=FIVE)
     rates = [c for c in gate.comparisons if c.metric == "images_per_s"]
@@ -127,9 +123,7 @@ def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too()
         assert not compare(together[0], made_run(slow, **others), thresholds=FIVE).interleaved
 
 
-def test_a_clear_regression_of_steady_runs_is_one_and_says_that_it_is_not_interleaved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_clear_regression_of_steady_runs_is_one_and_says_that_it_is_not_interleaved(tmp_path, capsys):
     base, slow = write_run(tmp_path / "base", LONG), write_run(tmp_path / "slow", loaded(LONG, 0.43))
     assert main([str(base), str(slow)]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -155,9 +149,7 @@ CLEAN = {"git": {"commit": "0123456789abcdef", "dirty": False}}
     ],
     ids=["same", "other commit", "uncommitted changes", "other torch"],
 )
-def test_the_same_code_under_the_same_conditions_is_no_regression(
-    now: dict[str, Any], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_code_under_the_same_conditions_is_no_regression(now, code, tmp_path, capsys):
     base = write_run(tmp_path / "base", LONG, **CLEAN)
     slow = write_run(tmp_path / "slow", loaded(LONG, 0.43), **now)
     ratios_only = ["--ratios-only"] * ("versions" in now)
@@ -166,12 +158,10 @@ def test_the_same_code_under_the_same_conditions_is_no_regression(
     assert ("the machine changed" in last) == (code == 3)
 
 
-def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path: Path) -> None:
+def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path):
     """Medians of rounds contradict each other where single and DDP have other good rounds."""
     rng = np.random.default_rng(3)
-    steps: Steps = {
-        key: [ms * float(rng.choice([1.0, 1.7])) for ms in series] for key, series in LONG.items()
-    }
+    steps = {key: [ms * float(rng.choice([1.0, 1.7])) for ms in series] for key, series in LONG.items()}
     base, same = (read_run(write_run(tmp_path / name, steps)) for name in ("a", "b"))
     cases = load_run(tmp_path / "a").cases.set_index("case_id")
     gate = compare(base, same, thresholds=FIVE)
@@ -184,7 +174,6 @@ def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path: Pat
     for c in compared:
         assert c.metric is not None
         assert c.baseline == c.candidate == pytest.approx(cases.loc[c.case_id, c.metric])
-        assert c.ratio is not None
         assert c.ratio.estimate == 1
     by_name = {(c.case_id, c.metric): c for c in compared if c.metric is not None}
     for (case_id, name), c in by_name.items():
@@ -194,7 +183,7 @@ def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path: Pat
             assert (c.ratio.low, c.ratio.high) == pytest.approx((speedup.ratio.low, speedup.ratio.high))
 
 
-def test_a_strict_gate_does_not_pass_while_anything_is_open(tmp_path: Path) -> None:
+def test_a_strict_gate_does_not_pass_while_anything_is_open(tmp_path):
     wild = {**LONG, ("ddp", 2): [ms * (1, 3)[i % 2] for i, ms in enumerate(LONG["ddp", 2])]}
     base, same = (str(write_run(tmp_path / name, wild)) for name in ("a", "b"))
     assert main([base, same]) == 0
@@ -203,7 +192,7 @@ def test_a_strict_gate_does_not_pass_while_anything_is_open(tmp_path: Path) -> N
     assert main([*steady, "--strict"]) == 0
 
 
-def test_runs_in_turns_need_no_such_line() -> None:
+def test_runs_in_turns_need_no_such_line():
     gate = compare(made_run(LONG), made_run(LONG), thresholds=FIVE, interleaved=True)
     said = [*gate_output.conditions(gate), *gate_output.notes(gate), gate_output.verdict(gate)]
     assert not [line for line in said if "ot interleaved" in line or "--interleave" in line]
@@ -211,7 +200,7 @@ def test_runs_in_turns_need_no_such_line() -> None:
 
 
 @pytest.mark.parametrize("run", ["cpu-lab-1gbit-2hosts", "predictions/resnet18-2hosts/1gbit"])
-def test_the_command_measures_what_the_run_measured(run: str) -> None:
+def test_the_command_measures_what_the_run_measured(run):
     """Oracle: the parser of bench.run, with the options that the gate refuses."""
     manifest = read_manifest(ROOT / "results/samples" / run)
     command = shlex.split(interleave_command(manifest, manifest))

@@ -1,6 +1,4 @@
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -8,7 +6,6 @@ import pytest
 from gate_runs import block_rows, plan
 
 from ddp_bench.bench.findings.stability import cautions, split_levels
-from ddp_bench.bench.findings.trust import Caution
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 
@@ -17,7 +14,7 @@ Noise = Callable[[np.random.Generator, int], np.ndarray]
 TRIALS = 200
 
 
-def found(*series: Sequence[float], target: float | None = None) -> dict[str, Caution]:
+def found(*series, target=None):
     """The cautions about a run whose cases had these step times by round, in ms; by kind."""
     planned = plan()[: len(series)]
     rows = [
@@ -32,19 +29,19 @@ def found(*series: Sequence[float], target: float | None = None) -> dict[str, Ca
     return {caution.kind: caution for caution in made}
 
 
-def normal(rng: np.random.Generator, size: int) -> np.ndarray:
+def normal(rng, size):
     return 100 * np.exp(0.02 * rng.normal(size=size))
 
 
-def log_normal(rng: np.random.Generator, size: int) -> np.ndarray:
+def log_normal(rng, size):
     return 100 * np.exp(0.25 * rng.normal(size=size))
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("noise", "num_rounds"), [(normal, 10), (log_normal, 20)])
-def test_each_check_leaves_mere_noise_alone(noise: Noise, num_rounds: int) -> None:
+def test_each_check_leaves_mere_noise_alone(noise, num_rounds):
     rng = np.random.default_rng(num_rounds)
-    alarms: dict[str, int] = {}
+    alarms = {}
     for _ in range(TRIALS):
         for kind in found(*(noise(rng, num_rounds) for _ in range(3))):
             alarms[kind] = alarms.get(kind, 0) + 1
@@ -52,7 +49,7 @@ def test_each_check_leaves_mere_noise_alone(noise: Noise, num_rounds: int) -> No
     assert all(count <= 9 for count in alarms.values()), alarms
 
 
-def test_drift_is_told_with_its_size_and_interval() -> None:
+def test_drift_is_told_with_its_size_and_interval():
     rng = np.random.default_rng(0)
     slower = np.linspace(1.0, 1.1, 20)
     caution = found(*(normal(rng, 20) * slower for _ in range(3)))["drift"]
@@ -66,12 +63,12 @@ def test_drift_is_told_with_its_size_and_interval() -> None:
     assert "bench.gate --interleave" in caution.sentence
 
 
-def test_drift_alone_is_not_called_two_levels_or_outliers() -> None:
+def test_drift_alone_is_not_called_two_levels_or_outliers():
     rng = np.random.default_rng(1)
     assert set(found(100 * np.linspace(1, 1.5, 30) * np.exp(0.005 * rng.normal(size=30)))) == {"drift"}
 
 
-def test_two_levels_name_the_worst_case_and_both_speeds() -> None:
+def test_two_levels_name_the_worst_case_and_both_speeds():
     rng = np.random.default_rng(2)
     slow = rng.permutation([1.06] * 7 + [1.0] * 13)
     steady = normal(rng, 20)
@@ -84,22 +81,21 @@ def test_two_levels_name_the_worst_case_and_both_speeds() -> None:
     assert "bench.doctor" in caution.advice
 
 
-def test_a_split_in_two_is_the_one_that_was_made() -> None:
+def test_a_split_in_two_is_the_one_that_was_made():
     rng = np.random.default_rng(3)
     levels = split_levels([*rng.normal(100, 1, 40), *rng.normal(110, 1, 20)])
-    assert levels is not None
     assert levels.share_low == pytest.approx(2 / 3)
     assert (levels.low, levels.high) == pytest.approx((100, 110), abs=1)
 
 
 @pytest.mark.parametrize("size", [10, 20, 60])
-def test_noise_alone_is_no_split(size: int) -> None:
+def test_noise_alone_is_no_split(size):
     rng = np.random.default_rng(size)
     for draw in (rng.standard_normal, lambda n: rng.standard_t(3, n), lambda n: rng.gumbel(size=n)):
         assert sum(split_levels(list(np.exp(draw(size)))) is not None for _ in range(500)) <= 4
 
 
-def test_one_pause_is_told_by_its_round() -> None:
+def test_one_pause_is_told_by_its_round():
     times = normal(np.random.default_rng(6), 12)
     times[6] = 300
     caution = found(times)["outliers"]
@@ -108,7 +104,7 @@ def test_one_pause_is_told_by_its_round() -> None:
     assert "more --rounds" in caution.advice
 
 
-def test_a_first_round_that_is_still_warming_up() -> None:
+def test_a_first_round_that_is_still_warming_up():
     times = normal(np.random.default_rng(7), 12)
     times[0] = 125
     caution = found(times)["warm-up"]
@@ -117,7 +113,7 @@ def test_a_first_round_that_is_still_warming_up() -> None:
     assert "--rounds" in caution.advice
 
 
-def test_few_rounds_and_the_number_that_the_target_needs() -> None:
+def test_few_rounds_and_the_number_that_the_target_needs():
     few = found([100.0, 101, 99])
     assert set(few) == {"few rounds"}
     assert "bench.run --rounds 10" in few["few rounds"].advice
@@ -129,7 +125,7 @@ def test_few_rounds_and_the_number_that_the_target_needs() -> None:
     assert 10 < needed <= 1000
 
 
-def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions() -> None:
+def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions():
     planned = plan()
     blocks = typed_frame(block_rows(planned[0].case.case_id, "single", [100.0, 101]), BLOCKS)
     nothing = case_rows([Outcome(p, "failed", "no such luck") for p in planned], blocks)
@@ -140,7 +136,7 @@ def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions() -> No
     assert cautions(cases, broken[broken["block_ms"] > 0], target=0.02) == []
 
 
-def sustained(rounds: Sequence[float], after: Sequence[float]) -> Caution | None:
+def sustained(rounds, after):
     """The caution about a case with these step times in the rounds and these without a pause."""
     planned = plan()[0]
     rows = block_rows(planned.case.case_id, planned.case.mode, rounds)
@@ -153,17 +149,16 @@ def sustained(rounds: Sequence[float], after: Sequence[float]) -> Caution | None
 @pytest.mark.parametrize(
     ("ms", "said", "advice"), [(110.0, "-9.1%", "bench.doctor"), (95.0, "+5.3%", "a higher --steps")]
 )
-def test_another_rate_without_a_pause_is_told(ms: float, said: str, advice: str) -> None:
+def test_another_rate_without_a_pause_is_told(ms, said, advice):
     wobble = [1.0, 1.001, 0.999, 1.0005, 0.9995] * 4
     caution = sustained([100 * w for w in wobble], [ms * w for w in wobble])
-    assert caution is not None
     assert caution.case_id == plan()[0].case.case_id
     assert f"{said} in the last half of --sustain" in caution.text
     assert "1 of 1 case without a pause at another rate" in caution.text
     assert advice in caution.advice
 
 
-def test_a_rate_within_two_percent_or_the_intervals_is_no_caution() -> None:
+def test_a_rate_within_two_percent_or_the_intervals_is_no_caution():
     alike = [100.0, 100.1, 99.9] * 7
     assert sustained(alike, [1.015 * ms for ms in alike]) is None
     rng = np.random.default_rng(10)
@@ -174,17 +169,17 @@ def test_a_rate_within_two_percent_or_the_intervals_is_no_caution() -> None:
 
 
 @pytest.mark.campaign
-def test_mere_noise_is_not_called_another_rate() -> None:
+def test_mere_noise_is_not_called_another_rate():
     rng = np.random.default_rng(11)
     alarms = sum(sustained(log_normal(rng, 20), log_normal(rng, 20)) is not None for _ in range(TRIALS))
     assert alarms <= 4, alarms
 
 
-def test_steps_without_any_noise_are_no_cause_for_alarm() -> None:
+def test_steps_without_any_noise_are_no_cause_for_alarm():
     assert found([100.0] * 20, [50.0] * 20) == {}
 
 
-def test_what_one_round_among_many_does_is_not_mentioned() -> None:
+def test_what_one_round_among_many_does_is_not_mentioned():
     rng = np.random.default_rng(9)
     times = normal(rng, 100)
     times[0], times[50] = 140, 300

@@ -1,9 +1,6 @@
 """The columns of `sustained` blocks: arithmetic by hand, and coverage of the intervals by simulation."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,10 +9,9 @@ import scipy
 from ddp_bench.bench.estimate import SeriesNoise, fit
 from ddp_bench.bench.results.round_times import CaseTimes
 from ddp_bench.bench.results.typical import steady
-from ddp_bench.bench.stats import Interval
 
 
-def trained(step_ms: Sequence[float], *, steps: int = 10) -> CaseTimes:
+def trained(step_ms, *, steps=10):
     """A case on two ranks whose sustained blocks took so long per step; the second rank is the longer one."""
     times = CaseTimes()
     for number, ms in enumerate(step_ms, 1):
@@ -33,7 +29,7 @@ def trained(step_ms: Sequence[float], *, steps: int = 10) -> CaseTimes:
     return times
 
 
-def test_the_last_half_against_the_first_tenth() -> None:
+def test_the_last_half_against_the_first_tenth():
     """20 blocks: two at 8 ms, eight at 9 ms, ten at 10 ms, so the last half of the time is 10 ms alone."""
     found = steady(trained([8.0] * 2 + [9.0] * 8 + [10.0] * 10), units=50)
     assert found["steady_images_per_s"].estimate == pytest.approx(5000)
@@ -41,12 +37,12 @@ def test_the_last_half_against_the_first_tenth() -> None:
     assert found["steady_change_pct"].low == pytest.approx(-20), "ten blocks alike leave no doubt"
 
 
-def test_faster_is_above_zero() -> None:
+def test_faster_is_above_zero():
     found = steady(trained([10.0] * 10 + [8.0] * 13), units=8)
     assert found["steady_change_pct"].estimate == pytest.approx(25)
 
 
-def test_parts_are_of_the_time_not_of_the_blocks() -> None:
+def test_parts_are_of_the_time_not_of_the_blocks():
     """One block of 100 steps takes half of the time of all: the last half are the ten short ones."""
     times = trained([10.0] * 10)
     times.sustained_ms = {0: 1000.0, **dict.fromkeys(range(1, 11), 100.0)}
@@ -56,13 +52,13 @@ def test_parts_are_of_the_time_not_of_the_blocks() -> None:
     assert found["steady_change_pct"].estimate == pytest.approx(100)
 
 
-def test_a_mean_of_logs() -> None:
+def test_a_mean_of_logs():
     """Half of the blocks 8 ms, half 12.5 ms: as many steps of both take 10 ms in the geometric mean."""
     found = steady(trained([10.0] * 10 + [8.0, 12.5] * 4), units=1)
     assert found["steady_images_per_s"].estimate == pytest.approx(100)
 
 
-def test_what_is_not_there_is_missing() -> None:
+def test_what_is_not_there_is_missing():
     assert steady(CaseTimes(), units=1) == {}
     assert steady(trained([10.0]), units=1) == {}, "one block has no last half"
     few = steady(trained([10.0] * 8), units=1)
@@ -70,7 +66,7 @@ def test_what_is_not_there_is_missing() -> None:
     assert all(math.isnan(end) for found in few.values() for end in (found.low, found.high))
 
 
-def test_noise_of_a_series_is_that_of_a_fit_of_one_column() -> None:
+def test_noise_of_a_series_is_that_of_a_fit_of_one_column():
     values = np.cumsum(np.random.default_rng(1).normal(size=30)) / 50
     mean = float(values.mean())
     (wanted,) = fit(np.exp(values)[:, None]).intervals([lambda log_ms: float(log_ms[0])])
@@ -80,12 +76,12 @@ def test_noise_of_a_series_is_that_of_a_fit_of_one_column() -> None:
     )
 
 
-def test_the_variance_of_a_mean_is_that_of_the_series_matrix() -> None:
+def test_the_variance_of_a_mean_is_that_of_the_series_matrix():
     """Var(mean) = sum over i, j of rho^|i - j| / n^2, and of a difference both."""
     values = list(np.random.default_rng(2).normal(size=12))
     noise = SeriesNoise.of(values)
 
-    def of_mean(size: int) -> float:
+    def of_mean(size):
         return float(scipy.linalg.toeplitz(noise.correlation ** np.arange(size)).sum()) / size**2
 
     half = noise.interval(3.0, 2, 12).high - 3.0
@@ -93,21 +89,21 @@ def test_the_variance_of_a_mean_is_that_of_the_series_matrix() -> None:
     assert half == pytest.approx(t * math.sqrt(noise.variance * (of_mean(2) + of_mean(12))))
 
 
-def ar1(rng: np.random.Generator, size: int, correlation: float) -> np.ndarray:
+def ar1(rng, size, correlation):
     values = rng.normal(size=size)
     for i in range(1, size):
         values[i] = correlation * values[i - 1] + math.sqrt(1 - correlation**2) * values[i]
     return values
 
 
-def covers(interval: Interval, value: float) -> bool:
+def covers(interval, value):
     return interval.low <= value <= interval.high
 
 
 @pytest.mark.parametrize(
     ("correlation", "least"), [(0.0, 0.95), (0.3, 0.95), (0.5, 0.93), (0.8, 0.80)], ids=str
 )
-def test_intervals_cover_under_correlated_noise(correlation: float, least: float) -> None:
+def test_intervals_cover_under_correlated_noise(correlation, least):
     """30 blocks of 1% noise, as --sustain 5m has; after the first tenth 3% slower, in the last half 5%."""
     rng = np.random.default_rng(7)
     level = 10 * np.array([1.0] * 3 + [1.03] * 12 + [1.05] * 15)

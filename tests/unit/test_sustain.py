@@ -1,16 +1,13 @@
 """Training on after the rounds: which cases, in how many blocks of how many steps, and what stays alike."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
-from typing import Any
 
 import pandas as pd
 import pytest
 from commands import SMALL
 
-from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
 from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
@@ -31,21 +28,21 @@ from ddp_bench.bench.run.sustain import (
     limit_s,
     next_steps,
 )
-from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.settings import Settings
 
 MACHINE = Machine(device_type="cpu", devices_per_node=2)
 
 
-def resolved(**stored: Any) -> ResolvedSettings:
+def resolved(**stored):
     settings = Settings.of_stored({"gpus": [1, 2, 4], "bucket_cap_mb": ["default"], **stored})
     return with_device_defaults(settings, device_type="cpu", num_local_devices=2)
 
 
-def planned(settings: ResolvedSettings) -> list[Planned]:
+def planned(settings):
     return expand(settings, MACHINE, arch="resnet18", image_size=64)
 
 
-def block(phase: str, number: int, step_ms: float, *, steps: int = 1, case_id: str = "c") -> dict[str, Any]:
+def block(phase, number, step_ms, *, steps=1, case_id="c"):
     return {
         "case_id": case_id,
         "phase": phase,
@@ -56,14 +53,14 @@ def block(phase: str, number: int, step_ms: float, *, steps: int = 1, case_id: s
     }
 
 
-def times_of(*rows: dict[str, Any]) -> CaseTimes:
+def times_of(*rows):
     times = CaseTimes()
     for row in rows:
         times.add([row])
     return times
 
 
-def trained(settings: ResolvedSettings, step_ms: float, *, then_ms: float | None = None) -> CaseTimes:
+def trained(settings, step_ms, *, then_ms=None):
     """A case that trains until it is told that it is enough; after its first block at another pace."""
     times = times_of(block("timed", 1, step_ms))
     number = 0
@@ -85,9 +82,7 @@ def trained(settings: ResolvedSettings, step_ms: float, *, then_ms: float | None
         ("10m", 0.5, 238),  # of the most steps that one may have, 2.5 s; half of 10 s may be left
     ],
 )
-def test_blocks_of_ten_seconds_or_a_twentieth_of_the_time(
-    sustain: str, step_ms: float, num_blocks: int
-) -> None:
+def test_blocks_of_ten_seconds_or_a_twentieth_of_the_time(sustain, step_ms, num_blocks):
     settings = resolved(sustain=sustain)
     times = trained(settings, step_ms)
     assert len(times.sustained_ms) == num_blocks
@@ -96,7 +91,7 @@ def test_blocks_of_ten_seconds_or_a_twentieth_of_the_time(
 
 
 @pytest.mark.parametrize("then_ms", [50, 97, 103, 120, 200])
-def test_the_pace_of_the_latest_block_counts_and_no_short_block_is_left(then_ms: float) -> None:
+def test_the_pace_of_the_latest_block_counts_and_no_short_block_is_left(then_ms):
     settings = resolved(sustain="5m")
     times = trained(settings, 100, then_ms=then_ms)
     *whole, last = list(times.sustained_ms.values())[2:]
@@ -104,7 +99,7 @@ def test_the_pace_of_the_latest_block_counts_and_no_short_block_is_left(then_ms:
     assert last >= 0.7 * max(whole), "blocks count alike, so none may be much shorter"
 
 
-def test_steps_by_hand() -> None:
+def test_steps_by_hand():
     """60 s in 20 blocks of 3 s; 9.5 s are done in two, the last at 200 ms a step: 50.5 s in 17 blocks."""
     settings = resolved(sustain="60s")
     timed = [block("timed", r, ms) for r, ms in enumerate((90, 100, 500), 1)]
@@ -121,7 +116,7 @@ def test_steps_by_hand() -> None:
     assert next_steps(resolved(sustain="10h"), times_of(block("timed", 1, 0.001))) == MOST_STEPS
 
 
-def test_a_block_ends_well_before_its_time_limit() -> None:
+def test_a_block_ends_well_before_its_time_limit():
     asked = resolved(sustain="5m", case_timeout="5s")
     assert max(trained(asked, 100).sustained_ms.values()) <= 2500
     assert limit_s(asked, 0.1, 0.1) == 5
@@ -129,7 +124,7 @@ def test_a_block_ends_well_before_its_time_limit() -> None:
     assert limit_s(resolved(sustain="5m"), 60.0, 60.0) > PATIENCE * 60
 
 
-def test_only_cases_that_share_no_device_train_on() -> None:
+def test_only_cases_that_share_no_device_train_on():
     """single, DP on 2 and DDP on 1 and 2; not DDP and DP on 4 devices of 2, nor DP on one."""
     settings = resolved(sustain="30s")
     plan = planned(settings)
@@ -142,31 +137,31 @@ def test_only_cases_that_share_no_device_train_on() -> None:
 
 
 class FakeConsole:
-    def __init__(self) -> None:
-        self.shown: list[tuple[str, int, int, float]] = []
+    def __init__(self):
+        self.shown = []
 
-    def progress(self, what: str, done: int, total: int, left: float) -> None:
+    def progress(self, what, done, total, left):
         self.shown.append((what, done, total, left))
 
 
 class FakeRecorder:
-    def __init__(self, case_id: str, times: CaseTimes) -> None:
+    def __init__(self, case_id, times):
         self.case_id, self.times = case_id, times
 
-    def times_of(self, case_id: str) -> CaseTimes:
+    def times_of(self, case_id):
         assert case_id == self.case_id
         return self.times
 
-    def sustained_s(self) -> dict[str, float]:
+    def sustained_s(self):
         return {self.case_id: self.times.sustained_s}
 
 
-def test_blocks_follow_each_other_until_a_case_has_trained_long_enough() -> None:
+def test_blocks_follow_each_other_until_a_case_has_trained_long_enough():
     settings = resolved(sustain="60s")
-    cases: Any = [p for p in planned(settings) if not p.oversubscribed and not p.skip_reason][1:3]
+    cases = [p for p in planned(settings) if not p.oversubscribed and not p.skip_reason][1:3]
     case_id = cases[0].case.case_id
     times = times_of(block("timed", 1, 100), block("sustained", 1, 100, steps=400))
-    session: Any = Session.__new__(Session)
+    session = Session.__new__(Session)
     session._settings, session._recorder = settings, FakeRecorder(case_id, times)
     session._console = FakeConsole()
     blocks = []
@@ -182,7 +177,7 @@ def test_blocks_follow_each_other_until_a_case_has_trained_long_enough() -> None
     assert left == pytest.approx(20 + 60)
 
 
-def test_a_resumed_run_prepares_what_has_still_to_train() -> None:
+def test_a_resumed_run_prepares_what_has_still_to_train():
     settings = resolved(sustain="30s", rounds=1)
     plan = planned(settings)
     measured = {
@@ -192,7 +187,7 @@ def test_a_resumed_run_prepares_what_has_still_to_train() -> None:
     }
     own = [p.case.case_id for p in plan if not p.oversubscribed and not p.skip_reason]
 
-    def left(asked: ResolvedSettings, done_s: dict[str, float]) -> list[str]:
+    def left(asked, done_s):
         found = unfinished(plan, asked, measured, dropped=(), sustained_s=done_s)
         return [p.case.case_id for _, p in found]
 
@@ -203,23 +198,22 @@ def test_a_resumed_run_prepares_what_has_still_to_train() -> None:
     assert "sustain" in MAY_CHANGE
 
 
-def test_no_limit_of_the_rounds_counts_it() -> None:
+def test_no_limit_of_the_rounds_counts_it():
     """A run of 600 s, 480 of them after the rounds: `--max-time` sees 120."""
-    session: Any = SimpleNamespace(
-        _recorder=SimpleNamespace(sustained_s=lambda: {"a": 300.0, "b": 180.0}),
-        elapsed_s=lambda: 600.0,
+    session = SimpleNamespace(
+        _recorder=SimpleNamespace(sustained_s=lambda: {"a": 300.0, "b": 180.0}), elapsed_s=lambda: 600.0
     )
     assert Session._rounds_s(session) == 120
 
 
-def test_the_schedule_counts_no_sustained_block() -> None:
+def test_the_schedule_counts_no_sustained_block():
     schedule = Schedule(resolved())
     schedule.add("c", "sustained", 1e6, oversubscribed=False)
     assert not schedule.spent_s
     assert not schedule.visits
 
 
-def test_rounds_comparisons_and_the_fit_know_nothing_of_it() -> None:
+def test_rounds_comparisons_and_the_fit_know_nothing_of_it():
     settings = resolved(gpus=[1, 2])
     plan = [p for p in planned(settings) if not p.skip_reason]
     pace = {p.case.case_id: 100.0 + 7 * i for i, p in enumerate(plan)}
@@ -248,7 +242,7 @@ def test_rounds_comparisons_and_the_fit_know_nothing_of_it() -> None:
     assert one["steady_images_per_s"].isna().all()
 
 
-def test_it_is_a_phase_and_an_option_that_a_gate_decides_against(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_a_phase_and_an_option_that_a_gate_decides_against(capsys):
     assert PHASES[-1] == "sustained"
     assert resolve({"sustain": "5m"}).sustain == 300
     with pytest.raises(Exception, match="remove --sustain from"):
@@ -257,7 +251,7 @@ def test_it_is_a_phase_and_an_option_that_a_gate_decides_against(capsys: pytest.
     assert "'soon' is not a duration" in capsys.readouterr().err
 
 
-def test_a_dry_run_tells_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_tells_the_time(capsys):
     arguments = [*SMALL, "--gpus", "1", "--modes", "ddp", "--rounds", "1", "--image-size", "8", "--dry-run"]
     assert main([*arguments, "--sustain", "90s"]) == 0
     assert "After that 3m 00s of training without a pause (--sustain), in all " in capsys.readouterr().out

@@ -1,6 +1,5 @@
 import json
 import os
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,7 +13,7 @@ from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.results.tables import read_table
 
 
-def refused(path: Path, reading: object, **limits: int) -> str:
+def refused(path, reading, **limits):
     assert callable(reading)
     with pytest.raises(UsageError) as caught:
         reading(path, **limits)
@@ -23,7 +22,7 @@ def refused(path: Path, reading: object, **limits: int) -> str:
     return str(caught.value)
 
 
-def test_json_too_deep_too_long_or_broken_is_refused(tmp_path: Path) -> None:
+def test_json_too_deep_too_long_or_broken_is_refused(tmp_path):
     path = tmp_path / "manifest.json"
     path.write_text("[" * 100_000)
     assert "nested too deeply" in refused(path, read_json)
@@ -35,7 +34,7 @@ def test_json_too_deep_too_long_or_broken_is_refused(tmp_path: Path) -> None:
     assert "too large" in refused(path, read_json, most_bytes=1000)
 
 
-def test_a_boolean_is_read_however_it_is_written_and_nothing_else_passes_for_one(tmp_path: Path) -> None:
+def test_a_boolean_is_read_however_it_is_written_and_nothing_else_passes_for_one(tmp_path):
     columns = tuple(c for c in CASES if c.name in ("case_id", "oversubscribed"))
     path = tmp_path / "cases.csv"
     path.write_text("case_id,oversubscribed\na,true\nb,False\nc,\n")
@@ -45,7 +44,7 @@ def test_a_boolean_is_read_however_it_is_written_and_nothing_else_passes_for_one
         read_table(path, columns)
 
 
-def test_a_pipe_cannot_hang_a_reader(tmp_path: Path) -> None:
+def test_a_pipe_cannot_hang_a_reader(tmp_path):
     folder = claim(tmp_path / "run")
     (folder / "manifest.json").unlink()
     os.mkfifo(folder / "manifest.json")
@@ -58,7 +57,7 @@ def test_a_pipe_cannot_hang_a_reader(tmp_path: Path) -> None:
         load_run(folder)
 
 
-def test_a_table_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_beyond_the_limit_is_refused(tmp_path, monkeypatch):
     writer = RunWriter(claim(tmp_path / "run"))
     writer.write_manifest(Manifest())
     writer.append("allreduce.csv", [{"num_devices": 2, "backend": "gloo"}] * 50)

@@ -1,15 +1,10 @@
 """What a workload counts: its declaration, the arithmetic of rates by hand, and what may be compared."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from gate_runs import STEADY, Steps, made_run
+from gate_runs import STEADY, made_run
 from made import compared, made_manifest
 from report_runs import case, run
 from test_scaling_predict import SAMPLE, SMALL
@@ -36,15 +31,15 @@ pytestmark = pytest.mark.usefixtures("few_resamples")
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokens(tmp_path_factory):
     return token_run(tmp_path_factory.mktemp("units") / "tokens")
 
 
-def by_mode(cases: pd.DataFrame) -> dict[str, Mapping[Any, Any]]:
+def by_mode(cases):
     return {row["mode"]: row for row in cases.to_dict("records") if row["status"] == "ok"}
 
 
-def test_rates_count_units_by_hand(tokens: Path) -> None:
+def test_rates_count_units_by_hand(tokens):
     rows = by_mode(load_run(tokens).cases)
     single, ddp = rows["single"], rows["ddp"]
     assert (single["unit"], single["units_per_sample"]) == ("tokens", 512)
@@ -59,11 +54,10 @@ def test_rates_count_units_by_hand(tokens: Path) -> None:
     # 2 GPUs x 50 W x 137.5 ms / 8192 tokens, at the median
     assert ddp["joules_per_image"] == pytest.approx(100 * 0.1375 / 8192, rel=1e-3)
     step = step_time(pd.Series(ddp))
-    assert step is not None
     assert step.estimate == pytest.approx(ddp["step_ms"])
 
 
-def test_what_is_formed_of_rates_is_that_of_samples(tokens: Path) -> None:
+def test_what_is_formed_of_rates_is_that_of_samples(tokens):
     """The same run counted in samples: ratios, arithmetic and step times are the same figures."""
     found = load_run(tokens)
     as_samples = found.cases.assign(unit="samples", units_per_sample=1)
@@ -81,7 +75,7 @@ def test_what_is_formed_of_rates_is_that_of_samples(tokens: Path) -> None:
     assert by_tokens[0].ratio == by_samples[0].ratio
 
 
-def test_an_epoch_of_images_is_none_of_tokens(tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_epoch_of_images_is_none_of_tokens(tokens, capsys):
     assert report_command([str(tokens), "--markdown", "--price-per-device-hour", "2"]) == 2
     assert "counts tokens; leave it out" in capsys.readouterr().err
     images = case("single", 1, 100.0, images_per_s_sustained=100.0)
@@ -89,13 +83,13 @@ def test_an_epoch_of_images_is_none_of_tokens(tokens: Path, capsys: pytest.Captu
     assert "1,281,167 images of ImageNet-1k" in every.note
 
 
-def counting(steps: Steps, unit: str) -> Any:
+def counting(steps, unit):
     made = made_run(steps)
     return replace(made, cases=tuple(replace(c, row={**c.row, "unit": unit}) for c in made.cases))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_a_gate_never_compares_rates_of_different_units(*, interleaved: bool) -> None:
+def test_a_gate_never_compares_rates_of_different_units(*, interleaved):
     thresholds = dict.fromkeys(GATED, 0.05)
     ours, theirs = made_run(STEADY), counting(STEADY, "tokens")
     gate = compare(ours, theirs, thresholds=thresholds, interleaved=interleaved)
@@ -108,7 +102,7 @@ def test_a_gate_never_compares_rates_of_different_units(*, interleaved: bool) ->
     assert ratios.exit_code == ExitCode.OK
 
 
-def test_predictions_count_units(tmp_path: Path) -> None:
+def test_predictions_count_units(tmp_path):
     identity = replace(SMALL.identity, unit="tokens", units_per_sample=LENGTH)
     of_images = predict(SMALL, Scenario(num_devices=2), resamples=5)
     of_tokens = predict(replace(SMALL, identity=identity), Scenario(num_devices=2), resamples=5)
@@ -123,7 +117,7 @@ def test_predictions_count_units(tmp_path: Path) -> None:
     assert float(row["images_per_s"]) == pytest.approx(of_tokens.images_per_s.estimate)
 
 
-def test_errors_of_predictions_do_not_depend_on_the_unit() -> None:
+def test_errors_of_predictions_do_not_depend_on_the_unit():
     found, own = load_run(SAMPLE), read_source(SAMPLE).calibration
     one = found.cases[found.cases["mode"] == "ddp"].index[:2]
     ours = held_out(own, replace(found, cases=found.cases.loc[one]), fitted=None)
@@ -133,14 +127,14 @@ def test_errors_of_predictions_do_not_depend_on_the_unit() -> None:
     assert [c.measured_ms for c in theirs] == pytest.approx([c.measured_ms for c in ours])
 
 
-def test_a_case_is_stored_with_its_unit_and_named_without() -> None:
+def test_a_case_is_stored_with_its_unit_and_named_without():
     case = token_plan()[0].case
     assert case.stored()["unit"] == "tokens"
     assert replace(case, unit="words").case_id == case.case_id, "a name for people"
     assert replace(case, units_per_sample=256).case_id != case.case_id, "another length is another case"
 
 
-def test_the_record_of_a_run_keeps_the_unit(tmp_path: Path) -> None:
+def test_the_record_of_a_run_keeps_the_unit(tmp_path):
     writer = RunWriter(claim(tmp_path / "run"))
     writer.write_manifest(Manifest())
     planned = token_plan()
@@ -158,20 +152,18 @@ def test_the_record_of_a_run_keeps_the_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", ["", "two words", "tokens/s", "a,b", "tab\tbed", "\x1b[31m", "bell\x07", 3])
-def test_a_unit_is_one_printable_word(unit: Any) -> None:
+def test_a_unit_is_one_printable_word(unit):
     with pytest.raises(UsageError, match=r"^`unit` of workload lm is .*; give a plural noun in one word"):
         check_unit(language_model(unit=unit))
 
 
 @pytest.mark.parametrize("how_many", [0, -1, 1.5, True, "128", 10**9 + 1, None])
-def test_units_per_sample_is_a_count(how_many: Any) -> None:
+def test_units_per_sample_is_a_count(how_many):
     with pytest.raises(UsageError, match=r"^`units_per_sample` of workload lm is .*; give a whole number"):
         check_unit(language_model(units_per_sample=how_many))
 
 
-def test_image_models_count_images_and_a_workload_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_models_count_images_and_a_workload_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_net.py").write_text(
         "from torch import nn\n"

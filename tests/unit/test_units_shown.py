@@ -1,12 +1,9 @@
 """Nothing that people read of a run of tokens speaks of images; one of images still does."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from gate_runs import plan, write_run
@@ -22,7 +19,6 @@ from ddp_bench.bench.findings.trust import Trust
 from ddp_bench.bench.findings.wording import workload_parts
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.manifest import Timing
-from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.predict import main as predict_command
 from ddp_bench.bench.predict.calibration import save_calibration
 from ddp_bench.bench.predict.from_pass import read_source
@@ -38,36 +34,36 @@ pytestmark = pytest.mark.usefixtures("few_resamples")
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokens(tmp_path_factory):
     return token_run(tmp_path_factory.mktemp("units") / "tokens")
 
 
 class Visible(HTMLParser):
     """What a reader of a page sees, tips included, without its scripts."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
         self.hidden, self.text = 0, ""
         self.feed(html)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.hidden += tag in ("script", "style")
         self.text += "".join(f" {value} " for name, value in attrs if name in ("title", "alt", "aria-label"))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self.hidden -= tag in ("script", "style")
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += "" if self.hidden else data
 
 
-def assert_speaks_of_tokens(said: str) -> None:
+def assert_speaks_of_tokens(said):
     assert "tokens/s" in said
     found = re.search(r".{0,60}\bimages?.{0,30}", said, re.IGNORECASE)
     assert found is None, found
 
 
-def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_says_the_unit(tokens, tmp_path, capsys):
     found = load_run(tokens)
     conclusion = conclude(tmp_path, found.manifest, found.cases, found.blocks, comparisons_of_run(found))
     warned = cautions(found.cases, found.blocks, target=0.001)
@@ -90,7 +86,7 @@ def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest
     assert {row["unit"] for row in shown.cases} == {"tokens"}
 
 
-def test_the_page_says_the_unit(tokens: Path, tmp_path: Path) -> None:
+def test_the_page_says_the_unit(tokens, tmp_path):
     out = tmp_path / "page.html"
     assert report_command([str(tokens), "--out", str(out)]) == 0
     said = Visible(out.read_text(encoding="utf-8")).text
@@ -102,12 +98,12 @@ def test_the_page_says_the_unit(tokens: Path, tmp_path: Path) -> None:
         assert words in said, words
 
 
-def test_markdown_says_the_unit(tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_says_the_unit(tokens, capsys):
     assert report_command([str(tokens), "--markdown"]) == 0
     assert_speaks_of_tokens(capsys.readouterr().out)
 
 
-def test_the_gate_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gate_says_the_unit(tokens, tmp_path, capsys):
     slower = token_run(tmp_path / "slower", scale=4)
     cases = load_run(tokens).cases
     rate = float(cases.loc[cases["mode"] == "single", "images_per_s"].iloc[0])
@@ -124,7 +120,7 @@ def test_the_gate_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest.Cap
     assert {tuple(c["units"]) for c in found["comparisons"]} == {("tokens", "tokens")}
 
 
-def test_the_command_names_the_units_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_the_units_that_differ(tmp_path, capsys):
     old = write_run(tmp_path / "old")
     new = write_run(tmp_path / "new", planned=[in_samples(p) for p in plan()])
     assert gate_command.main([str(old), str(new)]) == 3
@@ -135,25 +131,23 @@ def test_the_command_names_the_units_that_differ(tmp_path: Path, capsys: pytest.
     assert gate_command.main([str(old), str(write_run(tmp_path / "images"))]) == 0
 
 
-def in_samples(planned: Planned) -> Planned:
+def in_samples(planned):
     return replace(planned, case=replace(planned.case, unit="samples"))
 
 
-def test_a_page_of_several_units_compares_no_throughput(tokens: Path) -> None:
+def test_a_page_of_several_units_compares_no_throughput(tokens):
     images = run([case("single", 1, 100.0), case("ddp", 2, 180.0)])
     together = page([load_run(tokens), images]).together
-    assert together is not None
     assert "Throughput of every run" not in [figure.title for figure in together.figures]
     assert not together.tables
     (note,) = (note for note in together.notes if "not comparable" in note)
     assert "count different units: tokens tokens, by-hand images." in note
     alike = page([load_run(tokens), load_run(tokens)]).together
-    assert alike is not None
     assert alike.figures[0].axes == "DP: throughput (tokens/s) against devices (CPU cores)"
     assert "(tokens/s)" in alike.tables[0].columns[1].name
 
 
-def test_predict_and_its_page_say_the_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_and_its_page_say_the_unit(tmp_path, capsys):
     folder = tmp_path / "run"
     found = load_run(SAMPLE)
     in_tokens = counted_in_tokens(found.cases)
@@ -177,7 +171,7 @@ def test_predict_and_its_page_say_the_unit(tmp_path: Path, capsys: pytest.Captur
     assert not re.search(r"[0-9]e\+[0-9]", shown)
 
 
-def test_a_sample_counts_images() -> None:
+def test_a_sample_counts_images():
     found = sample(SAMPLES[0])
     assert set(found.cases["unit"]) == {"images"}
     assert set(found.cases["units_per_sample"]) == {1}
@@ -199,11 +193,11 @@ def test_a_sample_counts_images() -> None:
         (None, ""),
     ],
 )
-def test_rates_have_thousands_and_four_digits_at_most(value: Interval | float | None, shown: str) -> None:
+def test_rates_have_thousands_and_four_digits_at_most(value, shown):
     assert rate(value, "tokens") == shown
 
 
-def test_no_number_for_people_has_a_power_of_ten() -> None:
+def test_no_number_for_people_has_a_power_of_ten():
     assert (short(1234.5, 2), short(120.0, 2), short(0.5), short(41087.0)) == (
         "1,200",
         "120",
@@ -216,5 +210,5 @@ def test_no_number_for_people_has_a_power_of_ten() -> None:
 @pytest.mark.parametrize(
     ("plural", "one"), [("images", "image"), ("queries", "query"), ("boxes", "box"), ("data", "data")]
 )
-def test_energy_is_of_one(plural: str, one: str) -> None:
+def test_energy_is_of_one(plural, one):
     assert singular(plural) == one

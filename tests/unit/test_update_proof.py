@@ -1,9 +1,6 @@
 """When the first steps of a case count as proven, as wrong, or as telling nothing."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ from ddp_bench.bench.worker.update_proof import (
 )
 
 
-def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do() -> None:
+def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
     assert set(TOLERANCES) == set(PRECISIONS)
     assert set(HOOK_TOLERANCES) == set(COMM_HOOKS)
     assert max(*TOLERANCES.values(), *HOOK_TOLERANCES.values()) <= MOST_TELLING
@@ -35,24 +32,24 @@ def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do() -> None
 
 
 @pytest.mark.parametrize("noise", [0.02 / AMPLIFIED * 1.01, 0.3])
-def test_an_error_within_what_rounding_does_is_proven(noise: float) -> None:
+def test_an_error_within_what_rounding_does_is_proven(noise):
     assert judged(0.02, 0.01, noise, "fp32") == UpdateError(error=0.02)
 
 
 @pytest.mark.parametrize("error", [0.02, 1.0, math.inf, math.nan])
-def test_an_error_beyond_rounding_fails(error: float) -> None:
+def test_an_error_beyond_rounding_fails(error):
     with pytest.raises(ProofError, match=r"parameters after 2 steps differ .* at most 1e-02 in fp32"):
         judged(error, 0.01, 0.0005, "fp32")
 
 
 @pytest.mark.parametrize(("error", "noise"), [(0.4, 0.2), (0.3, 5.0), (math.nan, math.nan)])
-def test_a_large_error_that_rounding_may_have_made_tells_nothing(error: float, noise: float) -> None:
+def test_a_large_error_that_rounding_may_have_made_tells_nothing(error, noise):
     found = judged(error, 0.01, noise, "bf16")
     assert found.error is None
     assert "rounding" in found.why_not
 
 
-def test_beyond_even_large_rounding_it_fails() -> None:
+def test_beyond_even_large_rounding_it_fails():
     with pytest.raises(ProofError, match=r"by 0\.9 .*at most 6e-01"):
         judged(0.9, 0.01, 0.2, "bf16")
 
@@ -60,18 +57,18 @@ def test_beyond_even_large_rounding_it_fails() -> None:
 class Steps:
     """A trainer whose loss scales are given."""
 
-    def __init__(self, scales: list[float]) -> None:
+    def __init__(self, scales):
         self.module = nn.Sequential(nn.Linear(1, 1), nn.Dropout(), nn.BatchNorm1d(1))
         self.mode = SingleMode(self.module)
         self._scales = iter(scales)
 
     @property
-    def loss_scale(self) -> float:
+    def loss_scale(self):
         return next(self._scales)
 
 
-def watched(scales: list[float], **settings: Any) -> FirstSteps:
-    trainer: Any = Steps(scales)
+def watched(scales, **settings):
+    trainer = Steps(scales)
     first = FirstSteps(case_of(**settings), trainer, keeps=True)
     dropout, batch_norm = trainer.module[1:]
     assert not dropout.training
@@ -84,39 +81,38 @@ def watched(scales: list[float], **settings: Any) -> FirstSteps:
     return first
 
 
-def test_without_loss_scaling_the_first_two_steps_are_proven() -> None:
+def test_without_loss_scaling_the_first_two_steps_are_proven():
     first = watched([1.0] * (1 + PROOF_STEPS))
     assert first.scales == (1.0, 1.0, 1.0)
     assert first.num_taken == 2
 
 
-def test_steps_that_overflow_do_not_count() -> None:
+def test_steps_that_overflow_do_not_count():
     first = watched([8.0, 4.0, 4.0, 2.0, 2.0], precision="fp16")
     assert first.scales == (8.0, 4.0, 4.0, 2.0, 2.0)
     assert first.num_taken == 2
     assert watched([8.0, 4.0, 4.0], precision="fp16").state is None
 
 
-def test_powersgd_is_proven_before_it_compresses() -> None:
+def test_powersgd_is_proven_before_it_compresses():
     first = watched([8.0, 4.0, 4.0], precision="fp16", comm_hook="powersgd")
     assert first.num_taken == 1
     assert first.state is not None
 
 
-def test_the_state_is_a_copy_of_its_moment() -> None:
-    trainer: Any = Steps([1.0] * 3)
+def test_the_state_is_a_copy_of_its_moment():
+    trainer = Steps([1.0] * 3)
     first = FirstSteps(case_of(), trainer, keeps=True)
     first.after_step()
     assert first.state is None
     first.after_step()
-    assert first.state is not None
     before = first.state["0.weight"].clone()
     with torch.no_grad():
         trainer.module[0].weight.add_(1)
     assert torch.equal(first.state["0.weight"], before)
 
 
-def test_sparse_and_missing_gradients_are_read_as_dense_ones() -> None:
+def test_sparse_and_missing_gradients_are_read_as_dense_ones():
     module = nn.ModuleDict({"words": nn.Embedding(4, 2, sparse=True), "unused": nn.Linear(1, 1, bias=False)})
     module["words"](torch.tensor([1])).sum().backward()
     found = gradients_of(module)

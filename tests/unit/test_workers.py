@@ -1,7 +1,5 @@
 """The conductor's end of its workers: who dies, hangs, raises alone or has no business here."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -9,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -31,13 +29,13 @@ class FakeProcesses:
 
     variables: Mapping[str, str] = {}
 
-    def __init__(self, *deeds: Deed, codes: Mapping[int, int] = {}, pid: int = 0) -> None:
-        self._deeds, self._codes, self._pid = deeds, codes, pid
+    def __init__(self, *deeds, codes=None, pid=0):
+        self._deeds, self._codes, self._pid = deeds, codes or {}, pid
 
-    def start(self, rank: int, address: tuple[str, int], token: str, _: Mapping[str, str]) -> None:
+    def start(self, rank, address, token, _):
         threading.Thread(target=self._serve, args=(rank, address, token), daemon=True).start()
 
-    def _serve(self, rank: int, address: tuple[str, int], token: str) -> None:
+    def _serve(self, rank, address, token):
         with socket.create_connection(address) as connection, connection.makefile("rb") as lines:
             process = process_name(self._pid) if self._pid else ""
             hello = m.Hello(
@@ -55,26 +53,26 @@ class FakeProcesses:
                 if answer is not None:
                     connection.sendall(m.encode(answer))
 
-    def code(self, rank: int, *, within_s: float = 0.0) -> int | None:  # noqa: ARG002
+    def code(self, rank, **_):
         return self._codes.get(rank)
 
-    def ended(self, _: int) -> int | None:
+    def ended(self, _):
         return None
 
-    def end_all(self) -> None: ...
+    def end_all(self): ...
 
-    def close(self) -> None: ...
+    def close(self): ...
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Workers]]:
+def started(monkeypatch):
     monkeypatch.setattr(module, "ANSWER_S", 0.5)
     monkeypatch.setattr(module, "LINGER_S", 0.2)
     monkeypatch.setattr(module, "ERROR_GRACE_S", 0.3)
-    made: list[Workers] = []
+    made = []
 
-    def start(*deeds: Deed, **more: object) -> Workers:
-        made.append(Workers(FakeProcesses(*deeds, **more)))  # type: ignore[arg-type]
+    def start(*deeds, **more):
+        made.append(Workers(FakeProcesses(*deeds, **more)))
         made[0].open()
         made[0].grow(len(deeds))
         return made[0]
@@ -84,64 +82,60 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Workers]]
         one.close()
 
 
-def both() -> dict[int, m.Command]:
+def both():
     return {0: m.Wait(), 1: m.Wait()}
 
 
-def well(command: m.Command) -> m.Answer:
+def well(command):
     return TOLD if isinstance(command, m.Tell) else m.Report(value=command.name)
 
 
-def raising(reason: str, **more: bool) -> Deed:
+def raising(reason, **more):
     return lambda _: m.Report(status="failed", reason=reason, traceback=f"Traceback: {reason}", **more)
 
 
-def silent(_: m.Command) -> None:
+def silent(_):
     return None
 
 
-def waiting(command: m.Command) -> m.Answer | None:
+def waiting(command):
     return TOLD if isinstance(command, m.Tell) else None
 
 
-def dies(_: m.Command) -> None:
+def dies(_):
     raise EOFError
 
 
-def test_every_worker_answers(started: Callable[..., Workers]) -> None:
+def test_every_worker_answers(started):
     found = started(well, well).ask(both(), "the test", LIMIT_S)
     assert {rank: report.value for rank, report in found.items()} == {0: "wait", 1: "wait"}
 
 
-def test_one_that_died_is_named_with_its_end(started: Callable[..., Workers]) -> None:
+def test_one_that_died_is_named_with_its_end(started):
     with pytest.raises(LostError) as lost:
         started(waiting, dies, codes={1: -9}).ask(both(), "round 1 (timed)", LIMIT_S)
-    assert lost.value.failure is not None
     assert lost.value.failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in round 1 (timed)"
     assert lost.value.codes == {1: -9}
 
 
-def test_one_that_somebody_else_has_started_just_ended(started: Callable[..., Workers]) -> None:
+def test_one_that_somebody_else_has_started_just_ended(started):
     with pytest.raises(LostError, match=r"rank 1 ended unexpectedly in round 1"):
         started(waiting, dies).ask(both(), "round 1 (timed)", LIMIT_S)
 
 
-def test_one_that_does_not_answer_is_killed_and_named(started: Callable[..., Workers]) -> None:
+def test_one_that_does_not_answer_is_killed_and_named(started):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
         workers = started(waiting, silent, pid=other.pid)
         with pytest.raises(LostError) as lost:
             workers.ask(both(), "the test", 0.1)
         assert other.wait(LIMIT_S) == -9
     failure = lost.value.failure
-    assert failure is not None
     assert failure.reason == "no end of the test within 0.1 s: rank 1 on here gave no answer"
     assert failure.ranks == {0: "waited for the other ranks\nstacks", 1: "gave no answer"}
     assert failure.stacks == {0: "stacks"}
 
 
-def test_a_process_that_only_has_the_number_of_a_rank_is_left_alone(
-    started: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_only_has_the_number_of_a_rank_is_left_alone(started, monkeypatch):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
         workers = started(waiting, silent, pid=other.pid)
         monkeypatch.setattr(module, "process_name", lambda _: "another process")
@@ -151,30 +145,29 @@ def test_a_process_that_only_has_the_number_of_a_rank_is_left_alone(
         other.kill()
 
 
-def test_one_that_is_at_work_is_late_not_those_that_wait_for_it(started: Callable[..., Workers]) -> None:
-    def works(command: m.Command) -> m.Answer | None:
+def test_one_that_is_at_work_is_late_not_those_that_wait_for_it(started):
+    def works(command):
         return m.Told(waits_for="", where="in work (net.py:3)", stacks="") if command.name == "tell" else None
 
     with pytest.raises(LostError, match=r"within 0.1 s: rank 1 on here in work \(net.py:3\)$"):
         started(waiting, works).ask(both(), "the test", 0.1)
 
 
-def test_all_that_wait_are_late_together(started: Callable[..., Workers]) -> None:
+def test_all_that_wait_are_late_together(started):
     with pytest.raises(LostError, match=r"rank 0 on here waits for the other ranks$"):
         started(waiting, waiting).ask(both(), "the test", 0.1)
 
 
-def test_one_that_raises_alone_ends_the_wait_of_the_others(started: Callable[..., Workers]) -> None:
+def test_one_that_raises_alone_ends_the_wait_of_the_others(started):
     with pytest.raises(LostError) as lost:
         started(waiting, raising("ValueError: bug")).ask(both(), "the test", LIMIT_S)
     failure = lost.value.failure
-    assert failure is not None
     assert (failure.status, failure.reason) == ("failed", "ValueError: bug (rank 1)")
     assert failure.ranks == {0: "ended because another rank failed", 1: "raised\nTraceback: ValueError: bug"}
 
 
-def test_errors_of_all_are_reports_of_all(started: Callable[..., Workers]) -> None:
-    def later(_: m.Command) -> m.Answer:
+def test_errors_of_all_are_reports_of_all(started):
+    def later(_):
         time.sleep(0.1)
         return m.Report(status="failed", reason="ValueError: bug")
 
@@ -182,16 +175,14 @@ def test_errors_of_all_are_reports_of_all(started: Callable[..., Workers]) -> No
     assert [report.reason for report in found.values()] == ["ValueError: bug"] * 2
 
 
-def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(
-    started: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(started, monkeypatch):
     monkeypatch.setattr(module, "ERROR_GRACE_S", 1000.0)
     with pytest.raises(LostError, match=r"CUDA error \(rank 1\)"):
         started(waiting, raising("CUDA error", restart=True)).ask(both(), "the test", 10_000.0)
 
 
-def test_one_that_misses_another_is_not_the_cause(started: Callable[..., Workers]) -> None:
-    def later(_: m.Command) -> None:
+def test_one_that_misses_another_is_not_the_cause(started):
+    def later(_):
         time.sleep(0.1)
         raise EOFError
 
@@ -200,7 +191,7 @@ def test_one_that_misses_another_is_not_the_cause(started: Callable[..., Workers
         started(missing, later, codes={1: -9}).ask(both(), "the test", LIMIT_S)
 
 
-def test_a_mistake_of_the_user_ends_the_wait_for_all(started: Callable[..., Workers]) -> None:
+def test_a_mistake_of_the_user_ends_the_wait_for_all(started):
     mistake = m.Report(status="usage", reason="no such folder", exit_code=2, label="error")
     with pytest.raises(UsageError, match="no such folder") as caught:
         started(waiting, lambda _: mistake).ask(both(), "the test", LIMIT_S)
@@ -210,7 +201,7 @@ def test_a_mistake_of_the_user_ends_the_wait_for_all(started: Callable[..., Work
 @pytest.mark.parametrize(
     "said", [b"", b"\n", b"\x80\x04.\n", b"x" * 2**17], ids=["none", "empty", "pickle", "long"]
 )
-def test_a_stranger_is_refused_and_disturbs_nobody(started: Callable[..., Workers], said: bytes) -> None:
+def test_a_stranger_is_refused_and_disturbs_nobody(started, said):
     workers = started(well, well)
     address = workers._listener.getsockname()
     with socket.create_connection(address) as stranger:
@@ -224,7 +215,7 @@ def test_a_stranger_is_refused_and_disturbs_nobody(started: Callable[..., Worker
             assert stranger.recv(1) == b""
 
 
-def test_who_does_not_know_the_token_is_no_worker(started: Callable[..., Workers]) -> None:
+def test_who_does_not_know_the_token_is_no_worker(started):
     workers = started(well, well)
     hello = m.Hello(token="0" * 32, rank=0, local_rank=0, host="", pid=os.getpid(), process="")
     with socket.create_connection(workers._listener.getsockname()) as stranger:
@@ -233,8 +224,8 @@ def test_who_does_not_know_the_token_is_no_worker(started: Callable[..., Workers
     assert found == ["wait"] * 3
 
 
-def test_the_conductor_sleeps_while_a_block_runs(started: Callable[..., Workers]) -> None:
-    def works(command: m.Command) -> m.Answer:
+def test_the_conductor_sleeps_while_a_block_runs(started):
+    def works(command):
         if command.name == "block":
             time.sleep(1.0)
         return well(command)

@@ -1,10 +1,6 @@
 """Runs of a language model made of numbers: their workload counts tokens, 512 in a row of the batch."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -13,7 +9,7 @@ from made import made_manifest, write_tables
 from torch import nn
 
 from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome
 from ddp_bench.bench.results.store import RunWriter, claim
@@ -28,7 +24,7 @@ STEP_MS = {"single": 100.0, "dp": 200.0, "ddp": 125.0}
 WATTS = 50.0
 
 
-def token_plan() -> list[Planned]:
+def token_plan():
     """`single`, DP and DDP with two caps, on two CPU cores."""
     settings = with_device_defaults(
         Settings(gpus=(2,), bucket_cap_mb=(BucketCaps(), BucketCaps.parse("25")), batch_size=ROWS),
@@ -39,7 +35,7 @@ def token_plan() -> list[Planned]:
     return expand(settings, machine, arch="lm:model", image_size=None, unit="tokens", units_per_sample=LENGTH)
 
 
-def blocks_of(planned: Planned, scale: float) -> list[dict[str, Any]]:
+def blocks_of(planned, scale):
     """Rounds at two speeds, every phase that the page shows, and 20 blocks without a pause, 10% slower."""
     case, ms = planned.case, STEP_MS[planned.case.mode] * scale
     series = [ms * (1.0 if r % 2 else 1.2) for r in range(ROUNDS)]
@@ -58,7 +54,7 @@ def blocks_of(planned: Planned, scale: float) -> list[dict[str, Any]]:
     return rows + block_rows(case.case_id, case.mode, [1.2 * ms] * 20, "sustained")
 
 
-def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
+def token_run(folder, *, scale=1.0, **manifest):
     """A results folder as `bench.run` leaves it; DDP with a cap of 25 MiB fails."""
     writer = RunWriter(claim(folder))
     model = {
@@ -71,7 +67,7 @@ def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
     told = MANIFEST | {"model": model, "roofline": rates}
     told |= {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
     writer.write_manifest(made_manifest(**told | manifest))
-    rows: list[dict[str, Any]] = []
+    rows = []
     outcomes = []
     for planned in token_plan():
         failed = planned.case.bucket_cap_mb != BucketCaps()
@@ -83,7 +79,7 @@ def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
     return folder
 
 
-def counted_in_tokens(cases: pd.DataFrame) -> pd.DataFrame:
+def counted_in_tokens(cases):
     """The same cases with sequences in place of images."""
     made = cases.assign(unit="tokens", units_per_sample=LENGTH, arch="lm:model", image_size=pd.NA)
     made = made.astype({"units_per_sample": "Int64", "image_size": "Int64"})
@@ -92,8 +88,8 @@ def counted_in_tokens(cases: pd.DataFrame) -> pd.DataFrame:
     return made
 
 
-def language_model(**changes: Any) -> Workload:
-    def batch(batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def language_model(**changes):
+    def batch(batch_size, generator):
         made = torch.randn(batch_size, 4, generator=generator)
         return made, torch.zeros(batch_size, dtype=torch.long)
 
