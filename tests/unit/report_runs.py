@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from made import compared, made_manifest
 
@@ -10,9 +10,6 @@ from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from ddp_bench.bench.results.comparisons import over_default
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunData
-
-if TYPE_CHECKING:
-    pass
 
 Row = dict[str, Any]
 

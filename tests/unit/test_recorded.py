@@ -9,11 +9,13 @@ import importlib
 import io
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
 from commands import ROOT
 from finding_cases import said_of_each
+from recorded_pages import PAGES, text_of_page
 
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.results.aggregate import comparisons_of_run
@@ -42,8 +44,9 @@ COMMANDS = {
     },
     "export-nccl-tests.txt": ("bench.export", CALIBRATED, "--format", "nccl-tests"),
 }
-TOLD = ("findings.txt", "terminal.txt")
-"""What is said of runs made by hand, one of each kind; and the end of a run on the terminal."""
+SHOWN = {f"page-{name}.txt": name for name in PAGES}
+TOLD = ("findings.txt", "terminal.txt", *SHOWN)
+"""What is said of runs made by hand, one of each kind; the end of a run on the terminal; and pages."""
 
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
@@ -62,27 +65,29 @@ def said(command):
     return f"exit code {int(code)}\n{out.getvalue()}\n--- stderr\n{err.getvalue()}"
 
 
-def told(name):
-    """What `name` records."""
+def told(name, folder):
+    """What `name` records, made in `folder` where it needs one."""
+    if name in SHOWN:
+        return text_of_page(SHOWN[name], folder)
     if name == "findings.txt":
         return "".join(f"{line}\n" for line in said_of_each())
     if name == "terminal.txt":
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            for folder in (LAB, OPEN, SLOW):
-                found = load_run(ROOT / folder)
+            for place in (LAB, OPEN, SLOW):
+                found = load_run(ROOT / place)
                 by = comparisons_of_run(found)
-                made = conclude(Path(folder), found.manifest, found.cases, found.blocks, by)
-                print_summary(found.cases, made, found.manifest.timing, Path(folder) / "report.html")
+                made = conclude(Path(place), found.manifest, found.cases, found.blocks, by)
+                print_summary(found.cases, made, found.manifest.timing, Path(place) / "report.html")
                 print()
         return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
     return said(COMMANDS[name])
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *TOLD])
-def test_it_says_what_it_said(name):
+def test_it_says_what_it_said(name, tmp_path):
     wanted = (RECORDED / name).read_text(encoding="utf-8")
-    found = told(name)
+    found = told(name, tmp_path)
     assert NUMBER.sub("#", found) == NUMBER.sub("#", wanted)
     numbers = [[float(number) for number in NUMBER.findall(text)] for text in (found, wanted)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-6)
@@ -94,4 +99,5 @@ def test_nothing_else_is_recorded():
 
 if __name__ == "__main__":
     for name in (*COMMANDS, *TOLD):
-        (RECORDED / name).write_text(told(name), encoding="utf-8")
+        with tempfile.TemporaryDirectory() as made:
+            (RECORDED / name).write_text(told(name, Path(made)), encoding="utf-8")

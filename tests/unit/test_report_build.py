@@ -1,3 +1,5 @@
+"""Pages, Markdown and pictures as files: whole, safe, the same each time."""
+
 import base64
 import hashlib
 import re
@@ -11,10 +13,12 @@ from made import made_manifest
 from report_runs import blocks, case, dashed, run, usual_cases
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.results.store import RunWriter
-from ddp_bench.report.build import build
+from ddp_bench.report.build import build, markdown
 from ddp_bench.report.main import main
+from ddp_bench.report.page import page
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"
@@ -55,24 +59,24 @@ def usual(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(usual, tmp_path_factory):
+def html_file(usual, tmp_path_factory):
     """The page of the usual run."""
     return build([usual], tmp_path_factory.mktemp("page") / "a.html")
 
 
-def test_same_run_gives_the_same_bytes(usual, page, tmp_path):
-    first, second = page.read_bytes(), build([usual], tmp_path / "b.html").read_bytes()
+def test_same_run_gives_the_same_bytes(usual, html_file, tmp_path):
+    first, second = html_file.read_bytes(), build([usual], tmp_path / "b.html").read_bytes()
     assert first == second
     assert first.count(b"<svg") == 5
 
 
-def test_users_matplotlib_settings_change_nothing(usual, page, tmp_path):
+def test_users_matplotlib_settings_change_nothing(usual, html_file, tmp_path):
     with mpl.rc_context({"axes.spines.bottom": False, "svg.fonttype": "path"}):
-        assert build([usual], tmp_path / "b.html").read_bytes() == page.read_bytes()
+        assert build([usual], tmp_path / "b.html").read_bytes() == html_file.read_bytes()
 
 
-def test_page_is_self_contained(page):
-    elements = Elements(page.read_text(encoding="utf-8"))
+def test_page_is_self_contained(html_file):
+    elements = Elements(html_file.read_text(encoding="utf-8"))
     references = [
         value
         for _, attributes in elements.tags
@@ -87,8 +91,8 @@ def test_page_is_self_contained(page):
     assert policy.startswith("default-src 'none';")
 
 
-def test_policy_lets_one_script_run_by_its_hash(page):
-    html = page.read_text(encoding="utf-8")
+def test_policy_lets_one_script_run_by_its_hash(html_file):
+    html = html_file.read_text(encoding="utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{sha256}';" in html
@@ -107,8 +111,8 @@ def test_page_in_the_runs_folder_links_to_its_files(usual, tmp_path):
     assert "./run/cases.csv" in [a.get("href") for _, a in elsewhere.tags]
 
 
-def test_without_the_script_there_are_no_dead_controls(page):
-    tags = Elements(page.read_text(encoding="utf-8")).tags
+def test_without_the_script_there_are_no_dead_controls(html_file):
+    tags = Elements(html_file.read_text(encoding="utf-8")).tags
     assert {"input", "select", "button"}.isdisjoint(tag for tag, _ in tags)
 
 
@@ -186,19 +190,45 @@ def test_several_runs_make_one_page(usual, tmp_path):
     assert dashed("50.0 (49.5--50.5)") in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["{usual}", "{usual}"], "--out"),
-        (["{usual}/missing"], "missing"),
-        ([], "RUN"),
-        (["{usual}", "--colour"], "--colour"),
-        (["{usual}", "--out", "{usual}/no/such/folder.html"], "--out"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_2(arguments, named, usual, capsys):
-    assert main([a.format(usual=usual) for a in arguments]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("report: error: ")
-    assert err.count("\n") == 1
-    assert named in err
+def test_markdown_goes_into_a_file(usual, tmp_path, capsys):
+    out = tmp_path / "summary.md"
+    assert main([str(usual), "--markdown", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    assert out.read_text(encoding="utf-8").startswith(dashed("## ResNet-50, 1--4 GPUs\n"))
+
+
+def test_hostile_text_cannot_leave_its_cell():
+    hostile = "a|b\n| c | [x](javascript:1) <img src=x> `d` @someone $x$ ~~e~~ https://x.y **f** \\| #1"
+    text = markdown(page([run([case("ddp", 2, status="failed", reason=hostile)], {"name": hostile})]))
+    (row,) = [line for line in text.splitlines() if line.startswith("| failed ")]
+    assert row.count("|") == 7
+    assert "a&#124;b &#124; c &#124; [x&#93;(javascript:1)" in row
+    assert not set("<`@$~*\\#") & set(row.replace("&#", ""))
+    assert "://" not in text
+    assert text.count("\n## ") == 0
+
+
+def test_every_figure_becomes_a_picture(usual, tmp_path, capsys):
+    assert main([str(usual), "--png", str(tmp_path / "slides")]) == 0
+    keys = [figure.key for figure in page([run(usual_cases())]).figures]
+    assert capsys.readouterr().out.split() == [str(tmp_path / "slides" / f"{key}.png") for key in keys]
+    assert sorted(p.name for p in (tmp_path / "slides").iterdir()) == sorted(f"{key}.png" for key in keys)
+
+
+def test_format_markdown_is_the_same_summary(usual, capsys):
+    assert main([str(usual), "--markdown"]) == 0
+    first = capsys.readouterr().out
+    assert main([str(usual), "--format", "markdown"]) == 0
+    assert capsys.readouterr().out == first
+    assert main([str(usual), "--format", "html"]) == 0
+    assert capsys.readouterr().out.strip() == str(usual / "report.html")
+
+
+def test_run_without_figures_says_so(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    writer = RunWriter(tmp_path / "run")
+    writer.write_manifest(Manifest())
+    writer.replace("cases.csv", run([case("single", 1, 100.0)]).cases)
+    assert main([str(tmp_path / "run"), "--png", str(tmp_path / "slides")]) == 2
+    assert "no figure" in capsys.readouterr().err
+    assert not (tmp_path / "slides").exists()

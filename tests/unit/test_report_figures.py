@@ -1,30 +1,34 @@
+"""Figures: what their marks are, and that every drawing is whole. What is written in them is recorded."""
+
 import io
 import re
 from xml.etree import ElementTree as ET
 
 import pytest
 from PIL import Image
-from report_runs import case, communicating, figure_of, paper_like, run, traced, usual_cases
+from report_runs import (
+    Drawn,
+    case,
+    communicating,
+    dashed,
+    drawn,
+    paper_like,
+    run,
+    timed,
+    traced,
+    usual_cases,
+)
 
+from ddp_bench.bench.results.aggregate import typical_of
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.build import render
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart
+from ddp_bench.report.figures import dp_against_ddp, drift
 from ddp_bench.report.page import page
-from ddp_bench.report.step import LOOKS, one_step
-
-
-def test_drawing_is_named_themed_and_well_formed():
-    figure = page([run(usual_cases())]).runs[0].figures[0]
-    drawing = figure.svg()
-    root = ET.fromstring(drawing)
-    assert root.attrib["role"] == "img"
-    assert root.attrib["aria-label"] == figure.alt
-    assert {"viewBox"} <= set(root.attrib)
-    assert {"width", "height"}.isdisjoint(root.attrib)
-    assert "DDP" in "".join(root.itertext())
-    assert "var(--ddp)" in drawing
-    assert "#0" not in drawing.replace(f"#{figure.key}", "")
+from ddp_bench.report.step import one_step
 
 
 def test_shared_devices_are_drawn_hollow():
@@ -55,15 +59,6 @@ def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time():
         ids = {e.attrib["id"] for e in root.iter() if "id" in e.attrib}
         assert all(name.startswith(f"{figure.key}-") for name in ids)
         assert set(re.findall(r"url\(#([^)]+)\)", drawing)) <= ids
-
-
-def test_areas_are_told_by_more_than_colour():
-    assert len(set(LOOKS.values())) == len(LOOKS)
-    drawing = figure_of(page([paper_like()]).runs[0], "Where a step goes").svg()
-    assert "<pattern" in drawing
-    written = "".join(ET.fromstring(drawing).itertext())
-    assert "DDP, 2 GPUs, cap default: 100" in written
-    assert all(part in written for part in ("forward", "backward", "exposed communication", "optimizer"))
 
 
 def test_every_colour_of_a_drawing_is_a_variable_of_the_page_in_both_schemes():
@@ -123,3 +118,71 @@ def test_an_axis_that_shows_zero_is_not_said_to_leave_it_out(panels, expected):
     limits = [axes.get_ylim() for axes in without.canvas().axes]
     assert all(low <= 0 for low, _ in limits) == (expected == "")
     assert all(low >= 0 for (low, _), (least, _) in zip(limits, panels, strict=True) if least >= 0)
+
+
+SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
+
+
+def paces(blocks):
+    data = run([SINGLE, DP, DDP], timed_blocks=blocks)
+    return drift(workloads(data.cases)[0], data.blocks, key="k")
+
+
+def test_round_that_was_broken_off_does_not_speak_for_all_cases():
+    blocks = [timed(row, r, 100.0) for row in (SINGLE, DP, DDP) for r in (1, 2, 3)] + [
+        timed(SINGLE, 4, 900.0)
+    ]
+    figure = paces(blocks)
+    ((_, lines),) = drawn(figure)
+    assert [mark.x for mark in lines["median of 3 cases"]] == [1.0, 2.0, 3.0]
+    assert lines["single, 1 GPU"][-1].y == pytest.approx(100 / 9)
+
+
+def test_two_rounds_show_no_drift():
+    assert paces([timed(row, r, 100.0) for row in (SINGLE, DDP) for r in (1, 2)]) is None
+
+
+def ratio(cases, blocks):
+    data = run(cases, timed_blocks=blocks)
+    return dp_against_ddp(workloads(data.cases)[0], typical_of(RoundTimes.of(data.blocks)), (), key="k")
+
+
+def test_ratio_is_formed_inside_each_round_so_that_drift_cancels():
+    dp, ddp = case("dp", 2, 150.0), case("ddp", 2, 180.0)
+    # The machine slows threefold from round to round, and DDP takes 80% of DP's time in each of them.
+    slowed = [(r, 100.0 * 3**r) for r in range(1, 7)]
+    blocks = [timed(dp, r, ms) for r, ms in slowed] + [timed(ddp, r, 0.8 * ms) for r, ms in slowed]
+    figure = ratio([case("single", 1, 100.0), dp, ddp], blocks)
+    ((_, lines),) = drawn(figure)
+    assert lines["DDP / DP"] == [Drawn(2.0, *[pytest.approx(1.25)] * 3)]
+    assert lines["equally fast"] == [Drawn(1.0, 1.0), Drawn(2.0, 1.0)]
+    assert figure.caption.startswith("Throughput of DDP over DP: 1.25")
+
+
+def test_ratio_needs_both_modes_at_one_count_and_common_rounds():
+    dp, ddp = case("dp", 2, 150.0), case("ddp", 4, 180.0)
+    assert ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 1, 90.0)]) is None
+    ddp = case("ddp", 2, 180.0)
+    assert ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 2, 90.0)]) is None
+    assert ratio([dp, ddp], []) is None
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_ratio_has_the_interval_of_the_answer_and_no_other(*, turned):
+    """The rounds by themselves give a narrower one; it would call faster what the answer leaves open."""
+    dp, ddp = case("dp", 2, 150.0), case("ddp", 2, 180.0)
+    blocks = [timed(dp, r, 100.0 + r) for r in range(6)] + [timed(ddp, r, 80.0 + r) for r in range(6)]
+    data = run([case("single", 1, 100.0), dp, ddp], timed_blocks=blocks)
+    answer = Interval(1.25, 0.9, 1.7)
+    ids = (dp["case_id"], ddp["case_id"]) if turned else (ddp["case_id"], dp["case_id"])
+    one = Comparison(*ids, answer.inverted() if turned else answer, 0.05, 6)
+    typical = typical_of(RoundTimes.of(data.blocks))
+    alone, answered = (
+        dp_against_ddp(workloads(data.cases)[0], typical, found, key="k") for found in ((), (one,))
+    )
+    assert alone is not None
+    by_rounds, shown = (drawn(figure)[0][1]["DDP / DP"][0] for figure in (alone, answered))
+    assert by_rounds.low is not None
+    assert by_rounds.low > 1
+    assert (shown.y, shown.low, shown.high) == pytest.approx((1.25, 0.9, 1.7))
+    assert dashed("1.2 (0.9--1.7)") in answered.caption

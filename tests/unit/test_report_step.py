@@ -2,11 +2,11 @@ import math
 from typing import Any
 
 import pytest
-from report_runs import PHASES, case, communicating, dashed, measured, run, traced
+from report_runs import PHASES, case, communicating, measured, run, traced
 from sample_runs import EVERY_SAMPLE, sample
 
 from ddp_bench.report.cases import workloads
-from ddp_bench.report.step import REST, agreeing, breakdown, one_step, step_bars, steps_of
+from ddp_bench.report.step import REST, agreeing, breakdown, step_bars, steps_of
 
 Case = dict[str, Any]
 
@@ -52,29 +52,6 @@ def test_exposed_communication_never_makes_a_part_negative(exposed_ms, backward,
     found = parts_of(communicating(2, 200.0) | {"exposed_comm_ms": exposed_ms})
     assert found.get("backward") == backward
     assert found.get("exposed communication") == exposed
-
-
-def test_backward_that_could_not_be_split_says_so():
-    row = communicating(2, 200.0) | {"exposed_comm_ms": None}
-    assert parts_of(row)["backward with communication"] == 60.0
-    assert "backward with communication" in figure([row]).how_to_read
-    assert "backward" in parts_of(case("ddp", 1, 98.0, **measured(**PHASES)))
-
-
-def test_dp_is_shown_by_its_stages_and_what_is_left():
-    stages = {"scatter": 2.0, "replicate": 5.0, "apply": 25.0, "gather": 1.0, "backward": 50.0, "reduce": 8.0}
-    columns = {f"dp_{name}_ms": value for name, value in stages.items()}
-    dp = case("dp", 2, 200.0, impl="cpu_standin", device_type="cpu", **measured(**PHASES, **columns))
-    dp |= measured(dp_device0_pct=25.0)
-    named = {"apply (forward)" if name == "apply" else name: ms for name, ms in stages.items()}
-    assert parts_of(dp) == named | {REST: pytest.approx(9.0)}
-    assert "loss, optimizer" in REST
-    shown = figure([dp])
-    assert written(shown)[0] == dashed("DP, 2 CPU cores: 100 (99--101) ms")
-    assert shown.caption == dashed(
-        "DP, 2 CPU cores: backward takes most, 50% of the step; only device 0 works during "
-        "25.0 (24.8--25.2)% of it."
-    )
 
 
 def test_stage_that_was_not_measured_is_left_out_not_zero():
@@ -130,50 +107,32 @@ def test_compute_that_differs_beyond_the_intervals_is_drawn_as_it_is():
     assert [bar.parts["forward"] for bar in bars(cases)] == pytest.approx([20.0, 30.0])
 
 
-def test_caption_states_shares_with_intervals():
-    shown = figure([case("single", 1, 100.0, **measured(**PHASES)), communicating(2, 200.0)])
-    assert shown.caption == dashed(
-        "DDP, 2 GPUs, cap default: backward takes most, 40% of the step; exposed communication adds "
-        "20.0 (19.8--20.2) ms, 20% of the step."
-    )
-    assert shown.alt == f"Where a step goes. {shown.caption}"
+SEVERAL = [
+    case("single", 1, 100.0, **measured(**PHASES)),
+    *(communicating(n, 90.0 * n) for n in (2, 4, 8)),
+    *(communicating(n, 80.0 * n, bucket_cap_mb="25") for n in (2, 4, 8)),
+    *(communicating(n, 70.0 * n, static_graph=True, case_id=f"static{n}") for n in (2, 4, 8)),
+    communicating(8, 480.0, bucket_cap_mb="1"),
+    communicating(16, 900.0, oversubscribed=True),
+]
+USUAL = (*((n, "default") for n in (2, 4, 8)), (8, "25 MiB"), (8, "1 MiB"))
+CAPS = [communicating(2, 100.0 + cap, bucket_cap_mb=str(cap)) for cap in range(1, 41)]
 
 
-def test_nothing_measured_draws_nothing():
-    assert breakdown(workloads(run([case("ddp", 2, 150.0)]).cases)[0], key="k") is None
-
-
-def test_many_cases_leave_the_usual_ones():
-    cases = [case("single", 1, 100.0, **measured(**PHASES))]
-    cases += [communicating(n, 90.0 * n) for n in (2, 4, 8)]
-    cases += [communicating(n, 80.0 * n, bucket_cap_mb="25") for n in (2, 4, 8)]
-    cases += [communicating(n, 70.0 * n, static_graph=True, case_id=f"static{n}") for n in (2, 4, 8)]
-    cases += [communicating(8, 480.0, bucket_cap_mb="1")]
-    cases += [communicating(16, 900.0, oversubscribed=True)]
-    shown = figure(cases)
-    assert "share devices are in the tables only" in shown.how_to_read
-    assert "Of many cases the usual are drawn" in shown.how_to_read
-    assert labels(cases) == [
-        "single, 1 GPU",
-        "DDP, 2 GPUs, cap default",
-        "DDP, 4 GPUs, cap default",
-        "DDP, 8 GPUs, cap default",
-        "DDP, 8 GPUs, cap 25 MiB",
-        "DDP, 8 GPUs, cap 1 MiB",
-    ]
-
-
-def test_steps_of_several_micro_batches_do_not_flatten_the_rest():
-    cases = [communicating(2, 200.0), communicating(2, 220.0, accumulate=8)]
-    assert labels(cases) == ["DDP, 2 GPUs, cap default"]
-
-
-def test_of_many_caps_the_fastest_are_drawn():
-    caps = [communicating(2, 100.0 + cap, bucket_cap_mb=str(cap)) for cap in range(1, 41)]
-    assert [label.split("cap ")[1] for label in labels([communicating(2, 90.0), *caps])] == [
-        "default",
-        *(f"{cap} MiB" for cap in range(33, 41)),
-    ]
+@pytest.mark.parametrize(
+    ("cases", "shown"),
+    [
+        (SEVERAL, ["single, 1 GPU", *(f"DDP, {n} GPUs, cap {cap}" for n, cap in USUAL)]),
+        ([communicating(2, 200.0), communicating(2, 220.0, accumulate=8)], ["DDP, 2 GPUs, cap default"]),
+        (
+            [communicating(2, 90.0), *CAPS],
+            [f"DDP, 2 GPUs, cap {cap}" for cap in ("default", *(f"{n} MiB" for n in range(33, 41)))],
+        ),
+    ],
+    ids=["the usual of many", "no several micro-batches", "the fastest of many caps"],
+)
+def test_which_cases_are_drawn(cases, shown):
+    assert labels(cases) == shown
 
 
 DEFAULT = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")
@@ -183,11 +142,6 @@ def tracks(cases, blocks):
     data = run(cases, timed_blocks=blocks)
     rank, found, _ = steps_of(data.cases, data.blocks)
     return rank, *agreeing(found)
-
-
-def drawn(cases, blocks):
-    data = run(cases, timed_blocks=blocks)
-    return one_step(workloads(data.cases)[0], data.blocks, key="k")
 
 
 def step(row, ends, *, rank=0, round_index=1):
@@ -211,12 +165,6 @@ def test_steps_are_of_the_rank_that_is_last_and_the_nearest_to_the_median():
     assert (track.title, track.sizes) == ("cap default", (2**20, 3 * 2**20))
     assert (track.ready, track.launch) == ((10.0, 65.0), (10.0, 65.0))
     assert (track.start, track.done) == ((11.0, 70.0), (20.0, 85.0))
-    figure = drawn([DEFAULT], blocks)
-    assert figure.caption == (
-        "DDP on 2 GPUs, rank 1: with cap default the last gradient is ready after 65 ms, the last of "
-        "2 all-reduces is done after 85 ms."
-    )
-    assert figure.caption in figure.alt
 
 
 def test_all_cases_are_drawn_of_one_rank():
@@ -243,28 +191,10 @@ def test_default_best_and_single_bucket_are_chosen_once_each():
     assert [track.title for track in same][1:] == ["cap 100 MiB, shortest step, one bucket"]
 
 
-def test_largest_count_with_devices_of_its_own_is_drawn():
-    shared = communicating(4, 210.0, oversubscribed=True)
-    blocks = [block for row in (DEFAULT, shared) for block in step(row, (60.0, 61.0, 80.0))]
-    own, only = drawn([DEFAULT, shared], blocks), drawn([shared], blocks)
-    assert own.caption.startswith("DDP on 2 GPUs,")
-    assert only.caption.startswith("DDP on 4 GPUs (shared),")
-
-
 def test_missing_moments_are_left_out_never_zero():
     blocks = [traced(DEFAULT, 1, ready_ms=(10.0, 40.0))]
     (track,) = tracks([DEFAULT], blocks)[1]
     assert (track.ready, track.start, track.done) == ((10.0, 40.0), (), ())
-    figure = drawn([DEFAULT], blocks)
-    drawing = figure.svg()
-    assert "gradients ready" in drawing
-    assert "all-reduce<" not in drawing
-    assert "exposed<" not in drawing
-
-
-def test_without_moments_nothing_is_drawn():
-    assert drawn([DEFAULT], []) is None
-    assert drawn([DEFAULT], [traced(DEFAULT, 1, start_ms=(), done_ms=())]) is None
 
 
 @pytest.mark.parametrize(
@@ -285,9 +215,6 @@ def test_readiness_that_contradicts_is_left_out_of_every_step(ends, why):
     assert why in left_out
     assert [track.ready for track in found] == [(), ()]
     assert found[0].done[-1] == ends[-1]
-    figure = drawn([DEFAULT, other], blocks)
-    assert why in figure.caption
-    assert "gradient ready" not in figure.svg()
 
 
 def test_readiness_is_drawn_for_all_or_for_none():
