@@ -7,10 +7,9 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import psutil
 import pynvml
@@ -101,8 +100,6 @@ def stolen_ever(share):
 def torch(*version, **more):
     return {"torch": fake_torch(*version, **more)}
 
-
-Situation = tuple[Callable[[], Machine], dict[str, Any], str, str]
 
 SITUATIONS = {
     # By line: machine, what differs, status, a part of its text and advice.
@@ -485,19 +482,6 @@ def test_json_is_null_where_nothing_could_be_read(doctor):
     assert {line["status"] for line in told["findings"]} <= {"caution", "bad"}
     read = told["readings"]
     assert (read["gpus"], read["num_gpus_present"], read["cpu"]["quota"]) == (None, None, None)
-
-
-def test_help_groups_options_by_what_they_are_for(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main.main(["--help"])
-    assert ended.value.code == 0
-    heads = [line for line in capsys.readouterr().out.splitlines() if line.endswith(":") and line[0] != " "]
-    assert heads[-3:] == ["reading the machine:", "noise:", "output:"]
-
-
-def test_a_wrong_command_line_is_a_usage_error(capsys):
-    assert main.main(["--repair"]) == 2
-    assert "--repair" in capsys.readouterr().err
 
 
 def test_nothing_of_nvml_is_set_and_every_name_is_known_to_it(tmp_path, monkeypatch):

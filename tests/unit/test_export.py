@@ -1,30 +1,20 @@
-"""Exports, each read by the tool it is for or held against its schema; what the command refuses."""
+"""Exports, each read by the tool it is for or held against its schema."""
 
-import csv
-import io
 import json
 import math
-import shutil
 import subprocess
 import sys
-from typing import get_type_hints
 
 import jsonschema
 import numpy as np
-import pandas as pd
 import pytest
-import schemas
-from commands import ROOT, python
-from gate_runs import MANIFEST as OF_A_GATE
-from gate_runs import STEADY, write_run
+from commands import ROOT
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 from pytest_benchmark.stats import Stats
 from report_runs import case, measured, paper_like, run, timed, usual_cases
 from sample_runs import EVERY_SAMPLE, sample
 
-from ddp_bench import compare, load_run
-from ddp_bench.bench import manifest as manifests
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export import main as command
 from ddp_bench.bench.export.formats import (
@@ -36,13 +26,7 @@ from ddp_bench.bench.export.formats import (
     pytorch,
 )
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
-from ddp_bench.bench.manifest import Record, public_fields
-from ddp_bench.bench.plan import equal_layout_reason
-from ddp_bench.bench.results.archive import unpacked
-from ddp_bench.bench.results.public import LEFT_OUT
-from ddp_bench.bench.results.recorder import NOT_REACHED
-from ddp_bench.bench.results.schema import EXPORTED, FILES
-from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.results.schema import EXPORTED
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 CALIBRATED = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
@@ -242,29 +226,6 @@ def test_rates_count_what_the_workload_does():
     assert gauge.labels["unit"] == "tokens"
 
 
-def test_bencher_gets_its_own_units_and_the_ends_of_intervals():
-    found = json.loads(bencher(made()))
-    jsonschema.validate(found, BMF)
-    assert list(found) == ["resnet50 single-n1-x-1, 1 GPU", "resnet50 ddp-n2-x-1, 2 GPUs"]
-    ddp = found["resnet50 ddp-n2-x-1, 2 GPUs"]
-    assert ddp["latency"] == pytest.approx({"value": 120e6, "lower_value": 118.8e6, "upper_value": 121.2e6})
-    assert ddp["throughput"]["value"] == 160.0
-    assert ddp["exposed-communication-ns"]["value"] == 20e6
-    assert ddp["peak-memory-bytes"] == {"value": 2500.5 * 2**20}
-
-
-def test_names_tell_stand_ins_and_shared_devices():
-    on_cores = {"device_type": "cpu", "device_name": "CPU core"}
-    cases = [
-        case("dp", 2, 50.0, impl="cpu_standin", **on_cores),
-        case("ddp", 4, 60.0, oversubscribed=True, **on_cores),
-    ]
-    names = list(json.loads(bencher(run(cases))))
-    assert names[0].endswith("2 CPU cores (CPU stand-in)")
-    assert names[1].endswith("4 oversubscribed CPU cores")
-    assert all(CPU_STAND_IN in record["benchmark"]["extra_info"]["note"] for record in records(run(cases)))
-
-
 @pytest.mark.parametrize("metric", EXPORTED)
 def test_github_action_gets_one_metric_in_the_documented_fields(metric):
     found = json.loads(github_action(made(), metric=metric))
@@ -337,19 +298,13 @@ def test_prometheus_gets_base_units_and_labels_as_they_are():
     assert {family.name for family in prometheus_text(text)} == set(families)
     assert all(family.type == "gauge" for family in families.values())
 
-    def ddp(name):
-        (wanted,) = [one for one in families[f"ddp_bench_{name}"].samples if one.labels["mode"] == "ddp"]
-        return wanted
-
-    assert ddp("step_seconds").value == pytest.approx(0.12)
-    assert ddp("step_low_seconds").value == pytest.approx(0.1188)
-    assert ddp("step_high_seconds").value == pytest.approx(0.1212)
-    assert ddp("peak_memory_bytes").value == pytest.approx(2500.5 * 2**20)
-    assert "ddp_bench_peak_memory_low_bytes" not in families
-    assert ddp("throughput_per_second").labels["arch"] == odd
+    (found,) = (
+        one for one in families["ddp_bench_throughput_per_second"].samples if one.labels["mode"] == "ddp"
+    )
+    assert found.labels["arch"] == odd
     # What is shown on a terminal must not steer it.
-    assert ddp("throughput_per_second").labels["link"] == r"\x1b[2J\x0a"
-    assert "run_id" not in ddp("throughput_per_second").labels
+    assert found.labels["link"] == r"\x1b[2J\x0a"
+    assert "run_id" not in found.labels
     (about,) = families["ddp_bench_run_info"].samples
     assert about.labels == {"run_id": "abc123", "torch": "2.15.0", "commit": "f" * 40}
     (began,) = families["ddp_bench_run_start_time_seconds"].samples
@@ -390,16 +345,6 @@ def test_columns_are_those_of_nccl_tests():
     assert CPU_STAND_IN not in text
 
 
-def test_nccl_tests_columns_lose_nothing_of_a_run():
-    """To nine digits."""
-    table = load_run(CALIBRATED).allreduce
-    lines = [line.split() for line in nccl_tests(load_run(CALIBRATED)).splitlines() if line[0] != "#"]
-    assert [int(line[0]) for line in lines] == sorted(table["bytes"])
-    by_size = {int(line[0]): float(line[5]) / 1000 for line in lines}
-    assert by_size == pytest.approx(dict(zip(table["bytes"], table["time_ms"], strict=True)), rel=1e-9)
-    assert CPU_STAND_IN in nccl_tests(load_run(CALIBRATED))
-
-
 def refused(arguments, capsys):
     assert command.main(arguments) == 2
     said = capsys.readouterr()
@@ -419,228 +364,3 @@ def test_a_file_holds_what_the_terminal_shows(name, tmp_path, capsys):
     assert capsys.readouterr().out == ""
     assert target.read_text() == shown
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
-
-
-def test_the_command_runs_by_itself():
-    done = python("-m", "bench.export", str(SAMPLE), "--format", "github-action", "--metric", "step_ms")
-    assert done.returncode == 0
-    assert len(json.loads(done.stdout)) == 6
-    assert done.stderr == "For github-action-benchmark's tool: customSmallerIsBetter\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--format is missing; known: pytorch, bencher"),
-        (["--format", "benchr"], "did you mean 'bencher'?"),
-        (
-            ["--format", "bencher", "--metric", "step_ms"],
-            "--metric is for --format github-action, not bencher",
-        ),
-        (
-            ["--format", "prometheus", "--host-names"],
-            "for --format pytorch or pytest-benchmark, not prometheus",
-        ),
-        (["--format", "github-action", "--metric", "step"], "did you mean 'step_ms'?"),
-        (["--format", "nccl-tests", "--gpus", "0"], "--gpus: '0' is not a whole number"),
-        (["--format", "nccl-tests"], "has no all-reduce measured by itself; measure a run with"),
-        (["--format", "bencher", "--out", str(SAMPLE / "cases.csv")], "is a file of a run's results"),
-        (["--format", "zip", "--host-names"], "for --format pytorch or pytest-benchmark, not zip"),
-        (["--format", "zip", "--out", "a.tar"], "--out a.tar does not end with .zip"),
-        (["--format", "zip", "--out", "/nowhere/a.zip"], "--out /nowhere/a.zip cannot be written"),
-        (["--format", "bencher", "--out", "/nowhere/x"], "--out /nowhere/x cannot be written"),
-    ],
-)
-def test_mistakes(arguments, message, capsys):
-    assert message in refused([str(SAMPLE), *arguments], capsys)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the following arguments are required: RUN"),
-        (["--schema", "casess"], "did you mean 'cases'? known: cases, blocks"),
-        (["--schema", "cases", str(SAMPLE)], "--schema describes every run; leave out RUN"),
-        (["--schema", "cases", "--out", "x"], "--schema describes every run; leave out RUN"),
-    ],
-)
-def test_mistakes_without_a_run(arguments, message, capsys):
-    assert message in refused(arguments, capsys)
-
-
-def test_what_is_no_run_is_refused(tmp_path, capsys):
-    assert "is not a results folder" in refused([str(tmp_path), "--format", "bencher"], capsys)
-
-
-def test_a_results_file_is_never_written_over(tmp_path, capsys):
-    folder = tmp_path / "run"
-    shutil.copytree(SAMPLE, folder)
-    before = (folder / "manifest.json").read_bytes()
-    refused([str(folder), "--format", "pytorch", "--out", str(folder / "manifest.json")], capsys)
-    assert (folder / "manifest.json").read_bytes() == before
-
-
-TELLING = (
-    "gpu-node-17",
-    "other-node",
-    "alice",
-    "home",
-    "hunter",
-    "10.1.2.3",
-    "fe80",
-    "tmp",
-    "wlan7",
-    "net.py",
-)
-"""Parts of the names of hosts, a user, folders, addresses, an interface and a workload's file."""
-NODE, OTHER = "gpu-node-17.cluster.example", "other-node"
-TOLD = (
-    f"Traceback: /home/alice/net.py on {NODE} (10.1.2.3, fe80::1) by alice: see /tmp/alice/x, wlan7, hunter"
-)
-TEN = {key: [*series, *(1.001 * ms for ms in series[:4])] for key, series in STEADY.items()}
-SECRETIVE = {
-    "name": TOLD,
-    "run_id": "0123456789ab",
-    "argv": ["--out", "/home/alice/run"],
-    "command": "python -m bench.run --out /home/alice/run",
-    "settings": {
-        **OF_A_GATE["settings"],
-        "out": "/home/alice/run",
-        "data": "/home/alice/my images",
-        "workload": "/home/alice/net.py:model",
-        "name": "gpu-node-17",
-    },
-    "git": {"commit": "a" * 40, "dirty": False, "origin": TOLD},
-    "environment": {
-        **OF_A_GATE["environment"],
-        "host": NODE,
-        "topology": TOLD,
-        "env": {
-            "LD_PRELOAD": "/usr/lib/x.so:/home/alice/y.so",
-            "NCCL_COMM_ID": "10.1.2.3:29500",
-            "NCCL_HOSTID": NODE,
-            "NCCL_SOCKET_IFNAME": "wlan7",
-            "TORCHINDUCTOR_CACHE_DIR": TOLD,
-            "OMP_NUM_THREADS": "1",
-        },
-    },
-    "hosts": {name: {"num_cores": 2, "topology": TOLD} for name in (NODE, OTHER)},
-    "ranks": [
-        {"rank": 0, "host": NODE, "device": "core 0", "pid": 4711},
-        {"rank": 1, "host": OTHER, "device": "core 1", "pid": 4712},
-    ],
-    "timing": {"rounds": 10, "stopped_because": "all rounds done"},
-    "resumed": [{"utc": "2026-01-02T03:04:05+00:00", "host": NODE, "command": TOLD}],
-    "workload": {"spec": TOLD, "file": "net.py", "commit": "b" * 40, "dirty": False, "origin": "hunter"},
-    "of later": {"host": TOLD},
-}
-
-
-@pytest.fixture
-def secretive(tmp_path):
-    """A run that names hosts, a user, folders and addresses wherever a run can."""
-    folder = tmp_path / f"20260102T030405Z-{NODE}-run"
-    write_run(folder, TEN, **SECRETIVE)
-    changes = {
-        "cases.csv": {"reason": TOLD, "data": "/home/alice/my images", "of_later": TOLD},
-        "blocks.csv": {"host": [NODE, OTHER], "of_later": TOLD},
-    }
-    for name, changed in changes.items():
-        table = pd.read_csv(folder / name, dtype="string", keep_default_na=False)
-        for column, value in changed.items():
-            table[column] = value * (len(table) // 2) if isinstance(value, list) else value
-        table.to_csv(folder / name, index=False)
-    for name in ("journal.jsonl", "tune.json", "calibration.json", "report.html"):
-        (folder / name).write_text(TOLD)
-    return folder
-
-
-def zipped(folder, out):
-    assert command.main([str(folder), "--format", "zip", "--out", str(out)]) == 0
-    return out
-
-
-def test_no_member_of_the_zip_tells_of_people_and_places(secretive, tmp_path):
-    path = zipped(secretive, tmp_path / "a.zip")
-    members = unpacked(path)
-    assert set(members) == {"manifest.json", "cases.csv", "blocks.csv", "allreduce.csv", "comparisons.csv"}
-    for name, content in members.items():
-        assert not [word for word in TELLING if word in content.decode().lower()], name
-    manifest = json.loads(members["manifest.json"])
-    assert manifest["environment"]["host"] == "host0"
-    assert manifest["environment"]["env"] == {"OMP_NUM_THREADS": "1"}
-    assert list(manifest["hosts"]) == [rank["host"] for rank in manifest["ranks"]] == ["host0", "host1"]
-    assert (manifest["settings"]["data"], manifest["settings"]["workload"]) == ("folder", "WORKLOAD")
-    assert manifest["workload"] == {"commit": "b" * 40, "dirty": False}
-    found = load_run(path)
-    assert set(found.cases["reason"]) == {LEFT_OUT}
-    assert set(found.blocks["host"]) == {"host0", "host1"}
-    assert schemas.problems("manifest", manifest) == []
-
-
-def test_commands_read_the_zip_as_they_read_the_run(secretive, tmp_path):
-    before, after = load_run(secretive), load_run(zipped(secretive, tmp_path / "a.zip"))
-    for frame, private in (("cases", ["reason", "data"]), ("blocks", ["host"])):
-        tables = [getattr(found, frame).drop(columns=private) for found in (before, after)]
-        pd.testing.assert_frame_equal(*tables)
-    assert set(compare(secretive, after, ratios_only=True)["verdict"]) == {"unchanged"}
-    assert json.loads(bencher(after)) == json.loads(bencher(before))
-    whole = load_run(zipped(SAMPLE, tmp_path / "sample.zip"))
-    assert not compare(SAMPLE, whole)["verdict"].isin(["not comparable", "missing"]).any()
-    assert schemas.problems("manifest", json.loads(whole.manifest.as_json())) == []
-
-
-def test_a_reason_is_public_where_it_names_a_case_or_the_end_of_the_run(tmp_path):
-    folder = write_run(tmp_path / "run", TEN)
-    table = pd.read_csv(folder / "cases.csv", dtype="string", keep_default_na=False)
-    reasons = ["", equal_layout_reason(table["case_id"].iloc[0]), NOT_REACHED]
-    table["reason"] = [*reasons, *[TOLD] * (len(table) - 3)][: len(table)]
-    table.to_csv(folder / "cases.csv", index=False)
-    content = unpacked(zipped(folder, tmp_path / "a.zip"))["cases.csv"].decode()
-    found = [row["reason"] for row in csv.DictReader(io.StringIO(content))]
-    assert found[:3] == reasons
-    assert set(found[3:]) <= {LEFT_OUT}
-
-
-def test_what_is_not_public_is_known():
-    """Whoever adds a setting or a column of text decides here whether it may name people and places."""
-    kinds = [kind for kind in vars(manifests).values() if isinstance(kind, type) and issubclass(kind, Record)]
-    private = {
-        kind.__name__: left
-        for kind in (*kinds, Settings)
-        if (left := set(get_type_hints(kind)) - set(public_fields(kind)))
-    }
-    assert private == {
-        "Manifest": {"schema_version", "name", "argv", "command"},
-        "WorkloadCode": {"spec", "file", "repository", "origin"},
-        "Host": {"topology"},
-        "FirstHost": {"topology"},
-        "RankPlace": {"pid"},
-        "Resumed": {"command", "workload", "host"},
-        "Settings": {"out", "name", "data", "workload"},
-    }
-    columns = [column for of_file in FILES.values() for column in of_file]
-    assert {one.name for one in columns if one.kind == "text" and not one.public} == {
-        "host",
-        "data",
-        "reason",
-    }
-
-
-def test_equal_runs_make_equal_bytes(tmp_path, monkeypatch):
-    one = zipped(write_run(tmp_path / "one"), tmp_path / "1.zip").read_bytes()
-    monkeypatch.setattr("time.time", lambda: 2e9)
-    assert zipped(write_run(tmp_path / "two"), tmp_path / "2.zip").read_bytes() == one
-
-
-def test_the_zip_lies_beside_the_run_by_its_id_and_replaces_nothing_unasked(secretive, tmp_path, capsys):
-    target = tmp_path / "0123456789ab.zip"
-    assert command.main([str(secretive), "--format", "zip"]) == 0
-    assert capsys.readouterr().out.strip() == str(target)
-    target.write_text("of another")
-    assert "is there already" in refused([str(secretive), "--format", "zip"], capsys)
-    assert target.read_text() == "of another"
-    assert load_run(zipped(secretive, target)).manifest.run_id == "0123456789ab"
-    capsys.readouterr()
-    nameless = write_run(tmp_path / "nameless", run_id="../x")
-    assert "has no run_id to name" in refused([str(nameless), "--format", "zip"], capsys)

@@ -1,6 +1,5 @@
 """The printed JSON Schemas: valid, true of the recorded runs, and false of broken ones."""
 
-import copy
 import json
 
 import pytest
@@ -10,7 +9,6 @@ from gate_runs import STEADY, write_run
 from jsonschema import Draft202012Validator
 from sample_runs import EVERY_SAMPLE
 
-from ddp_bench import load_run
 from ddp_bench.bench.export import main as export
 from ddp_bench.bench.export.json_schema import json_schema
 from ddp_bench.bench.gate import main as gate
@@ -69,15 +67,6 @@ def test_what_is_wrong_is_refused(name, change):
     assert schemas.problems(name, good) == []
     assert schemas.problems(name, good | change)
     assert schemas.problems(name, good | {"of_a_later_version": 1}) == []
-
-
-def test_the_summary_of_a_run():
-    summary = load_run(SAMPLE).summary
-    assert schemas.problems("summary", summary) == []
-    broken = copy.deepcopy(summary)
-    broken["cases"][0]["mode"] = "other"
-    assert schemas.problems("summary", broken)
-    assert schemas.problems("summary", summary | {"next": "nothing"})
 
 
 def test_the_gate(tmp_path, capsys):

@@ -25,34 +25,6 @@ def test_options_end_at_the_dashes():
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--rate", "1gbit", *COMMAND], "--hosts"),
-        (["--hosts", "2", *COMMAND], "--rate"),
-        (["--hosts", "1", "--rate", "1gbit", *COMMAND], "2 to 64"),
-        (["--hosts", "65", "--rate", "1gbit", *COMMAND], "2 to 64"),
-        (["--hosts", "two", "--rate", "1gbit", *COMMAND], "2 to 64"),
-        (["--hosts", "2", "--rate", "1gb", *COMMAND], "200mbit"),
-        (["--hosts", "2", "--rate", "1gbit", "--delay", "soon", *COMMAND], "1ms"),
-        (["--hosts", "2", "--rate", "1gbit", "--ranks-per-host", "0", *COMMAND], "at least 1"),
-        (["--hosts", "2", "--rate", "1gbit", "--rnaks", "2", *COMMAND], "--rnaks"),
-        (["--hosts", "2", "--rate", "1gbit"], "python train.py"),
-        (["--hosts", "2", "--rate", "1gbit", "--", "no-such-program"], "no-such-program"),
-        (["--hosts", "2", "--rate", "1gbit,", *COMMAND], "200mbit"),
-        (["--hosts", "2", "--rate", "1gbit,1000mbit", *COMMAND], "twice"),
-        (["--hosts", "2", "--rate", "1gbit,2gbit", "--", "python", "-m", "bench.tune"], "bench.run"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(options, named, capsys):
-    assert lab.main(options) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("bench.lab: error: ")
-    assert printed.err.count("\n") == 1
-    assert named in printed.err
-
-
 def test_each_rate_gets_a_lab_of_its_own():
     given = ["--hosts", "3", "--rate", "200mbit,2500mbit", "--delay", "1ms", "--ranks-per-host", "2"]
     options = lab.parse([*given, "--", "python", "-m", "bench.run", "--out", "x-{rate}"])

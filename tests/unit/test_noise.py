@@ -103,12 +103,6 @@ def test_equal_sides_that_a_gate_would_tell_apart_are_bad(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("bad: a gate at 5% calls A against A")
 
 
-@pytest.mark.parametrize("options", [["--seconds", "9s"], ["--noise", "--seconds", "soon"], ["--power", "x"]])
-def test_a_wrong_command_line_is_a_usage_error(options, capsys):
-    assert doctor.main(options) == 2
-    assert "error: " in capsys.readouterr().err
-
-
 @pytest.mark.campaign
 def test_this_machine_is_measured_by_the_gate(capsys):
     seconds = 6

@@ -64,11 +64,6 @@ def test_a_calibration_that_is_broken_off_is_refused(run, capsys):
     assert "calibration.json is not valid JSON" in refused([str(run), "--gpus", "2"], capsys)
 
 
-def test_a_run_without_a_calibration_is_refused_with_the_option_that_makes_one(capsys):
-    said = refused([str(UNCALIBRATED), "--gpus", "2"], capsys)
-    assert "has no calibration.json; measure a run with bench.run --calibrate" in said
-
-
 def test_the_all_reduces_of_another_run_are_a_network(capsys):
     """Its own are no other network, those of another model over a link of that rate hardly one."""
 
@@ -84,22 +79,6 @@ def test_the_all_reduces_of_another_run_are_a_network(capsys):
     said = capsys.readouterr().out
     assert f"Network: run 1gbit: the all-reduces of {slow};" in said
     assert "On run 1gbit, bucket cap default, scaling breaks" in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpus", "0"], "at least 1"),
-        (["--gpus", "2", "--network", str(ROOT / "tests")], "is not a results folder"),
-        (["--gpus", "2", "--network", "ib-100g,nope"], "unknown network 'nope'"),
-        (["--gpus", "2", "--network", "ib-100g,"], "unknown network ''"),
-        (["--gpus", "2", "--out", "/nowhere/p.json"], "--out /nowhere/p.json cannot be written"),
-        (["--gpus", "2", "--out", str(SAMPLE / "manifest.json")], "is a file of a run's results"),
-        (["--gpus", "2", "--csv", str(SAMPLE / "blocks.csv")], "is a file of a run's results"),
-    ],
-)
-def test_mistakes(arguments, message, capsys):
-    assert message in refused([str(SAMPLE), *arguments], capsys)
 
 
 def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(tmp_path, capsys):

@@ -247,24 +247,6 @@ def test_a_calibration_in_the_folder_is_used_unless_it_is_of_something_else(tmp_
     assert read_source(folder, accept=True).calibration == SMALL
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpus", "0"], "not a whole number of at least 1"),
-        (["--gpus", "8", "--network", "ib-400"], "did you mean 'ib-400g'"),
-        (["--gpus", "8", "--precision", "bf16"], "measured in fp32"),
-        (["--gpus", "8192", "--network", "ib-400g"], "give 1 to 4096"),
-        ([], "nothing to predict"),
-        (["--gpus", "8", "--csv", "/nowhere/x.csv"], "cannot be written"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, capsys):
-    assert command.main([str(SAMPLE), *arguments]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
-
-
 @pytest.fixture
 def slower(tmp_path):
     """The sample as if over a link of 200 Mbit/s."""
