@@ -1,6 +1,7 @@
 """Machines that are not at hand, as what the doctor's checks read there: files, NVML, environment, torch."""
 
 import copy
+import os
 import shutil
 import socket
 import sys
@@ -320,3 +321,264 @@ def changed(machine, **changes):
             now = {**now, **value} if isinstance(now, dict) and isinstance(value, dict) else value
         setattr(made, name, now)
     return made
+
+
+SOME_GPUS = [h100(index) for index in range(2)]
+BY_PCIE = {"P2PStatus": pynvml.NVML_P2P_STATUS_NOT_SUPPORTED}
+BATCHES = 8 * 2 * 2 * 256 * 3 * 224 * 224 * 4  # GPUs x workers x prefetched x images x float32
+DRIVER = f"{CPUS}/cpu0/cpufreq/scaling_driver"
+GOVERNOR = f"{CPUS}/cpu0/cpufreq/scaling_governor"
+PRESSURE = "proc/pressure/memory"
+PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
+QUOTA = "sys/fs/cgroup/cpu.max"
+DOWN = {"eth1": (False, "203.0.113.4", 0)}
+PORT = "sys/class/infiniband/mlx5_0/ports/1/state"
+
+
+def gpu(index, **answers):
+    return {"gpus": {index: answers}}
+
+
+def held(bits):
+    return gpu(5, CurrentClocksEventReasons=bits)
+
+
+def process(mib, pid=4242):
+    return [SimpleNamespace(pid=pid, usedGpuMemory=mib * 2**20)]
+
+
+def rates(percent):
+    return SimpleNamespace(gpu=percent)
+
+
+def memory(used_mib):
+    return SimpleNamespace(used=used_mib * 2**20, total=81559 * 2**20)
+
+
+def env(**variables):
+    return {"env": variables}
+
+
+def file(path, content):
+    return {"files": {path: content}}
+
+
+def later(times):
+    return {"later": {"proc/stat": times}}
+
+
+def busy(share, *, num_cores=8, steal=0.0):
+    return later(stat(num_cores, busy=share, steal=steal, since=101))
+
+
+def stolen_ever(share):
+    """Of 1,000 s, of which none was stolen in the last."""
+
+    def times(seconds):
+        line = f"0 0 0 {100 * seconds - 1e5 * share:.0f} 0 0 0 {1e5 * share:.0f} 0 0"
+        return "\n".join(f"cpu{core} {line}" for core in ["", *range(8)])
+
+    return {**file("proc/stat", times(1000)), **later(times(1001))}
+
+
+def torch(*version, **more):
+    return {"torch": fake_torch(*version, **more)}
+
+
+SITUATIONS = {
+    # By line: machines and what differs in them; what is said of each is recorded.
+    "GPUs": [
+        (laptop, {}),
+        (h100_box, {}),
+        (h100_box, gpu(7, Name="NVIDIA H200")),
+        (h100_box, gpu(7, MigMode=[1, 1])),
+        (virtual_gpu, {}),
+        (h100_box, env(CUDA_VISIBLE_DEVICES="0,1")),
+        (h100_box, {**env(CUDA_VISIBLE_DEVICES=""), **torch()}),
+        (h100_box, {"gpus": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, **torch()}),
+        (h100_box, {"gpus": pynvml.NVML_ERROR_GPU_IS_LOST}),
+        (h100_box, {"gpus": pynvml.NVML_ERROR_DRIVER_NOT_LOADED, **torch()}),
+        (laptop, torch(num_devices=4)),
+    ],
+    "GPU use": [
+        (h100_box, gpu(2, ComputeRunningProcesses=process(12034), UtilizationRates=rates(87))),
+        (h100_box, gpu(2, GraphicsRunningProcesses=process(5))),
+        (h100_box, gpu(0, ComputeRunningProcesses=process(5, pid=os.getpid()))),
+        (h100_box, gpu(0, UtilizationRates=rates(40))),
+        (h100_box, gpu(0, MemoryInfo=memory(30000))),
+    ],
+    "GPU clocks": [
+        (h100_box, {}),
+        (h100_box, held(0x40)),
+        (h100_box, held(0x20)),
+        (h100_box, held(0x81)),
+        (h100_box, held(0x4)),
+        (h100_box, held(0x2)),
+        (h100_box, held(0x1)),
+        (h100_box, held(None)),
+        (virtual_gpu, {}),
+    ],
+    "GPU power": [
+        (h100_box, {}),
+        (
+            h100_box,
+            {"gpus": [h100(0) | {"EnforcedPowerLimit": 250000, "PowerManagementDefaultLimit": 400000}]},
+        ),
+        (virtual_gpu, {}),
+    ],
+    "GPU memory errors": [
+        (h100_box, {}),
+        (h100_box, gpu(1, EccMode=[0, 0])),
+        (h100_box, gpu(1, TotalEccErrors=3)),
+        (h100_box, gpu(1, RemappedRows=(0, 0, 0, 1))),
+        (virtual_gpu, {}),
+    ],
+    "GPU heat": [
+        (h100_box, {}),
+        (h100_box, gpu(0, MarginTemperature=11)),
+        (h100_box, gpu(0, MarginTemperature=10)),
+        (h100_box, gpu(0, MarginTemperature=0)),
+        (h100_box, gpu(0, MarginTemperature=None)),
+        (h100_box, gpu(0, MarginTemperature=None, TemperatureThreshold=35)),
+        (virtual_gpu, {}),
+    ],
+    "GPU persistence": [(h100_box, {}), (h100_box, gpu(3, PersistenceMode=0)), (virtual_gpu, {})],
+    "GPU links": [
+        (virtual_gpu, {}),
+        (h100_box, {}),
+        (h100_box, {"gpus": SOME_GPUS, "link": BY_PCIE}),
+        (
+            h100_box,
+            {"gpus": [one | {"Name": "NVIDIA GeForce RTX 4090"} for one in SOME_GPUS], "link": BY_PCIE},
+        ),
+        (h100_box, gpu(7, MigMode=[1, 1])),
+    ],
+    "GPU affinity": [
+        (h100_box, {}),
+        (h100_box, {"allowed": frozenset(range(56))}),
+        (h100_box, gpu(3, PciInfo=None)),
+        (h100_box, file(f"{NODES}/node1/cpulist", "")),
+        (virtual_gpu, {}),
+    ],
+    "cores": [
+        (h100_box, {}),
+        (h100_box, {"allowed": frozenset(range(16))}),
+        (h100_box, {"allowed": frozenset(range(15))}),
+        (h100_box, {"allowed": frozenset(range(7))}),
+        (laptop, {}),
+        (laptop, {"allowed": frozenset({1})}),
+        (container, {}),
+        (container, file(QUOTA, "50000 100000")),
+    ],
+    "governor": [
+        (h100_box, {}),
+        (h100_box, file(GOVERNOR, "schedutil")),
+        (laptop, {}),
+        (laptop, file(DRIVER, "acpi-cpufreq")),
+        (laptop, file(DRIVER, "amd-pstate-epp")),
+        (container, {}),
+    ],
+    "turbo": [
+        (h100_box, {}),
+        (laptop, {}),
+        (laptop, file(f"{CPUS}/intel_pstate/no_turbo", "1")),
+        (container, file(f"{CPUS}/cpufreq/boost", "1")),
+        (container, {}),
+    ],
+    "load": [
+        (h100_box, busy(0.5, num_cores=112)),
+        (h100_box, busy(0.95, num_cores=112)),
+        (laptop, busy(0.04)),
+        (laptop, busy(0.06)),
+        (laptop, busy(0.24)),
+        (laptop, busy(0.25)),
+        (laptop, {"load": 8.5}),
+        (laptop, later(stat(4, since=101))),
+    ],
+    "steal": [
+        (laptop, later(stat(8, since=100))),
+        (laptop, stolen_ever(0.019)),
+        (laptop, stolen_ever(0.03)),
+        (laptop, busy(0.0, steal=0.02)),
+        (laptop, busy(0.0, steal=0.11)),
+    ],
+    "NUMA": [
+        (laptop, {}),
+        (h100_box, {}),
+        (h100_box, file("proc/sys/kernel/numa_balancing", "1")),
+        (virtual_gpu, {}),
+    ],
+    "memory": [(h100_box, {}), (laptop, file("proc/meminfo", meminfo(16, 7))), (container, {})],
+    "memory stalls": [
+        (laptop, file(PRESSURE, "some avg10=4.99")),
+        (laptop, file(PRESSURE, "some avg10=6.50")),
+        (laptop, file(PRESSURE, "some avg10=25.00")),
+    ],
+    "swap": [
+        (laptop, file("proc/meminfo", meminfo(16, 9, 2**20))),
+        (laptop, {"later": {"proc/vmstat": "pswpin 1\npswpout 0"}}),
+    ],
+    "huge pages": [(laptop, file(PAGES, "always madvise [never]")), (laptop, {}), (laptop, file(PAGES, ""))],
+    "shared memory": [
+        (h100_box, {"shm": (BATCHES, BATCHES + 1)}),
+        (h100_box, {"shm": (BATCHES, BATCHES)}),
+        (container, {}),
+    ],
+    "disk": [(laptop, {}), (laptop, {"disk": (GIB, GIB)}), (container, {})],
+    "threads": [
+        (h100_box, env(OMP_NUM_THREADS="14")),
+        (h100_box, env(OMP_NUM_THREADS="16")),
+        (h100_box, env(OMP_NUM_THREADS="4", MKL_NUM_THREADS="16")),
+        (h100_box, env(OMP_NUM_THREADS="many")),
+        (h100_box, env(GOMP_CPU_AFFINITY="0-3")),
+        (laptop, env(OMP_NUM_THREADS="16")),
+    ],
+    "gloo network": [
+        (h100_box, {}),
+        (laptop, {}),
+        (laptop, {"resolves": ""}),
+        (laptop, env(GLOO_SOCKET_IFNAME="eth0")),
+        (laptop, env(GLOO_SOCKET_IFNAME="eth")),
+        (laptop, {**env(GLOO_SOCKET_IFNAME="eth1"), "interfaces": DOWN}),
+    ],
+    "NCCL network": [
+        (h100_box, {}),
+        (h100_box, env(NCCL_SOCKET_IFNAME="ens5")),
+        (h100_box, file(PORT, "1: DOWN")),
+        (h100_box, env(NCCL_SOCKET_IFNAME="lo")),
+        (h100_box, {**env(NCCL_SOCKET_IFNAME="docker"), "interfaces": {"docker0": (True, "172.17.0.1", 0)}}),
+    ],
+    "torch": [
+        (h100_box, {}),
+        (h100_box, torch(num_devices=0)),
+        (h100_box, torch("2.11.0", cuda="12.8")),
+        (laptop, {"torch": None}),
+    ],
+    "torchvision": [
+        (laptop, {}),
+        (laptop, torch("2.13.0")),
+        (laptop, {"vision": None}),
+        (laptop, {**torch("2.16.0.dev20261001"), "vision": ("0.30", "torch==2.16.0.dev20261001")}),
+    ],
+    "CUDA driver": [
+        (h100_box, {"system": {"CudaDriverVersion_v2": 12020}}),
+        (h100_box, {"system": {"CudaDriverVersion_v2": 13000}}),
+        (h100_box, {"system": {"CudaDriverVersion_v2": 11080}}),
+    ],
+    "settings": [
+        (h100_box, env(NCCL_DEBUG="WARN")),
+        (h100_box, env(NCCL_DEBUG="info")),
+        (h100_box, env(CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="info")),
+    ],
+}
+
+
+def said_of_each(folder):
+    """What the doctor says of every situation: the line's name, its status, text and advice."""
+    told = []
+    for name, rows in SITUATIONS.items():
+        for number, (make, changes) in enumerate(rows):
+            root = folder / f"{len(told)}"
+            found = found_in(changed(make(), **changes), root)[name]
+            told.append(f"{name} {number}: {found.status}: {found.text}; {found.advice}")
+    return told

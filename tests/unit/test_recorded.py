@@ -12,6 +12,7 @@ import re
 import tempfile
 from pathlib import Path
 
+import doctor_machines
 import pytest
 from commands import ROOT
 from finding_cases import said_of_each
@@ -45,7 +46,7 @@ COMMANDS = {
     "export-nccl-tests.txt": ("bench.export", CALIBRATED, "--format", "nccl-tests"),
 }
 SHOWN = {f"page-{name}.txt": name for name in PAGES}
-TOLD = ("findings.txt", "terminal.txt", *SHOWN)
+TOLD = ("findings.txt", "doctor.txt", "terminal.txt", *SHOWN)
 """What is said of runs made by hand, one of each kind; the end of a run on the terminal; and pages."""
 
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -69,6 +70,8 @@ def told(name, folder):
     """What `name` records, made in `folder` where it needs one."""
     if name in SHOWN:
         return text_of_page(SHOWN[name], folder)
+    if name == "doctor.txt":
+        return "".join(f"{line}\n" for line in doctor_machines.said_of_each(folder))
     if name == "findings.txt":
         return "".join(f"{line}\n" for line in said_of_each())
     if name == "terminal.txt":
