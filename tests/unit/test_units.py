@@ -1,28 +1,37 @@
 """What a workload counts: its declaration, the arithmetic of rates by hand, and what may be compared."""
 
+import json
+import re
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 from gate_runs import STEADY, made_run
 from made import compared, made_manifest
+from recorded_pages import text_of
 from report_runs import case, run
 from test_scaling_predict import SAMPLE, SMALL
 from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, token_plan, token_run
 
 from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.stability import cautions
+from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.manifest import Manifest, Timing
 from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.output import write_csv
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.run.summary import print_summary
 from ddp_bench.models.registry import load_workload, resnet_workload
 from ddp_bench.models.workload import check_unit
+from ddp_bench.report.build import render
 from ddp_bench.report.cases import step_time, with_rates
 from ddp_bench.report.main import main as report_command
 from ddp_bench.report.page import page
@@ -73,14 +82,6 @@ def test_what_is_formed_of_rates_is_that_of_samples(tokens):
     assert ours["epoch_h"].isna().all(), "an epoch of ImageNet has no tokens"
     by_tokens, by_samples = (compared(cases, found.blocks) for cases in (found.cases, as_samples))
     assert by_tokens[0].ratio == by_samples[0].ratio
-
-
-def test_an_epoch_of_images_is_none_of_tokens(tokens, capsys):
-    assert report_command([str(tokens), "--markdown", "--price-per-device-hour", "2"]) == 2
-    assert "counts tokens; leave it out" in capsys.readouterr().err
-    images = case("single", 1, 100.0, images_per_s_sustained=100.0)
-    (every,) = (t for t in page([run([images])]).runs[0].tables if t.title == "Every column")
-    assert "1,281,167 images of ImageNet-1k" in every.note
 
 
 def counting(steps, unit):
@@ -177,3 +178,40 @@ def test_image_models_count_images_and_a_workload_what_it_says(tmp_path, monkeyp
     assert load_workload("own_net:plain", 8).unit == "samples"
     with pytest.raises(UsageError, match="`unit` of workload lm is 'to kens'"):
         load_workload("own_net:bad", 8)
+
+
+TIMING = Timing(
+    rounds=12, total_s=9.0, measuring_s=7.0, startup_s=1.0, timed_share_pct=90.0, stopped_because="done"
+)
+
+
+def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, capsys):
+    slower, found = token_run(tmp_path / "slower", scale=4), load_run(tokens)
+    said = {"page": "".join(f"{line} " for line in text_of(render(page([found]))))}
+    conclusion = conclude(tmp_path, found.manifest, found.cases, found.blocks, comparisons_of_run(found))
+    warned = cautions(found.cases, found.blocks, target=0.001)
+    assert {"two levels", "wide intervals", "steady rate"} <= {one.kind for one in warned}
+    print_summary(found.cases, replace(conclusion, cautions=tuple(warned)), TIMING, tokens / "report.html")
+    said["terminal"] = capsys.readouterr().out
+    for command, given, code in (
+        (report_command, [tokens, "--markdown"], 0),
+        (gate_command.main, [tokens, slower], 1),
+        (gate_command.main, [tokens, slower, "--markdown"], 1),
+    ):
+        assert command([*map(str, given)]) == code
+        said[str(given)] = capsys.readouterr().out
+    for where, text in said.items():
+        assert "tokens/s" in text, where
+        assert re.search(r".{0,60}\bimages?.{0,30}", text, re.IGNORECASE) is None, where
+    assert gate_command.main([str(tokens), str(slower), "--json"]) == 1
+    compared = json.loads(capsys.readouterr().out)["comparisons"]
+    assert {tuple(one["units"]) for one in compared} == {("tokens", "tokens")}
+
+
+def test_a_page_of_several_units_compares_no_throughput(tokens):
+    images = run([case("single", 1, 100.0), case("ddp", 2, 180.0)])
+    together = page([load_run(tokens), images]).together
+    assert "Throughput of every run" not in [figure.title for figure in together.figures]
+    assert not together.tables
+    assert any("not comparable" in note for note in together.notes)
+    assert "(tokens/s)" in page([load_run(tokens), load_run(tokens)]).together.tables[0].columns[1].name

@@ -1,3 +1,5 @@
+"""Numbers, intervals and settings as people read them."""
+
 import math
 
 import pandas as pd
@@ -13,8 +15,13 @@ from ddp_bench.bench.findings.numbers import (
     plain,
     plural,
     quantity,
+    rate,
+    short,
+    singular,
+    with_interval,
 )
 from ddp_bench.bench.findings.wording import link_name, ranged
+from ddp_bench.bench.stats import Interval
 
 
 @pytest.mark.parametrize(
@@ -87,3 +94,36 @@ def test_links_are_named_as_people_write_them():
 
 def test_numbers_have_three_digits_and_no_powers():
     assert [number(x) for x in (0.0, 0.00123, 1.0, 46_758_048.0)] == ["0", "0.00123", "1.00", "46,758,048"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (41087.3, "41,090 tokens/s"),
+        (8934.0, "8,934 tokens/s"),
+        (301.23, "301 tokens/s"),
+        (0.01234, "0.0123 tokens/s"),
+        (Interval(41087.3, 40181.0, 41994.0), "41,090 (40,180\N{EN DASH}41,990) tokens/s"),
+        (Interval(9990.0, 9900.0, 10010.0), "9,990 (9,900\N{EN DASH}10,010) tokens/s"),
+        (None, ""),
+    ],
+)
+def test_rates_have_thousands_and_four_digits_at_most(value, shown):
+    assert rate(value, "tokens") == shown
+
+
+def test_no_number_for_people_has_a_power_of_ten():
+    assert (short(1234.5, 2), short(120.0, 2), short(0.5), short(41087.0)) == (
+        "1,200",
+        "120",
+        "0.5",
+        "41,090",
+    )
+    assert with_interval(Interval(12.0, 11.0, 14.27), "%", 100.0) == "1,200 (1,100\N{EN DASH}1,427)%"
+
+
+@pytest.mark.parametrize(
+    ("plural", "one"), [("images", "image"), ("queries", "query"), ("boxes", "box"), ("data", "data")]
+)
+def test_energy_is_of_one(plural, one):
+    assert singular(plural) == one

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 from made import made_manifest
-from report_runs import case, dashed, measured, run
+from report_runs import case, run
 
 from ddp_bench.bench.findings.cautions import run_cautions, throttled, unequal_clocks
 from ddp_bench.bench.plan import Machine, expand
@@ -124,49 +124,8 @@ def test_what_steps_asked_the_driver_for_is_added_up():
     assert row_of("ddp", blocks)["device_allocs"] == 6
 
 
-def under_load(mode="single", n=1, rate=100.0, **more):
-    averaged = {name: more.pop(name) for name in ("sm_clock_mhz", "power_w", "joules_per_image")}
-    return case(mode, n, rate, **measured(**averaged), **more)
-
-
 def tables(*cases):
     return {table.title: table for table in page([run(cases)]).runs[0].tables}
-
-
-def test_the_page_has_a_table_of_gpus_under_load():
-    one = under_load(
-        sm_clock_mhz=1700.0,
-        power_w=650.0,
-        joules_per_image=0.25,
-        temperature_c=71.0,
-        throttled_pct=12.5,
-        throttle_reasons="power cap",
-    )
-    table = tables(one)["GPUs under load"]
-    assert [column.name for column in table.columns] == [
-        "Case",
-        "SM clock (MHz)",
-        "Power (W)",
-        "Energy (J/image)",
-        "Temperature, highest (°C)",
-        "Slowed (% of samples)",
-        "Slowed by",
-    ]
-    assert table.rows == (
-        (
-            "single, 1 GPU",
-            dashed("1,700 (1,683--1,717)"),
-            dashed("650 (644--656)"),
-            dashed("0.250 (0.247--0.253)"),
-            "71.0",
-            "12.5",
-            "power cap",
-        ),
-    )
-
-
-def test_a_page_without_telemetry_has_no_such_table():
-    assert "GPUs under load" not in tables(case("single", 1, 100.0), case("ddp", 2, 150.0))
 
 
 def frame(*cases):
@@ -186,10 +145,6 @@ def test_a_gpu_slowed_by_heat_or_power_is_a_caution(reasons, advice):
     assert "power brake" not in caution.text
     assert caution.case_id == "ddp-n2-x-1"
     assert advice in caution.advice
-
-
-def test_gpus_that_are_hardly_slowed_are_none():
-    assert throttled(frame(case("single", 1, 100.0, throttled_pct=5.0), case("ddp", 2, 150.0))) is None
 
 
 def test_cases_at_unequal_clocks_are_a_caution():
