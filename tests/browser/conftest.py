@@ -1,11 +1,13 @@
-"""Pages of two run folders, and a real browser to look at them."""
+"""Pages of recorded runs, and a real browser to look at them."""
 
+import gzip
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from made_runs import default_run, paper_run
+from commands import ROOT
 
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.report.build import build
 
 if TYPE_CHECKING:
@@ -21,13 +23,22 @@ FLAGS = (
 )
 
 
-@pytest.fixture(
-    scope="session",
-    params=[default_run, pytest.param(paper_run, marks=pytest.mark.campaign)],
-    ids=["default", "paper"],
-)
-def page_file(request, tmp_path_factory):
-    folder = request.param(tmp_path_factory.mktemp("runs") / "first-look")
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+
+
+def with_traces(folder):
+    """A copy of a recorded run, as if it had kept its traces."""
+    shutil.copytree(SAMPLE, folder)
+    (folder / "traces").mkdir()
+    for case_id in load_run(folder).cases["case_id"]:
+        for rank in range(2 if case_id.startswith("ddp-n2") else 1):
+            (folder / "traces" / f"{case_id}-rank{rank}.json.gz").write_bytes(gzip.compress(case_id.encode()))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def page_file(tmp_path_factory):
+    folder = with_traces(tmp_path_factory.mktemp("runs") / "first-look")
     return build([folder], folder / "report.html")
 
 

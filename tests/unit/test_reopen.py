@@ -86,11 +86,6 @@ def test_a_setting_of_another_version_is_no_setting_to_go_on_with(tmp_path):
         settings_of(tmp_path, {})
 
 
-def test_a_small_precision_target_comes_back():
-    settings = Settings(precision_target=0.00001, max_time=123.4)
-    assert Settings.of_stored(json.loads(json.dumps(settings.stored()))) == settings
-
-
 def test_what_is_measured_may_not_change(tmp_path):
     with pytest.raises(UsageError, match="leave out --batch-size"):
         settings_of(folder(tmp_path), {"batch_size": 8, "rounds": 5})

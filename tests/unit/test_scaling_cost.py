@@ -1,11 +1,14 @@
-"""All-reduce curves and networks."""
+"""All-reduce curves: networks, shared cores, and a disturbed curve against the buckets' own time."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
+from test_scaling_predict import SMALL
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict.allreduce import (
@@ -14,10 +17,15 @@ from ddp_bench.bench.predict.allreduce import (
     at_ranks,
     hierarchical,
     measured_curve,
+    on_shared_cores,
     ring_factor,
 )
+from ddp_bench.bench.predict.measured import COMMON_SD, reconciled
 from ddp_bench.bench.predict.networks import NETWORKS, network
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.predict.slowest_rank import RankSpread, expected_max
+from ddp_bench.bench.predict.timeline import Slowdown
 
 ALPHA_BETA = CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
 
@@ -163,3 +171,131 @@ def test_fewer_ranks_than_were_measured_are_drawn_singly():
 def test_expected_maximum_of_one_is_the_mean_and_of_none_is_one():
     assert expected_max([1.0, 2.0, 3.0], 1) == pytest.approx(2.0)
     assert expected_max([], 64) == 1.0
+
+
+OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))
+MEASURED = Slowdown(compute=1.25, comm=1.0)
+"""Communication slows compute by a quarter."""
+
+
+@pytest.mark.parametrize(
+    ("factor", "compute", "comm", "cost_ms"),
+    [
+        (1.0, 1.25, 1.0, 1000.0),  # the calibrated link
+        (10.0, 1.025, 1.0, 10000.0),  # a tenth of the rate slows compute a tenth as much
+        (0.25, 2.0, 1.0, 250.0),  # four times the rate
+        (0.125, 8 / 3, 1.2, 125.0),  # eight times: 0.4 of a core, beside compute a third is left
+        (0.1, 8 / 3, 1.5, 100.0),  # what compute loses no longer grows: the bytes move no faster beside it
+        (0.01, 8 / 3, 3.0, 50.0),  # the core, not the link, is the limit: a twentieth of 1000 ms
+    ],
+)
+def test_a_core_moves_the_bytes(factor, compute, comm, cost_ms):
+    slowdown, cost = on_shared_cores(
+        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(OWN.scaled(factor), 2), num_bytes=1e8
+    )
+    assert slowdown.compute == pytest.approx(compute)
+    assert slowdown.comm == pytest.approx(comm)
+    assert cost(1e8) == pytest.approx(cost_ms)
+
+
+def test_compute_keeps_a_third_of_the_core():
+    slowdown, _ = on_shared_cores(
+        Slowdown(compute=2.0, comm=1.0),
+        core_share=0.05,
+        calibrated=(OWN, 2),
+        asked=(OWN.scaled(0.25), 2),
+        num_bytes=1e8,
+    )
+    assert slowdown == Slowdown(compute=3.0, comm=pytest.approx(1.2))  # 4/5 of the core wanted, 2/3 given
+
+
+def test_what_was_measured_holds_on_the_calibrated_link_however_busy_the_core():
+    busy = Slowdown(compute=2.0, comm=1.1)
+    slowdown, cost = on_shared_cores(busy, core_share=0.5, calibrated=(OWN, 2), asked=(OWN, 2), num_bytes=1e8)
+    assert slowdown == busy
+    assert cost(1e8) == pytest.approx(1000.0)
+
+
+def test_the_rate_of_a_rank_counts_not_the_number_of_ranks():
+    more_ranks = OWN.scaled(2 * 3 / 4)  # the ring law from 2 to 4 ranks
+    slowdown, cost = on_shared_cores(
+        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(more_ranks, 4), num_bytes=1e8
+    )
+    assert slowdown.compute == pytest.approx(1.25)
+    assert cost(1e8) == pytest.approx(1500.0)
+
+
+def test_a_gpu_keeps_its_slow_down():
+    busy = replace(SMALL, compute_slowdown=(1.5,))
+    scenario = Scenario(num_devices=2, network=network("link:400gbit"))
+    on_gpu = predict(busy, scenario, resamples=0).step_ms.estimate
+    as_core = replace(busy, identity=replace(busy.identity, device_type="cpu"))
+    assert predict(as_core, scenario, resamples=0).step_ms.estimate > on_gpu
+
+
+Points = tuple[tuple[int, tuple[float, ...]], ...]
+KIB, MIB = 2**10, 2**20
+LINK_MS_PER_MIB = 41.94
+"""Of 200 Mbit/s."""
+
+QUIET = ((4 * KIB, (1.9, 2.0, 2.1)), (64 * KIB, (2.6, 2.7, 2.8)), (MIB, (43.7, 43.8, 45.0)))
+HELD_UP = ((4 * KIB, (2.0, 9.0, 16.0)), (64 * KIB, (2.6, 14.0, 30.0)), (MIB, (43.7, 44.0, 45.0)))
+
+
+def _total(points, sizes):
+    return sum(map(measured_curve(points), sizes))
+
+
+@pytest.mark.parametrize("total_ms", [30.0, 44.0, 60.0, 200.0])
+@pytest.mark.parametrize("points", [QUIET, HELD_UP])
+def test_the_buckets_take_what_they_took(points, total_ms):
+    sizes = [MIB, 32 * KIB]
+    assert _total(reconciled(points, sizes, total_ms), sizes) == pytest.approx(total_ms, rel=1e-6)
+
+
+def test_small_messages_that_were_held_up_do_not_make_the_link_faster():
+    found = dict(reconciled(HELD_UP, [MIB, 32 * KIB], 44.5))
+    assert np.median(found[MIB]) > LINK_MS_PER_MIB
+    assert np.median(found[4 * KIB]) < 6
+
+
+def test_points_that_all_are_sure_move_together():
+    sure = tuple((size, (times[1],)) for size, times in QUIET)
+    found = dict(reconciled(sure, [MIB, 32 * KIB], 2 * _total(sure, [MIB, 32 * KIB])))
+    assert [found[size][0] / ms for size, (ms,) in sure] == pytest.approx([2, 2, 2])
+
+
+def test_no_point_moves_on_its_own_beyond_its_repetitions():
+    found = dict(reconciled(HELD_UP, [MIB, 32 * KIB], 20.0))
+    moved = {size: np.median(found[size]) / times[1] for size, times in HELD_UP}
+    common = min(moved[MIB] * 44.0 / 43.7, 1.0)
+    assert moved[4 * KIB] >= common * 2.0 / 9.0 * 0.999
+    assert moved[64 * KIB] >= common * 2.6 / 14.0 * 0.999
+
+
+def test_the_change_is_the_least_that_the_scatter_allows():
+    points = ((4 * KIB, (1.6, 2.0, 2.5)), (256 * KIB, (9.0, 11.0, 14.0)), (4 * MIB, (170.0, 175.0, 181.0)))
+    sizes = [64 * KIB, MIB, 2 * MIB]
+    total_ms = 0.97 * _total(points, sizes)
+    sds = np.array([np.log(t[2] / t[0]) / (2 * 1.96) for _, t in points])
+    inverse = np.linalg.inv(np.diag(sds**2) + COMMON_SD**2)
+
+    def moved(x):
+        return tuple((s, (t[1] * np.exp(by),)) for (s, t), by in zip(points, x, strict=True))
+
+    least = minimize(
+        lambda x: x @ inverse @ x,
+        np.zeros(3),
+        constraints={"type": "eq", "fun": lambda x: np.log(_total(moved(x), sizes) / total_ms)},
+        options={"ftol": 1e-14},
+    )
+    found = [
+        np.log(times[1] / points[i][1][1]) for i, (_, times) in enumerate(reconciled(points, sizes, total_ms))
+    ]
+    assert least.success
+    assert found == pytest.approx(least.x, abs=2e-4)
+
+
+@pytest.mark.parametrize(("points", "total_ms"), [((), 3.0), (((4 * KIB, (0.0,)),), 3.0), (QUIET, 0.0)])
+def test_what_took_no_time_changes_nothing(points, total_ms):
+    assert reconciled(points, [MIB], total_ms) == points

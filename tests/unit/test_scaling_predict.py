@@ -1,6 +1,5 @@
 """Predictions against published tables, against a run whose truth is known, and as a command."""
 
-import csv
 import json
 import shutil
 from dataclasses import replace
@@ -106,12 +105,6 @@ def test_intervals_hold_their_estimate_and_widen_with_the_models_error():
     assert predict(SMALL, scenario) == narrow
 
 
-def test_more_ranks_wait_longer_for_the_slowest():
-    waits = [predict(SMALL, Scenario(num_devices=n)).wait_ms for n in (1, 2, 8, 64)]
-    assert waits[0] == 0
-    assert waits == sorted(waits)
-
-
 def test_accumulation_halves_the_communication_per_image():
     once, twice = (predict(SMALL, Scenario(num_devices=8, accumulate=k)) for k in (1, 2))
     assert twice.step_ms.estimate > once.step_ms.estimate
@@ -208,31 +201,6 @@ def test_the_sample_run_predicts_its_other_caps(capsys):
     assert found["fitted"].startswith("ddp-n2-capdefault-")
     assert {case["bucket_cap_mb"] for case in found["validation"]} == set(OTHER_CAPS)
     assert all(abs(case["error_pct"]) < 5 for case in found["validation"])
-
-
-@pytest.mark.usefixtures("few_resamples")
-def test_the_table_the_csv_and_what_is_said(tmp_path, capsys):
-    out = tmp_path / "p.csv"
-    given = [str(SAMPLE), "--gpus", "8,64", "--network", "ib-400g", "--bucket-cap-mb", "default,25"]
-    assert command.main([*given, "--csv", str(out)]) == 0
-    shown = capsys.readouterr().out
-    assert "InfiniBand NDR" in shown
-    assert "one CPU core standing in for a GPU" in shown
-    assert "Intervals include the model's error on held-out cases" in shown
-    with out.open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["num_devices"], row["bucket_cap_mb"]) for row in rows] == [
-        ("8", "default"), ("64", "default"), ("8", "25"), ("64", "25"),
-    ]  # fmt: skip
-    assert all(
-        float(row["step_ms_low"]) <= float(row["step_ms_p50"]) <= float(row["step_ms_high"]) for row in rows
-    )
-
-
-def test_an_error_that_was_not_measured_is_said(tmp_path, capsys):
-    save_calibration(tmp_path, SMALL)
-    assert command.main([str(tmp_path), "--gpus", "2"]) == 0
-    assert "--validate does" in capsys.readouterr().out
 
 
 def test_a_calibration_in_the_folder_is_used_unless_it_is_of_something_else(tmp_path):

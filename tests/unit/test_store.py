@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -5,10 +8,11 @@ import pytest
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.schema import BLOCKS, CASES, FILES, README, typed_frame, with_tables
+from ddp_bench.bench.results.schema import CASES, FILES, README, typed_frame, with_tables
 from ddp_bench.bench.results.store import (
     MEASURED,
     MOST_FAILURE_BYTES,
+    FolderLock,
     RunWriter,
     check_claimable,
     claim,
@@ -122,10 +126,6 @@ def test_a_page_without_a_place_for_a_table_is_refused():
         with_tables("# Results\n<!-- columns of cases.csv -->\n")
 
 
-def test_blocks_hold_no_unknown_key():
-    assert set(BLOCK) <= {c.name for c in BLOCKS}
-
-
 @pytest.mark.parametrize("name", sorted(MEASURED))
 def test_no_output_takes_the_place_of_what_was_measured(name, tmp_path):
     (tmp_path / name).write_text("measured")
@@ -199,3 +199,27 @@ def test_a_path_is_shown_from_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shown(tmp_path / "results" / "run") == shown(Path("results/run")) == "results/run"
     assert shown(Path("/elsewhere/run")) == "/elsewhere/run"
+
+
+def test_one_at_a_time(tmp_path):
+    lock = FolderLock(tmp_path)
+    with pytest.raises(UsageError, match=f"in use by another run .process {os.getpid()} "):
+        FolderLock(tmp_path)
+    lock.release()
+    FolderLock(tmp_path).release()
+
+
+def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):
+    code = (
+        "import sys, pathlib; from ddp_bench.bench.results.store import FolderLock;"
+        "x = FolderLock(pathlib.Path(sys.argv[1]));"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=f"process {other.pid}"):
+            FolderLock(tmp_path)
+        other.kill()
+        other.wait()
+    FolderLock(tmp_path).release()

@@ -1,23 +1,18 @@
 """Training on after the rounds: which cases, in how many blocks of how many steps, and what stays alike."""
 
-import itertools
-from types import SimpleNamespace
-
 import pandas as pd
 import pytest
 from commands import SMALL
 
 from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
 from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
-from ddp_bench.bench.results.schema import PHASES
 from ddp_bench.bench.run.failures import PATIENCE
-from ddp_bench.bench.run.main import main, settings_of
+from ddp_bench.bench.run.main import main
 from ddp_bench.bench.run.phases import fixed_phases, unfinished
 from ddp_bench.bench.run.reopen import MAY_CHANGE
 from ddp_bench.bench.run.schedule import Schedule
-from ddp_bench.bench.run.session import Session
 from ddp_bench.bench.run.sustain import (
     BLOCK_S,
     LEAST_BLOCKS,
@@ -136,14 +131,6 @@ def test_only_cases_that_share_no_device_train_on():
     assert left_s(settings, own[:3], done) == 10 + 0 + 30
 
 
-class FakeConsole:
-    def __init__(self):
-        self.shown = []
-
-    def progress(self, what, done, total, left):
-        self.shown.append((what, done, total, left))
-
-
 class FakeRecorder:
     def __init__(self, case_id, times):
         self.case_id, self.times = case_id, times
@@ -154,27 +141,6 @@ class FakeRecorder:
 
     def sustained_s(self):
         return {self.case_id: self.times.sustained_s}
-
-
-def test_blocks_follow_each_other_until_a_case_has_trained_long_enough():
-    settings = resolved(sustain="60s")
-    cases = [p for p in planned(settings) if not p.oversubscribed and not p.skip_reason][1:3]
-    case_id = cases[0].case.case_id
-    times = times_of(block("timed", 1, 100), block("sustained", 1, 100, steps=400))
-    session = Session.__new__(Session)
-    session._settings, session._recorder = settings, FakeRecorder(case_id, times)
-    session._console = FakeConsole()
-    blocks = []
-    for number in itertools.count(2):
-        if not (steps := session._sustained_steps(cases)):
-            break
-        blocks.append((number, steps))
-        times.add([block("sustained", number, 100, steps=steps)])
-    assert [number for number, _ in blocks] == list(range(2, 9)), "20 s are seven blocks of about 3 s"
-    assert sum(steps for _, steps in blocks) == 200, "20 s of the 60 are left"
-    what, done, total, left = session._console.shown[0]
-    assert (what, done, total) == (f"sustained {case_id}", 1, 8)
-    assert left == pytest.approx(20 + 60)
 
 
 def test_a_resumed_run_prepares_what_has_still_to_train():
@@ -196,14 +162,6 @@ def test_a_resumed_run_prepares_what_has_still_to_train():
     assert left(settings, dict.fromkeys(own, 30.0)) == []
     assert left(resolved(rounds=1), {}) == []
     assert "sustain" in MAY_CHANGE
-
-
-def test_no_limit_of_the_rounds_counts_it():
-    """A run of 600 s, 480 of them after the rounds: `--max-time` sees 120."""
-    session = SimpleNamespace(
-        _recorder=SimpleNamespace(sustained_s=lambda: {"a": 300.0, "b": 180.0}), elapsed_s=lambda: 600.0
-    )
-    assert Session._rounds_s(session) == 120
 
 
 def test_the_schedule_counts_no_sustained_block():
@@ -240,15 +198,6 @@ def test_rounds_comparisons_and_the_fit_know_nothing_of_it():
     wanted = [batch[c] * 1000 / (3 * pace[c]) for c in ids]
     assert other["steady_images_per_s"].tolist() == pytest.approx(wanted)
     assert one["steady_images_per_s"].isna().all()
-
-
-def test_it_is_a_phase_and_an_option_that_a_gate_decides_against(capsys):
-    assert PHASES[-1] == "sustained"
-    assert resolve({"sustain": "5m"}).sustain == 300
-    with pytest.raises(Exception, match="remove --sustain from"):
-        settings_of(["--sustain", "5m"], decided=("sustain",))
-    assert main([*SMALL, "--sustain", "soon"]) == 2
-    assert "'soon' is not a duration" in capsys.readouterr().err
 
 
 def test_a_dry_run_tells_the_time(capsys):

@@ -1,6 +1,7 @@
-"""Rates of a device by itself: exact on a clock made by hand, plausible on this machine's."""
+"""What a device or a link does by itself: curves of all-reduces, rates of products."""
 
 import time
+from collections import Counter
 from statistics import median
 from types import SimpleNamespace
 
@@ -8,14 +9,60 @@ import pytest
 import torch
 
 from ddp_bench.bench.measure import matrix_rate
-from ddp_bench.bench.measure.matrix_rate import LEAST_REPETITIONS, MATRIX_SIZE, MOST_REPETITIONS, DeviceMeter
+from ddp_bench.bench.measure.matrix_rate import MATRIX_SIZE, MOST_REPETITIONS, DeviceMeter
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.run.alone import measure_rates
+from ddp_bench.bench.run.alone import CURVE_BYTES, CURVE_REPETITIONS, LEAST_REPETITIONS, _curve, measure_rates
 from ddp_bench.bench.run.failures import preparing_s
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.rank import Rank
+
+MIB = 2**20
+
+
+def measured(bytes_per_ms, largest, *, further_s=10.0, fails=None):
+    """On a link of that rate, whose time is the clock's."""
+    clock = [0.0]
+
+    def once(size):
+        clock[0] += size / bytes_per_ms / 1000
+        return None if size == fails else size / bytes_per_ms
+
+    return _curve(once, largest, lambda: clock[0], further_s=further_s)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_ms", "largest", "further_s", "last"),
+    [
+        (100e6, 4 * MIB, 10, 256 * MIB),  # NVLink: all of it
+        (125e3, 47 * MIB, 10, 256 * MIB),  # 1 Gbit/s: 256 MiB take 2.1 s
+        (125e3, 47 * MIB, 4, 64 * MIB),
+        (25e3, 47 * MIB, 10, 64 * MIB),  # 200 Mbit/s: no more than the gradients need
+        (25e3, 47 * MIB, float("inf"), 256 * MIB),
+        (25e3, 200 * MIB, 0, 256 * MIB),
+        (1e6, 4 * MIB, 0.2, 64 * MIB),  # what 16 and 64 MiB take is no longer there for 256 MiB
+    ],
+)
+def test_a_curve_goes_as_far_as_the_gradients_and_further_while_there_is_time(
+    bytes_per_ms, largest, further_s, last
+):
+    found = measured(bytes_per_ms, largest, further_s=further_s)
+    assert sorted(found) == [size for size in CURVE_BYTES if size <= last]
+    further = {size: len(ms) for size, ms in found.items() if size >= 2 * largest}
+    assert set(further.values()) <= {LEAST_REPETITIONS}
+
+
+def test_a_slow_link_is_measured_less_often():
+    assert {len(ms) for ms in measured(1e6, 200 * MIB).values()} == {CURVE_REPETITIONS}
+    assert {len(ms) for ms in measured(5e3, 47 * MIB).values()} == {LEAST_REPETITIONS}
+
+
+def test_a_size_that_fails_has_no_time_and_the_others_do():
+    found = measured(1e6, 200 * MIB, fails=MIB)
+    assert MIB not in found
+    assert Counter(map(len, found.values())) == {CURVE_REPETITIONS: len(found)}
+
 
 SETTINGS = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
 CPU = torch.device("cpu")
@@ -73,20 +120,9 @@ def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype):
     assert {factor.dtype for factor in (*meter._factors, meter._product)} == {dtype} == {expected}
 
 
-def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(monkeypatch):
-    meter = object.__new__(DeviceMeter)
-    meter._device = torch.device("cuda")
-    made = timed_by(monkeypatch, 10.0)
-    meter._multiply = lambda: made[0].said.append("work")
-    times = meter._times_ms()
-    assert len(times) == 10
-    once, ten = "mark work mark read", f"mark {'work mark ' * 10}read"
-    assert " ".join(made[0].said) == f"{once} {once} {ten} {ten}"
-
-
 @pytest.mark.parametrize(
     ("once_ms", "expected"),
-    [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, LEAST_REPETITIONS)],
+    [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, matrix_rate.LEAST_REPETITIONS)],
 )
 def test_repetitions_fill_the_time_within_limits(once_ms, expected):
     assert matrix_rate._repetitions(0.1, once_ms) == expected

@@ -1,9 +1,7 @@
-"""GPU traces made by hand after kineto's format: which kernel belongs to which step, and what is compute.
-
-Times are microseconds, of one clock; the host launches far ahead of the GPU, as it does.
-"""
+"""Traces: which kernel belongs to which step, and what runs beside what; GPU traces after kineto's format."""
 
 import gzip
+import itertools
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,11 +9,84 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.clock import HostClock
-from ddp_bench.bench.measure.trace import bucket_runs, communication_and_compute, in_steps, overlap_pct
+from ddp_bench.bench.measure.trace import (
+    bucket_runs,
+    communication_and_compute,
+    in_steps,
+    intersection,
+    length,
+    overlap_pct,
+    union,
+)
 from ddp_bench.bench.results.measured import TRACE_FAILED
+
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+def covered(spans):
+    """The oracle: unit cells, counted one by one."""
+    return {cell for start, end in spans for cell in range(start, end)}
+
+
+@given(SPANS, SPANS)
+def test_interval_arithmetic_equals_counting_cells(a, b):
+    assert length(a) == len(covered(a))
+    assert length(intersection(a, b)) == len(covered(a) & covered(b))
+    merged = union(a)
+    assert all(x[1] < y[0] for x, y in itertools.pairwise(merged)), "disjoint and in order"
+
+
+def test_overlap_by_hand():
+    assert overlap_pct([(0, 10)], [(5, 20)]) == 50
+    assert overlap_pct([(0, 10), (0, 10)], [(0, 10)]) == 100, "time counts once"
+    assert overlap_pct([(0, 10)], []) == 0
+    assert overlap_pct([], [(0, 10)]) is None, "nothing communicated is not 0% hidden"
+
+
+def seen(name, ts, dur, cat="user_annotation"):
+    return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "pid": 1, "tid": 1}
+
+
+GLOO_STEP = [
+    seen("step", 0, 100),
+    seen("backward", 30, 60),
+    seen("aten::convolution", 0, 30, "cpu_op"),
+    seen("aten::mm", 30, 40, "cpu_op"),
+    seen("c10d::allreduce_", 50, 50, "cpu_op"),
+    seen("gloo:all_reduce", 50, 10),
+    seen("gloo:all_reduce", 65, 20),
+]
+
+
+def test_gloo_trace():
+    comm, compute = communication_and_compute(GLOO_STEP)
+    assert overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
+    assert bucket_runs(GLOO_STEP, 2) == [(30, [(50, 60), (65, 85)])]
+
+
+def test_nccl_trace():
+    events = [
+        seen("step", 0, 50),
+        seen("backward", 5, 10),
+        seen("backward", 20, 60, "gpu_user_annotation"),
+        seen("sm90_gemm", 20, 40, "kernel"),
+        seen("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 40, 40, "kernel"),
+        seen("aten::mm", 0, 1000, "cpu_op"),
+    ]
+    comm, compute = communication_and_compute(events)
+    assert overlap_pct(comm, compute) == 50, "the host's operators are not the GPU's work"
+    assert bucket_runs(events, 1) == [(20, [(40, 80)])], "the GPU's clock, not the host's annotation"
+
+
+def test_a_trace_that_does_not_show_one_all_reduce_per_bucket_says_nothing_of_buckets():
+    assert bucket_runs(GLOO_STEP, 3) == []
+    assert bucket_runs([e for e in GLOO_STEP if e["name"] != "backward"], 2) == []
+
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
