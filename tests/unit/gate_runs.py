@@ -4,16 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import made
 import numpy as np
 from made import made_manifest, write_tables
 
 from ddp_bench.bench.gate.runs import GateCase, GateRun
-from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome
 from ddp_bench.bench.results.store import RunWriter, claim
-from ddp_bench.bench.settings import Settings
 
 Steps = Mapping[tuple[str, int], Sequence[float]]
 
@@ -26,11 +23,7 @@ MANIFEST = {
 
 
 def plan(arch="resnet18", **settings):
-    resolved = with_device_defaults(
-        Settings(gpus=(2,), bucket_cap_mb=(BucketCaps(),), **settings), device_type="cpu", num_local_devices=2
-    )
-    machine = Machine(device_type="cpu", devices_per_node=2)
-    return expand(resolved, machine, arch=arch, image_size=64)
+    return made.planned(made.resolved(gpus=(2,), bucket_cap_mb=("default",), **settings), arch=arch)
 
 
 def noisy(rng, ms, *, num_rounds, sd=0.02, tail=30.0):
@@ -46,19 +39,11 @@ STEADY = {
 
 
 def block_rows(case_id, mode, series, phase="timed"):
+    ranks = range(2 if mode == "ddp" else 1)
     return [
-        {
-            "case_id": case_id,
-            "phase": phase,
-            "round": r + 1,
-            "position": 0,
-            "rank": rank,
-            "num_steps": 2,
-            "block_ms": round(2 * ms, 6),
-            "steps_ms": f"{ms:.5g} {ms:.5g}",
-        }
-        for r, ms in enumerate(series)
-        for rank in range(2 if mode == "ddp" else 1)
+        made.block(case_id, r, ms, phase=phase, rank=rank, steps=2)
+        for r, ms in enumerate(series, 1)
+        for rank in ranks
     ]
 
 

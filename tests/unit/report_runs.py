@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from made import compared, made_manifest
+from made import block, compared, made_manifest
 
 from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from ddp_bench.bench.results.comparisons import over_default
@@ -52,17 +52,7 @@ def case(mode, num_devices, images_per_s=None, **more):
 def blocks(cases):
     """Two rounds of one timed step, on every rank, for every case that has a rate."""
     return [
-        {
-            "case_id": row["case_id"],
-            "phase": "timed",
-            "round": round_index,
-            "position": 0,
-            "rank": rank,
-            "host": "h",
-            "started_s": 0.0,
-            "num_steps": 1,
-            "block_ms": 1000 * row["global_batch"] / row["images_per_s"],
-        }
+        timed(row, round_index, 1000 * row["global_batch"] / row["images_per_s"], rank=rank)
         for row in cases
         if row.get("images_per_s")
         for round_index in (1, 2)
@@ -72,17 +62,9 @@ def blocks(cases):
 
 def timed(row, round_index, *steps_ms, rank=0, **more):
     """A timed block of the given steps."""
-    return {
-        "case_id": row["case_id"],
-        "phase": "timed",
-        "round": round_index,
-        "position": 0,
-        "rank": rank,
-        "host": "h",
-        "num_steps": len(steps_ms),
-        "block_ms": sum(steps_ms),
-        "steps_ms": " ".join(map(str, steps_ms)),
-    } | more
+    steps = {"block_ms": sum(steps_ms), "steps_ms": " ".join(map(str, steps_ms))}
+    made = block(row["case_id"], round_index, 0.0, rank=rank, steps=len(steps_ms), host="h")
+    return made | steps | more
 
 
 class Drawn(NamedTuple):

@@ -2,15 +2,14 @@ import json
 import math
 from dataclasses import replace
 
+import made
 import numpy as np
 import pandas as pd
 import pytest
-from made import cap_of
+from made import cap_of, planned, resolved
 from scipy import stats as scipy_stats
 
 from ddp_bench.bench.layout import BucketLayout
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import (
     Outcome,
     allreduce_rows,
@@ -21,27 +20,13 @@ from ddp_bench.bench.results.aggregate import (
     worst_half_width,
 )
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
-from ddp_bench.bench.settings import Settings
 
-SETTINGS = with_device_defaults(
-    Settings.of_stored({"gpus": (1, 2), "bucket_cap_mb": ("default", "1")}),
-    device_type="cpu",
-    num_local_devices=2,
-)
-PLAN = expand(SETTINGS, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
+PLAN = planned(resolved(gpus=(1, 2), bucket_cap_mb=("default", "1")))
 IDS = {(p.case.mode, p.case.num_devices, cap_of(p.case)): p.case.case_id for p in PLAN}
 
 
-def block(key, round_index, step_ms, *, rank=0, phase="timed"):
-    return {
-        "case_id": IDS[key],
-        "phase": phase,
-        "round": round_index,
-        "rank": rank,
-        "num_steps": 2,
-        "block_ms": 2 * step_ms,
-        "steps_ms": f"{step_ms} {step_ms}",
-    }
+def block(key, round_index, step_ms, **more):
+    return made.block(IDS[key], round_index, step_ms, steps=2, **more)
 
 
 def frames(step_ms):

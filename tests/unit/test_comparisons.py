@@ -6,14 +6,13 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from made import made_manifest
+from made import block, made_manifest, planned, resolved
 from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.plan import Machine, equal_layout_reason, expand
-from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, comparisons_of_run
 from ddp_bench.bench.results.comparisons import (
     ANSWERS,
@@ -34,7 +33,6 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import CASES, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.results.typical import Typical
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats import Interval
 
 NAN = math.nan
@@ -144,11 +142,9 @@ def test_without_ddp_nothing_is_compared():
 
 
 def test_the_pairs_of_a_plan_are_named_before_it_runs():
-    settings = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
-    plan = expand(settings, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
     rows = [
         {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
-        for p in plan
+        for p in planned(resolved())
         if p.skip_reason is None
     ]
     found = pairs_of(rows)
@@ -174,8 +170,7 @@ def test_the_margin_is_the_manifests(settings, margin):
 
 
 def test_the_margin_of_a_run_is_what_was_given():
-    settings = with_device_defaults(resolve({"margin": "3%"}), device_type="cpu", num_local_devices=2)
-    assert Manifest(settings=settings).margin == pytest.approx(0.03)
+    assert Manifest(settings=resolved(margin="3%")).margin == pytest.approx(0.03)
 
 
 def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer():
@@ -275,13 +270,7 @@ def test_dp_stands_below_the_line_in_its_comparison():
 
 def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
     """On a small model every cap gives one bucket: the first cap is measured and stands for the default."""
-    settings = resolve({"bucket_cap_mb": "25,default", "gpus": "2"})
-    plan = expand(
-        with_device_defaults(settings, device_type="cpu", num_local_devices=2),
-        Machine(device_type="cpu", devices_per_node=2),
-        arch="resnet20",
-        image_size=32,
-    )
+    plan = planned(resolved(bucket_cap_mb="25,default", gpus="2"), arch="resnet20", image_size=32)
     writer = RunWriter(claim(tmp_path / "run"))
     writer.write_manifest(made_manifest(settings={"margin": 0.05}))
     recorder = Recorder.begin(plan, writer)
@@ -291,20 +280,7 @@ def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
     recorder.set_outcome(3, "skipped", equal_layout_reason(cap))
     for r in range(1, 7):
         for case_id, ranks, ms in ((dp, 1, 100.0), (cap, 2, 50.0)):
-            recorder.add_block(
-                [
-                    {
-                        "case_id": case_id,
-                        "phase": "timed",
-                        "round": r,
-                        "position": 0,
-                        "rank": rank,
-                        "num_steps": 1,
-                        "block_ms": ms + 0.1 * (r % 3),
-                    }
-                    for rank in range(ranks)
-                ]
-            )
+            recorder.add_block([block(case_id, r, ms + 0.1 * (r % 3), rank=rank) for rank in range(ranks)])
     cases = recorder.write()
     assert [(one.case_id, one.reference_id) for one in recorder.comparisons] == [(cap, dp)]
     assert recorder.comparisons[0].ratio.estimate == pytest.approx(2, rel=0.01)

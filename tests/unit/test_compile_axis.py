@@ -4,6 +4,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from made import block
+from recorded_pages import compiled
 from report_runs import case, run
 from test_plan import make, names, resolved
 
@@ -160,15 +162,7 @@ def rate(one):
 
 def measured_blocks():
     return [
-        {
-            "case_id": p.case.case_id,
-            "phase": "timed",
-            "round": r,
-            "rank": rank,
-            "num_steps": 1,
-            "block_ms": 1000 * p.case.global_batch / rate(p.case),
-            "steps_ms": "1",
-        }
+        block(p.case.case_id, r, 1000 * p.case.global_batch / rate(p.case), rank=rank)
         for p, r in product(PLAN, range(1, 8))
         for rank in range(p.case.num_devices if p.case.mode == "ddp" else 1)
     ]
@@ -191,11 +185,6 @@ def test_speed_up_refers_to_single_compiled_alike():
     found = gated["default", "default", "2"].rounds["speedup"]
     assert [found[r] for r in range(1, 8)] == pytest.approx([2.0] * 7)
     assert len({one.key for one in gate.cases}) == len(PLAN), "each case of a run has a key of its own"
-
-
-def compiled(mode, num_devices, images_per_s, **more):
-    found = case(mode, num_devices, images_per_s, compile="default", compile_s=41.2, num_graphs=3, **more)
-    return found | {"case_id": f"{found['case_id']}-compiled"}
 
 
 SINGLE, DP, DDP, CAP_25 = (

@@ -4,7 +4,8 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import made_manifest
+from made import block, made_manifest
+from report_runs import case
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.results.schema import CASES, typed_frame
@@ -80,36 +81,9 @@ def test_an_error_message_is_one_harmless_line():
 def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text, tmp_path):
     writer = RunWriter(claim(tmp_path / "run"))
     writer.write_manifest(made_manifest(environment={"host": text}))
-    writer.replace(
-        "cases.csv",
-        typed_frame(
-            [
-                {
-                    "case_id": "x",
-                    "status": "failed",
-                    "mode": "single",
-                    "num_devices": 1,
-                    "global_batch": 16,
-                    "unit": "images",
-                    "units_per_sample": 1,
-                    "reason": text,
-                    "device_name": text,
-                }
-            ],
-            CASES,
-        ),
-    )
-    block = {
-        "case_id": "x",
-        "phase": "timed",
-        "round": 1,
-        "rank": 0,
-        "num_steps": 1,
-        "block_ms": 5.0,
-        "host": text,
-        "detail": None,
-    }
-    writer.append("blocks.csv", [block])
+    failed = case("single", 1, status="failed", reason=text, device_name=text)
+    writer.replace("cases.csv", typed_frame([failed], CASES))
+    writer.append("blocks.csv", [block(failed["case_id"], 1, 5.0, host=text)])
     for name in ("cases.csv", "blocks.csv"):
         with (tmp_path / "run" / name).open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))

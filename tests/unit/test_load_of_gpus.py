@@ -4,25 +4,19 @@ import json
 
 import pandas as pd
 import pytest
-from made import made_manifest
+from made import block, made_manifest, planned, resolved
 from report_runs import case, run
 
 from ddp_bench.bench.findings.cautions import run_cautions, throttled, unequal_clocks
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
-from ddp_bench.bench.settings import Settings
 from ddp_bench.report.page import page
 
 
 def plan():
     """By mode, on two GPUs of 50 images each; `single` on one."""
-    settings = with_device_defaults(
-        Settings(gpus=(2,), batch_size=50, sweep="star"), device_type="cuda", num_local_devices=2
-    )
-    planned = expand(settings, Machine(device_type="cuda", devices_per_node=2), arch="a", image_size=8)
-    return {p.case.mode: p for p in reversed(planned)}
+    settings = resolved(device="cuda", gpus=(2,), batch_size=50, sweep="star")
+    return {p.case.mode: p for p in reversed(planned(settings, device="cuda"))}
 
 
 PLAN = plan()
@@ -42,22 +36,14 @@ def gpu(mhz, watts, degrees=60, held=0, **by_pct):
 def rows(mode, round_index, *ranks, ms=100.0):
     """A timed block of two steps: what each rank tells of its GPUs by number; None for nothing."""
     return [
-        {
-            "case_id": PLAN[mode].case.case_id,
-            "phase": "timed",
-            "round": round_index,
-            "rank": rank,
-            "host": f"host{rank}",
-            "num_steps": 2,
-            "block_ms": 2 * ms,
-            "detail": None if gpus is None else json.dumps({"gpus": gpus}),
-        }
+        block(PLAN[mode].case.case_id, round_index, ms, rank=rank, steps=2, host=f"host{rank}")
+        | {"detail": None if gpus is None else json.dumps({"gpus": gpus})}
         for rank, gpus in enumerate(ranks)
     ]
 
 
 def row_of(mode, *blocks):
-    frame = typed_frame([row for block in blocks for row in block], BLOCKS)
+    frame = typed_frame([row for ranks in blocks for row in ranks], BLOCKS)
     return case_rows([Outcome(PLAN[mode])], frame).iloc[0]
 
 
@@ -117,10 +103,10 @@ def test_what_steps_asked_the_driver_for_is_added_up():
     """Over ranks and blocks of steps; a CPU tells nothing."""
     blocks = [*rows("ddp", 1, None, None), *rows("ddp", 2, None, None), *rows("ddp", 2, None, None)]
     assert pd.isna(row_of("ddp", blocks)["device_allocs"])
-    for block, count in zip(blocks, (0, 3, 0, 0, 1, 2), strict=True):
-        block["detail"] = json.dumps({"device_allocs": count})
-    for block in blocks[4:]:
-        block["phase"] = "no_sync"
+    for one, count in zip(blocks, (0, 3, 0, 0, 1, 2), strict=True):
+        one["detail"] = json.dumps({"device_allocs": count})
+    for one in blocks[4:]:
+        one["phase"] = "no_sync"
     assert row_of("ddp", blocks)["device_allocs"] == 6
 
 
@@ -169,6 +155,6 @@ def test_a_run_warns_of_both():
         for r in range(1, 7)
         for mode, mhz, held in (("single", 1900, 0), ("ddp", 1500, 90))
     ]
-    blocks = typed_frame([row for block in series for row in block], BLOCKS)
+    blocks = typed_frame([row for ranks in series for row in ranks], BLOCKS)
     cases = case_rows([Outcome(PLAN[mode]) for mode in ("single", "ddp")], blocks)
     assert {c.kind for c in run_cautions(made_manifest(), cases, blocks)} == {"slowed GPUs", "unequal clocks"}

@@ -3,6 +3,7 @@
 import json
 import math
 
+import made
 import numpy as np
 import pandas as pd
 import pytest
@@ -28,17 +29,9 @@ def block(case_id, phase, round_index, *, num_ranks=4):
         steps = RNG.uniform(90, 110, size=3)
         detail = {"last_ready_ms": 50.0 + rank, "local_last_ready_ms": 40.0, "ready_ms": [1.0 + rank, 2.0]}
         rows.append(
-            {
-                "case_id": case_id,
-                "phase": phase,
-                "round": round_index,
-                "rank": rank,
-                "host": "h",
-                "num_steps": 3,
-                "block_ms": round(float(steps.sum()), 4),
-                "steps_ms": " ".join(f"{ms:.5g}" for ms in steps),
-                "detail": json.dumps(detail) if phase == "anatomy" else None,
-            }
+            made.block(case_id, round_index, 0.0, phase=phase, rank=rank, steps=3, host="h")
+            | {"block_ms": round(float(steps.sum()), 4), "steps_ms": " ".join(f"{ms:.5g}" for ms in steps)}
+            | {"detail": json.dumps(detail) if phase == "anatomy" else None}
         )
     return rows
 
@@ -149,13 +142,7 @@ def trained(step_ms, *, steps=10):
     times = CaseTimes()
     for number, ms in enumerate(step_ms, 1):
         rows = [
-            {
-                "phase": "sustained",
-                "round": number,
-                "rank": rank,
-                "num_steps": steps,
-                "block_ms": steps * ms * share,
-            }
+            made.block("c", number, ms * share, phase="sustained", rank=rank, steps=steps)
             for rank, share in enumerate((0.5, 1.0))
         ]
         times.add(rows)

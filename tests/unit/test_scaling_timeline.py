@@ -22,66 +22,74 @@ def work(*buckets):
     return [Work(num_bytes=4, ready_ms=ready, comm_ms=comm) for ready, comm in buckets]
 
 
-def test_without_overlap_a_step_is_compute_plus_communication():
-    step = simulate(work((100.0, 30.0)), COMPUTE, slowdown=Slowdown(compute=3.0, comm=3.0))
-    assert step.step_ms == 190.0
-    assert step.exposed_comm_ms == step.comm_ms == 30.0
+def attributes(step, name):
+    """Of the step, or of each bucket."""
+    return [getattr(b, name) for b in step.buckets] if name in OF_BUCKETS else getattr(step, name)
 
 
-def test_with_infinite_bandwidth_a_step_is_compute():
-    step = simulate(work((10.0, 0.0), (100.0, 0.0)), COMPUTE)
-    assert (step.step_ms, step.exposed_comm_ms) == (COMPUTE.total_ms, 0.0)
+OF_BUCKETS = ("ready_ms", "launch_ms", "start_ms", "done_ms")
+BY_HAND = {
+    "no overlap: compute plus communication": (
+        ((100, 30),), {"slowdown": (3, 3)}, {"step_ms": 190, "exposed_comm_ms": 30, "comm_ms": 30},
+    ),
+    "infinite bandwidth: compute": (
+        ((10, 0), (100, 0)), {}, {"step_ms": COMPUTE.total_ms, "exposed_comm_ms": 0},
+    ),
+    "only the last is exposed where the others fit inside": (
+        ((20, 30), (60, 30), (100, 7)), {},
+        {"exposed_comm_ms": 7, "start_ms": [20, 60, 100], "comm_end_ms": 107},
+    ),
+    "all-reduces queue in order": (
+        ((10, 50), (20, 5), (100, 1)), {},
+        {"launch_ms": [10, 20, 100], "start_ms": [10, 60, 100], "done_ms": [60, 65, 101]},
+    ),
+    "a bucket waits for those before it": (
+        ((80, 5), (10, 5)), {}, {"ready_ms": [80, 10], "launch_ms": [80, 80], "start_ms": [80, 85]},
+    ),
+    "one that was ready before is not waited for": (
+        ((20, 40), (30, 5)), {}, {"ready_ms": [20, 30], "start_ms": [20, 60], "done_ms": [60, 65]},
+    ),
+    # From 40 ms on both run: compute at 1/2, communication at 1/3. 20 ms of all-reduce take 60 ms, in which
+    # 30 ms of compute are done: 70 at wall time 100. The other 30 ms run alone until 130, then 10 ms: 140.
+    "mutual slow-down": (
+        ((40, 20), (100, 10)), {"slowdown": (2, 3)},
+        {"done_ms": [100, 140], "compute_end_ms": 130, "comm_end_ms": 140, "exposed_comm_ms": 40},
+    ),
+    # At 90 ms 10 ms of compute are left: 20 ms at half speed, in which 20/4 = 5 ms of 12 are sent.
+    "communication speeds up once compute is over": (
+        ((90, 12),), {"slowdown": (2, 4)}, {"compute_end_ms": 110, "comm_end_ms": 117},
+    ),
+    # Bucket 1 is ready at progress 60, 20 past the start of an all-reduce that halves compute: 40 + 40.
+    "moments inside a slowed stretch": (
+        ((40, 50), (60, 1)), {"slowdown": (2, 1)}, {"ready_ms": [40, 80], "start_ms": [40, 90]},
+    ),
+    # Two equal buckets, 2 ms to copy each: ready 2 and 4 ms later; the first is back before the second.
+    "copies in are part of the backward, the last is copied back alone": (
+        ((50, 1), (100, 5)), {"copy_ms": 4}, {"ready_ms": [52, 104], "exposed_comm_ms": 4 + 5 + 2},
+    ),
+    "one bucket is copied with nothing to hide it": (
+        ((100, 30),), {"copy_ms": 10}, {"exposed_comm_ms": 10 + 30 + 10},
+    ),
+    "without buckets": (
+        (), {"copy_ms": 0},
+        {"step_ms": 160, "exposed_comm_ms": 0, "comm_ms": 0, "comm_end_ms": 0, "compute_end_ms": 100},
+    ),
+}  # fmt: skip
 
 
-def test_only_the_last_bucket_is_exposed_where_the_others_fit_inside():
-    step = simulate(work((20.0, 30.0), (60.0, 30.0), (100.0, 7.0)), COMPUTE)
-    assert step.exposed_comm_ms == pytest.approx(7.0)
-    assert [b.start_ms for b in step.buckets] == [20.0, 60.0, 100.0]
-    assert step.comm_end_ms == 107.0
-
-
-def test_all_reduces_queue_in_order():
-    step = simulate(work((10.0, 50.0), (20.0, 5.0), (100.0, 1.0)), COMPUTE)
-    assert [(b.launch_ms, b.start_ms, b.done_ms) for b in step.buckets[:2]] == [(10, 10, 60), (20, 60, 65)]
-
-
-def test_a_bucket_waits_for_those_before_it():
-    step = simulate(work((80.0, 5.0), (10.0, 5.0)), COMPUTE)
-    assert [(b.ready_ms, b.launch_ms, b.start_ms) for b in step.buckets] == [(80, 80, 80), (10, 80, 85)]
-
-
-def test_mutual_slow_down_by_hand():
-    """From 40 ms on both run: compute at 1/2, communication at 1/3.
-
-    20 ms of all-reduce take 60 ms, in which 30 ms of compute are done: 70 at wall time 100. The remaining
-    30 ms run alone until 130. Then the last bucket's 10 ms: 140.
-    """
-    step = simulate(work((40.0, 20.0), (100.0, 10.0)), COMPUTE, slowdown=Slowdown(compute=2.0, comm=3.0))
-    assert step.buckets[0].done_ms == pytest.approx(100.0)
-    assert step.compute_end_ms == pytest.approx(130.0)
-    assert step.comm_end_ms == pytest.approx(140.0)
-    assert step.exposed_comm_ms == pytest.approx(40.0)
-
-
-def test_communication_speeds_up_once_compute_is_over():
-    """At 90 ms 10 ms of compute are left: 20 ms at half speed, in which 20/4 = 5 ms of 12 are sent."""
-    step = simulate(work((90.0, 12.0)), COMPUTE, slowdown=Slowdown(compute=2.0, comm=4.0))
-    assert step.compute_end_ms == pytest.approx(110.0)
-    assert step.comm_end_ms == pytest.approx(117.0)
-
-
-def test_moments_inside_a_slowed_stretch_are_drawn_where_they_happen():
-    """Bucket 1 is ready at progress 60, 20 past the start of an all-reduce that halves compute: 40 + 40."""
-    step = simulate(work((40.0, 50.0), (60.0, 1.0)), COMPUTE, slowdown=Slowdown(compute=2.0))
-    assert step.buckets[1].ready_ms == pytest.approx(80.0)
-    assert step.buckets[1].start_ms == pytest.approx(90.0)
-
-
-def test_copies_in_are_part_of_the_backward_and_only_the_last_bucket_is_copied_back_alone():
-    """Two equal buckets, 2 ms to copy each: ready 2 and 4 ms later; the first is back before the second."""
-    step = simulate(work((50.0, 1.0), (100.0, 5.0)), COMPUTE, copy_ms=4.0)
-    assert [b.ready_ms for b in step.buckets] == [52.0, 104.0]
-    assert step.exposed_comm_ms == pytest.approx(4.0 + 5.0 + 2.0)
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_step_by_hand(name):
+    buckets, given, expected = BY_HAND[name]
+    compute, comm = given.get("slowdown", (1, 1))
+    step = simulate(
+        work(*buckets),
+        COMPUTE,
+        slowdown=Slowdown(compute=compute, comm=comm),
+        copy_ms=given.get("copy_ms", 0),
+    )
+    assert {of: attributes(step, of) for of in expected} == {
+        of: pytest.approx(v) for of, v in expected.items()
+    }
 
 
 def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce():
@@ -91,11 +99,6 @@ def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce(
     step = simulate([large, small], COMPUTE, copy_ms=10.0)
     assert step.comm_end_ms == pytest.approx(110.5)
     assert step.exposed_comm_ms == pytest.approx(10.0 + 10.0)
-
-
-def test_one_bucket_is_copied_with_nothing_to_hide_it():
-    step = simulate(work((100.0, 30.0)), COMPUTE, copy_ms=10.0)
-    assert step.exposed_comm_ms == pytest.approx(10.0 + 30.0 + 10.0)
 
 
 @pytest.mark.parametrize(("residual_ms", "exposed_ms"), [(3.0, 33.0), (-3.0, 27.0), (-50.0, 0.0)])
@@ -119,13 +122,6 @@ def test_a_rank_that_takes_longer_takes_longer_everywhere():
     assert slow.total_ms == 240.0
 
 
-def test_without_buckets_a_step_is_compute_and_nothing_is_drawn():
-    step = simulate([], COMPUTE, copy_ms=0.0)
-    assert (step.step_ms, step.exposed_comm_ms, step.comm_ms, step.comm_end_ms) == (160.0, 0.0, 0.0, 0.0)
-    assert step.buckets == ()
-    assert step.compute_end_ms == 100.0
-
-
 @pytest.mark.parametrize(
     ("comm_ms", "ends"),
     [
@@ -140,11 +136,6 @@ def test_one_step_of_the_event_simulation_by_hand(comm_ms, ends):
     step = simulate(work((30.0, comm_ms)), compute, slowdown=Slowdown(compute=2.0, comm=3.0))
     assert (step.comm_end_ms, step.compute_end_ms) == pytest.approx(ends)
     assert step.buckets[0].start_ms == 30.0
-
-
-def test_a_bucket_that_was_ready_before_is_not_waited_for():
-    step = simulate(work((20.0, 40.0), (30.0, 5.0)), COMPUTE)
-    assert [(b.ready_ms, b.start_ms, b.done_ms) for b in step.buckets] == [(20, 20, 60), (30, 60, 65)]
 
 
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), min_size=1, max_size=12)

@@ -5,13 +5,12 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import made
 import pytest
 import scipy
-from made import cap_of
+from made import cap_of, planned
 
 from ddp_bench.bench.estimate import MIN_ROUNDS
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.run.phases import fixed_phases
 from ddp_bench.bench.run.reopen import Completion
@@ -27,23 +26,18 @@ from ddp_bench.bench.run.schedule import (
     is_look,
     resting_cases,
 )
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats import Interval
-
-MACHINE = Machine(device_type="cpu", devices_per_node=2)
 
 
 def resolved(**stored):
-    settings = Settings.of_stored({"gpus": [1, 2], **stored})
-    return with_device_defaults(settings, device_type="cpu", num_local_devices=2)
+    return made.resolved(**{"gpus": [1, 2], **stored})
 
 
 def visitable(settings):
     """Every case that runs, with a step as long as its devices are many."""
-    plan = expand(settings, MACHINE, arch="resnet18", image_size=64)
     return [
         Visitable(index, p.case, p.oversubscribed, 0.1 * p.case.num_devices)
-        for index, p in enumerate(plan)
+        for index, p in enumerate(planned(settings))
         if p.skip_reason is None
     ]
 
@@ -362,8 +356,7 @@ def test_the_share_of_the_time_that_is_left():
 
 def expected(probe_ms, *, seconds=200.0, **stored):
     settings = resolved(**stored)
-    plan = expand(settings, MACHINE, arch="resnet18", image_size=64)
-    return expected_half_width(plan, settings, probe_ms, expected_s=seconds)
+    return expected_half_width(planned(settings), settings, probe_ms, expected_s=seconds)
 
 
 def test_a_forecast_is_students_interval_of_a_difference():

@@ -1,11 +1,11 @@
 """Training on after the rounds: which cases, in how many blocks of how many steps, and what stays alike."""
 
+import made
 import pandas as pd
 import pytest
 from commands import SMALL
+from made import planned
 
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
 from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
 from ddp_bench.bench.run.failures import PATIENCE
@@ -23,29 +23,14 @@ from ddp_bench.bench.run.sustain import (
     limit_s,
     next_steps,
 )
-from ddp_bench.bench.settings import Settings
-
-MACHINE = Machine(device_type="cpu", devices_per_node=2)
 
 
 def resolved(**stored):
-    settings = Settings.of_stored({"gpus": [1, 2, 4], "bucket_cap_mb": ["default"], **stored})
-    return with_device_defaults(settings, device_type="cpu", num_local_devices=2)
-
-
-def planned(settings):
-    return expand(settings, MACHINE, arch="resnet18", image_size=64)
+    return made.resolved(**{"gpus": [1, 2, 4], "bucket_cap_mb": ["default"], **stored})
 
 
 def block(phase, number, step_ms, *, steps=1, case_id="c"):
-    return {
-        "case_id": case_id,
-        "phase": phase,
-        "round": number,
-        "rank": 0,
-        "num_steps": steps,
-        "block_ms": steps * step_ms,
-    }
+    return made.block(case_id, number, step_ms, phase=phase, steps=steps)
 
 
 def times_of(*rows):

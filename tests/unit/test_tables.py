@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from gate_runs import write_run
+from made import block
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Manifest
@@ -70,17 +71,7 @@ def write(folder, num_rounds=3):
     writer = RunWriter(folder)
     for round_index in range(1, num_rounds + 1):
         for case_id, phase in (("a", "timed"), ("b", "timed"), ("b", "no_sync")):
-            row = {
-                "case_id": case_id,
-                "phase": phase,
-                "round": round_index,
-                "position": 0,
-                "host": 'a,"b"\nc',
-                "started_s": 1.0,
-                "num_steps": 1,
-                "block_ms": 2.5,
-                "steps_ms": "2.5",
-            }
+            row = block(case_id, round_index, 2.5, phase=phase, host='a,"b"\nc', started_s=1.0)
             writer.append("blocks.csv", [{**row, "rank": rank} for rank in range(RANKS[case_id])])
     writer.close()
     return (folder / "blocks.csv").read_bytes()

@@ -5,15 +5,12 @@ import json
 import pandas as pd
 import torch
 from gate_runs import MANIFEST, block_rows
-from made import made_manifest, write_tables
+from made import made_manifest, planned, resolved, write_tables
 from torch import nn
 
 from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome
 from ddp_bench.bench.results.store import RunWriter, claim
-from ddp_bench.bench.settings import Settings
 from ddp_bench.models.workload import Workload
 
 ROWS, LENGTH = 8, 512
@@ -26,13 +23,8 @@ WATTS = 50.0
 
 def token_plan():
     """`single`, DP and DDP with two caps, on two CPU cores."""
-    settings = with_device_defaults(
-        Settings(gpus=(2,), bucket_cap_mb=(BucketCaps(), BucketCaps.parse("25")), batch_size=ROWS),
-        device_type="cpu",
-        num_local_devices=2,
-    )
-    machine = Machine(device_type="cpu", devices_per_node=2)
-    return expand(settings, machine, arch="lm:model", image_size=None, unit="tokens", units_per_sample=LENGTH)
+    settings = resolved(gpus=(2,), bucket_cap_mb=("default", "25"), batch_size=ROWS)
+    return planned(settings, arch="lm:model", image_size=None, unit="tokens", units_per_sample=LENGTH)
 
 
 def blocks_of(planned, scale):
@@ -69,11 +61,11 @@ def token_run(folder, *, scale=1.0, **manifest):
     writer.write_manifest(made_manifest(**told | manifest))
     rows = []
     outcomes = []
-    for planned in token_plan():
-        failed = planned.case.bucket_cap_mb != BucketCaps()
+    for one in token_plan():
+        failed = one.case.bucket_cap_mb != BucketCaps()
         facts = {"device_name": "CPU core", "peak_mem_mib": 10.0}
-        outcomes.append(Outcome(planned, *(("oom", "out of memory") if failed else ("ok", "", facts))))
-        rows += [] if failed else blocks_of(planned, scale)
+        outcomes.append(Outcome(one, *(("oom", "out of memory") if failed else ("ok", "", facts))))
+        rows += [] if failed else blocks_of(one, scale)
     write_tables(writer, outcomes, rows)
     writer.close()
     return folder
