@@ -85,20 +85,6 @@ def test_an_error_becomes_a_line_and_its_exit_code(error, code, label, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("command", "more"),
-    [
-        ("bench.gate", ["."]),
-        ("bench.predict", ["--gpus", "2"]),
-        ("bench.export", ["--format", "bencher"]),
-        ("report", []),
-    ],
-)
-def test_a_run_whose_name_is_too_long_is_a_mistake(command, more, capsys):
-    assert importlib.import_module(f"ddp_bench.{command}.main").main(["9" * 5000, *more]) == ExitCode.USAGE
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_mistake_in_the_users_code_shows_where(capsys):
     def work():
         try:

@@ -145,16 +145,6 @@ def test_figures_come_from_the_blocks_alone(tmp_path):
     assert read_run(run).cases == before
 
 
-def test_the_same_folder_under_two_names_is_refused(tmp_path, capsys):
-    run = write_run(tmp_path / "run")
-    link = tmp_path / "link"
-    link.symlink_to(run)
-    for other in (run, link, tmp_path / "x" / ".." / "run"):
-        (tmp_path / "x").mkdir(exist_ok=True)
-        assert main([str(run), str(other)]) == 2
-        assert "are the same folder" in capsys.readouterr().err
-
-
 def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path):
     base, new = write_run(tmp_path / "base"), write_run(tmp_path / "new")
     for name, column in (("cases.csv", "link"), ("blocks.csv", "detail")):

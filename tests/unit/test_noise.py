@@ -80,13 +80,8 @@ def test_a_gate_too_short_for_an_interval_has_none():
         measured(noise=0.02, num_rounds=2, seconds=2)
 
 
-def test_screen_and_json_have_the_interval_and_every_resolution():
-    found = measured(noise=0.03, between=0.01)
-    said = noise.report(found)
-    assert f"{found.ratio.estimate:.4f} [{found.ratio.low:.4f}, {found.ratio.high:.4f}]" in said
-    assert said.count("resolves a slow-down") == len(found.resolutions) == 5
-    assert "bad:" not in said
-    told = json.loads(noise.as_json(found))
+def test_json_has_the_interval_and_every_resolution():
+    told = json.loads(noise.as_json(measured(noise=0.03, between=0.01)))
     assert told["step"]["arch"] == "resnet20"
     assert told["verdict"] in ("unchanged", "inconclusive")
     assert told["ratio"]["low"] < told["ratio"]["estimate"] < told["ratio"]["high"]

@@ -16,6 +16,7 @@ MISTAKES = {
         ("--sustain soon", "'soon' is not a duration"),
     ],
     "export": [
+        ("{long} --format bencher", "has no "),
         ("", "the following arguments are required: RUN"),
         ("{run}", "--format is missing; known: pytorch, bencher"),
         ("{run} --format benchr", "did you mean 'bencher'?"),
@@ -35,6 +36,7 @@ MISTAKES = {
         ("--schema cases --out x", "--schema describes every run; leave out RUN"),
     ],
     "gate": [
+        ("{long} {run}", "has no "),
         ("{run} {calibrated} --threshold 5x", "--threshold: '5x' is not a share"),
         ("{run} {calibrated} --threshold 0", "not a share"),
         ("{run} {calibrated} --config /nowhere.toml", "/nowhere.toml"),
@@ -51,6 +53,7 @@ MISTAKES = {
         ("--save-baseline run -- --rounds 3", "stands alone"),
     ],
     "predict": [
+        ("{long} --gpus 2", "has no "),
         ("{calibrated}", "nothing to predict"),
         ("{calibrated} --gpus 0", "not a whole number of at least 1"),
         ("{calibrated} --gpus 8192 --network ib-400g", "give 1 to 4096"),
@@ -86,6 +89,7 @@ MISTAKES = {
         ("--power x", "--power"),
     ],
     "report": [
+        ("{long}", "has no "),
         ("", "RUN"),
         ("{run} {run}", "--out"),
         ("{run}/missing", "missing"),
@@ -108,7 +112,7 @@ WITH_USAGE = [(command, *row) for command, rows in MISTAKES.items() for row in r
 
 @pytest.mark.parametrize(("command", "arguments", "message"), WITH_USAGE)
 def test_a_mistake_is_one_line(command, arguments, message, tmp_path, capsys):
-    places = {"run": RUN, "name": RUN.name, "calibrated": CALIBRATED, "empty": tmp_path}
+    places = {"run": RUN, "name": RUN.name, "calibrated": CALIBRATED, "empty": tmp_path, "long": "9" * 5000}
     name = command if command == "report" else f"bench.{command}"
     given = [word.format(**places) for word in arguments.split()]
     assert importlib.import_module(f"ddp_bench.{name}.main").main(given) == 2

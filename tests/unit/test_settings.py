@@ -224,11 +224,6 @@ def test_the_code_for_caps_is_the_call_that_a_run_makes(text):
     assert {given.arg: ast.literal_eval(given.value) for given in call.keywords} == caps.arguments()
 
 
-def test_a_cap_of_0_is_one_byte_to_ddp():
-    """DDP's constructor takes `int(bucket_cap_mb * 1024 * 1024)` bytes."""
-    assert int(BucketCaps.parse("0").arguments()["bucket_cap_mb"] * 1024 * 1024) == 1
-
-
 @pytest.mark.parametrize(
     "text", ["", "x", "-1", "1//2", "nan", "inf", "0/25", "00", "1e-3", "default/1", "٣", "1 "]
 )
