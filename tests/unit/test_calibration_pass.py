@@ -9,8 +9,8 @@ import torch
 from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 from hypothesis import given
 from hypothesis import strategies as st
+from made import case_of
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.manifest import Manifest
@@ -134,11 +134,7 @@ def known_run(tmp_path, *, with_pass=True):
     """Two caps over three rounds of a machine that is 10% slower in each round than before."""
     cases, blocks = [], []
     for cap in ("default", "1000"):
-        case = Case(
-            mode="ddp", num_devices=2, arch="net", image_size=32, batch_per_device=8, scaling="weak",
-            precision="fp32", data="device", device_type="cpu", backend="gloo",
-            bucket_cap_mb=BucketCaps.parse(cap),
-        )  # fmt: skip
+        case = case_of(arch="net", image_size=32, batch_per_device=8, backend="gloo", bucket_cap_mb=cap)
         layout = assign_cap(SIZES, BucketCaps.parse(cap))
         sizes = bucket_bytes(SIZES, layout)
         first = _first_round(layout)

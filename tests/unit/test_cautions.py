@@ -44,62 +44,39 @@ def ranks_on(*places):
     return [{"rank": rank, "host": host, "gpu": gpu} for rank, (host, gpu) in enumerate(places)]
 
 
-def about_links(told, *cases):
-    """The one caution's text; empty without one."""
-    made = slow_links(made_manifest(**told), typed_frame(list(cases), CASES))
-    return "" if made is None else made.text
-
-
-def test_a_pair_without_peer_access_is_told_where_a_measured_case_used_it():
-    told = told_of({"h 2-3": HOST_MEMORY})
-    assert about_links(told, case("ddp", 2, 100.0), case("ddp", 4, status="failed")) == ""
-    assert about_links(told, case("ddp", 2, 100.0), case("ddp", 4, 100.0)).startswith(
-        "cases used 1 pair of GPUs"
-    )
-    caution = slow_links(
-        made_manifest(**told), typed_frame([case("ddp", 2, 100.0), case("ddp", 4, 100.0)], CASES)
-    )
-    assert caution.case_id == case("ddp", 4)["case_id"]
-
-
-def test_a_pair_without_nvlink_is_told_where_others_have_it():
-    pcie = {f"h {a}-{b}": PCIE for a in range(4) for b in range(a + 1, 4)}
-    assert about_links(told_of(pcie), case("ddp", 4, 100.0)) == "", "there is no better choice"
-    assert "used 1 pair" in about_links(told_of(pcie | {"h 2-3": NVLINK}), case("ddp", 2, 100.0))
-    assert "used 5 pairs" in about_links(told_of(pcie | {"h 2-3": NVLINK}), case("ddp", 4, 100.0))
-
-
-def test_ranks_are_found_by_uuid_and_replicas_by_their_place():
-    told = told_of({"h 0-1": HOST_MEMORY})
-    told["ranks"] = ranks_on(*(("h", f"h{i}") for i in (2, 3, 0, 1)))
-    assert about_links(told, case("ddp", 2, 100.0)) == ""
-    assert about_links(told, case("dp", 2, 100.0))
-    assert about_links(told, case("ddp", 4, 100.0))
-
-
-def test_pairs_are_of_one_host():
-    told = told_of({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b"))
-    assert "used 1 pair" in about_links(told, case("ddp", 4, 100.0))
-    assert "used 2 pairs" in about_links(told, case("ddp", 8, 100.0))
-    told["ranks"] = ranks_on(("a", "a0"), ("b", "b1"))
-    assert about_links(told, case("ddp", 2, 100.0)) == "", "between hosts there is a network"
+PCIE_4 = {f"h {a}-{b}": PCIE for a in range(4) for b in range(a + 1, 4)}
+TWO, FOUR = case("ddp", 2, 100.0), case("ddp", 4, 100.0)
+LATER = {"h 2-3": HOST_MEMORY}
+TURNED = told_of({"h 0-1": HOST_MEMORY}) | {"ranks": ranks_on(*(("h", f"h{i}") for i in (2, 3, 0, 1)))}
+TWO_HOSTS = told_of({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b"))
 
 
 @pytest.mark.parametrize(
-    "told",
+    ("told", "cases", "num_pairs"),
     [
-        {},
-        told_of({"h 0-1": {"nvlink": None, "peer_access": None}}),
-        {**told_of({"h 0-1": HOST_MEMORY}), "ranks": ranks_on(*[("h", None)] * 4)},
+        (told_of(LATER), [TWO, case("ddp", 4, status="failed")], 0),  # of measured cases alone
+        (told_of(LATER), [TWO, FOUR], 1),
+        (told_of(PCIE_4), [FOUR], 0),  # there is no better choice
+        (told_of(PCIE_4 | {"h 2-3": NVLINK}), [TWO], 1),
+        (told_of(PCIE_4 | {"h 2-3": NVLINK}), [FOUR], 5),
+        (TURNED, [TWO], 0),  # ranks are found by UUID
+        (TURNED, [case("dp", 2, 100.0)], 1),  # and replicas by their place
+        (TURNED, [FOUR], 1),
+        (TWO_HOSTS, [FOUR], 1),
+        (TWO_HOSTS, [case("ddp", 8, 100.0)], 2),
+        (TWO_HOSTS | {"ranks": ranks_on(("a", "a0"), ("b", "b1"))}, [TWO], 0),  # between hosts is a network
+        ({}, [FOUR], 0),
+        (told_of({"h 0-1": {"nvlink": None, "peer_access": None}}), [FOUR], 0),
+        ({**told_of({"h 0-1": HOST_MEMORY}), "ranks": ranks_on(*[("h", None)] * 4)}, [FOUR], 0),  # no UUID
+        (told_of({"h 0-1": HOST_MEMORY}), [case("ddp", 2, 100.0, device_type="cpu")], 0),
     ],
-    ids=["empty", "not readable", "no UUID"],
 )
-def test_what_is_not_known_is_not_told(told):
-    assert about_links(told, case("ddp", 4, 100.0)) == ""
-
-
-def test_cores_that_stand_in_for_gpus_have_no_links():
-    assert about_links(told_of({"h 0-1": HOST_MEMORY}), case("ddp", 2, 100.0, device_type="cpu")) == ""
+def test_pairs_of_gpus_without_the_best_link_that_were_used(told, cases, num_pairs):
+    found = slow_links(made_manifest(**told), typed_frame(cases, CASES))
+    assert (found is None) == (num_pairs == 0)
+    if found is not None:
+        assert f"used {num_pairs} pair" in found.text
+        assert found.case_id == cases[-1]["case_id"]
 
 
 BURN = """

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from made import block, made_manifest, planned, resolved
+from recorded_pages import FORMS
 from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 from test_aggregate import DRIFTING, IDS, PLAN, frames
@@ -115,30 +116,29 @@ def pair(first, second):
     return first["case_id"], second["case_id"]
 
 
-def test_ddp_over_dp_and_every_other_ddp_over_the_default():
-    found = ids(SINGLE, DP, CAP_1, DDP, CAP_25, case("ddp", 1))
-    assert found == [pair(DDP, DP), pair(CAP_1, DDP), pair(CAP_25, DDP)]
+OWN_DP, OWN_DDP = case("dp", 3), case("ddp", 3)
 
 
-def test_every_count_of_their_own_is_compared_and_no_shared_one():
-    own = case("dp", 3), case("ddp", 3)
-    found = ids(SINGLE, DP_4, DDP_4, CAP_4, *own, DP, DDP)
-    assert found == [pair(DDP, DP), pair(own[1], own[0])]
-
-
-def test_shared_counts_are_compared_where_there_is_no_other():
-    assert ids(SINGLE, DP_4, DDP_4, CAP_4) == [pair(DDP_4, DP_4), pair(CAP_4, DDP_4)]
+@pytest.mark.parametrize(
+    ("cases", "pairs"),
+    [
+        ((SINGLE, DP, CAP_1, DDP, CAP_25, case("ddp", 1)), [(DDP, DP), (CAP_1, DDP), (CAP_25, DDP)]),
+        ((SINGLE, DP_4, DDP_4, CAP_4, OWN_DP, OWN_DDP, DP, DDP), [(DDP, DP), (OWN_DDP, OWN_DP)]),
+        ((SINGLE, DP_4, DDP_4, CAP_4), [(DDP_4, DP_4), (CAP_4, DDP_4)]),
+        ((SINGLE, DP, CAP_25, CAP_1), [(CAP_25, DP), (CAP_1, CAP_25)]),
+        ((SINGLE, DP, case("ddp", 1)), []),
+        (tuple(FORMS), [(row, FORMS[1]) for row in FORMS[2:]]),
+    ],
+    ids=["default", "own counts", "shared alone", "first for the default", "no DDP", "forms"],
+)
+def test_which_cases_are_compared(cases, pairs):
+    assert ids(*cases) == [(first["case_id"], second["case_id"]) for first, second in pairs]
 
 
 def test_without_the_default_the_first_ddp_case_stands_for_it():
-    assert ids(SINGLE, DP, CAP_25, CAP_1) == [pair(CAP_25, DP), pair(CAP_1, CAP_25)]
     assert default_of([DP, CAP_25, CAP_1]) == CAP_25["case_id"]
     assert default_of([DP, CAP_25, DDP]) == DDP["case_id"]
     assert default_of([SINGLE, DP]) is None
-
-
-def test_without_ddp_nothing_is_compared():
-    assert ids(SINGLE, DP, case("ddp", 1)) == []
 
 
 def test_the_pairs_of_a_plan_are_named_before_it_runs():

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import torch
 from commands import ROOT
+from made import case_of
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place, build_mode
 from ddp_bench.bench.run.main import parser
@@ -48,17 +48,7 @@ def workload(tmp_path, monkeypatch):
 
 
 def test_its_model_is_proven_and_trains(workload):
-    case = Case(
-        mode="dp",
-        num_devices=2,
-        arch=workload.name,
-        image_size=None,
-        batch_per_device=4,
-        scaling="weak",
-        precision="fp32",
-        data="device",
-        device_type="cpu",
-    )
+    case = case_of(mode="dp", arch=workload.name)
     place = Place(rank=0, local_rank=0, device=CPU, cores=(0,))
     torch.manual_seed(0)
     assert Prover(workload, make_module(workload), place, 0).prove(case, None) < 1e-12

@@ -1,10 +1,10 @@
 """The journal tells what a killed process can no longer tell, from any prefix of its bytes."""
 
 import pytest
+from made import case_of
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketCaps, BucketLayout
+from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.journal import (
     JOURNAL,
@@ -20,19 +20,7 @@ from ddp_bench.bench.results.journal import (
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.run.close import finish
 
-CASE = Case(
-    mode="ddp",
-    num_devices=2,
-    arch="resnet20",
-    image_size=32,
-    batch_per_device=4,
-    scaling="weak",
-    precision="fp32",
-    data="device",
-    device_type="cpu",
-    backend="gloo",
-    bucket_cap_mb=BucketCaps.parse("1/25"),
-)
+CASE = case_of(arch="resnet20", image_size=32, backend="gloo", bucket_cap_mb="1/25")
 PLAN = [Planned(case=CASE, num_nodes=1, oversubscribed=True, skip_reason=None)]
 
 

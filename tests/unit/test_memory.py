@@ -5,9 +5,9 @@ import weakref
 
 import pytest
 import torch
+from made import case_of
 from torch import nn
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
@@ -92,17 +92,7 @@ def test_cpu_cores_tell_nothing_and_leave_gpus_alone(allocators):
 
 
 def case(mode):
-    return Case(
-        mode=mode,
-        num_devices=3,
-        arch="resnet18",
-        image_size=32,
-        batch_per_device=2,
-        scaling="weak",
-        precision="bf16",
-        data="device",
-        device_type="cuda",
-    )
+    return case_of(mode=mode, num_devices=3, batch_per_device=2, precision="bf16", device_type="cuda")
 
 
 def facts(mode, *by_rank):

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from made import planned, resolved
 from PIL import Image
 from torch import nn
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.worker import prepare
 from ddp_bench.models import data
 from ddp_bench.models.data import PrefetchSource, open_source
@@ -236,10 +235,9 @@ def test_what_the_source_raises_comes_in_its_turn(log, streams):
 @pytest.mark.usefixtures("streams")
 @pytest.mark.parametrize(("data", "prefetch"), [("host", "on"), ("host", "off"), ("device", "on")])
 def test_a_case_on_a_gpu_copies_ahead_where_it_is_wanted(data, prefetch):
-    asked = resolve({"data": data, "prefetch": prefetch, "arch": "resnet20", "batch_size": "2"})
-    settings = with_device_defaults(asked, device_type="cuda", num_local_devices=1)
-    machine = Machine(device_type="cuda", devices_per_node=1)
-    case = expand(settings, machine, arch="resnet20", image_size=8)[0].case
+    on = {"device": "cuda", "devices": 1}
+    settings = resolved(**on, data=data, prefetch=prefetch, arch="resnet20", batch_size=2)
+    case = planned(settings, **on, image_size=8)[0].case
     prover = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
     source = prepare._source(case, prover, settings)
     assert isinstance(source, PrefetchSource) is ((data, prefetch) == ("host", "on"))

@@ -53,12 +53,8 @@ def test_the_option_that_a_skipped_cap_names_brings_it_back():
     for planned in make(gpus=(1, 2, 4))[-3:]:
         option, value = re.findall(r"--\S+ \S+", str(planned.skip_reason))[0].split()
         settings = resolve({option.strip("-").replace("-", "_"): value, "gpus": "1,2,4"})
-        again = expand(
-            with_device_defaults(settings, device_type="cpu", num_local_devices=2),
-            CORES_2,
-            arch="resnet18",
-            image_size=64,
-        )
+        on_cores = with_device_defaults(settings, device_type="cpu", num_local_devices=2)
+        again = expand(on_cores, CORES_2, arch="resnet18", image_size=64)
         assert [p.skip_reason for p in again if p.case == planned.case] == [None]
 
 

@@ -116,12 +116,6 @@ def _best(found):
 def test_the_preset_races_on_all_devices_at_once_and_is_overridden():
     asked = resolve({"comm_hook": "none,fp16", "margin": "2%"}, preset="tune")
     assert (asked.race, asked.modes, asked.sweep, asked.margin) == (True, ("ddp",), "star", 0.02)
-    settings = with_device_defaults(asked, device_type="cpu", num_local_devices=6)
-    assert settings.gpus == (6,)
-    assert settings.max_time == 150
-    assert (
-        with_device_defaults(
-            resolve({"rounds": "9"}, preset="tune"), device_type="cpu", num_local_devices=2
-        ).max_time
-        is None
-    )
+    for given, max_time in ((asked, 150), (resolve({"rounds": "9"}, preset="tune"), None)):
+        settings = with_device_defaults(given, device_type="cpu", num_local_devices=6)
+        assert (settings.gpus, settings.max_time) == ((6,), max_time)

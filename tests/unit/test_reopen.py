@@ -5,12 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from made import made_manifest
+from made import made_manifest, planned, resolved
 
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.manifest import SCHEMA_VERSION
-from ddp_bench.bench.plan import Machine, expand, plan_hash
-from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.results.journal import Journal
 from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.run.failures import Failure
@@ -113,11 +112,8 @@ def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
     """The folder that ranks under torchrun open, which name none."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-    settings = with_device_defaults(
-        Settings(arch="resnet20", rounds=1), device_type="cpu", num_local_devices=cores
-    )
-    machine = Machine(device_type="cpu", devices_per_node=cores)
-    plan = expand(settings, machine, arch="resnet20", image_size=32)
+    settings = resolved(devices=cores, arch="resnet20", rounds=1)
+    plan = planned(settings, devices=cores, arch="resnet20", image_size=32)
     ranks = [{"rank": rank, "gpu": gpu, "device_name": f"GPU {gpu}"} for rank, gpu in enumerate(gpus)]
     manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan), "ranks": ranks})
     found = open_run(settings, plan, manifest, {}, resume=None)
@@ -160,8 +156,8 @@ def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(tmp_pa
     monkeypatch.chdir(tmp_path)
     own = opened("job-7", monkeypatch)
     recorder = Recorder.reopen(own)
-    for index, planned in enumerate(recorder.journal.state.plan):
-        if planned.skip_reason is None:
+    for index, one in enumerate(recorder.journal.state.plan):
+        if one.skip_reason is None:
             fail_case(recorder, index, Failure("failed", "ValueError: late bug", {0: "raised\nTraceback"}))
     recorder.close("no case is left to measure")
     with pytest.raises(

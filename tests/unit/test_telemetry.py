@@ -12,19 +12,17 @@ import msgspec
 import psutil
 import pytest
 import torch
+from made import planned, resolved
 
 from ddp_bench.bench.gpus import ClockReason
 from ddp_bench.bench.measure import sampler, telemetry
 from ddp_bench.bench.measure.sampler import Sample, SampledGpu, answer, power_w, summary
 from ddp_bench.bench.measure.telemetry import Telemetry, sampled
 from ddp_bench.bench.modes import Place
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.measured import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, block_rows
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.run.cases import Cases
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
 from ddp_bench.bench.worker.work import measure
 
@@ -119,11 +117,11 @@ def test_what_was_measured_stays_and_a_block_without_a_sample_tells_nothing(both
 def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     """By the way it takes: as a message between ranks, as a row of blocks.csv."""
     seen(both, [0, 1])
-    planned = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
+    dp = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
     report = decode(encode(Report(value=both.of(block(), [0, 1]))), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
-    rows = block_rows(planned.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
-    row = case_rows([Outcome(planned)], typed_frame(rows, BLOCKS)).iloc[0]
+    rows = block_rows(dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
+    row = case_rows([Outcome(dp)], typed_frame(rows, BLOCKS)).iloc[0]
     assert row["sm_clock_mhz"] == 1410
     assert row["power_w"] == pytest.approx(800, rel=1e-3)
     # Half a second for a step of two times 64 images.
@@ -169,20 +167,16 @@ def test_a_sampler_that_ends_or_hangs_holds_nobody_up(with_what, both, monkeypat
     assert process.wait(30) < 0
 
 
-def test_a_sampler_that_cannot_be_started(monkeypatch):
-    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: ["/there/is/no/such/command"])
-    made = Telemetry({0: FIRST})
-    assert TELEMETRY_FAILED in made.of(block(), [0]).detail
-    made.close()
-
-
-def test_a_sampler_that_never_answers(monkeypatch):
-    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: sleeps)
+@pytest.mark.parametrize(
+    "command", [["/there/is/no/such/command"], [sys.executable, "-c", "import time; time.sleep(600)"]]
+)
+def test_a_sampler_that_cannot_be_started_or_never_answers(command, monkeypatch):
+    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: command)
     monkeypatch.setattr(telemetry, "ANSWER_S", 0.1)
     made = Telemetry({0: FIRST})
     assert TELEMETRY_FAILED in made.of(block(), [0]).detail
-    assert made._process[0].wait(30) < 0
+    made.close()
+    assert not made._process or made._process[0].wait(30) < 0
 
 
 STARTS_ONE = """
@@ -223,29 +217,25 @@ def place(rank, device):
     return Place(rank=rank, local_rank=rank, device=torch.device(device), cores=(0,))
 
 
-def plan(device_type):
-    settings = with_device_defaults(
-        Settings(gpus=(1, 2, 4), modes=("dp", "ddp"), batch_size=64),
-        device_type=device_type,
-        num_local_devices=4,
-    )
-    planned = expand(settings, Machine(device_type=device_type, devices_per_node=4), arch="a", image_size=8)
-    return settings, [p for p in planned if p.skip_reason is None]
+def plan(device):
+    on = {"device": device, "devices": 4}
+    settings = resolved(**on, gpus=(1, 2, 4), modes=("dp", "ddp"), batch_size=64)
+    return settings, [p for p in planned(settings, **on) if p.skip_reason is None]
 
 
-def cases(device_type):
-    settings, planned = plan(device_type)
-    return settings, [p.case for p in planned]
+def cases(device):
+    settings, found = plan(device)
+    return settings, [p.case for p in found]
 
 
 def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch):
     made = []
     monkeypatch.setattr(telemetry, "Telemetry", made.append)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=f"uuid {i}"))
-    settings, planned = cases("cuda")
-    sampled(settings, planned, place(0, "cuda:0"))
-    sampled(settings, planned, place(3, "cuda:3"))
-    sampled(settings, [case for case in planned if case.mode != "dp"], place(0, "cuda:0"))
+    settings, every = cases("cuda")
+    sampled(settings, every, place(0, "cuda:0"))
+    sampled(settings, every, place(3, "cuda:3"))
+    sampled(settings, [case for case in every if case.mode != "dp"], place(0, "cuda:0"))
     assert [sorted(uuids) for uuids in made] == [[0, 1, 2, 3], [3], [0]]
     assert made[1] == {3: "uuid 3"}
 
@@ -253,10 +243,9 @@ def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch):
 def test_no_sampler_is_started_on_cpu_cores_or_where_it_is_off(monkeypatch):
     monkeypatch.setattr(telemetry, "Telemetry", lambda _: pytest.fail("it is started"))
     assert sampled(*cases("cpu"), place(0, "cpu")) is None
-    settings, planned = cases("cuda")
-    off = with_device_defaults(Settings(telemetry=False), device_type="cuda", num_local_devices=1)
+    settings, every = cases("cuda")
     assert settings.telemetry
-    assert sampled(off, planned, place(0, "cuda:0")) is None
+    assert sampled(resolved(device="cuda", telemetry=False), every, place(0, "cuda:0")) is None
 
 
 class Recorded:

@@ -156,26 +156,44 @@ OVERLAP = 100 * (100 + 50) / (10 + 100 + 100)
 """Of `ONE_STEP`: broadcasts are communication, too."""
 
 
-def test_buckets_count_from_the_first_kernel_of_the_backward():
-    assert bucket_runs(ONE_STEP, 2) == RUNS_OF_ONE
+CLOSE = [e for e in step_of(1000, 1000) if e["cat"] not in ("cuda_runtime", "cuda_driver")]
+RUNS_OF_CLOSE = [(1110, [(1150, 1250), (1260, 1360)])]
+EXTRA = kernel(NCCL.replace("f32", "u32"), 1070, 2361, 5)
 
 
-def test_copies_of_annotations_on_streams_are_no_steps():
-    """The backward's copy ends with what its own thread launched, kineto#1022: 2112 instead of 2310."""
-    shown = [*copies("step", 2000, 5), *copies("backward", 2110, 2), *copies("nccl:all_reduce", 2150, 100)]
-    assert bucket_runs([*shown, *ONE_STEP], 2) == RUNS_OF_ONE
-
-
-def test_a_kernel_belongs_to_the_step_that_launched_it():
-    """The GPU begins the first step when the host has launched both."""
-    second = (2510, [(2550, 2650), (2660, 2760)])
-    assert bucket_runs(TWO_STEPS, 2) == [*RUNS_OF_ONE, second]
-
-
-def test_of_several_backwards_the_last_counts():
-    """Two micro-batches: the first accumulates without communication."""
-    first = [annotation("backward", 1003, 2), *kernel("dgrad", 1004, 1990, 5)]
-    assert bucket_runs([*ONE_STEP, *first], 2) == RUNS_OF_ONE
+@pytest.mark.parametrize(
+    ("events", "runs"),
+    [
+        # From the first kernel of the backward.
+        (ONE_STEP, RUNS_OF_ONE),
+        # Copies of annotations on streams are no steps. The backward's copy ends with what its own thread
+        # launched, kineto#1022: 2112 instead of 2310.
+        (
+            [*copies("step", 2000, 5), *copies("backward", 2110, 2), *copies("nccl:x", 2150, 9), *ONE_STEP],
+            RUNS_OF_ONE,
+        ),
+        # A kernel belongs to the step that launched it: the GPU begins when the host has launched both.
+        (TWO_STEPS, [*RUNS_OF_ONE, (2510, [(2550, 2650), (2660, 2760)])]),
+        # Of several backwards the last counts: the first micro-batch accumulates without communication.
+        ([*ONE_STEP, annotation("backward", 1003, 2), *kernel("dgrad", 1004, 1990, 5)], RUNS_OF_ONE),
+        # A kernel without its launch is placed by its own time, of a GPU that keeps up with its host.
+        (CLOSE, RUNS_OF_CLOSE),
+        # 0 is CUPTI's word for no correlation.
+        (
+            [
+                event("cuda_runtime", "cudaLaunchKernel", 1, 3, correlation=0),
+                *({**e, "args": {"correlation": 0}} if e["cat"] == "kernel" else e for e in CLOSE),
+            ],
+            RUNS_OF_CLOSE,
+        ),
+        # One all-reduce too many, as of `find_unused_parameters`, says nothing of any step's buckets.
+        ([*ONE_STEP, *EXTRA], []),
+        ([*TWO_STEPS, *EXTRA], []),
+        ([e for e in ONE_STEP if e["name"] != "step"], []),
+    ],
+)
+def test_when_the_buckets_of_each_step_ran(events, runs):
+    assert bucket_runs(events, 2) == runs
 
 
 @pytest.mark.parametrize("name", [OLDER_NCCL, SYMMETRIC_NCCL])
@@ -183,23 +201,6 @@ def test_names_of_other_versions(name):
     renamed = [{**e, "name": e["name"].replace(NCCL, name)} for e in ONE_STEP]
     assert bucket_runs(renamed, 2) == RUNS_OF_ONE
     assert overlap_pct(*communication_and_compute(renamed)) == pytest.approx(OVERLAP)
-
-
-def test_a_kernel_without_its_launch_is_placed_by_its_own_time():
-    """A GPU that keeps up with its host; 0 is CUPTI's word for no correlation."""
-    close = [e for e in step_of(1000, 1000) if e["cat"] not in ("cuda_runtime", "cuda_driver")]
-    wanted = [(1110, [(1150, 1250), (1260, 1360)])]
-    assert bucket_runs(close, 2) == wanted
-    unknown = [event("cuda_runtime", "cudaLaunchKernel", 1, 3, correlation=0)]
-    without = [{**e, "args": {"correlation": 0}} if e["cat"] == "kernel" else e for e in close]
-    assert bucket_runs([*unknown, *without], 2) == wanted
-
-
-def test_one_all_reduce_too_many_says_nothing_of_buckets():
-    """`find_unused_parameters` adds one; PowerSGD and SyncBatchNorm have others."""
-    extra = kernel(NCCL.replace("f32", "u32"), 1070, 2361, 5)
-    assert bucket_runs([*ONE_STEP, *extra], 2) == []
-    assert bucket_runs([*TWO_STEPS, *extra], 2) == [], "nor of the other step's"
 
 
 def test_what_precedes_the_steps_does_not_count():
@@ -216,7 +217,6 @@ def test_what_precedes_the_steps_does_not_count():
 def test_without_a_step_everything_counts():
     events = [e for e in ONE_STEP if e["name"] != "step"]
     assert in_steps(events) == events
-    assert bucket_runs(events, 2) == []
 
 
 GLOO_ON_A_GPU = [

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from made import planned, resolved
 
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.manifest import Manifest, RankPlace
-from ddp_bench.bench.plan import Machine, expand, plan_hash
-from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.run import cases, session
 from ddp_bench.bench.run.cases import LiveCase
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, unfinished
 from ddp_bench.bench.run.reopen import open_run, progress_so_far
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 
 
@@ -68,21 +67,17 @@ class FakeSession(session.Session):
     def _prepare_cases(self):
         """Cases as warmed up; those that have nothing left are not, as in a real session."""
         measured, dropped = self._earlier.measured, self._earlier.dropped
-        for index, planned in unfinished(
-            self._plan, self._settings, measured, dropped=dropped, sustained_s={}
-        ):
+        for index, one in unfinished(self._plan, self._settings, measured, dropped=dropped, sustained_s={}):
             self._recorder.set_outcome(index, "ok")
-            self._live.append(LiveCase(index, planned.case, planned.oversubscribed, None, 0.01, 0.01))
+            self._live.append(LiveCase(index, one.case, one.oversubscribed, None, 0.01, 0.01))
 
 
-def settings_of(device_type="cuda", **stored):
-    asked = Settings.of_stored({"gpus": [1, 2, 4], "modes": ["ddp"], **stored})
-    return with_device_defaults(asked, device_type=device_type, num_local_devices=4)
+def settings_of(device="cuda", **stored):
+    return resolved(**{"device": device, "devices": 4, "gpus": [1, 2, 4], "modes": ["ddp"], **stored})
 
 
-def plan_of(settings, device_type="cuda"):
-    machine = Machine(device_type=device_type, devices_per_node=4)
-    return expand(settings, machine, arch="resnet20", image_size=32)
+def plan_of(settings, device="cuda"):
+    return planned(settings, device=device, devices=4, arch="resnet20", image_size=32)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ Deed = Callable[[m.Command], m.Answer | None]
 """What a worker answers to a command; None for nothing at all."""
 
 LIMIT_S = 30.0
+NO_END = "no end of the test within 0.1 s"
 TOLD = m.Told(waits_for="the other ranks", where="", stacks="stacks")
 
 
@@ -117,16 +118,41 @@ def test_every_worker_answers(started):
     assert {rank: report.value for rank, report in found.items()} == {0: "wait", 1: "wait"}
 
 
-def test_one_that_died_is_named_with_its_end(started):
+def at_work(command):
+    return m.Told(waits_for="", where="in work (net.py:3)", stacks="") if command.name == "tell" else None
+
+
+def late(deed):
+    def later(command):
+        time.sleep(0.1)
+        return deed(command)
+
+    return later
+
+
+MISSING = raising("gloo: Connection closed by peer", restart=True, is_cause=False)
+
+
+@pytest.mark.parametrize(
+    ("deeds", "codes", "limit_s", "reason"),
+    [
+        ((waiting, dies), {1: -9}, LIMIT_S, "rank 1 was killed by signal 9 (SIGKILL) in the test"),
+        ((waiting, dies), {}, LIMIT_S, "rank 1 ended unexpectedly in the test"),  # somebody else started it
+        ((waiting, at_work), {}, 0.1, f"{NO_END}: rank 1 on here in work (net.py:3)"),
+        ((waiting, waiting), {}, 0.1, f"{NO_END}: rank 0 on here waits for the other ranks"),
+        ((waiting, raising("ValueError: bug")), {}, LIMIT_S, "ValueError: bug (rank 1)"),
+        ((MISSING, late(dies)), {1: -9}, LIMIT_S, "rank 1 was killed by signal 9 (SIGKILL) in the test"),
+    ],
+    ids=["killed", "ended", "at work", "all wait", "raises alone", "missed by another"],
+)
+def test_the_one_to_blame_is_named(started, deeds, codes, limit_s, reason):
     with pytest.raises(LostError) as lost:
-        started(waiting, dies, codes={1: -9}).ask(both(), "round 1 (timed)", LIMIT_S)
-    assert lost.value.failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in round 1 (timed)"
-    assert lost.value.codes == {1: -9}
-
-
-def test_one_that_somebody_else_has_started_just_ended(started):
-    with pytest.raises(LostError, match=r"rank 1 ended unexpectedly in round 1"):
-        started(waiting, dies).ask(both(), "round 1 (timed)", LIMIT_S)
+        started(*deeds, codes=codes).ask(both(), "the test", limit_s)
+    assert lost.value.failure.reason == reason
+    assert lost.value.codes == {rank: codes.get(rank) for rank in lost.value.codes}
+    if "bug" in reason:
+        ranks = {0: "ended because another rank failed", 1: "raised\nTraceback: ValueError: bug"}
+        assert lost.value.failure.ranks == ranks
 
 
 def test_one_that_does_not_answer_is_killed_and_named(started):
@@ -136,7 +162,7 @@ def test_one_that_does_not_answer_is_killed_and_named(started):
             workers.ask(both(), "the test", 0.1)
         assert other.wait(LIMIT_S) == -9
     failure = lost.value.failure
-    assert failure.reason == "no end of the test within 0.1 s: rank 1 on here gave no answer"
+    assert failure.reason == f"{NO_END}: rank 1 on here gave no answer"
     assert failure.ranks == {0: "waited for the other ranks\nstacks", 1: "gave no answer"}
     assert failure.stacks == {0: "stacks"}
 
@@ -151,33 +177,9 @@ def test_a_process_that_only_has_the_number_of_a_rank_is_left_alone(started, mon
         other.kill()
 
 
-def test_one_that_is_at_work_is_late_not_those_that_wait_for_it(started):
-    def works(command):
-        return m.Told(waits_for="", where="in work (net.py:3)", stacks="") if command.name == "tell" else None
-
-    with pytest.raises(LostError, match=r"within 0.1 s: rank 1 on here in work \(net.py:3\)$"):
-        started(waiting, works).ask(both(), "the test", 0.1)
-
-
-def test_all_that_wait_are_late_together(started):
-    with pytest.raises(LostError, match=r"rank 0 on here waits for the other ranks$"):
-        started(waiting, waiting).ask(both(), "the test", 0.1)
-
-
-def test_one_that_raises_alone_ends_the_wait_of_the_others(started):
-    with pytest.raises(LostError) as lost:
-        started(waiting, raising("ValueError: bug")).ask(both(), "the test", LIMIT_S)
-    failure = lost.value.failure
-    assert (failure.status, failure.reason) == ("failed", "ValueError: bug (rank 1)")
-    assert failure.ranks == {0: "ended because another rank failed", 1: "raised\nTraceback: ValueError: bug"}
-
-
 def test_errors_of_all_are_reports_of_all(started):
-    def later(_):
-        time.sleep(0.1)
-        return m.Report(status="failed", reason="ValueError: bug")
-
-    found = started(raising("ValueError: bug"), later).ask(both(), "the test", LIMIT_S)
+    bug = raising("ValueError: bug")
+    found = started(bug, late(bug)).ask(both(), "the test", LIMIT_S)
     assert [report.reason for report in found.values()] == ["ValueError: bug"] * 2
 
 
@@ -185,16 +187,6 @@ def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(started, monk
     monkeypatch.setattr(module, "ERROR_GRACE_S", 1000.0)
     with pytest.raises(LostError, match=r"CUDA error \(rank 1\)"):
         started(waiting, raising("CUDA error", restart=True)).ask(both(), "the test", 10_000.0)
-
-
-def test_one_that_misses_another_is_not_the_cause(started):
-    def later(_):
-        time.sleep(0.1)
-        raise EOFError
-
-    missing = raising("gloo: Connection closed by peer", restart=True, is_cause=False)
-    with pytest.raises(LostError, match=r"rank 1 was killed by signal 9 \(SIGKILL\) in the test"):
-        started(missing, later, codes={1: -9}).ask(both(), "the test", LIMIT_S)
 
 
 def test_a_mistake_of_the_user_ends_the_wait_for_all(started):
