@@ -388,11 +388,8 @@ def torch(*version, **more):
 SITUATIONS = {
     # By line: machines and what differs in them; what is said of each is recorded.
     "GPUs": [
-        (laptop, {}),
-        (h100_box, {}),
         (h100_box, gpu(7, Name="NVIDIA H200")),
         (h100_box, gpu(7, MigMode=[1, 1])),
-        (virtual_gpu, {}),
         (h100_box, env(CUDA_VISIBLE_DEVICES="0,1")),
         (h100_box, {**env(CUDA_VISIBLE_DEVICES=""), **torch()}),
         (h100_box, {"gpus": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, **torch()}),
@@ -408,7 +405,6 @@ SITUATIONS = {
         (h100_box, gpu(0, MemoryInfo=memory(30000))),
     ],
     "GPU clocks": [
-        (h100_box, {}),
         (h100_box, held(0x40)),
         (h100_box, held(0x20)),
         (h100_box, held(0x81)),
@@ -416,36 +412,29 @@ SITUATIONS = {
         (h100_box, held(0x2)),
         (h100_box, held(0x1)),
         (h100_box, held(None)),
-        (virtual_gpu, {}),
     ],
     "GPU power": [
-        (h100_box, {}),
         (
             h100_box,
             {"gpus": [h100(0) | {"EnforcedPowerLimit": 250000, "PowerManagementDefaultLimit": 400000}]},
         ),
-        (virtual_gpu, {}),
     ],
     "GPU memory errors": [
-        (h100_box, {}),
         (h100_box, gpu(1, EccMode=[0, 0])),
         (h100_box, gpu(1, TotalEccErrors=3)),
         (h100_box, gpu(1, RemappedRows=(0, 0, 0, 1))),
-        (virtual_gpu, {}),
     ],
     "GPU heat": [
-        (h100_box, {}),
         (h100_box, gpu(0, MarginTemperature=11)),
         (h100_box, gpu(0, MarginTemperature=10)),
         (h100_box, gpu(0, MarginTemperature=0)),
         (h100_box, gpu(0, MarginTemperature=None)),
         (h100_box, gpu(0, MarginTemperature=None, TemperatureThreshold=35)),
-        (virtual_gpu, {}),
     ],
-    "GPU persistence": [(h100_box, {}), (h100_box, gpu(3, PersistenceMode=0)), (virtual_gpu, {})],
+    "GPU persistence": [
+        (h100_box, gpu(3, PersistenceMode=0)),
+    ],
     "GPU links": [
-        (virtual_gpu, {}),
-        (h100_box, {}),
         (h100_box, {"gpus": SOME_GPUS, "link": BY_PCIE}),
         (
             h100_box,
@@ -454,36 +443,25 @@ SITUATIONS = {
         (h100_box, gpu(7, MigMode=[1, 1])),
     ],
     "GPU affinity": [
-        (h100_box, {}),
         (h100_box, {"allowed": frozenset(range(56))}),
         (h100_box, gpu(3, PciInfo=None)),
         (h100_box, file(f"{NODES}/node1/cpulist", "")),
-        (virtual_gpu, {}),
     ],
     "cores": [
-        (h100_box, {}),
         (h100_box, {"allowed": frozenset(range(16))}),
         (h100_box, {"allowed": frozenset(range(15))}),
         (h100_box, {"allowed": frozenset(range(7))}),
-        (laptop, {}),
         (laptop, {"allowed": frozenset({1})}),
-        (container, {}),
         (container, file(QUOTA, "50000 100000")),
     ],
     "governor": [
-        (h100_box, {}),
         (h100_box, file(GOVERNOR, "schedutil")),
-        (laptop, {}),
         (laptop, file(DRIVER, "acpi-cpufreq")),
         (laptop, file(DRIVER, "amd-pstate-epp")),
-        (container, {}),
     ],
     "turbo": [
-        (h100_box, {}),
-        (laptop, {}),
         (laptop, file(f"{CPUS}/intel_pstate/no_turbo", "1")),
         (container, file(f"{CPUS}/cpufreq/boost", "1")),
-        (container, {}),
     ],
     "load": [
         (h100_box, busy(0.5, num_cores=112)),
@@ -503,12 +481,11 @@ SITUATIONS = {
         (laptop, busy(0.0, steal=0.11)),
     ],
     "NUMA": [
-        (laptop, {}),
-        (h100_box, {}),
         (h100_box, file("proc/sys/kernel/numa_balancing", "1")),
-        (virtual_gpu, {}),
     ],
-    "memory": [(h100_box, {}), (laptop, file("proc/meminfo", meminfo(16, 7))), (container, {})],
+    "memory": [
+        (laptop, file("proc/meminfo", meminfo(16, 7))),
+    ],
     "memory stalls": [
         (laptop, file(PRESSURE, "some avg10=4.99")),
         (laptop, file(PRESSURE, "some avg10=6.50")),
@@ -518,13 +495,14 @@ SITUATIONS = {
         (laptop, file("proc/meminfo", meminfo(16, 9, 2**20))),
         (laptop, {"later": {"proc/vmstat": "pswpin 1\npswpout 0"}}),
     ],
-    "huge pages": [(laptop, file(PAGES, "always madvise [never]")), (laptop, {}), (laptop, file(PAGES, ""))],
+    "huge pages": [(laptop, file(PAGES, "always madvise [never]")), (laptop, file(PAGES, ""))],
     "shared memory": [
         (h100_box, {"shm": (BATCHES, BATCHES + 1)}),
         (h100_box, {"shm": (BATCHES, BATCHES)}),
-        (container, {}),
     ],
-    "disk": [(laptop, {}), (laptop, {"disk": (GIB, GIB)}), (container, {})],
+    "disk": [
+        (laptop, {"disk": (GIB, GIB)}),
+    ],
     "threads": [
         (h100_box, env(OMP_NUM_THREADS="14")),
         (h100_box, env(OMP_NUM_THREADS="16")),
@@ -534,28 +512,23 @@ SITUATIONS = {
         (laptop, env(OMP_NUM_THREADS="16")),
     ],
     "gloo network": [
-        (h100_box, {}),
-        (laptop, {}),
         (laptop, {"resolves": ""}),
         (laptop, env(GLOO_SOCKET_IFNAME="eth0")),
         (laptop, env(GLOO_SOCKET_IFNAME="eth")),
         (laptop, {**env(GLOO_SOCKET_IFNAME="eth1"), "interfaces": DOWN}),
     ],
     "NCCL network": [
-        (h100_box, {}),
         (h100_box, env(NCCL_SOCKET_IFNAME="ens5")),
         (h100_box, file(PORT, "1: DOWN")),
         (h100_box, env(NCCL_SOCKET_IFNAME="lo")),
         (h100_box, {**env(NCCL_SOCKET_IFNAME="docker"), "interfaces": {"docker0": (True, "172.17.0.1", 0)}}),
     ],
     "torch": [
-        (h100_box, {}),
         (h100_box, torch(num_devices=0)),
         (h100_box, torch("2.11.0", cuda="12.8")),
         (laptop, {"torch": None}),
     ],
     "torchvision": [
-        (laptop, {}),
         (laptop, torch("2.13.0")),
         (laptop, {"vision": None}),
         (laptop, {**torch("2.16.0.dev20261001"), "vision": ("0.30", "torch==2.16.0.dev20261001")}),
@@ -574,11 +547,18 @@ SITUATIONS = {
 
 
 def said_of_each(folder):
-    """What the doctor says of every situation: the line's name, its status, text and advice."""
+    """What the doctor says: every line of the machines above, then the line that a situation is about."""
+
+    def line(name, found):
+        return f"{name}: {found.status}: {found.text}; {found.advice}"
+
     told = []
+    for make in (h100_box, laptop, container, virtual_gpu):
+        told.append(f"# {make.__name__}")
+        told += [line(name, found) for name, found in found_in(make(), folder / make.__name__).items()]
+    told.append("# changed")
     for name, rows in SITUATIONS.items():
-        for number, (make, changes) in enumerate(rows):
-            root = folder / f"{len(told)}"
-            found = found_in(changed(make(), **changes), root)[name]
-            told.append(f"{name} {number}: {found.status}: {found.text}; {found.advice}")
+        for make, changes in rows:
+            found = found_in(changed(make(), **changes), folder / f"{len(told)}")[name]
+            told.append(line(name, found))
     return told

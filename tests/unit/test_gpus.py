@@ -1,7 +1,6 @@
 """GPUs as NVML tells of them, and what their readings in blocks make of columns and cautions."""
 
 import json
-import os
 from types import SimpleNamespace
 
 import pandas as pd
@@ -28,34 +27,19 @@ def two_a100(states=12):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return 1
 
-    busy = {"a": 63, "b": 0}
-    process = SimpleNamespace(pid=4242, usedGpuMemory=12 * 2**30)
-    ours = SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)
     return {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda i: "ab"[i],
         "nvmlSystemGetDriverVersion": lambda: "570.86.15",
-        "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
         "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-80GB",
         "nvmlDeviceGetUUID": lambda h: f"GPU-{h}1234567",
         "nvmlDeviceGetPciInfo": lambda h: SimpleNamespace(busId=f"00000000:{h.upper()}7:00.0"),
         "nvmlDeviceGetMemoryInfo": lambda _h, _v=None: SimpleNamespace(used=3 * 2**20, total=80 * 2**30),
-        "nvmlDeviceGetUtilizationRates": lambda h: SimpleNamespace(gpu=busy[h]),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x5,
-        "nvmlDeviceGetEccMode": lambda _: [1, 1],
         "nvmlDeviceGetMigMode": lambda _: [0, 0],
-        "nvmlDeviceGetTotalEccErrors": lambda _h, kind, _c: 7 if kind == 1 else 0,
-        "nvmlDeviceGetRemappedRows": lambda _: (0, 0, 1, 0),
-        "nvmlDeviceGetTemperature": lambda _h, _s: 41,
-        "nvmlDeviceGetTemperatureThreshold": lambda _h, _t: 92,
         "nvmlDeviceGetEnforcedPowerLimit": lambda h: 250000 if h == "a" else 400000,
-        "nvmlDeviceGetPowerManagementDefaultLimit": lambda _: 400000,
-        "nvmlDeviceGetPersistenceMode": lambda _: 1,
-        "nvmlDeviceGetClockInfo": lambda _h, _c: 210,
         "nvmlDeviceGetMaxClockInfo": lambda _h, _c: 1410,
-        "nvmlDeviceGetComputeRunningProcesses": lambda h: [process, ours] if h == "a" else [],
         "nvmlDeviceGetNvLinkState": nvlink,
         "nvmlDeviceGetP2PStatus": lambda _a, _b, _i: pynvml.NVML_P2P_STATUS_OK,
         "nvmlDeviceGetTopologyCommonAncestor": lambda _a, _b: pynvml.NVML_TOPOLOGY_NODE,
