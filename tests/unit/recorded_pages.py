@@ -278,10 +278,13 @@ def text_of(html):
 
 def text_of_page(name, folder):
     """Of several runs what stands before the first, of predictions their part; conditions once."""
-    lines = text_of(render(PAGES[name](folder)))
-    if name in ("predicted", "refused"):
-        lines = lines[[i for i, line in enumerate(lines) if line.startswith("On hardware")][-1] :]
-    if name in ("several", "turns", "apart"):
-        lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("old: "))]
-    last = max((i for i, line in enumerate(lines) if line == "Conditions"), default=len(lines))
-    return "".join(f"{line}\n" for line in (lines if name == "conditions" else lines[:last]))
+    made = PAGES[name](folder)
+    predicted = name in ("predicted", "refused")
+    if predicted or len(made.runs) > 1:  # without figures that are not looked at
+        made = replace(made, runs=[replace(one, figures=(), more_figures=()) for one in made.runs])
+    lines = text_of(render(made))
+    begin = max(i for i, line in enumerate(lines) if line.startswith("On hardware")) if predicted else 0
+    ends = [i for i, line in enumerate(lines) if line == "Conditions" and name != "conditions"]
+    if len(made.runs) > 1:
+        ends = [i for i, line in enumerate(lines) if line.startswith("old: ")][:1]
+    return "".join(f"{line}\n" for line in lines[begin : ends[-1] if ends else len(lines)])

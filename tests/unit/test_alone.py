@@ -120,6 +120,16 @@ def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype):
     assert {factor.dtype for factor in (*meter._factors, meter._product)} == {dtype} == {expected}
 
 
+def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(monkeypatch):
+    meter = object.__new__(DeviceMeter)
+    meter._device = torch.device("cuda")
+    made = timed_by(monkeypatch, 10.0)
+    meter._multiply = lambda: made[0].said.append("work")
+    assert len(meter._times_ms()) == 10
+    once, ten = "mark work mark read", f"mark {'work mark ' * 10}read"
+    assert " ".join(made[0].said) == f"{once} {once} {ten} {ten}"
+
+
 @pytest.mark.parametrize(
     ("once_ms", "expected"),
     [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, matrix_rate.LEAST_REPETITIONS)],

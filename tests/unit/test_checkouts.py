@@ -55,10 +55,9 @@ def test_a_workload_in_no_repository_leaves_the_current_folders(tmp_path, monkey
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(
-        UsageError, match=r"neither .*net_q\.py nor the current folder is in a git repository"
-    ):
-        repository_to_compare("net_q:make", looked("net_q:make", tmp_path))
+    found = looked("net_q:make", tmp_path)
+    with pytest.raises(UsageError, match=r"neither .*net_q\.py nor the current folder is in a git repos"):
+        repository_to_compare("net_q:make", found)
     commit(tmp_path / "here", {"a": ""})
     assert repository_to_compare("net_q:make", looked("net_q:make", tmp_path)) == tmp_path / "here"
 

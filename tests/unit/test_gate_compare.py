@@ -1,6 +1,7 @@
 """Verdicts on simulated rounds of known truth."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -100,9 +101,14 @@ def test_faster_passes_as_improved_and_a_quiet_copy_as_unchanged():
 def test_what_cannot_be_told_is_no_pass():
     rng = np.random.default_rng(4)
     noise = {"sd": 0.3, "num_rounds": 4}
-    gate = gated(simulated(rng, **noise), simulated(rng, slower=1.1, **noise))
-    assert {c.verdict for c in gate.comparisons} == {"inconclusive"}
-    assert gate.exit_code == 3
+    sides = simulated(rng, **noise), simulated(rng, slower=1.1, **noise)
+    for interleaved in (False, True):
+        gate = gated(*sides, interleaved=interleaved)
+        assert {c.verdict for c in gate.comparisons} == {"inconclusive"}
+        assert gate.exit_code == 3
+        assert re.search(r"^undecided: .*--rounds", gate_output.verdict(gate))
+    wide = {("single", 1): [100.0, 130, 80, 110, 90, 120]}
+    assert re.search(r"^undecided: .*--rounds \d+", gate_output.verdict(gated(wide, wide)))
 
 
 def test_more_comparisons_make_each_interval_wider():

@@ -18,7 +18,7 @@ from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.held_out import HeldOut, error_sizes, model_error_pct
 from ddp_bench.bench.predict.networks import NETWORKS, network
 from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.predict.prediction import MOST_HALF_WIDTH, is_exposed_refused, predict, width_of
+from ddp_bench.bench.predict.prediction import MOST_HALF_WIDTH, is_exposed_refused, predict, refusal, width_of
 from ddp_bench.bench.predict.scaling_limit import predicted_line
 from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.stats import Interval
@@ -165,6 +165,29 @@ def folder(tmp_path):
 def test_a_half_width_above_half_the_value_is_refused(figure, *, expected):
     assert (width_of(figure) > MOST_HALF_WIDTH) == expected
     assert (width_of(Interval(1.0, 0.9, 1.1), figure) > MOST_HALF_WIDTH) == expected
+
+
+def test_the_reason_says_what_would_help():
+    assert "7.0 times the --max-time or --rounds" in refusal(width_of(Interval(100.0, 10.0, 274.0)))
+    assert "quieter machine" in refusal(9.0)
+    assert "off by up to 80% on held-out cases" in refusal(0.9, error_pct=80.0)
+    assert "unbounded" in refusal(float("inf"))
+
+
+def test_nothing_to_show_is_a_mistake(folder, capsys):
+    out = folder / "p.json"
+    said = refused([str(folder), "--gpus", "64,128", "--out", str(out)], capsys)
+    assert "not predicted: the interval would be ±" in said
+    assert not out.exists()
+
+
+def test_what_is_extrapolated_of_a_shown_step_is_a_caution(tmp_path, capsys):
+    spread = tuple(np.exp(np.random.default_rng(3).normal(0, 0.3, 300)))
+    save_calibration(tmp_path, replace(SMALL, rank_spread=spread))
+    assert command.main([str(tmp_path), "--gpus", "2,64"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Caution: ")]
+    extrapolated, whole = re.findall(r"(\d+) ms", line)
+    assert int(extrapolated) > int(whole) / 5
 
 
 def test_little_exposed_communication_is_shown_though_its_share_is_wide():

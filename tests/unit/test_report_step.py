@@ -51,7 +51,15 @@ def test_exposed_communication_is_taken_out_of_the_backward():
 def test_exposed_communication_never_makes_a_part_negative(exposed_ms, backward, exposed):
     found = parts_of(communicating(2, 200.0) | {"exposed_comm_ms": exposed_ms})
     assert found.get("backward") == backward
+    assert ("backward with communication" in found) == (exposed_ms is None)
     assert found.get("exposed communication") == exposed
+
+
+def test_a_backward_that_could_not_be_split_is_explained():
+    assert (
+        "backward with communication"
+        in figure([communicating(2, 200.0) | {"exposed_comm_ms": None}]).how_to_read
+    )
 
 
 def test_stage_that_was_not_measured_is_left_out_not_zero():

@@ -200,6 +200,8 @@ def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, c
     ):
         assert command([*map(str, given)]) == code
         said[str(given)] = capsys.readouterr().out
+    assert report_command([str(tokens), "--markdown", "--price-per-device-hour", "2"]) == 2
+    assert "counts tokens; leave it out" in capsys.readouterr().err, "an epoch is of images"
     for where, text in said.items():
         assert "tokens/s" in text, where
         assert re.search(r".{0,60}\bimages?.{0,30}", text, re.IGNORECASE) is None, where
