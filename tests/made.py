@@ -11,11 +11,14 @@ import pandas as pd
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
+from ddp_bench.bench.plan import Machine, expand
+from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, units_per_step
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, COMPARISONS, records, typed_frame
 from ddp_bench.bench.results.store import RunWriter
+from ddp_bench.bench.settings import Settings
 
 
 def case_of(*, bucket_cap_mb: str = "default", **settings: Any) -> Case:
@@ -28,6 +31,25 @@ def case_of(*, bucket_cap_mb: str = "default", **settings: Any) -> Case:
 def made_manifest(**fields: Any) -> Manifest:
     """A manifest of these fields, as JSON holds them."""
     return manifest_of({"schema_version": SCHEMA_VERSION, **fields}, "made")
+
+
+def resolved(*, device="cpu", devices=2, **stored):
+    """Settings as they are stored, with the defaults of a machine of so many devices."""
+    asked = Settings.of_stored(stored)
+    return with_device_defaults(asked, device_type=device, num_local_devices=devices)
+
+
+def planned(settings, *, device="cpu", devices=2, arch="resnet18", image_size=64, **more):
+    """The plan of these settings on that machine."""
+    machine = Machine(device_type=device, devices_per_node=devices)
+    return expand(settings, machine, arch=arch, image_size=image_size, **more)
+
+
+def block(case_id, round_index, step_ms, *, phase="timed", rank=0, steps=1, **more):
+    """A block of equal steps, as a row of blocks.csv."""
+    row = {"case_id": case_id, "phase": phase, "round": round_index, "position": 0, "rank": rank}
+    row |= {"num_steps": steps, "block_ms": steps * step_ms}
+    return row | {"steps_ms": " ".join([f"{step_ms:.7g}"] * steps), **more}
 
 
 def cap_of(case: Case) -> str:

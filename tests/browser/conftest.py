@@ -1,18 +1,17 @@
-"""Pages of two run folders, and a real browser to look at them."""
+"""Pages of recorded runs, and a real browser to look at them."""
 
-from __future__ import annotations
-
+import gzip
 import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from made_runs import default_run, paper_run
+from commands import ROOT
 
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.report.build import build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    pass
 
 FLAGS = (
     "--no-sandbox",
@@ -24,18 +23,27 @@ FLAGS = (
 )
 
 
-@pytest.fixture(
-    scope="session",
-    params=[default_run, pytest.param(paper_run, marks=pytest.mark.campaign)],
-    ids=["default", "paper"],
-)
-def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = request.param(tmp_path_factory.mktemp("runs") / "first-look")
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+
+
+def with_traces(folder):
+    """A copy of a recorded run, as if it had kept its traces."""
+    shutil.copytree(SAMPLE, folder)
+    (folder / "traces").mkdir()
+    for case_id in load_run(folder).cases["case_id"]:
+        for rank in range(2 if case_id.startswith("ddp-n2") else 1):
+            (folder / "traces" / f"{case_id}-rank{rank}.json.gz").write_bytes(gzip.compress(case_id.encode()))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def page_file(tmp_path_factory):
+    folder = with_traces(tmp_path_factory.mktemp("runs") / "first-look")
     return build([folder], folder / "report.html")
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser():
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: pip install playwright"
     )
@@ -49,11 +57,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_page(browser: Any, page_file: Path) -> Iterator[Callable[..., Any]]:
+def open_page(browser, page_file):
     """Opens the page from disk; a request for anything else or a word on the console fails the test."""
     contexts, asked, said = [], [], []
 
-    def answer(route: Any) -> None:
+    def answer(route):
         traces = (page_file.parent / "traces").as_uri()
         if route.request.url == page_file.as_uri() or route.request.url.startswith(f"{traces}/"):
             route.continue_()
@@ -61,7 +69,7 @@ def open_page(browser: Any, page_file: Path) -> Iterator[Callable[..., Any]]:
             asked.append(route.request.url)
             route.abort()
 
-    def opened(width: int = 1440, scheme: str = "light", **more: Any) -> Any:
+    def opened(width=1440, scheme="light", **more):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
         contexts.append(context)
         context.route("**/*", answer)

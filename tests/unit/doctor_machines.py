@@ -1,15 +1,12 @@
 """Machines that are not at hand, as what the doctor's checks read there: files, NVML, environment, torch."""
 
-from __future__ import annotations
-
 import copy
+import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +16,6 @@ import pytest
 
 from ddp_bench.bench import gpus
 from ddp_bench.bench.doctor import host, main
-from ddp_bench.bench.doctor.main import Finding
 
 GIB = 2**30
 CPUS = "sys/devices/system/cpu"
@@ -29,12 +25,12 @@ NODES = "sys/devices/system/node"
 class Nvml:
     """pynvml with given answers; everything else this GPU does not support, as virtual GPUs say."""
 
-    def __init__(self, answers: dict[str, Callable[..., Any]]) -> None:
+    def __init__(self, answers):
         self.answers = answers
-        self.absent: set[str] = set()
-        self.set_calls: list[str] = []
+        self.absent = set()
+        self.set_calls = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if not hasattr(pynvml, name):
             self.absent.add(name)
             raise AttributeError(name)
@@ -45,7 +41,7 @@ class Nvml:
         return self.answers.get(name, self.not_supported)
 
     @staticmethod
-    def not_supported(*_: Any) -> None:
+    def not_supported(*_):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
@@ -71,13 +67,13 @@ class Machine:
     later: dict[str, str] = field(default_factory=dict)
     """Files as they are once load and swap have been watched."""
 
-    def nvml(self) -> Nvml:
+    def nvml(self):
         if isinstance(self.gpus, int):
             error = pynvml.NVMLError(self.gpus)
             return Nvml({"nvmlInit": lambda: _raise(error)})
         handles = self.gpus
         names = {name for handle in handles for name in handle}
-        answers: dict[str, Callable[..., Any]] = {
+        answers = {
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
             "nvmlDeviceGetCount": lambda: len(handles),
@@ -95,35 +91,35 @@ class Machine:
             )
         return Nvml(answers)
 
-    def look_up(self, *_: Any, **__: Any) -> Any:
+    def look_up(self, *_, **__):
         if not self.resolves:
             raise socket.gaierror
         return [(0, 0, 0, "", (address, 0)) for address in self.resolves.split()]
 
-    def install(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+    def install(self, root, patch):
         """Let the doctor find this machine."""
         write(root, self.files)
         rooms = {str(root / "dev/shm"): self.shm}
         torch, vision, found = self.torch, self.vision, self.interfaces or {}
 
-        def usage(path: Path) -> Any:
+        def usage(path):
             total_free = rooms.get(str(path), self.disk)
             if total_free is None:
                 raise OSError
             return SimpleNamespace(total=total_free[0], free=total_free[1])
 
-        def about_vision(place: int) -> Callable[[str], Any]:
-            def answer(_: str) -> Any:
+        def about_vision(place):
+            def answer(_):
                 return vision[place] if vision else _raise(metadata.PackageNotFoundError())
 
             return answer
 
-        def stats() -> Any:
+        def stats():
             if self.interfaces is None:
                 raise OSError
             return {n: SimpleNamespace(isup=up, speed=speed) for n, (up, _, speed) in found.items()}
 
-        def addresses() -> Any:
+        def addresses():
             return {
                 name: [SimpleNamespace(family=socket.AF_INET, address=one) for one in listed.split()]
                 for name, (_, listed, _) in found.items()
@@ -152,11 +148,11 @@ class Machine:
             patch.setenv(name, value)
 
 
-def _raise(error: Exception) -> Any:
+def _raise(error):
     raise error
 
 
-def write(root: Path, files: dict[str, str | None]) -> Path:
+def write(root, files):
     for path, content in files.items():
         if content is None:
             continue
@@ -165,7 +161,7 @@ def write(root: Path, files: dict[str, str | None]) -> Path:
     return root
 
 
-def found_in(machine: Machine, root: Path) -> dict[str, Finding]:
+def found_in(machine, root):
     """The doctor's lines of a machine, by name."""
     with pytest.MonkeyPatch.context() as patch:
         machine.install(root, patch)
@@ -174,7 +170,7 @@ def found_in(machine: Machine, root: Path) -> dict[str, Finding]:
     return {finding.name: finding for finding in found}
 
 
-def fake_torch(version: str = "2.11.0", *, cuda: str | None = None, num_devices: int = 0) -> Any:
+def fake_torch(version="2.11.0", *, cuda=None, num_devices=0):
     return SimpleNamespace(
         __version__=version,
         version=SimpleNamespace(cuda=cuda),
@@ -186,7 +182,7 @@ def fake_torch(version: str = "2.11.0", *, cuda: str | None = None, num_devices:
     )
 
 
-def stat(num_cores: int, *, busy: float = 0.0, steal: float = 0.0, since: int = 0) -> str:
+def stat(num_cores, *, busy=0.0, steal=0.0, since=0):
     """/proc/stat at a moment; the shares are of the second that it then went on."""
     used = [round(100 * share) for share in (busy, 0, 0, 1 - busy - steal, 0, 0, 0, steal, 0, 0)]
     ever = [0, 0, 0, 100 * since, 0, 0, 0, 0, 0, 0]
@@ -194,13 +190,13 @@ def stat(num_cores: int, *, busy: float = 0.0, steal: float = 0.0, since: int = 
     return "\n".join([f"cpu  {line}", *(f"cpu{core} {line}" for core in range(num_cores))])
 
 
-def meminfo(total_gib: float, available_gib: float, swapped_kib: int = 0) -> str:
+def meminfo(total_gib, available_gib, swapped_kib=0):
     sizes = {"MemTotal": total_gib * 2**20, "MemFree": available_gib * 2**20, "Buffers": 0, "Cached": 0}
     sizes |= {"MemAvailable": available_gib * 2**20, "SwapTotal": 2**22, "SwapFree": 2**22 - swapped_kib}
     return "\n".join(f"{name}: {size:.0f} kB" for name, size in sizes.items())
 
 
-def h100(index: int) -> dict[str, Any]:
+def h100(index):
     """What NVML answers of one."""
     return {
         "Name": "NVIDIA H100 80GB HBM3",
@@ -230,7 +226,7 @@ NVLINK = {"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynv
 ROUTE = "Iface\tDestination\tGateway\neth0\t00000000\t0\t0003\t0\t0\t0\t00000000"
 
 
-def h100_box() -> Machine:
+def h100_box():
     """Eight H100 joined by NVSwitch, two sockets, InfiniBand, nothing else running."""
     files = {f"{CPUS}/cpu{core}/cpufreq/scaling_governor": "performance" for core in range(2)}
     files |= {f"sys/bus/pci/devices/0000:{gpu}7:00.0/numa_node": f"{gpu // 4}" for gpu in range(8)}
@@ -267,7 +263,7 @@ def h100_box() -> Machine:
     )
 
 
-def laptop() -> Machine:
+def laptop():
     """No GPU, four cores with two hardware threads each, Intel, on battery."""
     box = h100_box()
     kept = ("proc/", "sys/fs", "sys/kernel", f"{CPUS}/intel")
@@ -285,7 +281,7 @@ def laptop() -> Machine:
     return Machine(files, interfaces=box.interfaces, resolves="127.0.1.1", torch=torch, later=later)
 
 
-def container() -> Machine:
+def container():
     """Of eight cores and 64 GiB 2.5 and 3 may be used; Docker's default /dev/shm; a disk that is full."""
     box = laptop()
     files = {path: text for path, text in box.files.items() if "cpufreq" not in path and "turbo" not in path}
@@ -300,7 +296,7 @@ def container() -> Machine:
     return box
 
 
-def virtual_gpu() -> Machine:
+def virtual_gpu():
     """One vGPU in a virtual machine: NVML answers its name and little else."""
     box = h100_box()
     hidden = {"Name": "GRID A100-10C", "VirtualizationMode": pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU}
@@ -309,12 +305,12 @@ def virtual_gpu() -> Machine:
     return box
 
 
-def blank() -> Machine:
+def blank():
     """Nothing can be read."""
     return Machine({}, num_cores=None, allowed=frozenset(), load=None, shm=None, disk=None, vision=None)
 
 
-def changed(machine: Machine, **changes: Any) -> Machine:
+def changed(machine, **changes):
     """The machine with other values: of files, answers and variables those named, of GPUs by index."""
     made = copy.copy(machine)
     for name, value in changes.items():
@@ -325,3 +321,244 @@ def changed(machine: Machine, **changes: Any) -> Machine:
             now = {**now, **value} if isinstance(now, dict) and isinstance(value, dict) else value
         setattr(made, name, now)
     return made
+
+
+SOME_GPUS = [h100(index) for index in range(2)]
+BY_PCIE = {"P2PStatus": pynvml.NVML_P2P_STATUS_NOT_SUPPORTED}
+BATCHES = 8 * 2 * 2 * 256 * 3 * 224 * 224 * 4  # GPUs x workers x prefetched x images x float32
+DRIVER = f"{CPUS}/cpu0/cpufreq/scaling_driver"
+GOVERNOR = f"{CPUS}/cpu0/cpufreq/scaling_governor"
+PRESSURE = "proc/pressure/memory"
+PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
+QUOTA = "sys/fs/cgroup/cpu.max"
+DOWN = {"eth1": (False, "203.0.113.4", 0)}
+PORT = "sys/class/infiniband/mlx5_0/ports/1/state"
+
+
+def gpu(index, **answers):
+    return {"gpus": {index: answers}}
+
+
+def held(bits):
+    return gpu(5, CurrentClocksEventReasons=bits)
+
+
+def process(mib, pid=4242):
+    return [SimpleNamespace(pid=pid, usedGpuMemory=mib * 2**20)]
+
+
+def rates(percent):
+    return SimpleNamespace(gpu=percent)
+
+
+def memory(used_mib):
+    return SimpleNamespace(used=used_mib * 2**20, total=81559 * 2**20)
+
+
+def env(**variables):
+    return {"env": variables}
+
+
+def file(path, content):
+    return {"files": {path: content}}
+
+
+def later(times):
+    return {"later": {"proc/stat": times}}
+
+
+def busy(share, *, num_cores=8, steal=0.0):
+    return later(stat(num_cores, busy=share, steal=steal, since=101))
+
+
+def stolen_ever(share):
+    """Of 1,000 s, of which none was stolen in the last."""
+
+    def times(seconds):
+        line = f"0 0 0 {100 * seconds - 1e5 * share:.0f} 0 0 0 {1e5 * share:.0f} 0 0"
+        return "\n".join(f"cpu{core} {line}" for core in ["", *range(8)])
+
+    return {**file("proc/stat", times(1000)), **later(times(1001))}
+
+
+def torch(*version, **more):
+    return {"torch": fake_torch(*version, **more)}
+
+
+SITUATIONS = {
+    # By line: machines and what differs in them; what is said of each is recorded.
+    "GPUs": [
+        (h100_box, gpu(7, Name="NVIDIA H200")),
+        (h100_box, gpu(7, MigMode=[1, 1])),
+        (h100_box, env(CUDA_VISIBLE_DEVICES="0,1")),
+        (h100_box, {**env(CUDA_VISIBLE_DEVICES=""), **torch()}),
+        (h100_box, {"gpus": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, **torch()}),
+        (h100_box, {"gpus": pynvml.NVML_ERROR_GPU_IS_LOST}),
+        (h100_box, {"gpus": pynvml.NVML_ERROR_DRIVER_NOT_LOADED, **torch()}),
+        (laptop, torch(num_devices=4)),
+    ],
+    "GPU use": [
+        (h100_box, gpu(2, ComputeRunningProcesses=process(12034), UtilizationRates=rates(87))),
+        (h100_box, gpu(2, GraphicsRunningProcesses=process(5))),
+        (h100_box, gpu(0, ComputeRunningProcesses=process(5, pid=os.getpid()))),
+        (h100_box, gpu(0, UtilizationRates=rates(40))),
+        (h100_box, gpu(0, MemoryInfo=memory(30000))),
+    ],
+    "GPU clocks": [
+        (h100_box, held(0x40)),
+        (h100_box, held(0x20)),
+        (h100_box, held(0x81)),
+        (h100_box, held(0x4)),
+        (h100_box, held(0x2)),
+        (h100_box, held(0x1)),
+        (h100_box, held(None)),
+    ],
+    "GPU power": [
+        (
+            h100_box,
+            {"gpus": [h100(0) | {"EnforcedPowerLimit": 250000, "PowerManagementDefaultLimit": 400000}]},
+        ),
+    ],
+    "GPU memory errors": [
+        (h100_box, gpu(1, EccMode=[0, 0])),
+        (h100_box, gpu(1, TotalEccErrors=3)),
+        (h100_box, gpu(1, RemappedRows=(0, 0, 0, 1))),
+    ],
+    "GPU heat": [
+        (h100_box, gpu(0, MarginTemperature=11)),
+        (h100_box, gpu(0, MarginTemperature=10)),
+        (h100_box, gpu(0, MarginTemperature=0)),
+        (h100_box, gpu(0, MarginTemperature=None)),
+        (h100_box, gpu(0, MarginTemperature=None, TemperatureThreshold=35)),
+    ],
+    "GPU persistence": [
+        (h100_box, gpu(3, PersistenceMode=0)),
+    ],
+    "GPU links": [
+        (h100_box, {"gpus": SOME_GPUS, "link": BY_PCIE}),
+        (
+            h100_box,
+            {"gpus": [one | {"Name": "NVIDIA GeForce RTX 4090"} for one in SOME_GPUS], "link": BY_PCIE},
+        ),
+        (h100_box, gpu(7, MigMode=[1, 1])),
+    ],
+    "GPU affinity": [
+        (h100_box, {"allowed": frozenset(range(56))}),
+        (h100_box, gpu(3, PciInfo=None)),
+        (h100_box, file(f"{NODES}/node1/cpulist", "")),
+    ],
+    "cores": [
+        (h100_box, {"allowed": frozenset(range(16))}),
+        (h100_box, {"allowed": frozenset(range(15))}),
+        (h100_box, {"allowed": frozenset(range(7))}),
+        (laptop, {"allowed": frozenset({1})}),
+        (container, file(QUOTA, "50000 100000")),
+    ],
+    "governor": [
+        (h100_box, file(GOVERNOR, "schedutil")),
+        (laptop, file(DRIVER, "acpi-cpufreq")),
+        (laptop, file(DRIVER, "amd-pstate-epp")),
+    ],
+    "turbo": [
+        (laptop, file(f"{CPUS}/intel_pstate/no_turbo", "1")),
+        (container, file(f"{CPUS}/cpufreq/boost", "1")),
+    ],
+    "load": [
+        (h100_box, busy(0.5, num_cores=112)),
+        (h100_box, busy(0.95, num_cores=112)),
+        (laptop, busy(0.04)),
+        (laptop, busy(0.06)),
+        (laptop, busy(0.24)),
+        (laptop, busy(0.25)),
+        (laptop, {"load": 8.5}),
+        (laptop, later(stat(4, since=101))),
+    ],
+    "steal": [
+        (laptop, later(stat(8, since=100))),
+        (laptop, stolen_ever(0.019)),
+        (laptop, stolen_ever(0.03)),
+        (laptop, busy(0.0, steal=0.02)),
+        (laptop, busy(0.0, steal=0.11)),
+    ],
+    "NUMA": [
+        (h100_box, file("proc/sys/kernel/numa_balancing", "1")),
+    ],
+    "memory": [
+        (laptop, file("proc/meminfo", meminfo(16, 7))),
+    ],
+    "memory stalls": [
+        (laptop, file(PRESSURE, "some avg10=4.99")),
+        (laptop, file(PRESSURE, "some avg10=6.50")),
+        (laptop, file(PRESSURE, "some avg10=25.00")),
+    ],
+    "swap": [
+        (laptop, file("proc/meminfo", meminfo(16, 9, 2**20))),
+        (laptop, {"later": {"proc/vmstat": "pswpin 1\npswpout 0"}}),
+    ],
+    "huge pages": [(laptop, file(PAGES, "always madvise [never]")), (laptop, file(PAGES, ""))],
+    "shared memory": [
+        (h100_box, {"shm": (BATCHES, BATCHES + 1)}),
+        (h100_box, {"shm": (BATCHES, BATCHES)}),
+    ],
+    "disk": [
+        (laptop, {"disk": (GIB, GIB)}),
+    ],
+    "threads": [
+        (h100_box, env(OMP_NUM_THREADS="14")),
+        (h100_box, env(OMP_NUM_THREADS="16")),
+        (h100_box, env(OMP_NUM_THREADS="4", MKL_NUM_THREADS="16")),
+        (h100_box, env(OMP_NUM_THREADS="many")),
+        (h100_box, env(GOMP_CPU_AFFINITY="0-3")),
+        (laptop, env(OMP_NUM_THREADS="16")),
+    ],
+    "gloo network": [
+        (laptop, {"resolves": ""}),
+        (laptop, env(GLOO_SOCKET_IFNAME="eth0")),
+        (laptop, env(GLOO_SOCKET_IFNAME="eth")),
+        (laptop, {**env(GLOO_SOCKET_IFNAME="eth1"), "interfaces": DOWN}),
+    ],
+    "NCCL network": [
+        (h100_box, env(NCCL_SOCKET_IFNAME="ens5")),
+        (h100_box, file(PORT, "1: DOWN")),
+        (h100_box, env(NCCL_SOCKET_IFNAME="lo")),
+        (h100_box, {**env(NCCL_SOCKET_IFNAME="docker"), "interfaces": {"docker0": (True, "172.17.0.1", 0)}}),
+    ],
+    "torch": [
+        (h100_box, torch(num_devices=0)),
+        (h100_box, torch("2.11.0", cuda="12.8")),
+        (laptop, {"torch": None}),
+    ],
+    "torchvision": [
+        (laptop, torch("2.13.0")),
+        (laptop, {"vision": None}),
+        (laptop, {**torch("2.16.0.dev20261001"), "vision": ("0.30", "torch==2.16.0.dev20261001")}),
+    ],
+    "CUDA driver": [
+        (h100_box, {"system": {"CudaDriverVersion_v2": 12020}}),
+        (h100_box, {"system": {"CudaDriverVersion_v2": 13000}}),
+        (h100_box, {"system": {"CudaDriverVersion_v2": 11080}}),
+    ],
+    "settings": [
+        (h100_box, env(NCCL_DEBUG="WARN")),
+        (h100_box, env(NCCL_DEBUG="info")),
+        (h100_box, env(CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="info")),
+    ],
+}
+
+
+def said_of_each(folder):
+    """What the doctor says: every line of the machines above, then the line that a situation is about."""
+
+    def line(name, found):
+        return f"{name}: {found.status}: {found.text}; {found.advice}"
+
+    told = []
+    for make in (h100_box, laptop, container, virtual_gpu):
+        told.append(f"# {make.__name__}")
+        told += [line(name, found) for name, found in found_in(make(), folder / make.__name__).items()]
+    told.append("# changed")
+    for name, rows in SITUATIONS.items():
+        for make, changes in rows:
+            found = found_in(changed(make(), **changes), folder / f"{len(told)}")[name]
+            told.append(line(name, found))
+    return told

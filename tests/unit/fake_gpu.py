@@ -4,14 +4,10 @@ All in ms of one clock. A launch takes the host `launch_ms`; what is launched be
 far and its stream has done what came before. A full stream makes the host wait, as CUDA's does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +22,7 @@ QUEUE = 1024
 ALL_REDUCE_OPERATIONS = 6
 
 
-def _on_meta(make: Callable[..., torch.Tensor], *sizes: int, device: object, **how: Any) -> torch.Tensor:
+def _on_meta(make, *sizes, device, **how):
     assert device == DEVICE
     return make(*sizes, device="meta", **how)
 
@@ -40,13 +36,13 @@ class FakeStream:
 
 
 class FakeGpu:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, launch_ms: float, comm_ms: float = 0.0) -> None:
+    def __init__(self, monkeypatch, *, launch_ms, comm_ms=0.0):
         self.now_ms = 0.0
         self.launch_ms = launch_ms
         self.comm_ms = comm_ms
         self.current, self.nccl = FakeStream("current"), FakeStream("nccl")
-        self.log: list[str] = []
-        self.holds_ms: list[float] = []
+        self.log = []
+        self.holds_ms = []
         for name in ("zeros", "empty"):
             without_memory = functools.partial(_on_meta, getattr(torch, name))
             monkeypatch.setattr(torch, name, without_memory)
@@ -56,7 +52,7 @@ class FakeGpu:
         monkeypatch.setattr(Clock, "now", lambda _: round(self.now_ms * 1e6))
         collectives._storage.cache_clear()
 
-    def launch(self, ms: float, stream: FakeStream | None = None, *, operations: int = 1) -> None:
+    def launch(self, ms, stream=None, *, operations=1):
         """Queue a kernel of `ms` on a stream, the current one unless told."""
         stream = stream or self.current
         self.now_ms += self.launch_ms
@@ -67,7 +63,7 @@ class FakeGpu:
         stream.ends += [stream.free_ms] * operations
         stream.most_pending = max(stream.most_pending, len(stream.ends))
 
-    def all_reduce(self, _: Any, *, async_op: bool = False, **__: Any) -> SimpleNamespace | None:
+    def all_reduce(self, _, *, async_op=False, **__):
         """Behind what the current stream has to do, as NCCL's; work then waits on the current stream."""
         if not async_op:
             self.launch(0.01)
@@ -77,49 +73,49 @@ class FakeGpu:
         self.launch(self.comm_ms, self.nccl, operations=ALL_REDUCE_OPERATIONS)
         end_ms = self.nccl.free_ms
 
-        def wait() -> None:
+        def wait():
             self.current.free_ms = max(self.current.free_ms, end_ms)
 
         return SimpleNamespace(wait=wait)
 
     # What torch.cuda has.
 
-    def Event(self, *, enable_timing: bool) -> FakeEvent:  # noqa: N802
+    def Event(self, *, enable_timing):  # noqa: N802
         assert enable_timing
         return FakeEvent(self)
 
-    def Stream(self, device: torch.device) -> FakeStream:  # noqa: N802
+    def Stream(self, device):  # noqa: N802
         assert device == DEVICE
         return FakeStream("side")
 
     @contextlib.contextmanager
-    def stream(self, stream: FakeStream) -> Iterator[None]:
+    def stream(self, stream):
         self.current, before = stream, self.current
         yield
         self.current = before
 
-    def current_stream(self, device: torch.device) -> FakeStream:
+    def current_stream(self, device):
         assert device == DEVICE
         return self.current
 
-    def synchronize(self, device: torch.device = DEVICE) -> None:
+    def synchronize(self, device=DEVICE):
         assert device == DEVICE
         self.log.append("synchronize")
         self.now_ms = max(self.now_ms, self.current.free_ms, self.nccl.free_ms)
 
     @contextlib.contextmanager
-    def device(self, device: torch.device) -> Iterator[None]:
+    def device(self, device):
         assert device == DEVICE
         yield
 
-    def _sleep(self, cycles: int) -> None:
+    def _sleep(self, cycles):
         self.log.append("sleep")
         self.launch(cycles / CYCLES_PER_MS)
         self.holds_ms.append(cycles / CYCLES_PER_MS)
 
 
-def forbid_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(*_: Any, **__: Any) -> None:
+def forbid_cuda(monkeypatch):
+    def asked(*_, **__):
         pytest.fail("a CPU has no CUDA")
 
     for name in CUDA:
@@ -127,15 +123,15 @@ def forbid_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeEvent:
-    def __init__(self, gpu: FakeGpu) -> None:
+    def __init__(self, gpu):
         self._gpu = gpu
         self._at_ms = float("nan")
 
-    def record(self, stream: FakeStream | None = None) -> None:
+    def record(self, stream=None):
         stream = stream or self._gpu.current
         self._gpu.log.append(f"record {stream.name}")
         self._at_ms = max(self._gpu.now_ms, stream.free_ms)
 
-    def elapsed_time(self, end: FakeEvent) -> float:
+    def elapsed_time(self, end):
         assert self._gpu.log[-1] == "synchronize", "the events are not there yet"
         return end._at_ms - self._at_ms

@@ -1,15 +1,12 @@
 """Cases by hand and what is concluded from them, for the tests of findings."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
-from typing import Any
 
 from made import made_manifest
-from report_runs import Row, case, measured, run
+from report_runs import case, measured, run
 
-from ddp_bench.bench.findings.findings import Conclusion, conclude
+from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.stats import Interval
 
@@ -20,9 +17,7 @@ SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 100.0), case("ddp", 2,
 CAP_1, CAP_25 = (case("ddp", 2, 160.0, bucket_cap_mb=cap) for cap in ("1", "25"))
 
 
-def over(
-    first: Row, second: Row, low: float, high: float, *, num_rounds: int = 20, margin: float = 0.05
-) -> Comparison:
+def over(first, second, low, high, *, num_rounds=20, margin=0.05):
     estimate = 1.0 if math.isnan(low) else math.sqrt(low * high)
     return Comparison(first["case_id"], second["case_id"], Interval(estimate, low, high), margin, num_rounds)
 
@@ -30,21 +25,21 @@ def over(
 FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late)"}
 
 
-def concluded(*cases: Row, by: tuple[Comparison, ...] = (), **settings: Any) -> Conclusion:
+def concluded(*cases, by=(), **settings):
     data = run(cases, timed_blocks=[])
     manifest = made_manifest(settings=settings, timing={"measuring_s": 100.0})
     return conclude(Path("results/made run"), manifest, data.cases, data.times, by)
 
 
-def exposing(low: float, high: float) -> Row:
+def exposing(low, high):
     return {"exposed_comm_ms": (low + high) / 2, "exposed_comm_ms_low": low, "exposed_comm_ms_high": high}
 
 
-def hiding(low: float, high: float) -> Row:
+def hiding(low, high):
     return {"hidden_pct": (low + high) / 2, "hidden_pct_low": low, "hidden_pct_high": high}
 
 
-def said_of_each() -> list[str]:
+def said_of_each():
     """Every answer that a run can give, under what makes it so: the words that people read."""
     cpu_dp, cpu_ddp = (case(mode, 2, 160.0, scaling="strong", **CPU) for mode in ("dp", "ddp"))
     ends = {"faster": (1.28, 1.34), "little faster": (1.01, 1.03), "equal": (0.98, 1.02), "open": (0.9, 1.15)}
@@ -56,7 +51,7 @@ def said_of_each() -> list[str]:
         case(mode, n, 120.0 * n, compile="default", compile_s=41.2) | {"case_id": f"{mode}-compiled"}
         for mode, n in (("single", 1), ("ddp", 2))
     )
-    found: dict[str, tuple[tuple[Row, ...], tuple[Comparison, ...]]] = {}
+    found = {}
     for name, (low, high) in ends.items():
         few = {"num_rounds": 4 if math.isnan(low) else 20}
         found[f"DDP against DP: {name}"] = (SINGLE, DP, DDP), (over(DDP, DP, low, high, **few),)
@@ -79,10 +74,7 @@ def said_of_each() -> list[str]:
         (over(CAP_1, DDP, 0.8, 1.3), over(CAP_25, DDP, 0.91, 1.06)),
     )
     found["changes the training"] = (SINGLE, DDP, hook), (over(hook, DDP, 1.4, 1.5),)
-    found["another setting"] = (
-        (SINGLE, DDP, static, CAP_1),
-        (over(static, DDP, 0.99, 1.01),),
-    )
+    found["another setting"] = ((SINGLE, DDP, static, CAP_1), (over(static, DDP, 0.99, 1.01),))
     for name, values in {
         "hidden": exposing(11, 13) | hiding(66, 76),
         "alone unknown": exposing(11, 13),

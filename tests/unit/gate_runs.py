@@ -1,26 +1,20 @@
 """Runs made of numbers: a real results folder, or its checked cases, from step times by round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import made
 import numpy as np
 from made import made_manifest, write_tables
 
 from ddp_bench.bench.gate.runs import GateCase, GateRun
-from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.plan import Machine, Planned, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome
 from ddp_bench.bench.results.store import RunWriter, claim
-from ddp_bench.bench.settings import Settings
 
 Steps = Mapping[tuple[str, int], Sequence[float]]
 
-MANIFEST: dict[str, Any] = {
+MANIFEST = {
     "versions": {"torch": "2.15.0", "python": "3.12.1"},
     "environment": {"cpu_model": "Some CPU", "num_cores": 2, "gpus": [], "env": {"OMP_NUM_THREADS": "1"}},
     "settings": {"data": "device", "steps": 2, "seed": 0},
@@ -28,56 +22,32 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-def plan(arch: str = "resnet18", **settings: Any) -> list[Planned]:
-    resolved = with_device_defaults(
-        Settings(gpus=(2,), bucket_cap_mb=(BucketCaps(),), **settings), device_type="cpu", num_local_devices=2
-    )
-    machine = Machine(device_type="cpu", devices_per_node=2)
-    return expand(resolved, machine, arch=arch, image_size=64)
+def plan(arch="resnet18", **settings):
+    return made.planned(made.resolved(gpus=(2,), bucket_cap_mb=("default",), **settings), arch=arch)
 
 
-def noisy(
-    rng: np.random.Generator, ms: float, *, num_rounds: int, sd: float = 0.02, tail: float = 30.0
-) -> list[float]:
+def noisy(rng, ms, *, num_rounds, sd=0.02, tail=30.0):
     """Step times of that median, in ms: Student's t noise of `tail` degrees of freedom."""
     return [float(ms * np.exp(sd * value)) for value in rng.standard_t(tail, size=num_rounds)]
 
 
-STEADY: Steps = {
+STEADY = {
     ("single", 1): [100.0, 101, 99, 100.5, 99.5, 100.2],
     ("dp", 2): [200.0, 202, 198, 201, 199, 200.4],
     ("ddp", 2): [125.0, 126, 124, 125.6, 124.4, 125.2],
 }
 
 
-def block_rows(
-    case_id: str, mode: str, series: Sequence[float], phase: str = "timed"
-) -> list[dict[str, Any]]:
+def block_rows(case_id, mode, series, phase="timed"):
+    ranks = range(2 if mode == "ddp" else 1)
     return [
-        {
-            "case_id": case_id,
-            "phase": phase,
-            "round": r + 1,
-            "position": 0,
-            "rank": rank,
-            "num_steps": 2,
-            "block_ms": round(2 * ms, 6),
-            "steps_ms": f"{ms:.5g} {ms:.5g}",
-        }
-        for r, ms in enumerate(series)
-        for rank in range(2 if mode == "ddp" else 1)
+        made.block(case_id, r, ms, phase=phase, rank=rank, steps=2)
+        for r, ms in enumerate(series, 1)
+        for rank in ranks
     ]
 
 
-def write_run(
-    folder: Path,
-    steps: Steps = STEADY,
-    *,
-    no_sync_ms: float = 100.0,
-    peak_mem_mib: float | None = None,
-    planned: Sequence[Planned] = (),
-    **manifest: Any,
-) -> Path:
+def write_run(folder, steps=STEADY, *, no_sync_ms=100.0, peak_mem_mib=None, planned=(), **manifest):
     """A results folder as bench.run leaves it; DDP's step under no_sync takes `no_sync_ms`."""
     writer = RunWriter(claim(folder))
     writer.write_manifest(made_manifest(**{**MANIFEST, **manifest}))
@@ -93,15 +63,7 @@ def write_run(
     return folder
 
 
-def rounds_of(
-    images_per_s: Mapping[int, float],
-    speedup: Mapping[int, float],
-    *,
-    step_ms: Mapping[int, float] | None = None,
-    exposed_comm_ms: Mapping[int, float] | None = None,
-    peak_mem_mib: float | None = None,
-    num_devices: int = 2,
-) -> dict[str, dict[int, float]]:
+def rounds_of(images_per_s, speedup, *, step_ms=None, exposed_comm_ms=None, peak_mem_mib=None, num_devices=2):
     """The figures of a case by metric and round."""
     return {
         "step_ms": dict(step_ms or {}),
@@ -113,12 +75,12 @@ def rounds_of(
     }
 
 
-def with_rounds(case: GateCase, **by_metric: Mapping[int, float]) -> GateCase:
+def with_rounds(case, **by_metric):
     """The case with other figures of these metrics."""
     return replace(case, rounds={**case.rounds, **by_metric})
 
 
-def made_run(steps: Steps, *, path: str = "made", num_images: int = 16, **manifest: Any) -> GateRun:
+def made_run(steps, *, path="made", num_images=16, **manifest):
     """The same without files, as `read_run` would give it."""
     rates = {
         key: {r: num_images * key[1] * 1000 / ms for r, ms in enumerate(series)}
@@ -141,16 +103,12 @@ def made_run(steps: Steps, *, path: str = "made", num_images: int = 16, **manife
     return GateRun(Path(path), made_manifest(**{**MANIFEST, **manifest}), cases)
 
 
-def failed(run: GateRun, case_id: str) -> GateRun:
+def failed(run, case_id):
     """The run with that case failed."""
     return replace(
         run,
         cases=tuple(
-            replace(
-                c,
-                row={**c.row, "status": "failed", "reason": "no such luck"},
-                rounds=rounds_of({}, {}),
-            )
+            replace(c, row={**c.row, "status": "failed", "reason": "no such luck"}, rounds=rounds_of({}, {}))
             if c.case_id == case_id
             else c
             for c in run.cases

@@ -1,12 +1,10 @@
 """Small runs made by hand: round numbers, so that what the page shows can be checked by eye."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from made import compared, made_manifest
+from made import block, compared, made_manifest
 
 from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from ddp_bench.bench.results.comparisons import over_default
@@ -14,18 +12,12 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunData
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_bench.report.drawing import Figure
-    from ddp_bench.report.page import Run
-
 Row = dict[str, Any]
 
 
-def case(mode: str, num_devices: int, images_per_s: float | None = None, **more: Any) -> Row:
+def case(mode, num_devices, images_per_s=None, **more):
     """A case of 10 images per device; a rate makes it `ok`, with an interval of 1% either way."""
-    row: Row = {
+    row = {
         "case_id": f"{mode}-n{num_devices}-{more.get('bucket_cap_mb', 'x')}-{more.get('accumulate', 1)}",
         "status": "ok",
         "mode": mode,
@@ -58,20 +50,10 @@ def case(mode: str, num_devices: int, images_per_s: float | None = None, **more:
     return row | more
 
 
-def blocks(cases: Sequence[Row]) -> list[Row]:
+def blocks(cases):
     """Two rounds of one timed step, on every rank, for every case that has a rate."""
     return [
-        {
-            "case_id": row["case_id"],
-            "phase": "timed",
-            "round": round_index,
-            "position": 0,
-            "rank": rank,
-            "host": "h",
-            "started_s": 0.0,
-            "num_steps": 1,
-            "block_ms": 1000 * row["global_batch"] / row["images_per_s"],
-        }
+        timed(row, round_index, 1000 * row["global_batch"] / row["images_per_s"], rank=rank)
         for row in cases
         if row.get("images_per_s")
         for round_index in (1, 2)
@@ -79,19 +61,11 @@ def blocks(cases: Sequence[Row]) -> list[Row]:
     ]
 
 
-def timed(row: Row, round_index: int, *steps_ms: float, rank: int = 0, **more: Any) -> Row:
+def timed(row, round_index, *steps_ms, rank=0, **more):
     """A timed block of the given steps."""
-    return {
-        "case_id": row["case_id"],
-        "phase": "timed",
-        "round": round_index,
-        "position": 0,
-        "rank": rank,
-        "host": "h",
-        "num_steps": len(steps_ms),
-        "block_ms": sum(steps_ms),
-        "steps_ms": " ".join(map(str, steps_ms)),
-    } | more
+    steps = {"block_ms": sum(steps_ms), "steps_ms": " ".join(map(str, steps_ms))}
+    made = block(row["case_id"], round_index, 0.0, rank=rank, steps=len(steps_ms), host="h")
+    return made | steps | more
 
 
 class Drawn(NamedTuple):
@@ -104,15 +78,14 @@ class Drawn(NamedTuple):
     hollow: bool = False
 
 
-def drawn(figure: Figure | None) -> list[tuple[str, dict[str, list[Drawn]]]]:
+def drawn(figure):
     """Title and lines of each panel of a figure, by their names."""
     from ddp_bench.report.drawing import PAPER
 
-    assert figure is not None
     panels = []
     for axes in figure.canvas().axes:
-        lines: dict[str, list[Drawn]] = {}
-        bar: dict[float, tuple[float, float]] = {}
+        lines = {}
+        bar = {}
         for line in axes.lines:
             label, at, values = str(line.get_label()), [*line.get_xdata()], [*line.get_ydata()]
             if line.get_marker() in ("_", "|"):
@@ -128,31 +101,30 @@ def drawn(figure: Figure | None) -> list[tuple[str, dict[str, list[Drawn]]]]:
     return panels
 
 
-def ticks(figure: Figure | None) -> list[str]:
+def ticks(figure):
     """Labels along the lowest axis."""
-    assert figure is not None
     axes = figure.canvas().axes[-1]
     return [axes.xaxis.get_major_formatter()(x, 0) for x in axes.xaxis.get_major_locator()()]
 
 
-def figure_of(run: Run, title: str) -> Figure:
+def figure_of(run, title):
     """The figure of a run whose title begins so."""
     return next(one for one in (*run.figures, *run.more_figures) if one.title.startswith(title))
 
 
-def traced(row: Row, round_index: int, rank: int = 0, **moments: Sequence[float]) -> Row:
+def traced(row, round_index, rank=0, **moments):
     """A block of the anatomy pass, or traced: buckets' moments in ms."""
     phase = "anatomy" if "ready_ms" in moments else "trace"
     detail = json.dumps({name: list(values) for name, values in moments.items()})
     return timed(row, round_index, 100.0, rank=rank, phase=phase, detail=detail)
 
 
-def dashed(written: str) -> str:
+def dashed(written):
     """Return text with an en dash for `--`, as intervals have it."""
     return written.replace("--", "\N{EN DASH}")
 
 
-def measured(**values: float) -> Row:
+def measured(**values):
     """Columns with an interval of 1% either way."""
     return {
         f"{name}{end}": factor * value
@@ -161,14 +133,7 @@ def measured(**values: float) -> Row:
     }
 
 
-def run(
-    cases: Sequence[Row],
-    manifest: Row | None = None,
-    *,
-    path: str = "runs/by-hand",
-    allreduce: Sequence[Row] = (),
-    timed_blocks: Sequence[Row] | None = None,
-) -> RunData:
+def run(cases, manifest=None, *, path="runs/by-hand", allreduce=(), timed_blocks=None):
     told = made_manifest(**manifest or {})
     frame = typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
     comparisons = compared(typed_frame(cases, CASES), RoundTimes.of(frame), told.margin)
@@ -188,7 +153,7 @@ def run(
     )
 
 
-def usual_cases() -> list[Row]:
+def usual_cases():
     """Two GPUs in the machine, four asked for; single runs at 100 images/s."""
     return [
         case("single", 1, 100.0),
@@ -208,14 +173,14 @@ PHASES = {"data_ms": 1.0, "forward_ms": 30.0, "backward_ms": 60.0, "optimizer_ms
 COMMUNICATION = {"comm_ms": 40.0, "exposed_comm_ms": 20.0, "hidden_pct": 50.0, "no_sync_step_ms": 80.0}
 
 
-def communicating(num_devices: int, images_per_s: float, **more: Any) -> Row:
+def communicating(num_devices, images_per_s, **more):
     """A DDP case with an anatomy pass and measured communication; a step of 100 ms in parts."""
     return case(
         "ddp", num_devices, images_per_s, **measured(**PHASES, **COMMUNICATION), **{"num_buckets": 3, **more}
     )
 
 
-def paper_like() -> RunData:
+def paper_like():
     """The shape of the DDP paper's sweep: caps and accumulation varied one at a time on two GPUs."""
     default = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")
     one = communicating(2, 160.0, bucket_cap_mb="100", num_buckets=1, bucket_bytes="4194304")

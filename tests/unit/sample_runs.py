@@ -1,10 +1,7 @@
 """The recorded samples, and their cases.csv made anew from their blocks."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import fields
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,9 +11,8 @@ from made import case_of
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.results.store import load_run
 
 SAMPLES = sorted(path.parent for path in (ROOT / "results" / "samples").rglob("manifest.json"))
 
@@ -29,7 +25,7 @@ _CHOSEN = (
 """The samples that every change is tested by: two, three hosts, calibrated, swept; the campaign takes all."""
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return str(path.relative_to(ROOT / "results" / "samples"))
 
 
@@ -41,17 +37,17 @@ EVERY_SAMPLE = [
 
 
 @functools.cache
-def sample(path: Path) -> RunData:
+def sample(path):
     return load_run(path)
 
 
 @functools.cache
-def comparisons(path: Path) -> tuple[Comparison, ...]:
+def comparisons(path):
     return tuple(sample(path).compared)
 
 
 @functools.cache
-def rebuilt(path: Path) -> pd.DataFrame:
+def rebuilt(path):
     """What a run of today would have written as cases.csv."""
     run = sample(path)
     outcomes = []

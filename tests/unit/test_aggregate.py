@@ -1,17 +1,15 @@
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
+import made
 import numpy as np
 import pandas as pd
 import pytest
-from made import cap_of
+from made import cap_of, planned, resolved
 from scipy import stats as scipy_stats
 
 from ddp_bench.bench.layout import BucketLayout
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import (
     Outcome,
     allreduce_rows,
@@ -22,32 +20,16 @@ from ddp_bench.bench.results.aggregate import (
 )
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
-from ddp_bench.bench.settings import Settings
 
-SETTINGS = with_device_defaults(
-    Settings.of_stored({"gpus": (1, 2), "bucket_cap_mb": ("default", "1")}),
-    device_type="cpu",
-    num_local_devices=2,
-)
-PLAN = expand(SETTINGS, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
+PLAN = planned(resolved(gpus=(1, 2), bucket_cap_mb=("default", "1")))
 IDS = {(p.case.mode, p.case.num_devices, cap_of(p.case)): p.case.case_id for p in PLAN}
 
 
-def block(
-    key: tuple[str, int, str], round_index: int, step_ms: float, *, rank: int = 0, phase: str = "timed"
-) -> dict[str, Any]:
-    return {
-        "case_id": IDS[key],
-        "phase": phase,
-        "round": round_index,
-        "rank": rank,
-        "num_steps": 2,
-        "block_ms": 2 * step_ms,
-        "steps_ms": f"{step_ms} {step_ms}",
-    }
+def block(key, round_index, step_ms, **more):
+    return made.block(IDS[key], round_index, step_ms, steps=2, **more)
 
 
-def frames(step_ms: dict[tuple[str, int, str], list[float]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def frames(step_ms):
     blocks = typed_frame(
         [
             block(key, r + 1, ms, rank=rank)
@@ -74,14 +56,14 @@ DRIFTING = {
 }
 
 
-def test_throughput_is_global_batch_over_the_longest_ranks_block() -> None:
+def test_throughput_is_global_batch_over_the_longest_ranks_block():
     blocks = typed_frame(
         [block(("ddp", 2, "1"), 1, 50.0, rank=0), block(("ddp", 2, "1"), 1, 80.0, rank=1)], BLOCKS
     )
     assert RoundTimes.of(blocks).step_ms("timed") == {IDS["ddp", 2, "1"]: {1: 80.0}}
 
 
-def test_rows_hang_together() -> None:
+def test_rows_hang_together():
     cases, _ = frames(DRIFTING)
     assert len(cases) == len(PLAN), "every planned case has exactly one row"
     ok = cases[cases["status"] == "ok"]
@@ -95,7 +77,7 @@ def test_rows_hang_together() -> None:
     assert (ok["efficiency"] * ok["num_devices"]).tolist() == pytest.approx(ok["speedup"].tolist())
 
 
-def test_ratios_are_formed_inside_a_round() -> None:
+def test_ratios_are_formed_inside_a_round():
     cases, _ = frames(DRIFTING)
     row = cases.set_index("case_id").loc[IDS["ddp", 2, "default"]]
     assert row["speedup"] == pytest.approx(1.6)
@@ -103,7 +85,7 @@ def test_ratios_are_formed_inside_a_round() -> None:
     assert row["images_per_s_high"] - row["images_per_s_low"] > 20
 
 
-def test_what_was_not_measured_is_empty() -> None:
+def test_what_was_not_measured_is_empty():
     cases, _ = frames(DRIFTING)
     skipped = cases[cases["status"] == "skipped"].iloc[0]
     assert pd.isna(skipped["images_per_s"])
@@ -113,7 +95,7 @@ def test_what_was_not_measured_is_empty() -> None:
     assert cases["vs_ddp_default"].isna().all()
 
 
-def test_exposed_and_hidden_communication_by_definition() -> None:
+def test_exposed_and_hidden_communication_by_definition():
     key = ("ddp", 2, "1")
     rows = []
     for r in range(1, 6):
@@ -137,7 +119,7 @@ LAG_MS = [4.0, 6, 3, 5, 2, 7]
 """How much later rank 1 is than rank 0 where nobody waits."""
 
 
-def by_hand() -> dict[str, Any]:
+def by_hand():
     """The row of DDP on two devices: rank 1 is the slower one where no rank waits, rank 0 in timed blocks."""
     key, rows = ("ddp", 2, "1"), []
     for r, single, ddp, local, comm, lag in zip(
@@ -168,7 +150,7 @@ def by_hand() -> dict[str, Any]:
         ("compute_slowdown", [1.5] * 6),
     ],
 )
-def test_columns_of_a_pass_are_medians_of_what_its_rounds_say(name: str, by_round: list[float]) -> None:
+def test_columns_of_a_pass_are_medians_of_what_its_rounds_say(name, by_round):
     """And its interval scipy's: six rounds reach 95% with two of their values, or points beside them."""
     row = by_hand()
     assert row[name] == pytest.approx(np.median(by_round))
@@ -178,7 +160,7 @@ def test_columns_of_a_pass_are_medians_of_what_its_rounds_say(name: str, by_roun
         assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
 
 
-def test_typical_columns_hang_together() -> None:
+def test_typical_columns_hang_together():
     row = by_hand()
     step, local, comm = (row[name] for name in ("step_ms", "no_sync_step_ms", "comm_ms"))
     assert row["images_per_s"] == pytest.approx(32 * 1000 / step, rel=1e-12)
@@ -199,14 +181,14 @@ def test_typical_columns_hang_together() -> None:
         ("efficiency", [single / ms for single, ms in zip(SINGLE_MS, DDP_MS, strict=True)]),
     ],
 )
-def test_typical_columns_are_close_to_the_geometric_mean(name: str, by_round: list[float]) -> None:
+def test_typical_columns_are_close_to_the_geometric_mean(name, by_round):
     """Where no round stands out; the estimate itself has tests of its own."""
     row = by_hand()
     assert row[name] == pytest.approx(scipy_stats.gmean(by_round), rel=0.01)
     assert row[f"{name}_low"] < scipy_stats.gmean(by_round) < row[f"{name}_high"]
 
 
-def test_what_has_no_interval_by_hand() -> None:
+def test_what_has_no_interval_by_hand():
     row = by_hand()
     steps = [ms for ddp in DDP_MS for ms in (ddp, ddp, ddp - 10, ddp - 10)]
     assert row["step_ms_p50"] == pytest.approx(np.median(DDP_MS))
@@ -218,23 +200,22 @@ def test_what_has_no_interval_by_hand() -> None:
     assert row["backend"] == "gloo"
 
 
-def hiding(key: tuple[str, int, str], steps_ms: list[float]) -> dict[str, Any]:
+def hiding(key, steps_ms):
     """The row of a case whose step is 100 ms under `no_sync` and whose communication alone takes 40 ms."""
     rows = []
     for r, ms in enumerate(steps_ms, 1):
         rows += [block(key, r, ms), block(key, r, 100.0, phase="no_sync"), block(key, r, 40.0, phase="comm")]
     outcomes = [Outcome(p, "ok") for p in PLAN if p.case.case_id == IDS[key]]
-    found: dict[str, Any] = case_rows(outcomes, RoundTimes.of(typed_frame(rows, BLOCKS))).iloc[0].to_dict()
-    return found
+    return case_rows(outcomes, typed_frame(rows, BLOCKS)).iloc[0].to_dict()
 
 
 @pytest.mark.parametrize(("step_ms", "hidden"), [(150.0, -25.0), (140.0, 0.0), (70.0, 175.0)])
-def test_the_hidden_share_is_not_clamped(step_ms: float, hidden: float) -> None:
+def test_the_hidden_share_is_not_clamped(step_ms, hidden):
     row = hiding(("ddp", 2, "1"), [step_ms] * 5)
     assert row["hidden_pct"] == pytest.approx(hidden, abs=1e-9)
 
 
-def test_below_five_rounds_there_is_no_interval_and_no_hidden_share() -> None:
+def test_below_five_rounds_there_is_no_interval_and_no_hidden_share():
     few, enough = (hiding(("ddp", 2, "1"), [120.0, 121, 119, 122, 118][:n]) for n in (4, 5))
     assert few["step_ms"] == pytest.approx(120.5, abs=0.1)
     for name in ("step_ms", "images_per_s", "exposed_comm_ms"):
@@ -245,7 +226,7 @@ def test_below_five_rounds_there_is_no_interval_and_no_hidden_share() -> None:
     assert enough["hidden_pct"] == pytest.approx(50.0, abs=0.5)
 
 
-def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hiding() -> None:
+def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hiding():
     """Its messages are not in `comm_ms`, so the two do not make a share."""
     (planned,) = (p for p in PLAN if p.case.case_id == IDS["ddp", 2, "1"])
     synced = replace(planned, case=replace(planned.case, sync_batchnorm=True))
@@ -259,7 +240,7 @@ def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hi
     assert pd.isna(row["hidden_pct"])
 
 
-def test_a_share_stays_between_0_and_100_with_its_interval() -> None:
+def test_a_share_stays_between_0_and_100_with_its_interval():
     key, rows = ("ddp", 2, "1"), []
     for r, share in enumerate([0.5, 50.0, 99.5], 1):
         rows += [block(key, r, 130.0)]
@@ -270,7 +251,7 @@ def test_a_share_stays_between_0_and_100_with_its_interval() -> None:
     assert (row["overlap_trace_pct_low"], row["overlap_trace_pct_high"]) == (pytest.approx(0, abs=0.5), 100)
 
 
-def test_buckets_are_launched_once_all_before_them_are_ready() -> None:
+def test_buckets_are_launched_once_all_before_them_are_ready():
     key = ("ddp", 2, "1")
     rows = [
         block(key, r, 130.0, rank=rank, phase="anatomy")
@@ -302,7 +283,7 @@ def test_buckets_are_launched_once_all_before_them_are_ready() -> None:
     assert unknown["num_params"].isna().all()
 
 
-def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+def test_bus_bandwidth_is_that_of_nccl_tests():
     """Bytes over time, times 2 (n - 1) / n: 6 MB in 3 ms over 4 ranks are 2 GB/s and 3 GB/s."""
     large, small = reversed(allreduce_rows(4, "nccl", {6_000_000: [3.0, 2.0, 9.0], 4096: [0.5]}))
     assert small["bytes"] == 4096
@@ -312,8 +293,8 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
     assert large["busbw_gb_per_s"] == pytest.approx(3.0)
 
 
-def test_the_worst_half_width_is_of_the_widest_case_and_unknown_where_one_is() -> None:
-    def rows(*cases: tuple[str, float, float, float]) -> pd.DataFrame:
+def test_the_worst_half_width_is_of_the_widest_case_and_unknown_where_one_is():
+    def rows(*cases):
         names = ("status", "images_per_s", "images_per_s_low", "images_per_s_high")
         found = pd.DataFrame(cases, columns=names)
         return found.assign(mode="ddp", case_id=[str(i) for i in range(len(cases))])

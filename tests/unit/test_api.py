@@ -1,9 +1,6 @@
 """Runs as frames: `from ddp_bench import load_run, compare`."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -28,7 +25,7 @@ PURE = {
 """Numbers without a unit: indices and ratios."""
 
 
-def test_importing_the_package_is_free_and_no_import_needs_torch() -> None:
+def test_importing_the_package_is_free_and_no_import_needs_torch():
     code = (
         "import json, sys, ddp_bench; first = set(sys.modules); from ddp_bench import load_run, compare; "
         "heavy = {'pandas', 'torch', 'ddp_bench.bench.api'}; "
@@ -39,13 +36,13 @@ def test_importing_the_package_is_free_and_no_import_needs_torch() -> None:
     assert json.loads(done.stdout) == [[], False]
 
 
-def test_the_package_names_what_it_has_and_no_more() -> None:
+def test_the_package_names_what_it_has_and_no_more():
     assert {"load_run", "compare", "Run"} <= set(dir(ddp_bench))
     with pytest.raises(AttributeError, match="has no attribute 'lod_run'"):
         _ = ddp_bench.lod_run
 
 
-def test_a_run_is_frames_with_types_and_units() -> None:
+def test_a_run_is_frames_with_types_and_units():
     run = load_run(str(SAMPLE))
     for name, columns in FILES.items():
         frame = getattr(run, name.removesuffix(".csv"))
@@ -76,13 +73,13 @@ def test_a_run_is_frames_with_types_and_units() -> None:
     assert {name: run.units[name] for name in named} == named
 
 
-def test_every_number_has_a_unit_or_is_known_to_have_none() -> None:
+def test_every_number_has_a_unit_or_is_known_to_have_none():
     numbers = [c for columns in FILES.values() for c in columns if c.kind in ("int", "float")]
     bare = {c.name.removesuffix("_low").removesuffix("_high") for c in numbers if not c.unit}
     assert bare == PURE
 
 
-def test_rates_are_in_what_the_run_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rates_are_in_what_the_run_counts(monkeypatch, tmp_path):
     run = write_run(tmp_path / "run")
     data = store.load_run(run)
     tokens = SimpleNamespace(**{**vars(data), "cases": data.cases.assign(unit="tokens")})
@@ -93,7 +90,7 @@ def test_rates_are_in_what_the_run_counts(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert found["step_ms"] == "ms"
 
 
-def test_the_summary_is_that_of_the_command() -> None:
+def test_the_summary_is_that_of_the_command():
     summary = load_run(SAMPLE).summary
     assert {"answers", "findings", "next", "cautions", "timing", "cases"} <= set(summary)
     assert len(summary["cases"]) == 6
@@ -102,7 +99,7 @@ def test_the_summary_is_that_of_the_command() -> None:
     json.dumps(summary, allow_nan=False)
 
 
-def test_a_comparison_is_the_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_is_the_gates(tmp_path, capsys):
     slower = {key: [1.3 * ms for ms in series] for key, series in STEADY.items()}
     base, slow = write_run(tmp_path / "base"), write_run(tmp_path / "slow", slower)
     found = compare(load_run(base), slow)
@@ -118,7 +115,7 @@ def test_a_comparison_is_the_gates(tmp_path: Path, capsys: pytest.CaptureFixture
     assert set(lenient.loc[lenient["metric"] == "images_per_s", "verdict"]) == {"unchanged"}
 
 
-def test_a_mistake_is_one_line(tmp_path: Path) -> None:
+def test_a_mistake_is_one_line(tmp_path):
     with pytest.raises(UsageError, match="not a results folder") as caught:
         load_run(tmp_path)
     assert "\n" not in str(caught.value)

@@ -1,47 +1,228 @@
-"""A zip of a run, anybody's: read as the run is, or refused. `test_export` says what is public of a run."""
+"""A zip of a run: what is public in it, and anybody's, read as the run is or refused."""
 
-from __future__ import annotations
-
+import csv
 import io
+import json
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
+from typing import get_type_hints
 
+import pandas as pd
 import pytest
+import schemas
 from commands import ROOT
 from fuzzing import mutated
-from gate_runs import write_run
+from gate_runs import MANIFEST as OF_A_GATE
+from gate_runs import STEADY, write_run
 
-from ddp_bench import load_run
+from ddp_bench import compare, load_run
+from ddp_bench.bench import manifest as manifests
 from ddp_bench.bench.cluster.scratch import remove_abandoned
 from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.export.formats import (
+    bencher,
+)
 from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.gate.baseline import save
 from ddp_bench.bench.gate.main import main as gate
+from ddp_bench.bench.manifest import Record, public_fields
+from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.archive import opened, packed, unpacked
+from ddp_bench.bench.results.public import LEFT_OUT
+from ddp_bench.bench.results.recorder import NOT_REACHED
+from ddp_bench.bench.results.schema import FILES
+from ddp_bench.bench.settings import Settings
 from ddp_bench.report.main import main as report
 
 PUBLISHED = ROOT / "results" / "baselines" / "2-cores-amd-epyc-torch2.15-d9a5732e-6f163854b9a5.zip"
 SAMPLE = ROOT / "results" / "samples" / "tune" / "resnet18-2hosts-1gbit" / "sweep"
 
 
+def refused(folder, capsys):
+    assert export([str(folder), "--format", "zip"]) == 2
+    return capsys.readouterr().err
+
+
+TELLING = (
+    "gpu-node-17",
+    "other-node",
+    "alice",
+    "home",
+    "hunter",
+    "10.1.2.3",
+    "fe80",
+    "tmp",
+    "wlan7",
+    "net.py",
+)
+"""Parts of the names of hosts, a user, folders, addresses, an interface and a workload's file."""
+NODE, OTHER = "gpu-node-17.cluster.example", "other-node"
+TOLD = (
+    f"Traceback: /home/alice/net.py on {NODE} (10.1.2.3, fe80::1) by alice: see /tmp/alice/x, wlan7, hunter"
+)
+TEN = {key: [*series, *(1.001 * ms for ms in series[:4])] for key, series in STEADY.items()}
+SECRETIVE = {
+    "name": TOLD,
+    "run_id": "0123456789ab",
+    "argv": ["--out", "/home/alice/run"],
+    "command": "python -m bench.run --out /home/alice/run",
+    "settings": {
+        **OF_A_GATE["settings"],
+        "out": "/home/alice/run",
+        "data": "/home/alice/my images",
+        "workload": "/home/alice/net.py:model",
+        "name": "gpu-node-17",
+    },
+    "git": {"commit": "a" * 40, "dirty": False, "origin": TOLD},
+    "environment": {
+        **OF_A_GATE["environment"],
+        "host": NODE,
+        "topology": TOLD,
+        "env": {
+            "LD_PRELOAD": "/usr/lib/x.so:/home/alice/y.so",
+            "NCCL_COMM_ID": "10.1.2.3:29500",
+            "NCCL_HOSTID": NODE,
+            "NCCL_SOCKET_IFNAME": "wlan7",
+            "TORCHINDUCTOR_CACHE_DIR": TOLD,
+            "OMP_NUM_THREADS": "1",
+        },
+    },
+    "hosts": {name: {"num_cores": 2, "topology": TOLD} for name in (NODE, OTHER)},
+    "ranks": [
+        {"rank": 0, "host": NODE, "device": "core 0", "pid": 4711},
+        {"rank": 1, "host": OTHER, "device": "core 1", "pid": 4712},
+    ],
+    "timing": {"rounds": 10, "stopped_because": "all rounds done"},
+    "resumed": [{"utc": "2026-01-02T03:04:05+00:00", "host": NODE, "command": TOLD}],
+    "workload": {"spec": TOLD, "file": "net.py", "commit": "b" * 40, "dirty": False, "origin": "hunter"},
+    "of later": {"host": TOLD},
+}
+
+
 @pytest.fixture
-def archive(tmp_path: Path) -> Path:
+def secretive(tmp_path):
+    """A run that names hosts, a user, folders and addresses wherever a run can."""
+    folder = tmp_path / f"20260102T030405Z-{NODE}-run"
+    write_run(folder, TEN, **SECRETIVE)
+    changes = {
+        "cases.csv": {"reason": TOLD, "data": "/home/alice/my images", "of_later": TOLD},
+        "blocks.csv": {"host": [NODE, OTHER], "of_later": TOLD},
+    }
+    for name, changed in changes.items():
+        table = pd.read_csv(folder / name, dtype="string", keep_default_na=False)
+        for column, value in changed.items():
+            table[column] = value * (len(table) // 2) if isinstance(value, list) else value
+        table.to_csv(folder / name, index=False)
+    for name in ("journal.jsonl", "tune.json", "calibration.json", "report.html"):
+        (folder / name).write_text(TOLD)
+    return folder
+
+
+def zip_of(folder, out):
+    assert export([str(folder), "--format", "zip", "--out", str(out)]) == 0
+    return out
+
+
+def test_no_member_of_the_zip_tells_of_people_and_places(secretive, tmp_path):
+    path = zip_of(secretive, tmp_path / "a.zip")
+    members = unpacked(path)
+    assert set(members) == {"manifest.json", "cases.csv", "blocks.csv", "allreduce.csv", "comparisons.csv"}
+    for name, content in members.items():
+        assert not [word for word in TELLING if word in content.decode().lower()], name
+    manifest = json.loads(members["manifest.json"])
+    assert manifest["environment"]["host"] == "host0"
+    assert manifest["environment"]["env"] == {"OMP_NUM_THREADS": "1"}
+    assert list(manifest["hosts"]) == [rank["host"] for rank in manifest["ranks"]] == ["host0", "host1"]
+    assert (manifest["settings"]["data"], manifest["settings"]["workload"]) == ("folder", "WORKLOAD")
+    assert manifest["workload"] == {"commit": "b" * 40, "dirty": False}
+    found = load_run(path)
+    assert set(found.cases["reason"]) == {LEFT_OUT}
+    assert set(found.blocks["host"]) == {"host0", "host1"}
+    assert schemas.problems("manifest", manifest) == []
+
+
+def test_commands_read_the_zip_as_they_read_the_run(secretive, tmp_path):
+    before, after = load_run(secretive), load_run(zip_of(secretive, tmp_path / "a.zip"))
+    for frame, private in (("cases", ["reason", "data"]), ("blocks", ["host"])):
+        tables = [getattr(found, frame).drop(columns=private) for found in (before, after)]
+        pd.testing.assert_frame_equal(*tables)
+    assert set(compare(secretive, after, ratios_only=True)["verdict"]) == {"unchanged"}
+    assert json.loads(bencher(after)) == json.loads(bencher(before))
+    whole = load_run(zip_of(SAMPLE, tmp_path / "sample.zip"))
+    assert not compare(SAMPLE, whole)["verdict"].isin(["not comparable", "missing"]).any()
+    assert schemas.problems("manifest", json.loads(whole.manifest.as_json())) == []
+
+
+def test_a_reason_is_public_where_it_names_a_case_or_the_end_of_the_run(tmp_path):
+    folder = write_run(tmp_path / "run", TEN)
+    table = pd.read_csv(folder / "cases.csv", dtype="string", keep_default_na=False)
+    reasons = ["", equal_layout_reason(table["case_id"].iloc[0]), NOT_REACHED]
+    table["reason"] = [*reasons, *[TOLD] * (len(table) - 3)][: len(table)]
+    table.to_csv(folder / "cases.csv", index=False)
+    content = unpacked(zip_of(folder, tmp_path / "a.zip"))["cases.csv"].decode()
+    found = [row["reason"] for row in csv.DictReader(io.StringIO(content))]
+    assert found[:3] == reasons
+    assert set(found[3:]) <= {LEFT_OUT}
+
+
+def test_what_is_not_public_is_known():
+    """Whoever adds a setting or a column of text decides here whether it may name people and places."""
+    kinds = [kind for kind in vars(manifests).values() if isinstance(kind, type) and issubclass(kind, Record)]
+    private = {
+        kind.__name__: left
+        for kind in (*kinds, Settings)
+        if (left := set(get_type_hints(kind)) - set(public_fields(kind)))
+    }
+    assert private == {
+        "Manifest": {"schema_version", "name", "argv", "command"},
+        "WorkloadCode": {"spec", "file", "repository", "origin"},
+        "Host": {"topology"},
+        "FirstHost": {"topology"},
+        "RankPlace": {"pid"},
+        "Resumed": {"command", "workload", "host"},
+        "Settings": {"out", "name", "data", "workload"},
+    }
+    columns = [column for of_file in FILES.values() for column in of_file]
+    assert {one.name for one in columns if one.kind == "text" and not one.public} == {
+        "host",
+        "data",
+        "reason",
+    }
+
+
+def test_equal_runs_make_equal_bytes(tmp_path, monkeypatch):
+    one = zip_of(write_run(tmp_path / "one"), tmp_path / "1.zip").read_bytes()
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    assert zip_of(write_run(tmp_path / "two"), tmp_path / "2.zip").read_bytes() == one
+
+
+def test_the_zip_lies_beside_the_run_by_its_id_and_replaces_nothing_unasked(secretive, tmp_path, capsys):
+    target = tmp_path / "0123456789ab.zip"
+    assert export([str(secretive), "--format", "zip"]) == 0
+    assert capsys.readouterr().out.strip() == str(target)
+    target.write_text("of another")
+    assert "is there already" in refused(secretive, capsys)
+    assert target.read_text() == "of another"
+    assert load_run(zip_of(secretive, target)).manifest.run_id == "0123456789ab"
+    capsys.readouterr()
+    nameless = write_run(tmp_path / "nameless", run_id="../x")
+    assert "has no run_id to name" in refused(nameless, capsys)
+
+
+@pytest.fixture
+def archive(tmp_path):
     path = tmp_path / "a.zip"
     assert export([str(write_run(tmp_path / "run")), "--format", "zip", "--out", str(path)]) == 0
     return path
 
 
-def test_another_command_that_tidies_up_leaves_it_alone(archive: Path) -> None:
+def test_another_command_that_tidies_up_leaves_it_alone(archive):
     with opened(archive) as folder:
         remove_abandoned()
         assert {path.name for path in folder.iterdir()} == set(unpacked(archive))
     assert not folder.exists()
 
 
-def test_the_report_and_a_baseline_are_made_of_an_archive(
-    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_and_a_baseline_are_made_of_an_archive(archive, tmp_path, capsys):
     capsys.readouterr()
     assert report([str(archive)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "a.html")
@@ -50,11 +231,11 @@ def test_the_report_and_a_baseline_are_made_of_an_archive(
     assert load_run(kept).cases.equals(load_run(archive).cases)
 
 
-def test_the_published_one_is_the_sample_it_was_made_of() -> None:
+def test_the_published_one_is_the_sample_it_was_made_of():
     assert load_run(PUBLISHED).cases.equals(load_run(SAMPLE).cases)
 
 
-def zipped(change: Callable[[zipfile.ZipFile], object], **without: bytes) -> bytes:
+def zipped(change, **without):
     content = io.BytesIO(packed({"manifest.json": b"{}", **without}))
     with zipfile.ZipFile(content, "a") as file:
         change(file)
@@ -74,7 +255,7 @@ def zipped(change: Callable[[zipfile.ZipFile], object], **without: bytes) -> byt
     ],
     ids=["parent", "absolute", "other file", "no manifest", "cut off", "no zip", "damaged"],
 )
-def test_what_strangers_made_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_what_strangers_made_is_refused(content, said, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.zip").write_bytes(content)
     with pytest.raises(UsageError, match=r"a\.zip") as caught:
@@ -84,7 +265,7 @@ def test_what_strangers_made_is_refused(content: bytes, said: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
-def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method: int, tmp_path: Path) -> None:
+def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method, tmp_path):
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", method) as file:
         file.writestr("manifest.json", "{}" * 20)
@@ -105,7 +286,7 @@ def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method: in
         assert {main([str(path), *more]) for main, more in commands} == {ExitCode.USAGE}
 
 
-def test_a_file_twice_and_a_bomb_are_refused(tmp_path: Path) -> None:
+def test_a_file_twice_and_a_bomb_are_refused(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"):
         twice = zipped(lambda file: file.writestr("manifest.json", "{}"))
     (tmp_path / "twice.zip").write_bytes(twice)

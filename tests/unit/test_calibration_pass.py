@@ -1,20 +1,16 @@
 """What the calibration pass tells: recovered from steps that a known machine would have taken."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 from hypothesis import given
 from hypothesis import strategies as st
+from made import case_of
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.manifest import Manifest
@@ -40,9 +36,7 @@ TRAINABLE = [(f"p{i}", SIZES[ORDER[i]], "") for i in range(4)]
 
 
 @given(st.floats(1, 4), st.floats(1, 4), st.floats(1, 500), st.floats(1, 500))
-def test_slow_downs_from_compute_and_communication_that_began_together(
-    compute: float, comm: float, compute_ms: float, comm_ms: float
-) -> None:
+def test_slow_downs_from_compute_and_communication_that_began_together(compute, comm, compute_ms, comm_ms):
     """Oracle: the simulation of one bucket that is ready at once."""
     work = [Work(num_bytes=1, ready_ms=0.0, comm_ms=comm_ms)]
     alone = Compute(before_ms=0.0, backward_ms=compute_ms, after_ms=0.0)
@@ -57,7 +51,7 @@ def test_slow_downs_from_compute_and_communication_that_began_together(
     assert found.comm == pytest.approx(comm, rel=1e-6)
 
 
-def test_bursts_count_as_much_as_they_last() -> None:
+def test_bursts_count_as_much_as_they_last():
     """Compute that took 100 and 50 ms by itself, 150 and 50 beside."""
     found = slowdowns(
         compute_alone_ms=[100, 50], comm_alone_ms=200, compute_end_ms=[150, 50], comm_end_ms=[200, 200]
@@ -65,23 +59,21 @@ def test_bursts_count_as_much_as_they_last() -> None:
     assert found.compute == pytest.approx(200 / 150)
 
 
-def test_noise_never_makes_a_slow_down_below_one() -> None:
+def test_noise_never_makes_a_slow_down_below_one():
     found = slowdowns(compute_alone_ms=[100], comm_alone_ms=200, compute_end_ms=[95], comm_end_ms=[190])
     assert found == Slowdown(compute=1.0, comm=1.0)
 
 
-def gpu_bursts(
-    monkeypatch: pytest.MonkeyPatch, *, num_buckets: int, comm_ms: float, kernel_ms: float
-) -> tuple[dict[str, Any], tuple[float, ...], FakeGpu]:
+def gpu_bursts(monkeypatch, *, num_buckets, comm_ms, kernel_ms):
     """The bursts on a GPU whose compute (100 kernels) and communication share nothing."""
     gpu = FakeGpu(monkeypatch, launch_ms=0.03, comm_ms=comm_ms)
-    trainer: Any = SimpleNamespace(local_step=lambda: [gpu.launch(kernel_ms) for _ in range(100)])
+    trainer = SimpleNamespace(local_step=lambda: [gpu.launch(kernel_ms) for _ in range(100)])
     monkeypatch.setattr(calibration, "longest", lambda times_ms, *_: times_ms)
     replay = BucketReplay([4096] * num_buckets, "none", None, DEVICE)
     return *calibration._bursts(trainer, replay, make_clock(DEVICE)), gpu
 
 
-def slowdown_of(detail: dict[str, Any]) -> Slowdown:
+def slowdown_of(detail):
     return slowdowns(**{name: ms for name, ms in detail.items() if name != "comm_core_ms"})
 
 
@@ -95,18 +87,14 @@ GPUS = [
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_on_a_gpu_that_shares_nothing_no_side_slows_the_other_down(
-    monkeypatch: pytest.MonkeyPatch, gpu: dict[str, Any]
-) -> None:
+def test_on_a_gpu_that_shares_nothing_no_side_slows_the_other_down(monkeypatch, gpu):
     detail, _, _ = gpu_bursts(monkeypatch, **gpu)
     found = slowdown_of(detail)
     assert found.compute == pytest.approx(1.0, abs=1e-3)
     assert found.comm == pytest.approx(1.0, abs=1e-3)
 
 
-def test_without_the_hold_launching_the_all_reduces_looks_like_a_slow_down(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_hold_launching_the_all_reduces_looks_like_a_slow_down(monkeypatch):
     """The simulation can tell: 0.03 ms each for what is launched before the first kernel."""
     monkeypatch.setattr(collectives, "hold", lambda *_: None)
     detail, _, _ = gpu_bursts(monkeypatch, **GPUS[0])
@@ -114,28 +102,24 @@ def test_without_the_hold_launching_the_all_reduces_looks_like_a_slow_down(
 
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 5, 30, 160])
-def test_all_replays_of_a_burst_wait_in_a_queue_that_has_room_for_them(
-    monkeypatch: pytest.MonkeyPatch, num_buckets: int
-) -> None:
+def test_all_replays_of_a_burst_wait_in_a_queue_that_has_room_for_them(monkeypatch, num_buckets):
     *_, gpu = gpu_bursts(monkeypatch, num_buckets=num_buckets, comm_ms=0.02, kernel_ms=5.0)
     assert 0 < gpu.nccl.most_pending < 1000
 
 
-def test_the_steps_of_the_block_show_their_launches_as_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steps_of_the_block_show_their_launches_as_training_does(monkeypatch):
     detail, steps_ms, _ = gpu_bursts(monkeypatch, **GPUS[1])
     assert steps_ms == pytest.approx([100 * 0.03 + 0.005])
     assert detail["compute_alone_ms"][0] == pytest.approx(100 * 0.005)
 
 
-def test_on_a_cpu_the_bursts_are_what_they_were_and_ask_nothing_of_cuda(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_cpu_the_bursts_are_what_they_were_and_ask_nothing_of_cuda(monkeypatch):
     """A step to size the bursts, six by themselves and six beside two replays of two buckets each."""
     steps, sent = [], []
     forbid_cuda(monkeypatch)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda bucket, **_: sent.append(bucket.numel()))
     monkeypatch.setattr(calibration, "longest", lambda *_: (10.0, 10.0))
-    trainer: Any = SimpleNamespace(local_step=lambda: steps.append(len(sent)))
+    trainer = SimpleNamespace(local_step=lambda: steps.append(len(sent)))
     device = torch.device("cpu")
     replay = BucketReplay([400, 800], "none", None, device)
     detail, steps_ms = calibration._bursts(trainer, replay, make_clock(device))
@@ -146,15 +130,11 @@ def test_on_a_cpu_the_bursts_are_what_they_were_and_ask_nothing_of_cuda(
     assert len(steps_ms) == len(detail["compute_alone_ms"]) == len(detail["comm_end_ms"]) == 6
 
 
-def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
+def known_run(tmp_path, *, with_pass=True):
     """Two caps over three rounds of a machine that is 10% slower in each round than before."""
     cases, blocks = [], []
     for cap in ("default", "1000"):
-        case = Case(
-            mode="ddp", num_devices=2, arch="net", image_size=32, batch_per_device=8, scaling="weak",
-            precision="fp32", data="device", device_type="cpu", backend="gloo",
-            bucket_cap_mb=BucketCaps.parse(cap),
-        )  # fmt: skip
+        case = case_of(arch="net", image_size=32, batch_per_device=8, backend="gloo", bucket_cap_mb=cap)
         layout = assign_cap(SIZES, BucketCaps.parse(cap))
         sizes = bucket_bytes(SIZES, layout)
         first = _first_round(layout)
@@ -182,19 +162,19 @@ def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
     )  # fmt: skip
 
 
-def _first_round(layout: Any) -> float:
+def _first_round(layout):
     work = make_work(SIZES, READY_MS, layout, CURVE)
     return simulate(work, COMPUTE, slowdown=SLOW, copy_ms=COPY_MS, residual_ms=RESIDUAL_MS).step_ms
 
 
-def _block(case: Case, r: int, phase: str, ms: float, detail: Any = None) -> dict[str, Any]:
+def _block(case, r, phase, ms, detail=None):
     return {
         "case_id": case.case_id, "phase": phase, "round": r, "rank": 0, "num_steps": 1, "block_ms": ms,
         "steps_ms": f"{ms}", "detail": detail and json.dumps({"calibration": detail}),
     }  # fmt: skip
 
 
-def _detail(pace: float) -> dict[str, Any]:
+def _detail(pace):
     """As instruments show it that make a step 5% longer."""
     work = [Work(num_bytes=1, ready_ms=0.0, comm_ms=800.0)]
     beside = simulate(work, Compute(before_ms=0, backward_ms=320.0, after_ms=0), slowdown=SLOW)
@@ -209,7 +189,7 @@ def _detail(pace: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_machine_that_made_a_run_is_found_again(tmp_path: Path) -> None:
+def test_the_machine_that_made_a_run_is_found_again(tmp_path):
     found = calibration_of(known_run(tmp_path), TRAINABLE)
     assert [p.num_bytes for p in found.parameters] == list(SIZES), "in the reducer's order"
     assert [p.name for p in found.parameters] == ["p3", "p2", "p1", "p0"]
@@ -225,7 +205,7 @@ def test_the_machine_that_made_a_run_is_found_again(tmp_path: Path) -> None:
     assert found.model_error_pct is not None
 
 
-def test_a_curve_taken_while_the_network_was_held_up_is_set_right_by_the_rounds(tmp_path: Path) -> None:
+def test_a_curve_taken_while_the_network_was_held_up_is_set_right_by_the_rounds(tmp_path):
     run = known_run(tmp_path)
     held_up = run.allreduce.assign(time_ms=2 * run.allreduce["time_ms"])
     found = calibration_of(replace(run, allreduce=held_up), TRAINABLE)
@@ -235,7 +215,7 @@ def test_a_curve_taken_while_the_network_was_held_up_is_set_right_by_the_rounds(
     assert sum(map(curve, sizes)) == pytest.approx(1.1 * sum(map(CURVE, sizes))), "of the middle round"
 
 
-def test_under_a_hook_the_curve_is_set_right_by_what_the_hook_sent(tmp_path: Path) -> None:
+def test_under_a_hook_the_curve_is_set_right_by_what_the_hook_sent(tmp_path):
     """The rounds took as long for half of the bytes."""
     run = known_run(tmp_path)
     found = calibration_of(replace(run, cases=run.cases.assign(comm_hook="fp16")), TRAINABLE)
@@ -245,7 +225,7 @@ def test_under_a_hook_the_curve_is_set_right_by_what_the_hook_sent(tmp_path: Pat
     assert sum(map(curve, sent)) == pytest.approx(1.1 * sum(map(CURVE, whole)))
 
 
-def test_the_residual_is_that_of_the_calibrated_case_whatever_the_others_take(tmp_path: Path) -> None:
+def test_the_residual_is_that_of_the_calibrated_case_whatever_the_others_take(tmp_path):
     run = known_run(tmp_path)
     other = (run.blocks["case_id"] == run.cases["case_id"].iloc[1]) & (run.blocks["phase"] == "timed")
     slower = run.blocks.assign(block_ms=run.blocks["block_ms"].where(~other, 1.5 * run.blocks["block_ms"]))
@@ -253,14 +233,14 @@ def test_the_residual_is_that_of_the_calibrated_case_whatever_the_others_take(tm
     assert found.residual_ms == known.residual_ms
 
 
-def test_a_run_without_the_pass_or_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_the_pass_or_of_another_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match="--calibrate"):
         calibration_of(known_run(tmp_path, with_pass=False), TRAINABLE)
     with pytest.raises(UsageError, match="4 parameters, the workload 3"):
         calibration_of(known_run(tmp_path), TRAINABLE[:3])
 
 
-def test_a_run_whose_communication_was_not_measured_is_refused(tmp_path: Path) -> None:
+def test_a_run_whose_communication_was_not_measured_is_refused(tmp_path):
     run = known_run(tmp_path)
     lacking = replace(run, blocks=run.blocks[run.blocks["phase"] != "no_sync"])
     with pytest.raises(UsageError, match="no_sync"):

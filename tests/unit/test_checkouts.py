@@ -1,9 +1,8 @@
 """Whose repository is compared, and what is refused before anything is measured."""
 
-from __future__ import annotations
-
+import os
+import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from ddp_bench.bench.gate.checkouts import (
     repository_to_compare,
     worktree,
 )
-from ddp_bench.bench.gate.importing import Seen
+from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path
 from ddp_bench.bench.gate.interleave import from_any_folder
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.manifest import WorkloadCode
@@ -29,7 +28,7 @@ from ddp_bench.bench.run.main import settings_of
 from ddp_bench.models import resnet
 
 
-def looked(workload: str, folder: Path) -> Seen:
+def looked(workload, folder):
     """What the candidate's side imports, which starts where this process is."""
     return look(Checkout("candidate", Path.cwd(), sys.executable), ["--workload", workload], folder)
 
@@ -40,9 +39,7 @@ def make(): return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linea
 """
 
 
-def test_the_repository_is_that_of_the_workloads_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_repository_is_that_of_the_workloads_file(tmp_path, monkeypatch):
     project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
     commit(project, {"src/net_p.py": NET})
     commit(elsewhere, {"a": ""})
@@ -53,22 +50,19 @@ def test_the_repository_is_that_of_the_workloads_file(
     assert found.modules == {"net_p": project / "src" / "net_p.py"}
 
 
-def test_a_workload_in_no_repository_leaves_the_current_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_in_no_repository_leaves_the_current_folders(tmp_path, monkeypatch):
     (tmp_path / "net_q.py").write_text(NET)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(
-        UsageError, match=r"neither .*net_q\.py nor the current folder is in a git repository"
-    ):
-        repository_to_compare("net_q:make", looked("net_q:make", tmp_path))
+    found = looked("net_q:make", tmp_path)
+    with pytest.raises(UsageError, match=r"neither .*net_q\.py nor the current folder is in a git repos"):
+        repository_to_compare("net_q:make", found)
     commit(tmp_path / "here", {"a": ""})
     assert repository_to_compare("net_q:make", looked("net_q:make", tmp_path)) == tmp_path / "here"
 
 
-def test_what_is_no_workload_of_the_users_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_workload_of_the_users_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"cannot be measured: .*no module 'no_such_net' found from"):
         looked("no_such_net:make", tmp_path)
     own = Seen(WorkloadCode(), Path(resnet.__file__), {}, None)
@@ -76,9 +70,7 @@ def test_what_is_no_workload_of_the_users_is_refused(tmp_path: Path) -> None:
         repository_to_compare("ddp_bench.models.resnet:resnet20", own)
 
 
-def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(tmp_path, monkeypatch):
     own, theirs, neither = (tmp_path / name for name in ("own", "theirs", "neither"))
     commit(own, {"bench/a": ""})
     commit(theirs, {"a": ""})
@@ -99,9 +91,7 @@ def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(
         own_repository()
 
 
-def test_an_unknown_reference_of_a_users_project_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_reference_of_a_users_project_is_one_line(tmp_path, monkeypatch, capsys):
     commit(tmp_path, {"net_r.py": NET})
     monkeypatch.chdir(tmp_path)
     assert main(["--interleave", "fast", "--", "--workload", "net_r:make"]) == 2
@@ -110,7 +100,7 @@ def test_an_unknown_reference_of_a_users_project_is_one_line(
     assert "\n" not in error
 
 
-def test_a_worktree_runs_no_hook_of_the_repository(tmp_path: Path) -> None:
+def test_a_worktree_runs_no_hook_of_the_repository(tmp_path):
     commit(tmp_path, {"a": "1"})
     hook = tmp_path / ".git" / "hooks" / "post-checkout"
     hook.write_text("#!/bin/sh\nexit 1\n")
@@ -120,17 +110,17 @@ def test_a_worktree_runs_no_hook_of_the_repository(tmp_path: Path) -> None:
     assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
 
 
-def seen(file: Path, modules: Mapping[str, Path] | None = None) -> Seen:
+def seen(file, modules=None):
     return Seen({}, file, {"net": file, **(modules or {})})
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     commit(tmp_path / "mynet", {"net.py": "", "part.py": "", ".gitignore": "env\n"})
     return tmp_path / "mynet"
 
 
-def test_files_of_the_two_checkouts_are_compared(project: Path, tmp_path: Path) -> None:
+def test_files_of_the_two_checkouts_are_compared(project, tmp_path):
     place = tmp_path / "checkout"
     not_tracked = {"tool": project / "env" / "src" / "tool.py"}
     refuse_uncompared(seen(place / "net.py", not_tracked), seen(project / "net.py"), project, place)
@@ -146,30 +136,26 @@ def test_files_of_the_two_checkouts_are_compared(project: Path, tmp_path: Path) 
         ("a/site-packages/net.py", "mynet/net.py", "the baseline loads .*pip install -e"),
     ],
 )
-def test_a_side_that_loads_another_file_is_refused(
-    ours: str, theirs: str, message: str, project: Path, tmp_path: Path
-) -> None:
+def test_a_side_that_loads_another_file_is_refused(ours, theirs, message, project, tmp_path):
     with pytest.raises(UsageError, match=message):
         refuse_uncompared(seen(tmp_path / ours), seen(tmp_path / theirs), project, tmp_path / "checkout")
 
 
-def test_a_baseline_that_needs_a_file_of_the_working_tree_is_refused(project: Path, tmp_path: Path) -> None:
+def test_a_baseline_that_needs_a_file_of_the_working_tree_is_refused(project, tmp_path):
     place = tmp_path / "checkout"
     baseline = seen(place / "net.py", {"part": project / "part.py"})
     with pytest.raises(UsageError, match=r"both sides load .*part\.py"):
         refuse_uncompared(baseline, seen(project / "net.py"), project, place)
 
 
-def test_equal_code_in_two_environments_is_no_a_a_comparison(tmp_path: Path) -> None:
+def test_equal_code_in_two_environments_is_no_a_a_comparison(tmp_path):
     code = WorkloadCode(repository="mynet", commit="a" * 40, code_sha256="x")
     sides = [Checkout("a side", tmp_path, python, code=code) for python in ("python3", "python3", "python4")]
     assert "this is an A/A comparison" in planned_code(*sides[:2]).lines()[1]
     assert "what differs is the environment" in planned_code(*sides[1:]).lines()[1]
 
 
-def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text('data = "images"\nrounds = 7\n')
     monkeypatch.chdir(tmp_path)
     given = ["--config", "run.toml", "--seed", "3"]
@@ -178,3 +164,40 @@ def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(
     found = settings_of(whole)
     assert (found.data, found.rounds, found.seed) == (str(tmp_path / "images"), 7, 3)
     assert from_any_folder(["--data", "host"], settings_of(["--data", "host"])) == ["--data", "host"]
+
+
+def test_everything_of_the_repository_is_moved_and_nothing_else(tmp_path, monkeypatch):
+    """The oracle is Python itself: where it imports from with that path."""
+    top, place, other = (tmp_path / name for name in ("mynet", "checkout", "other"))
+    old = {"src/net_e.py": "", "libs/net_f.py": ""}
+    new = {**old, "later/net_g.py": "", ".gitignore": "env\n"}
+    commit(top, new)
+    for folder, files in ((place, old), (other, {"net_h.py": ""}), (top, {"env/net_i.py": ""})):
+        for name in files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("")
+    monkeypatch.chdir(top)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(top / "libs")])
+    given = os.pathsep.join([str(other), "later", "env"])
+    path = moved_path([top / "src"], top, place, python_path=given)
+    ask = "import sys; from importlib.util import find_spec as find\n"
+    ask += "print(*[getattr(find(name), 'origin', name) for name in sys.argv[1:]])"
+    names = [f"net_{letter}" for letter in "efghi"]
+    said = subprocess.check_output(
+        [sys.executable, "-P", "-c", ask, *names], env={**os.environ, "PYTHONPATH": path}, text=True
+    )
+    wanted = [
+        place / "src/net_e.py",
+        place / "libs/net_f.py",
+        "net_g",
+        other / "net_h.py",
+        top / "env/net_i.py",
+    ]
+    assert said.split() == [str(file) for file in wanted]
+
+
+def test_a_folder_of_the_repository_is_moved_and_one_elsewhere_stays(tmp_path):
+    top, inner, place = tmp_path / "mynet", tmp_path / "mynet" / "a", tmp_path / "mynet" / "tmp" / "checkout"
+    assert moved_folder(inner, top, place) == place / "a"
+    assert moved_folder(tmp_path, top, place) == tmp_path
+    assert moved_folder(place / "a", top, place) == place / "a", "it is in the checkout already"

@@ -1,27 +1,23 @@
 """What all commands share: how they refuse, and what their exit codes are."""
 
-from __future__ import annotations
-
 import importlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import pytest
 from commands import ROOT
+from rich.console import Console as RichConsole
+from rich.table import Table
 
-from ddp_bench.bench import cli
+from ddp_bench.bench import cli, console
 from ddp_bench.bench.cli import TYPED_ENV
-from ddp_bench.bench.errors import (
-    ExitCode,
-    GaveUpError,
-    NotComparableError,
-    UsageError,
-    UserCodeError,
-)
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
 from ddp_bench.bench.machine import ENV_PREFIXES
 
 EACH_COMMAND = """
@@ -41,11 +37,11 @@ print(json.dumps(found))
 """
 
 
-def each_command(argument: str, *, without: str) -> dict[str, tuple[int, str, str]]:
+def each_command(argument, *, without):
     """Exit code and outputs of every command, run in a process that cannot import some modules."""
     command = [sys.executable, "-c", EACH_COMMAND, without, argument, *COMMANDS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found: dict[str, tuple[int, str, str]] = json.loads(done.stdout)
+    found = json.loads(done.stdout)
     assert set(found) == set(COMMANDS)
     return found
 
@@ -54,7 +50,7 @@ NAMES = ("run", "gate", "doctor", "lab", "predict", "tune", "export")
 COMMANDS = (*(f"bench.{name}" for name in NAMES), "report")
 
 
-def test_a_typing_mistake_is_one_harmless_line_before_torch_is_imported() -> None:
+def test_a_typing_mistake_is_one_harmless_line_before_torch_is_imported():
     for command, (code, out, err) in each_command("--nonsense\x1b[31m", without="torch").items():
         assert code == ExitCode.USAGE == 2
         assert out == ""
@@ -64,7 +60,7 @@ def test_a_typing_mistake_is_one_harmless_line_before_torch_is_imported() -> Non
         assert line.isprintable()
 
 
-def test_help_takes_no_second_of_imports() -> None:
+def test_help_takes_no_second_of_imports():
     for command, (code, out, err) in each_command("--help", without="torch,pandas,scipy").items():
         assert (code or 0, err) == (0, "")
         assert out.startswith(f"usage: python -m {command}")
@@ -79,10 +75,8 @@ def test_help_takes_no_second_of_imports() -> None:
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_an_error_becomes_a_line_and_its_exit_code(
-    error: BaseException, code: int, label: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def work() -> int:
+def test_an_error_becomes_a_line_and_its_exit_code(error, code, label, capsys):
+    def work():
         raise error
 
     assert cli.guarded("x", work) == code
@@ -91,24 +85,8 @@ def test_an_error_becomes_a_line_and_its_exit_code(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("command", "more"),
-    [
-        ("bench.gate", ["."]),
-        ("bench.predict", ["--gpus", "2"]),
-        ("bench.export", ["--format", "bencher"]),
-        ("report", []),
-    ],
-)
-def test_a_run_whose_name_is_too_long_is_a_mistake(
-    command: str, more: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert importlib.import_module(f"ddp_bench.{command}.main").main(["9" * 5000, *more]) == ExitCode.USAGE
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_mistake_in_the_users_code_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
-    def work() -> int:
+def test_a_mistake_in_the_users_code_shows_where(capsys):
+    def work():
         try:
             return 1 // 0
         except ZeroDivisionError as cause:
@@ -150,9 +128,7 @@ sys.exit(guarded("x", work))
         ),
     ],
 )
-def test_an_output_that_takes_nothing_ends_no_work(
-    where: str, written: tuple[str, str], code: int, tmp_path: Path
-) -> None:
+def test_an_output_that_takes_nothing_ends_no_work(where, written, code, tmp_path):
     """Nor does one that the work closes."""
     command = f"{sys.executable} -c '{WRITES}' {where}"
     done = subprocess.run(
@@ -165,7 +141,7 @@ def test_an_output_that_takes_nothing_ends_no_work(
     assert "Traceback" not in found[1]
 
 
-def test_an_output_of_ascii_alone_gets_other_characters_replaced() -> None:
+def test_an_output_of_ascii_alone_gets_other_characters_replaced():
     done = subprocess.run(
         [sys.executable, "-c", WRITES],
         cwd=ROOT,
@@ -176,7 +152,7 @@ def test_an_output_of_ascii_alone_gets_other_characters_replaced() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, b"line ?1\n", b"progress ?1\n")
 
 
-def test_a_reader_that_has_gone_does_not_change_the_exit_code() -> None:
+def test_a_reader_that_has_gone_does_not_change_the_exit_code():
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITES, "much"],
         cwd=ROOT,
@@ -184,8 +160,6 @@ def test_a_reader_that_has_gone_does_not_change_the_exit_code() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert writer.stdout is not None
-    assert writer.stderr is not None
     assert writer.stdout.readline() == "line ±1\n"
     writer.stdout.close()
     assert writer.wait() == 1
@@ -201,30 +175,28 @@ def test_a_reader_that_has_gone_does_not_change_the_exit_code() -> None:
         ("python -m bench", "python -m bench run --out 'a b'", "python -m bench report", "bench tune"),
     ],
 )
-def test_commands_are_named_in_the_form_that_the_user_typed(
-    typed: str | None, run: str, report: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_are_named_in_the_form_that_the_user_typed(typed, run, report, said, monkeypatch):
     monkeypatch.delenv(TYPED_ENV, raising=False)
     if typed is not None:
         monkeypatch.setenv(TYPED_ENV, typed)
     assert cli.command("run", "--out", "a b") == run
     assert cli.command("report") == report
-    seen: list[str] = []
+    seen = []
     before = cli.speaker()
-    cli.guarded("tune", lambda: seen.append(cli.speaker()) or 0)  # type: ignore[func-returns-value]
+    cli.guarded("tune", lambda: seen.append(cli.speaker()) or 0)
     assert seen == [said], "whatever says something while tune runs says it as tune"
     assert cli.speaker() == before
 
 
 @pytest.mark.parametrize("word", ["plain", "a b", "two\nlines", "it's\ta \\x0a\x1b"])
-def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word: str) -> None:
+def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word):
     quoted = cli.quoted(word)
     assert quoted.isprintable()
     done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
     assert done.stdout == word
 
 
-def test_the_form_of_a_command_is_no_condition_of_a_run() -> None:
+def test_the_form_of_a_command_is_no_condition_of_a_run():
     assert not TYPED_ENV.startswith(ENV_PREFIXES)
 
 
@@ -244,9 +216,7 @@ REFUSED = (
 
 @pytest.mark.parametrize("typed", ["", "ddp-bench", "python -m ddp_bench"])
 @pytest.mark.parametrize(("name", "arguments"), [*((name, "--help") for name, _ in REFUSED), *REFUSED])
-def test_messages_name_commands_in_the_form_typed(
-    name: str, arguments: str, typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_messages_name_commands_in_the_form_typed(name, arguments, typed, monkeypatch, capsys):
     monkeypatch.setenv("_DDP_BENCH_TYPED", typed)
     module = "report" if name == "report" else f"bench.{name}"
     try:
@@ -260,3 +230,82 @@ def test_messages_name_commands_in_the_form_typed(
     as_module, as_script = rf"(?<!ddp_bench\.)\bbench\.{ours}\b|python -m report", rf"ddp[-_]bench {ours}\b"
     assert re.search(as_script if typed else as_module, said) or name == "report"
     assert not re.search(as_module if typed else as_script, said)
+
+
+def table(text):
+    made = Table()
+    made.add_column("case")
+    made.add_row(text)
+    return made
+
+
+def on_terminal():
+    shown, stream = Console(silent=False), io.StringIO()
+    shown._rich = RichConsole(file=stream, force_terminal=True, width=100, height=40, legacy_windows=False)
+    return shown, stream
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def test_on_a_terminal_the_table_stands_above_the_live_line():
+    shown, stream = on_terminal()
+    shown.progress("round 1 single", 0, 3, 12.0)
+    shown.table(table("known-so-far"))
+    shown.progress("round 2 ddp", 1, 3, 8.0)
+    shown._live.refresh()
+    last = plain(stream.getvalue()).rsplit("known-so-far", 1)
+    assert len(last) == 2, "the table is shown"
+    assert "round 2 ddp" in last[1]
+    assert "at most 8s left" in last[1]
+    shown.table(table("newer"))
+    shown.progress("round 3 ddp", 2, 3, None)
+    shown._live.refresh()
+    newest = plain(stream.getvalue()).rsplit("round 2 ddp", 1)[1]
+    assert "newer" in newest
+    assert "known-so-far" not in newest
+    shown.progress_done()
+    assert stream.getvalue().endswith(("\x1b[2K", "\x1b[?25h")), "nothing of it is left"
+
+
+def test_a_note_stays_above_the_table():
+    shown, stream = on_terminal()
+    shown.table(table("known-so-far"))
+    shown.progress("round 1 single", 0, 3, None)
+    shown.note("it [stays] \x1b[31m")
+    assert "it [stays] \\x1b[31m" in plain(stream.getvalue())
+    shown.progress_done()
+    assert "known-so-far" in plain(stream.getvalue())
+
+
+def test_elsewhere_there_is_no_table(capsys, monkeypatch):
+    monkeypatch.setattr(console, "PLAIN_EVERY_S", 0.0)
+    shown = Console(silent=False)
+    assert not shown._rich.is_terminal
+    shown.table(table("known-so-far"))
+    shown.progress("round 1 single", 0, 3, 12.0)
+    shown.progress_done()
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "round 1 single (1 of 3), at most 12s left\n")
+
+
+def test_plain_lines_come_seldom(capsys, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    shown = Console(silent=False)
+    for step in range(21):
+        now = 100.0 + step
+        shown.progress(f"at {step}", 0, 1, None)
+    assert re.findall(r"at \d+", capsys.readouterr().err) == ["at 0", "at 10", "at 20"]
+
+
+def test_a_silent_one_shows_nothing(capsys):
+    shown, stream = on_terminal()
+    shown._silent = True
+    shown.note("note")
+    shown.table(table("known"))
+    shown.progress("round 1", 0, 3, 12.0)
+    shown.progress_done()
+    assert stream.getvalue() == ""
+    assert capsys.readouterr() == ("", "")

@@ -1,20 +1,29 @@
-"""Float32 arithmetic of GPUs: PyTorch's own settings, which need none to be set and read."""
+"""Time on a GPU, against a simulated one, and float32 arithmetic as PyTorch's settings have it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+import contextlib
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 from torch import backends
 
-from ddp_bench.bench.measure.clock import float32_precision
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.measure import calibration, collectives, hold
+from ddp_bench.bench.measure.anatomy import run_anatomy
+from ddp_bench.bench.measure.clock import HostClock, float32_precision, make_clock
+from ddp_bench.bench.measure.collectives import IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
+from ddp_bench.bench.measure.timed import Trainer, run_block
+from ddp_bench.bench.modes.base import Place, SingleMode
+from ddp_bench.bench.run.alone import CURVE_BYTES
+from ddp_bench.bench.worker import work
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, params=["none", "tf32", "ieee"])
-def of_all_backends(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=["none", "tf32", "ieee"])
+def of_all_backends(request):
     """What a user's module may have set for all backends at once."""
     backends.fp32_precision = request.param
     yield request.param
@@ -23,27 +32,29 @@ def of_all_backends(request: pytest.FixtureRequest) -> Iterator[str]:
     backends.cudnn.allow_tf32 = True
 
 
-def used() -> list[str]:
+def used():
     """As the kernels ask: for products, convolutions, recurrent layers."""
     return [k.fp32_precision for k in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
 
 
-def allowed() -> tuple[bool, bool]:
+def allowed():
     """By PyTorch's older interface, which raises where it and the newer one contradict each other."""
     return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
 
 
+@pytest.mark.usefixtures("of_all_backends")
 @pytest.mark.parametrize(
     ("precision", "chosen"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee"), ("fp16", "ieee")]
 )
-def test_tf32_is_used_where_it_was_asked_for(precision: str, chosen: str) -> None:
+def test_tf32_is_used_where_it_was_asked_for(precision, chosen):
     with float32_precision(precision, GPU):
         assert used() == [chosen] * 3
         assert allowed() == (chosen == "tf32", chosen == "tf32")
         assert torch.get_float32_matmul_precision() == ("high" if chosen == "tf32" else "highest")
 
 
-def test_the_run_goes_on_as_before_after_its_proof() -> None:
+@pytest.mark.usefixtures("of_all_backends")
+def test_the_run_goes_on_as_before_after_its_proof():
     with float32_precision("tf32", GPU):
         with float32_precision("fp32", GPU):
             assert used() == ["ieee"] * 3
@@ -51,7 +62,7 @@ def test_the_run_goes_on_as_before_after_its_proof() -> None:
         assert allowed() == (True, True)
 
 
-def test_what_an_error_leaves_is_what_was_before(of_all_backends: str) -> None:
+def test_what_an_error_leaves_is_what_was_before(of_all_backends):
     backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = True, False  # PyTorch's own default
     with pytest.raises(ZeroDivisionError), float32_precision("fp32", GPU):
         raise ZeroDivisionError
@@ -60,7 +71,176 @@ def test_what_an_error_leaves_is_what_was_before(of_all_backends: str) -> None:
     assert of_all_backends == backends.fp32_precision
 
 
-def test_a_cpu_keeps_what_the_user_chose() -> None:
+@pytest.mark.usefixtures("of_all_backends")
+def test_a_cpu_keeps_what_the_user_chose():
     torch.set_float32_matmul_precision("high")
     with float32_precision("fp32", CPU):
         assert torch.get_float32_matmul_precision() == "high"
+
+
+MIB = 2**20
+
+
+def test_the_clock_is_events_on_the_devices_own_stream_and_waits_only_when_read(monkeypatch):
+    gpu = FakeGpu(monkeypatch, launch_ms=0.01)
+    clock = make_clock(DEVICE)
+    clock.mark()
+    for ms in (3.0, 5.0):
+        gpu.launch(ms)
+        clock.mark()
+    assert gpu.log == ["record current"] * 3
+    assert clock.read_ms() == pytest.approx([3.01, 5.0]), "the device waited for the first launch only"
+    assert gpu.log[3:] == ["synchronize"]
+    assert clock.read_ms() == [], "marks are forgotten"
+
+
+def test_a_block_has_a_mark_around_each_step_and_one_wait_at_its_end(monkeypatch):
+    gpu = FakeGpu(monkeypatch, launch_ms=0.0)
+    lengths = iter((2.0, 3.0, 4.0))
+
+    def step():
+        gpu.log.append("step")
+        gpu.launch(next(lengths))
+
+    times = run_block(step, 3, make_clock(DEVICE))
+    assert gpu.log == ["record current", *["step", "record current"] * 3, "synchronize"]
+    assert times.steps_ms == pytest.approx((2.0, 3.0, 4.0))
+    assert times.block_ms == pytest.approx(9.0)
+
+
+def launches(gpu, count, ms):
+    return lambda: [gpu.launch(ms) for _ in range(count)] and None
+
+
+def test_a_rehearsal_tells_what_the_host_takes_to_queue_work_whatever_the_device_takes(monkeypatch):
+    gpu = FakeGpu(monkeypatch, launch_ms=0.03)
+    gpu.launch(50.0)
+    assert hold.rehearse(launches(gpu, 100, 7.0), DEVICE) == pytest.approx(3.0, abs=1e-5)
+    assert gpu.now_ms >= 750, "it has been waited for"
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.9])
+@pytest.mark.parametrize("count", [1, 40, 900])
+def test_behind_a_hold_short_work_takes_what_the_device_takes(monkeypatch, count, slower):
+    """Even where the host is then slower than in the rehearsal."""
+    gpu = FakeGpu(monkeypatch, launch_ms=0.04)
+    work = launches(gpu, count, 0.005)
+    queue_ms = hold.rehearse(work, DEVICE)
+    gpu.launch_ms *= slower
+    hold.hold(queue_ms, DEVICE)
+    assert run_block(work, 1, make_clock(DEVICE)).block_ms == pytest.approx(0.005 * count)
+    assert run_block(work, 1, make_clock(DEVICE)).block_ms > 0.04 * count, "without it the host is timed"
+
+
+def test_a_hold_is_counted_in_cycles_of_the_clock_it_has_found(monkeypatch):
+    gpu = FakeGpu(monkeypatch, launch_ms=0.04)
+    for queue_ms, held_ms in ((0.0, 1.0), (10.0, 21.0), (1e6, 1000.0)):
+        hold.hold(queue_ms, DEVICE)
+        assert gpu.holds_ms[-1] == pytest.approx(held_ms)
+
+
+@pytest.mark.parametrize("num_buckets", [1, 7, 150])
+def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(monkeypatch, num_buckets):
+    gpu = FakeGpu(monkeypatch, launch_ms=0.04, comm_ms=0.01)
+    replay = BucketReplay([MIB] * num_buckets, "none", None, DEVICE)
+    assert replay.measured(make_clock(DEVICE)).block_ms == pytest.approx(0.01 * num_buckets)
+    buckets = ["all-reduce"] * num_buckets
+    timed = gpu.log[-len(buckets) - 4 :]
+    assert timed == ["sleep", "record current", *buckets, "record current", "synchronize"]
+    assert gpu.log[: num_buckets + 2] == ["synchronize", *buckets, "synchronize"]
+    monkeypatch.setattr(collectives, "hold", lambda *_: None)
+    assert replay.measured(make_clock(DEVICE)).block_ms > 0.03 * num_buckets, "the simulation can tell"
+
+
+@pytest.mark.parametrize("size", CURVE_BYTES)
+def test_a_message_takes_the_mean_of_a_row_that_shows_no_launches(monkeypatch, size):
+    gpu = FakeGpu(monkeypatch, launch_ms=0.04, comm_ms=0.015)
+    assert allreduce_ms(size, None, DEVICE, make_clock(DEVICE)) == pytest.approx(0.015)
+    timed, untimed = divmod(gpu.log.count("all-reduce"), 2)
+    assert untimed == 0, "the same row twice"
+    assert timed >= 20 or size > 3 * MIB
+    assert timed * size <= max(64 * MIB, size), "no more memory than that"
+
+
+@pytest.mark.parametrize("size", CURVE_BYTES[:6])
+def test_on_a_cpu_nothing_of_that_is_done(monkeypatch, size):
+    """One row, after one small message; and nothing of CUDA is asked."""
+    sent = []
+
+    def all_reduce(tensor, *, async_op=False, **_):
+        sent.append((4 * tensor.numel(), async_op))
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    forbid_cuda(monkeypatch)
+    allreduce_ms(size, None, CPU, make_clock(CPU))
+    row = max(min(IN_A_ROW, ROW_BYTES // size), 1)
+    assert sent == [(4096, False), *[(size, True)] * row]
+    assert (IN_A_ROW, ROW_BYTES) == (8, 8 * MIB), "the curves of all earlier runs"
+    assert hold.rehearse(lambda: pytest.fail("no rehearsal"), CPU) == 0
+
+
+def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block():
+    """Else the pause between two cases would be a step, and ranks would count their warm-up differently."""
+    clock = HostClock()
+
+    def fails():
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_block(fails, 1, clock)
+    assert len(run_block(lambda: None, 2, clock).steps_ms) == 2
+
+
+ALLOCATING_MS, FORWARD_MS = 500.0, 7.0
+
+
+def trainer_on(gpu, module):
+    """One whose first two forwards wait for memory that the driver has to find."""
+    forwards_ms = itertools.chain([ALLOCATING_MS] * 2, itertools.repeat(FORWARD_MS))
+
+    def loss(model, batch):
+        gpu.launch(next(forwards_ms))
+        return model(batch).sum()
+
+    trainer = Trainer.__new__(Trainer)
+    trainer.mode = SingleMode(module)
+    trainer.optimizer = torch.optim.SGD(module.parameters())
+    vars(trainer).update(_forward=module, _source=SimpleNamespace(next=lambda: torch.ones(1)), _loss=loss)
+    vars(trainer).update(_accumulate=1, _precision=contextlib.nullcontext(), _scaler=None, _num_steps=0)
+    return trainer
+
+
+def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch):
+    module = torch.nn.Linear(1, 1)
+    gpu = FakeGpu(monkeypatch, launch_ms=0.0)
+    anatomy = run_anatomy(trainer_on(gpu, module), 2, DEVICE, local_steps=0)
+    assert anatomy.detail["forward_ms"] == FORWARD_MS
+    assert anatomy.steps_ms == (FORWARD_MS, FORWARD_MS)
+    looked = calibration._local_step(trainer_on(gpu, module), BucketLayout((8,)), DEVICE)
+    assert looked["forward_ms"] == FORWARD_MS
+
+
+@pytest.mark.parametrize(
+    ("asking", "elsewhere", "blocks", "told"),
+    [(0, 0, 1, 0), (2, 0, 1, 0), (3, 0, 2, 0), (99, 0, 3, 3), (0, 1, 3, 0)],
+)
+def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, elsewhere, blocks, told):
+    """`asking` first steps ask the driver for memory; on another rank of the case, some in every block."""
+    FakeGpu(monkeypatch, launch_ms=0.0)
+    taken = []
+    stats = {"num_device_alloc": 5}
+
+    def step():
+        stats["num_device_alloc"] += len(taken) < asking
+        taken.append(1)
+
+    mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
+    trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None)
+    case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
+    live = SimpleNamespace(trainer=trainer, case=case, layout=None, group=group)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
+    monkeypatch.setattr(work, "longest", lambda own, *_: (max(*own, elsewhere),))
+    place = Place(rank=1, local_rank=1, device=DEVICE, cores=(0,))
+    found = work.measure(live, "timed", 3, place=place, clock=make_clock(DEVICE))
+    assert found.detail == {"device_allocs": told}
+    assert len(taken) == 5 * blocks

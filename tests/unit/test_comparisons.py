@@ -1,23 +1,19 @@
 """Which cases are compared, what their interval says, and that all numbers of a run hang together."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from made import made_manifest
-from report_runs import Row, case
+from made import block, made_manifest, planned, resolved
+from recorded_pages import FORMS
+from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.plan import Machine, equal_layout_reason, expand
-from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
 from ddp_bench.bench.results.comparisons import (
     ANSWERS,
@@ -38,13 +34,12 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import CASES, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.results.typical import Typical
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats import Interval
 
 NAN = math.nan
 
 
-def make(low: float, high: float, *, margin: float = 0.05, num_rounds: int = 20) -> Comparison:
+def make(low, high, *, margin=0.05, num_rounds=20):
     return Comparison("a", "b", Interval(math.sqrt(low * high), low, high), margin, num_rounds)
 
 
@@ -68,14 +63,7 @@ def make(low: float, high: float, *, margin: float = 0.05, num_rounds: int = 20)
         (NAN, NAN, TOO_FEW, False, False),
     ],
 )
-def test_an_interval_has_one_answer_at_the_margin(
-    low: float,
-    high: float,
-    answer: str,
-    *,
-    within: bool,
-    narrow: bool,
-) -> None:
+def test_an_interval_has_one_answer_at_the_margin(low, high, answer, *, within, narrow):
     one = make(low, high)
     assert (one.answer, one.within_margin) == (answer, within)
     assert one.is_narrow == (math.log(high / low) / 2 <= math.log(1.05) / 2)
@@ -86,18 +74,18 @@ def test_an_interval_has_one_answer_at_the_margin(
     assert (other.within_margin, other.is_narrow) == (within, narrow)
 
 
-def test_the_margin_decides() -> None:
+def test_the_margin_decides():
     assert make(0.97, 1.03, margin=0.01).answer == UNRESOLVED
     assert make(0.97, 1.03, margin=0.1).answer == EQUAL
     assert make(0.97, 1.03, margin=0.1).is_narrow
 
 
-def test_too_few_rounds_give_no_answer_whatever_the_interval() -> None:
+def test_too_few_rounds_give_no_answer_whatever_the_interval():
     assert [make(1.2, 1.3, num_rounds=n).answer for n in (1, 4, 5)] == [TOO_FEW, TOO_FEW, FASTER]
     assert make(NAN, NAN).half_width == math.inf
 
 
-def test_a_row_comes_back_from_the_table() -> None:
+def test_a_row_comes_back_from_the_table():
     made = [make(1.2, 1.3), make(0.97, 1.03, margin=0.01), make(NAN, NAN, num_rounds=3)]
     table = typed_frame((one.row() for one in made), COMPARISONS)
     assert table["answer"].tolist() == [one.answer for one in made] == [FASTER, UNRESOLVED, TOO_FEW]
@@ -109,7 +97,7 @@ def test_a_row_comes_back_from_the_table() -> None:
     assert list(made[0].row()) == [column.name for column in COMPARISONS]
 
 
-def ids(*cases: Row) -> list[tuple[str, str]]:
+def ids(*cases):
     found = pairs_of(typed_frame(cases, CASES).to_dict("records"))
     assert pairs_of(cases) == found, "rows of a table or of a plan"
     return found
@@ -124,42 +112,39 @@ DP_4, DDP_4, CAP_4 = (
 )
 
 
-def pair(first: Row, second: Row) -> tuple[str, str]:
+def pair(first, second):
     return first["case_id"], second["case_id"]
 
 
-def test_ddp_over_dp_and_every_other_ddp_over_the_default() -> None:
-    found = ids(SINGLE, DP, CAP_1, DDP, CAP_25, case("ddp", 1))
-    assert found == [pair(DDP, DP), pair(CAP_1, DDP), pair(CAP_25, DDP)]
+OWN_DP, OWN_DDP = case("dp", 3), case("ddp", 3)
 
 
-def test_every_count_of_their_own_is_compared_and_no_shared_one() -> None:
-    own = case("dp", 3), case("ddp", 3)
-    found = ids(SINGLE, DP_4, DDP_4, CAP_4, *own, DP, DDP)
-    assert found == [pair(DDP, DP), pair(own[1], own[0])]
+@pytest.mark.parametrize(
+    ("cases", "pairs"),
+    [
+        ((SINGLE, DP, CAP_1, DDP, CAP_25, case("ddp", 1)), [(DDP, DP), (CAP_1, DDP), (CAP_25, DDP)]),
+        ((SINGLE, DP_4, DDP_4, CAP_4, OWN_DP, OWN_DDP, DP, DDP), [(DDP, DP), (OWN_DDP, OWN_DP)]),
+        ((SINGLE, DP_4, DDP_4, CAP_4), [(DDP_4, DP_4), (CAP_4, DDP_4)]),
+        ((SINGLE, DP, CAP_25, CAP_1), [(CAP_25, DP), (CAP_1, CAP_25)]),
+        ((SINGLE, DP, case("ddp", 1)), []),
+        (tuple(FORMS), [(row, FORMS[1]) for row in FORMS[2:]]),
+    ],
+    ids=["default", "own counts", "shared alone", "first for the default", "no DDP", "forms"],
+)
+def test_which_cases_are_compared(cases, pairs):
+    assert ids(*cases) == [(first["case_id"], second["case_id"]) for first, second in pairs]
 
 
-def test_shared_counts_are_compared_where_there_is_no_other() -> None:
-    assert ids(SINGLE, DP_4, DDP_4, CAP_4) == [pair(DDP_4, DP_4), pair(CAP_4, DDP_4)]
-
-
-def test_without_the_default_the_first_ddp_case_stands_for_it() -> None:
-    assert ids(SINGLE, DP, CAP_25, CAP_1) == [pair(CAP_25, DP), pair(CAP_1, CAP_25)]
+def test_without_the_default_the_first_ddp_case_stands_for_it():
     assert default_of([DP, CAP_25, CAP_1]) == CAP_25["case_id"]
     assert default_of([DP, CAP_25, DDP]) == DDP["case_id"]
     assert default_of([SINGLE, DP]) is None
 
 
-def test_without_ddp_nothing_is_compared() -> None:
-    assert ids(SINGLE, DP, case("ddp", 1)) == []
-
-
-def test_the_pairs_of_a_plan_are_named_before_it_runs() -> None:
-    settings = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
-    plan = expand(settings, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
+def test_the_pairs_of_a_plan_are_named_before_it_runs():
     rows = [
         {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
-        for p in plan
+        for p in planned(resolved())
         if p.skip_reason is None
     ]
     found = pairs_of(rows)
@@ -180,16 +165,15 @@ def test_the_pairs_of_a_plan_are_named_before_it_runs() -> None:
         ({}, 0.05),
     ],
 )
-def test_the_margin_is_the_manifests(settings: dict[str, Any], margin: float) -> None:
+def test_the_margin_is_the_manifests(settings, margin):
     assert made_manifest(settings=settings).margin == margin
 
 
-def test_the_margin_of_a_run_is_what_was_given() -> None:
-    settings = with_device_defaults(resolve({"margin": "3%"}), device_type="cpu", num_local_devices=2)
-    assert Manifest(settings=settings).margin == pytest.approx(0.03)
+def test_the_margin_of_a_run_is_what_was_given():
+    assert Manifest(settings=resolved(margin="3%")).margin == pytest.approx(0.03)
 
 
-def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer() -> None:
+def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer():
     rng = np.random.default_rng(0)
     steps = {
         (name, "timed"): {r: ms * math.exp(0.01 * rng.standard_normal()) for r in range(1, rounds)}
@@ -211,7 +195,7 @@ def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer() ->
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_every_sample_is_compared(path: Path) -> None:
+def test_every_sample_is_compared(path):
     """Old ones have no comparisons.csv: they are made from the blocks."""
     cases = sample(path).cases.set_index("case_id")
     ok = cases[cases["status"] == "ok"]
@@ -228,7 +212,7 @@ def test_every_sample_is_compared(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_quotients_hang_together(path: Path) -> None:
+def test_quotients_hang_together(path):
     """Over everything in cases.csv and comparisons.csv, to 1e-9."""
     cases = rebuilt(path).set_index("case_id")
     ok = cases[cases["status"] == "ok"]
@@ -259,7 +243,7 @@ def test_quotients_hang_together(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_the_typical_rate_is_near_the_recorded_median(path: Path) -> None:
+def test_the_typical_rate_is_near_the_recorded_median(path):
     then, now = (
         frame.set_index("case_id")["images_per_s"].astype(float)
         for frame in (sample(path).cases, rebuilt(path))
@@ -268,7 +252,7 @@ def test_the_typical_rate_is_near_the_recorded_median(path: Path) -> None:
     assert (np.log(now / then).abs().dropna() < 0.1).all()
 
 
-def test_dp_stands_below_the_line_in_its_comparison() -> None:
+def test_dp_stands_below_the_line_in_its_comparison():
     """As gathered in cases.csv: DP over DDP's default is the inverse of the answer that is printed."""
     _, blocks = frames(DRIFTING)
     times = RoundTimes.of(blocks)
@@ -284,15 +268,9 @@ def test_dp_stands_below_the_line_in_its_comparison() -> None:
     assert pd.isna(rows[IDS["single", 1, ""]])
 
 
-def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path: Path) -> None:
+def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
     """On a small model every cap gives one bucket: the first cap is measured and stands for the default."""
-    settings = resolve({"bucket_cap_mb": "25,default", "gpus": "2"})
-    plan = expand(
-        with_device_defaults(settings, device_type="cpu", num_local_devices=2),
-        Machine(device_type="cpu", devices_per_node=2),
-        arch="resnet20",
-        image_size=32,
-    )
+    plan = planned(resolved(bucket_cap_mb="25,default", gpus="2"), arch="resnet20", image_size=32)
     writer = RunWriter(claim(tmp_path / "run"))
     writer.write_manifest(made_manifest(settings={"margin": 0.05}))
     recorder = Recorder.begin(plan, writer)
@@ -302,20 +280,7 @@ def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path: 
     recorder.set_outcome(3, "skipped", equal_layout_reason(cap))
     for r in range(1, 7):
         for case_id, ranks, ms in ((dp, 1, 100.0), (cap, 2, 50.0)):
-            recorder.add_block(
-                [
-                    {
-                        "case_id": case_id,
-                        "phase": "timed",
-                        "round": r,
-                        "position": 0,
-                        "rank": rank,
-                        "num_steps": 1,
-                        "block_ms": ms + 0.1 * (r % 3),
-                    }
-                    for rank in range(ranks)
-                ]
-            )
+            recorder.add_block([block(case_id, r, ms + 0.1 * (r % 3), rank=rank) for rank in range(ranks)])
     cases = recorder.write()
     assert [(one.case_id, one.reference_id) for one in recorder.comparisons] == [(cap, dp)]
     assert recorder.comparisons[0].ratio.estimate == pytest.approx(2, rel=0.01)

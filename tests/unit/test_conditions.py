@@ -1,10 +1,6 @@
 """What has to be the same for which question, and the machine as it is read."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,12 +9,16 @@ from made import made_manifest
 from ddp_bench.bench.conditions import UNKNOWN, Question, differences, machine_kind, needed
 from ddp_bench.bench.doctor.host import Host
 from ddp_bench.bench.doctor.resources import RESOURCE_CHECKS
+from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import environment, machine, versions
-from ddp_bench.bench.manifest import Cgroup, Manifest
+from ddp_bench.bench.manifest import Cgroup, RankPlace
+from ddp_bench.bench.run.described import check_alike
+from ddp_bench.bench.worker import rank as module
+from ddp_bench.bench.worker.messages import Begun
 
 HOSTS, RESUME, GATE = Question
 
-RUN: dict[str, Any] = {
+RUN = {
     "plan_hash": "p",
     "ranks": [{"rank": 0, "device_name": "A"}, {"rank": 1, "device_name": "A"}],
     "versions": {"torch": "2.15.0", "cuda": "13.0", "python": "3.12.1", "scipy": "1.13", "numpy": "2.3"},
@@ -48,7 +48,7 @@ RUN: dict[str, Any] = {
 
 KERNEL = ("governors", "huge_pages", "cgroup")
 
-TABLE: dict[str, tuple[Any, set[Question], set[Question]]] = {
+TABLE = {
     # what changes, its new value, whom it blocks, whom it is only told to
     "plan_hash": ("q", {RESUME}, set()),
     "ranks": ([{"rank": 0, "device_name": "A"}], {RESUME}, set()),
@@ -85,17 +85,17 @@ TABLE: dict[str, tuple[Any, set[Question], set[Question]]] = {
 }
 
 
-def with_change(path: str, value: Any) -> dict[str, Any]:
+def with_change(path, value):
     other = copy.deepcopy(RUN)
     *parents, last = path.split(".")
-    place: Any = other
+    place = other
     for name in parents:
         place = place[int(name)] if isinstance(place, list) else place[name]
     place[int(last) if isinstance(place, list) else last] = value
     return other
 
 
-def changed(path: str, value: Any) -> Manifest:
+def changed(path, value):
     return made_manifest(**with_change(path, value))
 
 
@@ -104,7 +104,7 @@ SAME = made_manifest(**RUN)
 
 @pytest.mark.parametrize("question", Question)
 @pytest.mark.parametrize("path", TABLE)
-def test_a_change_blocks_whom_it_should(path: str, question: Question) -> None:
+def test_a_change_blocks_whom_it_should(path, question):
     value, blocks, told = TABLE[path]
     for pair in ((SAME, changed(path, value)), (changed(path, value), SAME)):
         found = differences(*pair, question)
@@ -113,18 +113,18 @@ def test_a_change_blocks_whom_it_should(path: str, question: Question) -> None:
 
 
 @pytest.mark.parametrize("question", Question)
-def test_equal_runs_differ_in_nothing(question: Question) -> None:
+def test_equal_runs_differ_in_nothing(question):
     assert not differences(SAME, made_manifest(**RUN), question)
 
 
 @pytest.mark.parametrize("missing", ["versions", "environment"])
 @pytest.mark.parametrize("question", [RESUME, GATE])
-def test_what_is_needed_and_unknown_blocks_even_its_like(missing: str, question: Question) -> None:
+def test_what_is_needed_and_unknown_blocks_even_its_like(missing, question):
     run = made_manifest(**RUN | {missing: {}})
     assert any(d.blocking and UNKNOWN in (d.then, d.now) for d in differences(run, run, question))
 
 
-def test_blocking_differences_come_first_and_equal_gpus_are_counted() -> None:
+def test_blocking_differences_come_first_and_equal_gpus_are_counted():
     other = with_change("environment.gpus.0.name", "B")
     other["git"]["commit"] = "def"
     first, second = differences(SAME, made_manifest(**other), GATE)
@@ -132,23 +132,23 @@ def test_blocking_differences_come_first_and_equal_gpus_are_counted() -> None:
     assert (second.name, second.blocking) == ("ddp-bench commit", False)
 
 
-def test_the_order_of_gpus_is_no_difference() -> None:
+def test_the_order_of_gpus_is_no_difference():
     mixed, turned = (changed(f"environment.gpus.{place}.name", "B") for place in (0, 1))
     assert differences(mixed, turned, GATE) == []
 
 
-def test_a_gpu_without_a_name_is_unknown() -> None:
+def test_a_gpu_without_a_name_is_unknown():
     assert needed(changed("environment.gpus.0.name", None), GATE)["GPUs"] == UNKNOWN
 
 
-def test_cores_that_ranks_were_bound_to_are_told_to_the_gate() -> None:
+def test_cores_that_ranks_were_bound_to_are_told_to_the_gate():
     cores = [{"rank": rank, "bound_cores": text} for rank, text in enumerate(("0-31", "0-31", "32-63", ""))]
     (found,) = differences(changed("ranks", []), changed("ranks", cores), GATE)
     assert (found.name, found.then, found.now) == ("ranks bound to cores", "none", "0-31, 32-63")
     assert not found.blocking
 
 
-def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone() -> None:
+def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone():
     alike = with_change("environment.host", "there")
     alike["versions"]["torch"] = "2.15.1+cu130"
     alike["environment"]["gpus"][0]["driver"] = "580"
@@ -157,20 +157,20 @@ def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone() -> No
         assert machine_kind(changed(path, TABLE[path][0])) != machine_kind(SAME)
 
 
-def test_what_is_unknown_and_not_needed_is_no_difference_to_name() -> None:
+def test_what_is_unknown_and_not_needed_is_no_difference_to_name():
     told = {name: fact for name, fact in RUN["environment"].items() if name not in KERNEL}
     unknown = changed("environment", told)
     assert differences(unknown, SAME, GATE) == differences(SAME, unknown, GATE) == []
 
 
-def test_a_difference_is_named_with_both_values() -> None:
+def test_a_difference_is_named_with_both_values():
     (found,) = differences(SAME, changed("environment.governors", ["powersave", "schedutil"]), GATE)
     assert (found.name, found.then, found.now) == ("CPU governor", "performance", "powersave/schedutil")
     (found,) = differences(SAME, changed("environment.cgroup.cpu_quota_cores", 1.5), GATE)
     assert (found.name, found.then, found.now) == ("container's CPU quota, cores", "unlimited", "1.5")
 
 
-def test_the_kernels_settings_are_those_of_the_doctor(tmp_path: Path) -> None:
+def test_the_kernels_settings_are_those_of_the_doctor(tmp_path):
     tree = {
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil",
         "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
@@ -195,7 +195,7 @@ def test_the_kernels_settings_are_those_of_the_doctor(tmp_path: Path) -> None:
     assert (host.quota, host.memory["limit_bytes"]) == (1.5, 3 * 2**30)
 
 
-def test_cores_of_a_container_under_cgroup_v1(tmp_path: Path) -> None:
+def test_cores_of_a_container_under_cgroup_v1(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("5:cpuset:/docker/ab\n4:memory:/docker/ab\n")
     (tmp_path / "sys/fs/cgroup/cpuset/docker/ab").mkdir(parents=True)
@@ -203,7 +203,7 @@ def test_cores_of_a_container_under_cgroup_v1(tmp_path: Path) -> None:
     assert machine("here", tmp_path).cgroup.cpuset == "2-3"
 
 
-def test_no_limit_is_not_unknown(tmp_path: Path) -> None:
+def test_no_limit_is_not_unknown(tmp_path):
     nothing = machine("here", tmp_path)
     assert (nothing.governors, nothing.huge_pages, nothing.cgroup) == (None, None, Cgroup())
     (tmp_path / "proc/self").mkdir(parents=True)
@@ -228,7 +228,7 @@ def test_no_limit_is_not_unknown(tmp_path: Path) -> None:
         ("TORCH_ANY", "Bearer 0123"),
     ],
 )
-def test_a_credential_is_never_recorded(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_credential_is_never_recorded(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     assert environment()[name] == "(hidden)"
 
@@ -244,14 +244,12 @@ def test_a_credential_is_never_recorded(name: str, value: str, monkeypatch: pyte
         ("CUDA_VISIBLE_DEVICES", "GPU-8f2c1a44-0000"),
     ],
 )
-def test_what_changes_speed_is_not_taken_for_a_credential(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changes_speed_is_not_taken_for_a_credential(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     assert environment()[name] == value
 
 
-def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch):
     asked = ("PYTORCH", "GOMP", "DDP", "OMP", "MKL", "NCCL", "GLOO", "TORCH", "CUDA")
     speed = {*(f"{prefix}_ANY" for prefix in asked), "LD_PRELOAD", "TORCHINDUCTOR_MAX_AUTOTUNE"}
     for name in (*speed, "AWS_SECRET_ACCESS_KEY"):
@@ -264,7 +262,7 @@ def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("wanted", [None, "0", "1"])
-def test_which_nccl_backend_ran_is_told(wanted: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_nccl_backend_ran_is_told(wanted, monkeypatch):
     """Oracle: what torch registers under the name."""
     c10d = torch.distributed.distributed_c10d
     monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
@@ -279,3 +277,41 @@ def test_which_nccl_backend_ran_is_told(wanted: str | None, monkeypatch: pytest.
         c10d._register_builtin_nccl_backend()
         newer = c10d.Backend._plugins["NCCL"].creator_fn is c10d._create_nccl2_process_group
     assert versions()["nccl_backend"] == ("nccl2" if newer else "nccl")
+
+
+PLACE = RankPlace(rank=0)
+
+
+def host(name, *, torch="2.15.0", seed=0):
+    told = made_manifest(
+        environment={"host": name, "gpus": [{"name": "H200", "driver": "570"}]},
+        versions={"torch": torch, "cuda": "13.0", "python": "3.11.7"},
+        git={"commit": "abc", "dirty": False},
+        settings={"seed": seed, "batch_size": 64},
+    )
+    conditions = needed(told, Question.HOSTS)
+    return Begun(place=PLACE, fingerprint="", machine=told.environment, conditions=conditions)
+
+
+def test_hosts_that_are_alike_pass():
+    silent = Begun(place=PLACE, fingerprint="")
+    check_alike([host("a"), silent, host("b"), silent])
+
+
+def test_every_difference_is_listed():
+    with pytest.raises(UsageError) as caught:
+        check_alike([host("a"), *(host(name, torch="2.11.0", seed=1) for name in "bc")])
+    text = str(caught.value)
+    assert "a: torch 2.15.0 (CUDA 13.0), b and 1 more: torch 2.11.0 (CUDA 13.0)" in text
+    assert "a: --seed 0, b and 1 more: --seed 1" in text
+    assert "batch" not in text
+    assert "\n" not in text
+
+
+def test_ranks_that_cannot_meet_for_no_reason_given_are_told_so(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError
+
+    monkeypatch.setattr(module, "rendezvous", fails)
+    with pytest.raises(UsageError, match=r"cannot meet at .*: RuntimeError"):
+        module.joined_store()

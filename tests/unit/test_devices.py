@@ -3,13 +3,8 @@
 Torch tells of GPUs that are made up here; affinity and the ranks' agreement are this machine's own.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,12 +22,12 @@ from ddp_bench.bench.worker.messages import Launched, SeenGpus
 MORE_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
 
-def saw(host: str, rank: int, *uuids: str) -> SeenGpus:
+def saw(host, rank, *uuids):
     facts = tuple(Gpu(uuid=uuid, name="A") for uuid in uuids)
     return SeenGpus(host=host, local_rank=rank, uuids=uuids, facts=facts)
 
 
-def launched(*seen: str, per_node: int | None = None) -> Machine:
+def launched(*seen, per_node=None):
     """The machine of a launcher's ranks, of which each sees these GPUs, a letter each."""
     per_node = per_node or len(seen)
     ranks = [saw(f"host{r // per_node}", r % per_node, *gpus) for r, gpus in enumerate(seen)]
@@ -45,7 +40,7 @@ def launched(*seen: str, per_node: int | None = None) -> Machine:
     return as_seen(machine, ranks)
 
 
-def placed(machine: Machine, counts: Sequence[int], **asked: object) -> list[tuple[bool, str | None]]:
+def placed(machine, counts, **asked):
     """Of every case beside `single`, whether it shares devices, and why it is skipped."""
     settings = Settings.of_stored({"gpus": list(counts), "bucket_cap_mb": ["default"], **asked})
     whole = with_device_defaults(settings, device_type="cuda", num_local_devices=machine.devices_per_node)
@@ -53,14 +48,14 @@ def placed(machine: Machine, counts: Sequence[int], **asked: object) -> list[tup
     return [(p.oversubscribed, p.skip_reason) for p in plan[1:]]
 
 
-def test_ranks_that_see_a_gpu_each_have_as_many_gpus() -> None:
+def test_ranks_that_see_a_gpu_each_have_as_many_gpus():
     """As with srun --gpus-per-task=1, on one node and on two."""
     for machine, num_gpus in ((launched(*"abcdefgh"), 8), (launched(*"abcdefgh", per_node=4), 4)):
         assert placed(machine, (2, 8), modes=["ddp"]) == [(False, None)] * 2
         assert machine.devices_per_node == num_gpus
 
 
-def test_data_parallel_has_what_the_first_rank_sees() -> None:
+def test_data_parallel_has_what_the_first_rank_sees():
     ((_, reason),) = placed(launched(*"abcdefgh"), (4,), modes=["dp"])
     assert reason == (
         "DataParallel needs 4 GPUs in one process, and the first rank sees 1 of 8; with Slurm, give "
@@ -70,7 +65,7 @@ def test_data_parallel_has_what_the_first_rank_sees() -> None:
     assert reason == "DataParallel works within one machine: needs 16 GPUs, there are 8"
 
 
-def test_ranks_that_see_the_same_gpu_share_it() -> None:
+def test_ranks_that_see_the_same_gpu_share_it():
     assert placed(launched("a", "a"), (2,), modes=["ddp"]) == [
         (True, "2 ranks share 1 GPU (nccl takes one rank per GPU)")
     ]
@@ -83,7 +78,7 @@ def test_ranks_that_see_the_same_gpu_share_it() -> None:
     assert [shared for shared, _ in late] == [False, False, True]
 
 
-def test_ranks_that_see_several_gpus_take_them_in_turn() -> None:
+def test_ranks_that_see_several_gpus_take_them_in_turn():
     """As under torchrun, whose ranks see all, and with two GPUs per task."""
     torchrun = launched(*["abcdefgh"] * 2)
     assert (torchrun.devices_per_node, torchrun.rank_devices) == (8, ("a", "b"))
@@ -92,13 +87,13 @@ def test_ranks_that_see_several_gpus_take_them_in_turn() -> None:
     assert launched("ab", "cd", "ef", "gh").rank_devices == ("a", "d", "e", "h")
 
 
-def gpu(number: int) -> SimpleNamespace:
+def gpu(number):
     """What torch tells of a GPU."""
     return SimpleNamespace(uuid=f"{number:036d}", pci_domain_id=0, pci_bus_id=0xA0 + number, pci_device_id=0)
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch):
     """Torch has two GPUs, the second NUMA node's first."""
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -108,18 +103,18 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_the_gpu_that_a_rank_takes_is_the_one_it_says() -> None:
+def test_the_gpu_that_a_rank_takes_is_the_one_it_says():
     for local_rank in range(4):
         index = gpu_of(local_rank).index
         assert seen_gpus(local_rank).own == f"GPU-{gpu(index).uuid}" == f"GPU-{local_rank % 2:036d}"
 
 
-def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pairs(uuids: Sequence[str]) -> list[GpuPair]:
+def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch):
+    def pairs(uuids):
         asked.append(list(uuids))
         return [GpuPair(first=0, second=1, peer_access=False)]
 
-    asked: list[list[str]] = []
+    asked = []
     monkeypatch.setattr(devices, "pairs", pairs)
     monkeypatch.setattr(devices, "host_name", lambda: "here")
     found = this_machine([saw("here", 0, "b"), saw("here", 1, "a", "b"), saw("there", 0, "c")])
@@ -131,9 +126,7 @@ def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(("sees", "num_gpus"), [(("a", "b"), 2), (("a", "a"), 1)])
-def test_what_launched_ranks_see_decides_the_plan(
-    sees: tuple[str, str], num_gpus: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_launched_ranks_see_decides_the_plan(sees, num_gpus, monkeypatch):
     """Each sees one GPU, of its own or the same."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(job, "_gpu_kind", lambda: GpuKind(capability=(9, 0), memory_gib=80.0))
@@ -148,7 +141,7 @@ def test_what_launched_ranks_see_decides_the_plan(
     assert most == num_gpus, "the default counts are those of the host"
 
 
-def write(root: Path, **files: str) -> Path:
+def write(root, **files):
     for path, content in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(content)
@@ -156,14 +149,14 @@ def write(root: Path, **files: str) -> Path:
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_the_cores_next_to_a_gpu(tmp_path: Path) -> None:
+def test_the_cores_next_to_a_gpu(tmp_path):
     slots = "sys/bus/pci/devices"
     root = write(tmp_path, **{f"{slots}/0000:a1:00.0/local_cpulist": "16-31,48-63\n"})
     assert near_cores(torch.device("cuda", 1), root) == {*range(16, 32), *range(48, 64)}
     assert near_cores(torch.device("cuda", 0), root) == frozenset()
 
 
-def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path: Path) -> None:
+def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path):
     root = write(tmp_path, **{"sys/devices/system/cpu/online": "0-3\n"})
     assert not is_narrowed(range(4), root)
     assert is_narrowed((0, 1, 2), root)
@@ -187,14 +180,14 @@ report([said, allowed, *threads])
 """
 
 
-def bound(cores: Sequence[int], folder: Path) -> list[Any]:
+def bound(cores, folder):
     """What a process says that binds itself to `cores`: the cores it told, had, and those of its threads."""
     (found,) = run_ranks(f"CORES = {list(cores)}\n{BIND}", 1, folder)
     return list(found)
 
 
 @MORE_CORES
-def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near(tmp_path: Path) -> None:
+def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near(tmp_path):
     last = max(os.sched_getaffinity(0))
     said, _, *threads = bound([last, 100_000], tmp_path)
     assert said == str(last)
@@ -239,8 +232,8 @@ report([info.gpu, info.device, info.bound_cores, at_context, list(made.place.cor
     ],
 )
 def test_a_rank_is_bound_before_its_gpus_context_is_made_unless_a_launcher_has_chosen_its_cores(
-    tmp_path: Path, *, setting: str, launched: bool, narrowed: bool, binds: bool
-) -> None:
+    tmp_path, *, setting, launched, narrowed, binds
+):
     allowed = sorted(os.sched_getaffinity(0))
     cores = allowed[-1:] if binds else allowed
     given = f"BIND = {setting!r}\nLAUNCHED = {launched}\nNARROWED = {narrowed}\n"
@@ -253,9 +246,7 @@ def test_a_rank_is_bound_before_its_gpus_context_is_made_unless_a_launcher_has_c
 
 
 @pytest.mark.parametrize("cores", [[], [100_000], range(4096)], ids=["unknown", "none allowed", "one node"])
-def test_nothing_is_bound_where_the_cores_next_to_the_gpu_are_all_or_none(
-    cores: Sequence[int], tmp_path: Path
-) -> None:
+def test_nothing_is_bound_where_the_cores_next_to_the_gpu_are_all_or_none(cores, tmp_path):
     said, allowed, *threads = bound(cores, tmp_path)
     assert said == ""
     assert threads == [allowed] * 3

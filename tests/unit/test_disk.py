@@ -1,10 +1,7 @@
 """A results folder may be anyone's: nothing in it leads elsewhere, hangs a reader or takes its memory."""
 
-from __future__ import annotations
-
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,22 +24,22 @@ from ddp_bench.bench.results.tables import read_blocks, repair_allreduce, repair
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def outside(tmp_path):
     """A file that is not the run's."""
     path = tmp_path / "mine.txt"
     path.write_text("mine\n")
     return path
 
 
-def _lock(folder: Path) -> object:
+def _lock(folder):
     return FolderLock(folder)
 
 
-def _append(folder: Path) -> object:
+def _append(folder):
     return Journal(folder).begin([])
 
 
-WRITES: dict[str, tuple[str, Callable[[Path], object]]] = {
+WRITES = {
     "the lock": (LOCK, _lock),
     "blocks": ("blocks.csv", RunWriter),
     "curves": ("allreduce.csv", RunWriter),
@@ -54,9 +51,7 @@ WRITES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
 @pytest.mark.parametrize("name", WRITES)
-def test_a_run_writes_through_no_link(
-    name: str, link: Callable[[Path, Path], None], outside: Path, tmp_path: Path
-) -> None:
+def test_a_run_writes_through_no_link(name, link, outside, tmp_path):
     file, write = WRITES[name]
     folder = tmp_path / "run"
     folder.mkdir()
@@ -70,7 +65,7 @@ def test_a_run_writes_through_no_link(
     assert "link" in said or not (folder / file).samefile(outside), "refused, or put in its place"
 
 
-def test_a_link_to_nothing_makes_no_file(tmp_path: Path) -> None:
+def test_a_link_to_nothing_makes_no_file(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     for file, _ in WRITES.values():
@@ -82,7 +77,7 @@ def test_a_link_to_nothing_makes_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "new.txt").exists()
 
 
-def test_traces_go_into_no_other_folder(tmp_path: Path) -> None:
+def test_traces_go_into_no_other_folder(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     folder = claim(tmp_path / "run")
     (folder / "traces").symlink_to(tmp_path / "elsewhere")
@@ -93,11 +88,11 @@ def test_traces_go_into_no_other_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def _pipe(path: Path) -> None:
+def _pipe(path):
     os.mkfifo(path)
 
 
-def _socket(path: Path) -> None:
+def _socket(path):
     with socket.socket(socket.AF_UNIX) as one:
         before = Path.cwd()
         os.chdir(path.parent)  # a socket's name is short
@@ -110,7 +105,7 @@ def _socket(path: Path) -> None:
     [_pipe, _socket, Path.mkdir, lambda path: path.symlink_to("/dev/zero")],
     ids=["pipe", "socket", "folder", "device"],
 )
-def test_what_is_no_regular_file_is_refused_at_once(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_refused_at_once(make, tmp_path):
     path = tmp_path / "x.csv"
     make(path)
     for follow in (False, True):
@@ -123,20 +118,20 @@ def test_what_is_no_regular_file_is_refused_at_once(make: Callable[[Path], None]
 
 
 @pytest.mark.timeout(20)
-def test_settings_come_from_no_pipe(tmp_path: Path) -> None:
+def test_settings_come_from_no_pipe(tmp_path):
     os.mkfifo(tmp_path / "x.toml")
     with pytest.raises(UsageError, match="is no regular file"):
         read_toml(tmp_path / "x.toml")
 
 
-def test_a_link_that_the_user_names_is_followed(outside: Path, tmp_path: Path) -> None:
+def test_a_link_that_the_user_names_is_followed(outside, tmp_path):
     (tmp_path / "link").symlink_to(outside)
     assert read_text(tmp_path / "link", most_bytes=100, follow=True) == "mine\n"
     with pytest.raises(UsageError, match="it is a link"):
         read_text(tmp_path / "link", most_bytes=100)
 
 
-def test_sizes_are_not_believed(tmp_path: Path) -> None:
+def test_sizes_are_not_believed(tmp_path):
     path = tmp_path / "blocks.csv"
     with path.open("wb") as file:
         file.truncate(2**40)
@@ -148,27 +143,27 @@ def test_sizes_are_not_believed(tmp_path: Path) -> None:
         next(read_blocks(path))
 
 
-def test_a_line_of_a_journal_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_a_journal_has_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("ddp_bench.bench.results.journal.MOST_JSON_BYTES", 100)
     (tmp_path / JOURNAL).write_text('{"event": "end", "because": "x"}\n"' + "x" * 100 + '"\n')
     with pytest.raises(UsageError, match="line 2 is longer"):
         read(tmp_path)
 
 
-def test_what_is_no_journal_is_not_read_to_its_end(tmp_path: Path) -> None:
+def test_what_is_no_journal_is_not_read_to_its_end(tmp_path):
     (tmp_path / JOURNAL).write_text("{\n" * 101)
     with pytest.raises(UsageError, match="101 lines are damaged"):
         read(tmp_path)
 
 
-def test_what_a_killed_writer_began_goes_at_the_next_start(tmp_path: Path) -> None:
+def test_what_a_killed_writer_began_goes_at_the_next_start(tmp_path):
     for name in (".cases.csv-abcd_123", ".manifest.json-00000000", ".notes.txt-abcdefgh", "cases.csv"):
         (tmp_path / name).touch()
     remove_unfinished(tmp_path, MEASURED)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".notes.txt-abcdefgh", "cases.csv"]
 
 
-def test_the_name_of_an_unfinished_file_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_an_unfinished_file_is_known(tmp_path, monkeypatch):
     """As a kill inside `replace_file` leaves it."""
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -1,11 +1,11 @@
 import csv
 import io
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import made_manifest
+from made import block, made_manifest
+from report_runs import case
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.results.schema import CASES, typed_frame
@@ -35,7 +35,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_cell_begins_no_formula_and_holds_no_control_character(text: str) -> None:
+def test_a_cell_begins_no_formula_and_holds_no_control_character(text):
     cell = csv_cell(text)
     assert cell.isprintable()
     assert cell[:1] not in set("=+-@\t\r\uff1d\uff0b\uff0d\uff20")
@@ -43,12 +43,12 @@ def test_a_cell_begins_no_formula_and_holds_no_control_character(text: str) -> N
 
 
 @pytest.mark.parametrize("number", ["-1", "+2.5", "-1e-05", "0.5"])
-def test_a_number_is_not_disfigured(number: str) -> None:
+def test_a_number_is_not_disfigured(number):
     assert csv_cell(number) == number
 
 
 @given(st.text(st.characters(codec=None), max_size=30) | st.text("'=+-@\\x0041 \t\r\n1.e", max_size=12))
-def test_every_text_comes_back(text: str) -> None:
+def test_every_text_comes_back(text):
     cell = csv_cell(text)
     assert cell.isprintable()
     assert csv_text(cell) == text
@@ -60,57 +60,30 @@ def test_every_text_comes_back(text: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_markdown_is_one_line_without_markup(text: str) -> None:
+def test_markdown_is_one_line_without_markup(text):
     line = markdown(text)
     assert line.isprintable()
     assert not set("\\`*_<>!|~$@") & set(line)
     assert "://" not in line
 
 
-def test_what_prints_stays_as_it_is() -> None:
+def test_what_prints_stays_as_it_is():
     assert visible("C:\\runs, 火, naïve [95%]") == "C:\\runs, 火, naïve [95%]"
     assert csv_cell("it's 100%") == "it's 100%"
 
 
-def test_an_error_message_is_one_harmless_line() -> None:
+def test_an_error_message_is_one_harmless_line():
     message = str(UsageError("--name 'a\nb\x1b[31m\u202e' is wrong; name it a"))
     assert message == "--name 'a\\x0ab\\x1b[31m\\u202e' is wrong; name it a"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text: str, tmp_path: Path) -> None:
+def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text, tmp_path):
     writer = RunWriter(claim(tmp_path / "run"))
     writer.write_manifest(made_manifest(environment={"host": text}))
-    writer.replace(
-        "cases.csv",
-        typed_frame(
-            [
-                {
-                    "case_id": "x",
-                    "status": "failed",
-                    "mode": "single",
-                    "num_devices": 1,
-                    "global_batch": 16,
-                    "unit": "images",
-                    "units_per_sample": 1,
-                    "reason": text,
-                    "device_name": text,
-                }
-            ],
-            CASES,
-        ),
-    )
-    block = {
-        "case_id": "x",
-        "phase": "timed",
-        "round": 1,
-        "rank": 0,
-        "num_steps": 1,
-        "block_ms": 5.0,
-        "host": text,
-        "detail": None,
-    }
-    writer.append("blocks.csv", [block])
+    failed = case("single", 1, status="failed", reason=text, device_name=text)
+    writer.replace("cases.csv", typed_frame([failed], CASES))
+    writer.append("blocks.csv", [block(failed["case_id"], 1, 5.0, host=text)])
     for name in ("cases.csv", "blocks.csv"):
         with (tmp_path / "run" / name).open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))

@@ -1,7 +1,5 @@
 """The fit against closed forms, its intervals against Student's t and against simulated noise."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -10,41 +8,40 @@ import pytest
 from scipy import stats
 
 from ddp_bench.bench import estimate
-from ddp_bench.bench.estimate import MIN_ROUNDS, Array, Function, TwoWayFit, fit
+from ddp_bench.bench.estimate import MIN_ROUNDS, fit
 
 LOG_MS = np.log([100.0, 80.0, 130.0, 55.0])
 
 
-def table(num_rounds: int, num_columns: int = 4, *, seed: int = 0, sd: float = 0.05) -> Array:
+def table(num_rounds, num_columns=4, *, seed=0, sd=0.05):
     """Step times in ms with noise of rounds and of visits."""
     rng = np.random.default_rng(seed)
     log_ms = np.resize(LOG_MS, num_columns) + sd * rng.standard_normal((num_rounds, num_columns))
-    found: Array = np.exp(log_ms + 0.03 * rng.standard_normal((num_rounds, 1)))
-    return found
+    return np.exp(log_ms + 0.03 * rng.standard_normal((num_rounds, 1)))
 
 
-def difference(first: int, second: int) -> Function:
+def difference(first, second):
     return lambda log_ms: float(log_ms[first] - log_ms[second])
 
 
 @pytest.fixture
-def _uncorrelated(monkeypatch: pytest.MonkeyPatch) -> None:
+def _uncorrelated(monkeypatch):
     """As if rounds were known to be independent."""
 
-    def none(*_: object, **__: object) -> float:
+    def none(*_, **__):
         return 0.0
 
     monkeypatch.setattr(estimate, "_correlation", none)
 
 
-def test_without_noise_every_column_is_found_exactly() -> None:
+def test_without_noise_every_column_is_found_exactly():
     rounds = np.linspace(0, 0.4, 12)
     found = fit(np.exp(LOG_MS + rounds[:, None]))
     assert found.log_ms == pytest.approx(LOG_MS + rounds.mean(), abs=1e-9)
     assert found.round_effect == pytest.approx(rounds - rounds.mean(), abs=1e-9)
 
 
-def test_with_a_huge_tuning_it_is_the_two_way_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_huge_tuning_it_is_the_two_way_mean(monkeypatch):
     monkeypatch.setattr(estimate, "_TUNING", 1e6)
     step_ms = table(15)
     x = np.log(step_ms)
@@ -62,7 +59,7 @@ def test_with_a_huge_tuning_it_is_the_two_way_mean(monkeypatch: pytest.MonkeyPat
 _start = estimate._start
 
 
-def test_an_outlier_moves_it_less_than_the_noise_does() -> None:
+def test_an_outlier_moves_it_less_than_the_noise_does():
     clean = table(20)
     with_outlier = clean.copy()
     with_outlier[7, 2] *= 10
@@ -72,7 +69,7 @@ def test_an_outlier_moves_it_less_than_the_noise_does() -> None:
     assert abs(robust[1] - robust[0]) < 0.03
 
 
-def test_a_drift_that_all_cases_share_changes_no_quotient() -> None:
+def test_a_drift_that_all_cases_share_changes_no_quotient():
     steady = table(20)
     drifting = steady * np.exp(np.linspace(-0.2, 0.2, 20))[:, None]
     for pair in itertools.permutations(range(4), 2):
@@ -83,12 +80,12 @@ def test_a_drift_that_all_cases_share_changes_no_quotient() -> None:
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.3])
-def test_quotients_agree_exactly(missing: float) -> None:
+def test_quotients_agree_exactly(missing):
     step_ms = table(20, 5)
     step_ms[np.random.default_rng(1).random(step_ms.shape) < missing] = math.nan
     found = fit(step_ms)
 
-    def r(a: int, b: int) -> float:
+    def r(a, b):
         return math.exp(found.intervals([difference(a, b)])[0].estimate)
 
     for a, b, c in itertools.permutations(range(5), 3):
@@ -96,7 +93,7 @@ def test_quotients_agree_exactly(missing: float) -> None:
         assert r(a, b) * r(b, a) == pytest.approx(1, rel=1e-12)
 
 
-def test_a_column_that_misses_the_slow_rounds_is_not_called_fast() -> None:
+def test_a_column_that_misses_the_slow_rounds_is_not_called_fast():
     """Two columns of one pace; the second is visited in the fast half only."""
     pace = np.repeat([1.0, 2.0], 10)
     step_ms = np.outer(pace, [100.0, 100.0, 50.0]) * np.exp(
@@ -108,7 +105,7 @@ def test_a_column_that_misses_the_slow_rounds_is_not_called_fast() -> None:
     assert found.visits.tolist() == [20, 10, 20]
 
 
-def test_a_column_and_rounds_without_a_visit() -> None:
+def test_a_column_and_rounds_without_a_visit():
     step_ms = table(12)
     with_gaps = np.insert(step_ms, [3, 7], math.nan, axis=0)
     with_gaps = np.insert(with_gaps, 2, math.nan, axis=1)
@@ -121,7 +118,7 @@ def test_a_column_and_rounds_without_a_visit() -> None:
     assert all(map(math.isnan, (unknown.estimate, unknown.low, unknown.high)))
 
 
-def test_columns_without_a_common_round_compare_with_nothing() -> None:
+def test_columns_without_a_common_round_compare_with_nothing():
     step_ms = table(20)
     step_ms[:10, 2:] = math.nan
     step_ms[10:, :2] = math.nan
@@ -129,7 +126,7 @@ def test_columns_without_a_common_round_compare_with_nothing() -> None:
         fit(step_ms)
 
 
-def test_a_full_table_of_three_rounds_is_fitted_however_they_scatter() -> None:
+def test_a_full_table_of_three_rounds_is_fitted_however_they_scatter():
     # Most residuals of its median polish are 0: its noise must not be taken for none.
     step_ms = np.array([[1.1059, 7.707, 1.3002], [1.1589, 5.8147, 1.5902], [1.4016, 3.5958, 2.0552]])
     found = fit(step_ms)
@@ -138,7 +135,7 @@ def test_a_full_table_of_three_rounds_is_fitted_however_they_scatter() -> None:
 
 
 @pytest.mark.parametrize("trials", [100, pytest.param(10_000, marks=pytest.mark.campaign)])
-def test_a_full_table_is_never_refused_and_its_intervals_hold(trials: int) -> None:
+def test_a_full_table_is_never_refused_and_its_intervals_hold(trials):
     rng = np.random.default_rng(1)
     held = []
     for _ in range(trials):
@@ -155,7 +152,7 @@ def test_a_full_table_is_never_refused_and_its_intervals_hold(trials: int) -> No
     assert np.mean(held) >= 0.95
 
 
-def test_one_column_is_its_geometric_mean() -> None:
+def test_one_column_is_its_geometric_mean():
     step_ms = table(30, 1)
     found = fit(step_ms)
     assert math.exp(found.log_ms[0]) == pytest.approx(stats.gmean(step_ms[:, 0]), rel=1e-9)
@@ -163,7 +160,7 @@ def test_one_column_is_its_geometric_mean() -> None:
     assert own.low < own.estimate < own.high
 
 
-def test_below_five_visits_there_is_no_interval() -> None:
+def test_below_five_visits_there_is_no_interval():
     step_ms = table(20, 3)
     step_ms[MIN_ROUNDS - 1 :, 1] = math.nan
     few, enough = fit(step_ms).intervals([difference(0, 1), difference(0, 2)])
@@ -177,7 +174,7 @@ def test_below_five_visits_there_is_no_interval() -> None:
 
 @pytest.mark.usefixtures("_uncorrelated")
 @pytest.mark.parametrize("num_rounds", [5, 12, 40])
-def test_two_columns_of_independent_rounds_have_the_interval_of_students_paired_t(num_rounds: int) -> None:
+def test_two_columns_of_independent_rounds_have_the_interval_of_students_paired_t(num_rounds):
     """Where no visit stands out."""
     half = 0.01 * np.resize([1.0, -1.0, 0.5, -0.5, 0.2], num_rounds)
     x = np.column_stack([LOG_MS[0] + half, LOG_MS[1] - half])
@@ -191,14 +188,14 @@ def test_two_columns_of_independent_rounds_have_the_interval_of_students_paired_
 @pytest.mark.usefixtures("_uncorrelated")
 @pytest.mark.parametrize("num_rounds", [6, 15])
 @pytest.mark.parametrize("confidence", [0.8, 0.99])
-def test_one_column_of_independent_rounds_has_students_interval(num_rounds: int, confidence: float) -> None:
+def test_one_column_of_independent_rounds_has_students_interval(num_rounds, confidence):
     step_ms = table(num_rounds, 1)
     found = fit(step_ms).intervals([lambda log_ms: float(log_ms[0])], confidence=confidence)[0]
     wanted = stats.ttest_1samp(np.log(step_ms[:, 0]), 0).confidence_interval(confidence)
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
 
 
-def test_a_function_of_columns_goes_by_its_gradient() -> None:
+def test_a_function_of_columns_goes_by_its_gradient():
     """The interval of a product of a rate is that of the rate, times the factor."""
     found = fit(table(25))
     log, linear, tenfold = found.intervals(
@@ -212,7 +209,7 @@ def test_a_function_of_columns_goes_by_its_gradient() -> None:
     assert tenfold.high - tenfold.low == pytest.approx(10 * (linear.high - linear.low), rel=1e-6)
 
 
-def test_together_is_wider_than_pointwise_and_equal_to_it_for_one() -> None:
+def test_together_is_wider_than_pointwise_and_equal_to_it_for_one():
     found = fit(table(20))
     functions = [difference(1, 0), difference(2, 0), difference(3, 0)]
     for one, other in zip(found.intervals(functions), found.intervals(functions, together=True), strict=True):
@@ -225,7 +222,7 @@ def test_together_is_wider_than_pointwise_and_equal_to_it_for_one() -> None:
     assert again.high - again.low < 1.2 * (alone.high - alone.low), "the same twice costs little"
 
 
-def test_together_is_below_bonferroni_and_the_same_every_time() -> None:
+def test_together_is_below_bonferroni_and_the_same_every_time():
     found = fit(table(20, 8))
     functions = [difference(i, 0) for i in range(1, 8)]
     joint = found.intervals(functions, together=True)
@@ -235,7 +232,7 @@ def test_together_is_below_bonferroni_and_the_same_every_time() -> None:
         assert one.high - one.low <= 1.03 * (most.high - most.low)
 
 
-def test_rounds_that_resemble_each_other_widen_the_interval() -> None:
+def test_rounds_that_resemble_each_other_widen_the_interval():
     rng = np.random.default_rng(2)
     shocks = 0.05 * rng.standard_normal((60, 4))
     alike = np.empty_like(shocks)
@@ -249,7 +246,7 @@ def test_rounds_that_resemble_each_other_widen_the_interval() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "n"), [(0.0, 5), (0.4, 8), (0.9, 30)])
-def test_the_ar1_factor_is_that_of_the_covariance_matrix(ratio: float, n: int) -> None:
+def test_the_ar1_factor_is_that_of_the_covariance_matrix(ratio, n):
     covariance = ratio ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     centring = np.eye(n) - 1 / n
     of_mean = covariance.sum() / n**2
@@ -266,7 +263,7 @@ NUM_COLUMNS = 5
 CASES = [difference(i, 0) for i in range(1, NUM_COLUMNS)]
 
 
-def noise(kind: str, rng: np.random.Generator, num_rounds: int) -> Array:
+def noise(kind, rng, num_rounds):
     """Log step times: rounds x columns, the cases visited one after another in random order."""
     visits = num_rounds * NUM_COLUMNS
     own = 0.05 * rng.standard_normal((num_rounds, NUM_COLUMNS))
@@ -281,18 +278,17 @@ def noise(kind: str, rng: np.random.Generator, num_rounds: int) -> Array:
         own = own + hit * np.log(rng.uniform(1.5, 4, own.shape))
     order = np.argsort(rng.random((num_rounds, NUM_COLUMNS)), axis=1)
     in_time = np.take_along_axis(path.reshape(num_rounds, NUM_COLUMNS), order, axis=1)
-    found: Array = in_time + own + 0.02 * rng.standard_normal((num_rounds, 1))
-    return found
+    return in_time + own + 0.02 * rng.standard_normal((num_rounds, 1))
 
 
-def covered(found: TwoWayFit, *, together: bool) -> list[bool]:
+def covered(found, *, together):
     return [one.low <= 0 <= one.high for one in found.intervals(CASES, together=together)]
 
 
 @pytest.mark.parametrize("runs", [60, pytest.param(300, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("num_rounds", [10, 40])
 @pytest.mark.parametrize("kind", ["iid", "drift", "levels", "outliers"])
-def test_intervals_hold_as_often_as_they_say(kind: str, num_rounds: int, runs: int) -> None:
+def test_intervals_hold_as_often_as_they_say(kind, num_rounds, runs):
     """Within three standard errors: 8.4% of 60 runs, 3.8% of 300."""
     error = 3 * math.sqrt(0.95 * 0.05 / runs)
     rng = np.random.default_rng([11, num_rounds])

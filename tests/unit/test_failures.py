@@ -1,10 +1,15 @@
-"""From how ranks ended to what a case's row says."""
+"""From an error to a case's status and row, and to whether its process can go on."""
 
 import signal
-from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch._utils import ExceptionWrapper
 
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.measure.timed import NonFiniteLossError
+from ddp_bench.bench.modes import Unsupported
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.journal import Settled, State, UnderWay
 from ddp_bench.bench.run.failures import (
@@ -19,8 +24,10 @@ from ddp_bench.bench.run.failures import (
     progress_of,
     written,
 )
-from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.sysfs import oom_kills
+from ddp_bench.bench.worker.attempt import attempt, report_of
+from ddp_bench.bench.worker.messages import Report
 
 KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
 
@@ -37,13 +44,13 @@ KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
         ({}, False, "failed", "a rank ended unexpectedly in round 3 (timed)"),
     ],
 )
-def test_the_cause_of_a_failure(codes: dict[int, int | None], oom: bool, status: str, words: str) -> None:
+def test_the_cause_of_a_failure(codes, oom, status, words):
     found = failure_of(codes, what="round 3 (timed)", out_of_memory=oom)
     assert found.status == status
     assert words in found.reason
 
 
-def test_how_ranks_ended_is_kept_and_the_cause_told_apart() -> None:
+def test_how_ranks_ended_is_kept_and_the_cause_told_apart():
     codes = {0: None, 1: None, 2: SEGV, 5: 3}
     found = failure_of(codes, what="round 3 (timed)", out_of_memory=False)
     assert written("now  ddp-n6: failed", found) == (
@@ -59,19 +66,19 @@ def test_how_ranks_ended_is_kept_and_the_cause_told_apart() -> None:
     )
 
 
-def test_what_is_kept_shows_no_control_characters() -> None:
+def test_what_is_kept_shows_no_control_characters():
     found = Failure("failed", "ValueError: \x1b[31mred", {0: "raised\nTraceback:\n\tx = '\x1b[2J'\n"})
     text = written("title", found)
     assert "\x1b" not in text
     assert "\nrank 0: raised\nTraceback:\n        x = '\\x1b[2J'\n" in text
 
 
-def test_the_kernel_counts_its_oom_kills() -> None:
+def test_the_kernel_counts_its_oom_kills():
     count = oom_kills()
     assert count is None or count >= 0
 
 
-def state(*statuses: str, curves: int = 0, on: UnderWay | None = None) -> State:
+def state(*statuses, curves=0, on=None):
     settled = {index: Settled(index=index, status=status) for index, status in enumerate(statuses)}
     return State(settled=settled, curves={(n, "gloo") for n in range(curves)}, under_way=on)
 
@@ -89,11 +96,11 @@ def state(*statuses: str, curves: int = 0, on: UnderWay | None = None) -> State:
     ],
     ids=["a block", "a case", "a failed case", "a curve", "ends a case", "ends a new case", "ends a curve"],
 )
-def test_what_counts_as_progress(later: State, table_bytes: int) -> None:
+def test_what_counts_as_progress(later, table_bytes):
     assert progress_of(later, table_bytes) != progress_of(state("ok"), 100)
 
 
-def test_the_case_that_an_attempt_died_in_counts_once() -> None:
+def test_the_case_that_an_attempt_died_in_counts_once():
     """Before the next attempt has given it up and after."""
     died = state("ok", "ok", on=UnderWay(index=1, what="round 1 (timed)"))
     assert progress_of(died, 100) == progress_of(state("ok", "failed"), 100)
@@ -103,18 +110,14 @@ def test_the_case_that_an_attempt_died_in_counts_once() -> None:
     assert progress_of(between, 100) == progress_of(state("ok"), 100)
 
 
-def test_two_attempts_in_a_row_without_progress_are_the_end() -> None:
+def test_two_attempts_in_a_row_without_progress_are_the_end():
     """A new run, a resumed one, and one whose second attempt got on; each number is how far one came."""
-    assert not is_stuck([0])
-    assert not is_stuck([0, 0])
-    assert is_stuck([0, 0, 0])
-    assert not is_stuck([0, 0, 1])
-    assert not is_stuck([0, 1, 1])
-    assert is_stuck([0, 0, 1, 1, 1])
+    assert all(map(is_stuck, ([0, 0, 0], [0, 0, 1, 1, 1])))
+    assert not any(map(is_stuck, ([0], [0, 0], [0, 0, 1], [0, 1, 1])))
 
 
-def test_time_limits_follow_the_settings_and_the_warm_up() -> None:
-    def asked(**more: Any) -> ResolvedSettings:
+def test_time_limits_follow_the_settings_and_the_warm_up():
+    def asked(**more):
         return with_device_defaults(Settings(**more), device_type="cuda", num_local_devices=1)
 
     plain, tuned = asked(), asked(compile="max-autotune")
@@ -123,3 +126,199 @@ def test_time_limits_follow_the_settings_and_the_warm_up() -> None:
     assert block_s(plain, 0.2, 0.1) == LEAST_S, "a second of steps, patience of 20, no sooner than this"
     assert block_s(plain, 0.5, 10.0) == PATIENCE * 10.0
     assert block_s(plain, 90.0, 0.1) == PATIENCE * LEAST_STEPS * 90.0, "the compiler may run again"
+
+
+GPU = "out of GPU memory; use a smaller --batch-size or smaller inputs"
+HOST = "out of host memory; use a smaller --batch-size or smaller inputs"
+ASYNCHRONOUS = (
+    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+    "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed."
+    "\nLast error:\n"
+)
+NCCL_2 = "NCCL AllReduce failed: {} \nNCCL Last Error: {}"
+"""As torch 2.15's own NCCL backend puts it; NCCL above as the one before does."""
+GONE = "remote process exited or there was a network error"
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4242"
+ACCELERATOR, BACKEND = torch.AcceleratorError, dist.DistBackendError
+
+
+def failed(reason):
+    return Report(status="failed", reason=reason)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 146.00 MiB. GPU 0 has a total capacity of 8.00 GiB of "
+            "which 0 bytes is free."
+        ),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        ACCELERATOR("CUDA error: out of memory" + ASYNCHRONOUS),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("CUDA ran out of memory outside PyTorch's allocator. If this workload uses many …"),
+    ],
+    ids=lambda error: str(error)[:50],
+)
+def test_a_full_gpu_costs_the_case_alone(error):
+    assert report_of(error) == Report(status="oom", reason=GPU)
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("Cuda failure 2 'out of memory'", GPU),
+        ("Failed to CUDA calloc async 6291456 bytes", GPU),
+        ("Failed to CUDA host alloc 4194304 bytes", GPU),
+        ("Failed to malloc 4096 bytes", HOST),
+    ],
+)
+def test_nccl_without_memory_cannot_go_on(last, reason):
+    for error in (BACKEND(NCCL + last), RuntimeError(NCCL_2.format("unhandled cuda error", last))):
+        assert report_of(error) == Report(status="oom", reason=reason, restart=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NCCL.replace("unhandled cuda error", GONE).replace("ncclUnhandledCudaError", "ncclRemoteError"),
+        NCCL_2.format(GONE, "socketProgress: Connection closed by remote peer"),
+        "NCCL communicator was aborted on rank 1.",
+        "NCCL communicator was aborted after a previous error",
+    ],
+)
+def test_a_lost_rank_is_the_cause_not_the_one_that_misses_it(text):
+    found = report_of(RuntimeError(text))
+    assert (found.status, found.restart, found.is_cause) == ("failed", True, False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("FIND was unable to find an engine to execute this computation"),
+    ],
+    ids=str,
+)
+def test_what_may_be_a_full_gpu_is_one_where_little_is_free(error, monkeypatch):
+    def tells_nothing(_):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    assert report_of(error).status == "failed", "no GPU is in use"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 2**30 * (index != 1))
+    for free_mib, status in ((9000, "failed"), (100, "oom")):
+        by_device = {0: (40000, 80000), 2: (free_mib, 80000)}
+        monkeypatch.setattr(torch.cuda, "mem_get_info", by_device.__getitem__)
+        assert report_of(error).status == status
+    monkeypatch.setattr(torch.cuda, "mem_get_info", tells_nothing)
+    assert report_of(error).status == "failed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+            "tried to allocate 400000000000000 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=repr,
+)
+def test_a_full_host_costs_the_case_alone(error):
+    assert report_of(error) == Report(status="oom", reason=HOST)
+
+
+def test_the_texts_of_the_installed_allocator():
+    def work():
+        torch.empty(2**60, dtype=torch.uint8)
+
+    found = attempt(work)
+    assert (found.status, found.reason) == ("oom", HOST)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            ACCELERATOR("CUDA error: device-side assert triggered" + ASYNCHRONOUS),
+            "AcceleratorError: CUDA error: device-side assert triggered",
+        ),
+        (
+            ACCELERATOR("CUDA error: an illegal memory access was encountered" + ASYNCHRONOUS),
+            "AcceleratorError: CUDA error: an illegal memory access was encountered",
+        ),
+        (
+            RuntimeError("CUDA error: unspecified launch failure" + ASYNCHRONOUS),
+            "RuntimeError: CUDA error: unspecified launch failure",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, …"),
+            "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, …",
+        ),
+        (BACKEND(NCCL + "Cuda failure 1 'invalid argument'"), f"DistBackendError: {NCCL.splitlines()[0]}"),
+        (
+            RuntimeError(NCCL_2.format("unhandled system error (run with NCCL_DEBUG=INFO for details)", "")),
+            "RuntimeError: NCCL AllReduce failed: unhandled system error (run with NCCL_DEBUG=INFO for …",
+        ),
+        (RuntimeError("NCCL operation timed out"), "RuntimeError: NCCL operation timed out"),
+        (RuntimeError("Failed to initialize NCCL communicator: invalid usage"), "RuntimeError: Failed to …"),
+        (dist.DistNetworkError("The client socket has failed"), "DistNetworkError: The client socket has …"),
+        (RuntimeError(GLOO), f"RuntimeError: {GLOO}"),
+    ],
+    ids=lambda part: str(part)[:50],
+)
+def test_a_broken_device_or_communicator_cannot_go_on(error, reason):
+    found = report_of(error)
+    assert (found.status, found.restart) == ("failed", True)
+    assert found.reason.startswith(reason.removesuffix("…"))
+    assert "\n" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "report"),
+    [
+        (ValueError("no such sample\nin folder x"), failed("ValueError: no such sample")),
+        (KeyError(), failed("KeyError")),
+        (SystemExit(0), failed("SystemExit: 0")),
+        (
+            RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"),
+            failed("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"),
+        ),
+        (NonFiniteLossError("loss is nan after 3 steps"), failed("loss is nan after 3 steps")),
+        (Unsupported("torch 2.14 has none"), Report(status="skipped", reason="torch 2.14 has none")),
+    ],
+)
+def test_what_a_model_raises_costs_its_case_alone(error, report):
+    assert report_of(error) == report
+
+
+def test_what_a_replica_raised_is_named_by_its_own_line():
+    """As nn.DataParallel hands it on: the type stays, the text becomes a traceback."""
+    for kind, text in ((RuntimeError, "CUDA error: unspecified launch failure"), (ValueError, "no luck")):
+        try:
+            raise kind(text)  # as a replica does
+        except kind:
+            wrapped = ExceptionWrapper(where="in replica 1 on device 1")
+        with pytest.raises(kind, match="Caught") as caught:
+            wrapped.reraise()
+        assert report_of(caught.value).reason == f"{kind.__name__}: {text}"
+        assert report_of(caught.value).restart == (kind is RuntimeError)
+
+
+def test_a_mistake_of_the_user_is_not_a_cases():
+    def work():
+        raise UsageError("no such folder")
+
+    with pytest.raises(UsageError):
+        attempt(work)

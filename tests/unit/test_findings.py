@@ -1,17 +1,16 @@
-"""The notes below a run's answers: what broke, shared devices, slow links and ranks, why DDP scales so."""
+"""The answers of a run by code and figures, and the notes below them. The words are recorded."""
 
-from __future__ import annotations
-
+import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from finding_cases import CAP_1, DDP, DP, FAILED, SINGLE, concluded, over
-from report_runs import Row, case, measured, run, timed, usual_cases
+from finding_cases import CAP_1, CAP_25, CPU, DDP, DP, FAILED, NAN, SINGLE, concluded, exposing, hiding, over
+from report_runs import case, measured, run, timed, usual_cases
 
-from ddp_bench.bench.findings.cautions import Caution, Trust
-from ddp_bench.bench.findings.findings import Conclusion, conclude, run_cautions
+from ddp_bench.bench.findings.answers import headline, verdicts
+from ddp_bench.bench.findings.cautions import run_cautions
+from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.notes import (
     LeftOut,
     LinkLimit,
@@ -21,42 +20,238 @@ from ddp_bench.bench.findings.notes import (
     notes,
     why_not_measured,
 )
+from ddp_bench.bench.findings.trust import Caution, Trust
+from ddp_bench.bench.findings.verdicts import (
+    CAP,
+    COMMUNICATION,
+    RESOLVED,
+    WRAPPER,
+    CommunicationVerdict,
+    Ratio,
+    SettingsVerdict,
+    WrapperVerdict,
+)
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED
-from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.bench.stats import Interval
 
 
-def test_nothing_measured_gives_the_reasons_and_no_command() -> None:
-    made = concluded(case("ddp", 2, status="failed", reason="broke\nhere"))
-    assert made.next_step is None
-    assert made.sentences == [
-        "Nothing was measured: no case ended with status ok.",
-        "1 case not measured: DDP on 2 GPUs: failed (broke here).",
-    ]
+def found(*cases, by=()):
+    return {one.question: one for one in verdicts(typed_frame(cases, CASES), by)}
 
 
-def test_cases_that_broke_are_named_with_their_reason() -> None:
+def wrapper(low, high, *, dp=DP, ddp=DDP, num_rounds=20):
+    verdict = found(SINGLE, dp, ddp, by=(over(ddp, dp, low, high, num_rounds=num_rounds),))[WRAPPER]
+    assert isinstance(verdict, WrapperVerdict)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "answer", "faster", "within", "paste"),
+    [
+        (1.28, 1.34, FASTER, "DDP", False, "model = DDP(model)"),
+        (0.75, 0.84, SLOWER, "DP", False, "model = nn.DataParallel(model)"),
+        (0.98, 1.02, EQUAL, "DP", True, ""),
+        (1.01, 1.03, FASTER, "DDP", True, "model = DDP(model)"),
+        (0.97, 0.99, SLOWER, "DP", True, "model = nn.DataParallel(model)"),
+        (0.37, 1.49, UNRESOLVED, "DP", False, ""),
+        (NAN, NAN, TOO_FEW, "DDP", False, ""),
+    ],
+)
+def test_ddp_or_dp(low, high, answer, faster, within, paste):
+    verdict = wrapper(low, high, num_rounds=4 if answer == TOO_FEW else 20)
+    assert (verdict.answer, verdict.paste, verdict.within_margin) == (answer, paste, within)
+    assert verdict.ratio.faster == faster
+    assert verdict.is_open == (answer in (UNRESOLVED, TOO_FEW))
+    assert [mode for mode, _ in verdict.of_ideal] == ([] if answer == TOO_FEW else ["DDP", "DP"])
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.07, 1.25), (0.80, 0.93)])
+def test_every_ratio_has_the_faster_one_first(low, high):
+    ratio = Ratio.of("a", "b", Interval((low * high) ** 0.5, low, high))
+    assert ratio.faster == ("a" if low > 1 else "b")
+    assert ratio.times.estimate > 1
+    assert ratio.times.low == pytest.approx(low if low > 1 else 1 / high)
+    assert ratio.times.high == pytest.approx(high if low > 1 else 1 / low)
+
+
+def test_a_stand_in_is_named_and_never_advised():
+    dp, ddp = (case(mode, 2, 160.0, scaling="strong", **CPU) for mode in ("dp", "ddp"))
+    for ends in ((1.5, 1.7), (0.75, 0.84)):
+        verdict = wrapper(*ends, dp=dp, ddp=ddp)
+        assert {verdict.ratio.faster, verdict.ratio.slower} == {"DDP", "DP stand-in (CPU)"}
+        assert "DP stand-in (CPU)" in verdict.sentence
+        assert (verdict.is_advice, verdict.strong) == (False, True)
+    assert verdict.paste == ""
+
+
+def test_devices_that_lose_against_one_are_told():
+    slow = wrapper(1.5, 1.7, ddp=case("ddp", 2, 80.0)).one_device
+    assert (slow.faster, slow.times.estimate) == ("one device", pytest.approx(1.25))
+    assert wrapper(1.5, 1.7).one_device is None
+    assert wrapper(1.5, 1.7, ddp=case("ddp", 2, 99.5)).one_device is None, "its interval holds 1"
+
+
+FEW = {"speedup_low": None, "speedup_high": None, "efficiency_low": None, "efficiency_high": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "answer", "faster"),
+    [
+        (DDP, FASTER, "DDP"),
+        (case("dp", 2, 150.0), FASTER, "DP"),
+        (case("ddp", 2, 80.0), SLOWER, "one device"),
+        (case("ddp", 2, 100.0), EQUAL, "DDP"),
+        (case("ddp", 2, 160.0, **FEW), TOO_FEW, "DDP"),
+        (case("ddp", 2, 100.0, speedup=1.0, speedup_low=0.97, speedup_high=1.03), EQUAL, "DDP"),
+        (case("ddp", 2, 100.0, speedup=1.01, speedup_low=0.97, speedup_high=1.06), UNRESOLVED, "DDP"),
+        (case("ddp", 2, 100.0, speedup=1.02, speedup_low=1.01, speedup_high=1.03), FASTER, "DDP"),
+    ],
+)
+def test_a_mode_alone_is_compared_with_one_device(row, answer, faster):
+    verdict = found(SINGLE, row)[WRAPPER]
+    assert isinstance(verdict, WrapperVerdict)
+    assert (verdict.answer, verdict.ratio.faster, verdict.paste) == (answer, faster, "")
+
+
+def caps(*by, more=()):
+    verdict = found(SINGLE, DDP, CAP_1, CAP_25, *more, by=by)[CAP]
+    assert isinstance(verdict, SettingsVerdict)
+    return verdict
+
+
+def test_the_best_cap_is_named_with_its_gain():
+    verdict = caps(over(CAP_1, DDP, 1.07, 1.09), over(CAP_25, DDP, 1.17, 1.19))
+    assert (verdict.best.faster, verdict.best.slower) == ("cap 25", "the default")
+    assert (verdict.answer, verdict.paste) == (FASTER, "model = DDP(model, bucket_cap_mb=25)")
+
+
+@pytest.mark.parametrize(
+    ("cap", "given"), [("0", "bucket_cap_mb=1e-06"), ("1/25/25", "bucket_cap_mb_list=[1, 25, 25]")]
+)
+def test_the_line_to_paste_is_the_call_that_was_measured(cap, given):
+    other = case("ddp", 2, 200.0, case_id="other", bucket_cap_mb=cap)
+    verdict = found(SINGLE, DDP, other, by=(over(other, DDP, 1.2, 1.3),))[CAP]
+    assert verdict.paste == f"model = DDP(model, {given})"
+
+
+def test_the_line_to_paste_has_what_the_whole_run_was_measured_with():
+    rows = [case("ddp", 2, 200.0, case_id=c, bucket_cap_mb=c, static_graph=True) for c in ("default", "25")]
+    verdict = found(SINGLE, *rows, by=(over(rows[1], rows[0], 1.2, 1.3),))[CAP]
+    assert verdict.paste == "model = DDP(model, bucket_cap_mb=25, static_graph=True)"
+
+
+def test_what_is_open_beside_the_best_is_said():
+    verdict = caps(over(CAP_1, DDP, 0.8, 1.3), over(CAP_25, DDP, 1.17, 1.19))
+    assert (verdict.answer, verdict.unresolved) == (FASTER, ("cap 1",))
+    assert verdict.sentence.endswith(" Unresolved: cap 1.")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "answer", "nearest", "open_ones", "worst"),
+    [
+        ((0.99, 1.01), (0.98, 1.02), EQUAL, ("cap 25", 1.02), ((), ()), None),
+        ((1.01, 1.03), (0.99, 1.01), EQUAL, ("cap 1", 1.03), ((), ()), None),
+        ((0.70, 0.72), (0.80, 0.90), EQUAL, ("cap 25", 0.90), ((), ()), "cap 1"),
+        ((0.90, 1.10), (0.80, 1.30), UNRESOLVED, ("cap 25", 1.30), (("cap 1", "cap 25"), ()), None),
+        ((0.90, 1.10), (0.70, 0.80), UNRESOLVED, ("cap 1", 1.10), (("cap 1",), ()), "cap 25"),
+        ((NAN, NAN), (NAN, NAN), TOO_FEW, None, ((), ("cap 1", "cap 25")), None),
+        ((0.99, 1.01), (NAN, NAN), TOO_FEW, ("cap 1", 1.01), ((), ("cap 25",)), None),
+        ((0.90, 1.10), (NAN, NAN), UNRESOLVED, ("cap 1", 1.10), (("cap 1",), ("cap 25",)), None),
+    ],
+)
+def test_without_a_winner_it_says_what_the_caps_may_gain_at_most(
+    first, second, answer, nearest, open_ones, worst
+):
+    verdict = caps(*(over(c, DDP, *ends) for c, ends in ((CAP_1, first), (CAP_25, second))))
+    assert (verdict.answer, verdict.paste, verdict.best) == (answer, "", None)
+    assert (verdict.nearest and (verdict.nearest[0], verdict.nearest[1].high)) == nearest
+    assert (verdict.unresolved, verdict.few) == open_ones
+    assert (verdict.worst and verdict.worst.slower) == worst
+    assert verdict.sentence.startswith("Keep the default: ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "paste", "alters"),
+    [
+        ({"static_graph": True}, "model = DDP(model, static_graph=True)", False),
+        ({"gradient_as_bucket_view": True}, "model = DDP(model, gradient_as_bucket_view=True)", False),
+        ({"comm_hook": "bf16"}, "", True),
+        ({"accumulate": 4, "global_batch": 80}, "", True),
+        ({"sync_buffers": False}, "", True),
+        ({"zero_optimizer": True}, "", False),
+    ],
+)
+def test_what_alters_the_training_is_said_and_not_to_be_pasted(setting, paste, alters):
+    other = case("ddp", 2, 200.0, case_id="other", **setting)
+    verdict = found(SINGLE, DDP, other, by=(over(other, DDP, 1.2, 1.3),))[CAP]
+    assert isinstance(verdict, SettingsVerdict)
+    assert verdict.best.faster == next(f"{name}={value}" for name, value in setting.items())
+    assert (verdict.alters, verdict.paste) == (alters, paste)
+    assert ("check the loss" in verdict.sentence) == alters
+
+
+def test_a_setting_that_leaves_the_training_alone_goes_first():
+    hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
+    verdict = caps(over(CAP_1, DDP, 1.1, 1.2), over(hook, DDP, 1.4, 1.5), more=(hook,))
+    assert verdict.best.faster == "cap 1"
+
+
+def test_settings_other_than_caps_are_called_settings():
+    static = case("ddp", 2, 160.0, case_id="static", static_graph=True)
+    verdict = caps(over(CAP_1, DDP, 0.99, 1.01), over(static, DDP, 0.99, 1.01), more=(static,))
+    assert verdict.noun == "setting"
+    assert caps(over(CAP_1, DDP, 0.99, 1.01)).noun == "cap"
+
+
+@pytest.mark.parametrize(
+    ("values", "answer", "hidden", "vague", "excess"),
+    [
+        (exposing(11, 13) | hiding(66, 76), RESOLVED, 71, False, None),
+        (exposing(11, 13), RESOLVED, None, False, None),
+        (exposing(11, 13) | hiding(-40, 120), RESOLVED, None, True, None),
+        (exposing(-2, 4), EQUAL, None, False, 3 / 4),
+        (exposing(-20, 40), UNRESOLVED, None, False, 3.0),
+        (exposing(60, 70) | hiding(-30, -10), RESOLVED, -20, False, None),
+        (exposing(60, 70) | hiding(-20, 10), RESOLVED, -5, False, None),
+        (exposing(NAN, NAN) | {"exposed_comm_ms": 12.0}, TOO_FEW, None, False, math.inf),
+    ],
+)
+def test_what_communication_adds(values, answer, hidden, vague, excess):
+    verdict = found(SINGLE, DDP | measured(step_ms=100.0) | values)[COMMUNICATION]
+    assert isinstance(verdict, CommunicationVerdict)
+    assert (verdict.answer, verdict.is_vague) == (answer, vague)
+    assert (verdict.hidden_pct and verdict.hidden_pct.estimate) == hidden
+    assert verdict.excess == (excess if excess is None else pytest.approx(excess))
+
+
+def test_communication_was_not_measured():
+    assert COMMUNICATION not in found(SINGLE, DDP)
+    assert COMMUNICATION not in found(SINGLE, DP | exposing(1, 2) | measured(step_ms=100.0))
+
+
+def test_the_answers_are_those_of_the_largest_count_of_their_own():
+    data = run(usual_cases())
+    assert set(headline(data.cases)["num_devices"]) == {2}
+    shared = [row | {"oversubscribed": True} for row in (DP, DDP, case("ddp", 4, 100.0))]
+    assert set(headline(typed_frame([SINGLE, *shared], CASES))["num_devices"]) == {4}
+    assert verdicts(typed_frame([SINGLE], CASES), []) == []
+
+
+def test_cases_that_broke_are_one_note_by_reason():
     broken = [
-        case("ddp", 4, status="failed", reason="rank 3 died:\nexit code 9"),
-        case("ddp", 8, bucket_cap_mb="25", status="oom", reason="out of memory"),
+        case("ddp", 4, status="failed", reason="rank 3 died:\n\x1b[31mexit code 9"),
+        *(case("ddp", 8, bucket_cap_mb=cap, status="oom", reason="x" * 500) for cap in "1234"),
         case("dp", 1, status="skipped", reason="the plain module"),
     ]
-    assert (
-        "2 cases not measured: DDP on 4 GPUs: failed (rank 3 died: exit code 9); "
-        "DDP on 8 GPUs with cap 25: oom (out of memory)."
-    ) in concluded(SINGLE, DDP, *broken).notes
-    (long,) = concluded(SINGLE, DDP, case("ddp", 4, status="timeout", reason="x" * 500)).notes
-    assert len(long) < 250
-
-
-def test_cases_that_broke_alike_share_their_reason() -> None:
-    alike = [case("ddp", 4, bucket_cap_mb=cap, status="failed", reason="late bug") for cap in "1234"]
-    (note,) = concluded(SINGLE, DDP, *alike).notes
-    assert note == (
-        "4 cases not measured: DDP on 4 GPUs with cap 1, DDP on 4 GPUs with cap 2, "
-        "DDP on 4 GPUs with cap 3 and 1 more: failed (late bug)."
+    (note,) = concluded(SINGLE, DDP, *broken).notes
+    assert note.startswith(
+        r"5 cases not measured: DDP on 4 GPUs: failed (rank 3 died: \x1b[31mexit code 9); "
     )
+    assert "cap 3 and 1 more: oom (" in note
+    assert len(note) < 400
 
 
 SKIPPED = {"status": "skipped", "reason": "the plain module"}
@@ -81,10 +276,7 @@ SKIPPED = {"status": "skipped", "reason": "the plain module"}
                 f"every case of ddp failed: timeout: {FAILED['reason']}",
             ],
         ),
-        (
-            [SINGLE, DP | FAILED, DDP | FAILED],
-            [f"every case of dp and ddp failed: {FAILED['reason']}"],
-        ),
+        ([SINGLE, DP | FAILED, DDP | FAILED], [f"every case of dp and ddp failed: {FAILED['reason']}"]),
         ([SINGLE | FAILED, DP, DDP], []),
         (
             [SINGLE | FAILED, DP | SKIPPED, DDP | SKIPPED],
@@ -93,30 +285,12 @@ SKIPPED = {"status": "skipped", "reason": "the plain module"}
         ([SINGLE | SKIPPED, DDP | SKIPPED], ["nothing was measured: the plain module"]),
     ],
 )
-def test_modes_without_a_measured_case(cases: list[Row], said: list[str]) -> None:
+def test_modes_without_a_measured_case(cases, said):
     """What ends a run with status 4; a reference that nobody asked for counts where nothing else is there."""
     assert why_not_measured(typed_frame(cases, CASES), ("dp", "ddp")) == said
 
 
-def test_what_others_wrote_reaches_the_terminal_escaped() -> None:
-    made = concluded(SINGLE, DDP, case("ddp", 4, status="failed", reason="\x1b[31mred"))
-    assert "\x1b" not in "".join(made.sentences)
-
-
-def test_cases_that_share_devices_are_one_line() -> None:
-    shared = [case(mode, 4, rate, oversubscribed=True) for mode, rate in (("dp", 50.0), ("ddp", 60.0))]
-    (line,) = concluded(SINGLE, DP, DDP, *shared).notes
-    assert line == (
-        "On 4 oversubscribed GPUs, which tell nothing about scaling: "
-        "DP 50.0 (49.5\N{EN DASH}50.5) images/s; DDP 60.0 (59.4\N{EN DASH}60.6) images/s."
-    )
-
-
-def test_shared_devices_are_no_note_where_there_are_no_others() -> None:
-    assert concluded(SINGLE, case("ddp", 4, 60.0, oversubscribed=True)).notes == ()
-
-
-def linked(comm_ms: float, own_ms: tuple[tuple[float, float], ...] = (), **more: Any) -> Conclusion:
+def linked(comm_ms, own_ms=(), **more):
     """Of a DDP case on two ranks; `own_ms` is each round's step under `no_sync` of both ranks."""
     ddp = DDP | measured(comm_ms=comm_ms, exposed_comm_ms=20.0, step_ms=100.0) | {"step_ms_p50": 100.0} | more
     blocks = [
@@ -130,13 +304,13 @@ def linked(comm_ms: float, own_ms: tuple[tuple[float, float], ...] = (), **more:
 
 
 @pytest.mark.parametrize(("effect", "warned"), [(1e-4, False), (0.3, True), (None, False)])
-def test_modes_that_train_differently_are_a_caution(effect: float | None, *, warned: bool) -> None:
+def test_modes_that_train_differently_are_a_caution(effect, *, warned):
     made = run([case("single", 1, 100.0), case("ddp", 2, 190.0, split_effect=effect)])
     kinds = [one.kind for one in run_cautions(made.manifest, made.cases, made.times)]
     assert ("unequal weights" in kinds) == warned
 
 
-def test_communication_slower_than_its_link_is_said() -> None:
+def test_communication_slower_than_its_link_is_said():
     """46.8 MB x 1514 / 1448 at 1 Gbit/s take 391 ms."""
     slow, as_fast_as_it_goes = (
         linked(comm_ms, link="1gbit", bucket_bytes="46758048").found for comm_ms in (700.0, 395.0)
@@ -156,7 +330,7 @@ TURNS = ((80.0, 92.0), (92.0, 80.0))
     # One of two equal ranks is the slower one in all of five rounds once in 16 times.
     [(APART * 6, 6, False), (APART * 5, 5, True)],
 )
-def test_slow_rank_is_named_with_its_host(own_ms: Any, often: int, *, is_chance: bool) -> None:
+def test_slow_rank_is_named_with_its_host(own_ms, often, *, is_chance):
     made = linked(40.0, own_ms, **measured(rank_skew_ms=12.0))
     (slow,) = made.found
     assert isinstance(slow, SlowRank)
@@ -166,29 +340,24 @@ def test_slow_rank_is_named_with_its_host(own_ms: Any, often: int, *, is_chance:
     assert "unsteady" not in [one.kind for one in made.cautions]
 
 
-def test_ranks_that_take_turns_at_being_slow_are_unsteady() -> None:
+def test_ranks_that_take_turns_at_being_slow_are_unsteady():
     made = linked(40.0, TURNS * 2, **measured(rank_skew_ms=12.0))
     assert made.found == ()
-    assert made.trust is not None
     assert "unsteady" in made.trust.sizes
     assert linked(40.0, ((80.0, 81.0),) * 4, **measured(rank_skew_ms=1.0)).found == ()
 
 
-def test_skipped_cases_are_one_line_with_their_count() -> None:
+def test_skipped_cases_are_one_line_with_their_count():
     few = {"status": "skipped", "reason": "needs 4 GPUs per machine, there are 2"}
     skipped = [case("ddp", 4, bucket_cap_mb=cap, **few) for cap in ("default", "1")]
     plain = case("dp", 1, status="skipped", reason="the plain module")
     alike = CAP_1 | {"status": "skipped", "reason": "same bucket layout"}
     (note,) = concluded(SINGLE, DDP, *skipped, plain, alike).found
     assert isinstance(note, LeftOut)
-    assert note.num_cases == 4
-    assert note.sentence == (
-        f"4 cases skipped: 4 devices: {few['reason']}; DP on 1 GPU: the plain module; "
-        "DDP on 2 GPUs with cap 1: same bucket layout."
-    )
+    assert note.num_cases == 3
 
 
-def test_overlapping_rates_of_which_one_is_faster_are_explained() -> None:
+def test_overlapping_rates_of_which_one_is_faster_are_explained():
     near = DDP | {"images_per_s_low": 99.0}
     assert [type(one) for one in concluded(SINGLE, DP, near, by=(over(near, DP, 1.1, 1.2),)).found] == [
         Overlap
@@ -205,7 +374,7 @@ def test_overlapping_rates_of_which_one_is_faster_are_explained() -> None:
         (["few rounds", "slow links"], ("few rounds",), (), ("slow links",)),
     ],
 )
-def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, transfer) -> None:
+def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, transfer):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
     found = Trust.of(cautions, [FASTER, UNRESOLVED], on_cpu=True)
     assert (found.direction, found.sizes, found.transfer) == (direction, sizes, transfer)
@@ -232,7 +401,7 @@ def test_trust_claims_no_faster_one_where_there_is_none(kinds: list[str], bounds
     assert equal.startswith("Trust: what is resolved ")
 
 
-def test_no_missing_value_is_written() -> None:
+def test_no_missing_value_is_written():
     data = run(usual_cases())
     by = data.compared
     made = conclude(Path("x"), Manifest(), data.cases, data.times, by)
@@ -242,7 +411,7 @@ def test_no_missing_value_is_written() -> None:
 # The command to run next.
 
 
-def test_why_ddp_scales_as_it_does_in_parts_that_add_up() -> None:
+def test_why_ddp_scales_as_it_does_in_parts_that_add_up():
     """Steps of 100 ms alone, 110 in DDP on one device, 115 under no_sync beside another, 150 with it."""
     single, one, two = case("single", 1, 100.0), case("ddp", 1, 90.9), case("ddp", 2, 133.3)
     noise = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99]

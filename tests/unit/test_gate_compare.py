@@ -1,20 +1,19 @@
 """Verdicts on simulated rounds of known truth."""
 
 import json
+import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from gate_runs import MANIFEST, STEADY, Steps, failed, made_run, noisy, plan, with_rounds, write_run
+from gate_runs import MANIFEST, STEADY, failed, made_run, noisy, plan, with_rounds, write_run
 from made import made_manifest
 from scipy.stats import binomtest
 
 from ddp_bench.bench import stats
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.compare import Gate, compare
+from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.judge import judge
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import model_change
@@ -24,9 +23,7 @@ from ddp_bench.bench.stats import Interval
 FIVE = dict.fromkeys(GATED, 0.05)
 
 
-def simulated(
-    rng: np.random.Generator, *, slower: float = 1.0, drift: float = 0.0, num_rounds: int = 20, **noise: Any
-) -> Steps:
+def simulated(rng, *, slower=1.0, drift=0.0, num_rounds=20, **noise):
     trend = np.linspace(1, 1 + drift, num_rounds)
     medians = {("single", 1): 100.0, ("dp", 2): 190.0 * slower, ("ddp", 2): 120.0 * slower}
     return {
@@ -37,7 +34,7 @@ def simulated(
     }
 
 
-def gated(baseline: Steps, candidate: Steps, **options: Any) -> Gate:
+def gated(baseline, candidate, **options):
     return compare(made_run(baseline), made_run(candidate), **{"thresholds": FIVE, **options})
 
 
@@ -57,9 +54,7 @@ def gated(baseline: Steps, candidate: Steps, **options: Any) -> Gate:
         (np.nan, 0.96, np.nan, "unchanged"),
     ],
 )
-def test_a_regression_needs_the_interval_and_the_threshold(
-    low: float, estimate: float, high: float, expected: str
-) -> None:
+def test_a_regression_needs_the_interval_and_the_threshold(low, estimate, high, expected):
     assert judge(Interval(estimate, low, high), higher_is_better=True, threshold=0.05) == expected
     turned = {"regressed": "improved", "improved": "regressed"}.get(expected, expected)
     assert judge(Interval(estimate, low, high), higher_is_better=False, threshold=0.05) == turned
@@ -72,7 +67,7 @@ def test_a_regression_needs_the_interval_and_the_threshold(
         *(pytest.param(n, marks=pytest.mark.campaign) for n in ({"sd": 0.02}, {"sd": 0.05}, {"drift": 0.1})),
     ],
 )
-def test_a_against_a_hardly_ever_regresses(noise: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_against_a_hardly_ever_regresses(noise, monkeypatch):
     monkeypatch.setattr(stats, "RESAMPLES", 200)
     rng = np.random.default_rng(1)
     trials = 100
@@ -83,7 +78,7 @@ def test_a_against_a_hardly_ever_regresses(noise: dict[str, Any], monkeypatch: p
 
 
 @pytest.mark.parametrize("noise", [{"sd": 0.02}, {"sd": 0.015, "tail": 2.0}, {"sd": 0.01, "drift": 0.05}])
-def test_ten_percent_slower_is_caught(noise: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_percent_slower_is_caught(noise, monkeypatch):
     monkeypatch.setattr(stats, "RESAMPLES", 200)
     rng = np.random.default_rng(2)
     for _ in range(15):
@@ -92,7 +87,7 @@ def test_ten_percent_slower_is_caught(noise: dict[str, Any], monkeypatch: pytest
         assert {c.case_id for c in gate.having("regressed")} == {"dp-n2", "ddp-n2"}, "single is as before"
 
 
-def test_faster_passes_as_improved_and_a_quiet_copy_as_unchanged() -> None:
+def test_faster_passes_as_improved_and_a_quiet_copy_as_unchanged():
     rng = np.random.default_rng(3)
     base = simulated(rng, sd=0.005)
     faster = gated(base, simulated(rng, sd=0.005, slower=0.8))
@@ -103,15 +98,20 @@ def test_faster_passes_as_improved_and_a_quiet_copy_as_unchanged() -> None:
     assert {c.verdict for c in same.comparisons} == {"unchanged"}
 
 
-def test_what_cannot_be_told_is_no_pass() -> None:
+def test_what_cannot_be_told_is_no_pass():
     rng = np.random.default_rng(4)
     noise = {"sd": 0.3, "num_rounds": 4}
-    gate = gated(simulated(rng, **noise), simulated(rng, slower=1.1, **noise))
-    assert {c.verdict for c in gate.comparisons} == {"inconclusive"}
-    assert gate.exit_code == 3
+    sides = simulated(rng, **noise), simulated(rng, slower=1.1, **noise)
+    for interleaved in (False, True):
+        gate = gated(*sides, interleaved=interleaved)
+        assert {c.verdict for c in gate.comparisons} == {"inconclusive"}
+        assert gate.exit_code == 3
+        assert re.search(r"^undecided: .*--rounds", gate_output.verdict(gate))
+    wide = {("single", 1): [100.0, 130, 80, 110, 90, 120]}
+    assert re.search(r"^undecided: .*--rounds \d+", gate_output.verdict(gated(wide, wide)))
 
 
-def test_more_comparisons_make_each_interval_wider() -> None:
+def test_more_comparisons_make_each_interval_wider():
     one = {("single", 1): STEADY["single", 1]}
     narrow, wide = gated(one, one), gated(STEADY, STEADY)
     assert narrow.confidence == pytest.approx(0.98)
@@ -123,14 +123,14 @@ def test_more_comparisons_make_each_interval_wider() -> None:
     assert widths[1].high - widths[1].low > widths[0].high - widths[0].low
 
 
-def test_worst_first() -> None:
+def test_worst_first():
     slow = {**STEADY, ("dp", 2): [ms * 1.2 for ms in STEADY["dp", 2]]}
     worse = {**slow, ("ddp", 2): [ms * 1.5 for ms in STEADY["ddp", 2]]}
     order = [(c.case_id, c.verdict) for c in gated(STEADY, worse).comparisons if c.metric == "images_per_s"]
     assert order == [("ddp-n2", "regressed"), ("dp-n2", "regressed"), ("single-n1", "unchanged")]
 
 
-def test_a_case_that_failed_or_is_gone_fails_the_gate() -> None:
+def test_a_case_that_failed_or_is_gone_fails_the_gate():
     base = made_run(STEADY)
     without = replace(base, cases=base.cases[:2])
     for candidate, reason in (
@@ -145,7 +145,7 @@ def test_a_case_that_failed_or_is_gone_fails_the_gate() -> None:
     assert compare(without, base, thresholds=FIVE).only_in_candidate == ("ddp-n2",)
 
 
-def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it() -> None:
+def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
     base = made_run(STEADY)
     broken = failed(base, "single-n1")
     broken = replace(broken, cases=tuple(with_rounds(c, speedup={}, efficiency={}) for c in broken.cases))
@@ -157,7 +157,7 @@ def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it() -> None
     }
 
 
-def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression() -> None:
+def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression():
     candidate, exposed = made_run(STEADY), dict(enumerate([20.0, 21, 19, 20.5, 19.5, 20.2]))
     base = replace(
         candidate,
@@ -183,7 +183,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_other_conditions_are_not_comparable_but_for_ratios(name: str) -> None:
+def test_other_conditions_are_not_comparable_but_for_ratios(name):
     slow = {key: [ms * 1.5 for ms in series] for key, series in STEADY.items()}
     base, other = made_run(STEADY), made_run(slow, **OTHER[name])
     gate = compare(base, other, thresholds=FIVE)
@@ -196,7 +196,7 @@ def test_other_conditions_are_not_comparable_but_for_ratios(name: str) -> None:
     assert ratios.exit_code == 0, "everything is 1.5x slower, so no ratio changed"
 
 
-def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block() -> None:
+def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block():
     other = made_run(STEADY, git={"commit": "abc"}, versions={"torch": "2.15.0", "python": "3.13.0"})
     gate = compare(made_run(STEADY), other, thresholds=FIVE)
     assert [(d.name, d.blocking) for d in gate.differences] == [
@@ -206,12 +206,12 @@ def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block() ->
     assert gate.exit_code == 0
 
 
-def test_a_manifest_that_does_not_tell_its_machine_is_not_comparable_even_to_its_like() -> None:
+def test_a_manifest_that_does_not_tell_its_machine_is_not_comparable_even_to_its_like():
     unknown = made_run(STEADY, environment={})
     assert compare(unknown, unknown, thresholds=FIVE).exit_code == 3
 
 
-def test_too_few_rounds_or_nothing_in_common() -> None:
+def test_too_few_rounds_or_nothing_in_common():
     base = made_run(STEADY)
     short = made_run({key: series[:2] for key, series in STEADY.items()}, path="short")
     for pair in ((base, short), (short, base)):
@@ -228,7 +228,7 @@ def test_too_few_rounds_or_nothing_in_common() -> None:
     )
 
 
-def test_cases_are_joined_by_their_swept_settings_where_the_ids_differ() -> None:
+def test_cases_are_joined_by_their_swept_settings_where_the_ids_differ():
     base = made_run(STEADY)
     renamed = replace(base, cases=tuple(replace(c, case_id=f"new-{c.case_id}") for c in base.cases))
     gate = compare(base, renamed, thresholds=FIVE)
@@ -239,10 +239,10 @@ def test_cases_are_joined_by_their_swept_settings_where_the_ids_differ() -> None
         compare(base, swapped, thresholds=FIVE)
 
 
-def test_exposed_communication_from_nothing_to_much_is_a_regression() -> None:
+def test_exposed_communication_from_nothing_to_much_is_a_regression():
     base = made_run(STEADY)
 
-    def exposed(values: list[float]) -> Any:
+    def exposed(values):
         by_round = dict(enumerate(values))
         return replace(base, cases=tuple(with_rounds(c, exposed_comm_ms=by_round) for c in base.cases[2:]))
 
@@ -260,10 +260,10 @@ def test_exposed_communication_from_nothing_to_much_is_a_regression() -> None:
 @pytest.mark.parametrize(
     ("mib", "verdict"), [(1000.0, "unchanged"), (1060.0, "regressed"), (900.0, "improved")]
 )
-def test_peak_memory_is_exact(mib: float, verdict: str) -> None:
+def test_peak_memory_is_exact(mib, verdict):
     base = made_run(STEADY)
 
-    def with_memory(value: float) -> Any:
+    def with_memory(value):
         return replace(base, cases=tuple(with_rounds(c, peak_mem_mib={0: value}) for c in base.cases))
 
     gate = compare(with_memory(1000.0), with_memory(mib), thresholds=FIVE)
@@ -273,7 +273,7 @@ def test_peak_memory_is_exact(mib: float, verdict: str) -> None:
     assert gate.confidence == pytest.approx(1 - 0.02 / 5), "no interval, so no share of the 2%"
 
 
-def test_a_candidate_that_keeps_no_count_of_memory_lost_nothing() -> None:
+def test_a_candidate_that_keeps_no_count_of_memory_lost_nothing():
     """An older checkout counted it on CPU cores."""
     run = made_run(STEADY)
     counted = replace(run, cases=tuple(with_rounds(c, peak_mem_mib={0: 512.0}) for c in run.cases))
@@ -283,13 +283,13 @@ def test_a_candidate_that_keeps_no_count_of_memory_lost_nothing() -> None:
         assert "peak_mem_mib" not in {c.metric for c in gate.comparisons if c.metric}
 
 
-def test_thresholds_are_per_metric() -> None:
+def test_thresholds_are_per_metric():
     slow = {**STEADY, ("ddp", 2): [ms * 1.08 for ms in STEADY["ddp", 2]]}
     gate = gated(STEADY, slow, thresholds={**FIVE, "images_per_s": 0.2})
     assert {c.metric for c in gate.having("regressed") if c.metric} == {"speedup", "efficiency"}
 
 
-def test_a_run_from_before_a_setting_existed_has_the_default_of_it() -> None:
+def test_a_run_from_before_a_setting_existed_has_the_default_of_it():
     """Otherwise the change that adds a DDP setting finds every DDP case of its base missing."""
     run = made_run(STEADY)
     now = replace(run, cases=tuple(replace(c, row={**c.row, "static_graph": "False"}) for c in run.cases))
@@ -305,7 +305,7 @@ GROWN = {"num_params": 11_900_000, "gradient_bytes": 47_600_000}
 SMALL = {"num_params": 11_689_512, "gradient_bytes": 46_758_048}
 
 
-def test_a_changed_model_is_compared_on_request_and_the_change_named() -> None:
+def test_a_changed_model_is_compared_on_request_and_the_change_named():
     slow = {key: [ms * 1.5 for ms in series] for key, series in STEADY.items()}
     base, other = made_run(STEADY, model=SMALL), made_run(slow, model=GROWN)
     refused = compare(base, other, thresholds=FIVE)
@@ -325,7 +325,7 @@ def test_a_changed_model_is_compared_on_request_and_the_change_named() -> None:
     assert json.loads(gate_output.as_json(allowed))["model_change"] == change
 
 
-def test_only_the_model_may_change_and_only_from_one_known_to_another() -> None:
+def test_only_the_model_may_change_and_only_from_one_known_to_another():
     base = made_run(STEADY, model=SMALL)
     for other in (
         made_run(STEADY, model={}),
@@ -357,14 +357,12 @@ def test_only_the_model_may_change_and_only_from_one_known_to_another() -> None:
         ),
     ],
 )
-def test_how_a_model_changed_is_said_with_its_unit(
-    then: dict[str, Any], now: dict[str, Any], said: str
-) -> None:
+def test_how_a_model_changed_is_said_with_its_unit(then, now, said):
     expected = f"model changed: {said}".replace(">", "\N{RIGHTWARDS ARROW}") if said else ""
     assert model_change(made_manifest(model=then), made_manifest(model=now)) == expected
 
 
-def test_another_architecture_is_a_changed_model(tmp_path: Path) -> None:
+def test_another_architecture_is_a_changed_model(tmp_path):
     base, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", planned=plan(arch="resnet34"))
     assert main([str(base), str(other), "--quiet"]) == 3
     assert main([str(base), str(other), "--quiet", "--allow-changed-model"]) == 0

@@ -1,20 +1,24 @@
-"""What the gate reads: a good folder as it is, and a bad one never as a pass."""
+"""What the gate reads: a good folder or baseline as it is, and a bad one never as a pass."""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from gate_runs import STEADY, plan, write_run
+from made import made_manifest
 
+from ddp_bench.bench.errors import NotComparableError, UsageError
+from ddp_bench.bench.gate import main as gate
+from ddp_bench.bench.gate.baseline import find, fingerprint, save
 from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.results.store import load_run
 
 
-def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
+def edit(name, change):
+    def apply(folder):
         text = (folder / name).read_text(encoding="utf-8")
         changed = change(text)
         assert changed != text, "the edit hit nothing"
@@ -23,10 +27,10 @@ def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
     return apply
 
 
-def cell(name: str, column: str, value: str, row: int = 0) -> Callable[[Path], None]:
+def cell(name, column, value, row=0):
     """Overwrite one cell of a CSV."""
 
-    def change(text: str) -> str:
+    def change(text):
         header, *lines = text.splitlines()
         cells = lines[row].split(",")
         cells[header.split(",").index(column)] = value
@@ -36,13 +40,13 @@ def cell(name: str, column: str, value: str, row: int = 0) -> Callable[[Path], N
     return edit(name, change)
 
 
-def without_line(name: str, index: int) -> Callable[[Path], None]:
+def without_line(name, index):
     return edit(
         name, lambda text: "".join(x for i, x in enumerate(text.splitlines(keepends=True)) if i != index)
     )
 
 
-def manifest(**changes: object) -> Callable[[Path], None]:
+def manifest(**changes):
     return edit("manifest.json", lambda text: json.dumps({**json.loads(text), **changes}))
 
 
@@ -97,19 +101,17 @@ BAD = {
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("good") / "run")
 
 
-def test_the_folder_to_spoil_is_good(good: Path, tmp_path: Path) -> None:
+def test_the_folder_to_spoil_is_good(good, tmp_path):
     assert main([str(good), str(shutil.copytree(good, tmp_path / "copy"))]) == 0
 
 
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_never_a_pass(
-    name: str, side: int, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line_and_never_a_pass(name, side, good, tmp_path, capsys):
     folders = [shutil.copytree(good, tmp_path / label) for label in ("base", "new")]
     spoil, message = BAD[name]
     spoil(folders[side])
@@ -124,16 +126,7 @@ def test_bad_input_is_one_line_and_never_a_pass(
     assert shown.err.startswith("bench.gate: error: ")
 
 
-@pytest.mark.parametrize("option", [["--dry-run"], ["--json"], ["--out", "x"], ["--resume", "x"]])
-def test_what_the_gate_decides_is_not_for_the_runs(
-    option: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--interleave", ".", "--", *option]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"remove {option[0]} from the arguments of bench.run" in line
-
-
-def test_a_good_folder_comes_as_it_is(tmp_path: Path) -> None:
+def test_a_good_folder_comes_as_it_is(tmp_path):
     run = read_run(write_run(tmp_path / "run", peak_mem_mib=512.0))
     assert [c.row["mode"] for c in run.cases] == ["single", "dp", "ddp"]
     ddp = run.cases[2]
@@ -144,7 +137,7 @@ def test_a_good_folder_comes_as_it_is(tmp_path: Path) -> None:
     assert run.cases[0].rounds["speedup"] == {}
 
 
-def test_figures_come_from_the_blocks_alone(tmp_path: Path) -> None:
+def test_figures_come_from_the_blocks_alone(tmp_path):
     run = write_run(tmp_path / "run")
     before = read_run(run).cases
     for column, value in (("images_per_s", "170"), ("speedup", "1.9"), ("exposed_comm_ms", "")):
@@ -152,19 +145,7 @@ def test_figures_come_from_the_blocks_alone(tmp_path: Path) -> None:
     assert read_run(run).cases == before
 
 
-def test_the_same_folder_under_two_names_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write_run(tmp_path / "run")
-    link = tmp_path / "link"
-    link.symlink_to(run)
-    for other in (run, link, tmp_path / "x" / ".." / "run"):
-        (tmp_path / "x").mkdir(exist_ok=True)
-        assert main([str(run), str(other)]) == 2
-        assert "are the same folder" in capsys.readouterr().err
-
-
-def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path: Path) -> None:
+def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path):
     base, new = write_run(tmp_path / "base"), write_run(tmp_path / "new")
     for name, column in (("cases.csv", "link"), ("blocks.csv", "detail")):
         path = base / name
@@ -172,25 +153,6 @@ def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path
         at = rows[0].index(column)
         path.write_text("".join(",".join(r[:at] + r[at + 1 :]) + "\n" for r in rows), encoding="utf-8")
     assert main([str(base), str(new)]) == 0
-
-
-BAD_ARGUMENTS = [
-    (["--threshold", "5x"], "--threshold: '5x' is not a share"),
-    (["--threshold", "0"], "not a share"),
-    (["--config", "/nowhere.toml"], "/nowhere.toml"),
-    (["--json", "--quiet"], "not allowed with"),
-    (["--speed"], "unrecognized arguments"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS)
-def test_bad_arguments(
-    arguments: list[str], message: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(good), str(shutil.copytree(good, tmp_path / "b")), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 BAD_CONFIGS = [
@@ -203,17 +165,115 @@ BAD_CONFIGS = [
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_CONFIGS)
-def test_bad_thresholds(
-    text: str, message: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_thresholds(text, message, good, tmp_path, capsys):
     config = tmp_path / "gate.toml"
     config.write_text(text, encoding="utf-8")
     assert main([str(good), str(good), "--config", str(config)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_thresholds_of_the_file_win(tmp_path: Path) -> None:
+def test_thresholds_of_the_file_win(tmp_path):
     config = tmp_path / "gate.toml"
     config.write_text("[thresholds]\nimages_per_s = '3%'\npeak_mem_mib = 0.01\n", encoding="utf-8")
     found = read_thresholds("8%", config)
     assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.01, 0.08)
+
+
+CPU = {
+    "versions": {"torch": "2.15.0+cpu"},
+    "environment": {"host": "a", "cpu_model": "Intel(R) Xeon(R) @ 2.20GHz", "num_cores": 2, "gpus": []},
+    "settings": {"device": "cpu", "data": "device", "out": "/home/someone/run"},
+}
+
+
+def gpus(*names, **more):
+    environment = {**CPU["environment"], "gpus": [{"name": name} for name in names], **more}
+    return {**CPU, "environment": environment, "settings": {"device": "cuda"}}
+
+
+def named(told):
+    return fingerprint(made_manifest(**told))
+
+
+def test_a_fingerprint_reads_and_tells_machines_apart():
+    assert named(CPU).startswith("2-cores-intel-r-xeon-r-2-20ghz-torch2.15-")
+    assert named(gpus("NVIDIA H200", "NVIDIA H200")).startswith("2x-nvidia-h200-torch2.15-")
+    made = [
+        CPU,
+        {**CPU, "versions": {"torch": "2.16.0"}},
+        {**CPU, "environment": {**CPU["environment"], "num_cores": 4}},
+        {**CPU, "environment": {**CPU["environment"], "cpu_model": "Another"}},
+        gpus("NVIDIA H200"),
+        gpus("NVIDIA H200", "NVIDIA H200"),
+        gpus("NVIDIA H100", "NVIDIA H200"),
+        {},
+    ]
+    assert len({named(manifest) for manifest in made}) == len(made)
+
+
+def test_a_fingerprint_is_the_same_for_what_the_gate_compares_itself():
+    other_host = {**CPU, "environment": {**CPU["environment"], "host": "b", "os": "Linux"}}
+    assert named(other_host) == named({**CPU, "versions": {"torch": "2.15.1"}}) == named(CPU)
+    assert named(gpus("A", "B")) == named(gpus("B", "A"))
+
+
+@pytest.mark.parametrize("strange", ["../../x", "", "…", "a" * 300])
+def test_any_machine_has_one_that_is_a_folder_name(strange):
+    name = named({"environment": {"cpu_model": strange}})
+    assert Path(name).name == name
+    assert len(name) < 100
+
+
+def test_a_saved_baseline_is_found_and_gated_against(tmp_path, capsys):
+    root, good = tmp_path / "baselines", write_run(tmp_path / "good")
+    assert gate.main(["--save-baseline", str(good), "--baselines", str(root)]) == 0
+    assert str(find(good, root)) in capsys.readouterr().out
+    slower = {key: [1.3 * ms for ms in series] for key, series in STEADY.items()}
+    same, slow = write_run(tmp_path / "same"), write_run(tmp_path / "slow", slower)
+    codes = [gate.main(["auto", str(run), "--baselines", str(root)]) for run in (same, slow)]
+    assert codes == [0, 1]
+
+
+def test_without_one_the_gate_names_the_command_that_makes_it(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    assert gate.main(["auto", str(run), "--baselines", str(tmp_path / "none")]) == 3
+    said = capsys.readouterr().err
+    assert "no baseline for this machine" in said
+    assert f"python -m bench.gate --save-baseline RUN --baselines {tmp_path / 'none'}" in said
+    with pytest.raises(NotComparableError):
+        find(run, tmp_path)
+
+
+def test_a_baseline_keeps_the_tables_and_no_ones_paths(tmp_path):
+    run = write_run(
+        tmp_path / "run",
+        settings={"data": "device", "out": "/home/someone/run"},
+        argv=["--out", "/home/someone/run"],
+        command="python -m bench.run --out /home/someone/run",
+    )
+    (run / "report.html").write_text("large", encoding="utf-8")
+    kept = save(run, tmp_path / "baselines")
+    assert sorted(path.name for path in kept.iterdir()) == [
+        "allreduce.csv",
+        "blocks.csv",
+        "cases.csv",
+        "comparisons.csv",
+        "manifest.json",
+    ]
+    assert "someone" not in (kept / "manifest.json").read_text(encoding="utf-8")
+    assert json.loads((kept / "manifest.json").read_text())["settings"]["data"] == "device"
+    assert load_run(kept).cases.equals(load_run(run).cases)
+
+
+def test_what_cannot_serve_is_refused(tmp_path):
+    root = tmp_path / "baselines"
+    good = write_run(tmp_path / "good")
+    save(good, root)
+    with pytest.raises(UsageError, match="baseline already; remove it first"):
+        save(good, root)
+    short = write_run(tmp_path / "short", {key: series[:2] for key, series in STEADY.items()})
+    with pytest.raises(UsageError, match="2 rounds"):
+        save(short, tmp_path / "other")
+    with pytest.raises(UsageError, match="no case with status ok"):
+        save(write_run(tmp_path / "nothing", {}), tmp_path / "other")
+    assert not (tmp_path / "other").exists()

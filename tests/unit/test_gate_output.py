@@ -1,18 +1,21 @@
-"""What a gate prints: conditions before numbers, the verdict last, nothing that breaks out of its cell."""
+"""What a gate prints and leaves in a job: nothing breaks out of its cell. Whole outputs are recorded."""
 
 import json
 import math
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from gate_runs import STEADY, failed, made_run, plan, write_run
+from gate_runs import STEADY, failed, made_run, write_run
+from made import made_manifest
 from msgspec import structs
 
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.gate import output
 from ddp_bench.bench.gate import output as gate_output
+from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.github import MOST_ANNOTATIONS, Annotation, show
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.stats import Interval
 
@@ -21,92 +24,19 @@ SLOW = {**STEADY, ("ddp", 2): [ms * 1.25 for ms in STEADY["ddp", 2]]}
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> str:
+def base(tmp_path):
     return str(write_run(tmp_path / "base", peak_mem_mib=512.0))
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> str:
+def slow(tmp_path):
     return str(write_run(tmp_path / "slow", SLOW, peak_mem_mib=512.0))
 
 
-def test_a_regression_is_said_with_units_interval_and_worst_first(
-    base: str, slow: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([base, slow]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if re.match(r" (regressed|unchanged)", line)]
-    assert [row.split()[0] for row in rows] == sorted(row.split()[0] for row in rows)
-    first = " ".join(rows[0].split())
-    # 25 ms of exposed communication became 56.25 ms, of a step of 125 ms.
-    assert first.startswith("regressed ddp-n2-capdefault")
-    assert "exposed communication 25.04 ms 56.30 ms +25.0% of the step [" in first
-    assert "± 5%" in first
-    assert any("(CPU stand-in)" in row for row in rows)
-    assert any("512 MiB" in row and "no interval" in row for row in rows)
-    assert "one CPU core standing in for a GPU" in lines[-2]
-    assert lines[-1].startswith("regression: ddp-n2-")
-    assert "4 regressed" in lines[-1]
-
-
-def test_a_pass_says_so_and_quiet_says_nothing(
-    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = str(write_run(tmp_path / "other", peak_mem_mib=512.0))
-    assert main([base, other]) == 0
-    assert re.search(r"^pass: .*unchanged", capsys.readouterr().out.splitlines()[-1])
-    assert main([base, other, "--quiet"]) == 0
-    shown = capsys.readouterr()
-    assert shown.out + shown.err == ""
-
-
-def test_what_differs_comes_before_any_number(
-    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = str(
-        write_run(
-            tmp_path / "other",
-            planned=plan(arch="resnet34"),
-            versions={"torch": "2.16.0", "python": "3.12.1"},
-        )
-    )
-    assert main([base, other]) == 3
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Not interleaved: a change may be the machine's."
-    assert lines[1] == "differs: arch: resnet18 -> resnet34"
-    assert lines[2] == "differs: torch: 2.15.0 -> 2.16.0"
-    assert lines[-1].startswith("not comparable: the runs differ in arch, torch; --ratios-only")
-    assert main([base, other, "--ratios-only"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "differs: arch: resnet18 -> resnet34"
-    assert "images/s" not in "".join(lines)
-    assert lines[-1].startswith("pass: ")
-
-
-def test_undecided_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wild = {
-        key: [ms * f for ms, f in zip(s, (1, 1.3, 0.8, 1.1, 0.9, 1.2), strict=True)]
-        for key, s in STEADY.items()
-    }
-    runs = [str(write_run(tmp_path / name, wild)) for name in ("a", "b")]
-    assert main([*runs, "--threshold", "1%"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert "4 inconclusive" in last, "images/s of three cases, exposed communication; the ratios are steady"
-    assert "more --rounds" in last
-    single = made_run({("single", 1): wild["single", 1]})
-    undecided = compare(single, single, thresholds=FIVE)
-    assert undecided.exit_code == 3
-    assert re.search(
-        r"^undecided: .*nothing could be decided; .*--rounds \d+", gate_output.verdict(undecided)
-    )
-
-
-def test_json_is_everything_and_holds_no_nan(
-    base: str, slow: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_everything_and_holds_no_nan(base, slow, capsys):
     assert main([base, slow, "--json"]) == 1
 
-    def refuse(constant: str) -> None:
+    def refuse(constant):
         raise AssertionError(constant)
 
     found = json.loads(capsys.readouterr().out, parse_constant=refuse)
@@ -121,14 +51,7 @@ def test_json_is_everything_and_holds_no_nan(
     assert rate["ratio"]["low"] < 0.8 < rate["ratio"]["high"] < 1
 
 
-def test_markdown_is_a_table_and_foreign_text_stays_text(
-    base: str, slow: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([base, slow, "--markdown"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("### bench.gate: regression")
-    table = [line for line in lines if line.startswith("|")]
-    assert {line.count("|") for line in table} == {9}
+def test_foreign_text_stays_text():
     made = made_run(STEADY)
     nasty = "a | b\n# c <img src=x> @someone [x](http://y.z) `d` *e* www.evil.com \x1b[31m"
     candidate = failed(made, "ddp-n2")
@@ -153,6 +76,128 @@ def test_markdown_is_a_table_and_foreign_text_stays_text(
         (Interval(1.5, math.nan, math.nan), "1.500x"),
     ],
 )
-def test_a_ratio_is_shown_as_far_as_it_is_known(ratio: Interval, shown: str) -> None:
+def test_a_ratio_is_shown_as_far_as_it_is_known(ratio, shown):
     found = compare(made_run(STEADY), made_run(STEADY), thresholds=FIVE).comparisons[0]
     assert shown in gate_output.cells(structs.replace(found, ratio=ratio))
+
+
+OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}
+
+
+def side(commit, code="x", *, dirty=False, **more):
+    workload = {"spec": "net:make", "file": "net.py", "repository": "mynet", "code_sha256": code}
+    return {**OWN, "workload": {**workload, "commit": commit * 40, "dirty": dirty}, **more}
+
+
+BOTH = "both sides import identical code: "
+BY = "measured with ddp-bench 0.1.0 (ccccccc)"
+MOVED = "workload: mynet aaaaaaa -> bbbbbbb"
+ANOTHER_OWN = {"ddp_bench": {"version": "0.2.0"}, "git": {}}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "interleaved", "lines"),
+    [
+        ({}, {}, True, []),
+        (OWN, OWN, True, []),
+        (side("a"), side("b", "y", dirty=True), True, [f"{MOVED} with uncommitted changes", BY]),
+        (side("a"), side("b"), True, [MOVED, f"{BOTH}this is an A/A comparison", BY]),
+        (
+            *(side("a"), side("a", versions={"torch": "2.16"}), True),
+            [MOVED.partition(" ->")[0], f"{BOTH}what differs is the environment", BY],
+        ),
+        (
+            *(side("a"), side("b", **ANOTHER_OWN), False),
+            [MOVED, "both runs imported identical code of the workload", f"{BY} -> 0.2.0"],
+        ),
+        ({}, side("b"), False, ["workload: not recorded -> mynet bbbbbbb"]),
+        (
+            *({"workload": {"file": "net.py"}}, side("b"), False),
+            ["workload: net.py in no repository with a commit -> mynet bbbbbbb"],
+        ),
+    ],
+)
+def test_the_commits_are_named(ours, theirs, interleaved, lines):
+    code = Code(made_manifest(**ours), made_manifest(**theirs), interleaved=interleaved)
+    assert code.lines() == lines
+
+
+def test_code_that_was_edited_between_launches_is_refused():
+    check_one_code([made_manifest(**side(commit)) for commit in "ab"])
+    check_one_code([made_manifest(**OWN)] * 2)
+    with pytest.raises(UsageError, match="was changed while it was measured"):
+        check_one_code([made_manifest(**side("a", code)) for code in "xxy"])
+
+
+def test_programs_are_told_the_commits():
+    runs = [made_run(STEADY, **side(commit)) for commit in "ab"]
+    gate = compare(runs[0], runs[1], thresholds=dict.fromkeys(GATED, 0.05))
+    code = json.loads(output.as_json(gate))["code"]
+    assert code["identical"] is True
+    assert [code[name]["workload"]["commit"] for name in ("baseline", "candidate")] == ["a" * 40, "b" * 40]
+    assert code["baseline"]["ddp_bench"] == {"version": "0.1.0"}
+
+
+WIDE = {("single", 1): [ms * (1, 4)[i % 2] for i, ms in enumerate(STEADY["single", 1])]}
+
+
+@pytest.fixture
+def summary(tmp_path, monkeypatch):
+    place = tmp_path / "summary.md"
+    place.write_text("of an earlier step\n", encoding="utf-8")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place))
+    return place
+
+
+def test_a_regression_is_an_error_and_the_table_is_in_the_summary(tmp_path, summary, capsys):
+    base, slow = (str(write_run(tmp_path / name, steps)) for name, steps in (("a", STEADY), ("b", SLOW)))
+    assert main([base, slow, "--json"]) == ExitCode.FAILED
+    told = capsys.readouterr()
+    regressed = [c for c in json.loads(told.out)["comparisons"] if c["verdict"] == "regressed"]
+    commands = told.err.splitlines()
+    assert len(commands) == len(regressed) > 1
+    assert all(line.startswith("::error title=bench.gate%3A regressed::ddp-n2-") for line in commands)
+    assert any("exposed communication 25.04 ms -> 56.30 ms" in line for line in commands)
+    text = summary.read_text(encoding="utf-8")
+    assert text.startswith("of an earlier step\n### bench.gate: regression")
+    assert text.count("| regressed |") == len(regressed)
+
+
+def test_a_gate_that_decides_nothing_is_a_warning(tmp_path, summary, capsys):
+    base, same = (str(write_run(tmp_path / name, WIDE)) for name in ("a", "b"))
+    assert main([base, same]) == ExitCode.NOT_COMPARABLE
+    (command,) = capsys.readouterr().err.splitlines()
+    assert command.startswith("::warning title=bench.gate::undecided: ")
+    assert "### bench.gate: undecided" in summary.read_text(encoding="utf-8")
+
+
+def test_a_pass_has_a_summary_and_quiet_has_none(tmp_path, summary, capsys):
+    base, same = (str(write_run(tmp_path / name, STEADY)) for name in ("a", "b"))
+    before = summary.read_text(encoding="utf-8")
+    assert main([base, same, "--quiet"]) == ExitCode.OK
+    assert summary.read_text(encoding="utf-8") == before
+    assert main([base, same]) == ExitCode.OK
+    assert "### bench.gate: pass" in summary.read_text(encoding="utf-8")
+    assert capsys.readouterr().err == ""
+
+
+def test_outside_of_actions_nothing_is_added(capsys, tmp_path):
+    place = tmp_path / "summary.md"
+    show([Annotation("error", "a", "b")], lambda: "text", {"GITHUB_STEP_SUMMARY": str(place)})
+    assert not place.exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_no_text_ends_a_command_or_begins_another(capsys):
+    nasty = Annotation("error", "a,b:c%\n", "50% slower\n::error::x\r")
+    show([nasty] * 20, lambda: "", {"GITHUB_ACTIONS": "true"})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["::error title=a%2Cb%3Ac%25\\x0a::50%25 slower\\x0a::error::x\\x0d"] * MOST_ANNOTATIONS
+
+
+def test_a_summary_that_cannot_be_written_is_a_line(capsys, tmp_path):
+    environment = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
+    show([], lambda: "text", environment)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("no job summary: ")

@@ -1,68 +1,58 @@
-from __future__ import annotations
+"""GPUs as NVML tells of them, and what their readings in blocks make of columns and cautions."""
 
-import os
-from collections.abc import Callable
+import json
 from types import SimpleNamespace
-from typing import Any
 
+import pandas as pd
 import pynvml
 import pytest
 from doctor_machines import Nvml
+from made import block, made_manifest, planned, resolved
+from report_runs import case, run
 
 from ddp_bench.bench import gpus
+from ddp_bench.bench.findings.cautions import run_cautions, throttled, unequal_clocks
 from ddp_bench.bench.lab.main import visible_gpus
 from ddp_bench.bench.manifest import Gpu, GpuPair
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.report.page import page
 
 
-def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
+def two_a100(states=12):
     """Answers of two A100 joined by NVLink: the first shared and capped, the second idle."""
 
-    def nvlink(_: str, link: int) -> int:
+    def nvlink(_, link):
         if link >= states:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return 1
 
-    busy = {"a": 63, "b": 0}
-    process = SimpleNamespace(pid=4242, usedGpuMemory=12 * 2**30)
-    ours = SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)
     return {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda i: "ab"[i],
         "nvmlSystemGetDriverVersion": lambda: "570.86.15",
-        "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
         "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-80GB",
         "nvmlDeviceGetUUID": lambda h: f"GPU-{h}1234567",
         "nvmlDeviceGetPciInfo": lambda h: SimpleNamespace(busId=f"00000000:{h.upper()}7:00.0"),
         "nvmlDeviceGetMemoryInfo": lambda _h, _v=None: SimpleNamespace(used=3 * 2**20, total=80 * 2**30),
-        "nvmlDeviceGetUtilizationRates": lambda h: SimpleNamespace(gpu=busy[h]),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x5,
-        "nvmlDeviceGetEccMode": lambda _: [1, 1],
         "nvmlDeviceGetMigMode": lambda _: [0, 0],
-        "nvmlDeviceGetTotalEccErrors": lambda _h, kind, _c: 7 if kind == 1 else 0,
-        "nvmlDeviceGetRemappedRows": lambda _: (0, 0, 1, 0),
-        "nvmlDeviceGetTemperature": lambda _h, _s: 41,
-        "nvmlDeviceGetTemperatureThreshold": lambda _h, _t: 92,
         "nvmlDeviceGetEnforcedPowerLimit": lambda h: 250000 if h == "a" else 400000,
-        "nvmlDeviceGetPowerManagementDefaultLimit": lambda _: 400000,
-        "nvmlDeviceGetPersistenceMode": lambda _: 1,
-        "nvmlDeviceGetClockInfo": lambda _h, _c: 210,
         "nvmlDeviceGetMaxClockInfo": lambda _h, _c: 1410,
-        "nvmlDeviceGetComputeRunningProcesses": lambda h: [process, ours] if h == "a" else [],
         "nvmlDeviceGetNvLinkState": nvlink,
         "nvmlDeviceGetP2PStatus": lambda _a, _b, _i: pynvml.NVML_P2P_STATUS_OK,
         "nvmlDeviceGetTopologyCommonAncestor": lambda _a, _b: pynvml.NVML_TOPOLOGY_NODE,
     }
 
 
-def test_a_gpu_that_supports_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_supports_no_reading(monkeypatch):
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
     monkeypatch.setattr(gpus, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
     assert gpus.gpus() == [Gpu(), Gpu()]
 
 
-def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_manifest_keeps_of_gpus(monkeypatch):
     monkeypatch.setattr(gpus, "pynvml", Nvml(two_a100()))
     first, second = gpus.gpus()
     assert first == Gpu(
@@ -90,13 +80,13 @@ def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("MIG-1234", [0, 1, 2]),  # old drivers have other names for slices
     ],
 )
-def test_visible_devices(setting: str | None, chosen: list[int]) -> None:
+def test_visible_devices(setting, chosen):
     names = [["GPU-aa11"], ["GPU-bb22", "MIG-b111", "MIG-b222"], ["GPU-cc33"]]
     assert gpus.visible(setting, names) == chosen
 
 
 @pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
+def two(monkeypatch):
     """NVML's answers of the two A100, to be changed."""
     answers = two_a100()
     monkeypatch.setattr(gpus, "pynvml", Nvml(answers))
@@ -105,7 +95,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
 
 
 @pytest.mark.usefixtures("two")
-def test_gpus_are_those_that_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_that_cuda_sees(monkeypatch):
     a, b = "GPU-a1234567", "GPU-b1234567"
     assert [gpu.uuid for gpu in gpus.gpus()] == visible_gpus() == [a, b]
     assert [gpu.uuid for gpu in gpus.gpus([b, a])] == [b, a]
@@ -118,8 +108,8 @@ def test_gpus_are_those_that_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus.gpus() == []
 
 
-def test_a_gpu_that_a_cgroup_keeps_away_is_none(two: dict[str, Callable[..., Any]]) -> None:
-    def handle(index: int) -> str:
+def test_a_gpu_that_a_cgroup_keeps_away_is_none(two):
+    def handle(index):
         if index == 0:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
         return "b"
@@ -129,7 +119,7 @@ def test_a_gpu_that_a_cgroup_keeps_away_is_none(two: dict[str, Callable[..., Any
     assert gpus.pairs(["GPU-a1234567", "GPU-b1234567"]) == []
 
 
-def test_pairs_are_told_by_the_places_of_their_uuids(two: dict[str, Callable[..., Any]]) -> None:
+def test_pairs_are_told_by_the_places_of_their_uuids(two):
     two["nvmlDeviceGetP2PStatus"] = lambda a, b, index: int(
         (a, b, index) != ("b", "a", pynvml.NVML_P2P_CAPS_INDEX_WRITE)
     )
@@ -137,8 +127,8 @@ def test_pairs_are_told_by_the_places_of_their_uuids(two: dict[str, Callable[...
     assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True, path="NODE")]
 
 
-def test_a_slice_is_its_parent_and_says_mig(two: dict[str, Callable[..., Any]]) -> None:
-    def slot(_: str, number: int) -> str:
+def test_a_slice_is_its_parent_and_says_mig(two):
+    def slot(_, number):
         if number != 2:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return "slice"
@@ -154,13 +144,148 @@ def test_a_slice_is_its_parent_and_says_mig(two: dict[str, Callable[..., Any]]) 
     assert gpus.pairs(["GPU-a1234567", "GPU-5117e"]) == [GpuPair(first=0, second=1)]
 
 
-def test_a_gpu_that_fell_off_the_bus_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = two_a100()
+def plan():
+    """By mode, on two GPUs of 50 images each; `single` on one."""
+    settings = resolved(device="cuda", gpus=(2,), batch_size=50, sweep="star")
+    return {p.case.mode: p for p in reversed(planned(settings, device="cuda"))}
 
-    def handle(index: int) -> Any:
-        if index == 0:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return whole["nvmlDeviceGetHandleByIndex"](index) if "nvmlDeviceGetHandleByIndex" in whole else index
 
-    monkeypatch.setattr(gpus, "pynvml", Nvml({**whole, "nvmlDeviceGetHandleByIndex": handle}))
-    assert len(gpus.gpus()) == 1
+PLAN = plan()
+
+
+def gpu(mhz, watts, degrees=60, held=0, **by_pct):
+    named = {why.replace("_", " "): percent for why, percent in by_pct.items()}
+    return {
+        "sm_clock_mhz": mhz,
+        "power_w": watts,
+        "temperature_c": degrees,
+        "throttled_pct": held,
+        "throttled_by_pct": named,
+    }
+
+
+def rows(mode, round_index, *ranks, ms=100.0):
+    """A timed block of two steps: what each rank tells of its GPUs by number; None for nothing."""
+    return [
+        block(PLAN[mode].case.case_id, round_index, ms, rank=rank, steps=2, host=f"host{rank}")
+        | {"detail": None if gpus is None else json.dumps({"gpus": gpus})}
+        for rank, gpus in enumerate(ranks)
+    ]
+
+
+def row_of(mode, *blocks):
+    frame = typed_frame([row for ranks in blocks for row in ranks], BLOCKS)
+    return case_rows([Outcome(PLAN[mode])], frame).iloc[0]
+
+
+def test_the_gpus_of_all_ranks_together():
+    """Both are number 0, of different hosts; images are 2 x 50."""
+    row = row_of(
+        "ddp",
+        rows("ddp", 1, {"0": gpu(1800, 500, 60, 10, power_cap=10)}, {"0": gpu(1700, 400, 70)}),
+        rows(
+            "ddp", 2, {"0": gpu(1800, 520)}, {"0": gpu(1750, 440, 65, 30, power_cap=10, sync_boost=1)}, ms=110
+        ),
+        rows("ddp", 3, {"0": gpu(1900, 500)}, {"0": gpu(1800, 500, 64, 20, hardware_slow_down=20)}),
+    )
+    assert row["sm_clock_mhz"] == 1750, "of 1700, 1750 and 1800"
+    assert row["power_w"] == 960, "of 900, 960 and 1000"
+    # 900 W x 0.1 s, 960 W x 0.11 s and 1000 W x 0.1 s, each over 100 images
+    assert row["joules_per_image"] == pytest.approx(1.0)
+    assert row["sm_clock_mhz_low"] < 1700
+    assert row["sm_clock_mhz_high"] > 1800
+    assert row["joules_per_image_low"] < 0.9
+    assert row["joules_per_image_high"] > 1.056
+    assert row["temperature_c"] == 70
+    assert row["throttled_pct"] == pytest.approx((10 + 30 + 20) / 3)
+
+
+def test_reasons_are_named_with_the_most_frequent_first():
+    telling = gpu(1700, 400, 70, 50, **{"power cap": 10, "hardware slow-down": 40, "of no kind": 50})
+    row = row_of("single", rows("single", 1, {"0": telling}))
+    assert row["throttle_reasons"] == "hardware slow-down, power cap"
+    assert pd.isna(row_of("single", rows("single", 1, {"0": gpu(1700, 400)}))["throttle_reasons"])
+
+
+def test_dp_has_all_its_gpus_from_one_rank():
+    row = row_of("dp", rows("dp", 1, {"2": gpu(1800, 500), "3": gpu(1600, 200)}))
+    assert (row["sm_clock_mhz"], row["power_w"], row["joules_per_image"]) == (1600, 700, 0.7)
+
+
+def test_a_gpu_that_ranks_share_counts_once():
+    block = rows("ddp", 1, {"0": gpu(1800, 500)}, {"0": gpu(1800, 500)})
+    row = row_of("ddp", [one | {"host": "host0"} for one in block])
+    assert row["power_w"] == 500
+
+
+@pytest.mark.parametrize("other", [None, {}, {"1": {}}], ids=["no telemetry", "no GPU", "no reading"])
+def test_what_is_unknown_of_one_gpu_is_unknown_of_all(other):
+    known = rows("ddp", 1, {"0": gpu(1800, 500)}, {"0": gpu(1700, 450)})
+    unknown = rows("ddp", 2, {"0": gpu(900, 100)}, other)
+    row = row_of("ddp", known, unknown)
+    assert (row["sm_clock_mhz"], row["power_w"]) == (1700, 950)
+    alone = row_of("ddp", unknown)
+    names = ("sm_clock_mhz", "power_w", "joules_per_image", "temperature_c", "throttled_pct")
+    assert all(pd.isna(alone[name]) for name in names)
+    assert alone["num_rounds"] == 1
+
+
+def test_what_steps_asked_the_driver_for_is_added_up():
+    """Over ranks and blocks of steps; a CPU tells nothing."""
+    blocks = [*rows("ddp", 1, None, None), *rows("ddp", 2, None, None), *rows("ddp", 2, None, None)]
+    assert pd.isna(row_of("ddp", blocks)["device_allocs"])
+    for one, count in zip(blocks, (0, 3, 0, 0, 1, 2), strict=True):
+        one["detail"] = json.dumps({"device_allocs": count})
+    for one in blocks[4:]:
+        one["phase"] = "no_sync"
+    assert row_of("ddp", blocks)["device_allocs"] == 6
+
+
+def tables(*cases):
+    return {table.title: table for table in page([run(cases)]).runs[0].tables}
+
+
+def frame(*cases):
+    return typed_frame(cases, CASES)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "advice"),
+    [("power cap", "nvidia-smi -pl"), ("power cap, hardware thermal slow-down", "bench.doctor")],
+)
+def test_a_gpu_slowed_by_heat_or_power_is_a_caution(reasons, advice):
+    slowed = {"throttled_pct": 43.2, "throttle_reasons": reasons}
+    cool = {"throttled_pct": 5.0, "throttle_reasons": "power brake"}
+    caution = throttled(frame(case("single", 1, 100.0, **cool), case("ddp", 2, 150.0, **slowed)))
+    assert caution.text.startswith("1 case of 2 ran with a GPU slowed by ")
+    assert "43% of samples" in caution.text
+    assert "power brake" not in caution.text
+    assert caution.case_id == "ddp-n2-x-1"
+    assert advice in caution.advice
+
+
+def test_cases_at_unequal_clocks_are_a_caution():
+    slow, middle = (case("ddp", n, 150.0, sm_clock_mhz=mhz) for n, mhz in ((4, 1600.0), (2, 1650.0)))
+    fast = case("single", 1, 100.0, sm_clock_mhz=1680.0)
+    caution = unequal_clocks(frame(fast, slow, middle, case("dp", 2, 120.0)))
+    assert caution.case_id == "ddp-n4-x-1"
+    assert "differ by 5.0% between cases" in caution.text
+    assert "(ddp-n4-x-1: 1600 MHz, single-n1-x-1: 1680 MHz)" in caution.text
+
+
+@pytest.mark.parametrize("others", [(), (1686.0,), (None,)])
+def test_clocks_that_agree_or_are_unknown_are_none(others):
+    """2% of 1653 MHz are 33 MHz."""
+    known = [case("single", 1, 100.0, sm_clock_mhz=1653.0)]
+    assert unequal_clocks(frame(*known, *(case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others))) is None
+
+
+def test_a_run_warns_of_both():
+    series = [
+        rows(mode, r, *[{"0": gpu(mhz, 700, 80, held, power_cap=held)}] * (2 if mode == "ddp" else 1))
+        for r in range(1, 7)
+        for mode, mhz, held in (("single", 1900, 0), ("ddp", 1500, 90))
+    ]
+    blocks = typed_frame([row for ranks in series for row in ranks], BLOCKS)
+    cases = case_rows([Outcome(PLAN[mode]) for mode in ("single", "ddp")], blocks)
+    assert {c.kind for c in run_cautions(made_manifest(), cases, blocks)} == {"slowed GPUs", "unequal clocks"}

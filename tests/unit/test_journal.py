@@ -1,12 +1,10 @@
 """The journal tells what a killed process can no longer tell, from any prefix of its bytes."""
 
-from pathlib import Path
-
 import pytest
+from made import case_of
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketCaps, BucketLayout
+from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.journal import (
     JOURNAL,
@@ -22,23 +20,11 @@ from ddp_bench.bench.results.journal import (
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.run.close import finish
 
-CASE = Case(
-    mode="ddp",
-    num_devices=2,
-    arch="resnet20",
-    image_size=32,
-    batch_per_device=4,
-    scaling="weak",
-    precision="fp32",
-    data="device",
-    device_type="cpu",
-    backend="gloo",
-    bucket_cap_mb=BucketCaps.parse("1/25"),
-)
+CASE = case_of(arch="resnet20", image_size=32, backend="gloo", bucket_cap_mb="1/25")
 PLAN = [Planned(case=CASE, num_nodes=1, oversubscribed=True, skip_reason=None)]
 
 
-def written(folder: Path) -> Journal:
+def written(folder):
     journal = Journal(folder)
     journal.begin(PLAN)
     journal.write(Attempt(run_id="a"))
@@ -49,7 +35,7 @@ def written(folder: Path) -> Journal:
     return journal
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
+def test_what_is_written_comes_back(tmp_path):
     assert written(tmp_path).state == read(tmp_path)
     state = read(tmp_path)
     assert state.plan == PLAN
@@ -59,7 +45,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert not state.ended
 
 
-def test_every_prefix_is_a_journal(tmp_path: Path) -> None:
+def test_every_prefix_is_a_journal(tmp_path):
     written(tmp_path)
     path = tmp_path / JOURNAL
     whole = path.read_bytes()
@@ -72,12 +58,12 @@ def test_every_prefix_is_a_journal(tmp_path: Path) -> None:
         assert (again.plan, again.settled, again.layouts) == (known.plan, known.settled, known.layouts)
 
 
-def test_a_reason_may_name_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
+def test_a_reason_may_name_a_file_whose_name_is_no_text(tmp_path):
     written(tmp_path).write(Settled(index=0, status="failed", reason="no file \udcff"))
     assert read(tmp_path).settled[0].reason == "no file \udcff"
 
 
-def test_a_case_that_failed_is_no_longer_under_way_and_can_be_tried_again(tmp_path: Path) -> None:
+def test_a_case_that_failed_is_no_longer_under_way_and_can_be_tried_again(tmp_path):
     journal = written(tmp_path)
     journal.write(Settled(index=0, status="failed", reason="ValueError"))
     assert read(tmp_path).under_way is None
@@ -85,7 +71,7 @@ def test_a_case_that_failed_is_no_longer_under_way_and_can_be_tried_again(tmp_pa
     assert read(tmp_path).settled == {}
 
 
-def test_a_folder_without_one_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_one_is_no_run(tmp_path):
     with pytest.raises(UsageError, match=r"journal\.jsonl"):
         read(tmp_path)
 
@@ -120,7 +106,7 @@ def test_a_folder_without_one_is_no_run(tmp_path: Path) -> None:
         "5",
     ],
 )
-def test_a_line_that_holds_something_else_is_named(line: str, tmp_path: Path) -> None:
+def test_a_line_that_holds_something_else_is_named(line, tmp_path):
     written(tmp_path)
     with (tmp_path / JOURNAL).open("a") as file:
         file.write(f"{line}\n")
@@ -129,14 +115,14 @@ def test_a_line_that_holds_something_else_is_named(line: str, tmp_path: Path) ->
             take(tmp_path)
 
 
-def test_a_journal_of_another_plan_is_refused(tmp_path: Path) -> None:
+def test_a_journal_of_another_plan_is_refused(tmp_path):
     written(tmp_path)
     (tmp_path / "manifest.json").write_text('{"schema_version": 3, "plan_hash": "another"}')
     with pytest.raises(UsageError, match=r"another plan than manifest\.json"):
         Recorder.reopen(tmp_path)
 
 
-def test_a_journal_without_its_plan_makes_no_empty_tables(tmp_path: Path) -> None:
+def test_a_journal_without_its_plan_makes_no_empty_tables(tmp_path):
     """A damaged first line had made cases.csv a header alone."""
     written(tmp_path)
     (tmp_path / "cases.csv").write_text("mine")
@@ -149,7 +135,7 @@ def test_a_journal_without_its_plan_makes_no_empty_tables(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", ["{", "[]", ""])
-def test_a_manifest_that_cannot_be_read_is_not_replaced(content: str, tmp_path: Path) -> None:
+def test_a_manifest_that_cannot_be_read_is_not_replaced(content, tmp_path):
     written(tmp_path)
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(UsageError, match="manifest"):

@@ -1,12 +1,8 @@
 """The layers of the code: what may import what. `docs/architecture.md` says why."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 from commands import ROOT
@@ -50,7 +46,7 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 TOP = "ddp_bench"
 
 
-def _name(path: Path) -> str:
+def _name(path):
     return ".".join([TOP, *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
 
 
@@ -64,20 +60,20 @@ SHELLS = {
 FILES = {name: path for name, path in FILES.items() if name not in SHELLS}
 
 
-def _part(module: str) -> str:
+def _part(module):
     """The folder or file of `bench` that a module belongs to, or `models`, `report`, or a file of the top."""
     return module.removeprefix(f"{TOP}.").removeprefix("bench.").split(".")[0]
 
 
 @cache
-def _imports(module: str, *, deferred: bool) -> frozenset[str]:
+def _imports(module, *, deferred):
     """What a module imports, as modules; `deferred` counts what its functions import."""
     tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
     nodes = ast.walk(tree) if deferred else iter(tree.body)
     return frozenset(name for node in nodes for name in _named(node))
 
 
-def _named(node: ast.AST) -> Iterator[str]:
+def _named(node):
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -87,11 +83,11 @@ def _named(node: ast.AST) -> Iterator[str]:
             yield inner if inner in FILES else node.module
 
 
-def test_every_part_has_its_layer() -> None:
+def test_every_part_has_its_layer():
     assert {_part(module) for module in FILES} <= set(LEVEL)
 
 
-def test_lower_layers_never_import_higher_ones() -> None:
+def test_lower_layers_never_import_higher_ones():
     upwards = [
         f"{module} imports {other}"
         for module in FILES
@@ -101,8 +97,8 @@ def test_lower_layers_never_import_higher_ones() -> None:
     assert not upwards
 
 
-def test_parts_import_each_other_in_one_direction() -> None:
-    needs: dict[str, set[str]] = {}
+def test_parts_import_each_other_in_one_direction():
+    needs = {}
     for module in FILES:
         others = {_part(other) for other in _imports(module, deferred=True) & set(FILES)}
         needs.setdefault(_part(module), set()).update(others - {_part(module)})
@@ -110,7 +106,7 @@ def test_parts_import_each_other_in_one_direction() -> None:
 
 
 @pytest.mark.parametrize("module", sorted(module for module in FILES if _part(module) in WITHOUT_TORCH))
-def test_importing_it_needs_no_torch(module: str) -> None:
+def test_importing_it_needs_no_torch(module):
     """A typing mistake is answered, and a page is built, without the seconds that torch takes."""
     seen, waiting = set[str](), [module]
     while waiting:
@@ -120,3 +116,62 @@ def test_importing_it_needs_no_torch(module: str) -> None:
         waiting += ((_imports(now, deferred=False) | parents) & set(FILES)) - seen
     outside = {name.split(".")[0] for now in seen for name in _imports(now, deferred=False)}
     assert not outside & {"torch", "torchvision"}
+
+
+FORMED = {"answer", "note", "reason", "said", "sentence", "text", "verdict", "why"}
+"""Names of variables and attributes that hold what people read, or `text(row["reason"])`, one of a table."""
+
+EDITING = {
+    *("replace", "split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix"),
+    *("startswith", "endswith", "index", "find", "match", "fullmatch", "search", "sub", "findall"),
+}
+
+WHERE = (
+    "bench/findings",
+    "bench/run/summary.py",
+    "bench/export",
+    "bench/gate/output.py",
+    "bench/plan.py",
+    "report",
+)
+SPEAKING = [path for name in WHERE for path in sorted((ROOT / name).rglob("*.py") or [ROOT / name])]
+
+
+def edits(source):
+    """Calls that look into a formed sentence, or change it."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr in EDITING and any(map(holds_a_sentence, (node.func.value, *node.args))):
+            yield ast.unparse(node)
+
+
+def holds_a_sentence(node):
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in FORMED
+        case ast.Subscript(slice=ast.Constant(value=name)):
+            return name in FORMED
+        case ast.Call(args=[inner, *_]):
+            return holds_a_sentence(inner)
+    return False
+
+
+@pytest.mark.parametrize("path", SPEAKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_sentence_is_parsed_or_edited(path):
+    assert list(edits(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        're.match("same layout as (.*);", reason)',
+        'verdict.sentence.replace(" (CPU stand-in)", "")',
+        'text(row["reason"]).split(";")',
+        'reason.partition(";")[0]',
+        "pattern.sub('', said)",
+    ],
+)
+def test_what_was_found_once_would_be_found(source):
+    assert list(edits(source))
+    assert not list(edits('changed.replace("_", " "); name.split("/")'))

@@ -1,17 +1,13 @@
 """What a case takes of each device, and what is given back once it is gone: no GPU is needed."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
+from made import case_of
 from torch import nn
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
@@ -26,28 +22,28 @@ GPUS = [torch.device("cuda", index) for index in range(3)]
 class Allocator:
     """One GPU's caching allocator: freed memory stays reserved until the cache is emptied."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
 
-    def take(self, mib: int, gap: int = 0) -> None:
+    def take(self, mib, gap=0):
         """Put a tensor into what is reserved, or reserve more, with a gap that nothing else fits in."""
         self.allocated += mib * MIB
         self.reserved = max(self.reserved, self.allocated + gap * MIB)
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
-    def free(self, mib: int) -> None:
+    def free(self, mib):
         self.allocated -= mib * MIB
 
-    def reset_peaks(self) -> None:
+    def reset_peaks(self):
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
 
 
 @pytest.fixture
-def allocators(monkeypatch: pytest.MonkeyPatch) -> list[Allocator]:
+def allocators(monkeypatch):
     found = [Allocator() for _ in GPUS]
 
-    def empty_cache() -> None:
+    def empty_cache():
         for one in found:
             one.reserved = one.allocated
 
@@ -63,7 +59,7 @@ def allocators(monkeypatch: pytest.MonkeyPatch) -> list[Allocator]:
     return found
 
 
-def test_a_case_takes_what_it_adds_to_what_others_hold(allocators: list[Allocator]) -> None:
+def test_a_case_takes_what_it_adds_to_what_others_hold(allocators):
     """An earlier case holds 100 MiB and left 900 MiB in the cache; this one takes 300, then frees 200."""
     first = allocators[0]
     first.take(1000)
@@ -75,46 +71,36 @@ def test_a_case_takes_what_it_adds_to_what_others_hold(allocators: list[Allocato
     assert watch.taken() == (DeviceMemory(300.0, 340.0),)
 
 
-def test_memory_is_told_gpu_by_gpu(allocators: list[Allocator]) -> None:
+def test_memory_is_told_gpu_by_gpu(allocators):
     watch = MemoryWatch(GPUS)
     for one, mib in zip(allocators, (30, 20, 10), strict=True):
         one.take(mib)
     assert [gpu.peak_mib for gpu in watch.taken()] == [30.0, 20.0, 10.0]
 
 
-def test_a_case_in_a_gap_of_another_reserves_what_its_tensors_need(allocators: list[Allocator]) -> None:
+def test_a_case_in_a_gap_of_another_reserves_what_its_tensors_need(allocators):
     watch = MemoryWatch(GPUS[:1])
     allocators[0].peak_allocated += 7 * MIB
     assert watch.taken() == (DeviceMemory(7.0, 7.0),)
 
 
-def test_cpu_cores_tell_nothing_and_leave_gpus_alone(allocators: list[Allocator]) -> None:
+def test_cpu_cores_tell_nothing_and_leave_gpus_alone(allocators):
     allocators[0].take(5)
     allocators[0].free(5)
     assert MemoryWatch([torch.device("cpu")]).taken() == ()
     assert allocators[0].reserved == 5 * MIB
 
 
-def case(mode: str) -> Case:
-    return Case(
-        mode=mode,
-        num_devices=3,
-        arch="resnet18",
-        image_size=32,
-        batch_per_device=2,
-        scaling="weak",
-        precision="bf16",
-        data="device",
-        device_type="cuda",
-    )
+def case(mode):
+    return case_of(mode=mode, num_devices=3, batch_per_device=2, precision="bf16", device_type="cuda")
 
 
-def facts(mode: str, *by_rank: tuple[DeviceMemory, ...]) -> dict[str, Any]:
+def facts(mode, *by_rank):
     warmed = [Warmed(times=BlockTimes(1.0, (1.0,)), memory=memory) for memory in by_rank]
     return facts_of(case(mode), Proven(gradient_error=0.0, split_effect=0.0), warmed, UpdateError(), None)
 
 
-def test_dp_tells_how_much_more_device_0_takes() -> None:
+def test_dp_tells_how_much_more_device_0_takes():
     """600 MiB beside 200 and 100 MiB are 4 times their mean."""
     found = facts("dp", (DeviceMemory(600.0, 640.0), DeviceMemory(200.0, 700.0), DeviceMemory(100.0, 120.0)))
     assert found["peak_mem_mib"] == 600.0
@@ -123,7 +109,7 @@ def test_dp_tells_how_much_more_device_0_takes() -> None:
     assert found["dp_device0_mem_ratio"] == pytest.approx(4.0)
 
 
-def test_ddp_has_a_device_of_each_rank_in_their_order() -> None:
+def test_ddp_has_a_device_of_each_rank_in_their_order():
     found = facts(
         "ddp", (DeviceMemory(10.0, 20.0),), (DeviceMemory(12.25, 16.0),), (DeviceMemory(11.0, 16.0),)
     )
@@ -133,23 +119,21 @@ def test_ddp_has_a_device_of_each_rank_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("by_rank", [[()], [(DeviceMemory(10.0, 16.0),), ()]])
-def test_memory_that_a_rank_cannot_tell_leaves_the_columns_empty(
-    by_rank: list[tuple[DeviceMemory, ...]],
-) -> None:
+def test_memory_that_a_rank_cannot_tell_leaves_the_columns_empty(by_rank):
     assert not [name for name in facts("ddp", *by_rank) if "mem" in name]
 
 
 class Knowing(nn.Module):
     """A model whose parts know each other, as users' models do: a cycle."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
         self.whole = [self]
 
 
 @pytest.fixture
-def frozen() -> Iterator[weakref.ref[Knowing]]:
+def frozen():
     """A model that nothing but itself holds, out of sight of the collector as cases are in a run."""
     gc.unfreeze()
     module = Knowing()
@@ -163,9 +147,7 @@ def frozen() -> Iterator[weakref.ref[Knowing]]:
     gc.unfreeze()
 
 
-def test_memory_of_a_frozen_cycle_is_released(
-    frozen: weakref.ref[Knowing], allocators: list[Allocator]
-) -> None:
+def test_memory_of_a_frozen_cycle_is_released(frozen, allocators):
     allocators[1].reserved = MIB
     release_memory(GPUS[0])
     assert frozen() is None
@@ -173,13 +155,13 @@ def test_memory_of_a_frozen_cycle_is_released(
     assert allocators[1].reserved == 0, "DP's other GPUs too"
 
 
-def on_gpu() -> Rank:
+def on_gpu():
     rank = Rank(0, 0)
     rank.place = Place(rank=0, local_rank=0, device=GPUS[0], cores=(0,))
     return rank
 
 
-def test_a_dropped_case_leaves_no_memory(frozen: weakref.ref[Knowing], allocators: list[Allocator]) -> None:
+def test_a_dropped_case_leaves_no_memory(frozen, allocators):
     allocators[0].reserved = MIB
     assert on_gpu().do(Drop(index=0)).status == "ok"
     assert frozen() is None
@@ -187,15 +169,13 @@ def test_a_dropped_case_leaves_no_memory(frozen: weakref.ref[Knowing], allocator
 
 
 @pytest.mark.parametrize(("gives", "reserved"), [(True, 0), (False, MIB)])
-def test_ranks_give_caches_back_where_dp_needs_the_memory_too(
-    allocators: list[Allocator], monkeypatch: pytest.MonkeyPatch, *, gives: bool, reserved: int
-) -> None:
+def test_ranks_give_caches_back_where_dp_needs_the_memory_too(allocators, monkeypatch, *, gives, reserved):
     monkeypatch.setattr("torch.distributed.barrier", lambda: None)
     allocators[0].reserved = MIB
     assert on_gpu().do(Wait(gives_caches_back=gives)).status == "ok"
     assert allocators[0].reserved == reserved
 
 
-def test_nothing_is_collected_for_a_run_on_cpu_cores(frozen: weakref.ref[Knowing]) -> None:
+def test_nothing_is_collected_for_a_run_on_cpu_cores(frozen):
     release_memory(torch.device("cpu"))
     assert frozen() is not None

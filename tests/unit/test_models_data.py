@@ -1,31 +1,37 @@
-from __future__ import annotations
+"""Batches of every source, copied ahead on a stream of their own where it pays."""
 
+import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from made import planned, resolved
+from PIL import Image
 from torch import nn
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.models.data import BatchSource, open_source
+from ddp_bench.bench.worker import prepare
+from ddp_bench.models import data
+from ddp_bench.models.data import PrefetchSource, open_source
 from ddp_bench.models.registry import resnet_workload
-from ddp_bench.models.workload import Batch, Workload
+from ddp_bench.models.workload import Workload
 
 CPU = torch.device("cpu")
 WORKLOAD = resnet_workload("resnet20", 8)
 
 
-def _open(data: str, *, rank: int = 0, world_size: int = 1, seed: int = 0) -> BatchSource:
+def _open(data, *, rank=0, world_size=1, seed=0):
     return open_source(
         WORKLOAD, data=data, batch_size=4, rank=rank, world_size=world_size, device=CPU, seed=seed
     )
 
 
-def _same(a: Batch, b: Batch) -> bool:
+def _same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_device_data_is_one_batch_that_stays() -> None:
+def test_device_data_is_one_batch_that_stays():
     source = _open("device")
     inputs, targets = source.next()
     assert inputs.shape == (4, 3, 8, 8)
@@ -34,7 +40,7 @@ def test_device_data_is_one_batch_that_stays() -> None:
     source.close()
 
 
-def test_host_data_is_a_pool_copied_every_step() -> None:
+def test_host_data_is_a_pool_copied_every_step():
     source = _open("host")
     batches = [source.next() for _ in range(40)]
     distinct = {batch[0].sum().item() for batch in batches}
@@ -43,7 +49,7 @@ def test_host_data_is_a_pool_copied_every_step() -> None:
     source.close()
 
 
-def test_spoiling_a_host_batch_does_not_spoil_the_pool() -> None:
+def test_spoiling_a_host_batch_does_not_spoil_the_pool():
     spoiled, clean = _open("host"), _open("host")
     for _ in range(12):
         inputs, targets = spoiled.next()
@@ -52,14 +58,14 @@ def test_spoiling_a_host_batch_does_not_spoil_the_pool() -> None:
 
 
 @pytest.mark.parametrize("data", ["device", "host"])
-def test_a_ranks_batch_depends_on_seed_and_rank_only(data: str) -> None:
+def test_a_ranks_batch_depends_on_seed_and_rank_only(data):
     first = _open(data, rank=1, world_size=2).next()
     assert _same(first, _open(data, rank=1, world_size=8).next())
     assert not _same(first, _open(data, rank=0, world_size=2).next())
     assert not _same(first, _open(data, rank=1, world_size=2, seed=7).next())
 
 
-def test_neighbouring_seeds_and_ranks_do_not_share_batches() -> None:
+def test_neighbouring_seeds_and_ranks_do_not_share_batches():
     sums = {
         _open("device", rank=rank, seed=seed).next()[0].sum().item()
         for rank in range(3)
@@ -68,7 +74,7 @@ def test_neighbouring_seeds_and_ranks_do_not_share_batches() -> None:
     assert len(sums) == 9
 
 
-def test_opening_a_source_leaves_the_random_state_alone() -> None:
+def test_opening_a_source_leaves_the_random_state_alone():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -77,13 +83,13 @@ def test_opening_a_source_leaves_the_random_state_alone() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_a_folder_needs_a_workload_with_an_image_size() -> None:
+def test_a_folder_needs_a_workload_with_an_image_size():
     rows = Workload(name="rows", module=lambda: nn.Linear(1, 1), batch=lambda n, _: (torch.zeros(n, 1),) * 2)
     with pytest.raises(UsageError, match="rows sets no image_size; set it, or use `device` or `host`"):
         open_source(rows, data=".", batch_size=1, rank=0, world_size=1, device=CPU, seed=0)
 
 
-def test_a_malformed_batch_is_refused_on_opening() -> None:
+def test_a_malformed_batch_is_refused_on_opening():
     bad = Workload(
         name="bad", module=lambda: nn.Linear(1, 1), batch=lambda n, _: (torch.zeros(n + 1, 1),) * 2
     )
@@ -91,12 +97,12 @@ def test_a_malformed_batch_is_refused_on_opening() -> None:
         open_source(bad, data="device", batch_size=2, rank=0, world_size=1, device=CPU, seed=0)
 
 
-def named(size: int, generator: torch.Generator) -> Batch:
+def named(size, generator):
     ids = torch.randint(9, (size, 4), generator=generator)
     return {"ids": ids, "more": [ids > 3, None], "scale": 2.0}
 
 
-def test_a_batch_of_any_nesting_comes_from_each_source() -> None:
+def test_a_batch_of_any_nesting_comes_from_each_source():
     made = Workload(name="own", module=torch.nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
     opened = {
         data: open_source(made, data=data, batch_size=3, rank=0, world_size=1, device=CPU, seed=0)
@@ -115,3 +121,164 @@ def test_a_batch_of_any_nesting_comes_from_each_source() -> None:
     sized = replace(made, image_size=8)
     with pytest.raises(UsageError, match=r"a folder gives \(images, classes\), two tensors, and `batch` of"):
         open_source(sized, data=".", batch_size=3, rank=0, world_size=1, device=CPU, seed=0)
+
+
+class FakeStream:
+    """Notes what it is asked to wait for, beside what everybody else does."""
+
+    def __init__(self, name, log):
+        self.name = name
+        self._log = log
+
+    def wait_stream(self, other):
+        self._log.append(f"{self.name} waits for {other.name}")
+
+
+class Numbered:
+    """Batch 1, 2, ...; the `bad` ones raise. Notes when each is fetched, and on which stream."""
+
+    def __init__(self, log, streams, bad=()):
+        self._log, self._streams, self._bad = log, streams, bad
+        self.number = 0
+
+    def next(self):
+        self.number += 1
+        self._log.append(f"{self._streams[-1]} copies {self.number}")
+        if self.number in self._bad:
+            raise UsageError(f"batch {self.number} cannot be read")
+        return torch.full((2,), float(self.number)), torch.full((2,), -float(self.number))
+
+    def close(self):
+        self._log.append("closed")
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+@pytest.fixture
+def streams(log, monkeypatch):
+    """The names of the streams that are current, the last one now; torch's calls are noted instead."""
+    current = ["main"]
+    main = FakeStream("main", log)
+
+    @contextlib.contextmanager
+    def within(stream):
+        current.append(stream.name)
+        try:
+            yield
+        finally:
+            current.pop()
+
+    def record(tensor, stream):
+        log.append(f"{tensor[0].item():g} is used on {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: FakeStream("side", log))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: main)
+    monkeypatch.setattr(torch.cuda, "stream", within)
+    monkeypatch.setattr(torch.Tensor, "record_stream", record)
+    data._copy_stream.cache_clear()
+    yield current
+    data._copy_stream.cache_clear()
+
+
+def first(batch):
+    return float(batch[0][0])
+
+
+def test_a_batch_is_waited_for_before_use_and_the_next_is_queued_behind_it(log, streams):
+    source = PrefetchSource(Numbered(log, streams), CPU)
+    assert log == [], "nothing is fetched before a batch is asked for"
+    assert first(source.next()) == 1
+    assert log == [
+        *("side waits for main", "side copies 1"),
+        *("main waits for side", "1 is used on main", "-1 is used on main"),
+        *("side waits for main", "side copies 2"),
+    ]
+    log.clear()
+    assert first(source.next()) == 2
+    assert log == [
+        *("main waits for side", "2 is used on main", "-2 is used on main"),
+        *("side waits for main", "side copies 3"),
+    ]
+
+
+def test_every_tensor_of_a_nesting_is_handed_over(log, streams):
+    class Nested(Numbered):
+        def next(self):
+            first, second = super().next()
+            return {"x": first, "more": [second, None]}
+
+    assert PrefetchSource(Nested(log, streams), CPU).next()["more"][1] is None
+    assert log[3:5] == ["1 is used on main", "-1 is used on main"]
+
+
+def test_closing_lets_go_of_the_batch_ahead_and_of_the_source(log, streams):
+    source = PrefetchSource(Numbered(log, streams), CPU)
+    source.next()
+    source.close()
+    assert log[-1] == "closed"
+    assert source._ahead is None
+
+
+def test_what_the_source_raises_comes_in_its_turn(log, streams):
+    source = PrefetchSource(Numbered(log, streams, bad=(2, 3)), CPU)
+    assert first(source.next()) == 1
+    for number in (2, 3):
+        with pytest.raises(UsageError, match=f"batch {number} cannot"):
+            source.next()
+    assert [first(source.next()) for _ in range(3)] == [4, 5, 6]
+    assert streams == ["main"]
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize(("data", "prefetch"), [("host", "on"), ("host", "off"), ("device", "on")])
+def test_a_case_on_a_gpu_copies_ahead_where_it_is_wanted(data, prefetch):
+    on = {"device": "cuda", "devices": 1}
+    settings = resolved(**on, data=data, prefetch=prefetch, arch="resnet20", batch_size=2)
+    case = planned(settings, **on, image_size=8)[0].case
+    prover = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
+    source = prepare._source(case, prover, settings)
+    assert isinstance(source, PrefetchSource) is ((data, prefetch) == ("host", "on"))
+
+
+def opened(data):
+    return open_source(WORKLOAD, data=data, batch_size=2, rank=0, world_size=1, device=CPU, seed=3)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for red in range(12):
+        Image.new("RGB", (9, 9), (20 * red, 0, 0)).save(tmp_path / f"{red:02}.png")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("streams")
+def test_the_same_batches_in_the_same_order(folder, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    for source in ("host", str(folder)):
+        # Crops and flips are drawn from torch's own generator.
+        torch.manual_seed(0)
+        plain = opened(source)
+        wanted = [plain.next() for _ in range(10)]
+        torch.manual_seed(0)
+        ahead = PrefetchSource(opened(source), CPU)
+        for batch in wanted:
+            assert all(torch.equal(a, b) for a, b in zip(batch, ahead.next(), strict=True))
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_corrupt_image_ends_the_step_that_would_train_on_it(folder, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    (folder / "05.png").write_text("no image")
+
+    def steps_before_the_error(source):
+        seen = []
+        with pytest.raises(UsageError, match=r"05\.png"):
+            seen.extend(source.next() for _ in range(7))
+        return len(seen)
+
+    good = steps_before_the_error(opened(str(folder)))
+    assert good > 0
+    assert steps_before_the_error(PrefetchSource(opened(str(folder)), CPU)) == good

@@ -1,28 +1,26 @@
-from __future__ import annotations
+"""Workloads by name: the built-in models, and what a user's module gives."""
 
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from ddp_bench.bench.errors import UsageError, UserCodeError
 from ddp_bench.models import registry
 from ddp_bench.models.registry import ARCHS, UNUSED_HEAD, default_image_size, load_workload, resnet_workload
+from ddp_bench.models.resnet import BasicBlock, resnet20
 from ddp_bench.models.workload import Workload
-
-WriteModule = Callable[[str], None]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteModule]:
+def write(tmp_path, monkeypatch):
     """Write `user/net.py` into the current folder, as a user has it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
 
-    def write_module(source: str) -> None:
+    def write_module(source):
         (tmp_path / "user").mkdir()
         (tmp_path / "user" / "net.py").write_text(
             "import torch\nfrom torch import nn\n" + textwrap.dedent(source)
@@ -34,7 +32,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteModu
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_every_architecture_takes_its_own_batches(arch: str) -> None:
+def test_every_architecture_takes_its_own_batches(arch):
     workload = resnet_workload(arch, 40)
     inputs, targets = workload.batch(3, torch.Generator().manual_seed(0))
     with torch.device("meta"):
@@ -46,7 +44,7 @@ def test_every_architecture_takes_its_own_batches(arch: str) -> None:
     assert int(targets.max()) < outputs.shape[1]
 
 
-def test_the_auxiliary_head_alone_gets_no_gradient() -> None:
+def test_the_auxiliary_head_alone_gets_no_gradient():
     workload = resnet_workload(UNUSED_HEAD, 32)
     module = workload.module()
     inputs, targets = workload.batch(2, torch.Generator().manual_seed(0))
@@ -56,16 +54,14 @@ def test_the_auxiliary_head_alone_gets_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("source", ["import time; time.sleep(99)", "def make():\n    while True: pass"])
-def test_a_workload_that_hangs_ends_with_its_cause(
-    write: WriteModule, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
+def test_a_workload_that_hangs_ends_with_its_cause(write, monkeypatch, source):
     monkeypatch.setattr(registry, "LOADING_LIMIT_S", 0.2)
     write(source)
     with pytest.raises(UserCodeError, match="not done after 0 s"):
         load_workload("user.net:make", 8)
 
 
-def test_batches_follow_the_generator() -> None:
+def test_batches_follow_the_generator():
     batch = resnet_workload("resnet20", 8).batch
     first, again, other = (batch(4, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
@@ -76,23 +72,23 @@ def test_batches_follow_the_generator() -> None:
     ("arch", "device_type", "pixels"),
     [("resnet20", "cpu", 32), ("resnet20", "cuda", 32), ("resnet50", "cpu", 32), ("resnet50", "cuda", 224)],
 )
-def test_default_image_size(arch: str, device_type: str, pixels: int) -> None:
+def test_default_image_size(arch, device_type, pixels):
     assert default_image_size(arch, device_type) == pixels
 
 
-def test_an_unknown_architecture_names_the_nearest_and_all() -> None:
+def test_an_unknown_architecture_names_the_nearest_and_all():
     with pytest.raises(UsageError, match=r"'resnet5O', did you mean 'resnet50'.*known: resnet20, resnet18"):
         resnet_workload("resnet5O", 64)
     with pytest.raises(UsageError, match="'zzz'; known:"):
         resnet_workload("zzz", 64)
 
 
-def test_an_image_size_below_one_is_refused() -> None:
+def test_an_image_size_below_one_is_refused():
     with pytest.raises(UsageError, match="image size 0 is below 1"):
         resnet_workload("resnet18", 0)
 
 
-def test_a_function_that_makes_a_module(write: WriteModule) -> None:
+def test_a_function_that_makes_a_module(write):
     write("def make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 6, 7))")
     torch.manual_seed(0)
     expected = torch.rand(1)
@@ -106,7 +102,7 @@ def test_a_function_that_makes_a_module(write: WriteModule) -> None:
     assert workload.module() is not workload.module()
 
 
-def test_a_class_that_needs_no_arguments(write: WriteModule) -> None:
+def test_a_class_that_needs_no_arguments(write):
     write("""
         class Net(nn.Module):
             def __init__(self, classes=5):
@@ -131,7 +127,7 @@ WORKLOAD = """
 
 
 @pytest.mark.parametrize("name", ["workload", "make"])
-def test_a_workload_or_a_function_that_returns_one(write: WriteModule, name: str) -> None:
+def test_a_workload_or_a_function_that_returns_one(write, name):
     write(WORKLOAD)
     workload = load_workload(f"user.net:{name}", 6)
     assert isinstance(workload, Workload)
@@ -142,7 +138,7 @@ def test_a_workload_or_a_function_that_returns_one(write: WriteModule, name: str
 @pytest.mark.parametrize(
     "spec", ["", "user.net", "user.net:", ":make", "user/net.py:make", "user.net:a:b", "1a:b"]
 )
-def test_a_malformed_spec_shows_the_form(spec: str) -> None:
+def test_a_malformed_spec_shows_the_form(spec):
     with pytest.raises(UsageError, match=r"malformed workload .* write package\.module:name"):
         load_workload(spec, 6)
 
@@ -150,7 +146,7 @@ def test_a_malformed_spec_shows_the_form(spec: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "missing"), [("nowhere.net:make", "'nowhere'"), ("user.nets:make", "'user.nets'")]
 )
-def test_a_module_that_is_not_found(write: WriteModule, spec: str, missing: str) -> None:
+def test_a_module_that_is_not_found(write, spec, missing):
     write("")
     with pytest.raises(UsageError, match=f"no module {missing} found") as caught:
         load_workload(spec, 6)
@@ -166,7 +162,7 @@ def test_a_module_that_is_not_found(write: WriteModule, spec: str, missing: str)
         ("def broken(:", SyntaxError),
     ],
 )
-def test_a_module_that_raises_on_import(write: WriteModule, source: str, cause: type[BaseException]) -> None:
+def test_a_module_that_raises_on_import(write, source, cause):
     write(source)
     with pytest.raises(
         UserCodeError, match=f"module user.net cannot be imported: {cause.__name__}"
@@ -198,7 +194,7 @@ def test_a_module_that_raises_on_import(write: WriteModule, source: str, cause: 
         ),
     ],
 )
-def test_a_target_of_the_wrong_kind(write: WriteModule, source: str, message: str) -> None:
+def test_a_target_of_the_wrong_kind(write, source, message):
     write(source)
     with pytest.raises(UsageError, match=message) as caught:
         load_workload("user.net:make", 6)
@@ -219,7 +215,7 @@ def test_a_target_of_the_wrong_kind(write: WriteModule, source: str, message: st
         (WORKLOAD.replace("(n, 4,", "(n, 4, 1j,"), "workload mine cannot make a batch of 2: TypeError"),
     ],
 )
-def test_a_target_that_raises(write: WriteModule, source: str, message: str) -> None:
+def test_a_target_that_raises(write, source, message):
     write(source)
     with pytest.raises(UserCodeError, match=message) as caught:
         load_workload("user.net:make", 6)
@@ -227,7 +223,41 @@ def test_a_target_that_raises(write: WriteModule, source: str, message: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_a_workload_with_a_malformed_batch(write: WriteModule) -> None:
-    write(WORKLOAD.replace("torch.randn(n, 2", "torch.randn(n + 1, 2"))
-    with pytest.raises(UsageError, match=r"shape \(3, 2\)\) for batch size 2; it must"):
-        load_workload("user.net:workload", 6)
+def test_resnet20_has_the_parameters_of_the_papers_table():
+    # He et al. 2015, table 6: 20 layers, 0.27 M; option-A shortcuts have none, hence 269,722
+    assert sum(param.numel() for param in resnet20().parameters()) == 269_722
+
+
+def test_resnet20_has_twenty_weighted_layers():
+    weighted = [module for module in resnet20().modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert len(weighted) == 20
+
+
+@pytest.mark.parametrize("image_size", [8, 32, 33])
+def test_resnet20_maps_images_of_any_size_to_ten_logits(image_size):
+    assert resnet20()(torch.randn(2, 3, image_size, image_size)).shape == (2, 10)
+
+
+def test_every_parameter_of_resnet20_gets_a_gradient():
+    model = resnet20()
+    model(torch.randn(4, 3, 32, 32)).logsumexp(dim=1).sum().backward()
+    assert all(param.grad is not None and param.grad.abs().sum() > 0 for param in model.parameters())
+
+
+def test_a_block_without_residual_is_its_shortcut():
+    block = BasicBlock(16, 32, stride=2).eval()
+    nn.init.zeros_(block.conv2.weight)
+    x = torch.rand(1, 16, 5, 5)
+    out = block(x)
+    assert torch.equal(out[:, :16], x[:, :, [0, 2, 4]][:, :, :, [0, 2, 4]])
+    assert torch.equal(out[:, 16:], torch.zeros(1, 16, 3, 3))
+
+
+def test_modules_follow_the_global_random_state():
+    torch.manual_seed(3)
+    first = resnet20().state_dict()
+    torch.manual_seed(3)
+    again = resnet20().state_dict()
+    other = resnet20().state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["conv.weight"], other["conv.weight"])

@@ -1,15 +1,12 @@
 """How a step is computed changes its speed and nothing of its result."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW
 
 from ddp_bench.bench.axes import StepSettings
 from ddp_bench.models.registry import resnet_workload
@@ -20,7 +17,7 @@ CPU = torch.device("cpu")
 IMAGES = resnet_workload("resnet20", 32)
 
 
-def trained(workload: Workload, settings: StepSettings, *, steps: int = 3) -> torch.Tensor:
+def trained(workload, settings, *, steps=3):
     """All weights after some steps from one start on one batch."""
     torch.manual_seed(0)
     made = as_set(workload, settings)
@@ -38,12 +35,12 @@ PLAIN = trained(IMAGES, StepSettings())
 
 
 @pytest.mark.parametrize("settings", [{"channels_last": True}, {"fused_optimizer": True}])
-def test_the_weights_are_those_of_plain_training(settings: dict[str, Any]) -> None:
+def test_the_weights_are_those_of_plain_training(settings):
     found = trained(IMAGES, StepSettings(**settings))
     assert (found - PLAIN).norm() < 1e-4 * PLAIN.norm()
 
 
-def test_channels_last_reaches_weights_and_images() -> None:
+def test_channels_last_reaches_weights_and_images():
     made = as_set(IMAGES, StepSettings(channels_last=True))
     inputs, _ = make_batch(made, batch_size=2, generator=torch.Generator())
     convolution = next(
@@ -54,7 +51,7 @@ def test_channels_last_reaches_weights_and_images() -> None:
         assert not tensor.is_contiguous()
 
 
-def optimizer_of(make: Any) -> Workload:
+def optimizer_of(make):
     return replace(IMAGES, optimizer=make)
 
 
@@ -66,28 +63,28 @@ def optimizer_of(make: Any) -> Workload:
         lambda parameters: AdamW([{"params": list(parameters), "lr": 0.2}], lr=0.3, betas=(0.8, 0.9)),
     ],
 )
-def test_a_fused_optimizer_keeps_what_the_user_set(make: Any) -> None:
+def test_a_fused_optimizer_keeps_what_the_user_set(make):
     parameters = [nn.Parameter(torch.ones(3))]
-    plain: Optimizer = make(parameters)
+    plain = make(parameters)
     fused = as_set(optimizer_of(make), StepSettings(fused_optimizer=True)).optimizer(parameters)
     assert type(fused) is type(plain)
     assert fused.param_groups == [g | {"fused": True, "foreach": False} for g in plain.param_groups]
     assert has_fused_optimizer(optimizer_of(make))
 
 
-def test_an_optimizer_without_fused_kernels_is_seen() -> None:
+def test_an_optimizer_without_fused_kernels_is_seen():
     assert not has_fused_optimizer(optimizer_of(torch.optim.RMSprop))
     assert not has_fused_optimizer(optimizer_of(lambda _: SGD([])))
 
 
-def test_images_have_four_dimensions() -> None:
+def test_images_have_four_dimensions():
     rows = replace(IMAGES, batch=lambda n, _: (torch.zeros(n, 7), torch.zeros(n, dtype=torch.long)))
     assert takes_images(IMAGES)
     assert not takes_images(rows)
 
 
-def test_images_are_found_and_laid_out_wherever_a_batch_has_them() -> None:
-    def named(n: int, _: torch.Generator) -> Any:
+def test_images_are_found_and_laid_out_wherever_a_batch_has_them():
+    def named(n, _):
         return {"images": [torch.zeros(n, 3, 8, 8)], "mask": torch.ones(n, 1, 8, 8) > 0}
 
     made = Workload(name="own", module=nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
@@ -99,11 +96,11 @@ def test_images_are_found_and_laid_out_wherever_a_batch_has_them() -> None:
 
 
 @pytest.mark.campaign
-def test_every_case_is_compiled_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_case_is_compiled_by_itself(monkeypatch):
     """Dynamo would run the graph of the first in all: DDP's would not be split at its buckets then."""
-    graphs: list[int] = []
+    graphs = []
 
-    def backend(graph: torch.fx.GraphModule, _: Any, *, config_patches: dict[str, Any]) -> Any:
+    def backend(graph, _, *, config_patches):
         graphs.append(len(config_patches))
         return graph.forward
 

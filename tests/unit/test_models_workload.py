@@ -1,36 +1,33 @@
-from __future__ import annotations
+"""A workload: its defaults, and what is said of functions that take or return something else."""
 
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-import ddp_bench
 from ddp_bench.bench.errors import UsageError, UserCodeError
-from ddp_bench.models.workload import Batch, Workload, make_batch, make_module, one_line
+from ddp_bench.models.checks import checked
+from ddp_bench.models.workload import Workload, loss_function, make_batch, make_module, one_line
 
 
-def _rows(batch_size: int, generator: torch.Generator) -> Batch:
+def _rows(batch_size, generator):
     return torch.randn(batch_size, 4, generator=generator), torch.randint(
         3, (batch_size,), generator=generator
     )
 
 
-def _fail(*_: object) -> Batch:
+def _fail(*_):
     raise RuntimeError("two\nlines")
 
 
-def _workload(**changes: Any) -> Workload:
-    settings: dict[str, Any] = {"name": "toy", "module": lambda: nn.Linear(4, 3), "batch": _rows}
+def _workload(**changes):
+    settings = {"name": "toy", "module": lambda: nn.Linear(4, 3), "batch": _rows}
     return Workload(**settings | changes)
 
 
-def test_users_write_models_workload() -> None:
-    assert ddp_bench.Workload is Workload
-
-
-def test_defaults_train() -> None:
+def test_defaults_train():
     torch.manual_seed(0)
     workload = _workload()
     module = make_module(workload)
@@ -47,14 +44,14 @@ def test_defaults_train() -> None:
     assert losses[-1] < losses[0]
 
 
-def test_default_loss_is_a_mean_over_the_batch() -> None:
+def test_default_loss_is_a_mean_over_the_batch():
     outputs, targets = torch.randn(6, 3), torch.randint(3, (6,))
     loss = _workload().loss
     parts = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(6)]
     torch.testing.assert_close(loss(outputs, targets), torch.stack(parts).mean())
 
 
-def test_what_the_users_code_raises_is_the_cause() -> None:
+def test_what_the_users_code_raises_is_the_cause():
     generator = torch.Generator()
     for call in (
         lambda: make_module(_workload(module=_fail)),
@@ -66,7 +63,7 @@ def test_what_the_users_code_raises_is_the_cause() -> None:
         assert str(caught.value).endswith("RuntimeError: two lines")
 
 
-def test_a_module_that_is_none_is_refused() -> None:
+def test_a_module_that_is_none_is_refused():
     with pytest.raises(
         UsageError, match=r"returned an int; it is called as module\(\) and returns a new nn\.Module"
     ):
@@ -74,23 +71,183 @@ def test_a_module_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "described"),
-    [
-        (None, "None"),
-        (torch.zeros(2, 4), r"a tensor of shape \(2, 4\)"),
-        ((torch.zeros(2, 4),), r"\(a tensor of shape \(2, 4\)\)"),
-        ((torch.zeros(2, 4), [0, 1]), r"\(a tensor of shape \(2, 4\), \[an int, an int\]\)"),
-        ((torch.zeros(2, 4), torch.zeros(3)), r"\(a tensor of shape \(2, 4\), a tensor of shape \(3,\)\)"),
-        ((torch.zeros(2, 4), torch.tensor(1)), r"\(a tensor of shape \(2, 4\), a tensor of shape \(\)\)"),
-    ],
+    ("exc", "line"), [(ValueError("a\n  b"), "ValueError: a b"), (KeyError(), "KeyError")]
 )
-def test_a_malformed_batch_is_described(batch: object, described: str) -> None:
-    with pytest.raises(UsageError, match=f"returned {described} for batch size 2; it must return"):
-        make_batch(_workload(batch=lambda *_: batch), batch_size=2, generator=torch.Generator())
+def test_one_line(exc, line):
+    assert one_line(exc) == line
+
+
+def rows(batch_size, generator):
+    return torch.randn(batch_size, 4, generator=generator), torch.zeros(batch_size, 3)
+
+
+def workload(**changes):
+    given = {"module": lambda: nn.Linear(4, 3), "batch": rows, "loss": functional.mse_loss}
+    return Workload(**{"name": "mine"} | given | changes)
+
+
+def by_batch(model, batch):
+    return model(batch["x"]).mean()
+
+
+def nothing(*_):
+    return None
+
+
+def refused(**changes):
+    with pytest.raises(UsageError) as caught:
+        checked(workload(**changes))
+    assert not isinstance(caught.value, UserCodeError)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def one(x):
+    return x
+
+
+def three(x, y, z):
+    return x, y, z
+
+
+def typed(n, /, *, generator):
+    return torch.zeros(n).normal_(generator=generator)
+
+
+def returning(make):
+    """A batch of what `make` makes of the usual inputs and targets."""
+    return {"batch": lambda n, generator: make(*rows(n, generator))}
+
+
+BATCH = "it is called as batch(batch_size, generator) and returns (inputs, targets)"
+LOSS = "it is called as loss(outputs, targets) and returns a scalar tensor, the mean over the rows"
+PAIR = "must return (inputs, targets), or the workload needs batch_loss(model, batch)"
 
 
 @pytest.mark.parametrize(
-    ("exc", "line"), [(ValueError("a\n  b"), "ValueError: a b"), (KeyError(), "KeyError")]
+    ("field", "function", "said"),
+    [
+        ("batch", one, f"takes (x); {BATCH}"),
+        ("batch", three, f"takes (x, y, z); {BATCH}"),
+        ("batch", typed, f"takes (n, /, *, generator); {BATCH}"),
+        (
+            "batch",
+            torch.zeros(1, 4),
+            "is a tensor of shape (1, 4); give a function, which is called as batch(",
+        ),
+        ("module", one, "takes (x); it is called as module() and returns a new nn.Module"),
+        ("module", nn.Linear, "takes (in_features, out_features, bias=True, device=None, dtype=None); it is"),
+        ("loss", one, f"takes (x); {LOSS}"),
+        ("loss", None, "is None; give a function, which is called as loss(outputs, targets)"),
+        ("optimizer", three, "takes (x, y, z); it is called as optimizer(parameters)"),
+        ("layers", three, "takes (x, y, z); it is called as layers(module)"),
+    ],
 )
-def test_one_line(exc: Exception, line: str) -> None:
-    assert one_line(exc) == line
+def test_a_signature_that_does_not_fit_is_shown_beside_the_expected_one(field, function, said):
+    assert f"`{field}` of workload mine {said}" in refused(**{field: function})
+
+
+def test_the_signature_of_batch_loss():
+    said = "takes (x); it is called as batch_loss(model, batch)"
+    assert said in refused(loss=functional.cross_entropy, batch_loss=one)
+
+
+@pytest.mark.parametrize("fits", [rows, partial(rows), lambda *given: rows(given[0], given[1])])
+def test_what_can_be_called_as_expected_is_taken(fits):
+    assert checked(workload(batch=fits, loss=nn.MSELoss(), optimizer=torch.optim.Adam)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer": nothing}, "`optimizer` of workload mine returned None; it is called as optimizer(par"),
+        ({"loss": nothing}, f"`loss` of workload mine returned None; {LOSS}"),
+        ({"loss": lambda *_: 3.5}, f"`loss` of workload mine returned a float; {LOSS}"),
+        (
+            {"loss": partial(functional.mse_loss, reduction="none")},
+            f"`loss` of workload mine returned a tensor of shape (2, 3); {LOSS}",
+        ),
+        (
+            {"loss": lambda x, _: x.detach().mean()},
+            "`loss` of workload mine returned a tensor without gradie",
+        ),
+        ({"batch": nothing}, f"`batch` of workload mine returned None for batch size 2; it {PAIR}"),
+        (
+            returning(lambda x, _: {"x": x}),
+            f"returned {{'x': a tensor of shape (2, 4)}} for batch size 2; it {PAIR}",
+        ),
+        (returning(lambda x, y: (x, y, 3)), PAIR),
+        (returning(lambda x, y: ((x, set()), y)), "; a set can be neither split nor moved to a device"),
+        (
+            returning(lambda x, y: ({"input": x, "bias": torch.zeros(3)}, y)),
+            "it must return inputs as tensors with 2 rows each, in dimension 0",
+        ),
+        (returning(lambda x, _: (x, [0.0, 1.0])), "it must return targets as tensors with 2 rows each"),
+        (
+            returning(lambda x, y: ({"x": x}, y)),
+            "the module of workload mine takes (input); `batch` gives it {'x': a tensor of shape (2, 4)}: a",
+        ),
+        (
+            returning(lambda x, y: ((x, x), y)),
+            "the module of workload mine takes (input); `batch` gives it (a tensor of shape (2, 4), a tensor",
+        ),
+    ],
+)
+def test_a_result_that_does_not_fit_is_described(changes, said):
+    assert said in refused(**changes)
+
+
+def test_what_the_meta_device_refuses_is_left_to_the_proof():
+    def read(outputs, _):
+        return outputs.mean().item()
+
+    assert checked(workload(loss=read)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "mine", "module": nothing}, f"workload mine has no `batch`: {BATCH}"),
+        ({"name": "mine", "batch": rows}, "workload mine has no `module`: it is called as module() and"),
+        ({"module": nothing, "batch": rows}, "a Workload has no name; give it one"),
+        (
+            {"name": "mine", "module": nothing, "batch": rows, "loss": nothing, "batch_loss": by_batch},
+            "workload mine has `loss` and `batch_loss`; keep loss(outputs, targets) for a batch (inputs,",
+        ),
+    ],
+)
+def test_a_workload_that_lacks_a_function_or_has_one_too_many(given, said):
+    with pytest.raises(UsageError) as caught:
+        Workload(**given)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "called"),
+    [
+        (torch.zeros(2), ((torch.zeros(2),), {})),
+        ((torch.zeros(2), 3), ((torch.zeros(2), 3), {})),
+        ({"x": torch.zeros(2), "y": None}, ((), {"x": torch.zeros(2), "y": None})),
+        ([torch.zeros(2)], (([torch.zeros(2)],), {})),
+    ],
+)
+def test_inputs_go_to_the_module_as_arguments(inputs, called):
+    def model(*arguments, **named):
+        assert str((arguments, named)) == str(called)
+        return torch.ones(())
+
+    found = loss_function(workload(loss=lambda outputs, targets: outputs + targets))(model, (inputs, 2))
+    assert found.item() == 3
+
+
+def test_with_batch_loss_a_batch_has_any_shape():
+    def ragged(n, generator):
+        return {
+            "x": torch.randn(n, 4, generator=generator),
+            "more": [None, 3, {"mask": torch.ones(n, 1) > 0}],
+        }
+
+    made = checked(workload(batch=ragged, loss=functional.cross_entropy, batch_loss=by_batch))
+    batch = make_batch(made, batch_size=5, generator=torch.Generator())
+    assert loss_function(made) is by_batch
+    assert batch["more"][2]["mask"].shape == (5, 1)

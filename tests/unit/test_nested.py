@@ -1,7 +1,5 @@
 """Batches and outputs of any nesting, held against torch's own scatter and gather."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ class Attributes(OrderedDict[str, Any]):
     """As the outputs of Hugging Face models are."""
 
 
-def counting(*shape: int) -> Tensor:
+def counting(*shape):
     return torch.arange(torch.Size(shape).numel()).reshape(shape)
 
 
@@ -38,24 +36,24 @@ NESTINGS = [
 
 
 @pytest.fixture
-def on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_one_device(monkeypatch):
     """Torch's scatter and gather are for GPUs: their two kernels are replaced by those of the CPU."""
 
     class Scatter:
         @staticmethod
-        def apply(devices: list[int], _sizes: None, dim: int, tensor: Tensor) -> tuple[Tensor, ...]:
+        def apply(devices, _sizes, dim, tensor):
             return tensor.chunk(len(devices), dim)
 
     class Gather:
         @staticmethod
-        def apply(_device: int, dim: int, *tensors: Tensor) -> Tensor:
+        def apply(_device, dim, *tensors):
             return torch.cat([one if one.ndim else one.view(1) for one in tensors], dim)
 
     monkeypatch.setattr(scatter_gather, "Scatter", Scatter)
     monkeypatch.setattr(scatter_gather, "Gather", Gather)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     """Equal, container by container, of equal types."""
     if type(one) is not type(other):
         return False
@@ -71,7 +69,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.usefixtures("on_one_device")
 @pytest.mark.parametrize("value", NESTINGS)
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_a_nesting_is_split_as_torch_scatters_it(value: Any, number: int) -> None:
+def test_a_nesting_is_split_as_torch_scatters_it(value, number):
     wanted = list(scatter_gather.scatter(value, list(range(number))))
     found = chunk(value, number)
     # A tensor of 6 rows makes 3 chunks for 4 devices; without one beside them torch repeats the rest.
@@ -83,25 +81,25 @@ def test_a_nesting_is_split_as_torch_scatters_it(value: Any, number: int) -> Non
 @pytest.mark.parametrize(
     "value", [n for n in NESTINGS if not any(isinstance(x, str | float) for x in leaves_of(n))]
 )
-def test_outputs_are_joined_as_torch_gathers_them(value: Any) -> None:
+def test_outputs_are_joined_as_torch_gathers_them(value):
     parts = chunk(value, 2)
     assert same(join(parts), scatter_gather.gather(parts, 0))
     assert same(join(parts), value)
 
 
 @pytest.mark.usefixtures("on_one_device")
-def test_scalars_become_a_vector() -> None:
+def test_scalars_become_a_vector():
     parts = [{"loss": torch.tensor(1.5)}, {"loss": torch.tensor(2.5)}]
     assert same(join(parts), scatter_gather.gather(parts, 0))
     assert join(parts)["loss"].tolist() == [1.5, 2.5]
 
 
-def test_tensors_of_fewer_rows_than_the_others_decide_as_in_torch() -> None:
+def test_tensors_of_fewer_rows_than_the_others_decide_as_in_torch():
     assert len(chunk((counting(6), counting(1)), 2)) == 1
 
 
 @pytest.mark.parametrize("value", NESTINGS)
-def test_a_map_keeps_all_but_the_tensors(value: Any) -> None:
+def test_a_map_keeps_all_but_the_tensors(value):
     flipped = map_tensors(lambda tensor: tensor.flip(0), value)
     assert same(map_tensors(lambda tensor: tensor.flip(0), flipped), value)
     assert not same(flipped, value)
@@ -121,5 +119,5 @@ def test_a_map_keeps_all_but_the_tensors(value: Any) -> None:
         (Attributes(), "an Attributes"),
     ],
 )
-def test_a_value_is_described_in_words(value: Any, said: str) -> None:
+def test_a_value_is_described_in_words(value, said):
     assert describe(value) == said

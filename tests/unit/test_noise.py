@@ -1,7 +1,5 @@
 """What a gate can see here, from made A/A rounds: the noise that was put in comes out."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise
@@ -11,18 +9,15 @@ import pytest
 
 from ddp_bench.bench.doctor import main as doctor
 from ddp_bench.bench.doctor import noise
-from ddp_bench.bench.doctor.noise import FEWEST_ROUNDS, Noise, noise_of
+from ddp_bench.bench.doctor.noise import FEWEST_ROUNDS, noise_of
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE
 from ddp_bench.bench.gate.judge import judge, launch_ratio
 from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.runs import side_by_side
-from ddp_bench.bench.results.round_times import ByRound
 
 
-def launches(
-    *, noise: float, between: float = 0.0, num_rounds: int = 100, seed: int = 0, slower: float = 0.0
-) -> list[tuple[ByRound, ByRound]]:
+def launches(*, noise, between=0.0, num_rounds=100, seed=0, slower=0.0):
     """Throughputs of three launches whose sides differ by `between`, `slower` and, in each round, `noise`."""
     rng = np.random.default_rng(seed)
     made = []
@@ -34,11 +29,11 @@ def launches(
     return made
 
 
-def measured(*, seconds: float = 150.0, **made: float) -> Noise:
-    return noise_of(launches(**made), seconds=seconds, device="made up")  # type: ignore[arg-type]
+def measured(*, seconds=150.0, **made):
+    return noise_of(launches(**made), seconds=seconds, device="made up")
 
 
-def test_a_gate_fails_beyond_the_threshold_by_the_normal_theory_of_the_median() -> None:
+def test_a_gate_fails_beyond_the_threshold_by_the_normal_theory_of_the_median():
     found = measured(noise=0.03)
     assert found.num_rounds == 300
     assert found.ratio.low < 1 < found.ratio.high
@@ -49,7 +44,7 @@ def test_a_gate_fails_beyond_the_threshold_by_the_normal_theory_of_the_median() 
     assert minute.gated == pytest.approx(DEFAULT_THRESHOLD + 1.282 * scatter, rel=0.05)
 
 
-def test_longer_gates_resolve_more_until_launches_differ() -> None:
+def test_longer_gates_resolve_more_until_launches_differ():
     steady, lottery = measured(noise=0.03), measured(noise=0.03, between=0.03)
     for found in (steady, lottery):
         resolved = [one.resolves for one in found.resolutions if one.resolves is not None]
@@ -59,7 +54,7 @@ def test_longer_gates_resolve_more_until_launches_differ() -> None:
     assert lottery.launch_ratios == pytest.approx((0.97, 1.03, 1.0), abs=0.015)
 
 
-def test_a_slow_down_of_the_size_named_is_seen_in_nine_of_ten_gates() -> None:
+def test_a_slow_down_of_the_size_named_is_seen_in_nine_of_ten_gates():
     (resolution,) = measured(noise=0.04, num_rounds=500, seconds=1500).resolutions[1:2]
     assert resolution.num_rounds == 30
     assert resolution.resolves is not None
@@ -74,7 +69,7 @@ def test_a_slow_down_of_the_size_named_is_seen_in_nine_of_ten_gates() -> None:
         assert seen / 300 == pytest.approx(0.9, abs=0.07), seen
 
 
-def test_a_gate_too_short_for_an_interval_has_none() -> None:
+def test_a_gate_too_short_for_an_interval_has_none():
     found = measured(noise=0.02, num_rounds=3, seconds=20)
     short, longer = found.resolutions[:2]
     assert (short.num_rounds, short.resolves, short.gated) == (6, None, None)
@@ -85,23 +80,16 @@ def test_a_gate_too_short_for_an_interval_has_none() -> None:
         measured(noise=0.02, num_rounds=2, seconds=2)
 
 
-def test_screen_and_json_have_the_interval_and_every_resolution() -> None:
-    found = measured(noise=0.03, between=0.01)
-    said = noise.report(found)
-    assert f"{found.ratio.estimate:.4f} [{found.ratio.low:.4f}, {found.ratio.high:.4f}]" in said
-    assert said.count("resolves a slow-down") == len(found.resolutions) == 5
-    assert "bad:" not in said
-    told = json.loads(noise.as_json(found))
+def test_json_has_the_interval_and_every_resolution():
+    told = json.loads(noise.as_json(measured(noise=0.03, between=0.01)))
     assert told["step"]["arch"] == "resnet20"
     assert told["verdict"] in ("unchanged", "inconclusive")
     assert told["ratio"]["low"] < told["ratio"]["estimate"] < told["ratio"]["high"]
     assert len(told["resolutions"]) == 5
 
 
-def test_equal_sides_that_a_gate_would_tell_apart_are_bad(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def wrong(seconds: float, *, quiet: bool) -> Noise:
+def test_equal_sides_that_a_gate_would_tell_apart_are_bad(monkeypatch, capsys):
+    def wrong(seconds, *, quiet):
         assert (seconds, quiet) == (2, True)
         return measured(noise=0.01, slower=0.1)
 
@@ -110,16 +98,8 @@ def test_equal_sides_that_a_gate_would_tell_apart_are_bad(
     assert capsys.readouterr().out.splitlines()[-1].startswith("bad: a gate at 5% calls A against A")
 
 
-@pytest.mark.parametrize("options", [["--seconds", "9s"], ["--noise", "--seconds", "soon"], ["--power", "x"]])
-def test_a_wrong_command_line_is_a_usage_error(
-    options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert doctor.main(options) == 2
-    assert "error: " in capsys.readouterr().err
-
-
 @pytest.mark.campaign
-def test_this_machine_is_measured_by_the_gate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine_is_measured_by_the_gate(capsys):
     seconds = 6
     while (code := doctor.main(["--noise", "--seconds", f"{seconds}s", "--json"])) == 2:
         error = capsys.readouterr().err.splitlines()[-1]

@@ -1,30 +1,21 @@
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from made import cap_of, case_of
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.expected_time import estimate_s, least_warmup_s
-from ddp_bench.bench.plan import (
-    Machine,
-    Planned,
-    expand,
-    plan_hash,
-    round_order,
-    world_size,
-)
+from ddp_bench.bench.plan import Machine, expand, plan_hash, round_order, world_size
 from ddp_bench.bench.resolve import resolve, with_device_defaults
-from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.settings import Settings
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
 ONE_GPU = Machine(device_type="cuda", devices_per_node=1)
 EIGHT_GPUS = Machine(device_type="cuda", devices_per_node=8)
 
 
-def resolved(machine: Machine = CORES_2, **settings: object) -> ResolvedSettings:
+def resolved(machine=CORES_2, **settings):
     return with_device_defaults(
         Settings.of_stored(settings),
         device_type=machine.device_type,
@@ -32,15 +23,15 @@ def resolved(machine: Machine = CORES_2, **settings: object) -> ResolvedSettings
     )
 
 
-def make(machine: Machine = CORES_2, **settings: object) -> list[Planned]:
+def make(machine=CORES_2, **settings):
     return expand(resolved(machine, **settings), machine, arch="resnet18", image_size=64)
 
 
-def names(plan: list[Planned]) -> list[tuple[str, int, str]]:
+def names(plan):
     return [(p.case.mode, p.case.num_devices, cap_of(p.case)) for p in plan]
 
 
-def test_the_default_sweep() -> None:
+def test_the_default_sweep():
     plan = make(gpus=(1, 2, 4))
     caps = ["default", "1", "25", "100"]
     assert names(plan) == [
@@ -58,26 +49,22 @@ def test_the_default_sweep() -> None:
     assert world_size(plan) == 4
 
 
-def test_the_option_that_a_skipped_cap_names_brings_it_back() -> None:
+def test_the_option_that_a_skipped_cap_names_brings_it_back():
     for planned in make(gpus=(1, 2, 4))[-3:]:
         option, value = re.findall(r"--\S+ \S+", str(planned.skip_reason))[0].split()
         settings = resolve({option.strip("-").replace("-", "_"): value, "gpus": "1,2,4"})
-        again = expand(
-            with_device_defaults(settings, device_type="cpu", num_local_devices=2),
-            CORES_2,
-            arch="resnet18",
-            image_size=64,
-        )
+        on_cores = with_device_defaults(settings, device_type="cpu", num_local_devices=2)
+        again = expand(on_cores, CORES_2, arch="resnet18", image_size=64)
         assert [p.skip_reason for p in again if p.case == planned.case] == [None]
 
 
-def test_dp_and_the_default_cap_are_measured_on_shared_devices_too() -> None:
+def test_dp_and_the_default_cap_are_measured_on_shared_devices_too():
     plan = make(gpus=(4,), bucket_cap_mb=("5", "default"))
     kept = [name for name, p in zip(names(plan), plan, strict=True) if p.skip_reason is None]
     assert kept == [("single", 1, ""), ("dp", 4, ""), ("ddp", 4, "5")]
 
 
-def test_forms_of_parallel_training_are_planned_at_equal_global_batch() -> None:
+def test_forms_of_parallel_training_are_planned_at_equal_global_batch():
     plan = make(modes="ddp,fsdp,partition,pipeline", gpus="2", bucket_cap_mb="default", micro_batches="2,8")
     named = [(p.case.mode, p.case.num_micro_batches) for p in plan]
     assert named[2:] == [("fsdp", 1), ("partition", 1), ("pipeline", 2), ("pipeline", 8)]
@@ -98,27 +85,27 @@ def test_forms_of_parallel_training_are_planned_at_equal_global_batch() -> None:
         ({"modes": "fsdp", "gpus": "2", "compile": "default"}, "uncompiled"),
     ],
 )
-def test_what_a_form_cannot_do_is_skipped(settings: dict[str, str], reason: str) -> None:
+def test_what_a_form_cannot_do_is_skipped(settings, reason):
     assert reason in str(make(**settings)[-1].skip_reason)
 
 
-def test_single_is_measured_in_every_run() -> None:
+def test_single_is_measured_in_every_run():
     assert names(make(modes=("ddp",), gpus=(2,), bucket_cap_mb=("5",)))[0] == ("single", 1, "")
 
 
-def test_weak_scaling_fixes_the_batch_per_device_and_strong_the_global_one() -> None:
+def test_weak_scaling_fixes_the_batch_per_device_and_strong_the_global_one():
     weak = make(gpus=(1, 2, 4), batch_size=16)
     assert {p.case.batch_per_device for p in weak} == {16}
     strong = make(gpus=(1, 2, 4), batch_size=16, scaling="strong")
     assert {p.case.global_batch for p in strong} == {16}
 
 
-def test_a_batch_that_does_not_divide() -> None:
+def test_a_batch_that_does_not_divide():
     with pytest.raises(UsageError, match="16 does not divide over 3 devices"):
         make(gpus=(1, 3), batch_size=16, scaling="strong")
 
 
-def test_one_gpu_skips_what_it_cannot_do() -> None:
+def test_one_gpu_skips_what_it_cannot_do():
     plan = make(ONE_GPU, gpus=(1, 2))
     reasons = {(p.case.mode, p.case.num_devices): p.skip_reason for p in plan}
     assert reasons["ddp", 1] is None
@@ -128,15 +115,11 @@ def test_one_gpu_skips_what_it_cannot_do() -> None:
     shared = make(ONE_GPU, gpus=(1, 2), backend="gloo", modes=("ddp",))
     assert [
         cap for (_, n, cap), p in zip(names(shared), shared, strict=True) if n == 2 and p.skip_reason
-    ] == [
-        "1",
-        "25",
-        "100",
-    ]
+    ] == ["1", "25", "100"]
     assert [p.oversubscribed for p in shared if p.case.num_devices == 2] == [True] * 4
 
 
-def test_nodes_of_an_outside_launcher() -> None:
+def test_nodes_of_an_outside_launcher():
     machine = Machine(device_type="cuda", devices_per_node=8, num_nodes=4, ranks_per_node=8)
     plan = make(machine, gpus=(8, 16, 32, 64), modes=("dp", "ddp"), bucket_cap_mb=("default",))
     by_key = {(p.case.mode, p.case.num_devices): p for p in plan}
@@ -147,13 +130,13 @@ def test_nodes_of_an_outside_launcher() -> None:
     assert "within one machine" in str(by_key["dp", 16].skip_reason)
 
 
-def test_accumulation_multiplies_the_global_batch() -> None:
+def test_accumulation_multiplies_the_global_batch():
     plan = make(gpus=(2,), accumulate=(1, 4), bucket_cap_mb=("default",), modes=("ddp",))
     assert [p.case.global_batch for p in plan] == [16, 32, 128]
 
 
-def test_a_step_setting_makes_another_case() -> None:
-    changed: list[dict[str, Any]] = [
+def test_a_step_setting_makes_another_case():
+    changed = [
         {"channels_last": True},
         {"fused_optimizer": True},
         {"cudnn_benchmark": True},
@@ -163,7 +146,7 @@ def test_a_step_setting_makes_another_case() -> None:
     assert all(plain.isdisjoint(ids) for ids in others)
 
 
-def test_a_ddp_setting_that_came_later_leaves_the_ids_of_its_default_alone() -> None:
+def test_a_ddp_setting_that_came_later_leaves_the_ids_of_its_default_alone():
     """And two of them that are on one at a time are two cases."""
     plain = {p.case.case_id for p in make(gpus=(2,), modes=("ddp",))}
     plan = make(
@@ -176,10 +159,10 @@ def test_a_ddp_setting_that_came_later_leaves_the_ids_of_its_default_alone() -> 
     assert len({case.apart_from_cap for case in one_on}) == 2
 
 
-def test_settings_name_the_passes_that_would_measure_them_wrongly() -> None:
+def test_settings_name_the_passes_that_would_measure_them_wrongly():
     *_, plain = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("1",))
     assert plain.case.unmeasured == set()
-    changed: dict[str, Any] = {"zero_optimizer": True, "delay_all_reduce": 2, "comm_hook": "powersgd"}
+    changed = {"zero_optimizer": True, "delay_all_reduce": 2, "comm_hook": "powersgd"}
     found = {name: replace(plain.case, **{name: value}).unmeasured for name, value in changed.items()}
     assert found["comm_hook"] == {"comm"}
     assert found["zero_optimizer"] == {"comm", "calibration"}
@@ -187,9 +170,9 @@ def test_settings_name_the_passes_that_would_measure_them_wrongly() -> None:
     assert replace(plain.case, delay_all_reduce=2).case_id.startswith("ddp-n2-cap1-delay2-")
 
 
-def test_unused_parameters_are_left_out_only_where_ddp_looks_for_them() -> None:
+def test_unused_parameters_are_left_out_only_where_ddp_looks_for_them():
     """A star that looks for them from the first value on measures it."""
-    wanted: dict[str, Any] = {"gpus": (2,), "modes": ("ddp",), "bucket_cap_mb": ("1",), "sweep": "star"}
+    wanted = {"gpus": (2,), "modes": ("ddp",), "bucket_cap_mb": ("1",), "sweep": "star"}
     wanted |= {"skip_all_reduce_unused_params": (False, True)}
     *_, plain = make(**wanted)
     *_, looked_for = make(**wanted, find_unused_parameters=(True,))
@@ -200,7 +183,7 @@ def test_unused_parameters_are_left_out_only_where_ddp_looks_for_them() -> None:
     assert "comm" in looked_for.case.unmeasured
 
 
-def test_what_torch_compile_breaks_is_skipped() -> None:
+def test_what_torch_compile_breaks_is_skipped():
     plan = make(
         gpus=(2,), compile="reduce-overhead", bucket_cap_mb=("default", "0.25", "1/0.25"), accumulate=(1, 2)
     )
@@ -218,14 +201,14 @@ def test_what_torch_compile_breaks_is_skipped() -> None:
     assert [p.skip_reason for p in without_graphs if cap_of(p.case) != "1"] == [None] * 4
 
 
-def test_eight_gpus_of_one_host_are_planned_as_a_whole() -> None:
+def test_eight_gpus_of_one_host_are_planned_as_a_whole():
     plan = make(EIGHT_GPUS, gpus=(1, 2, 4, 8), bucket_cap_mb=("default", "25"))
     assert all(p.skip_reason is None for p in plan if p.case.mode != "dp" or p.case.num_devices > 1)
     assert not any(p.oversubscribed for p in plan)
     assert world_size(plan) == 8
 
 
-def test_case_ids_are_unique_stable_and_follow_every_setting() -> None:
+def test_case_ids_are_unique_stable_and_follow_every_setting():
     ids = [p.case.case_id for p in make(gpus=(1, 2), static_graph=(False, True), comm_hook=("none", "fp16"))]
     assert len(set(ids)) == len(ids)
     assert ids == [
@@ -234,19 +217,19 @@ def test_case_ids_are_unique_stable_and_follow_every_setting() -> None:
     assert not set(ids) & {p.case.case_id for p in make(gpus=(1, 2), precision="bf16")}
 
 
-def test_rounds_are_permutations_and_differ() -> None:
+def test_rounds_are_permutations_and_differ():
     orders = [round_order(12, seed=3, round_index=r) for r in range(20)]
     assert all(sorted(order) == list(range(12)) for order in orders)
     assert len({tuple(order) for order in orders}) == 20
     assert orders[0] == round_order(12, seed=3, round_index=0)
 
 
-def test_plan_hash_follows_the_cases() -> None:
+def test_plan_hash_follows_the_cases():
     assert plan_hash(make(gpus=(1, 2))) == plan_hash(make(gpus=(1, 2)))
     assert plan_hash(make(gpus=(1, 2))) != plan_hash(make(gpus=(1, 2), batch_size=8))
 
 
-def test_the_estimate_counts_shared_cores_and_obeys_the_limit() -> None:
+def test_the_estimate_counts_shared_cores_and_obeys_the_limit():
     plan = make(gpus=(4,), modes=("ddp",), bucket_cap_mb=("default",))
     settings = resolved(rounds=10, steps=1)
     # single: 16 images; ddp on 4 shared cores: 64 images' worth per step; 5 warm-up + 10 steps of both
@@ -255,7 +238,7 @@ def test_the_estimate_counts_shared_cores_and_obeys_the_limit() -> None:
     assert estimate_s(plan, step_s=1.0, single_batch=16, settings=limited) == pytest.approx(40.0)
 
 
-def test_warm_ups_on_gpus_take_two_seconds_or_a_tenth_of_the_time_together() -> None:
+def test_warm_ups_on_gpus_take_two_seconds_or_a_tenth_of_the_time_together():
     plan = make(EIGHT_GPUS, gpus=(1, 2), modes=("ddp",), bucket_cap_mb=("default",))
     assert len(plan) == 3
     for limit_s, least_s in ((600.0, 2.0), (30.0, 1.0)):
@@ -267,7 +250,7 @@ def test_warm_ups_on_gpus_take_two_seconds_or_a_tenth_of_the_time_together() -> 
     assert least_warmup_s(plan, resolved(max_time=600.0)) == 0.0
 
 
-def one_case(**more: Any) -> Case:
+def one_case(**more):
     return case_of(**{"arch": "resnet18", "image_size": 64, "batch_per_device": 16, **more})
 
 
@@ -290,36 +273,33 @@ EVERYTHING = {
         (one_case(bucket_cap_mb="default"), "ddp-n2-capdefault"),
         (one_case(bucket_cap_mb="1/25/25"), "ddp-n2-cap1_25_25"),
         (one_case(bucket_cap_mb="1", accumulate=2), "ddp-n2-cap1-acc2"),
-        (
-            one_case(bucket_cap_mb="5", **EVERYTHING),
-            "ddp-n2-cap5-view-static-unused-nobuf-syncbn-fp16-acc4",
-        ),
+        (one_case(bucket_cap_mb="5", **EVERYTHING), "ddp-n2-cap5-view-static-unused-nobuf-syncbn-fp16-acc4"),
     ],
 )
-def test_a_case_id_is_what_differs_from_the_default_and_a_hash(case: Case, name: str) -> None:
+def test_a_case_id_is_what_differs_from_the_default_and_a_hash(case, name):
     readable, digest = case.case_id.rsplit("-", 1)
     assert readable == name
     assert len(digest) == 6
     assert int(digest, 16) >= 0
 
 
-def test_dp_on_cpu_cores_is_a_stand_in_and_nothing_else_is() -> None:
+def test_dp_on_cpu_cores_is_a_stand_in_and_nothing_else_is():
     assert one_case(mode="dp").impl == "cpu_standin"
     assert one_case(mode="dp", device_type="cuda").impl == one_case().impl == "torch"
 
 
-def test_only_ddp_on_several_devices_communicates() -> None:
+def test_only_ddp_on_several_devices_communicates():
     assert one_case().communicates
     assert not one_case(num_devices=1).communicates
     assert not one_case(mode="dp").communicates
 
 
-def test_cases_that_differ_in_the_cap_alone_are_equal_apart_from_it() -> None:
+def test_cases_that_differ_in_the_cap_alone_are_equal_apart_from_it():
     assert one_case(bucket_cap_mb="1").apart_from_cap == one_case(bucket_cap_mb="25").apart_from_cap
     assert one_case().apart_from_cap != one_case(static_graph=True).apart_from_cap
 
 
-def test_a_star_varies_one_setting_at_a_time() -> None:
+def test_a_star_varies_one_setting_at_a_time():
     axes = {"bucket_cap_mb": ("default", "1", "5"), "static_graph": (False, True), "accumulate": (1, 2)}
     plan = make(modes=("ddp",), gpus=(1, 2), sweep="star", **axes)
     points = [
@@ -336,7 +316,7 @@ def test_a_star_varies_one_setting_at_a_time() -> None:
     ]
 
 
-def test_a_grid_varies_all_at_once_but_the_cap_of_one_device() -> None:
+def test_a_grid_varies_all_at_once_but_the_cap_of_one_device():
     axes = {"bucket_cap_mb": ("default", "1"), "static_graph": (False, True)}
     plan = make(modes=("ddp",), gpus=(1, 2), **axes)
     points = [(p.case.num_devices, str(p.case.bucket_cap_mb), p.case.static_graph) for p in plan[1:]]
@@ -346,7 +326,7 @@ def test_a_grid_varies_all_at_once_but_the_cap_of_one_device() -> None:
     ]
 
 
-def test_sync_batchnorm_needs_gpus() -> None:
+def test_sync_batchnorm_needs_gpus():
     on_cores = make(modes=("ddp",), gpus=(2,), sync_batchnorm=(True,), bucket_cap_mb=("default",))
     assert on_cores[1].skip_reason == "SyncBatchNorm needs GPUs"
     two_gpus = Machine(device_type="cuda", devices_per_node=2)
@@ -354,7 +334,7 @@ def test_sync_batchnorm_needs_gpus() -> None:
     assert on_gpus[1].skip_reason is None
 
 
-def test_ranks_spread_over_nodes_share_no_device() -> None:
+def test_ranks_spread_over_nodes_share_no_device():
     machine = Machine(device_type="cuda", devices_per_node=4, num_nodes=2, ranks_per_node=4)
     plan = make(machine, gpus=(4, 6, 8), modes=("ddp",), bucket_cap_mb=("default",))
     assert [(p.case.num_devices, p.num_nodes, p.oversubscribed, p.skip_reason) for p in plan[1:]] == [
@@ -369,11 +349,11 @@ def test_ranks_spread_over_nodes_share_no_device() -> None:
     assert first.oversubscribed
 
 
-def test_a_plan_of_one_device_needs_one_rank() -> None:
+def test_a_plan_of_one_device_needs_one_rank():
     assert world_size(make(modes=("dp",), gpus=(2,))) == 1
 
 
-def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_first() -> None:
+def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_first():
     plan = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("default",))
     # single and ddp on two cores of their own: a step each; 5 warm-up steps and 3 a round
     rounds = resolved(rounds=4, steps=3)
@@ -386,7 +366,7 @@ def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_f
     )
 
 
-def test_ids_and_hashes_stay_as_they_are() -> None:
+def test_ids_and_hashes_stay_as_they_are():
     """Two versions compare their cases by id, and a run is resumed by the hash of its plan."""
     default = make(gpus=(1, 2))
     assert plan_hash(default) == "0077a5abcfc0"
@@ -434,7 +414,7 @@ def test_ids_and_hashes_stay_as_they_are() -> None:
     ]
 
 
-def test_a_calibration_of_powersgd_is_refused() -> None:
+def test_a_calibration_of_powersgd_is_refused():
     asked = {"modes": "ddp", "gpus": "2", "calibrate": "on"}
     assert len(make(**asked, comm_hook="none,powersgd")) > 1
     with pytest.raises(UsageError, match=r"--comm-hook none,powersgd$"):

@@ -1,24 +1,27 @@
 """`bench.predict` as a command: what it says, what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import json
+import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from commands import ROOT
+from test_scaling_predict import SMALL
 
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.calibration import save_calibration
 from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.held_out import HeldOut, error_sizes, model_error_pct
 from ddp_bench.bench.predict.networks import NETWORKS, network
 from ddp_bench.bench.predict.output import Predictions
+from ddp_bench.bench.predict.prediction import MOST_HALF_WIDTH, is_exposed_refused, predict, refusal, width_of
+from ddp_bench.bench.predict.scaling_limit import predicted_line
+from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.stats import Interval
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -28,13 +31,13 @@ SAMPLE = PREDICTIONS / "resnet18-2hosts" / "1gbit"
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(SAMPLE, folder)
     return folder
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def refused(arguments, capsys):
     assert command.main(arguments) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -50,11 +53,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"precision": "bf16"}, "precision 'bf16' is not 'fp32'"),
     ],
 )
-def test_a_calibration_of_something_else_is_refused_until_accepted(
-    run: Path, change: dict[str, object], difference: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_calibration_of_something_else_is_refused_until_accepted(run, change, difference, capsys):
     own = read_source(run).calibration
-    save_calibration(run, replace(own, identity=replace(own.identity, **change)))  # type: ignore[arg-type]
+    save_calibration(run, replace(own, identity=replace(own.identity, **change)))
     asked = [str(run), "--gpus", "2"]
     said = refused(asked, capsys)
     assert difference in said
@@ -63,23 +64,16 @@ def test_a_calibration_of_something_else_is_refused_until_accepted(
     assert command.main([*asked, "--accept"]) == 0
 
 
-def test_a_calibration_that_is_broken_off_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_calibration_that_is_broken_off_is_refused(run, capsys):
     path = run / "calibration.json"
     path.write_text(path.read_text()[:-9])
     assert "calibration.json is not valid JSON" in refused([str(run), "--gpus", "2"], capsys)
 
 
-def test_a_run_without_a_calibration_is_refused_with_the_option_that_makes_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = refused([str(UNCALIBRATED), "--gpus", "2"], capsys)
-    assert "has no calibration.json; measure a run with bench.run --calibrate" in said
-
-
-def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_all_reduces_of_another_run_are_a_network(capsys):
     """Its own are no other network, those of another model over a link of that rate hardly one."""
 
-    def step_ms(run: Path, *network: str) -> float:
+    def step_ms(run, *network):
         assert command.main([str(run), "--gpus", "2", *network, "--json"]) == 0
         return float(json.loads(capsys.readouterr().out)["lines"][0]["predictions"][1]["step_ms"]["estimate"])
 
@@ -87,88 +81,35 @@ def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixt
     assert step_ms(SAMPLE, "--network", str(SAMPLE)) == pytest.approx(step_ms(SAMPLE))
     for other in (slow, UNCALIBRATED):
         assert step_ms(SAMPLE, "--network", str(other)) == pytest.approx(step_ms(SAMPLE), rel=0.05)
-    assert command.main([str(SAMPLE), "--gpus", "2", "--network", str(slow)]) == 0
-    said = capsys.readouterr().out
-    assert f"Network: run 1gbit: the all-reduces of {slow};" in said
-    assert "On run 1gbit, bucket cap default, scaling breaks" in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpus", "0"], "at least 1"),
-        (["--gpus", "2", "--network", str(ROOT / "tests")], "is not a results folder"),
-        (["--gpus", "2", "--network", "ib-100g,nope"], "unknown network 'nope'"),
-        (["--gpus", "2", "--network", "ib-100g,"], "unknown network ''"),
-        (["--gpus", "2", "--out", "/nowhere/p.json"], "--out /nowhere/p.json cannot be written"),
-        (["--gpus", "2", "--out", str(SAMPLE / "manifest.json")], "is a file of a run's results"),
-        (["--gpus", "2", "--csv", str(SAMPLE / "blocks.csv")], "is a file of a run's results"),
-    ],
-)
-def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in refused([str(SAMPLE), *arguments], capsys)
-
-
-def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_and_the_document_have_the_same_figures(tmp_path):
     table, document = tmp_path / "p.csv", tmp_path / "p.json"
     given = [str(SAMPLE), "--gpus", "2,8", "--network", "link:350mbit,ib-100g", "--validate"]
     assert command.main([*given, "--csv", str(table), "--out", str(document)]) == 0
-    said = capsys.readouterr().out
-    for name in ("link:350mbit", "ib-100g"):
-        verdicts = [text for text in said.splitlines() if text.startswith(f"- On {name}, ")]
-        assert len(verdicts) == 1
-        assert "breaks at 2 CPU cores" in verdicts[0]
-        assert "what breaks it: " in verdicts[0]
-        assert f"Network: {name}: {network(name).source}." in said
-    assert "at the median" in said
-    assert "None has more than 2 devices: beyond, the error was not measured." in said
     with table.open() as file:
-        header, *rows = csv.reader(file)
-    assert header[:6] == [
-        "num_devices", "bucket_cap_mb", "step_ms_p50", "step_ms_low", "step_ms_high", "images_per_s",
-    ]  # fmt: skip
+        rows = list(csv.DictReader(file))
     assert len(rows) == 4
     found = Predictions.from_json(document.read_text())
     assert [line.first.network for line in found.lines] == ["link:350mbit", "ib-100g"]
-    assert [p.num_devices for p in found.lines[0].predictions if p.asked] == [2, 8]
-    assert [p.num_devices for p in found.lines[0].predictions] == [1, 2, 4, 8]
-    assert found.validation is not None
+    assert [(p.num_devices, p.asked) for p in found.lines[0].predictions] == [
+        *((1, False), (2, True), (4, False), (8, True))
+    ]
     assert len(found.validation) == 6
-    # The CSV and the document give the same figures, and efficiency is a quotient with its own interval.
-    first, mark = dict(zip(header, rows[0], strict=True)), found.lines[0].predictions[1]
+    mark = found.lines[0].predictions[1]
     for name, figure in {"images_per_s": mark.images_per_s, "efficiency": mark.efficiency}.items():
-        given = [float(first[f"{name}{end}"]) for end in ("", "_low", "_high")]
-        assert given == pytest.approx([figure.estimate, figure.low, figure.high])
-    assert float(first["step_ms_p50"]) == pytest.approx(mark.step_ms.estimate)
-    assert float(first["exposed_comm_ms_low"]) < float(first["exposed_comm_ms"])
+        ends = [float(rows[0][f"{name}{end}"]) for end in ("", "_low", "_high")]
+        assert ends == pytest.approx([figure.estimate, figure.low, figure.high])
+    assert float(rows[0]["step_ms_p50"]) == pytest.approx(mark.step_ms.estimate)
+    assert float(rows[0]["exposed_comm_ms_low"]) < float(rows[0]["exposed_comm_ms"])
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "link:1gbit"])
-def test_every_network_says_what_is_assumed(name: str) -> None:
+def test_every_network_says_what_is_assumed(name):
     assert "assumed" in network(name).source
 
 
-@pytest.mark.campaign
-def test_a_reader_that_stops_early_is_no_error() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.predict", str(SAMPLE), "--gpus", "2"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait() in {0, 1}  # 1 where rich noticed first
-
-
-def test_a_machine_that_changed_since_is_named_beside_the_errors(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_that_changed_since_is_named_beside_the_errors(run, tmp_path, capsys):
     """The same blocks, of one device a quarter longer; then as they were."""
     later = tmp_path / "later"
     shutil.copytree(run, later)
@@ -183,3 +124,139 @@ def test_a_machine_that_changed_since_is_named_beside_the_errors(
     shutil.copy(run / "blocks.csv", later)
     assert command.main([str(run), "--validate", str(later)]) == 0
     assert "The machine changed" not in capsys.readouterr().out
+
+
+TOO_WIDE = Interval(0.69, 0.02, 14.27)
+"""As a user was shown it: 69% [2%, 1427%]."""
+
+
+def noisy(spread, *, seed=1):
+    """A calibration whose ranks, and backward passes, differ by that much on a log scale."""
+    rng = np.random.default_rng(seed)
+    return replace(
+        SMALL,
+        backward_ms=tuple(np.exp(rng.normal(4.4, spread, 6))),
+        rank_spread=tuple(np.exp(rng.normal(0, spread, 12))),
+    )
+
+
+LARGE_ONLY = replace(SMALL, rank_spread=(1.0,) * 11 + (3.0,))
+"""Two ranks seldom wait; how long many would is known from a single step."""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_calibration(tmp_path, LARGE_ONLY)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("figure", "expected"),
+    [
+        (Interval(100.0, 50.0, 150.0), False),
+        (Interval(100.0, 49.0, 150.0), True),
+        (Interval(52.0, 1.2, 1140.0), True),
+        (TOO_WIDE, True),
+        (Interval(100.0, 0.0, np.inf), True),
+        (Interval(0.0, 0.0, 0.0), False),
+        (Interval(0.0, 0.0, 1.0), True),
+    ],
+)
+def test_a_half_width_above_half_the_value_is_refused(figure, *, expected):
+    assert (width_of(figure) > MOST_HALF_WIDTH) == expected
+    assert (width_of(Interval(1.0, 0.9, 1.1), figure) > MOST_HALF_WIDTH) == expected
+
+
+def test_the_reason_says_what_would_help():
+    assert "7.0 times the --max-time or --rounds" in refusal(width_of(Interval(100.0, 10.0, 274.0)))
+    assert "quieter machine" in refusal(9.0)
+    assert "off by up to 80% on held-out cases" in refusal(0.9, error_pct=80.0)
+    assert "unbounded" in refusal(float("inf"))
+
+
+def test_nothing_to_show_is_a_mistake(folder, capsys):
+    out = folder / "p.json"
+    said = refused([str(folder), "--gpus", "64,128", "--out", str(out)], capsys)
+    assert "not predicted: the interval would be ±" in said
+    assert not out.exists()
+
+
+def test_what_is_extrapolated_of_a_shown_step_is_a_caution(tmp_path, capsys):
+    spread = tuple(np.exp(np.random.default_rng(3).normal(0, 0.3, 300)))
+    save_calibration(tmp_path, replace(SMALL, rank_spread=spread))
+    assert command.main([str(tmp_path), "--gpus", "2,64"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Caution: ")]
+    extrapolated, whole = re.findall(r"(\d+) ms", line)
+    assert int(extrapolated) > int(whole) / 5
+
+
+def test_little_exposed_communication_is_shown_though_its_share_is_wide():
+    step = Interval(100.0, 98.0, 102.0)
+    assert not is_exposed_refused(Interval(0.3, 0.0, 2.0), step)
+    assert is_exposed_refused(Interval(20.0, 1.0, 60.0), step)
+
+
+def test_a_noisy_calibration_is_named_with_what_is_extrapolated():
+    p = predict(noisy(1.0), Scenario(num_devices=64))
+    assert re.search(r"±\d+%; \d+ ms of \d+ ms are extrapolated rank spread of a noisy calib", p.reason)
+    steady = predict(SMALL, Scenario(num_devices=64))
+    assert (steady.reason, steady.caution) == ("", "")
+
+
+def test_what_is_extrapolated_is_the_wait_beyond_that_of_the_calibrated_ranks():
+    """Oracle: more ranks wait longer by that; the calibrated number by nothing."""
+    calibration = replace(SMALL, rank_spread=(0.9, *(1.0,) * 20, 1.1, 1.2))
+    two, many = (predict(calibration, Scenario(num_devices=n)) for n in (2, 64))
+    assert two.extrapolated_ms == 0
+    assert many.extrapolated_ms > 0
+    assert many.extrapolated_ms == pytest.approx(many.wait_ms - two.wait_ms)
+
+
+def test_some_refused_leave_the_others_and_no_figure_anywhere(folder, capsys):
+    table, document = folder / "p.csv", folder / "p.json"
+    given = [str(folder), "--gpus", "1,64", "--csv", str(table), "--out", str(document)]
+    assert predict(LARGE_ONLY, Scenario(num_devices=64)).reason, "or nothing is tested here"
+    assert command.main([*given, "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    one, many = (p for p in whole["lines"][0]["predictions"] if p["asked"])
+    assert one["reason"] == ""
+    assert one["step_ms"]["estimate"] > 0
+    assert many["reason"].startswith("not predicted: the interval would be ±")
+    assert {many[name] for name in ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms")} == {None}
+    assert many["lost"] is many["timeline"] is many["extrapolated_ms"] is None
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[1]["reason"] == many["reason"]
+    assert {rows[1][name] for name in ("step_ms_p50", "step_ms_low", "images_per_s", "efficiency")} == {""}
+    found = Predictions.from_json(document.read_text())
+    assert [p.step_ms is None for p in found.lines[0].predictions if p.asked] == [False, True]
+    assert command.main(given) == 0
+    said = capsys.readouterr().out
+    assert "not predicted: the interval would be ±" in " ".join(said.split())
+    for p in found.lines[0].predictions:
+        assert (p.step_ms is None) == bool(p.reason)
+
+
+def test_where_scaling_breaks_is_not_said_of_a_refused_prediction():
+    found = predicted_line(LARGE_ONLY, Scenario(num_devices=64), [64])
+    assert found.predictions[0].reason
+    assert found.broken_at is None
+    assert "where scaling breaks is not known; at " in found.verdict
+    assert "efficiency" not in found.verdict
+
+
+def test_superlinear_values_that_were_measured_stay():
+    """One device alone was slower than a rank of two: an efficiency above 1, and nothing clipped."""
+    fast = replace(SMALL, single_step_ms=(200.0, 201.0, 199.0))
+    p = predict(fast, Scenario(num_devices=2))
+    assert p.reason == ""
+    assert p.efficiency.estimate > 1
+    assert p.efficiency.high > p.efficiency.estimate
+
+
+def test_held_out_cases_that_are_not_predicted_have_no_error():
+    known = HeldOut("a", 2, "25", 100.0, Interval(110.0, 100.0, 120.0))
+    refused = HeldOut("b", 2, "25", 100.0, None, reason="not predicted")
+    assert refused.error_pct is None
+    assert error_sizes([known, refused]) == [pytest.approx(10.0)]
+    assert model_error_pct([refused]) is None

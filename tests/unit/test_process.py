@@ -1,14 +1,11 @@
-"""How ranks on CPU cores get their memory, and Slurm's environment in torchrun's words.
-
-The notations are those of the glibc manual and of Slurm's.
-"""
-
-from __future__ import annotations
+"""Processes and temporary folders, gone at the end and after a kill; Slurm's environment."""
 
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -18,9 +15,12 @@ from ddp_bench.bench.cluster.process import (
     ended_with_us,
     host_names,
     huge_pages_env,
+    interrupted_by_signals,
     ranks_environment,
     tasks_per_node,
+    uninterrupted,
 )
+from ddp_bench.bench.cluster.scratch import PREFIX, remove_abandoned, scratch_folder
 from ddp_bench.bench.errors import UsageError
 
 ALLOCATE = """
@@ -44,11 +44,11 @@ print(sum(int(size) for size, given in flags if " hg" in given))
         ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, {}),
     ],
 )
-def test_settings_of_the_users_own_stay(given: dict[str, str], added: dict[str, str]) -> None:
+def test_settings_of_the_users_own_stay(given, added):
     assert huge_pages_env(given) == added
 
 
-def test_malloc_asks_the_kernel_for_huge_pages() -> None:
+def test_malloc_asks_the_kernel_for_huge_pages():
     """What it asks for, not what it gets: that depends on how scattered free memory is."""
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     lends = setting.exists() and "[never]" not in setting.read_text()
@@ -58,11 +58,7 @@ def test_malloc_asks_the_kernel_for_huge_pages() -> None:
     asked_kib = [
         int(
             subprocess.run(
-                [sys.executable, "-c", ALLOCATE],
-                env=plain | more,
-                capture_output=True,
-                text=True,
-                check=True,
+                [sys.executable, "-c", ALLOCATE], env=plain | more, capture_output=True, text=True, check=True
             ).stdout
         )
         for more in ({}, huge_pages_env({}))
@@ -75,7 +71,7 @@ def test_malloc_asks_the_kernel_for_huge_pages() -> None:
     ("module", "others"),
     [("worker.main", "pandas scipy.stats ddp_bench.report.build"), ("run.conductor", "torch")],
 )
-def test_neither_loads_what_the_other_works_with(module: str, others: str) -> None:
+def test_neither_loads_what_the_other_works_with(module, others):
     loaded = f"import sys, ddp_bench.bench.{module}; sys.exit(bool(set(sys.modules) & set({others.split()})))"
     assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
@@ -91,10 +87,9 @@ with subprocess.Popen(ended_with_us([sys.executable, "-c", ready, "--option"])):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_a_command_ends_with_its_parent_however_that_ends() -> None:
+def test_a_command_ends_with_its_parent_however_that_ends():
     command = [sys.executable, "-c", KILLED]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.readline() == "ready ['-c', '--option']\n"
         said, _ = parent.communicate("go on\n", timeout=60)  # until the command's end, which closes the pipe
     assert said == ""
@@ -102,7 +97,7 @@ def test_a_command_ends_with_its_parent_however_that_ends() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_a_command_that_is_not_there_is_named() -> None:
+def test_a_command_that_is_not_there_is_named():
     done = subprocess.run(ended_with_us(["no-such-command"]), capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "no-such-command cannot be started: No such file or directory\n"
@@ -119,7 +114,7 @@ STEP = {
 }
 
 
-def test_a_task_of_srun_is_a_rank() -> None:
+def test_a_task_of_srun_is_a_rank():
     assert ranks_environment(STEP) == {
         "RANK": "5",
         "WORLD_SIZE": "8",
@@ -142,11 +137,11 @@ def test_a_task_of_srun_is_a_rank() -> None:
     ],
     ids=["no Slurm", "torchrun under srun", "batch script", "one task"],
 )
-def test_what_is_no_step_of_ranks(other: dict[str, str]) -> None:
+def test_what_is_no_step_of_ranks(other):
     assert ranks_environment(other) == {}
 
 
-def test_host_lists() -> None:
+def test_host_lists():
     assert host_names("node[01-03,7],other,rack[1-2]n[8-9]x") == [
         *("node01", "node02", "node03", "node7", "other"),
         *("rack1n8x", "rack1n9x", "rack2n8x", "rack2n9x"),
@@ -156,7 +151,7 @@ def test_host_lists() -> None:
         host_names("node[a-b]")
 
 
-def test_unequal_nodes_are_refused() -> None:
+def test_unequal_nodes_are_refused():
     assert tasks_per_node("4(x2),1") == [4, 4, 1]
     with pytest.raises(UsageError, match="1 and 4 tasks"):
         ranks_environment({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2),1"})
@@ -167,9 +162,111 @@ DEAF = (
 )
 
 
-def test_a_process_that_had_to_be_killed_has_ended_too() -> None:
+def test_a_process_that_had_to_be_killed_has_ended_too():
     with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True) as deaf:
-        assert deaf.stdout is not None
         assert deaf.stdout.readline()
         end_all([deaf], within_s=0.0)
         assert deaf.returncode == -signal.SIGKILL
+
+
+HOLDS = """
+import sys
+from ddp_bench.bench.cluster.scratch import scratch_folder
+with scratch_folder() as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def holder(temporary, script=HOLDS):
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_one_in_use_stays_and_one_of_a_killed_process_goes(temporary):
+    process, folder = holder(temporary)
+    with process:
+        with scratch_folder() as own:
+            remove_abandoned()
+            assert (folder / "file").exists()
+            assert own.exists()
+        assert not own.exists()
+        process.kill()
+    assert folder.exists()
+    remove_abandoned()
+    assert not folder.exists()
+
+
+def test_what_only_has_the_name_stays(temporary):
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir()
+    (temporary / f"{PREFIX}file").touch()
+    (temporary / f"{PREFIX}link").symlink_to(elsewhere)
+    remove_abandoned()
+    assert len(list(temporary.iterdir())) == 3
+
+
+def test_a_signal_while_it_is_made_leaves_nothing(temporary, monkeypatch):
+    make = tempfile.mkdtemp
+
+    def interrupted(**options):
+        found = make(**options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(tempfile, "mkdtemp", interrupted)
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals(), scratch_folder():
+        pytest.fail("the signal comes before the context begins")
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_signal_waits_for_the_end_of_what_may_not_stay_half_done():
+    done = []
+
+    def work():
+        with uninterrupted(), uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("whole")
+        done.append("more")
+
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+        work()
+    assert done == ["whole"]
+
+
+HOLDS_FOR_A_CHILD = """
+import subprocess, sys
+from ddp_bench.bench.cluster.scratch import locks, scratch_folder
+with scratch_folder() as folder:
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=locks())
+    print(folder, flush=True)
+    child.wait()
+"""
+
+
+def test_a_process_that_works_in_it_keeps_it(temporary):
+    """Also when the one that made it was killed; the child reads what this test writes."""
+    process, folder = holder(temporary, HOLDS_FOR_A_CHILD)
+    with process:
+        process.kill()
+        process.wait()
+        remove_abandoned()
+        assert folder.exists()
+    until = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < until
+        remove_abandoned()
+        time.sleep(0.05)

@@ -1,12 +1,8 @@
 """What a manifest says of a workload's code, against git and sha256sum themselves."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from made_project import commit, git
@@ -18,7 +14,7 @@ from ddp_bench.bench.provenance import own_git_state, public_url, workload_code
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def modules(monkeypatch):
     """Modules and path as they were, whatever a test imports."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
@@ -27,7 +23,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def code_of(spec: str, root: Path) -> WorkloadCode:
+def code_of(spec, root):
     sys.path.insert(0, str(root))
     importlib.invalidate_caches()
     importlib.import_module(spec.partition(":")[0])
@@ -35,7 +31,7 @@ def code_of(spec: str, root: Path) -> WorkloadCode:
 
 
 @pytest.mark.usefixtures("modules")
-def test_a_workload_is_told_by_repository_commit_and_content(tmp_path: Path) -> None:
+def test_a_workload_is_told_by_repository_commit_and_content(tmp_path):
     top = tmp_path / "my.net"
     files = {"src/net_k/__init__.py": "from net_k import part", "src/net_k/part.py": "A = 1", "other.py": ""}
     made = commit(top, files)
@@ -61,7 +57,7 @@ def test_a_workload_is_told_by_repository_commit_and_content(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("modules")
-def test_the_same_code_has_the_same_hash_in_another_worktree(tmp_path: Path) -> None:
+def test_the_same_code_has_the_same_hash_in_another_worktree(tmp_path):
     top, place = tmp_path / "mynet", tmp_path / "checkout"
     commit(top, {"net_l.py": "import net_l_part", "net_l_part.py": ""})
     git(top, "worktree", "add", "--quiet", "--detach", str(place))
@@ -73,7 +69,7 @@ def test_the_same_code_has_the_same_hash_in_another_worktree(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("modules")
-def test_a_file_that_no_commit_has_is_no_clean_state(tmp_path: Path) -> None:
+def test_a_file_that_no_commit_has_is_no_clean_state(tmp_path):
     commit(tmp_path / "mynet", {"a": ""})
     (tmp_path / "mynet" / "net_m.py").write_text("")
     assert code_of("net_m:make", tmp_path / "mynet").dirty is True
@@ -81,7 +77,7 @@ def test_a_file_that_no_commit_has_is_no_clean_state(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("folder", ["elsewhere", "mynet/.venv/lib/site-packages", "mynet/ignored"])
-def test_a_workload_in_no_repository_has_its_content_alone(folder: str, tmp_path: Path) -> None:
+def test_a_workload_in_no_repository_has_its_content_alone(folder, tmp_path):
     """Nor is the commit told of a repository around the environment that it is installed in."""
     commit(tmp_path / "mynet", {".gitignore": "ignored\n"})
     root = tmp_path / folder
@@ -92,9 +88,7 @@ def test_a_workload_in_no_repository_has_its_content_alone(folder: str, tmp_path
     assert code.file == "net_n/net.py"
 
 
-def test_a_repository_around_an_installed_ddp_bench_is_not_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_around_an_installed_ddp_bench_is_not_its_own(tmp_path, monkeypatch):
     commit(tmp_path, {"a": ""})
     (tmp_path / ".venv" / "ddp_bench").mkdir(parents=True)
     (tmp_path / ".venv" / "ddp_bench" / "__init__.py").write_text("")
@@ -117,13 +111,11 @@ def test_a_repository_around_an_installed_ddp_bench_is_not_its_own(
         ("C:/me/b", None),
     ],
 )
-def test_a_url_is_shown_without_credentials_and_places_of_this_machine(url: str, shown: str | None) -> None:
+def test_a_url_is_shown_without_credentials_and_places_of_this_machine(url, shown):
     assert public_url(url) == shown
 
 
-def test_git_is_asked_of_the_folder_also_within_a_hook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_git_is_asked_of_the_folder_also_within_a_hook(tmp_path, monkeypatch):
     commit(tmp_path / "hooked", {"a": ""})
     commit(tmp_path / "mynet", {"a": ""})
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "hooked" / ".git"))

@@ -1,10 +1,7 @@
 """The fixture for users' own steps, in test sessions of a user, on a clock that only their steps move."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import Any
 
 import pytest
 import torch
@@ -31,12 +28,12 @@ psutil.cpu_percent = lambda interval, percpu: [LOAD] * 1024
 
 
 @pytest.fixture(autouse=True)
-def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_worker(monkeypatch):
     """In a worker of xdist, benchmarks are off."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
 
-def session(pytester: pytest.Pytester, test: str, *options: str, load: float = 0.0) -> pytest.RunResult:
+def session(pytester, test, *options, load=0.0):
     """A user's session with one test, on a machine where others use `load` percent of each core."""
     pytester.syspathinsert()
     pytester.makepyfile(fake_clock=CLOCK)
@@ -46,7 +43,7 @@ def session(pytester: pytest.Pytester, test: str, *options: str, load: float = 0
     return pytester.runpytest_inprocess(*fixed, "--benchmark-only", *options)
 
 
-def stats(pytester: pytest.Pytester) -> dict[str, Any]:
+def stats(pytester):
     (found,) = json.loads((pytester.path / "times.json").read_text())["benchmarks"]
     return {**found["stats"], **found["extra_info"]}
 
@@ -64,7 +61,7 @@ def test_it(train_step_benchmark):
 """
 
 
-def test_a_time_is_the_mean_of_the_steps_of_a_block(pytester: pytest.Pytester) -> None:
+def test_a_time_is_the_mean_of_the_steps_of_a_block(pytester):
     """The calls take 0, 1, 2, … s, so the blocks of five begin with 0 + 1 + 2 + 3 + 4 s."""
     session(pytester, RISING, "-W", "ignore").assert_outcomes(passed=1)
     found = stats(pytester)
@@ -72,7 +69,7 @@ def test_a_time_is_the_mean_of_the_steps_of_a_block(pytester: pytest.Pytester) -
     assert found["steps_per_round"] == 5
 
 
-def test_a_slower_step_fails_the_comparison_and_an_equal_one_passes(pytester: pytest.Pytester) -> None:
+def test_a_slower_step_fails_the_comparison_and_an_equal_one_passes(pytester):
     session(pytester, STEADY, "--benchmark-save=first").assert_outcomes(passed=1)
     gate = ("--benchmark-compare", "--benchmark-compare-fail=median:5%")
     assert session(pytester, STEADY, *gate).ret == 0
@@ -95,7 +92,7 @@ def test_it(train_step_benchmark):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot pin")
-def test_a_step_on_the_cpu_has_one_core_and_one_thread(pytester: pytest.Pytester) -> None:
+def test_a_step_on_the_cpu_has_one_core_and_one_thread(pytester):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -105,7 +102,7 @@ def test_a_step_on_the_cpu_has_one_core_and_one_thread(pytester: pytest.Pytester
         torch.set_num_threads(before)
 
 
-def test_more_cores_than_there_are_is_one_line(pytester: pytest.Pytester) -> None:
+def test_more_cores_than_there_are_is_one_line(pytester):
     result = session(pytester, STEADY.replace("steps=5", "cores=100000"), "-W", "ignore")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*cores=100000: this process may use *"])
@@ -126,25 +123,21 @@ def test_it(train_step_benchmark):
         (0.0, 50.0, "*other processes*50%*"),
     ],
 )
-def test_noise_is_warned_of_and_never_an_error(
-    pytester: pytest.Pytester, spread: float, load: float, said: str | None
-) -> None:
+def test_noise_is_warned_of_and_never_an_error(pytester, spread, load, said):
     result = session(pytester, UNSTEADY.replace("SPREAD", str(spread)), "-W", "error", load=load)
     result.assert_outcomes(passed=1, warnings=0 if said is None else 1)
     if said is not None:
         result.stdout.fnmatch_lines([f"{said}end what else runs*"])
 
 
-def test_a_session_without_benchmarks_takes_a_step_and_warns_of_nothing(pytester: pytest.Pytester) -> None:
+def test_a_session_without_benchmarks_takes_a_step_and_warns_of_nothing(pytester):
     pytester.makeconftest(QUIET.replace("LOAD", "100"))
     pytester.makepyfile(STEADY.replace("let_pass(3.0)", "print('a step')"))
     result = pytester.runpytest_inprocess("--benchmark-disable", "-p", "no:xdist")
     result.assert_outcomes(passed=1, warnings=0)
 
 
-def test_the_project_of_a_user_keeps_its_own_packages(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_project_of_a_user_keeps_its_own_packages(pytester, monkeypatch):
     """In a session of its own: the plugin comes first, and nothing of ours may be in the way."""
     for name in ("bench", "models", "report"):
         (pytester.mkpydir(name) / "mine.py").write_text("VALUE = 1\n")
@@ -159,7 +152,7 @@ def test_the_project_of_a_user_keeps_its_own_packages(
 
 
 class Event:
-    def __init__(self, *, enable_timing: bool) -> None:
+    def __init__(self, *, enable_timing):
         assert enable_timing
 
 
@@ -168,21 +161,21 @@ class Benchmark:
 
     disabled = True
 
-    def __init__(self, done: list[str]) -> None:
-        self.extra_info: dict[str, Any] = {}
+    def __init__(self, done):
+        self.extra_info = {}
         self._done = done
 
-    def pedantic(self, step: Any, *, rounds: int, iterations: int) -> None:
+    def pedantic(self, step, *, rounds, iterations):
         for _ in range(rounds):
             self._done.append("round")
             for _ in range(iterations):
                 step()
 
 
-def test_a_gpu_is_waited_for_at_the_end_of_a_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
+def test_a_gpu_is_waited_for_at_the_end_of_a_block_alone(monkeypatch):
+    done = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"wait for {device}"))
-    fixture: Any = pytest_plugin.train_step_benchmark
+    fixture = pytest_plugin.train_step_benchmark
     run = fixture.__wrapped__(Benchmark(done))
     run(lambda: done.append("step"), device="cuda:1", warmup=2, steps=3, rounds=2)
     waited = "wait for cuda:1"

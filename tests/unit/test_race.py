@@ -1,10 +1,7 @@
 """A race: which case is dropped when, what that is worth, and what stands in its place as a preset."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Mapping
 from statistics import mean
 
 import pytest
@@ -18,7 +15,7 @@ from ddp_bench.bench.stats import paired_ratio
 OF_FOUR = [(case, "default") for case in "abcd"]
 
 
-def steps(ms: Mapping[str, float], num_rounds: int = LEAST_ROUNDS) -> dict[str, dict[int, float]]:
+def steps(ms, num_rounds=LEAST_ROUNDS):
     """Throughput of steps of one image that take so many ms."""
     return {case: dict.fromkeys(range(1, num_rounds + 1), 1000 / value) for case, value in ms.items()}
 
@@ -26,7 +23,7 @@ def steps(ms: Mapping[str, float], num_rounds: int = LEAST_ROUNDS) -> dict[str, 
 SLOW_DEFAULT = steps({"default": 200.0, "a": 100.0, "b": 120.0, "c": 110.0, "d": 130.0})
 
 
-def test_the_worst_is_dropped_first_and_the_default_never() -> None:
+def test_the_worst_is_dropped_first_and_the_default_never():
     assert not dropped(OF_FOUR, SLOW_DEFAULT, 1.0)
     assert dropped(OF_FOUR, SLOW_DEFAULT, 0.79) == {"d"}
     left = {case: SLOW_DEFAULT[case] for case in ("default", "a", "b", "c")}
@@ -34,22 +31,22 @@ def test_the_worst_is_dropped_first_and_the_default_never() -> None:
     assert not dropped(OF_FOUR, {case: left[case] for case in ("default", "a", "c")}, 0.0)
 
 
-def test_several_are_dropped_at_once_where_rounds_are_long() -> None:
+def test_several_are_dropped_at_once_where_rounds_are_long():
     assert dropped(OF_FOUR, SLOW_DEFAULT, FINAL_SHARE) == {"b", "d"}
 
 
-def test_none_is_dropped_after_few_rounds_or_without_the_default() -> None:
+def test_none_is_dropped_after_few_rounds_or_without_the_default():
     assert not dropped(OF_FOUR, steps({"default": 200.0, "a": 100.0, "b": 120.0}, LEAST_ROUNDS - 1), 0.0)
     assert not dropped(OF_FOUR, steps({"a": 100.0, "b": 120.0, "c": 130.0}), 0.0)
 
 
-def test_more_images_per_step_count() -> None:
+def test_more_images_per_step_count():
     found = steps({"default": 100.0, "a": 150.0, "b": 90.0, "c": 80.0})
     found["a"] = {r: 2 * rate for r, rate in found["a"].items()}
     assert dropped(OF_FOUR[:3], found, 0.0) == {"b"}
 
 
-def test_cases_race_against_their_own_reference_alone() -> None:
+def test_cases_race_against_their_own_reference_alone():
     """DDP's default may be slower than DP, and is still what the others are held against."""
     pairs = [("default", "dp"), *OF_FOUR, *((f"{case}8", "default8") for case in "abc")]
     found = SLOW_DEFAULT | steps({"dp": 10.0, "default8": 9.0, "a8": 9.0, "b8": 9.5, "c8": 8.0})
@@ -59,11 +56,11 @@ def test_cases_race_against_their_own_reference_alone() -> None:
 @pytest.mark.parametrize(
     ("left_share", "expected"), [(1.0, 4), (0.9, 4), (0.75, 3), (FINAL_SHARE, 2), (0.0, 2)]
 )
-def test_num_kept(left_share: float, expected: int) -> None:
+def test_num_kept(left_share, expected):
     assert num_kept(4, left_share) == expected
 
 
-def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_turns() -> None:
+def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_turns():
     """In the same number of steps; gains of 0 to 5% in noise of 5% per step."""
     truth = {"default": 100.0, "a": 95.0, "b": 97.0, "c": 98.0, "d": 100.0}
     chance, tries = random.Random(1), 200
@@ -75,7 +72,7 @@ def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_
     assert mean(n for _, n in racing) >= 1.35 * mean(n for _, n in even)
 
 
-def test_the_winner_of_a_race_needs_no_fresh_rounds() -> None:
+def test_the_winner_of_a_race_needs_no_fresh_rounds():
     """Among five equal ones the run's comparisons find a difference in few races: they hold at once."""
     chance, wrong, tries = random.Random(2), 0, 200
     for _ in range(tries):
@@ -92,17 +89,10 @@ def test_the_winner_of_a_race_needs_no_fresh_rounds() -> None:
     assert wrong <= 0.08 * tries, "5%, and what chance adds in so many tries"
 
 
-def raced(
-    truth: Mapping[str, float],
-    budget: int,
-    chance: random.Random,
-    *,
-    drop: bool = True,
-    together: float = 0.0,
-) -> dict[str, dict[int, float]]:
+def raced(truth, budget, chance, *, drop=True, together=0.0):
     """Throughput by round until the steps are spent, each step with a noise of 5%."""
     live, spent, round_index = list(truth), 0, 0
-    found: dict[str, dict[int, float]] = {case: {} for case in truth}
+    found = {case: {} for case in truth}
     while spent < budget:
         round_index += 1
         common = chance.gauss(1, together)
@@ -115,7 +105,7 @@ def raced(
     return found
 
 
-def _best(found: Mapping[str, Mapping[int, float]]) -> tuple[str, int]:
+def _best(found):
     """The best of those that were measured to the end, and its rounds."""
     most = len(found["default"])
     rest = [case for case in found if case != "default" and len(found[case]) == most]
@@ -123,15 +113,9 @@ def _best(found: Mapping[str, Mapping[int, float]]) -> tuple[str, int]:
     return best, most
 
 
-def test_the_preset_races_on_all_devices_at_once_and_is_overridden() -> None:
+def test_the_preset_races_on_all_devices_at_once_and_is_overridden():
     asked = resolve({"comm_hook": "none,fp16", "margin": "2%"}, preset="tune")
     assert (asked.race, asked.modes, asked.sweep, asked.margin) == (True, ("ddp",), "star", 0.02)
-    settings = with_device_defaults(asked, device_type="cpu", num_local_devices=6)
-    assert settings.gpus == (6,)
-    assert settings.max_time == 150
-    assert (
-        with_device_defaults(
-            resolve({"rounds": "9"}, preset="tune"), device_type="cpu", num_local_devices=2
-        ).max_time
-        is None
-    )
+    for given, max_time in ((asked, 150), (resolve({"rounds": "9"}, preset="tune"), None)):
+        settings = with_device_defaults(given, device_type="cpu", num_local_devices=6)
+        assert (settings.gpus, settings.max_time) == ((6,), max_time)

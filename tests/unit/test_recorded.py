@@ -4,18 +4,19 @@ Nothing here knows how a command works, so that it may be written anew. `python 
 records again: look at the difference before you commit it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
 import os
 import re
+import tempfile
 from pathlib import Path
 
+import doctor_machines
 import pytest
 from commands import ROOT
 from finding_cases import said_of_each
+from recorded_pages import PAGES, text_of_page
 
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.results.store import load_run
@@ -27,7 +28,7 @@ LAB = f"{SAMPLES}/cpu-lab-1gbit-2hosts"
 OPEN = f"{SAMPLES}/tune/resnet50-2hosts-2gbit/sweep"
 CALIBRATED = f"{SAMPLES}/predictions/resnet18-2hosts/1gbit"
 SLOW, FAST = (f"{SAMPLES}/tune/resnet18-2hosts-{rate}/sweep" for rate in ("1gbit", "2gbit"))
-COMMANDS: dict[str, tuple[str, ...]] = {
+COMMANDS = {
     "report.md": ("report", LAB, "--markdown"),
     "report-of-two.md": ("report", SLOW, FAST, "--markdown"),
     "gate-ratios.json": ("bench.gate", SLOW, FAST, "--ratios-only", "--json"),
@@ -43,13 +44,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     },
     "export-nccl-tests.txt": ("bench.export", CALIBRATED, "--format", "nccl-tests"),
 }
-TOLD = ("findings.txt", "terminal.txt")
-"""What is said of runs made by hand, one of each kind; and the end of a run on the terminal."""
+SHOWN = {f"page-{name}.txt": name for name in PAGES}
+TOLD = ("findings.txt", "doctor.txt", "terminal.txt", *SHOWN)
+"""What is said of runs made by hand, one of each kind; the end of a run on the terminal; and pages."""
 
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
-def said(command: tuple[str, ...]) -> str:
+def said(command):
     """Exit code, standard output and standard error of a command in the repository's root."""
     module, *arguments = command
     out, err = io.StringIO(), io.StringIO()
@@ -63,35 +65,41 @@ def said(command: tuple[str, ...]) -> str:
     return f"exit code {int(code)}\n{out.getvalue()}\n--- stderr\n{err.getvalue()}"
 
 
-def told(name: str) -> str:
-    """What `name` records."""
+def told(name, folder):
+    """What `name` records, made in `folder` where it needs one."""
+    if name in SHOWN:
+        return text_of_page(SHOWN[name], folder)
+    if name == "doctor.txt":
+        return "".join(f"{line}\n" for line in doctor_machines.said_of_each(folder))
     if name == "findings.txt":
         return "".join(f"{line}\n" for line in said_of_each())
     if name == "terminal.txt":
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            for folder in (LAB, OPEN, SLOW):
-                found = load_run(ROOT / folder)
-                made = conclude(Path(folder), found.manifest, found.cases, found.times, found.compared)
-                print_summary(found.cases, made, found.manifest.timing, Path(folder) / "report.html")
+            for place in (LAB, OPEN, SLOW):
+                found = load_run(ROOT / place)
+                by = comparisons_of_run(found)
+                made = conclude(Path(place), found.manifest, found.cases, found.blocks, by)
+                print_summary(found.cases, made, found.manifest.timing, Path(place) / "report.html")
                 print()
         return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
     return said(COMMANDS[name])
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *TOLD])
-def test_it_says_what_it_said(name: str) -> None:
+def test_it_says_what_it_said(name, tmp_path):
     wanted = (RECORDED / name).read_text(encoding="utf-8")
-    found = told(name)
+    found = told(name, tmp_path)
     assert NUMBER.sub("#", found) == NUMBER.sub("#", wanted)
     numbers = [[float(number) for number in NUMBER.findall(text)] for text in (found, wanted)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-6)
 
 
-def test_nothing_else_is_recorded() -> None:
+def test_nothing_else_is_recorded():
     assert {path.name for path in RECORDED.iterdir()} == {*COMMANDS, *TOLD}
 
 
 if __name__ == "__main__":
     for name in (*COMMANDS, *TOLD):
-        (RECORDED / name).write_text(told(name), encoding="utf-8")
+        with tempfile.TemporaryDirectory() as made:
+            (RECORDED / name).write_text(told(name, Path(made)), encoding="utf-8")

@@ -1,42 +1,52 @@
-"""What a case's parameters have to be: training by hand on the batches of all ranks."""
+"""What a case's parameters have to be, and when its first steps count as proven."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+import math
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 import made
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_bench.bench.case import Case
+from ddp_bench.bench.axes import COMM_HOOKS
+from ddp_bench.bench.modes.base import SingleMode, gradients_of
+from ddp_bench.bench.settings import PRECISIONS
+from ddp_bench.bench.worker.proof import ProofError
 from ddp_bench.bench.worker.reference import Reference, Split, difference, norm, split_of
+from ddp_bench.bench.worker.update_proof import (
+    AMPLIFIED,
+    HOOK_TOLERANCES,
+    MOST_TELLING,
+    PROOF_STEPS,
+    TOLERANCES,
+    FirstSteps,
+    UpdateError,
+    judged,
+)
 from ddp_bench.models.data import open_source
 from ddp_bench.models.step import as_set
-from ddp_bench.models.workload import Batch, Workload, sgd
+from ddp_bench.models.workload import Workload, sgd
 
 CPU = torch.device("cpu")
 START = 3.0
 LR, MOMENTUM = 0.01, 0.9
 
 
-def case_of(**settings: Any) -> Case:
+def case_of(**settings):
     return made.case_of(**{"batch_per_device": 3, "data": "host", **settings})
 
 
 class Line(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.tensor(START))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.w * x
 
 
-def rows(size: int, generator: torch.Generator) -> Batch:
+def rows(size, generator):
     return torch.rand(size, 1, generator=generator), torch.zeros(size, 1)
 
 
@@ -44,11 +54,11 @@ LINE = Workload(name="line", module=Line, batch=rows, loss=nn.functional.mse_los
 """The gradient is 2 w mean(x²)."""
 
 
-def reference(workload: Workload = LINE, template: nn.Module | None = None) -> Reference:
+def reference(workload=LINE, template=None):
     return Reference(workload, template or workload.module(), CPU, seed=5)
 
 
-def squares(case: Case, num_steps: int) -> list[float]:
+def squares(case, num_steps):
     """Mean of x² over the global batch of each step, from what each rank is given."""
     split = split_of(case)
     size, ranks = split.batch_size, range(split.num_sources)
@@ -62,7 +72,7 @@ def squares(case: Case, num_steps: int) -> list[float]:
     ]
 
 
-def by_hand(means: Sequence[float]) -> float:
+def by_hand(means):
     w, velocity = START, 0.0
     for mean in means:
         velocity = MOMENTUM * velocity + 2 * w * mean
@@ -84,7 +94,7 @@ def by_hand(means: Sequence[float]) -> float:
     ],
     ids=str,
 )
-def test_two_steps_are_those_of_momentum_on_the_mean_gradient(settings: dict[str, Any]) -> None:
+def test_two_steps_are_those_of_momentum_on_the_mean_gradient(settings):
     case = case_of(**settings)
     means = squares(case, 2)
     first, again = (reference().update(case, (1.0, 1.0, 1.0), again=again) for again in (False, True))
@@ -93,14 +103,14 @@ def test_two_steps_are_those_of_momentum_on_the_mean_gradient(settings: dict[str
     assert not torch.equal(first["w"], again["w"])
 
 
-def test_a_step_that_loss_scaling_left_out_moves_nothing() -> None:
+def test_a_step_that_loss_scaling_left_out_moves_nothing():
     case = case_of()
     means = squares(case, 3)
     found = reference().update(case, (65536.0, 32768.0, 32768.0, 32768.0))
     assert START + float(found["w"]) == pytest.approx(by_hand(means[1:]), rel=1e-6)
 
 
-def test_every_mode_splits_its_batch_as_it_trains() -> None:
+def test_every_mode_splits_its_batch_as_it_trains():
     assert split_of(case_of(num_devices=4, accumulate=2)) == Split(4, 3, accumulate=2)
     assert split_of(case_of(mode="dp", num_devices=4)) == Split(1, 12, num_chunks=4, gathered=True)
     assert split_of(case_of(mode="dp", num_devices=4)).num_forwards == 4
@@ -113,7 +123,7 @@ def test_every_mode_splits_its_batch_as_it_trains() -> None:
 class Centred(Line):
     """Takes the mean of its own batch away, as batch norm does."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.w * (x - x.mean())
 
 
@@ -121,7 +131,7 @@ CENTRED = replace(LINE, module=Centred)
 
 
 @pytest.mark.parametrize("settings", [{}, {"mode": "dp"}, {"sync_batchnorm": True}], ids=str)
-def test_each_chunk_has_statistics_of_its_own_but_for_sync_batchnorm(settings: dict[str, Any]) -> None:
+def test_each_chunk_has_statistics_of_its_own_but_for_sync_batchnorm(settings):
     case = case_of(**settings)
     num_ranks = 1 if case.mode == "dp" else 2
     x = [
@@ -141,16 +151,16 @@ class Counting(Line):
 
     calls: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("calls", torch.tensor(0.0))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.calls += 1
         return self.w * x * self.calls
 
 
-def test_every_rank_starts_a_micro_batch_from_the_same_buffers() -> None:
+def test_every_rank_starts_a_micro_batch_from_the_same_buffers():
     case = case_of(num_devices=3)
     means = [mean * number**2 for number, mean in enumerate(squares(case, 2), 1)]
     found = reference(replace(LINE, module=Counting)).update(case, (1.0, 1.0, 1.0))
@@ -162,18 +172,18 @@ class Remembering(Line):
 
     last: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("last", torch.tensor(0.0))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         found = self.w * (x + self.last)
         self.last.copy_(x.mean())
         return found
 
 
 @pytest.mark.parametrize(("mode", "num_sources"), [("ddp", 2), ("dp", 1)])
-def test_the_first_ranks_buffers_are_kept(mode: str, num_sources: int) -> None:
+def test_the_first_ranks_buffers_are_kept(mode, num_sources):
     """In DP those of the first replica."""
     sources = [
         open_source(
@@ -188,13 +198,13 @@ def test_the_first_ranks_buffers_are_kept(mode: str, num_sources: int) -> None:
     assert START + float(found["w"]) == pytest.approx(by_hand(means), rel=1e-6)
 
 
-def by_weight(outputs: Tensor, _: Tensor) -> Tensor:
+def by_weight(outputs, _):
     """A mean whose rows weigh differently, as those of a batch with masked tokens do."""
     weights = 0.01 + (outputs.detach() > START / 2)
     return (weights * outputs**2).sum() / weights.sum()
 
 
-def test_the_loss_of_dp_is_of_all_outputs_together() -> None:
+def test_the_loss_of_dp_is_of_all_outputs_together():
     """As on one device, whatever the loss; a pipeline averages those of its micro-batches."""
     weighted = reference(replace(LINE, loss=by_weight))
     single = weighted.update(case_of(mode="single", num_devices=1, batch_per_device=6), (1.0, 1.0, 1.0))
@@ -204,17 +214,17 @@ def test_the_loss_of_dp_is_of_all_outputs_together() -> None:
     assert float(pipeline["w"]) != pytest.approx(float(single["w"]), rel=1e-3)
 
 
-def by_name(size: int, generator: torch.Generator) -> Batch:
+def by_name(size, generator):
     return {"x": rows(size, generator)[0], "mask": torch.ones(size) > 0, "n": 3}
 
 
-def of_batch(model: Callable[..., Tensor], batch: Batch) -> Tensor:
+def of_batch(model, batch):
     assert batch["mask"].dtype == torch.bool
     return model(x=batch["x"]).square().mean()
 
 
 @pytest.mark.parametrize("mode", ["single", "dp", "ddp"])
-def test_a_batch_of_names_is_trained_on_as_the_pair_is(mode: str) -> None:
+def test_a_batch_of_names_is_trained_on_as_the_pair_is(mode):
     case = case_of(mode=mode, num_devices=1 if mode == "single" else 2, accumulate=2)
     named = Workload(name="named", module=Line, batch=by_name, batch_loss=of_batch)
     for again in (False, True):
@@ -225,22 +235,22 @@ def test_a_batch_of_names_is_trained_on_as_the_pair_is(mode: str) -> None:
 class Random(Line):
     """Dropout that no module shows."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.w * nn.functional.dropout(x, 0.5)
 
 
 class Dropping(Random):
     """Dropout that one does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.drop = nn.Dropout(0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.w * self.drop(x)
 
 
-def test_a_random_model_differs_when_it_is_trained_again_and_leaves_the_random_state() -> None:
+def test_a_random_model_differs_when_it_is_trained_again_and_leaves_the_random_state():
     before = torch.get_rng_state()
     one = reference(replace(LINE, module=Random))
     first, again = (one.update(case_of(), (1.0, 1.0), again=again) for again in (False, True))
@@ -248,7 +258,7 @@ def test_a_random_model_differs_when_it_is_trained_again_and_leaves_the_random_s
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_dropout_modules_are_off() -> None:
+def test_dropout_modules_are_off():
     template = Dropping()
     found = reference(replace(LINE, module=Dropping), template).update(case_of(), (1.0, 1.0))
     assert START + float(found["w"]) == pytest.approx(by_hand(squares(case_of(), 1)), rel=1e-6)
@@ -256,7 +266,7 @@ def test_dropout_modules_are_off() -> None:
     assert template.w.item() == START
 
 
-def test_trained_again_gradients_are_rounded_as_the_hook_does() -> None:
+def test_trained_again_gradients_are_rounded_as_the_hook_does():
     case = case_of(comm_hook="bf16")
     gradient = 2 * START * squares(case, 1)[0]
     rounded = float(torch.tensor(gradient).bfloat16())
@@ -269,13 +279,110 @@ def test_trained_again_gradients_are_rounded_as_the_hook_does() -> None:
     assert one.update(case, (1.0, 1.0)) is one.update(case_of(), (1.0, 1.0)), "trained once for all hooks"
 
 
-def test_the_optimizer_is_the_authors_own() -> None:
+def test_the_optimizer_is_the_authors_own():
     fused = as_set(replace(LINE, optimizer=sgd), case_of(fused_optimizer=True))
     assert fused.optimizer is not sgd
     assert reference(fused)._plain.optimizer is sgd
 
 
-def test_the_norm_of_a_difference_is_over_all_parameters() -> None:
+def test_the_norm_of_a_difference_is_over_all_parameters():
     one = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([[5.0]])}
     other = {"b": torch.tensor([[1.0]]), "a": torch.tensor([1.0, 3.0])}
     assert norm(difference(one, other)) == pytest.approx(5.0)
+
+
+def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
+    assert set(TOLERANCES) == set(PRECISIONS)
+    assert set(HOOK_TOLERANCES) == set(COMM_HOOKS)
+    assert max(*TOLERANCES.values(), *HOOK_TOLERANCES.values()) <= MOST_TELLING
+    lost_momentum = 0.9 / (1.9 + 1.0)
+    assert lost_momentum > MOST_TELLING, "equal gradients g: 1.9 g + g with momentum, g + g without"
+
+
+@pytest.mark.parametrize("noise", [0.02 / AMPLIFIED * 1.01, 0.3])
+def test_an_error_within_what_rounding_does_is_proven(noise):
+    assert judged(0.02, 0.01, noise, "fp32") == UpdateError(error=0.02)
+
+
+@pytest.mark.parametrize("error", [0.02, 1.0, math.inf, math.nan])
+def test_an_error_beyond_rounding_fails(error):
+    with pytest.raises(ProofError, match=r"parameters after 2 steps differ .* at most 1e-02 in fp32"):
+        judged(error, 0.01, 0.0005, "fp32")
+
+
+@pytest.mark.parametrize(("error", "noise"), [(0.4, 0.2), (0.3, 5.0), (math.nan, math.nan)])
+def test_a_large_error_that_rounding_may_have_made_tells_nothing(error, noise):
+    found = judged(error, 0.01, noise, "bf16")
+    assert found.error is None
+    assert "rounding" in found.why_not
+
+
+def test_beyond_even_large_rounding_it_fails():
+    with pytest.raises(ProofError, match=r"by 0\.9 .*at most 6e-01"):
+        judged(0.9, 0.01, 0.2, "bf16")
+
+
+class Steps:
+    """A trainer whose loss scales are given."""
+
+    def __init__(self, scales):
+        self.module = nn.Sequential(nn.Linear(1, 1), nn.Dropout(), nn.BatchNorm1d(1))
+        self.mode = SingleMode(self.module)
+        self._scales = iter(scales)
+
+    @property
+    def loss_scale(self):
+        return next(self._scales)
+
+
+def watched(scales, **settings):
+    trainer = Steps(scales)
+    first = FirstSteps(case_of(**settings), trainer, keeps=True)
+    dropout, batch_norm = trainer.module[1:]
+    assert not dropout.training
+    assert batch_norm.training
+    for _ in scales[1:]:
+        first.after_step()
+    assert dropout.training == (first.state is not None)
+    first.end()
+    assert dropout.training
+    return first
+
+
+def test_without_loss_scaling_the_first_two_steps_are_proven():
+    first = watched([1.0] * (1 + PROOF_STEPS))
+    assert first.scales == (1.0, 1.0, 1.0)
+    assert first.num_taken == 2
+
+
+def test_steps_that_overflow_do_not_count():
+    first = watched([8.0, 4.0, 4.0, 2.0, 2.0], precision="fp16")
+    assert first.scales == (8.0, 4.0, 4.0, 2.0, 2.0)
+    assert first.num_taken == 2
+    assert watched([8.0, 4.0, 4.0], precision="fp16").state is None
+
+
+def test_powersgd_is_proven_before_it_compresses():
+    first = watched([8.0, 4.0, 4.0], precision="fp16", comm_hook="powersgd")
+    assert first.num_taken == 1
+    assert first.state is not None
+
+
+def test_the_state_is_a_copy_of_its_moment():
+    trainer = Steps([1.0] * 3)
+    first = FirstSteps(case_of(), trainer, keeps=True)
+    first.after_step()
+    assert first.state is None
+    first.after_step()
+    before = first.state["0.weight"].clone()
+    with torch.no_grad():
+        trainer.module[0].weight.add_(1)
+    assert torch.equal(first.state["0.weight"], before)
+
+
+def test_sparse_and_missing_gradients_are_read_as_dense_ones():
+    module = nn.ModuleDict({"words": nn.Embedding(4, 2, sparse=True), "unused": nn.Linear(1, 1, bias=False)})
+    module["words"](torch.tensor([1])).sum().backward()
+    found = gradients_of(module)
+    assert found["words.weight"].tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
+    assert found["unused.weight"].tolist() == [[0]]

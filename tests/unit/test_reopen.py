@@ -3,15 +3,13 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from made import made_manifest
+from made import made_manifest, planned, resolved
 
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.manifest import SCHEMA_VERSION
-from ddp_bench.bench.plan import Machine, expand, plan_hash
-from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.results.journal import Journal, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
@@ -19,7 +17,7 @@ from ddp_bench.bench.run.reopen import check_same, fail_case, open_run, settings
 from ddp_bench.bench.settings import Settings
 
 MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}
-THEN: dict[str, Any] = {
+THEN = {
     "plan_hash": "p",
     "versions": {"torch": "2.15.0", "cuda": "13"},
     "environment": MACHINE,
@@ -27,7 +25,7 @@ THEN: dict[str, Any] = {
 }
 
 
-def written(folder: Path, settings: dict[str, Any]) -> Path:
+def written(folder, settings):
     """A folder that tells of a run with these settings."""
     told = {"schema_version": SCHEMA_VERSION, **THEN, "settings": settings}
     (folder / "manifest.json").write_text(json.dumps(told))
@@ -35,16 +33,16 @@ def written(folder: Path, settings: dict[str, Any]) -> Path:
     return folder
 
 
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return written(tmp_path, Settings(arch="resnet20", rounds=3, out="elsewhere").stored())
 
 
-def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
+def test_settings_come_back_as_they_were(tmp_path):
     found = settings_of(folder(tmp_path), {"rounds": 5})
     assert found == Settings(arch="resnet20", rounds=5)
 
 
-def test_nothing_that_a_folder_names_is_imported(tmp_path: Path) -> None:
+def test_nothing_that_a_folder_names_is_imported(tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit(99)\n")
     settings = Settings(workload="evil:model", rounds=3)
     written(tmp_path, settings.stored())
@@ -56,7 +54,7 @@ def test_nothing_that_a_folder_names_is_imported(tmp_path: Path) -> None:
     assert resume_command(tmp_path) == f"python -m bench.run --resume {tmp_path} --workload evil:model"
 
 
-def test_a_workload_where_there_was_none_is_another_run(tmp_path: Path) -> None:
+def test_a_workload_where_there_was_none_is_another_run(tmp_path):
     with pytest.raises(NotComparableError, match="then none, now train:model"):
         settings_of(folder(tmp_path), {"workload": "train:model"})
 
@@ -75,34 +73,29 @@ def test_a_workload_where_there_was_none_is_another_run(tmp_path: Path) -> None:
         {"name": "../x"},
     ],
 )
-def test_stored_settings_are_read_as_options_are(wrong: dict[str, object], tmp_path: Path) -> None:
+def test_stored_settings_are_read_as_options_are(wrong, tmp_path):
     written(tmp_path, {**Settings(arch="resnet20").stored(), **wrong})
     with pytest.raises(UsageError, match=r"manifest\.json: settings: --"):
         settings_of(tmp_path, {})
 
 
-def test_a_setting_of_another_version_is_no_setting_to_go_on_with(tmp_path: Path) -> None:
+def test_a_setting_of_another_version_is_no_setting_to_go_on_with(tmp_path):
     written(tmp_path, Settings().stored() | {"warp": 9})
     with pytest.raises(UsageError, match="another version of ddp-bench has set warp; use that one"):
         settings_of(tmp_path, {})
 
 
-def test_a_small_precision_target_comes_back() -> None:
-    settings = Settings(precision_target=0.00001, max_time=123.4)
-    assert Settings.of_stored(json.loads(json.dumps(settings.stored()))) == settings
-
-
-def test_what_is_measured_may_not_change(tmp_path: Path) -> None:
+def test_what_is_measured_may_not_change(tmp_path):
     with pytest.raises(UsageError, match="leave out --batch-size"):
         settings_of(folder(tmp_path), {"batch_size": 8, "rounds": 5})
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(UsageError, match=r"manifest\.json"):
         settings_of(tmp_path, {})
 
 
-def test_every_difference_is_named(tmp_path: Path) -> None:
+def test_every_difference_is_named(tmp_path):
     then = made_manifest(**THEN)
     check_same(tmp_path, then, then)
     changed = {"plan_hash": "q", "versions": {"torch": "2.11.0"}, "environment": MACHINE | {"num_cores": 4}}
@@ -115,17 +108,12 @@ def test_every_difference_is_named(tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
 
 
-def opened(
-    run_id: str, monkeypatch: pytest.MonkeyPatch, *, restarts: int = 0, cores: int = 1, gpus: str = "ab"
-) -> Path:
+def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
     """The folder that ranks under torchrun open, which name none."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-    settings = with_device_defaults(
-        Settings(arch="resnet20", rounds=1), device_type="cpu", num_local_devices=cores
-    )
-    machine = Machine(device_type="cpu", devices_per_node=cores)
-    plan = expand(settings, machine, arch="resnet20", image_size=32)
+    settings = resolved(devices=cores, arch="resnet20", rounds=1)
+    plan = planned(settings, devices=cores, arch="resnet20", image_size=32)
     ranks = [{"rank": rank, "gpu": gpu, "device_name": f"GPU {gpu}"} for rank, gpu in enumerate(gpus)]
     manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan), "ranks": ranks})
     found = open_run(settings, plan, manifest, {}, resume=None)
@@ -134,9 +122,7 @@ def opened(
 
 
 @pytest.mark.parametrize("run_id", ["none", "job-7"])
-def test_a_restart_finds_its_own_run_whatever_else_lies_there(
-    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_finds_its_own_run_whatever_else_lies_there(run_id, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = opened(run_id, monkeypatch)
     attempt = json.dumps({"event": "attempt", "run_id": run_id})
@@ -154,9 +140,7 @@ def test_a_restart_finds_its_own_run_whatever_else_lies_there(
 
 
 @pytest.mark.parametrize("lost", [{"cores": 2}, {"gpus": "a"}, {"gpus": "ac"}])
-def test_ranks_that_start_again_on_other_devices_give_up(
-    lost: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_start_again_on_other_devices_give_up(lost, tmp_path, monkeypatch):
     """A GPU that fell off the bus: what is left would be measured into rows of what there was."""
     monkeypatch.chdir(tmp_path)
     own = opened("job-7", monkeypatch)
@@ -167,15 +151,13 @@ def test_ranks_that_start_again_on_other_devices_give_up(
     assert (own / "journal.jsonl").read_text() == before
 
 
-def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(tmp_path, monkeypatch):
     """A user's torchrun starts them again, as the run did not end with 0."""
     monkeypatch.chdir(tmp_path)
     own = opened("job-7", monkeypatch)
     recorder = Recorder.reopen(own)
-    for index, planned in enumerate(recorder.journal.state.plan):
-        if planned.skip_reason is None:
+    for index, one in enumerate(recorder.journal.state.plan):
+        if one.skip_reason is None:
             fail_case(recorder, index, Failure("failed", "ValueError: late bug", {0: "raised\nTraceback"}))
     recorder.close("no case is left to measure")
     with pytest.raises(
@@ -185,21 +167,7 @@ def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(
     assert caught.value.exit_code == 4
 
 
-def test_a_rank_that_died_before_a_case_had_begun_costs_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    recorder = Recorder.reopen(opened("job-7", monkeypatch))
-    recorder.note(0, "round 3 (timed)")
-    assert settle_fault(recorder, failure_of({1: -9}, what=IDLE, out_of_memory=False)) == []
-    assert settle_fault(recorder, Failure("failed", "seen once more")) == [], "nor by the next attempt"
-    assert not read(recorder.folder).settled
-    recorder.note(0, "round 3 (timed)")
-    assert settle_fault(recorder, failure_of({1: -9}, what="round 3 (timed)", out_of_memory=False))
-    assert read(recorder.folder).settled[0].status == "failed"
-
-
-def test_a_failed_case_keeps_what_its_ranks_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_case_keeps_what_its_ranks_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recorder = Recorder.reopen(opened("job-7", monkeypatch))
     case_id = recorder.journal.state.plan[0].case.case_id
@@ -215,3 +183,17 @@ def test_a_failed_case_keeps_what_its_ranks_say(tmp_path: Path, monkeypatch: pyt
     fail_case(recorder, 0, Failure("timeout", "no end"))
     assert Path(path).read_text().startswith(kept)
     recorder.close("test")
+def test_a_rank_that_died_before_a_case_had_begun_costs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder.reopen(opened("job-7", monkeypatch))
+    recorder.note(0, "round 3 (timed)")
+    assert settle_fault(recorder, failure_of({1: -9}, what=IDLE, out_of_memory=False)) == []
+    assert settle_fault(recorder, Failure("failed", "seen once more")) == [], "nor by the next attempt"
+    assert not read(recorder.folder).settled
+    recorder.note(0, "round 3 (timed)")
+    assert settle_fault(recorder, failure_of({1: -9}, what="round 3 (timed)", out_of_memory=False))
+    assert read(recorder.folder).settled[0].status == "failed"
+
+

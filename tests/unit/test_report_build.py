@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Pages, Markdown and pictures as files: whole, safe, the same each time."""
 
 import base64
 import hashlib
@@ -13,10 +13,12 @@ from made import made_manifest
 from report_runs import blocks, case, dashed, run, usual_cases
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.results.store import RunWriter
-from ddp_bench.report.build import build
+from ddp_bench.report.build import build, markdown
 from ddp_bench.report.main import main
+from ddp_bench.report.page import page
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"
@@ -27,20 +29,20 @@ ENUMERATED = {"status", "mode", "impl", "device_type", "scaling", "precision"}
 class Elements(HTMLParser):
     """Every element and the text of a page, as a browser would take it."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tags = []
         self.text = ""
         self.feed(html)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data
 
 
-def write(folder: Path, cases: list[dict], manifest: dict | None = None) -> Path:
+def write(folder, cases, manifest=None):
     folder.mkdir()
     writer = RunWriter(folder)
     writer.write_manifest(made_manifest(**manifest or {}))
@@ -52,29 +54,29 @@ def write(folder: Path, cases: list[dict], manifest: dict | None = None) -> Path
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def usual(tmp_path_factory):
     return write(tmp_path_factory.mktemp("runs") / "usual", usual_cases(), {"name": "usual"})
 
 
 @pytest.fixture(scope="module")
-def page(usual: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def html_file(usual, tmp_path_factory):
     """The page of the usual run."""
     return build([usual], tmp_path_factory.mktemp("page") / "a.html")
 
 
-def test_same_run_gives_the_same_bytes(usual: Path, page: Path, tmp_path: Path) -> None:
-    first, second = page.read_bytes(), build([usual], tmp_path / "b.html").read_bytes()
+def test_same_run_gives_the_same_bytes(usual, html_file, tmp_path):
+    first, second = html_file.read_bytes(), build([usual], tmp_path / "b.html").read_bytes()
     assert first == second
     assert first.count(b"<svg") == 5
 
 
-def test_users_matplotlib_settings_change_nothing(usual: Path, page: Path, tmp_path: Path) -> None:
+def test_users_matplotlib_settings_change_nothing(usual, html_file, tmp_path):
     with mpl.rc_context({"axes.spines.bottom": False, "svg.fonttype": "path"}):
-        assert build([usual], tmp_path / "b.html").read_bytes() == page.read_bytes()
+        assert build([usual], tmp_path / "b.html").read_bytes() == html_file.read_bytes()
 
 
-def test_page_is_self_contained(page: Path) -> None:
-    elements = Elements(page.read_text(encoding="utf-8"))
+def test_page_is_self_contained(html_file):
+    elements = Elements(html_file.read_text(encoding="utf-8"))
     references = [
         value
         for _, attributes in elements.tags
@@ -89,8 +91,8 @@ def test_page_is_self_contained(page: Path) -> None:
     assert policy.startswith("default-src 'none';")
 
 
-def test_policy_lets_one_script_run_by_its_hash(page: Path) -> None:
-    html = page.read_text(encoding="utf-8")
+def test_policy_lets_one_script_run_by_its_hash(html_file):
+    html = html_file.read_text(encoding="utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{sha256}';" in html
@@ -99,7 +101,7 @@ def test_policy_lets_one_script_run_by_its_hash(page: Path) -> None:
     assert kinds == [None]
 
 
-def test_page_in_the_runs_folder_links_to_its_files(usual: Path, tmp_path: Path) -> None:
+def test_page_in_the_runs_folder_links_to_its_files(usual, tmp_path):
     folder = Path(shutil.copytree(usual, tmp_path / "run"))
     elements = Elements(build([folder], folder / "report.html").read_text(encoding="utf-8"))
     linked = [a["href"] for tag, a in elements.tags if tag == "a" and (a.get("href") or "").startswith("./")]
@@ -109,12 +111,12 @@ def test_page_in_the_runs_folder_links_to_its_files(usual: Path, tmp_path: Path)
     assert "./run/cases.csv" in [a.get("href") for _, a in elsewhere.tags]
 
 
-def test_without_the_script_there_are_no_dead_controls(page: Path) -> None:
-    tags = Elements(page.read_text(encoding="utf-8")).tags
+def test_without_the_script_there_are_no_dead_controls(html_file):
+    tags = Elements(html_file.read_text(encoding="utf-8")).tags
     assert {"input", "select", "button"}.isdisjoint(tag for tag, _ in tags)
 
 
-def test_ids_are_unique_and_every_reference_is_met(usual: Path, tmp_path: Path) -> None:
+def test_ids_are_unique_and_every_reference_is_met(usual, tmp_path):
     html = build([usual, usual], tmp_path / "a.html").read_text(encoding="utf-8")
     attributes = [a for _, a in Elements(html).tags]
     ids = [a["id"] for a in attributes if "id" in a]
@@ -125,7 +127,7 @@ def test_ids_are_unique_and_every_reference_is_met(usual: Path, tmp_path: Path) 
     assert wanted <= set(ids)
 
 
-def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
+def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path):
     text_columns = [c.name for c in CASES if c.kind == "text" and c.name not in ENUMERATED]
     hostile = dict.fromkeys(text_columns, HOSTILE)
     cases = [
@@ -159,14 +161,14 @@ def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
     assert [tag for tag, _ in elements.tags].count("script") == 1
 
 
-def test_run_with_nothing_measured_builds(tmp_path: Path) -> None:
+def test_run_with_nothing_measured_builds(tmp_path):
     folder = write(tmp_path / "run", [case("ddp", 2, status="oom", reason="out of memory")])
     text = Elements(build([folder], tmp_path / "a.html").read_text(encoding="utf-8")).text
     assert "out of memory" in text
     assert "Nothing to draw" in text
 
 
-def test_page_that_cannot_be_written_leaves_nothing_behind(usual: Path, tmp_path: Path) -> None:
+def test_page_that_cannot_be_written_leaves_nothing_behind(usual, tmp_path):
     (tmp_path / "taken").mkdir()
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UsageError, match="--out"):
@@ -174,13 +176,13 @@ def test_page_that_cannot_be_written_leaves_nothing_behind(usual: Path, tmp_path
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_command_line_writes_beside_the_run(usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_writes_beside_the_run(usual, capsys):
     assert main([str(usual)]) == 0
     assert capsys.readouterr().out.strip() == str(usual / "report.html")
     assert (usual / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_several_runs_make_one_page(usual: Path, tmp_path: Path) -> None:
+def test_several_runs_make_one_page(usual, tmp_path):
     other = write(tmp_path / "other", [case("single", 1, 50.0)], {"name": "other", "settings": {"seed": 1}})
     assert main([str(usual), str(other), "--out", str(tmp_path / "both.html")]) == 0
     text = Elements((tmp_path / "both.html").read_text(encoding="utf-8")).text
@@ -188,21 +190,44 @@ def test_several_runs_make_one_page(usual: Path, tmp_path: Path) -> None:
     assert dashed("50.0 (49.5--50.5)") in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["{usual}", "{usual}"], "--out"),
-        (["{usual}/missing"], "missing"),
-        ([], "RUN"),
-        (["{usual}", "--colour"], "--colour"),
-        (["{usual}", "--out", "{usual}/no/such/folder.html"], "--out"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_2(
-    arguments: list[str], named: str, usual: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([a.format(usual=usual) for a in arguments]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("report: error: ")
-    assert err.count("\n") == 1
-    assert named in err
+def test_markdown_goes_into_a_file(usual, tmp_path, capsys):
+    out = tmp_path / "summary.md"
+    assert main([str(usual), "--markdown", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    assert out.read_text(encoding="utf-8").startswith(dashed("## ResNet-50, 1--4 GPUs\n"))
+
+
+def test_hostile_text_cannot_leave_its_cell():
+    hostile = "a|b\n| c | [x](javascript:1) <img src=x> `d` @someone $x$ ~~e~~ https://x.y **f** \\| #1"
+    text = markdown(page([run([case("ddp", 2, status="failed", reason=hostile)], {"name": hostile})]))
+    (row,) = [line for line in text.splitlines() if line.startswith("| failed ")]
+    assert row.count("|") == 7
+    assert "a&#124;b &#124; c &#124; [x&#93;(javascript:1)" in row
+    assert not set("<`@$~*\\#") & set(row.replace("&#", ""))
+    assert "://" not in text
+    assert text.count("\n## ") == 0
+
+
+def test_every_figure_becomes_a_picture(usual, tmp_path, capsys):
+    assert main([str(usual), "--png", str(tmp_path / "slides")]) == 0
+    keys = [figure.key for figure in page([run(usual_cases())]).figures]
+    assert capsys.readouterr().out.split() == [str(tmp_path / "slides" / f"{key}.png") for key in keys]
+    assert sorted(p.name for p in (tmp_path / "slides").iterdir()) == sorted(f"{key}.png" for key in keys)
+
+
+def test_format_markdown_is_the_same_summary(usual, capsys):
+    assert main([str(usual), "--markdown"]) == 0
+    first = capsys.readouterr().out
+    assert main([str(usual), "--format", "markdown"]) == 0
+    assert capsys.readouterr().out == first
+    assert main([str(usual), "--markdown", "--price-per-device-hour", "2.5"]) == 0
+
+
+def test_run_without_figures_says_so(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    writer = RunWriter(tmp_path / "run")
+    writer.write_manifest(Manifest())
+    writer.replace("cases.csv", run([case("single", 1, 100.0)]).cases)
+    assert main([str(tmp_path / "run"), "--png", str(tmp_path / "slides")]) == 2
+    assert "no figure" in capsys.readouterr().err
+    assert not (tmp_path / "slides").exists()

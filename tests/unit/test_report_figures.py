@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Figures: what their marks are, and that every drawing is whole. What is written in them is recorded."""
 
 import io
 import re
@@ -6,31 +6,32 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from PIL import Image
-from report_runs import case, communicating, figure_of, paper_like, run, traced, usual_cases
+from report_runs import (
+    Drawn,
+    case,
+    communicating,
+    dashed,
+    drawn,
+    paper_like,
+    run,
+    timed,
+    traced,
+    usual_cases,
+)
 
+from ddp_bench.bench.results.aggregate import typical_of
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.build import render
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart
+from ddp_bench.report.figures import dp_against_ddp, drift
 from ddp_bench.report.page import page
-from ddp_bench.report.step import LOOKS
-from ddp_bench.report.timeline import one_step
+from ddp_bench.report.step import one_step
 
 
-def test_drawing_is_named_themed_and_well_formed() -> None:
-    figure = page([run(usual_cases())]).runs[0].figures[0]
-    drawing = figure.svg()
-    root = ET.fromstring(drawing)
-    assert root.attrib["role"] == "img"
-    assert root.attrib["aria-label"] == figure.alt
-    assert {"viewBox"} <= set(root.attrib)
-    assert {"width", "height"}.isdisjoint(root.attrib)
-    assert "DDP" in "".join(root.itertext())
-    assert "var(--ddp)" in drawing
-    assert "#0" not in drawing.replace(f"#{figure.key}", "")
-
-
-def test_shared_devices_are_drawn_hollow() -> None:
+def test_shared_devices_are_drawn_hollow():
     hollow, full = (
         page([run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=shared)])])
         .runs[0]
@@ -44,7 +45,7 @@ def test_shared_devices_are_drawn_hollow() -> None:
     assert ">shared<" not in full
 
 
-def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time() -> None:
+def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time():
     shown = page([paper_like()]).runs[0]
     figures = (*shown.figures, *shown.more_figures)
     keys = {figure.key.removeprefix("run1-1-") for figure in figures}
@@ -60,16 +61,7 @@ def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time() -> None:
         assert set(re.findall(r"url\(#([^)]+)\)", drawing)) <= ids
 
 
-def test_areas_are_told_by_more_than_colour() -> None:
-    assert len(set(LOOKS.values())) == len(LOOKS)
-    drawing = figure_of(page([paper_like()]).runs[0], "Where a step goes").svg()
-    assert "<pattern" in drawing
-    written = "".join(ET.fromstring(drawing).itertext())
-    assert "DDP, 2 GPUs, cap default: 100" in written
-    assert all(part in written for part in ("forward", "backward", "exposed communication", "optimizer"))
-
-
-def test_every_colour_of_a_drawing_is_a_variable_of_the_page_in_both_schemes() -> None:
+def test_every_colour_of_a_drawing_is_a_variable_of_the_page_in_both_schemes():
     html = render(page([paper_like()]))
     used = set(re.findall(r"var\(--([a-z-]+)\)", html))
     both = set(re.findall(r"--([a-z-]+): light-dark\(#[0-9a-f]{6}, #[0-9a-f]{6}\);", html))
@@ -77,7 +69,7 @@ def test_every_colour_of_a_drawing_is_a_variable_of_the_page_in_both_schemes() -
     assert used | set(NAMES) <= both
 
 
-def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height() -> None:
+def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height():
     drawings = []
     for n in (20, 200):
         row = communicating(2, 200.0, num_buckets=n, bucket_bytes="/".join(["1048576"] * n))
@@ -85,14 +77,13 @@ def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height() -> None:
         block = traced(row, 1, start_ms=moments, done_ms=[moment + 1.0 for moment in moments])
         data = run([row], timed_blocks=[block])
         figure = one_step(workloads(data.cases)[0], data.blocks, key="k")
-        assert figure is not None
         drawings.append(ET.fromstring(figure.svg()))
     few, many = (float(drawing.attrib["viewBox"].split()[3]) for drawing in drawings)
     assert few == many
     assert 5 <= "".join(drawings[1].itertext()).count("1.00 MiB") <= 14
 
 
-def test_slide_has_the_pages_light_colours_on_white_and_says_what_it_shows() -> None:
+def test_slide_has_the_pages_light_colours_on_white_and_says_what_it_shows():
     figure = page([run(usual_cases())]).runs[0].figures[0]
     image = Image.open(io.BytesIO(figure.png()))
     assert image.width > 1500
@@ -113,9 +104,7 @@ def test_slide_has_the_pages_light_colours_on_white_and_says_what_it_shows() -> 
         (((1.0, 10.0), (200.0, 210.0)), " Vertical axes do not start at zero in every panel."),
     ],
 )
-def test_an_axis_that_shows_zero_is_not_said_to_leave_it_out(
-    panels: tuple[tuple[float, float], ...], expected: str
-) -> None:
+def test_an_axis_that_shows_zero_is_not_said_to_leave_it_out(panels, expected):
     """Oracle: the limits that matplotlib drew."""
     lines = {
         f"y{i}": [Line("s", "ddp", (Mark(1, Interval(low, low, high)), Mark(2, bare(high))))]
@@ -123,10 +112,77 @@ def test_an_axis_that_shows_zero_is_not_said_to_leave_it_out(
     }
     words = {"key": "k", "title": "t", "caption": "c", "how_to_read": "h", "x_label": "x"}
     without, from_zero = (
-        chart(**words, panels=lines, ticks={1: "1", 2: "2"}, from_zero=known)  # type: ignore[arg-type]
-        for known in (False, True)
+        chart(**words, panels=lines, ticks={1: "1", 2: "2"}, from_zero=known) for known in (False, True)
     )
     assert (without.how_to_read, from_zero.how_to_read) == (f"h{expected}", "h")
     limits = [axes.get_ylim() for axes in without.canvas().axes]
     assert all(low <= 0 for low, _ in limits) == (expected == "")
     assert all(low >= 0 for (low, _), (least, _) in zip(limits, panels, strict=True) if least >= 0)
+
+
+SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
+
+
+def paces(blocks):
+    data = run([SINGLE, DP, DDP], timed_blocks=blocks)
+    return drift(workloads(data.cases)[0], data.blocks, key="k")
+
+
+def test_round_that_was_broken_off_does_not_speak_for_all_cases():
+    blocks = [timed(row, r, 100.0) for row in (SINGLE, DP, DDP) for r in (1, 2, 3)] + [
+        timed(SINGLE, 4, 900.0)
+    ]
+    figure = paces(blocks)
+    ((_, lines),) = drawn(figure)
+    assert [mark.x for mark in lines["median of 3 cases"]] == [1.0, 2.0, 3.0]
+    assert lines["single, 1 GPU"][-1].y == pytest.approx(100 / 9)
+
+
+def test_two_rounds_show_no_drift():
+    assert paces([timed(row, r, 100.0) for row in (SINGLE, DDP) for r in (1, 2)]) is None
+
+
+def ratio(cases, blocks):
+    data = run(cases, timed_blocks=blocks)
+    return dp_against_ddp(workloads(data.cases)[0], typical_of(RoundTimes.of(data.blocks)), (), key="k")
+
+
+def test_ratio_is_formed_inside_each_round_so_that_drift_cancels():
+    dp, ddp = case("dp", 2, 150.0), case("ddp", 2, 180.0)
+    # The machine slows threefold from round to round, and DDP takes 80% of DP's time in each of them.
+    slowed = [(r, 100.0 * 3**r) for r in range(1, 7)]
+    blocks = [timed(dp, r, ms) for r, ms in slowed] + [timed(ddp, r, 0.8 * ms) for r, ms in slowed]
+    figure = ratio([case("single", 1, 100.0), dp, ddp], blocks)
+    ((_, lines),) = drawn(figure)
+    assert lines["DDP / DP"] == [Drawn(2.0, *[pytest.approx(1.25)] * 3)]
+    assert lines["equally fast"] == [Drawn(1.0, 1.0), Drawn(2.0, 1.0)]
+    assert figure.caption.startswith("Throughput of DDP over DP: 1.25")
+
+
+def test_ratio_needs_both_modes_at_one_count_and_common_rounds():
+    dp, ddp = case("dp", 2, 150.0), case("ddp", 4, 180.0)
+    assert ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 1, 90.0)]) is None
+    ddp = case("ddp", 2, 180.0)
+    assert ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 2, 90.0)]) is None
+    assert ratio([dp, ddp], []) is None
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_ratio_has_the_interval_of_the_answer_and_no_other(*, turned):
+    """The rounds by themselves give a narrower one; it would call faster what the answer leaves open."""
+    dp, ddp = case("dp", 2, 150.0), case("ddp", 2, 180.0)
+    blocks = [timed(dp, r, 100.0 + r) for r in range(6)] + [timed(ddp, r, 80.0 + r) for r in range(6)]
+    data = run([case("single", 1, 100.0), dp, ddp], timed_blocks=blocks)
+    answer = Interval(1.25, 0.9, 1.7)
+    ids = (dp["case_id"], ddp["case_id"]) if turned else (ddp["case_id"], dp["case_id"])
+    one = Comparison(*ids, answer.inverted() if turned else answer, 0.05, 6)
+    typical = typical_of(RoundTimes.of(data.blocks))
+    alone, answered = (
+        dp_against_ddp(workloads(data.cases)[0], typical, found, key="k") for found in ((), (one,))
+    )
+    assert alone is not None
+    by_rounds, shown = (drawn(figure)[0][1]["DDP / DP"][0] for figure in (alone, answered))
+    assert by_rounds.low is not None
+    assert by_rounds.low > 1
+    assert (shown.y, shown.low, shown.high) == pytest.approx((1.25, 0.9, 1.7))
+    assert dashed("1.2 (0.9--1.7)") in answered.caption

@@ -1,13 +1,14 @@
-"""All-reduce curves and networks."""
-
-from __future__ import annotations
+"""All-reduce curves: networks, shared cores, and a disturbed curve against the buckets' own time."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
+from test_scaling_predict import SMALL
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict.allreduce import (
@@ -16,15 +17,20 @@ from ddp_bench.bench.predict.allreduce import (
     at_ranks,
     hierarchical,
     measured_curve,
+    on_shared_cores,
     ring_factor,
 )
+from ddp_bench.bench.predict.measured import COMMON_SD, reconciled
 from ddp_bench.bench.predict.networks import NETWORKS, network
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.predict.slowest_rank import RankSpread, expected_max
+from ddp_bench.bench.predict.timeline import Slowdown
 
 ALPHA_BETA = CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
 
 
-def test_between_points_a_curve_is_a_line_on_log_log_axes() -> None:
+def test_between_points_a_curve_is_a_line_on_log_log_axes():
     curve = CostCurve(((1e3, 1.0), (1e5, 100.0)))
     assert curve(1e4) == pytest.approx(10.0)
     assert curve(10) == 1.0
@@ -32,13 +38,13 @@ def test_between_points_a_curve_is_a_line_on_log_log_axes() -> None:
     assert curve(0) == 0
 
 
-def test_extrapolation_keeps_latency_and_bandwidth() -> None:
+def test_extrapolation_keeps_latency_and_bandwidth():
     assert ALPHA_BETA(1) == pytest.approx(0.05 + 4096e-6)
     largest = 4096 * 4**8
     assert ALPHA_BETA(10 * largest) == pytest.approx(0.05 + 10 * largest * 1e-6, rel=1e-6)
 
 
-def test_noise_is_pooled_until_larger_is_never_faster() -> None:
+def test_noise_is_pooled_until_larger_is_never_faster():
     curve = measured_curve([(1000, (1.0,)), (2000, (3.0, 3.0, 9.0)), (4000, (2.0,)), (8000, (8.0,))])
     times = [ms for _, ms in curve.points]
     assert times == sorted(times)
@@ -50,12 +56,12 @@ def test_noise_is_pooled_until_larger_is_never_faster() -> None:
     st.floats(1, 2**32),
     st.floats(1, 8),
 )
-def test_curves_rise(points: dict[int, float], size: float, factor: float) -> None:
+def test_curves_rise(points, size, factor):
     curve = measured_curve([(s, (ms,)) for s, ms in points.items()])
     assert 0 < curve(size) <= curve(size * factor) * (1 + 1e-9)
 
 
-def test_ring_law_for_bandwidth_and_hops_for_latency() -> None:
+def test_ring_law_for_bandwidth_and_hops_for_latency():
     """alpha-beta of 2 ranks: one message of 2 steps; on 8 ranks 14 steps and 1.75 times the bytes."""
     hop = 0.025
     two = CostCurve(tuple((float(s), 2 * hop + s * 1e-6) for s in (4096, 2**20, 2**26)))
@@ -65,13 +71,13 @@ def test_ring_law_for_bandwidth_and_hops_for_latency() -> None:
     assert at_ranks(two, measured=2, wanted=1, hop_ms=hop)(2**20) == 0
 
 
-def test_hierarchy_between_pipelined_and_one_after_the_other() -> None:
+def test_hierarchy_between_pipelined_and_one_after_the_other():
     inside, between = CostCurve(((1e6, 3.0), (1e8, 300.0))), CostCurve(((1e6, 5.0), (1e8, 500.0)))
     assert hierarchical(inside, between, overlap=0.0)(1e7) == pytest.approx(80.0)
     assert hierarchical(inside, between, overlap=1.0)(1e7) == pytest.approx(50.0)
 
 
-def test_two_roce_nodes_lie_between_the_ends_of_two_levels() -> None:
+def test_two_roce_nodes_lie_between_the_ends_of_two_levels():
     """310 GB/s were measured over 16 H100s on 2 nodes: the hierarchy's band must hold it."""
     inside, between = network("nvlink-h100").band(8), network("ib-400g").band(2, nics=8)
     size = 2**30
@@ -83,18 +89,18 @@ def test_two_roce_nodes_lie_between_the_ends_of_two_levels() -> None:
 
 
 @pytest.mark.parametrize(("kib", "busbw"), [(64, 6.2), (1024, 75.0), (32768, 301.0), (1048576, 466.0)])
-def test_h200_preset_gives_back_its_source(kib: int, busbw: float) -> None:
+def test_h200_preset_gives_back_its_source(kib, busbw):
     assert 1.75 * kib * 1024 / network("nvlink-h200").band(8).estimate(kib * 1024) / 1e6 == pytest.approx(
         busbw
     )
 
 
-def test_a_link_of_1_gbit_carries_resnet18_as_measured() -> None:
+def test_a_link_of_1_gbit_carries_resnet18_as_measured():
     """46.8 MB between two hosts over 1 Gbit/s take 0.39-0.41 s (tc tbf on a veth pair)."""
     assert 390 < network("link:1gbit").band(2).estimate(46_758_048) < 410
 
 
-def test_ten_gigabit_preset_gives_back_alpha_and_beta() -> None:
+def test_ten_gigabit_preset_gives_back_alpha_and_beta():
     curve = network("eth-10g").band(8).estimate
     assert curve(4096) == pytest.approx(0.523, rel=0.02)
     growth = (curve(2**28) - curve(2**26)) / (2**28 - 2**26) * 1e-3
@@ -102,7 +108,7 @@ def test_ten_gigabit_preset_gives_back_alpha_and_beta() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_preset_has_a_source_and_rising_cost(name: str) -> None:
+def test_every_preset_has_a_source_and_rising_cost(name):
     net = NETWORKS[name]
     assert net.source
     for members in (2, 8, 64, 512):
@@ -112,17 +118,17 @@ def test_every_preset_has_a_source_and_rising_cost(name: str) -> None:
             assert band.at(-1)(size) <= band.at(0.5)(size) <= band.at(1)(size) * (1 + 1e-9)
 
 
-def test_one_member_sends_nothing() -> None:
+def test_one_member_sends_nothing():
     assert network("ib-400g").band(1) == CostBand.exact(CostCurve())
 
 
 @pytest.mark.parametrize("name", ["ib-300g", "", "link:0mbit", "link:fast", "nvlink"])
-def test_unknown_network_names_the_known(name: str) -> None:
+def test_unknown_network_names_the_known(name):
     with pytest.raises(UsageError, match=r"known: nvlink-h200, .*link:RATE"):
         network(name)
 
 
-def test_expected_maximum_against_simulation() -> None:
+def test_expected_maximum_against_simulation():
     rng = np.random.default_rng(1)
     samples = rng.lognormal(0, 0.1, 4000)
     drawn = rng.choice(samples, (20000, 8)).max(axis=1).mean()
@@ -131,7 +137,7 @@ def test_expected_maximum_against_simulation() -> None:
     assert expected_max((rng.exponential(0.1, 400)).tolist(), 1000) == pytest.approx(beyond, rel=0.2)
 
 
-def test_of_ranks_measured_together_the_slowest_is_the_one_measured() -> None:
+def test_of_ranks_measured_together_the_slowest_is_the_one_measured():
     """Two share a core and one has its own; a rank that is always slow is no draw of a lottery."""
     found = RankSpread.of({r: {0: [2.0, 2.0], 1: [1.0, 1.0], 2: [2.0, 2.0]} for r in range(5)})
     assert found.factor(1) == 1.0
@@ -141,12 +147,12 @@ def test_of_ranks_measured_together_the_slowest_is_the_one_measured() -> None:
     assert expected_max(always.of_ranks, 2) < 1.2 / 1.1
 
 
-def test_a_round_that_was_held_up_does_not_count_for_more_than_another() -> None:
+def test_a_round_that_was_held_up_does_not_count_for_more_than_another():
     steps = {r: {0: [1.0, 1.1], 1: [1.1, 1.0]} for r in range(9)} | {9: {0: [1.0, 9.0], 1: [1.0, 1.0]}}
     assert RankSpread.of(steps).factor(2) == pytest.approx(1.1 / 1.05)
 
 
-def test_the_slowest_of_more_ranks_than_were_measured_grows_as_of_independent_ones() -> None:
+def test_the_slowest_of_more_ranks_than_were_measured_grows_as_of_independent_ones():
     """Oracle: the slowest of eight drawn ranks; two were measured together."""
     drawn = np.random.default_rng(3).normal(1.0, 0.05, (4000, 2))
     found = RankSpread.of(
@@ -156,12 +162,140 @@ def test_the_slowest_of_more_ranks_than_were_measured_grows_as_of_independent_on
     assert found.factor(8) == pytest.approx(drawn.reshape(-1, 8).max(axis=1).mean(), rel=0.005)
 
 
-def test_fewer_ranks_than_were_measured_are_drawn_singly() -> None:
+def test_fewer_ranks_than_were_measured_are_drawn_singly():
     found = RankSpread(of_ranks=(1.0, 1.0, 1.0, 2.0), of_slowest=(2.0,), num_ranks=4)
     assert found.factor(2) == pytest.approx(expected_max(found.of_ranks, 2))
     assert found.factor(4) == 2.0
 
 
-def test_expected_maximum_of_one_is_the_mean_and_of_none_is_one() -> None:
+def test_expected_maximum_of_one_is_the_mean_and_of_none_is_one():
     assert expected_max([1.0, 2.0, 3.0], 1) == pytest.approx(2.0)
     assert expected_max([], 64) == 1.0
+
+
+OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))
+MEASURED = Slowdown(compute=1.25, comm=1.0)
+"""Communication slows compute by a quarter."""
+
+
+@pytest.mark.parametrize(
+    ("factor", "compute", "comm", "cost_ms"),
+    [
+        (1.0, 1.25, 1.0, 1000.0),  # the calibrated link
+        (10.0, 1.025, 1.0, 10000.0),  # a tenth of the rate slows compute a tenth as much
+        (0.25, 2.0, 1.0, 250.0),  # four times the rate
+        (0.125, 8 / 3, 1.2, 125.0),  # eight times: 0.4 of a core, beside compute a third is left
+        (0.1, 8 / 3, 1.5, 100.0),  # what compute loses no longer grows: the bytes move no faster beside it
+        (0.01, 8 / 3, 3.0, 50.0),  # the core, not the link, is the limit: a twentieth of 1000 ms
+    ],
+)
+def test_a_core_moves_the_bytes(factor, compute, comm, cost_ms):
+    slowdown, cost = on_shared_cores(
+        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(OWN.scaled(factor), 2), num_bytes=1e8
+    )
+    assert slowdown.compute == pytest.approx(compute)
+    assert slowdown.comm == pytest.approx(comm)
+    assert cost(1e8) == pytest.approx(cost_ms)
+
+
+def test_compute_keeps_a_third_of_the_core():
+    slowdown, _ = on_shared_cores(
+        Slowdown(compute=2.0, comm=1.0),
+        core_share=0.05,
+        calibrated=(OWN, 2),
+        asked=(OWN.scaled(0.25), 2),
+        num_bytes=1e8,
+    )
+    assert slowdown == Slowdown(compute=3.0, comm=pytest.approx(1.2))  # 4/5 of the core wanted, 2/3 given
+
+
+def test_what_was_measured_holds_on_the_calibrated_link_however_busy_the_core():
+    busy = Slowdown(compute=2.0, comm=1.1)
+    slowdown, cost = on_shared_cores(busy, core_share=0.5, calibrated=(OWN, 2), asked=(OWN, 2), num_bytes=1e8)
+    assert slowdown == busy
+    assert cost(1e8) == pytest.approx(1000.0)
+
+
+def test_the_rate_of_a_rank_counts_not_the_number_of_ranks():
+    more_ranks = OWN.scaled(2 * 3 / 4)  # the ring law from 2 to 4 ranks
+    slowdown, cost = on_shared_cores(
+        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(more_ranks, 4), num_bytes=1e8
+    )
+    assert slowdown.compute == pytest.approx(1.25)
+    assert cost(1e8) == pytest.approx(1500.0)
+
+
+def test_a_gpu_keeps_its_slow_down():
+    busy = replace(SMALL, compute_slowdown=(1.5,))
+    scenario = Scenario(num_devices=2, network=network("link:400gbit"))
+    on_gpu = predict(busy, scenario, resamples=0).step_ms.estimate
+    as_core = replace(busy, identity=replace(busy.identity, device_type="cpu"))
+    assert predict(as_core, scenario, resamples=0).step_ms.estimate > on_gpu
+
+
+Points = tuple[tuple[int, tuple[float, ...]], ...]
+KIB, MIB = 2**10, 2**20
+LINK_MS_PER_MIB = 41.94
+"""Of 200 Mbit/s."""
+
+QUIET = ((4 * KIB, (1.9, 2.0, 2.1)), (64 * KIB, (2.6, 2.7, 2.8)), (MIB, (43.7, 43.8, 45.0)))
+HELD_UP = ((4 * KIB, (2.0, 9.0, 16.0)), (64 * KIB, (2.6, 14.0, 30.0)), (MIB, (43.7, 44.0, 45.0)))
+
+
+def _total(points, sizes):
+    return sum(map(measured_curve(points), sizes))
+
+
+@pytest.mark.parametrize("total_ms", [30.0, 44.0, 60.0, 200.0])
+@pytest.mark.parametrize("points", [QUIET, HELD_UP])
+def test_the_buckets_take_what_they_took(points, total_ms):
+    sizes = [MIB, 32 * KIB]
+    assert _total(reconciled(points, sizes, total_ms), sizes) == pytest.approx(total_ms, rel=1e-6)
+
+
+def test_small_messages_that_were_held_up_do_not_make_the_link_faster():
+    found = dict(reconciled(HELD_UP, [MIB, 32 * KIB], 44.5))
+    assert np.median(found[MIB]) > LINK_MS_PER_MIB
+    assert np.median(found[4 * KIB]) < 6
+
+
+def test_points_that_all_are_sure_move_together():
+    sure = tuple((size, (times[1],)) for size, times in QUIET)
+    found = dict(reconciled(sure, [MIB, 32 * KIB], 2 * _total(sure, [MIB, 32 * KIB])))
+    assert [found[size][0] / ms for size, (ms,) in sure] == pytest.approx([2, 2, 2])
+
+
+def test_no_point_moves_on_its_own_beyond_its_repetitions():
+    found = dict(reconciled(HELD_UP, [MIB, 32 * KIB], 20.0))
+    moved = {size: np.median(found[size]) / times[1] for size, times in HELD_UP}
+    common = min(moved[MIB] * 44.0 / 43.7, 1.0)
+    assert moved[4 * KIB] >= common * 2.0 / 9.0 * 0.999
+    assert moved[64 * KIB] >= common * 2.6 / 14.0 * 0.999
+
+
+def test_the_change_is_the_least_that_the_scatter_allows():
+    points = ((4 * KIB, (1.6, 2.0, 2.5)), (256 * KIB, (9.0, 11.0, 14.0)), (4 * MIB, (170.0, 175.0, 181.0)))
+    sizes = [64 * KIB, MIB, 2 * MIB]
+    total_ms = 0.97 * _total(points, sizes)
+    sds = np.array([np.log(t[2] / t[0]) / (2 * 1.96) for _, t in points])
+    inverse = np.linalg.inv(np.diag(sds**2) + COMMON_SD**2)
+
+    def moved(x):
+        return tuple((s, (t[1] * np.exp(by),)) for (s, t), by in zip(points, x, strict=True))
+
+    least = minimize(
+        lambda x: x @ inverse @ x,
+        np.zeros(3),
+        constraints={"type": "eq", "fun": lambda x: np.log(_total(moved(x), sizes) / total_ms)},
+        options={"ftol": 1e-14},
+    )
+    found = [
+        np.log(times[1] / points[i][1][1]) for i, (_, times) in enumerate(reconciled(points, sizes, total_ms))
+    ]
+    assert least.success
+    assert found == pytest.approx(least.x, abs=2e-4)
+
+
+@pytest.mark.parametrize(("points", "total_ms"), [((), 3.0), (((4 * KIB, (0.0,)),), 3.0), (QUIET, 0.0)])
+def test_what_took_no_time_changes_nothing(points, total_ms):
+    assert reconciled(points, [MIB], total_ms) == points

@@ -1,12 +1,17 @@
-"""Where scaling breaks and what breaks it, on calibrations whose answer is known by hand."""
+"""Where scaling breaks and what breaks it; the step that no layout can beat."""
 
-from __future__ import annotations
-
+import itertools
 from dataclasses import replace
 
 import pytest
+from fuzzing import bounded
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
+from test_scaling_predict import SMALL
 
+from ddp_bench.bench.predict.allreduce import measured_curve
+from ddp_bench.bench.predict.bound import bound, bound_ms
 from ddp_bench.bench.predict.calibration import AllReduceTimes, Calibration, Identity, Parameter
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import (
@@ -17,8 +22,9 @@ from ddp_bench.bench.predict.prediction import (
     RANK_SPREAD,
     predict,
 )
-from ddp_bench.bench.predict.scaling_limit import LEAST_EFFICIENCY, Line, predicted_line
+from ddp_bench.bench.predict.scaling_limit import LEAST_EFFICIENCY, predicted_line
 from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.timeline import make_work, simulate
 
 MACHINE = Identity(
     arch="x", image_size=None, batch_per_device=10, precision="fp32", device_type="cuda",
@@ -38,13 +44,13 @@ ONE_BUCKET = Calibration(
 )
 
 
-def broken(calibration: Calibration, name: str | None, most: int = 64, **more: object) -> Line:
+def broken(calibration, name, most=64, **more):
     joined = None if name is None else network(name)
-    asked = Scenario(num_devices=most, network=joined, **more)  # type: ignore[arg-type]
+    asked = Scenario(num_devices=most, network=joined, **more)
     return predicted_line(calibration, asked, [most])
 
 
-def test_the_break_is_the_first_count_below_and_no_other() -> None:
+def test_the_break_is_the_first_count_below_and_no_other():
     """One MiB over 1 Gbit/s after the backward: about 8.7 ms x 2 (n - 1) / n, and 0.2 ms per doubling."""
     calibration = replace(ONE_BUCKET, parameters=(Parameter(name="p", num_bytes=3 * 2**19, ready_ms=60.0),))
     found = broken(calibration, "link:1gbit")
@@ -70,8 +76,8 @@ def test_the_break_is_the_first_count_below_and_no_other() -> None:
         ({"parameters": (Parameter(name="p", num_bytes=4, ready_ms=60.0),)}, "slow hops", LATENCY),
     ],
 )
-def test_each_cause_is_told_from_the_others(change: dict[str, object], name: str, expected: str) -> None:
-    calibration = replace(ONE_BUCKET, **change)  # type: ignore[arg-type]
+def test_each_cause_is_told_from_the_others(change, name, expected):
+    calibration = replace(ONE_BUCKET, **change)
     slow = structs.replace(network("ib-100g"), name="slow hops", hop_ms=10.0)
     joined = slow if name == "slow hops" else None if name is None else network(name)
     found = predicted_line(calibration, Scenario(num_devices=64, network=joined), [64])
@@ -79,7 +85,7 @@ def test_each_cause_is_told_from_the_others(change: dict[str, object], name: str
     assert f"breaks at {found.broken_at} GPUs, efficiency" in found.verdict
 
 
-def test_what_is_lost_adds_up_to_the_step() -> None:
+def test_what_is_lost_adds_up_to_the_step():
     calibration = replace(
         ONE_BUCKET, single_step_ms=(90.0,), rank_spread=(0.9, 1.0, 1.2), copy_ms=(0.5,), residual_ms=(3.0,)
     )
@@ -92,26 +98,93 @@ def test_what_is_lost_adds_up_to_the_step() -> None:
     assert sum(share for _, share in parts.shares_pct()) == pytest.approx(100)
 
 
-def test_scaling_that_holds_is_said_to_hold() -> None:
+def test_scaling_that_holds_is_said_to_hold():
     found = broken(ONE_BUCKET, None, most=4096)
     assert found.broken_at is None
     assert "stays at 80% or above up to 4096 GPUs" in found.verdict
 
 
-def test_one_device_is_the_device_alone() -> None:
+def test_one_device_is_the_device_alone():
     shared = replace(ONE_BUCKET, single_step_ms=(50.0,))
     assert predict(shared, Scenario(num_devices=1)).efficiency.estimate == pytest.approx(1.0)
 
 
-def test_strong_scaling_breaks_at_a_count_that_divides_the_batch() -> None:
+def test_strong_scaling_breaks_at_a_count_that_divides_the_batch():
     found = broken(ONE_BUCKET, "link:100mbit", most=6, scaling="strong", batch_per_device=6)
     assert found.broken_at in {2, 3, 6}
 
 
-def test_a_filled_curve_holds_powers_of_two_what_was_asked_and_the_break() -> None:
+def test_a_filled_curve_holds_powers_of_two_what_was_asked_and_the_break():
     asked = Scenario(num_devices=12, network=network("link:350mbit"))
     found = predicted_line(ONE_BUCKET, asked, [6, 12], fill=True)
     assert found.broken_at is not None
     counts = [p.num_devices for p in found.predictions]
     assert counts == sorted({1, 2, 4, 8, 6, 12, found.broken_at})
     assert [p.num_devices for p in found.predictions if p.asked] == [6, 12]
+
+
+PARAMETERS = st.lists(
+    st.tuples(st.sampled_from([512, 4096, 2**18, 2**20, 2**22]), st.floats(0, 10)), min_size=1, max_size=9
+)
+
+
+def model(parameters, points, **more):
+    found = Calibration(
+        identity=MACHINE,
+        num_ranks=2,
+        num_nodes=1,
+        parameters=tuple(Parameter(name="p", num_bytes=size, ready_ms=ready) for size, ready in parameters),
+        forward_ms=(5.0,),
+        backward_ms=(10.0,),
+        optimizer_ms=(1.0,),
+        allreduce=(
+            AllReduceTimes(
+                num_ranks=2, backend="gloo", points=tuple((size, (ms,)) for size, ms in points.items())
+            ),
+        ),
+    )
+    return replace(found, **more)
+
+
+def every_layout(count):
+    found = []
+    for cuts in itertools.product((0, 1), repeat=count - 1):
+        ends = [*(i + 1 for i, cut in enumerate(cuts) if cut), count]
+        found.append(tuple(tuple(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)))
+    return found
+
+
+@bounded(600)
+@given(
+    PARAMETERS, st.floats(0.001, 2), st.floats(1e-8, 5e-6), st.floats(1, 4), st.floats(1, 4),
+    st.sampled_from([0.0, 0.3, 4.0]),
+)  # fmt: skip
+def test_no_layout_of_any_model_beats_the_bound(parameters, latency, rate, compute, comm, copy):
+    points = {size: latency + size * rate for size in (512, 2**16, 2**22)}
+    c = model(parameters, points, compute_slowdown=(compute,), comm_slowdown=(comm,), copy_ms=(copy,))
+    sizes, ready = zip(*parameters, strict=True)
+    curve = measured_curve(c.allreduce[0].points)
+    steps = [
+        simulate(
+            make_work(sizes, ready, layout, curve), c.compute(), slowdown=c.slowdown(), copy_ms=copy
+        ).step_ms
+        for layout in every_layout(len(sizes))
+    ]
+    assert bound_ms(c) <= min(steps) + 1e-9
+
+
+def test_the_bound_exposes_the_last_gradient():
+    found = model([(4, 5.0), (4, 10.0)], {4: 2.0, 8: 2.5})
+    assert bound_ms(found) == pytest.approx(5 + 10 + 2 + 1)
+
+
+def test_without_communication_the_default_is_at_the_bound():
+    free = model([(2**20, 5.0), (2**22, 10.0)], {4096: 1e-9, 2**25: 1e-9})
+    assert bound(free).sentence == (
+        "Bound: by simulation no bucket layout has a step below 16 ms; that of DDP's default is 0% above it."
+    )
+
+
+def test_the_slowest_rank_and_what_is_missing_to_the_simulation_count():
+    assert bound_ms(replace(SMALL, residual_ms=(7.0,))) == pytest.approx(bound_ms(SMALL) + 7)
+    assert bound_ms(replace(SMALL, rank_spread=(1.1,))) > bound_ms(replace(SMALL, rank_spread=()))

@@ -1,83 +1,98 @@
-"""The event simulation against closed forms worked out by hand, and what must hold for any step."""
+"""The event simulation and pipelines' bubbles against closed forms worked out by hand."""
 
-from __future__ import annotations
+import contextlib
+import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torchvision.models import resnet18
 
-from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work, simulate
+from ddp_bench.bench.measure.split import balanced, layer_costs_ms
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, bubble_share, make_work, simulate
+from ddp_bench.models.resnet import resnet20, resnet_layers
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 
 
-def work(*buckets: tuple[float, float]) -> list[Work]:
+def work(*buckets):
     return [Work(num_bytes=4, ready_ms=ready, comm_ms=comm) for ready, comm in buckets]
 
 
-def test_without_overlap_a_step_is_compute_plus_communication() -> None:
-    step = simulate(work((100.0, 30.0)), COMPUTE, slowdown=Slowdown(compute=3.0, comm=3.0))
-    assert step.step_ms == 190.0
-    assert step.exposed_comm_ms == step.comm_ms == 30.0
+def attributes(step, name):
+    """Of the step, or of each bucket."""
+    return [getattr(b, name) for b in step.buckets] if name in OF_BUCKETS else getattr(step, name)
 
 
-def test_with_infinite_bandwidth_a_step_is_compute() -> None:
-    step = simulate(work((10.0, 0.0), (100.0, 0.0)), COMPUTE)
-    assert (step.step_ms, step.exposed_comm_ms) == (COMPUTE.total_ms, 0.0)
+OF_BUCKETS = ("ready_ms", "launch_ms", "start_ms", "done_ms")
+BY_HAND = {
+    "no overlap: compute plus communication": (
+        ((100, 30),), {"slowdown": (3, 3)}, {"step_ms": 190, "exposed_comm_ms": 30, "comm_ms": 30},
+    ),
+    "infinite bandwidth: compute": (
+        ((10, 0), (100, 0)), {}, {"step_ms": COMPUTE.total_ms, "exposed_comm_ms": 0},
+    ),
+    "only the last is exposed where the others fit inside": (
+        ((20, 30), (60, 30), (100, 7)), {},
+        {"exposed_comm_ms": 7, "start_ms": [20, 60, 100], "comm_end_ms": 107},
+    ),
+    "all-reduces queue in order": (
+        ((10, 50), (20, 5), (100, 1)), {},
+        {"launch_ms": [10, 20, 100], "start_ms": [10, 60, 100], "done_ms": [60, 65, 101]},
+    ),
+    "a bucket waits for those before it": (
+        ((80, 5), (10, 5)), {}, {"ready_ms": [80, 10], "launch_ms": [80, 80], "start_ms": [80, 85]},
+    ),
+    "one that was ready before is not waited for": (
+        ((20, 40), (30, 5)), {}, {"ready_ms": [20, 30], "start_ms": [20, 60], "done_ms": [60, 65]},
+    ),
+    # From 40 ms on both run: compute at 1/2, communication at 1/3. 20 ms of all-reduce take 60 ms, in which
+    # 30 ms of compute are done: 70 at wall time 100. The other 30 ms run alone until 130, then 10 ms: 140.
+    "mutual slow-down": (
+        ((40, 20), (100, 10)), {"slowdown": (2, 3)},
+        {"done_ms": [100, 140], "compute_end_ms": 130, "comm_end_ms": 140, "exposed_comm_ms": 40},
+    ),
+    # At 90 ms 10 ms of compute are left: 20 ms at half speed, in which 20/4 = 5 ms of 12 are sent.
+    "communication speeds up once compute is over": (
+        ((90, 12),), {"slowdown": (2, 4)}, {"compute_end_ms": 110, "comm_end_ms": 117},
+    ),
+    # Bucket 1 is ready at progress 60, 20 past the start of an all-reduce that halves compute: 40 + 40.
+    "moments inside a slowed stretch": (
+        ((40, 50), (60, 1)), {"slowdown": (2, 1)}, {"ready_ms": [40, 80], "start_ms": [40, 90]},
+    ),
+    # Two equal buckets, 2 ms to copy each: ready 2 and 4 ms later; the first is back before the second.
+    "copies in are part of the backward, the last is copied back alone": (
+        ((50, 1), (100, 5)), {"copy_ms": 4}, {"ready_ms": [52, 104], "exposed_comm_ms": 4 + 5 + 2},
+    ),
+    "one bucket is copied with nothing to hide it": (
+        ((100, 30),), {"copy_ms": 10}, {"exposed_comm_ms": 10 + 30 + 10},
+    ),
+    "without buckets": (
+        (), {"copy_ms": 0},
+        {"step_ms": 160, "exposed_comm_ms": 0, "comm_ms": 0, "comm_end_ms": 0, "compute_end_ms": 100},
+    ),
+}  # fmt: skip
 
 
-def test_only_the_last_bucket_is_exposed_where_the_others_fit_inside() -> None:
-    step = simulate(work((20.0, 30.0), (60.0, 30.0), (100.0, 7.0)), COMPUTE)
-    assert step.exposed_comm_ms == pytest.approx(7.0)
-    assert [b.start_ms for b in step.buckets] == [20.0, 60.0, 100.0]
-    assert step.comm_end_ms == 107.0
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_step_by_hand(name):
+    buckets, given, expected = BY_HAND[name]
+    compute, comm = given.get("slowdown", (1, 1))
+    step = simulate(
+        work(*buckets),
+        COMPUTE,
+        slowdown=Slowdown(compute=compute, comm=comm),
+        copy_ms=given.get("copy_ms", 0),
+    )
+    assert {of: attributes(step, of) for of in expected} == {
+        of: pytest.approx(v) for of, v in expected.items()
+    }
 
 
-def test_all_reduces_queue_in_order() -> None:
-    step = simulate(work((10.0, 50.0), (20.0, 5.0), (100.0, 1.0)), COMPUTE)
-    assert [(b.launch_ms, b.start_ms, b.done_ms) for b in step.buckets[:2]] == [(10, 10, 60), (20, 60, 65)]
-
-
-def test_a_bucket_waits_for_those_before_it() -> None:
-    step = simulate(work((80.0, 5.0), (10.0, 5.0)), COMPUTE)
-    assert [(b.ready_ms, b.launch_ms, b.start_ms) for b in step.buckets] == [(80, 80, 80), (10, 80, 85)]
-
-
-def test_mutual_slow_down_by_hand() -> None:
-    """From 40 ms on both run: compute at 1/2, communication at 1/3.
-
-    20 ms of all-reduce take 60 ms, in which 30 ms of compute are done: 70 at wall time 100. The remaining
-    30 ms run alone until 130. Then the last bucket's 10 ms: 140.
-    """
-    step = simulate(work((40.0, 20.0), (100.0, 10.0)), COMPUTE, slowdown=Slowdown(compute=2.0, comm=3.0))
-    assert step.buckets[0].done_ms == pytest.approx(100.0)
-    assert step.compute_end_ms == pytest.approx(130.0)
-    assert step.comm_end_ms == pytest.approx(140.0)
-    assert step.exposed_comm_ms == pytest.approx(40.0)
-
-
-def test_communication_speeds_up_once_compute_is_over() -> None:
-    """At 90 ms 10 ms of compute are left: 20 ms at half speed, in which 20/4 = 5 ms of 12 are sent."""
-    step = simulate(work((90.0, 12.0)), COMPUTE, slowdown=Slowdown(compute=2.0, comm=4.0))
-    assert step.compute_end_ms == pytest.approx(110.0)
-    assert step.comm_end_ms == pytest.approx(117.0)
-
-
-def test_moments_inside_a_slowed_stretch_are_drawn_where_they_happen() -> None:
-    """Bucket 1 is ready at progress 60, 20 past the start of an all-reduce that halves compute: 40 + 40."""
-    step = simulate(work((40.0, 50.0), (60.0, 1.0)), COMPUTE, slowdown=Slowdown(compute=2.0))
-    assert step.buckets[1].ready_ms == pytest.approx(80.0)
-    assert step.buckets[1].start_ms == pytest.approx(90.0)
-
-
-def test_copies_in_are_part_of_the_backward_and_only_the_last_bucket_is_copied_back_alone() -> None:
-    """Two equal buckets, 2 ms to copy each: ready 2 and 4 ms later; the first is back before the second."""
-    step = simulate(work((50.0, 1.0), (100.0, 5.0)), COMPUTE, copy_ms=4.0)
-    assert [b.ready_ms for b in step.buckets] == [52.0, 104.0]
-    assert step.exposed_comm_ms == pytest.approx(4.0 + 5.0 + 2.0)
-
-
-def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce() -> None:
+def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce():
     """The large bucket is done at 61; the end of the backward, 110, is followed by 9 ms for it, then 1."""
     large = Work(num_bytes=9, ready_ms=50.0, comm_ms=2.0)
     small = Work(num_bytes=1, ready_ms=100.0, comm_ms=0.5)
@@ -86,19 +101,14 @@ def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce(
     assert step.exposed_comm_ms == pytest.approx(10.0 + 10.0)
 
 
-def test_one_bucket_is_copied_with_nothing_to_hide_it() -> None:
-    step = simulate(work((100.0, 30.0)), COMPUTE, copy_ms=10.0)
-    assert step.exposed_comm_ms == pytest.approx(10.0 + 30.0 + 10.0)
-
-
 @pytest.mark.parametrize(("residual_ms", "exposed_ms"), [(3.0, 33.0), (-3.0, 27.0), (-50.0, 0.0)])
-def test_a_residual_is_added_whole_but_shortens_no_compute(residual_ms: float, exposed_ms: float) -> None:
+def test_a_residual_is_added_whole_but_shortens_no_compute(residual_ms, exposed_ms):
     step = simulate(work((100.0, 30.0)), COMPUTE, residual_ms=residual_ms)
     assert step.exposed_comm_ms == pytest.approx(exposed_ms)
     assert step.step_ms == pytest.approx(COMPUTE.total_ms + exposed_ms)
 
 
-def test_work_is_a_layouts_bytes_its_last_gradient_and_the_time_of_what_is_sent() -> None:
+def test_work_is_a_layouts_bytes_its_last_gradient_and_the_time_of_what_is_sent():
     found = make_work(
         [100, 200, 400], [5.0, 3.0, 9.0], ((0, 1), (2,)), lambda sent: sent / 10, wire_share=0.5
     )
@@ -106,17 +116,10 @@ def test_work_is_a_layouts_bytes_its_last_gradient_and_the_time_of_what_is_sent(
     assert [w.comm_ms for w in make_work([100], [5.0], ((0,),), lambda sent: sent / 10)] == [10.0]
 
 
-def test_a_rank_that_takes_longer_takes_longer_everywhere() -> None:
+def test_a_rank_that_takes_longer_takes_longer_everywhere():
     slow = COMPUTE.scaled(1.5)
     assert (slow.before_ms, slow.backward_ms, slow.after_ms) == (75.0, 150.0, 15.0)
     assert slow.total_ms == 240.0
-
-
-def test_without_buckets_a_step_is_compute_and_nothing_is_drawn() -> None:
-    step = simulate([], COMPUTE, copy_ms=0.0)
-    assert (step.step_ms, step.exposed_comm_ms, step.comm_ms, step.comm_end_ms) == (160.0, 0.0, 0.0, 0.0)
-    assert step.buckets == ()
-    assert step.compute_end_ms == 100.0
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_without_buckets_a_step_is_compute_and_nothing_is_drawn() -> None:
         (35.0, (105.0, 90.0)),  # 20 of them beside compute, then 15 alone
     ],
 )
-def test_one_step_of_the_event_simulation_by_hand(comm_ms: float, ends: tuple[float, float]) -> None:
+def test_one_step_of_the_event_simulation_by_hand(comm_ms, ends):
     """Of 60 ms 30 are done when the bucket is ready. Compute at 1/2, all-reduce at 1/3."""
     compute = Compute(before_ms=0.0, backward_ms=60.0, after_ms=0.0)
     step = simulate(work((30.0, comm_ms)), compute, slowdown=Slowdown(compute=2.0, comm=3.0))
@@ -135,17 +138,12 @@ def test_one_step_of_the_event_simulation_by_hand(comm_ms: float, ends: tuple[fl
     assert step.buckets[0].start_ms == 30.0
 
 
-def test_a_bucket_that_was_ready_before_is_not_waited_for() -> None:
-    step = simulate(work((20.0, 40.0), (30.0, 5.0)), COMPUTE)
-    assert [(b.ready_ms, b.start_ms, b.done_ms) for b in step.buckets] == [(20, 20, 60), (30, 60, 65)]
-
-
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), min_size=1, max_size=12)
 SLOWDOWNS = st.builds(lambda a, b: Slowdown(compute=a, comm=b), st.floats(1, 4), st.floats(1, 4))
 
 
 @given(BUCKETS, SLOWDOWNS)
-def test_bounds_of_any_step(buckets: list[tuple[float, float]], slow: Slowdown) -> None:
+def test_bounds_of_any_step(buckets, slow):
     step = simulate(work(*buckets), COMPUTE, slowdown=slow)
     communication = sum(comm for _, comm in buckets)
     overlapped = min(communication * slow.comm, COMPUTE.backward_ms * slow.compute)
@@ -158,15 +156,77 @@ def test_bounds_of_any_step(buckets: list[tuple[float, float]], slow: Slowdown) 
 
 
 @given(BUCKETS)
-def test_undisturbed_overlap_never_costs(buckets: list[tuple[float, float]]) -> None:
+def test_undisturbed_overlap_never_costs(buckets):
     step = simulate(work(*buckets), COMPUTE)
     assert step.step_ms <= COMPUTE.total_ms + sum(comm for _, comm in buckets) + 1e-6
 
 
 @given(BUCKETS, SLOWDOWNS, st.floats(1, 10))
-def test_more_bandwidth_is_never_slower(
-    buckets: list[tuple[float, float]], slow: Slowdown, factor: float
-) -> None:
+def test_more_bandwidth_is_never_slower(buckets, slow, factor):
     faster = [(ready, comm / factor) for ready, comm in buckets]
     slower_ms = simulate(work(*buckets), COMPUTE, slowdown=slow).step_ms
     assert simulate(work(*faster), COMPUTE, slowdown=slow).step_ms <= slower_ms + 1e-6
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("n", "m"), [(2, 1), (2, 4), (3, 5), (4, 4), (8, 32)])
+def test_equal_stages_wait_as_the_gpipe_paper_says(schedule, n, m):
+    if schedule == "gpipe" or m >= n:
+        assert bubble_share(schedule, [1.0] * n, [2.0] * n, m) == pytest.approx((n - 1) / (m + n - 1))
+
+
+def test_unequal_stages_wait_for_the_slowest():
+    # By hand: F 1, 1 then F 3, 3 ends at 7; backwards of no time. Busy 8 of 2 x 7.
+    assert bubble_share("gpipe", [1.0, 3.0], [0.0, 0.0], 2) == pytest.approx(1 - 8 / 14)
+
+
+def test_partition_keeps_one_stage_busy_at_a_time():
+    assert bubble_share("gpipe", [1.0, 5.0, 2.0], [2.0, 9.0, 4.0], 1) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 5])
+def test_no_other_split_has_a_smaller_slowest_stage(num_parts):
+    costs = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
+    found = balanced(costs, num_parts)
+
+    def slowest(cuts):
+        ends = (0, *cuts, len(costs))
+        return max(sum(costs[a:b]) for a, b in itertools.pairwise(ends))
+
+    every = [slowest(cuts) for cuts in itertools.combinations(range(1, len(costs)), num_parts - 1)]
+    assert sum(found) == len(costs)
+    assert min(found) > 0
+    assert slowest(tuple(itertools.accumulate(found[:-1]))) == min(every)
+
+
+def test_more_devices_than_layers_is_refused():
+    with pytest.raises(ValueError, match="2 layers do not make 3 stages"):
+        balanced([1.0, 1.0], 3)
+
+
+@pytest.mark.parametrize("make", [resnet20, resnet18])
+def test_a_resnets_layers_one_after_another_are_the_resnet(make):
+    module = make().eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        found = nn.Sequential(*resnet_layers(module))(images)
+        assert torch.allclose(found, module(images), atol=1e-6)
+    held = {id(p) for layer in resnet_layers(module) for p in layer.parameters()}
+    assert held == {id(p) for p in module.parameters()}
+
+
+def test_a_layer_of_ten_times_the_work_costs_most_and_gradients_are_gone():
+    layers = [
+        nn.Linear(256, 256),
+        nn.Sequential(*(nn.Linear(256, 256) for _ in range(30))),
+        nn.ReLU(inplace=True),
+    ]
+    targets = torch.zeros(512, dtype=torch.long)
+    costs = layer_costs_ms(
+        layers,
+        torch.randn(512, 256),
+        lambda out: functional.cross_entropy(out, targets),
+        within=contextlib.nullcontext(),
+    )
+    assert costs.index(max(costs)) == 1
+    assert all(p.grad is None for layer in layers for p in layer.parameters())

@@ -1,20 +1,16 @@
 """What is measured in a round, which cases rest, and when a run stops."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
+import made
 import pytest
 import scipy
-from made import cap_of
+from made import cap_of, planned
 
 from ddp_bench.bench.estimate import MIN_ROUNDS
-from ddp_bench.bench.plan import Machine, Planned, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.run.phases import fixed_phases
 from ddp_bench.bench.run.reopen import Completion
@@ -29,23 +25,18 @@ from ddp_bench.bench.run.schedule import (
     is_look,
     resting_cases,
 )
-from ddp_bench.bench.settings import ResolvedSettings, Settings
 from ddp_bench.bench.stats import Interval
 
-MACHINE = Machine(device_type="cpu", devices_per_node=2)
+
+def resolved(**stored):
+    return made.resolved(**{"gpus": [1, 2], **stored})
 
 
-def resolved(**stored: Any) -> ResolvedSettings:
-    settings = Settings.of_stored({"gpus": [1, 2], **stored})
-    return with_device_defaults(settings, device_type="cpu", num_local_devices=2)
-
-
-def visitable(settings: ResolvedSettings) -> list[LiveCase]:
+def visitable(settings):
     """Every case that runs, with a step as long as its devices are many."""
-    plan: list[Planned] = expand(settings, MACHINE, arch="resnet18", image_size=64)
     return [
         LiveCase(index, p.case, p.oversubscribed, step_s=0.1 * p.case.num_devices)
-        for index, p in enumerate(plan)
+        for index, p in enumerate(planned(settings))
         if p.skip_reason is None
     ]
 
@@ -54,9 +45,7 @@ STEPS = {"anatomy": 2}
 """Steps of a block whose phase takes another number than `--steps`."""
 
 
-def simulated(
-    settings: ResolvedSettings, num_rounds: int, *, resting: frozenset[str] = frozenset()
-) -> tuple[Schedule, list[dict[int, list[str]]]]:
+def simulated(settings, num_rounds, *, resting=frozenset()):
     """Rounds whose blocks take what warm-up promised: the schedule, and what it chose.
 
     Cases rest from the first look on.
@@ -73,7 +62,7 @@ def simulated(
     return schedule, chosen
 
 
-def names(settings: ResolvedSettings) -> dict[int, str]:
+def names(settings):
     return {one.index: one.case.case_id for one in visitable(settings)}
 
 
@@ -88,7 +77,7 @@ def names(settings: ResolvedSettings) -> dict[int, str]:
     ],
     ids=str,
 )
-def test_every_kind_of_block_keeps_to_its_share(settings: dict[str, Any]) -> None:
+def test_every_kind_of_block_keeps_to_its_share(settings):
     """But for the first visits, which come whatever they cost: they count for little in a long run."""
     schedule, _ = simulated(resolved(**settings), 400)
     total_s = sum(schedule.spent_s.values())
@@ -97,7 +86,7 @@ def test_every_kind_of_block_keeps_to_its_share(settings: dict[str, Any]) -> Non
     assert schedule.spent_s["timed"] >= 0.35 * total_s
 
 
-def test_long_steps_leave_enough_visits_for_an_interval_of_what_is_hidden() -> None:
+def test_long_steps_leave_enough_visits_for_an_interval_of_what_is_hidden():
     """25 rounds are what two hosts on a slow link reach: shares alone would give two visits of `comm`."""
     settings = resolved()
     schedule, _ = simulated(settings, 25)
@@ -106,7 +95,7 @@ def test_long_steps_leave_enough_visits_for_an_interval_of_what_is_hidden() -> N
     assert all(schedule.visits[c, phase] >= MIN_ROUNDS for c in of_ddp for phase in ("no_sync", "comm"))
 
 
-def test_every_case_begins_with_timed_blocks_enough_for_an_interval() -> None:
+def test_every_case_begins_with_timed_blocks_enough_for_an_interval():
     """Whatever its share, and whatever its preparation took."""
     settings = resolved(gpus=[1, 2, 4], calibrate=True, trace=True)
     live, schedule = visitable(settings), Schedule(settings)
@@ -118,7 +107,7 @@ def test_every_case_begins_with_timed_blocks_enough_for_an_interval() -> None:
             schedule.add(one.case.case_id, "timed", 9.0, oversubscribed=one.oversubscribed)
 
 
-def test_what_a_calibration_took_decides_when_it_comes_again() -> None:
+def test_what_a_calibration_took_decides_when_it_comes_again():
     settings = resolved(calibrate=True)
     live, schedule = {one.index: one for one in visitable(settings)}, Schedule(settings)
     visits = []
@@ -133,7 +122,7 @@ def test_what_a_calibration_took_decides_when_it_comes_again() -> None:
     assert schedule.spent_s["calibration"] <= 1.1 * SHARES["calibration"] * sum(schedule.spent_s.values())
 
 
-def test_a_time_that_gives_no_interval_is_told_before_the_rounds() -> None:
+def test_a_time_that_gives_no_interval_is_told_before_the_rounds():
     live = visitable(resolved())
     round_s = sum(one.step_s for one in live)
     schedule = Schedule(resolved())
@@ -148,28 +137,28 @@ def test_a_time_that_gives_no_interval_is_told_before_the_rounds() -> None:
     assert schedule.shortage(live, 0.0) == "", "an earlier attempt has them"
 
 
-def test_what_a_share_allows_is_used() -> None:
+def test_what_a_share_allows_is_used():
     schedule, _ = simulated(resolved(gpus=[1, 2, 4]), 400)
     total_s = sum(schedule.spent_s.values())
     assert schedule.spent_s["no_sync"] >= 0.8 * SHARES["no_sync"] * total_s
     assert schedule.spent_s["instrumented"] >= 0.5 * SHARES["instrumented"] * total_s
 
 
-def test_every_case_of_its_own_is_timed_in_every_round() -> None:
+def test_every_case_of_its_own_is_timed_in_every_round():
     settings = resolved()
     _, chosen = simulated(settings, 20)
     assert all(set(found) == set(names(settings)) for found in chosen)
     assert all("timed" in phases for found in chosen for phases in found.values())
 
 
-def test_the_least_visited_come_first() -> None:
+def test_the_least_visited_come_first():
     schedule, _ = simulated(resolved(), 200)
     for phase in ("no_sync", "comm", *INSTRUMENTED):
         visits = [n for (_, of), n in schedule.visits.items() if of == phase]
         assert max(visits) - min(visits) <= 2, phase
 
 
-def test_every_pass_is_seen_early() -> None:
+def test_every_pass_is_seen_early():
     """A run that breaks off after a dozen rounds has every column of every case."""
     settings = resolved()
     schedule, _ = simulated(settings, 12)
@@ -178,13 +167,10 @@ def test_every_pass_is_seen_early() -> None:
         assert {of for (case_id, of) in schedule.visits if case_id == one.case.case_id} == wanted
 
 
-def test_shared_cases_come_within_their_share_and_with_the_default_cap_alone() -> None:
+def test_shared_cases_come_within_their_share_and_with_the_default_cap_alone():
     settings = resolved(gpus=[1, 2, 4])
     shared = [one for one in visitable(settings) if one.oversubscribed]
-    assert [(one.case.mode, cap_of(one.case)) for one in shared] == [
-        ("dp", ""),
-        ("ddp", "default"),
-    ]
+    assert [(one.case.mode, cap_of(one.case)) for one in shared] == [("dp", ""), ("ddp", "default")]
     schedule, chosen = simulated(settings, 400)
     total_s = sum(schedule.spent_s.values())
     assert 0 < schedule.spent_s["shared"] <= 1.1 * SHARES["shared"] * total_s
@@ -199,7 +185,7 @@ def test_shared_cases_come_within_their_share_and_with_the_default_cap_alone() -
     assert looks["timed"] == looks["no_sync"] + MIN_ROUNDS == len(rounds)
 
 
-def test_shared_cases_get_all_the_time_where_there_are_no_others() -> None:
+def test_shared_cases_get_all_the_time_where_there_are_no_others():
     settings = resolved(gpus=[4], modes=["ddp"])
     live = [one for one in visitable(settings) if one.oversubscribed]
     chosen = Schedule(settings).round(live, 1)
@@ -216,7 +202,7 @@ def test_shared_cases_get_all_the_time_where_there_are_no_others() -> None:
     ],
     ids=["plain", "powersgd", "zero", "delayed"],
 )
-def test_a_pass_that_would_be_wrong_is_left_out(setting: dict[str, Any], passes: set[str]) -> None:
+def test_a_pass_that_would_be_wrong_is_left_out(setting, passes):
     fixed = resolved(modes=["ddp"], gpus=[2], bucket_cap_mb=["1"], rounds=1, **setting)
     *_, ddp = visitable(fixed)
     assert set(fixed_phases(ddp.case, oversubscribed=False, round_index=1, settings=fixed)) == passes
@@ -225,7 +211,7 @@ def test_a_pass_that_would_be_wrong_is_left_out(setting: dict[str, Any], passes:
 
 
 @pytest.mark.parametrize("round_index", [1, 2, 5, 6, 11])
-def test_fixed_rounds_give_the_fixed_phases_whatever_rests(round_index: int) -> None:
+def test_fixed_rounds_give_the_fixed_phases_whatever_rests(round_index):
     settings = resolved(gpus=[1, 2, 4], rounds=12)
     live = visitable(settings)
     everything = frozenset(one.case.case_id for one in live)
@@ -239,12 +225,12 @@ def test_fixed_rounds_give_the_fixed_phases_whatever_rests(round_index: int) -> 
     }
 
 
-def test_passes_that_are_not_wanted_do_not_come() -> None:
+def test_passes_that_are_not_wanted_do_not_come():
     schedule, _ = simulated(resolved(passes=["comm"]), 40)
     assert {of for _, of in schedule.visits} == {"timed", "comm"}
 
 
-def test_resting_cases_are_not_timed() -> None:
+def test_resting_cases_are_not_timed():
     settings = resolved()
     resting = frozenset([names(settings)[0]])
     _, chosen = simulated(settings, 200, resting=resting)
@@ -252,7 +238,7 @@ def test_resting_cases_are_not_timed() -> None:
     assert phases == {"anatomy"}, "a look inside may still come, from the share that is left"
 
 
-def test_neither_timed_nor_no_sync_always_comes_first() -> None:
+def test_neither_timed_nor_no_sync_always_comes_first():
     _, chosen = simulated(resolved(), 60)
     first = Counter(
         phases[0] for found in chosen for phases in found.values() if {"timed", "no_sync"} <= set(phases)
@@ -262,11 +248,11 @@ def test_neither_timed_nor_no_sync_always_comes_first() -> None:
     assert simulated(resolved(seed=1), 60)[1] != chosen
 
 
-def test_looks_are_at_ten_and_twice_as_many_each() -> None:
+def test_looks_are_at_ten_and_twice_as_many_each():
     assert [n for n in range(400) if is_look(n)] == [10, 20, 40, 80, 160, 320]
 
 
-def comparison(first: str, second: str, half_width: float, *, middle: float = 1.0) -> Comparison:
+def comparison(first, second, half_width, *, middle=1.0):
     ends = (middle * math.exp(-half_width), middle * math.exp(half_width))
     return Comparison(first, second, Interval(middle, *ends), 0.05, 20)
 
@@ -274,7 +260,7 @@ def comparison(first: str, second: str, half_width: float, *, middle: float = 1.
 NARROW, WIDE = 0.9 * math.log(1.05) / 2, 1.1 * math.log(1.05) / 2
 
 
-def test_a_case_rests_once_all_its_comparisons_are_narrow() -> None:
+def test_a_case_rests_once_all_its_comparisons_are_narrow():
     by = [
         comparison("ddp", "dp", NARROW),
         comparison("cap1", "ddp", NARROW),
@@ -284,7 +270,7 @@ def test_a_case_rests_once_all_its_comparisons_are_narrow() -> None:
     assert resting_cases([], {"ddp": 0.001}) == frozenset()
 
 
-def test_a_case_in_no_comparison_rests_by_its_rate() -> None:
+def test_a_case_in_no_comparison_rests_by_its_rate():
     by = [comparison("ddp", "dp", WIDE)]
     widths = {"one": 0.02, "other": 0.03, "unknown": math.nan, "ddp": 0.001}
     assert resting_cases(by, widths) == {"one"}
@@ -296,16 +282,16 @@ class FakeRecorder(SimpleNamespace):
     comparisons: list[Comparison]
     width: float = math.nan
 
-    def half_width(self) -> float:
+    def half_width(self):
         return self.width
 
 
-def rule(*by: Comparison, width: float = math.nan, elapsed_s: float = 0.0, **settings: Any) -> StopRule:
-    recorder: Any = FakeRecorder(comparisons=list(by), width=width)
+def rule(*by, width=math.nan, elapsed_s=0.0, **settings):
+    recorder = FakeRecorder(comparisons=list(by), width=width)
     return StopRule(resolved(**settings), recorder, lambda: elapsed_s)
 
 
-def test_a_run_stops_at_a_look_once_every_comparison_is_narrow() -> None:
+def test_a_run_stops_at_a_look_once_every_comparison_is_narrow():
     narrow = rule(comparison("a", "b", NARROW), comparison("c", "b", NARROW))
     stops = dict.fromkeys((FIRST_LOOK, 20, 40), Completion.NARROW)
     assert {n: narrow.reason(n) for n in range(45) if narrow.reason(n)} == stops
@@ -314,7 +300,7 @@ def test_a_run_stops_at_a_look_once_every_comparison_is_narrow() -> None:
 
 
 @pytest.mark.parametrize("middle", [0.2, 0.9, 1.0, 1.1, 5.0])
-def test_never_by_significance(middle: float) -> None:
+def test_never_by_significance(middle):
     """Whether 1 is within the interval changes nothing: not where it is wide, nor where it is narrow."""
     wide = rule(comparison("a", "b", WIDE, middle=middle), comparison("c", "b", NARROW))
     assert not any(wide.reason(n) for n in range(700))
@@ -322,19 +308,19 @@ def test_never_by_significance(middle: float) -> None:
     assert narrow.reason(40) == Completion.NARROW
 
 
-def test_unknown_intervals_stop_nothing() -> None:
+def test_unknown_intervals_stop_nothing():
     unknown = Comparison("a", "b", Interval(2.0, math.nan, math.nan), 0.05, 3)
     assert not rule(unknown).reason(10)
     assert not rule(width=math.nan).reason(10)
 
 
-def test_without_comparisons_the_rates_decide() -> None:
+def test_without_comparisons_the_rates_decide():
     assert rule(width=0.025).reason(20) == Completion.NARROW
     assert not rule(width=0.026).reason(20)
     assert rule(width=0.04, margin=0.1).reason(20) == Completion.NARROW
 
 
-def test_the_time_limit_ends_it_at_any_round() -> None:
+def test_the_time_limit_ends_it_at_any_round():
     wide = comparison("a", "b", WIDE)
     assert rule(wide, elapsed_s=60.0, max_time=60).reason(7) == Completion.TIME
     assert not rule(wide, elapsed_s=59.9, max_time=60).reason(7)
@@ -342,7 +328,7 @@ def test_the_time_limit_ends_it_at_any_round() -> None:
     assert rule(wide, elapsed_s=45.0, max_time=60).left_s() == 15.0
 
 
-def test_fixed_rounds_are_neither_cut_short_nor_exceeded() -> None:
+def test_fixed_rounds_are_neither_cut_short_nor_exceeded():
     narrow = rule(comparison("a", "b", NARROW), rounds=15)
     assert not any(narrow.reason(n) for n in range(15))
     assert narrow.reason(15) == Completion.ROUNDS
@@ -350,7 +336,7 @@ def test_fixed_rounds_are_neither_cut_short_nor_exceeded() -> None:
     assert narrow.left_share(5) == pytest.approx(2 / 3)
 
 
-def test_a_precision_target_keeps_its_meaning() -> None:
+def test_a_precision_target_keeps_its_meaning():
     """Every rate, after five rounds, at any round; the comparisons are not asked."""
     reached = rule(comparison("a", "b", WIDE), width=0.01, precision_target=0.01)
     found = [n for n in range(12) if reached.reason(n)]
@@ -359,7 +345,7 @@ def test_a_precision_target_keeps_its_meaning() -> None:
     assert not any(missed.reason(n) for n in range(100))
 
 
-def test_the_share_of_the_time_that_is_left() -> None:
+def test_the_share_of_the_time_that_is_left():
     now = 20.0
     made = StopRule(replace(resolved(max_time=100)), None, lambda: now)
     assert made.left_share(0) == 1.0
@@ -367,13 +353,12 @@ def test_the_share_of_the_time_that_is_left() -> None:
     assert made.left_share(3) == pytest.approx(0.5)
 
 
-def expected(probe_ms: list[float], *, seconds: float = 200.0, **stored: Any) -> float | None:
+def expected(probe_ms, *, seconds=200.0, **stored):
     settings = resolved(**stored)
-    plan = expand(settings, MACHINE, arch="resnet18", image_size=64)
-    return expected_half_width(plan, settings, probe_ms, expected_s=seconds)
+    return expected_half_width(planned(settings), settings, probe_ms, expected_s=seconds)
 
 
-def test_a_forecast_is_students_interval_of_a_difference() -> None:
+def test_a_forecast_is_students_interval_of_a_difference():
     """Logs of +-0.1 about 100 ms: two samples of 30 normal values whose scatter is 0.1 x 1.4826."""
     probe_ms = [100 * math.exp(0.1 * sign) for sign in (-1, 1) * 5]
     scatter = 0.14826
@@ -381,7 +366,7 @@ def test_a_forecast_is_students_interval_of_a_difference() -> None:
     assert expected(probe_ms, rounds=30) == pytest.approx(wanted)
 
 
-def test_a_forecast_narrows_with_the_root_of_the_time() -> None:
+def test_a_forecast_narrows_with_the_root_of_the_time():
     probe_ms = [100 * math.exp(0.1 * sign) for sign in (-1, 1) * 5]
     short, long = (expected(probe_ms, seconds=seconds) for seconds in (200.0, 800.0))
     assert short is not None
@@ -390,18 +375,18 @@ def test_a_forecast_narrows_with_the_root_of_the_time() -> None:
 
 
 @pytest.mark.parametrize("probe_ms", [[100.0], [100.0] * 9])
-def test_no_forecast_from_few_steps(probe_ms: list[float]) -> None:
+def test_no_forecast_from_few_steps(probe_ms):
     assert expected(probe_ms) is None
 
 
-def test_no_forecast_without_rounds_or_comparisons() -> None:
+def test_no_forecast_without_rounds_or_comparisons():
     probe_ms = [100.0, 110.0] * 5
     assert expected(probe_ms, rounds=4) is None
     assert expected(probe_ms, seconds=1.0) is None
     assert expected(probe_ms, gpus=[1], modes=["single"]) is None
 
 
-def test_cheap_traces_do_not_crowd_out_the_anatomy_of_slow_cases() -> None:
+def test_cheap_traces_do_not_crowd_out_the_anatomy_of_slow_cases():
     settings = resolved(modes=["ddp", "fsdp", "pipeline"], gpus=[2], bucket_cap_mb=["default"])
     live, (_, rounds) = visitable(settings), simulated(settings, 300)
     seen = Counter((index, phase) for phases in rounds for index, found in phases.items() for phase in found)

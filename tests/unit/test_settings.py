@@ -1,17 +1,16 @@
+import ast
 import json
-from dataclasses import Field
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddp_bench.bench.axes import DDP_SETTINGS, STEP_DEFAULTS
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.resolve import PRESETS, GpuKind, resolve, with_device_defaults
-from ddp_bench.bench.settings import ResolvedSettings, Settings, as_options, options_of
+from ddp_bench.bench.settings import Settings, as_options, options_of
 
 
-def test_later_layers_win(tmp_path: Path) -> None:
+def test_later_layers_win(tmp_path):
     config = tmp_path / "a.toml"
     config.write_text('arch = "resnet34"\nbatch-size = 4\ngpus = [1, 2]\nmax_time = "2m"\n')
     settings = resolve({"batch_size": "8"}, preset="quick", config=config)
@@ -20,13 +19,13 @@ def test_later_layers_win(tmp_path: Path) -> None:
     assert settings.stored()["bucket_cap_mb"] == ("default", "0.25"), "nothing overrides the preset's"
 
 
-def test_a_workload_replaces_the_presets_architecture() -> None:
+def test_a_workload_replaces_the_presets_architecture():
     settings = resolve({"workload": "a.b:c"}, preset="quick")
     assert settings.arch is None
     assert settings.workload == "a.b:c"
 
 
-def test_toml_values_of_every_kind(tmp_path: Path) -> None:
+def test_toml_values_of_every_kind(tmp_path):
     config = tmp_path / "a.toml"
     config.write_text(
         "static_graph = [true, false]\nbucket_cap_mb = ['default', 0.5, 25]\nsync-buffers = false\n"
@@ -38,7 +37,7 @@ def test_toml_values_of_every_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_resolves(preset: str) -> None:
+def test_every_preset_resolves(preset):
     assert isinstance(resolve({}, preset=preset), Settings)
 
 
@@ -73,14 +72,14 @@ def test_every_preset_resolves(preset: str) -> None:
         ({"seed": "1.5"}, "whole number"),
     ],
 )
-def test_bad_values_are_named_with_the_fix(layer: dict[str, str], message: str) -> None:
+def test_bad_values_are_named_with_the_fix(layer, message):
     with pytest.raises(UsageError) as caught:
         resolve(layer)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_preset_and_key_name_the_nearest(tmp_path: Path) -> None:
+def test_unknown_preset_and_key_name_the_nearest(tmp_path):
     with pytest.raises(UsageError, match="did you mean 'quick'"):
         resolve({}, preset="quik")
     config = tmp_path / "a.toml"
@@ -89,7 +88,7 @@ def test_unknown_preset_and_key_name_the_nearest(tmp_path: Path) -> None:
         resolve({}, config=config)
 
 
-def test_unreadable_toml(tmp_path: Path) -> None:
+def test_unreadable_toml(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         resolve({}, config=tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"
@@ -98,7 +97,7 @@ def test_unreadable_toml(tmp_path: Path) -> None:
         resolve({}, config=broken)
 
 
-def defaults(*, gpu: GpuKind | None = None, gpus: int = 6, **asked: Any) -> ResolvedSettings:
+def defaults(*, gpu=None, gpus=6, **asked):
     device = "cpu" if gpu is None else "cuda"
     return with_device_defaults(Settings(**asked), device_type=device, num_local_devices=gpus, gpu=gpu)
 
@@ -109,7 +108,7 @@ H200, V100, GTX = (
 )
 
 
-def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself() -> None:
+def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself():
     found = defaults(gpus=2)
     assert (found.arch, found.batch_size, found.backend, found.gpus) == ("resnet18", 16, "gloo", (1, 2))
     assert (found.precision, found.steps, found.margin, found.least_block_s) == ("fp32", 1, 0.05, 0)
@@ -118,7 +117,7 @@ def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself() -> None
     assert fixed.max_time is None, "a number of rounds is not cut short by a time nobody gave"
 
 
-def test_a_gpu_trains_as_an_engineer_does_today() -> None:
+def test_a_gpu_trains_as_an_engineer_does_today():
     found = defaults(gpu=H200)
     assert (found.arch, found.batch_size, found.backend) == ("resnet50", 256, "nccl")
     assert found.gpus == (1, 2, 4, 6), "all six, beside the powers of two"
@@ -127,19 +126,19 @@ def test_a_gpu_trains_as_an_engineer_does_today() -> None:
 
 
 @pytest.mark.parametrize(("gpu", "precision", "batch_size"), [(V100, "fp16", 64), (GTX, "fp32", 32)])
-def test_an_older_gpu_takes_what_it_has(gpu: GpuKind, precision: str, batch_size: int) -> None:
+def test_an_older_gpu_takes_what_it_has(gpu, precision, batch_size):
     found = defaults(gpu=gpu)
     assert (found.precision, found.batch_size) == (precision, batch_size)
     assert found.fused_optimizer == (precision != "fp16"), "an overflow leaves its momentum unset"
 
 
-def test_what_the_user_says_goes_before_the_device() -> None:
+def test_what_the_user_says_goes_before_the_device():
     found = defaults(gpu=H200, precision="fp32", channels_last=False, batch_size=8, fused_optimizer=False)
     assert (found.precision, found.channels_last, found.batch_size) == ("fp32", False, 8)
     assert not found.fused_optimizer
 
 
-def test_the_default_batch_of_strong_scaling_divides_over_every_count() -> None:
+def test_the_default_batch_of_strong_scaling_divides_over_every_count():
     found = defaults(gpu=H200, scaling="strong")
     assert found.batch_size == 264, "the next multiple of 12 after 256"
 
@@ -148,13 +147,11 @@ def test_the_default_batch_of_strong_scaling_divides_over_every_count() -> None:
     ("asked", "step_s", "steps"),
     [({}, 0.05, 20), ({}, 0.3, 4), ({}, 3.0, 1), ({"steps": 7}, 0.05, 7), ({"steps": 7}, 3.0, 7)],
 )
-def test_a_block_on_a_gpu_takes_a_second_unless_steps_are_given(
-    asked: dict[str, int], step_s: float, steps: int
-) -> None:
+def test_a_block_on_a_gpu_takes_a_second_unless_steps_are_given(asked, step_s, steps):
     assert defaults(gpu=H200, **asked).steps_per_block(step_s) == steps
 
 
-def test_the_length_of_blocks_comes_back_for_a_resume() -> None:
+def test_the_length_of_blocks_comes_back_for_a_resume():
     for found in (defaults(gpu=H200), defaults(gpu=H200, steps=3), defaults()):
         again = Settings.of_stored(json.loads(json.dumps(found.stored())))
         kind = {"device_type": found.device, "num_local_devices": 6}
@@ -162,7 +159,7 @@ def test_the_length_of_blocks_comes_back_for_a_resume() -> None:
 
 
 @pytest.mark.parametrize("setting", DDP_SETTINGS, ids=lambda setting: setting.name)
-def test_every_ddp_setting_is_an_option_with_values_to_measure(setting: Field[Any]) -> None:
+def test_every_ddp_setting_is_an_option_with_values_to_measure(setting):
     option = next(f for f in options_of() if f.name == setting.name)
     assert option.metadata["help"] == setting.metadata["help"]
     values = getattr(Settings(), setting.name)
@@ -172,7 +169,7 @@ def test_every_ddp_setting_is_an_option_with_values_to_measure(setting: Field[An
     assert option.metadata["parse"](text) == values
 
 
-def test_settings_come_back_from_what_is_stored_of_them() -> None:
+def test_settings_come_back_from_what_is_stored_of_them():
     found = resolve({"bucket_cap_mb": "default,1/25", "max_time": "90s", "gpus": "1,2"})
     stored = json.loads(json.dumps(found.stored()))
     assert stored["bucket_cap_mb"] == ["default", "1/25"]
@@ -189,14 +186,61 @@ def test_settings_come_back_from_what_is_stored_of_them() -> None:
         ({}, "quick", True),
     ],
 )
-def test_caps_are_given_by_whoever_names_them(
-    layer: dict[str, str], preset: str | None, *, given: bool
-) -> None:
+def test_caps_are_given_by_whoever_names_them(layer, preset, *, given):
     assert resolve(layer, preset=preset).caps_given is given
 
 
-def test_stored_settings_become_options_again() -> None:
+def test_stored_settings_become_options_again():
     stored = resolve({"arch": "resnet34", "batch_size": "8", "bucket_cap_mb": "1,25/50"})
     options = as_options(stored, ("arch", "batch_size", "bucket_cap_mb", "seed", "margin"))
     assert options == ["--arch", "resnet34", "--batch-size", "8", "--bucket-cap-mb", "1,25/50"]
     assert as_options(Settings(rounds=5), ("arch", "no_setting")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "arguments"),
+    [
+        ("default", "default", {}),
+        ("25", "25", {"bucket_cap_mb": 25.0}),
+        ("25.0", "25", {"bucket_cap_mb": 25.0}),
+        ("0", "0", {"bucket_cap_mb": 1e-6}),
+        ("0.000001", "1e-06", {"bucket_cap_mb": 1e-6}),
+        ("1/25/25", "1/25/25", {"bucket_cap_mb_list": [1.0, 25.0, 25.0]}),
+        ("01/2.50", "1/2.5", {"bucket_cap_mb_list": [1.0, 2.5]}),
+    ],
+)
+def test_caps_know_their_text_and_what_ddp_is_given(text, shown, arguments):
+    caps = BucketCaps.parse(text)
+    assert str(caps) == shown
+    assert BucketCaps.parse(shown) == caps
+    assert caps.arguments() == arguments
+
+
+@pytest.mark.parametrize("text", ["default", "25", "2.5", "0", "0.000001", "1/25/25"])
+def test_the_code_for_caps_is_the_call_that_a_run_makes(text):
+    caps = BucketCaps.parse(text)
+    call = ast.parse(f"DDP({caps.code()})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert {given.arg: ast.literal_eval(given.value) for given in call.keywords} == caps.arguments()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "1//2", "nan", "inf", "0/25", "00", "1e-3", "default/1", "٣", "1 "]
+)
+def test_other_text_is_no_cap(text):
+    with pytest.raises(UsageError, match="write default, 25, 0 for a bucket per parameter, or a list"):
+        BucketCaps.parse(text)
+
+
+def test_a_layout_is_read_from_and_written_to_a_cell():
+    layout = BucketLayout((8196000, 27260928))
+    assert str(layout) == "8196000/27260928"
+    assert BucketLayout.parse(str(layout)) == layout
+    assert BucketLayout.of_cell("46758048") == BucketLayout((46758048,))
+
+
+@pytest.mark.parametrize("cell", ["", None, float("nan"), "1//2", "/", "1/x", "-1", "٣"])
+def test_a_broken_or_empty_cell_holds_no_layout(cell):
+    assert BucketLayout.of_cell(cell) is None
+    with pytest.raises(UsageError, match="bucket_bytes"):
+        BucketLayout.parse(str(cell))

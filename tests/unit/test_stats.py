@@ -1,13 +1,25 @@
+"""Intervals of medians, pairs and ratios: closed forms, and as often right as they say."""
+
+import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from ddp_bench.bench.stats import Interval, median_interval, median_intervals, paired_ratio
+from ddp_bench.bench import stats
+from ddp_bench.bench.stats import (
+    Interval,
+    difference_of_medians,
+    median_interval,
+    median_intervals,
+    paired_ratio,
+    ratio_of_medians,
+)
 
 
-def test_no_value_and_one_value_have_no_interval() -> None:
+def test_no_value_and_one_value_have_no_interval():
     assert math.isnan(median_interval([]).estimate)
     one = median_interval([3.0])
     assert one.estimate == 3.0
@@ -18,10 +30,10 @@ def test_no_value_and_one_value_have_no_interval() -> None:
 
 @pytest.mark.parametrize("num_rounds", [3, 5, 10, 30])
 @pytest.mark.parametrize("shape", ["normal", "heavy", "bimodal"])
-def test_intervals_contain_the_truth(num_rounds: int, shape: str) -> None:
+def test_intervals_contain_the_truth(num_rounds, shape):
     rng = np.random.default_rng(num_rounds)
 
-    def sample(size: int) -> np.ndarray:
+    def sample(size):
         if shape == "normal":
             return 100 + rng.normal(size=size)
         if shape == "heavy":
@@ -37,19 +49,19 @@ def test_intervals_contain_the_truth(num_rounds: int, shape: str) -> None:
     assert scipy_stats.binomtest(hits, trials, 0.94, alternative="less").pvalue > 0.01
 
 
-def test_agrees_with_the_normal_theory_of_the_median_on_many_rounds() -> None:
+def test_agrees_with_the_normal_theory_of_the_median_on_many_rounds():
     values = np.random.default_rng(0).normal(50, 2, size=400)
     interval = median_interval(list(values))
     standard_error = math.sqrt(math.pi / 2) * 2 / math.sqrt(400)
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * standard_error, rel=0.3)
 
 
-def test_rates_stay_positive_with_two_wild_rounds() -> None:
+def test_rates_stay_positive_with_two_wild_rounds():
     interval = median_interval([1.0, 100.0])
     assert 0 < interval.low < interval.estimate < interval.high
 
 
-def test_estimates_lie_in_their_intervals() -> None:
+def test_estimates_lie_in_their_intervals():
     rng = np.random.default_rng(5)
     for size in range(2, 12):
         for offset in (0.0, 10.0):
@@ -57,7 +69,7 @@ def test_estimates_lie_in_their_intervals() -> None:
             assert interval.low <= interval.estimate <= interval.high
 
 
-def test_pairing_cancels_drift() -> None:
+def test_pairing_cancels_drift():
     rng = np.random.default_rng(2)
     drift = np.linspace(1.0, 2.0, 20)
     a = {i: float(1.1 * d * (1 + 0.001 * rng.normal())) for i, d in enumerate(drift)}
@@ -69,18 +81,18 @@ def test_pairing_cancels_drift() -> None:
     assert unpaired.half_width > 20 * paired.half_width
 
 
-def test_only_common_rounds_are_paired() -> None:
+def test_only_common_rounds_are_paired():
     assert paired_ratio({1: 2.0, 2: 9.0}, {1: 1.0, 3: 5.0}).estimate == 2.0
 
 
-def test_more_confidence_is_wider() -> None:
+def test_more_confidence_is_wider():
     values = [1.0, 1.1, 0.9, 1.05, 1.2, 0.95]
     narrow, wide = median_interval(values), median_interval(values, confidence=0.99)
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
 @pytest.mark.parametrize("values", [[2.0, 8.0], [0.5, 0.6]])
-def test_two_rates_have_students_interval_of_their_logarithms(values: list[float]) -> None:
+def test_two_rates_have_students_interval_of_their_logarithms(values):
     exact = scipy_stats.ttest_1samp(np.log(values), 0.0).confidence_interval(0.95)
     ours = median_interval(values)
     assert (ours.low, ours.high) == pytest.approx((math.exp(exact.low), math.exp(exact.high)))
@@ -88,7 +100,7 @@ def test_two_rates_have_students_interval_of_their_logarithms(values: list[float
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
 @pytest.mark.parametrize("values", [[4.0, 5, 7], [4.0, 5, 7, 9], [90.0, 100, 101, 102, 130]])
-def test_few_rounds_widen_their_range_as_students_t_grows(values: list[float], confidence: float) -> None:
+def test_few_rounds_widen_their_range_as_students_t_grows(values, confidence):
     """Of what their range covers (1 - 2 / 2^n) to what is wanted, on a log scale about its middle."""
     size = len(values)
     covered = 1 - 2 * 0.5**size
@@ -107,30 +119,30 @@ def test_few_rounds_widen_their_range_as_students_t_grows(values: list[float], c
     assert shifted.high + shifted.low == pytest.approx(values[-1] - values[0])
 
 
-def test_rates_of_any_size_have_a_finite_interval() -> None:
+def test_rates_of_any_size_have_a_finite_interval():
     found = median_interval([1e-150, 1.0, 1e150])
     assert 0 < found.low < 1e-100
     assert 1e100 < found.high < math.inf
 
 
-def test_half_a_width_is_a_share_of_the_estimate() -> None:
+def test_half_a_width_is_a_share_of_the_estimate():
     assert Interval(4.0, 3.0, 7.0).half_width == 0.5
     assert math.isnan(Interval(0.0, -1.0, 1.0).half_width)
 
 
-def test_an_interval_excludes_what_lies_outside_and_not_its_own_ends() -> None:
+def test_an_interval_excludes_what_lies_outside_and_not_its_own_ends():
     found = Interval(2.0, 1.0, 3.0)
     assert found.excludes(0.9)
     assert found.excludes(3.1)
     assert not any(found.excludes(value) for value in (1.0, 2.0, 3.0))
 
 
-def test_a_missing_round_makes_the_whole_unknown() -> None:
+def test_a_missing_round_makes_the_whole_unknown():
     assert math.isnan(median_interval([1.0, math.nan, 2.0]).estimate)
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 5, 6, 30])
-def test_columns_have_the_intervals_that_they_have_alone(num_rounds: int) -> None:
+def test_columns_have_the_intervals_that_they_have_alone(num_rounds):
     rng = np.random.default_rng(num_rounds)
     samples = rng.lognormal(0, 1, (num_rounds, 4)) * [1.0, 1e-9, 1e200, 1.0]
     samples[:, 1] -= np.median(samples[:, 1])
@@ -139,3 +151,237 @@ def test_columns_have_the_intervals_that_they_have_alone(num_rounds: int) -> Non
     alone = [median_interval(column, confidence=0.99) for column in samples.T]
     assert repr(together) == repr(alone)
     assert [math.isnan(found.low) for found in together] == [num_rounds == 1] * 3 + [True]
+
+
+SHAPES = ("normal", "heavy", "bimodal")
+
+
+def sample(rng, shape, size):
+    if shape == "normal":
+        return 100 + 3 * rng.normal(size=size)
+    if shape == "heavy":
+        return 100 * np.exp(0.02 * rng.standard_t(3, size=size))
+    return 100 + 0.5 * rng.normal(size=size) + 5 * (rng.random(size) < 0.25)
+
+
+@pytest.mark.parametrize("num_rounds", [3, 5, 20])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_intervals_of_ratios_contain_the_truth(num_rounds, shape, monkeypatch):
+    monkeypatch.setattr(stats, "RESAMPLES", 300)
+    rng = np.random.default_rng(num_rounds)
+    trials, hits = 200, 0
+    for _ in range(trials):
+        above, below = 1.1 * sample(rng, shape, num_rounds), sample(rng, shape, num_rounds)
+        interval = ratio_of_medians(list(above), list(below))
+        hits += interval.low <= 1.1 <= interval.high
+    assert scipy_stats.binomtest(hits, trials, 0.95, alternative="less").pvalue > 0.01
+
+
+def test_on_many_rounds_it_is_the_normal_theory_of_two_medians():
+    rng = np.random.default_rng(4)
+    interval = ratio_of_medians(list(rng.normal(50, 2, 400)), list(rng.normal(50, 3, 300)))
+    error = math.sqrt(math.pi / 2) * math.hypot(2 / math.sqrt(400), 3 / math.sqrt(300)) / 50
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 * error, rel=0.3)
+
+
+def test_ratios_of_few_rounds_are_wide_not_wrong():
+    rng = np.random.default_rng(5)
+
+    def width(size):
+        interval = ratio_of_medians(list(rng.normal(100, 2, size)), list(rng.normal(100, 2, size)))
+        return interval.high - interval.low
+
+    assert np.median([width(3) for _ in range(20)]) > 3 * np.median([width(30) for _ in range(20)])
+
+
+@pytest.mark.parametrize("num_rounds", [3, 5, 20])
+def test_differences_contain_the_truth_of_figures_around_zero(num_rounds, monkeypatch):
+    monkeypatch.setattr(stats, "RESAMPLES", 300)
+    rng = np.random.default_rng(num_rounds)
+    trials, hits = 200, 0
+    for _ in range(trials):
+        first, second = 1 + 6 * rng.normal(size=num_rounds), 6 * rng.normal(size=num_rounds)
+        interval = difference_of_medians(first, second)
+        assert interval.low <= interval.estimate <= interval.high
+        hits += interval.low <= 1 <= interval.high
+    assert scipy_stats.binomtest(hits, trials, 0.95, alternative="less").pvalue > 0.01
+
+
+def test_rates_cannot_become_negative():
+    interval = ratio_of_medians([1.0, 100.0, 30.0], [2.0, 50.0, 9.0], confidence=0.999)
+    assert 0 < interval.low < interval.estimate < interval.high
+
+
+def test_one_value_gives_no_interval_and_none_gives_nothing():
+    one = ratio_of_medians([3.0], [2.0])
+    assert one.estimate == 1.5
+    assert math.isnan(one.low)
+    assert math.isnan(ratio_of_medians([], [1.0]).estimate)
+
+
+def test_values_without_spread_give_the_ratio_itself():
+    same = ratio_of_medians([3.0] * 3, [2.0] * 4)
+    assert (same.low, same.estimate, same.high) == pytest.approx((1.5, 1.5, 1.5))
+
+
+def test_pairing_beats_it_under_drift():
+    rng = np.random.default_rng(2)
+    drift = np.linspace(1.0, 1.1, 20)
+    a = {i: float(d * (1 + 0.005 * rng.normal())) for i, d in enumerate(drift)}
+    b = {i: float(d * (1 + 0.005 * rng.normal())) for i, d in enumerate(drift)}
+    paired, unpaired = paired_ratio(a, b), ratio_of_medians(list(a.values()), list(b.values()))
+    assert unpaired.high - unpaired.low > 2 * (paired.high - paired.low)
+
+
+def variance_of_median(values):
+    """The bootstrap's, for few rounds: Hesterberg (2015), section 3.4.1."""
+    found = scipy_stats.bootstrap(
+        (values,), np.median, n_resamples=stats.RESAMPLES, method="percentile", rng=np.random.default_rng(0)
+    )
+    return float(found.standard_error) ** 2 * len(values) / (len(values) - 1)
+
+
+def students_t(variances, sizes, confidence):
+    """At the degrees of freedom of Welch (1947)."""
+    freedom = sum(variances) ** 2 / sum(v**2 / (n - 1) for v, n in zip(variances, sizes, strict=True))
+    return float(scipy_stats.t.ppf((1 + confidence) / 2, freedom))
+
+
+ABOVE = [10.0, 11.5, 9.2, 10.8, 12.1, 9.9]
+BELOW = [5.0, 5.6, 4.7, 5.3]
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.99])
+def test_positive_values_have_welchs_interval_of_the_logarithms_medians(confidence):
+    variances = variance_of_median(list(np.log(ABOVE))), variance_of_median(list(np.log(BELOW)))
+    half = students_t(variances, (6, 4), confidence) * math.sqrt(sum(variances))
+    found = ratio_of_medians(ABOVE, BELOW, confidence=confidence)
+    ratio = float(np.median(ABOVE) / np.median(BELOW))
+    assert found.estimate == pytest.approx(ratio)
+    assert (found.low, found.high) == pytest.approx((ratio * math.exp(-half), ratio * math.exp(half)))
+
+
+def test_one_round_of_either_side_leaves_the_ratio_without_an_interval():
+    for above, below in (([3.0], [2.0, 2.0]), ([3.0, 3.0], [2.0])):
+        found = ratio_of_medians(above, below)
+        assert found.estimate == 1.5
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
+    for above, below in (([], [1.0, 2.0]), ([1.0, 2.0], [])):
+        assert math.isnan(ratio_of_medians(above, below).estimate)
+
+
+def test_ratios_beyond_every_float_have_bounds_all_the_same():
+    found = ratio_of_medians([1e-300, 1.0, 1e300], [1e-300, 1.0, 1e300])
+    assert 0 <= found.low < 1 < found.high
+
+
+TRIALS = 2000
+TRUTH = 1.1
+
+Times = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+Noise = Callable[[np.random.Generator, tuple[int, int]], Times]
+
+
+def steady(rng, shape):
+    return np.exp(0.01 * rng.normal(size=shape))
+
+
+def bimodal(rng, shape):
+    """A quarter of the blocks run on the slower of two clocks."""
+    return np.exp(0.005 * rng.normal(size=shape)) * np.where(rng.random(shape) < 0.25, 1.06, 1.0)
+
+
+def heavy(rng, shape):
+    return np.exp(0.01 * rng.standard_t(3, size=shape))
+
+
+def bursts(rng, shape):
+    """Something else runs during a tenth of the blocks."""
+    return steady(rng, shape) * (1 + 0.05 * rng.pareto(1.5, size=shape) * (rng.random(shape) < 0.1))
+
+
+NOISES = {"steady": (steady, steady), "bimodal": (bimodal, bimodal), "heavy": (heavy, heavy)}
+NOISES |= {"bursts": (bursts, bursts), "bimodal on one side": (bimodal, steady)}
+
+
+@functools.cache
+def true_ratio(name):
+    """The median ratio that the noise itself has, of a million pairs."""
+    rng = np.random.default_rng(0)
+    slow, fast = NOISES[name]
+    return float(np.median(slow(rng, (1, 1_000_000)) / fast(rng, (1, 1_000_000))))
+
+
+def trials(name, num_rounds, seed=0):
+    """Times of both sides under a drift of 10% that meets both, and the true median of their ratio."""
+    rng = np.random.default_rng([num_rounds, seed])
+    slow, fast = NOISES[name]
+    drift = np.linspace(1.0, 1.1, num_rounds)
+    shape = TRIALS, num_rounds
+    return TRUTH * drift * slow(rng, shape), drift * fast(rng, shape), TRUTH * true_ratio(name)
+
+
+def by_round(times):
+    return dict(enumerate(times.tolist(), start=1))
+
+
+@pytest.mark.parametrize("num_rounds", [10, *(pytest.param(n, marks=pytest.mark.campaign) for n in (15, 30))])
+@pytest.mark.parametrize("name", NOISES)
+def test_paired_intervals_contain_the_truth_as_often_as_they_say(name, num_rounds):
+    slow, fast, truth = trials(name, num_rounds)
+    intervals = [paired_ratio(by_round(a), by_round(b)) for a, b in zip(slow, fast, strict=True)]
+    assert 0.93 <= np.mean([i.low <= truth <= i.high for i in intervals]) <= 0.97
+
+
+@pytest.mark.parametrize("num_rounds", [3, pytest.param(5, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("name", NOISES)
+def test_few_rounds_are_wide_not_wrong(name, num_rounds):
+    slow, fast, truth = trials(name, num_rounds)
+    intervals = [paired_ratio(by_round(a), by_round(b)) for a, b in zip(slow, fast, strict=True)]
+    assert np.mean([i.low <= truth <= i.high for i in intervals]) >= 0.93
+    many = [paired_ratio(by_round(a), by_round(b)) for a, b in zip(*trials(name, 30)[:2], strict=True)]
+    few_width, many_width = (np.median([i.high - i.low for i in some]) for some in (intervals, many))
+    assert few_width > (4 if num_rounds == 3 else 2) * many_width
+
+
+@pytest.mark.parametrize("confidence", [0.99, 0.998])
+@pytest.mark.parametrize("num_rounds", [3, 6, 10, 30])
+def test_the_gates_confidence_is_never_less_than_claimed(num_rounds, confidence):
+    slow, fast, truth = trials("heavy", num_rounds, seed=1)
+    intervals = [
+        paired_ratio(by_round(a), by_round(b), confidence=confidence) for a, b in zip(slow, fast, strict=True)
+    ]
+    hits = sum(i.low <= truth <= i.high for i in intervals)
+    assert scipy_stats.binomtest(hits, TRIALS, confidence, alternative="less").pvalue > 0.001
+    assert all(np.isfinite([i.low, i.high]).all() for i in intervals)
+
+
+@pytest.mark.parametrize("num_rounds", [6, 7, 10, 15, 30, 100])
+def test_it_lies_within_scipys_exact_interval_and_is_that_where_one_exists(num_rounds):
+    values = np.random.default_rng(num_rounds).lognormal(size=num_rounds)
+    exact = scipy_stats.quantile_test(values, p=0.5).confidence_interval(0.95)
+    ours = median_interval(list(values))
+    assert exact.low <= ours.low < ours.high <= exact.high
+    place = int(np.searchsorted(np.sort(values), exact.low)) + 1
+    attained = 1 - 2 * float(scipy_stats.binom.cdf(place - 1, num_rounds, 0.5))
+    same = median_interval(list(values), confidence=attained)
+    assert (same.low, same.high) == pytest.approx(
+        (np.sort(values)[place - 1], np.sort(values)[-place]), rel=1e-9
+    )
+
+
+def test_two_normal_values_have_students_interval():
+    exact = scipy_stats.ttest_1samp([-1.0, 3.0], 0.0).confidence_interval(0.95)
+    ours = median_interval([-1.0, 3.0])
+    assert (ours.low, ours.high) == pytest.approx((exact.low, exact.high))
+
+
+@pytest.mark.parametrize("name", ["steady", "heavy", "bimodal"])
+def test_interleaving_pays_under_drift(name):
+    slow, fast, _ = trials(name, 20)
+    gains = []
+    for a, b in zip(slow[:100], fast[:100], strict=True):
+        paired, unpaired = paired_ratio(by_round(a), by_round(b)), ratio_of_medians(a.tolist(), b.tolist())
+        gains.append((unpaired.high - unpaired.low) / (paired.high - paired.low))
+    assert np.median(gains) >= 2

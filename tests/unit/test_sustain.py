@@ -1,27 +1,19 @@
 """Training on after the rounds: which cases, in how many blocks of how many steps, and what stays alike."""
 
-from __future__ import annotations
-
-import itertools
-from types import SimpleNamespace
-from typing import Any
-
+import made
 import pandas as pd
 import pytest
 from commands import SMALL
-from made import recorded
+from made import planned
 
-from ddp_bench.bench.plan import Machine, Planned, expand
-from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
 from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
-from ddp_bench.bench.results.schema import PHASES
 from ddp_bench.bench.run.failures import PATIENCE
-from ddp_bench.bench.run.main import main, settings_of
+from made import recorded
+from ddp_bench.bench.run.main import main
 from ddp_bench.bench.run.phases import fixed_phases, unfinished
 from ddp_bench.bench.run.reopen import MAY_CHANGE
 from ddp_bench.bench.run.schedule import Schedule
-from ddp_bench.bench.run.session import Session
 from ddp_bench.bench.run.sustain import (
     BLOCK_S,
     LEAST_BLOCKS,
@@ -32,39 +24,24 @@ from ddp_bench.bench.run.sustain import (
     limit_s,
     next_steps,
 )
-from ddp_bench.bench.settings import ResolvedSettings, Settings
-
-MACHINE = Machine(device_type="cpu", devices_per_node=2)
 
 
-def resolved(**stored: Any) -> ResolvedSettings:
-    settings = Settings.of_stored({"gpus": [1, 2, 4], "bucket_cap_mb": ["default"], **stored})
-    return with_device_defaults(settings, device_type="cpu", num_local_devices=2)
+def resolved(**stored):
+    return made.resolved(**{"gpus": [1, 2, 4], "bucket_cap_mb": ["default"], **stored})
 
 
-def planned(settings: ResolvedSettings) -> list[Planned]:
-    return expand(settings, MACHINE, arch="resnet18", image_size=64)
+def block(phase, number, step_ms, *, steps=1, case_id="c"):
+    return made.block(case_id, number, step_ms, phase=phase, steps=steps)
 
 
-def block(phase: str, number: int, step_ms: float, *, steps: int = 1, case_id: str = "c") -> dict[str, Any]:
-    return {
-        "case_id": case_id,
-        "phase": phase,
-        "round": number,
-        "rank": 0,
-        "num_steps": steps,
-        "block_ms": steps * step_ms,
-    }
-
-
-def times_of(*rows: dict[str, Any]) -> CaseTimes:
+def times_of(*rows):
     times = CaseTimes()
     for row in rows:
         times.add([row])
     return times
 
 
-def trained(settings: ResolvedSettings, step_ms: float, *, then_ms: float | None = None) -> CaseTimes:
+def trained(settings, step_ms, *, then_ms=None):
     """A case that trains until it is told that it is enough; after its first block at another pace."""
     times = times_of(block("timed", 1, step_ms))
     number = 0
@@ -86,9 +63,7 @@ def trained(settings: ResolvedSettings, step_ms: float, *, then_ms: float | None
         ("10m", 0.5, 238),  # of the most steps that one may have, 2.5 s; half of 10 s may be left
     ],
 )
-def test_blocks_of_ten_seconds_or_a_twentieth_of_the_time(
-    sustain: str, step_ms: float, num_blocks: int
-) -> None:
+def test_blocks_of_ten_seconds_or_a_twentieth_of_the_time(sustain, step_ms, num_blocks):
     settings = resolved(sustain=sustain)
     times = trained(settings, step_ms)
     assert len(times.sustained_ms) == num_blocks
@@ -97,7 +72,7 @@ def test_blocks_of_ten_seconds_or_a_twentieth_of_the_time(
 
 
 @pytest.mark.parametrize("then_ms", [50, 97, 103, 120, 200])
-def test_the_pace_of_the_latest_block_counts_and_no_short_block_is_left(then_ms: float) -> None:
+def test_the_pace_of_the_latest_block_counts_and_no_short_block_is_left(then_ms):
     settings = resolved(sustain="5m")
     times = trained(settings, 100, then_ms=then_ms)
     *whole, last = list(times.sustained_ms.values())[2:]
@@ -105,7 +80,7 @@ def test_the_pace_of_the_latest_block_counts_and_no_short_block_is_left(then_ms:
     assert last >= 0.7 * max(whole), "blocks count alike, so none may be much shorter"
 
 
-def test_steps_by_hand() -> None:
+def test_steps_by_hand():
     """60 s in 20 blocks of 3 s; 9.5 s are done in two, the last at 200 ms a step: 50.5 s in 17 blocks."""
     settings = resolved(sustain="60s")
     timed = [block("timed", r, ms) for r, ms in enumerate((90, 100, 500), 1)]
@@ -122,7 +97,7 @@ def test_steps_by_hand() -> None:
     assert next_steps(resolved(sustain="10h"), times_of(block("timed", 1, 0.001))) == MOST_STEPS
 
 
-def test_a_block_ends_well_before_its_time_limit() -> None:
+def test_a_block_ends_well_before_its_time_limit():
     asked = resolved(sustain="5m", case_timeout="5s")
     assert max(trained(asked, 100).sustained_ms.values()) <= 2500
     assert limit_s(asked, 0.1, 0.1) == 5
@@ -130,7 +105,7 @@ def test_a_block_ends_well_before_its_time_limit() -> None:
     assert limit_s(resolved(sustain="5m"), 60.0, 60.0) > PATIENCE * 60
 
 
-def test_only_cases_that_share_no_device_train_on() -> None:
+def test_only_cases_that_share_no_device_train_on():
     """single, DP on 2 and DDP on 1 and 2; not DDP and DP on 4 devices of 2, nor DP on one."""
     settings = resolved(sustain="30s")
     plan = planned(settings)
@@ -142,48 +117,19 @@ def test_only_cases_that_share_no_device_train_on() -> None:
     assert left_s(settings, own[:3], done) == 10 + 0 + 30
 
 
-class FakeConsole:
-    def __init__(self) -> None:
-        self.shown: list[tuple[str, int, int, float]] = []
-
-    def progress(self, what: str, done: int, total: int, left: float) -> None:
-        self.shown.append((what, done, total, left))
-
-
 class FakeRecorder:
-    def __init__(self, case_id: str, times: CaseTimes) -> None:
+    def __init__(self, case_id, times):
         self.case_id, self.times = case_id, times
 
-    def times_of(self, case_id: str) -> CaseTimes:
+    def times_of(self, case_id):
         assert case_id == self.case_id
         return self.times
 
-    def sustained_s(self) -> dict[str, float]:
+    def sustained_s(self):
         return {self.case_id: self.times.sustained_s}
 
 
-def test_blocks_follow_each_other_until_a_case_has_trained_long_enough() -> None:
-    settings = resolved(sustain="60s")
-    cases: Any = [p for p in planned(settings) if not p.oversubscribed and not p.skip_reason][1:3]
-    case_id = cases[0].case.case_id
-    times = times_of(block("timed", 1, 100), block("sustained", 1, 100, steps=400))
-    session: Any = Session.__new__(Session)
-    session.settings, session.recorder = settings, FakeRecorder(case_id, times)
-    session.console = FakeConsole()
-    blocks = []
-    for number in itertools.count(2):
-        if not (steps := session._sustained_steps(cases)):
-            break
-        blocks.append((number, steps))
-        times.add([block("sustained", number, 100, steps=steps)])
-    assert [number for number, _ in blocks] == list(range(2, 9)), "20 s are seven blocks of about 3 s"
-    assert sum(steps for _, steps in blocks) == 200, "20 s of the 60 are left"
-    what, done, total, left = session.console.shown[0]
-    assert (what, done, total) == (f"sustained {case_id}", 1, 8)
-    assert left == pytest.approx(20 + 60)
-
-
-def test_a_resumed_run_prepares_what_has_still_to_train() -> None:
+def test_a_resumed_run_prepares_what_has_still_to_train():
     settings = resolved(sustain="30s", rounds=1)
     plan = planned(settings)
     measured = {
@@ -193,7 +139,7 @@ def test_a_resumed_run_prepares_what_has_still_to_train() -> None:
     }
     own = [p.case.case_id for p in plan if not p.oversubscribed and not p.skip_reason]
 
-    def left(asked: ResolvedSettings, done_s: dict[str, float]) -> list[str]:
+    def left(asked, done_s):
         return [p.case.case_id for _, p in unfinished(plan, asked, recorded(measured, done_s))]
 
     assert left(settings, {}) == own
@@ -203,23 +149,14 @@ def test_a_resumed_run_prepares_what_has_still_to_train() -> None:
     assert "sustain" in MAY_CHANGE
 
 
-def test_no_limit_of_the_rounds_counts_it() -> None:
-    """A run of 600 s, 480 of them after the rounds: `--max-time` sees 120."""
-    session: Any = SimpleNamespace(
-        recorder=SimpleNamespace(sustained_s=lambda: {"a": 300.0, "b": 180.0}),
-        elapsed_s=lambda: 600.0,
-    )
-    assert Session._rounds_s(session) == 120
-
-
-def test_the_schedule_counts_no_sustained_block() -> None:
+def test_the_schedule_counts_no_sustained_block():
     schedule = Schedule(resolved())
     schedule.add("c", "sustained", 1e6, oversubscribed=False)
     assert not schedule.spent_s
     assert not schedule.visits
 
 
-def test_rounds_comparisons_and_the_fit_know_nothing_of_it() -> None:
+def test_rounds_comparisons_and_the_fit_know_nothing_of_it():
     settings = resolved(gpus=[1, 2])
     plan = [p for p in planned(settings) if not p.skip_reason]
     pace = {p.case.case_id: 100.0 + 7 * i for i, p in enumerate(plan)}
@@ -248,18 +185,7 @@ def test_rounds_comparisons_and_the_fit_know_nothing_of_it() -> None:
     assert one["steady_images_per_s"].isna().all()
 
 
-def test_it_is_a_phase_and_an_option_that_a_gate_decides_against(capsys: pytest.CaptureFixture[str]) -> None:
-    assert PHASES[-1] == "sustained"
-    assert resolve({"sustain": "5m"}).sustain == 300
-    with pytest.raises(Exception, match="remove --sustain from"):
-        settings_of(["--sustain", "5m"], decided=("sustain",))
-    assert main([*SMALL, "--sustain", "soon"]) == 2
-    assert "'soon' is not a duration" in capsys.readouterr().err
-
-
-def test_a_dry_run_tells_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_tells_the_time(capsys):
     arguments = [*SMALL, "--gpus", "1", "--modes", "ddp", "--rounds", "1", "--image-size", "8", "--dry-run"]
     assert main([*arguments, "--sustain", "90s"]) == 0
     assert "After that 3m 00s of training without a pause (--sustain), in all " in capsys.readouterr().out
-    assert main(arguments) == 0
-    assert "--sustain" not in capsys.readouterr().out

@@ -1,35 +1,29 @@
 """GPU telemetry of a rank: real sampler processes over a made-up NVML, when they are asked, how they end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import psutil
 import pytest
 import torch
+from made import planned, resolved
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.measure import telemetry
+from ddp_bench.bench.gpus import ClockReason
+from ddp_bench.bench.measure import sampler, telemetry
+from ddp_bench.bench.measure.sampler import Sample, SampledGpu, answer, power_w, summary
 from ddp_bench.bench.measure.telemetry import Telemetry, sampled
 from ddp_bench.bench.modes import Place
-from ddp_bench.bench.plan import Machine, Planned, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.measured import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, block_rows
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.run.cases import Cases
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
 from ddp_bench.bench.worker.work import measure
 
@@ -57,23 +51,23 @@ if not os.environ.get("NVML_TELLS_NOTHING"):
 
 
 @pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def nvml(tmp_path, monkeypatch):
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
 @pytest.fixture
-def both(nvml: None) -> Iterator[Telemetry]:  # noqa: ARG001 - what it samples
+def both(nvml):  # noqa: ARG001 - what it samples
     made = Telemetry({0: FIRST, 1: SECOND})
     yield made
     made.close()
 
 
-def block(ms: float = 1000.0) -> BlockTimes:
+def block(ms=1000.0):
     return BlockTimes(ms, (ms / 2, ms / 2), {"other": 1})
 
 
-def seen(made: Telemetry, devices: list[int]) -> dict[str, Any]:
+def seen(made, devices):
     """What a block of a second tells once the sampler has run so long."""
     until = time.monotonic() + 60
     while True:
@@ -84,7 +78,7 @@ def seen(made: Telemetry, devices: list[int]) -> dict[str, Any]:
         time.sleep(0.1)
 
 
-def gone(pid: int) -> bool:
+def gone(pid):
     until = time.monotonic() + 30
     with contextlib.suppress(psutil.NoSuchProcess):
         while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -94,7 +88,7 @@ def gone(pid: int) -> bool:
     return True
 
 
-def test_a_block_is_told_the_readings_of_its_own_gpus(both: Telemetry) -> None:
+def test_a_block_is_told_the_readings_of_its_own_gpus(both):
     """CUDA's first GPU is NVML's second one: the UUID decides."""
     found = seen(both, [0])
     assert found == {
@@ -114,21 +108,21 @@ def test_a_block_is_told_the_readings_of_its_own_gpus(both: Telemetry) -> None:
     assert found[SECOND[:8]]["throttled_by_pct"] == {"power cap": 100}
 
 
-def test_what_was_measured_stays_and_a_block_without_a_sample_tells_nothing(both: Telemetry) -> None:
+def test_what_was_measured_stays_and_a_block_without_a_sample_tells_nothing(both):
     seen(both, [0])
     times = both.of(block(1e-6), [0])
     assert (times.block_ms, times.steps_ms) == (1e-6, (5e-7, 5e-7))
     assert times.detail == {"other": 1, "gpus": {FIRST[:8]: {}}}
 
 
-def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both: Telemetry) -> None:
+def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     """By the way it takes: as a message between ranks, as a row of blocks.csv."""
     seen(both, [0, 1])
-    planned = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
+    dp = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
     report = decode(encode(Report(value=both.of(block(), [0, 1]))), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
-    rows = block_rows(planned.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
-    row = case_rows([Outcome(planned)], RoundTimes.of(typed_frame(rows, BLOCKS))).iloc[0]
+    rows = block_rows(dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
+    row = case_rows([Outcome(dp)], typed_frame(rows, BLOCKS)).iloc[0]
     assert row["sm_clock_mhz"] == 1410
     assert row["power_w"] == pytest.approx(800, rel=1e-3)
     # Half a second for a step of two times 64 images.
@@ -137,13 +131,15 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both: Telemetry) -
     assert row["throttle_reasons"] == "power cap"
 
 
-def test_a_gpu_that_reports_nothing_has_no_readings(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("nvml")
+def test_a_gpu_that_reports_nothing_has_no_readings(monkeypatch):
     monkeypatch.setenv("NVML_TELLS_NOTHING", "1")
     made = Telemetry({0: FIRST})
     assert made.of(block(), [0]).detail == {"other": 1, "gpus": {FIRST[:8]: {}}}
     made.close()
 
 
+@pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(
     ("environment", "why"),
     [
@@ -151,12 +147,7 @@ def test_a_gpu_that_reports_nothing_has_no_readings(nvml: None, monkeypatch: pyt
         ({"NVML_MIG": "1"}, f"NVML has no whole GPU {FIRST} (MIG, or a container hides it)"),
     ],
 )
-def test_why_nothing_can_be_sampled_is_told_once(
-    environment: dict[str, str],
-    why: str,
-    nvml: None,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_why_nothing_can_be_sampled_is_told_once(environment, why, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     made = Telemetry({0: FIRST})
@@ -166,9 +157,7 @@ def test_why_nothing_can_be_sampled_is_told_once(
 
 
 @pytest.mark.parametrize("with_what", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_sampler_that_ends_or_hangs_holds_nobody_up(
-    with_what: signal.Signals, both: Telemetry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_that_ends_or_hangs_holds_nobody_up(with_what, both, monkeypatch):
     seen(both, [0])
     (process,) = both._process
     both._peer.settimeout(0.2)
@@ -179,39 +168,16 @@ def test_a_sampler_that_ends_or_hangs_holds_nobody_up(
     assert process.wait(30) < 0
 
 
-def test_a_sampler_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: ["/there/is/no/such/command"])
-    made = Telemetry({0: FIRST})
-    assert TELEMETRY_FAILED in made.of(block(), [0]).detail
-    made.close()
-
-
-def test_a_sampler_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: sleeps)
+@pytest.mark.parametrize(
+    "command", [["/there/is/no/such/command"], [sys.executable, "-c", "import time; time.sleep(600)"]]
+)
+def test_a_sampler_that_cannot_be_started_or_never_answers(command, monkeypatch):
+    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: command)
     monkeypatch.setattr(telemetry, "ANSWER_S", 0.1)
     made = Telemetry({0: FIRST})
     assert TELEMETRY_FAILED in made.of(block(), [0]).detail
-    assert made._process[0].wait(30) < 0
-
-
-def test_the_start_of_a_block_is_counted_back_from_its_end(
-    both: Telemetry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(both, "_answer", asked.append)
-    before_s = time.monotonic()
-    both.of(block(2500.0), [1])
-    (question,) = asked
-    assert question["end_s"] - question["start_s"] == pytest.approx(2.5)
-    assert before_s <= question["end_s"] <= time.monotonic()
-    assert question["gpus"] == [SECOND]
-
-
-def test_it_is_gone_after_the_end(both: Telemetry) -> None:
-    seen(both, [0])
-    both.close()
-    assert both._process[0].returncode is not None
+    made.close()
+    assert not made._process or made._process[0].wait(30) < 0
 
 
 STARTS_ONE = """
@@ -231,12 +197,11 @@ sys.stdin.read()
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 @pytest.mark.parametrize("how", ["guarded", "unguarded", "loader"])
 @pytest.mark.usefixtures("nvml")
-def test_it_ends_with_a_rank_that_is_killed(how: str) -> None:
+def test_it_ends_with_a_rank_that_is_killed(how):
     rank = subprocess.Popen(
         [sys.executable, "-c", STARTS_ONE, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with rank:
-        assert rank.stdout is not None
         own, other = map(int, rank.stdout.readline().split())
         until = time.monotonic() + 60
         while "ddp_bench.bench.measure.sampler" not in psutil.Process(own).cmdline()[:4]:
@@ -249,84 +214,79 @@ def test_it_ends_with_a_rank_that_is_killed(how: str) -> None:
         os.kill(other, signal.SIGKILL)
 
 
-def place(rank: int, device: str) -> Place:
+def place(rank, device):
     return Place(rank=rank, local_rank=rank, device=torch.device(device), cores=(0,))
 
 
-def plan(device_type: str) -> tuple[Settings, list[Planned]]:
-    settings = with_device_defaults(
-        Settings(gpus=(1, 2, 4), modes=("dp", "ddp"), batch_size=64),
-        device_type=device_type,
-        num_local_devices=4,
-    )
-    planned = expand(settings, Machine(device_type=device_type, devices_per_node=4), arch="a", image_size=8)
-    return settings, [p for p in planned if p.skip_reason is None]
+def plan(device):
+    on = {"device": device, "devices": 4}
+    settings = resolved(**on, gpus=(1, 2, 4), modes=("dp", "ddp"), batch_size=64)
+    return settings, [p for p in planned(settings, **on) if p.skip_reason is None]
 
 
-def cases(device_type: str) -> tuple[Settings, list[Case]]:
-    settings, planned = plan(device_type)
-    return settings, [p.case for p in planned]
+def cases(device):
+    settings, found = plan(device)
+    return settings, [p.case for p in found]
 
 
-def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[dict[int, str]] = []
+def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch):
+    made = []
     monkeypatch.setattr(telemetry, "Telemetry", made.append)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=f"uuid {i}"))
-    settings, planned = cases("cuda")
-    sampled(settings, planned, place(0, "cuda:0"))
-    sampled(settings, planned, place(3, "cuda:3"))
-    sampled(settings, [case for case in planned if case.mode != "dp"], place(0, "cuda:0"))
+    settings, every = cases("cuda")
+    sampled(settings, every, place(0, "cuda:0"))
+    sampled(settings, every, place(3, "cuda:3"))
+    sampled(settings, [case for case in every if case.mode != "dp"], place(0, "cuda:0"))
     assert [sorted(uuids) for uuids in made] == [[0, 1, 2, 3], [3], [0]]
     assert made[1] == {3: "uuid 3"}
 
 
-def test_no_sampler_is_started_on_cpu_cores_or_where_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sampler_is_started_on_cpu_cores_or_where_it_is_off(monkeypatch):
     monkeypatch.setattr(telemetry, "Telemetry", lambda _: pytest.fail("it is started"))
     assert sampled(*cases("cpu"), place(0, "cpu")) is None
-    settings, planned = cases("cuda")
-    off = with_device_defaults(Settings(telemetry=False), device_type="cuda", num_local_devices=1)
+    settings, every = cases("cuda")
     assert settings.telemetry
-    assert sampled(off, planned, place(0, "cuda:0")) is None
+    assert sampled(resolved(device="cuda", telemetry=False), every, place(0, "cuda:0")) is None
 
 
 class Recorded:
     """A clock, a trainer and a telemetry that note the order in which they are used."""
 
-    def __init__(self) -> None:
-        self.events: list[str] = []
+    def __init__(self):
+        self.events = []
 
-    def step(self) -> None:
+    def step(self):
         self.events.append("step")
 
     local_step = step
 
-    def check_loss(self) -> None:
+    def check_loss(self):
         self.events.append("loss")
 
-    def begin(self) -> None:
+    def begin(self):
         self.mark()
 
-    def mark(self) -> None:
+    def mark(self):
         self.events.append("mark")
 
-    def read_ms(self) -> list[float]:
+    def read_ms(self):
         self.events.append("read")
         return [2.0, 3.0]
 
-    def of(self, times: BlockTimes, devices: list[int]) -> BlockTimes:
+    def of(self, times, devices):
         self.events.append(f"telemetry of {devices}")
         return BlockTimes(times.block_ms, times.steps_ms, {"gpus": {}})
 
 
 @pytest.mark.parametrize(("mode", "devices"), [("single", [1]), ("dp", [0, 1]), ("ddp", [1])])
-def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list[int]) -> None:
-    all_of_them: Any = Recorded()
+def test_a_timed_block_is_over_before_anything_is_asked(mode, devices):
+    all_of_them = Recorded()
     all_of_them.mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
     how_many = 1 if mode == "single" else 2
     case = next(c for c in cases("cuda")[1] if (c.mode, c.num_devices) == (mode, how_many))
-    live: Any = SimpleNamespace(trainer=all_of_them, case=case, layout=None, group=None)
+    live = SimpleNamespace(trainer=all_of_them, case=case, layout=None, group=None)
 
-    def run(phase: str) -> BlockTimes:
+    def run(phase):
         here = place(1, "cuda:1")
         return measure(live, phase, 2, place=here, clock=all_of_them, telemetry=all_of_them)
 
@@ -337,10 +297,10 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list
 
 
 @pytest.mark.parametrize("name", [TELEMETRY_FAILED, TRACE_FAILED])
-def test_a_run_says_once_what_failed_and_keeps_the_block(name: str) -> None:
-    session: Any = Cases.__new__(Cases)
-    said: list[str] = []
-    rows: list[Any] = []
+def test_a_run_says_once_what_failed_and_keeps_the_block(name):
+    session = Cases.__new__(Cases)
+    said = []
+    rows = []
     session.console, session._said = SimpleNamespace(note=said.append), set()
     session._earlier, session._infos = frozenset(), [SimpleNamespace(host="here")] * 3
     session.recorder, session._schedule = (
@@ -348,10 +308,81 @@ def test_a_run_says_once_what_failed_and_keeps_the_block(name: str) -> None:
         SimpleNamespace(add=lambda *_, **__: None),
     )
     session._started_s = 0.0
-    live: Any = SimpleNamespace(case=SimpleNamespace(case_id="a"), oversubscribed=False)
+    live = SimpleNamespace(case=SimpleNamespace(case_id="a"), oversubscribed=False)
     times = {rank: BlockTimes(2.0, (2.0,), {name: "not found"}) for rank in (1, 2)}
     for round_index in (1, 2):
         session._record(live, "trace", round_index, 0, 0.0, times)
     (line,) = said
     assert "from rank 1: not found;" in line
     assert len(rows) == 4
+
+
+CAP, HOT, IDLE = ClockReason.POWER_CAP, ClockReason.HARDWARE_HEAT, ClockReason.IDLE
+
+
+def test_a_summary_by_hand():
+    reasons = [{IDLE}, {CAP}, {CAP, HOT}, {ClockReason.APPLICATION}]
+    samples = [
+        Sample(
+            moment_s=10 + 0.1 * i,
+            sm_clock_mhz=clock,
+            energy_j=5000 + 40.0 * i,
+            temperature_c=degrees,
+            reasons=frozenset(why),
+        )
+        for i, (clock, degrees, why) in enumerate(
+            zip([600, 1800, 1700, 1900], [50, 61, 64, 63], reasons, strict=True)
+        )
+    ]
+    assert summary(samples) == {
+        "sm_clock_mhz": 1500,
+        "power_w": 400,
+        "temperature_c": 64,
+        "throttled_pct": 50,
+        "throttled_by_pct": {"hardware thermal slow-down": 25, "power cap": 50},
+    }
+    assert summary([]) == {}
+    assert summary([Sample(moment_s=1), Sample(moment_s=2, sm_clock_mhz=1000)]) == {"sm_clock_mhz": 1000}
+
+
+def test_power_of_a_counter_that_moves_in_steps():
+    """250 W, counted every 0.1 s: between first and last sample alone there are 10% too few."""
+    samples = [Sample(moment_s=t / 20, energy_j=25.0 * (t // 2)) for t in range(20)]
+    assert power_w(samples) == pytest.approx(250, rel=0.01)
+    ends = samples[-1].energy_j or 0, samples[-1].moment_s
+    assert ends[0] / ends[1] < 240
+
+
+@pytest.mark.parametrize(
+    ("samples", "watts"),
+    [
+        ([Sample(moment_s=t / 10, power_w=w) for t, w in enumerate([100, 200, 240])], 180),
+        ([Sample(moment_s=t / 20, energy_j=50.0 * t) for t in range(3)], None),
+        ([Sample(moment_s=float(t), energy_j=7.0) for t in range(3)], None),
+        ([Sample(moment_s=1.0)], None),
+    ],
+    ids=["readings", "too short to count", "a counter that stands still", "unknown"],
+)
+def test_power_without_a_usable_counter(samples, watts):
+    assert power_w(samples) == (None if watts is None else pytest.approx(watts))
+
+
+def test_only_samples_between_start_and_end_count():
+    gpu = SampledGpu(None)
+    gpu.samples.extend(
+        Sample(moment_s=t, sm_clock_mhz=mhz)
+        for t, mhz in ((0.9, 100), (1.0, 1000), (1.5, 1100), (2.0, 1200), (2.1, 100))
+    )
+    question = {"start_s": 1.0, "end_s": 2.0, "gpus": ["abcdefgh-1"]}
+    assert answer(question, {"abcdefgh-1": gpu}) == {"gpus": {"abcdefgh": {"sm_clock_mhz": 1100}}}
+
+
+def test_samples_are_kept_within_bounds():
+    gpu = SampledGpu(None)
+    gpu.samples.extend(Sample(moment_s=float(i)) for i in range(100_000))
+    assert len(gpu.samples) == sampler.KEPT_S / sampler.INTERVAL_S
+
+
+def test_the_sampler_imports_no_torch():
+    code = "import sys, bench.measure.sampler; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,16 +1,10 @@
 """Which line an error is put down to: the user's, whatever wraps, calls or compiles it."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -101,7 +95,7 @@ def without_end(x):
 """
 
 
-def lines(needle: str) -> int:
+def lines(needle):
     """The line of NET that holds `needle`."""
     return next(number for number, line in enumerate(NET.splitlines(), 1) if needle in line)
 
@@ -110,24 +104,21 @@ LATE = f"net.py:{lines('late bug')}, in late"
 
 
 @pytest.fixture
-def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def net(tmp_path, monkeypatch):
     """A user's file in the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
     spec = importlib.util.spec_from_file_location("a_users_net", tmp_path / "net.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def raised(work: Callable[[], Any]) -> BaseException:
+def raised(work):
     with pytest.raises(BaseException) as caught:  # noqa: PT011 - any
         work()
     # Without this file's own frames: a rank has none of them.
     error = caught.value
-    assert error.__traceback__ is not None
     while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == __file__:
         error.__traceback__ = error.__traceback__.tb_next
     return error
@@ -146,14 +137,14 @@ def raised(work: Callable[[], Any]) -> BaseException:
         ("without_end", f"net.py:{lines('return without_end')}, in without_end"),
     ],
 )
-def test_an_error_is_put_down_to_the_users_line(net: ModuleType, name: str, place: str) -> None:
+def test_an_error_is_put_down_to_the_users_line(net, name, place):
     error = raised(lambda: getattr(net, name)(torch.ones(2, 2)))
     assert place_of(error) == place
     assert 'net.py", line' in formatted(error)
 
 
-def test_what_wraps_the_users_error_is_looked_through(net: ModuleType) -> None:
-    def compile_backend() -> None:
+def test_what_wraps_the_users_error_is_looked_through(net):
+    def compile_backend():
         try:
             net.late()
         except ValueError as cause:
@@ -164,7 +155,7 @@ def test_what_wraps_the_users_error_is_looked_through(net: ModuleType) -> None:
     assert place_of(error) == LATE
 
 
-def test_a_replicas_error_is_put_down_to_the_line_in_its_text(net: ModuleType) -> None:
+def test_a_replicas_error_is_put_down_to_the_line_in_its_text(net):
     """As of nn.DataParallel and of a DataLoader: its own frames are in another thread or process."""
     try:
         net.late()
@@ -173,10 +164,10 @@ def test_a_replicas_error_is_put_down_to_the_line_in_its_text(net: ModuleType) -
     assert place_of(raised(wrapped.reraise)) == LATE
 
 
-def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net: ModuleType) -> None:
+def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net):
     """`from user code` in its text; the frames lead to the call of the compiled module."""
 
-    def compiled() -> None:
+    def compiled():
         torch.compile(net.in_torch, fullgraph=True, backend="eager")(torch.ones(2, 2))
 
     error = raised(compiled)
@@ -186,22 +177,19 @@ def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net: ModuleType)
     )
 
 
-def test_a_function_behind_a_graph_break_has_its_own_name(net: ModuleType) -> None:
+def test_a_function_behind_a_graph_break_has_its_own_name(net):
     code = net.late.__code__.replace(co_name="torch_dynamo_resume_in_late_at_6")
     net.late.__code__ = code
     assert place_of(raised(net.late)) == LATE
 
 
-def test_without_a_users_line_it_is_a_librarys_else_the_innermost(
-    net: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_users_line_it_is_a_librarys_else_the_innermost(net, tmp_path, monkeypatch):
     place = tmp_path / "lib" / "site-packages"
     place.mkdir(parents=True)
     (place / "their_library.py").write_text("def call(x):\n    x.no_such_thing\n")
     monkeypatch.syspath_prepend(place)
     error = raised(lambda: net.installed(1))
     assert place_of(error) == f"net.py:{lines('their_library.call')}, in installed"
-    assert error.__traceback__ is not None
     error.__traceback__ = error.__traceback__.tb_next
     assert place_of(error) == "lib/site-packages/their_library.py:2, in call"
     assert place_of(raised(lambda: torch.ones(2) @ torch.ones(3))) == ""  # no frame of any file but this
@@ -210,14 +198,14 @@ def test_without_a_users_line_it_is_a_librarys_else_the_innermost(
     assert place_of(raised(lambda: torch.nn.Linear(3, 3)(torch.ones(2)))).startswith("modules/linear.py:")
 
 
-def test_what_the_suite_itself_says_needs_no_line() -> None:
-    def prove() -> None:
+def test_what_the_suite_itself_says_needs_no_line():
+    def prove():
         raise ProofError("gradients differ")
 
     assert place_of(raised(prove)) == ""
 
 
-def test_a_users_own_package_may_have_a_name_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_package_may_have_a_name_of_ours(tmp_path, monkeypatch):
     """In another process: this one has imported ours."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "__init__.py").touch()
@@ -234,7 +222,7 @@ def test_a_users_own_package_may_have_a_name_of_ours(tmp_path: Path, monkeypatch
     assert done.stdout == "models/net.py:2, in late\n"
 
 
-def test_no_folder_of_a_home_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_of_a_home_is_shown(tmp_path, monkeypatch):
     (tmp_path / "home" / "me" / "project").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "home" / "me" / "project")
     assert shown_path(str(tmp_path / "home" / "me" / "project" / "train" / "net.py")) == "train/net.py"
@@ -242,7 +230,7 @@ def test_no_folder_of_a_home_is_shown(tmp_path: Path, monkeypatch: pytest.Monkey
     assert shown_path("<string>") == "<string>"
 
 
-def test_whose_code_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whose_code_a_file_is(monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", "/fast/triton")
     owner_of.cache_clear()
     for path in (
@@ -258,7 +246,7 @@ def test_whose_code_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
     owner_of.cache_clear()
 
 
-def test_a_long_traceback_is_cut_in_the_middle_and_says_so(net: ModuleType) -> None:
+def test_a_long_traceback_is_cut_in_the_middle_and_says_so(net):
     error = raised(net.late)
     error.args = ("x" * 3 * MOST_CHARACTERS + " at the end",)
     text = formatted(error)
@@ -269,14 +257,14 @@ def test_a_long_traceback_is_cut_in_the_middle_and_says_so(net: ModuleType) -> N
     assert "left out" not in formatted(raised(lambda: net.without_end(0))), "Python folds what repeats"
 
 
-def test_a_report_holds_the_place_and_the_traceback(net: ModuleType) -> None:
+def test_a_report_holds_the_place_and_the_traceback(net):
     found = attempt(net.late)
     assert (found.status, found.reason, found.place) == ("failed", "ValueError: late bug", LATE)
     assert found.traceback.endswith("ValueError: late bug\n")
     assert attempt(net.odd).reason == "Odd"
 
 
-def test_a_batch_that_cannot_be_made_costs_its_case_alone(net: ModuleType) -> None:
+def test_a_batch_that_cannot_be_made_costs_its_case_alone(net):
     workload = Workload(name="mine", module=torch.nn.Identity, batch=net.late)
     found = attempt(partial(make_batch, workload, batch_size=8, generator=torch.Generator()))
     assert found.status == "failed"
@@ -284,8 +272,8 @@ def test_a_batch_that_cannot_be_made_costs_its_case_alone(net: ModuleType) -> No
     assert found.place == LATE
 
 
-def test_a_rank_that_another_one_took_along_is_no_cause() -> None:
-    def gone() -> None:
+def test_a_rank_that_another_one_took_along_is_no_cause():
+    def gone():
         raise RuntimeError(LOST[0])
 
     lost = attempt(gone)
@@ -293,7 +281,6 @@ def test_a_rank_that_another_one_took_along_is_no_cause() -> None:
         status="failed", reason="ValueError: late bug", place="net.py:6, in late", traceback="Traceback: it\n"
     )
     found = failure_in({0: lost, 1: Report(), 2: cause})
-    assert found is not None
     assert found.reason == "ValueError: late bug (net.py:6, in late)"
     assert found.ranks == {
         0: f"ended because another rank failed: {lost.reason}",
@@ -301,6 +288,5 @@ def test_a_rank_that_another_one_took_along_is_no_cause() -> None:
         2: "raised\nTraceback: it\n",
     }
     only = failure_in({0: lost, 1: Report()})
-    assert only is not None
     assert only.ranks[0] == f"raised\n{lost.traceback}", "nobody else has a reason"
     assert failure_in({0: Report(), 1: Report()}) is None

@@ -1,28 +1,22 @@
 """On GPUs no step is timed after a profiled one: whole sessions, of which only device and steps are fakes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from made import recorded
+from made import planned, resolved
 
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.manifest import Manifest, RankPlace
-from ddp_bench.bench.plan import Machine, Planned, expand, plan_hash
-from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.recorder import Block
+from made import recorded
+from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.run import cases, session
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, unfinished
 from ddp_bench.bench.run.reopen import open_run
 from ddp_bench.bench.run.schedule import LiveCase
-from ddp_bench.bench.settings import ResolvedSettings, Settings
 from ddp_bench.bench.worker import messages as m
 
 
@@ -36,61 +30,65 @@ class FakeWorkers:
     num_blocks = 0
     """Of the latest of them."""
 
-    def __init__(self, num_ranks: int, most: int) -> None:
+    def __init__(self, num_ranks, most):
         self._num_ranks, self._most = num_ranks, most
         FakeWorkers.num_blocks = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self._num_ranks
 
-    def ask(self, commands: dict[int, m.Command], _what: str, _limit_s: float) -> dict[int, m.Report]:
+    def check(self): ...
+
+    def ask(self, commands, _what, _limit_s):
         if FakeWorkers.num_blocks == self._most:
             raise BrokenOffError
         FakeWorkers.num_blocks += 1
         block = {"block_ms": 1.0, "steps_ms": [1.0]}
         return {r: m.Report(value=block if one.name == "block" else None) for r, one in commands.items()}
 
-    def values(self, commands: dict[int, m.Command], *_: object) -> dict[int, None]:
+    def values(self, commands, *_):
         return dict.fromkeys(commands)
 
 
 class FakeClock:
     """A block takes a tenth of a second."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s = 0.0
 
-    def perf_counter(self) -> float:
+    def perf_counter(self):
         self.now_s += 0.05
         return self.now_s
 
 
 class FakeSession(session.Session):
-    def _prepare_cases(self) -> None:
+    def _measure_rates(self):
+        """There is no device."""
+
+    def _prepare_cases(self):
         """Cases as warmed up; those that have nothing left are not, as in a real session."""
-        for index, planned in unfinished(self.plan, self.settings, self.recorder):
-            self.recorder.set_outcome(index, "ok")
-            self.live.append(LiveCase(index, planned.case, planned.oversubscribed, None, 0.01, 0.01))
+        measured, dropped = self._earlier.measured, self._earlier.dropped
+        for index, one in unfinished(self._plan, self._settings, measured, dropped=dropped, sustained_s={}):
+            self._recorder.set_outcome(index, "ok")
+            self._live.append(LiveCase(index, one.case, one.oversubscribed, None, 0.01, 0.01))
 
 
-def settings_of(device_type: str = "cuda", **stored: Any) -> ResolvedSettings:
-    asked = Settings.of_stored({"gpus": [1, 2, 4], "modes": ["ddp"], **stored})
-    return with_device_defaults(asked, device_type=device_type, num_local_devices=4)
+def settings_of(device="cuda", **stored):
+    return resolved(**{"device": device, "devices": 4, "gpus": [1, 2, 4], "modes": ["ddp"], **stored})
 
 
-def plan_of(settings: ResolvedSettings, device_type: str = "cuda") -> list[Planned]:
-    machine = Machine(device_type=device_type, devices_per_node=4)
-    return expand(settings, machine, arch="resnet20", image_size=32)
+def plan_of(settings, device="cuda"):
+    return planned(settings, device=device, devices=4, arch="resnet20", image_size=32)
 
 
 @pytest.fixture
-def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def measure(tmp_path, monkeypatch):
     """Measures a run, or goes on with it in its folder: the blocks on disk, in their order."""
     monkeypatch.setattr(cases, "time", FakeClock())
     monkeypatch.setattr(os, "fsync", lambda _: None)
     folder = tmp_path / "run"
 
-    def run(settings: ResolvedSettings, *, most: int = 10**9, device_type: str = "cuda") -> list[Block]:
+    def run(settings, *, most=10**9, device_type="cuda"):
         plan = plan_of(settings, device_type)
         manifest = Manifest(settings=replace(settings, out=str(folder)), plan_hash=plan_hash(plan))
         resume = folder if folder.exists() else None
@@ -101,7 +99,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             for r in range(4)
         ]
         made = FakeSession(
-            workers=FakeWorkers(4, most),  # type: ignore[arg-type]
+            workers=FakeWorkers(4, most),
             settings=settings,
             plan=plan,
             begun=begun,
@@ -120,15 +118,15 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def with_out(folder: Path, **stored: Any) -> ResolvedSettings:
+def with_out(folder, **stored):
     return settings_of(out=str(folder / "run"), **stored)
 
 
-def communicating(settings: ResolvedSettings) -> set[str]:
+def communicating(settings):
     return {p.case.case_id for p in plan_of(settings) if p.skip_reason is None and p.case.communicates}
 
 
-def check_traced_last(blocks: list[Block], wanted: set[str]) -> None:
+def check_traced_last(blocks, wanted):
     assert len(wanted) >= 2
     phases = [phase for _, phase, _ in blocks]
     assert "trace" not in phases[: -len(wanted)]
@@ -139,26 +137,26 @@ def check_traced_last(blocks: list[Block], wanted: set[str]) -> None:
 @pytest.mark.parametrize(
     "length", [{"rounds": 6}, {"max_time": 4}, {"max_time": 4, "passes": ["trace"]}], ids=str
 )
-def test_each_case_once_after_all_rounds(measure: Any, tmp_path: Path, length: dict[str, Any]) -> None:
+def test_each_case_once_after_all_rounds(measure, tmp_path, length):
     settings = with_out(tmp_path, **length)
     blocks = measure(settings)
     check_traced_last(blocks, communicating(settings))
     assert {r for _, phase, r in blocks if phase == "timed"} >= {1, 2}
 
 
-def test_every_case_where_traces_are_kept(measure: Any, tmp_path: Path) -> None:
+def test_every_case_where_traces_are_kept(measure, tmp_path):
     settings = with_out(tmp_path, rounds=2, trace=True)
     every = {p.case.case_id for p in plan_of(settings) if p.skip_reason is None}
     assert every > communicating(settings)
     check_traced_last(measure(settings), every)
 
 
-def test_none_where_the_pass_is_left_out(measure: Any, tmp_path: Path) -> None:
+def test_none_where_the_pass_is_left_out(measure, tmp_path):
     blocks = measure(with_out(tmp_path, rounds=2, passes=["anatomy"]))
     assert {phase for _, phase, _ in blocks} == {"timed", "anatomy"}
 
 
-def test_on_cpus_they_come_within_the_rounds(measure: Any, tmp_path: Path) -> None:
+def test_on_cpus_they_come_within_the_rounds(measure, tmp_path):
     settings = settings_of("cpu", out=str(tmp_path / "run"), rounds=6, gpus=[1, 2])
     blocks = measure(settings, device_type="cpu")
     assert {r for _, phase, r in blocks if phase == "trace"} == {1, 6}
@@ -166,9 +164,7 @@ def test_on_cpus_they_come_within_the_rounds(measure: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("length", [{"rounds": 2}, {"max_time": 4}], ids=str)
 @pytest.mark.parametrize("traced", [-1, 0, 1])
-def test_a_resumed_run_lacks_what_was_not_traced(
-    measure: Any, tmp_path: Path, length: dict[str, Any], traced: int
-) -> None:
+def test_a_resumed_run_lacks_what_was_not_traced(measure, tmp_path, length, traced):
     """Broken off in the last round, after it, and between two traces."""
     settings = with_out(tmp_path, **length)
     wanted = communicating(settings)
@@ -184,7 +180,7 @@ def test_a_resumed_run_lacks_what_was_not_traced(
     check_traced_last(blocks, wanted)
 
 
-def test_a_run_with_all_its_traces_has_nothing_left(measure: Any, tmp_path: Path) -> None:
+def test_a_run_with_all_its_traces_has_nothing_left(measure, tmp_path):
     settings = with_out(tmp_path, rounds=2)
     whole = set(measure(settings))
     plan = plan_of(settings)
@@ -193,7 +189,7 @@ def test_a_run_with_all_its_traces_has_nothing_left(measure: Any, tmp_path: Path
         assert len(unfinished(plan, settings, recorded(whole - {block}))) == 1
 
 
-def test_more_rounds_later_need_no_second_trace(measure: Any, tmp_path: Path) -> None:
+def test_more_rounds_later_need_no_second_trace(measure, tmp_path):
     first = measure(with_out(tmp_path, rounds=2))
     blocks = measure(with_out(tmp_path, rounds=3))
     assert {r for _, phase, r in blocks if phase == "timed"} == {1, 2, 3}

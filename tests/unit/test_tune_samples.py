@@ -3,11 +3,8 @@
 A sweep measured every cap in every round; the race sees of a round only the caps that it has not dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -44,10 +41,10 @@ class Sweep:
     rates: Mapping[str, ByRound]
 
     @property
-    def best(self) -> str:
+    def best(self):
         return max(SWEPT, key=lambda cap: self.over(cap, "default").estimate)
 
-    def over(self, cap: str, other: str) -> Interval:
+    def over(self, cap, other):
         return paired_ratio(self.rates[cap], self.rates[other]) if cap != other else Interval(1.0, 1.0, 1.0)
 
 
@@ -59,20 +56,20 @@ class Raced:
     comparisons: tuple[Comparison, ...]
 
     @property
-    def winner(self) -> Comparison | None:
+    def winner(self):
         faster = [c for c in self.comparisons if c.answer == FASTER and not c.within_margin]
         return max(faster, key=lambda c: c.ratio.estimate, default=None)
 
     @property
-    def choice(self) -> str:
+    def choice(self):
         return self.winner.case_id if self.winner else "default"
 
     @property
-    def of_the_best(self) -> Interval:
+    def of_the_best(self):
         return self.sweep.over(self.choice, self.sweep.best)
 
 
-def sweep_in(folder: Path) -> Sweep:
+def sweep_in(folder):
     run = load_run(folder / "sweep")
     rows = [row for row in run.cases.to_dict("records") if row["status"] == "ok"]
     steps = run.times.step_ms("timed")
@@ -84,7 +81,7 @@ def sweep_in(folder: Path) -> Sweep:
     )
 
 
-def raced(sweep: Sweep, start: int) -> Raced:
+def raced(sweep, start):
     """Race the caps of the preset for as long as a tuning takes, or as the sweep has rounds."""
     steps = {cap: sweep.step_ms[cap] for cap in RACED}
     rounds = sorted(set.intersection(*map(set, steps.values())) & sweep.single_ms.keys())
@@ -92,7 +89,7 @@ def raced(sweep: Sweep, start: int) -> Raced:
     left_s = SECONDS - PREPARING_STEPS * sum(median(found.values()) for found in all_steps) / 1000
     spent_s, pairs = 0.0, [(cap, "default") for cap in RACED[1:]]
     live = list(RACED)
-    seen: dict[str, ByRound] = {cap: {} for cap in RACED}
+    seen = {cap: {} for cap in RACED}
     begin = start * len(rounds) // STARTS
     for r in (*rounds[begin:], *rounds[:begin]):
         if spent_s >= left_s:
@@ -114,18 +111,18 @@ def raced(sweep: Sweep, start: int) -> Raced:
 
 
 @pytest.fixture(scope="module")
-def races() -> dict[str, list[Raced]]:
+def races():
     sweeps = {folder.name: sweep_in(folder) for folder in sorted(SETTINGS.iterdir())}
     return {name: [raced(sweep, start) for start in range(STARTS)] for name, sweep in sweeps.items()}
 
 
-def test_no_choice_is_slower_than_the_best_cap_by_more_than_the_margin(races: dict[str, list[Raced]]) -> None:
+def test_no_choice_is_slower_than_the_best_cap_by_more_than_the_margin(races):
     assert len(races) == 16
     slower = {n for n, of in races.items() for one in of if one.of_the_best.high < 1 / (1 + MARGIN)}
     assert slower == set()
 
 
-def test_what_a_race_says_to_gain_is_gained_in_the_sweep(races: dict[str, list[Raced]]) -> None:
+def test_what_a_race_says_to_gain_is_gained_in_the_sweep(races):
     inside = [
         w.ratio.low <= one.sweep.over(w.case_id, "default").estimate <= w.ratio.high
         for of in races.values()
@@ -136,7 +133,7 @@ def test_what_a_race_says_to_gain_is_gained_in_the_sweep(races: dict[str, list[R
     assert all(inside)
 
 
-def test_where_any_cap_gains_five_percent_the_choice_does(races: dict[str, list[Raced]]) -> None:
+def test_where_any_cap_gains_five_percent_the_choice_does(races):
     for name, of in races.items():
         if of[0].sweep.over(of[0].sweep.best, "default").estimate >= 1.05:
             assert all(one.sweep.over(one.choice, "default").estimate >= 1.04 for one in of), name
@@ -163,7 +160,7 @@ DOCUMENTED = {
 """By setting: the choice of the first replay, the best cap of the sweep, and the one's throughput over it."""
 
 
-def test_choices_and_ratios_are_those_that_the_documentation_tells(races: dict[str, list[Raced]]) -> None:
+def test_choices_and_ratios_are_those_that_the_documentation_tells(races):
     found = {
         name: (of[0].choice, of[0].sweep.best, round(of[0].of_the_best.estimate, 3))
         for name, of in races.items()

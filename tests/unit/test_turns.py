@@ -3,9 +3,6 @@
 import select
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +12,7 @@ LIMIT_S = 30.0
 """Ends a test that has failed; nothing waits for it otherwise."""
 
 
-def all_end(sides: Sequence[threading.Thread]) -> None:
+def all_end(sides):
     for side in sides:
         side.start()
     for side in sides:
@@ -26,13 +23,13 @@ def all_end(sides: Sequence[threading.Thread]) -> None:
 class Turn:
     """Who holds the turn: a second holder at the same time is noted, and given every chance to come."""
 
-    def __init__(self) -> None:
-        self.order: list[str] = []
-        self.met: list[set[str]] = []
-        self._inside: set[str] = set()
+    def __init__(self):
+        self.order = []
+        self.met = []
+        self._inside = set()
         self._entered = threading.Condition()
 
-    def hold(self, name: str, wait_s: float = 0.0) -> None:
+    def hold(self, name, wait_s=0.0):
         with self._entered:
             self._inside.add(name)
             self.order.append(name)
@@ -44,16 +41,16 @@ class Turn:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[TurnServer]:
+def server(tmp_path):
     made = TurnServer(tmp_path / "turns", seed=1)
     yield made
     made.close()
 
 
-def test_turns_alternate_and_never_meet(server: TurnServer, tmp_path: Path) -> None:
+def test_turns_alternate_and_never_meet(server, tmp_path):
     turn = Turn()
 
-    def take_turns(name: str) -> None:
+    def take_turns(name):
         client = TurnClient(str(tmp_path / "turns"))
         for _ in range(50):
             client.next_turn()
@@ -68,17 +65,17 @@ def test_turns_alternate_and_never_meet(server: TurnServer, tmp_path: Path) -> N
     assert server.turns >= 48
 
 
-def test_clients_that_do_not_take_turns_would_be_seen_to_meet() -> None:
+def test_clients_that_do_not_take_turns_would_be_seen_to_meet():
     turn = Turn()
     all_end([threading.Thread(target=turn.hold, args=(name, LIMIT_S), daemon=True) for name in "ab"])
     assert turn.met == [{"a", "b"}]
 
 
-def test_a_side_that_leaves_frees_the_other(server: TurnServer, tmp_path: Path) -> None:
+def test_a_side_that_leaves_frees_the_other(server, tmp_path):
     first, second = TurnClient(str(tmp_path / "turns")), TurnClient(str(tmp_path / "turns"))
     done = []
 
-    def go_on() -> None:
+    def go_on():
         for i in range(3):
             second.next_turn()
             done.append(i)
@@ -93,11 +90,11 @@ def test_a_side_that_leaves_frees_the_other(server: TurnServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_both_may_leave_whoever_is_asked_first(seed: int, tmp_path: Path) -> None:
+def test_both_may_leave_whoever_is_asked_first(seed, tmp_path):
     made = TurnServer(tmp_path / "turns", seed=seed)
     clients = [TurnClient(str(tmp_path / "turns")) for _ in range(2)]
 
-    def take_turns(client: TurnClient) -> None:
+    def take_turns(client):
         client.next_turn()
         client.close()
 
@@ -106,11 +103,11 @@ def test_both_may_leave_whoever_is_asked_first(seed: int, tmp_path: Path) -> Non
     made.close()
 
 
-def test_any_number_takes_turns_each_once_per_round(tmp_path: Path) -> None:
+def test_any_number_takes_turns_each_once_per_round(tmp_path):
     made = TurnServer(tmp_path / "turns", seed=1, num_clients=4)
-    log: list[str] = []
+    log = []
 
-    def take_turns(name: str, turns: int) -> None:
+    def take_turns(name, turns):
         client = TurnClient(str(tmp_path / "turns"))
         for _ in range(turns):
             client.next_turn()
@@ -125,11 +122,11 @@ def test_any_number_takes_turns_each_once_per_round(tmp_path: Path) -> None:
     assert made.turns == 5
 
 
-def test_nobody_waits_for_a_client_that_never_connected(tmp_path: Path) -> None:
+def test_nobody_waits_for_a_client_that_never_connected(tmp_path):
     made = TurnServer(tmp_path / "turns", seed=1, num_clients=3)
     granted = threading.Semaphore(0)
 
-    def take_turns() -> None:
+    def take_turns():
         client = TurnClient(str(tmp_path / "turns"))
         client.next_turn()
         granted.release()
@@ -148,7 +145,7 @@ def test_nobody_waits_for_a_client_that_never_connected(tmp_path: Path) -> None:
     made.close()
 
 
-def test_who_connects_late_takes_part_although_another_left_after_it_had_connected(tmp_path: Path) -> None:
+def test_who_connects_late_takes_part_although_another_left_after_it_had_connected(tmp_path):
     """Of three one connects and dies: two connections are its own; the last connects beside the other."""
     made = TurnServer(tmp_path / "turns", seed=1, num_clients=3)
     path = str(tmp_path / "turns")
@@ -160,7 +157,7 @@ def test_who_connects_late_takes_part_although_another_left_after_it_had_connect
     other.next_turn()
     came, turn = threading.Event(), Turn()
 
-    def come_late() -> None:
+    def come_late():
         late = TurnClient(path)
         came.set()
         late.next_turn()
@@ -182,7 +179,7 @@ def test_who_connects_late_takes_part_although_another_left_after_it_had_connect
     made.close()
 
 
-def test_who_comes_when_all_have_left_is_free(tmp_path: Path) -> None:
+def test_who_comes_when_all_have_left_is_free(tmp_path):
     made = TurnServer(tmp_path / "turns", seed=1, num_clients=2)
     made.client_left()
     made.client_left()
@@ -192,13 +189,11 @@ def test_who_comes_when_all_have_left_is_free(tmp_path: Path) -> None:
     late.close()
 
 
-def test_a_server_is_closed_while_it_looks_for_late_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_closed_while_it_looks_for_late_clients(tmp_path, monkeypatch):
     looks, goes_on = threading.Event(), threading.Event()
     looked = select.select
 
-    def held_up(*waiting: Any) -> Any:
+    def held_up(*waiting):
         looks.set()
         goes_on.wait(10)
         return looked(*waiting)
@@ -215,7 +210,7 @@ def test_a_server_is_closed_while_it_looks_for_late_clients(
     assert not closing.is_alive()
 
 
-def test_without_a_server_every_turn_is_free() -> None:
+def test_without_a_server_every_turn_is_free():
     client = TurnClient(None)
     client.next_turn()
     client.next_turn()

@@ -1,33 +1,37 @@
 """What a workload counts: its declaration, the arithmetic of rates by hand, and what may be compared."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+import json
+import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from gate_runs import STEADY, Steps, made_run
+from gate_runs import STEADY, made_run
 from made import compared, made_manifest
+from recorded_pages import text_of
 from report_runs import case, run
 from test_scaling_predict import SAMPLE, SMALL
 from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, token_plan, token_run
 
 from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.stability import cautions
+from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.manifest import Manifest, Timing
 from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.output import write_csv
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.run.summary import print_summary
 from ddp_bench.models.registry import load_workload, resnet_workload
 from ddp_bench.models.workload import check_unit
+from ddp_bench.report.build import render
 from ddp_bench.report.cases import step_time, with_rates
 from ddp_bench.report.main import main as report_command
 from ddp_bench.report.page import page
@@ -36,15 +40,15 @@ pytestmark = pytest.mark.usefixtures("few_resamples")
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokens(tmp_path_factory):
     return token_run(tmp_path_factory.mktemp("units") / "tokens")
 
 
-def by_mode(cases: pd.DataFrame) -> dict[str, Mapping[Any, Any]]:
+def by_mode(cases):
     return {row["mode"]: row for row in cases.to_dict("records") if row["status"] == "ok"}
 
 
-def test_rates_count_units_by_hand(tokens: Path) -> None:
+def test_rates_count_units_by_hand(tokens):
     rows = by_mode(load_run(tokens).cases)
     single, ddp = rows["single"], rows["ddp"]
     assert (single["unit"], single["units_per_sample"]) == ("tokens", 512)
@@ -59,11 +63,10 @@ def test_rates_count_units_by_hand(tokens: Path) -> None:
     # 2 GPUs x 50 W x 137.5 ms / 8192 tokens, at the median
     assert ddp["joules_per_image"] == pytest.approx(100 * 0.1375 / 8192, rel=1e-3)
     step = step_time(pd.Series(ddp))
-    assert step is not None
     assert step.estimate == pytest.approx(ddp["step_ms"])
 
 
-def test_what_is_formed_of_rates_is_that_of_samples(tokens: Path) -> None:
+def test_what_is_formed_of_rates_is_that_of_samples(tokens):
     """The same run counted in samples: ratios, arithmetic and step times are the same figures."""
     found = load_run(tokens)
     as_samples = found.cases.assign(unit="samples", units_per_sample=1)
@@ -81,21 +84,13 @@ def test_what_is_formed_of_rates_is_that_of_samples(tokens: Path) -> None:
     assert by_tokens[0].ratio == by_samples[0].ratio
 
 
-def test_an_epoch_of_images_is_none_of_tokens(tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report_command([str(tokens), "--markdown", "--price-per-device-hour", "2"]) == 2
-    assert "counts tokens; leave it out" in capsys.readouterr().err
-    images = case("single", 1, 100.0, images_per_s_sustained=100.0)
-    (every,) = (t for t in page([run([images])]).runs[0].tables if t.title == "Every column")
-    assert "1,281,167 images of ImageNet-1k" in every.note
-
-
-def counting(steps: Steps, unit: str) -> Any:
+def counting(steps, unit):
     made = made_run(steps)
     return replace(made, cases=tuple(replace(c, row={**c.row, "unit": unit}) for c in made.cases))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_a_gate_never_compares_rates_of_different_units(*, interleaved: bool) -> None:
+def test_a_gate_never_compares_rates_of_different_units(*, interleaved):
     thresholds = dict.fromkeys(GATED, 0.05)
     ours, theirs = made_run(STEADY), counting(STEADY, "tokens")
     gate = compare(ours, theirs, thresholds=thresholds, interleaved=interleaved)
@@ -108,7 +103,7 @@ def test_a_gate_never_compares_rates_of_different_units(*, interleaved: bool) ->
     assert ratios.exit_code == ExitCode.OK
 
 
-def test_predictions_count_units(tmp_path: Path) -> None:
+def test_predictions_count_units(tmp_path):
     identity = replace(SMALL.identity, unit="tokens", units_per_sample=LENGTH)
     of_images = predict(SMALL, Scenario(num_devices=2), resamples=5)
     of_tokens = predict(replace(SMALL, identity=identity), Scenario(num_devices=2), resamples=5)
@@ -123,7 +118,7 @@ def test_predictions_count_units(tmp_path: Path) -> None:
     assert float(row["images_per_s"]) == pytest.approx(of_tokens.images_per_s.estimate)
 
 
-def test_errors_of_predictions_do_not_depend_on_the_unit() -> None:
+def test_errors_of_predictions_do_not_depend_on_the_unit():
     found, own = load_run(SAMPLE), read_source(SAMPLE).calibration
     one = found.cases[found.cases["mode"] == "ddp"].index[:2]
     ours = held_out(own, replace(found, cases=found.cases.loc[one]), fitted=None)
@@ -133,14 +128,14 @@ def test_errors_of_predictions_do_not_depend_on_the_unit() -> None:
     assert [c.measured_ms for c in theirs] == pytest.approx([c.measured_ms for c in ours])
 
 
-def test_a_case_is_stored_with_its_unit_and_named_without() -> None:
+def test_a_case_is_stored_with_its_unit_and_named_without():
     case = token_plan()[0].case
     assert case.stored()["unit"] == "tokens"
     assert replace(case, unit="words").case_id == case.case_id, "a name for people"
     assert replace(case, units_per_sample=256).case_id != case.case_id, "another length is another case"
 
 
-def test_the_record_of_a_run_keeps_the_unit(tmp_path: Path) -> None:
+def test_the_record_of_a_run_keeps_the_unit(tmp_path):
     writer = RunWriter(claim(tmp_path / "run"))
     writer.write_manifest(Manifest())
     planned = token_plan()
@@ -158,20 +153,18 @@ def test_the_record_of_a_run_keeps_the_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", ["", "two words", "tokens/s", "a,b", "tab\tbed", "\x1b[31m", "bell\x07", 3])
-def test_a_unit_is_one_printable_word(unit: Any) -> None:
+def test_a_unit_is_one_printable_word(unit):
     with pytest.raises(UsageError, match=r"^`unit` of workload lm is .*; give a plural noun in one word"):
         check_unit(language_model(unit=unit))
 
 
 @pytest.mark.parametrize("how_many", [0, -1, 1.5, True, "128", 10**9 + 1, None])
-def test_units_per_sample_is_a_count(how_many: Any) -> None:
+def test_units_per_sample_is_a_count(how_many):
     with pytest.raises(UsageError, match=r"^`units_per_sample` of workload lm is .*; give a whole number"):
         check_unit(language_model(units_per_sample=how_many))
 
 
-def test_image_models_count_images_and_a_workload_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_models_count_images_and_a_workload_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_net.py").write_text(
         "from torch import nn\n"
@@ -185,3 +178,42 @@ def test_image_models_count_images_and_a_workload_what_it_says(
     assert load_workload("own_net:plain", 8).unit == "samples"
     with pytest.raises(UsageError, match="`unit` of workload lm is 'to kens'"):
         load_workload("own_net:bad", 8)
+
+
+TIMING = Timing(
+    rounds=12, total_s=9.0, measuring_s=7.0, startup_s=1.0, timed_share_pct=90.0, stopped_because="done"
+)
+
+
+def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, capsys):
+    slower, found = token_run(tmp_path / "slower", scale=4), load_run(tokens)
+    said = {"page": "".join(f"{line} " for line in text_of(render(page([found]))))}
+    conclusion = conclude(tmp_path, found.manifest, found.cases, found.blocks, comparisons_of_run(found))
+    warned = cautions(found.cases, found.blocks, target=0.001)
+    assert {"two levels", "wide intervals", "steady rate"} <= {one.kind for one in warned}
+    print_summary(found.cases, replace(conclusion, cautions=tuple(warned)), TIMING, tokens / "report.html")
+    said["terminal"] = capsys.readouterr().out
+    for command, given, code in (
+        (report_command, [tokens, "--markdown"], 0),
+        (gate_command.main, [tokens, slower], 1),
+        (gate_command.main, [tokens, slower, "--markdown"], 1),
+    ):
+        assert command([*map(str, given)]) == code
+        said[str(given)] = capsys.readouterr().out
+    assert report_command([str(tokens), "--markdown", "--price-per-device-hour", "2"]) == 2
+    assert "counts tokens; leave it out" in capsys.readouterr().err, "an epoch is of images"
+    for where, text in said.items():
+        assert "tokens/s" in text, where
+        assert re.search(r".{0,60}\bimages?.{0,30}", text, re.IGNORECASE) is None, where
+    assert gate_command.main([str(tokens), str(slower), "--json"]) == 1
+    compared = json.loads(capsys.readouterr().out)["comparisons"]
+    assert {tuple(one["units"]) for one in compared} == {("tokens", "tokens")}
+
+
+def test_a_page_of_several_units_compares_no_throughput(tokens):
+    images = run([case("single", 1, 100.0), case("ddp", 2, 180.0)])
+    together = page([load_run(tokens), images]).together
+    assert "Throughput of every run" not in [figure.title for figure in together.figures]
+    assert not together.tables
+    assert any("not comparable" in note for note in together.notes)
+    assert "(tokens/s)" in page([load_run(tokens), load_run(tokens)]).together.tables[0].columns[1].name

@@ -1,7 +1,5 @@
 """The conductor's end of its workers: who dies, hangs, raises alone or has no business here."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -9,20 +7,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
+import msgspec
 import pytest
+from made import case_of
 
 from ddp_bench.bench.cluster.process import process_name
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketCaps, BucketLayout
+from ddp_bench.bench.manifest import Cgroup, FirstHost, Gpu, RankPlace
+from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
 from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.workers import LostError, Workers
+from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 
 Deed = Callable[[m.Command], m.Answer | None]
 """What a worker answers to a command; None for nothing at all."""
 
 LIMIT_S = 30.0
+NO_END = "no end of the test within 0.1 s"
 TOLD = m.Told(waits_for="the other ranks", where="", stacks="stacks")
 
 
@@ -31,13 +36,13 @@ class FakeProcesses:
 
     variables: Mapping[str, str] = {}
 
-    def __init__(self, *deeds: Deed, codes: Mapping[int, int] = {}, pid: int = 0) -> None:
-        self._deeds, self._codes, self._pid = deeds, codes, pid
+    def __init__(self, *deeds, codes=None, pid=0):
+        self._deeds, self._codes, self._pid = deeds, codes or {}, pid
 
-    def start(self, rank: int, address: tuple[str, int], token: str, _: Mapping[str, str]) -> None:
+    def start(self, rank, address, token, _):
         threading.Thread(target=self._serve, args=(rank, address, token), daemon=True).start()
 
-    def _serve(self, rank: int, address: tuple[str, int], token: str) -> None:
+    def _serve(self, rank, address, token):
         # Unbuffered: what is not asked for stays unread.
         with socket.create_connection(address) as connection, connection.makefile("rb", buffering=0) as lines:
             process = process_name(self._pid) if self._pid else ""
@@ -61,26 +66,26 @@ class FakeProcesses:
                 if self._deeds[rank] is leaving:
                     return
 
-    def code(self, rank: int, *, within_s: float = 0.0) -> int | None:  # noqa: ARG002
+    def code(self, rank, **_):
         return self._codes.get(rank)
 
-    def ended(self, _: int) -> int | None:
+    def ended(self, _):
         return None
 
-    def end_all(self) -> None: ...
+    def end_all(self): ...
 
-    def close(self) -> None: ...
+    def close(self): ...
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Workers]]:
+def started(monkeypatch):
     monkeypatch.setattr(module, "ANSWER_S", 0.5)
     monkeypatch.setattr(module, "LINGER_S", 0.2)
     monkeypatch.setattr(module, "ERROR_GRACE_S", 0.3)
-    made: list[Workers] = []
+    made = []
 
-    def start(*deeds: Deed, **more: object) -> Workers:
-        made.append(Workers(FakeProcesses(*deeds, **more)))  # type: ignore[arg-type]
+    def start(*deeds, **more):
+        made.append(Workers(FakeProcesses(*deeds, **more)))
         made[0].open()
         made[0].grow(len(deeds))
         return made[0]
@@ -90,23 +95,23 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Workers]]
         one.close()
 
 
-def both() -> dict[int, m.Command]:
+def both():
     return {0: m.Wait(), 1: m.Wait()}
 
 
-def well(command: m.Command) -> m.Answer:
+def well(command):
     return TOLD if isinstance(command, m.Tell) else m.Report(value=command.name)
 
 
-def raising(reason: str, **more: bool) -> Deed:
+def raising(reason, **more):
     return lambda _: m.Report(status="failed", reason=reason, traceback=f"Traceback: {reason}", **more)
 
 
-def silent(_: m.Command) -> None:
+def silent(_):
     return None
 
 
-def waiting(command: m.Command) -> m.Answer | None:
+def waiting(command):
     return TOLD if isinstance(command, m.Tell) else None
 
 
@@ -119,23 +124,23 @@ def leaving(command: m.Command) -> m.Answer:
     return well(command)
 
 
-def dies(_: m.Command) -> None:
+def dies(_):
     raise EOFError
 
 
-def test_every_worker_answers(started: Callable[..., Workers]) -> None:
+def test_every_worker_answers(started):
     found = started(well, well).ask(both(), "the test", LIMIT_S)
     assert {rank: report.value for rank, report in found.items()} == {0: "wait", 1: "wait"}
 
 
-def test_one_that_died_is_named_with_its_end(started: Callable[..., Workers]) -> None:
-    with pytest.raises(LostError) as lost:
-        started(waiting, dies, codes={1: -9}).ask(both(), "round 1 (timed)", LIMIT_S)
-    assert lost.value.failure is not None
-    assert lost.value.failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in round 1 (timed)"
-    assert lost.value.codes == {1: -9}
+def at_work(command):
+    return m.Told(waits_for="", where="in work (net.py:3)", stacks="") if command.name == "tell" else None
 
 
+def late(deed):
+    def later(command):
+        time.sleep(0.1)
+        return deed(command)
 @pytest.mark.parametrize("deed", [unread, leaving], ids=["with a command unread", "after its answer"])
 def test_one_that_died_before_it_read_a_command_did_not_die_of_it(
     started: Callable[..., Workers], deed: Deed
@@ -152,27 +157,48 @@ def test_one_that_died_before_it_read_a_command_did_not_die_of_it(
     assert failure.was_idle
 
 
-def test_one_that_somebody_else_has_started_just_ended(started: Callable[..., Workers]) -> None:
-    with pytest.raises(LostError, match=r"rank 1 ended unexpectedly in round 1"):
-        started(waiting, dies).ask(both(), "round 1 (timed)", LIMIT_S)
+
+    return later
 
 
-def test_one_that_does_not_answer_is_killed_and_named(started: Callable[..., Workers]) -> None:
+MISSING = raising("gloo: Connection closed by peer", restart=True, is_cause=False)
+
+
+@pytest.mark.parametrize(
+    ("deeds", "codes", "limit_s", "reason"),
+    [
+        ((waiting, dies), {1: -9}, LIMIT_S, "rank 1 was killed by signal 9 (SIGKILL) in the test"),
+        ((waiting, dies), {}, LIMIT_S, "rank 1 ended unexpectedly in the test"),  # somebody else started it
+        ((waiting, at_work), {}, 0.1, f"{NO_END}: rank 1 on here in work (net.py:3)"),
+        ((waiting, waiting), {}, 0.1, f"{NO_END}: rank 0 on here waits for the other ranks"),
+        ((waiting, raising("ValueError: bug")), {}, LIMIT_S, "ValueError: bug (rank 1)"),
+        ((MISSING, late(dies)), {1: -9}, LIMIT_S, "rank 1 was killed by signal 9 (SIGKILL) in the test"),
+    ],
+    ids=["killed", "ended", "at work", "all wait", "raises alone", "missed by another"],
+)
+def test_the_one_to_blame_is_named(started, deeds, codes, limit_s, reason):
+    with pytest.raises(LostError) as lost:
+        started(*deeds, codes=codes).ask(both(), "the test", limit_s)
+    assert lost.value.failure.reason == reason
+    assert lost.value.codes == {rank: codes.get(rank) for rank in lost.value.codes}
+    if "bug" in reason:
+        ranks = {0: "ended because another rank failed", 1: "raised\nTraceback: ValueError: bug"}
+        assert lost.value.failure.ranks == ranks
+
+
+def test_one_that_does_not_answer_is_killed_and_named(started):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
         workers = started(waiting, silent, pid=other.pid)
         with pytest.raises(LostError) as lost:
             workers.ask(both(), "the test", 0.1)
         assert other.wait(LIMIT_S) == -9
     failure = lost.value.failure
-    assert failure is not None
-    assert failure.reason == "no end of the test within 0.1 s: rank 1 on here gave no answer"
+    assert failure.reason == f"{NO_END}: rank 1 on here gave no answer"
     assert failure.ranks == {0: "waited for the other ranks\nstacks", 1: "gave no answer"}
     assert failure.stacks == {0: "stacks"}
 
 
-def test_a_process_that_only_has_the_number_of_a_rank_is_left_alone(
-    started: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_only_has_the_number_of_a_rank_is_left_alone(started, monkeypatch):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
         workers = started(waiting, silent, pid=other.pid)
         monkeypatch.setattr(module, "process_name", lambda _: "another process")
@@ -182,56 +208,19 @@ def test_a_process_that_only_has_the_number_of_a_rank_is_left_alone(
         other.kill()
 
 
-def test_one_that_is_at_work_is_late_not_those_that_wait_for_it(started: Callable[..., Workers]) -> None:
-    def works(command: m.Command) -> m.Answer | None:
-        return m.Told(waits_for="", where="in work (net.py:3)", stacks="") if command.name == "tell" else None
-
-    with pytest.raises(LostError, match=r"within 0.1 s: rank 1 on here in work \(net.py:3\)$"):
-        started(waiting, works).ask(both(), "the test", 0.1)
-
-
-def test_all_that_wait_are_late_together(started: Callable[..., Workers]) -> None:
-    with pytest.raises(LostError, match=r"rank 0 on here waits for the other ranks$"):
-        started(waiting, waiting).ask(both(), "the test", 0.1)
-
-
-def test_one_that_raises_alone_ends_the_wait_of_the_others(started: Callable[..., Workers]) -> None:
-    with pytest.raises(LostError) as lost:
-        started(waiting, raising("ValueError: bug")).ask(both(), "the test", LIMIT_S)
-    failure = lost.value.failure
-    assert failure is not None
-    assert (failure.status, failure.reason) == ("failed", "ValueError: bug (rank 1)")
-    assert failure.ranks == {0: "ended because another rank failed", 1: "raised\nTraceback: ValueError: bug"}
-
-
-def test_errors_of_all_are_reports_of_all(started: Callable[..., Workers]) -> None:
-    def later(_: m.Command) -> m.Answer:
-        time.sleep(0.1)
-        return m.Report(status="failed", reason="ValueError: bug")
-
-    found = started(raising("ValueError: bug"), later).ask(both(), "the test", LIMIT_S)
+def test_errors_of_all_are_reports_of_all(started):
+    bug = raising("ValueError: bug")
+    found = started(bug, late(bug)).ask(both(), "the test", LIMIT_S)
     assert [report.reason for report in found.values()] == ["ValueError: bug"] * 2
 
 
-def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(
-    started: Callable[..., Workers], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(started, monkeypatch):
     monkeypatch.setattr(module, "ERROR_GRACE_S", 1000.0)
     with pytest.raises(LostError, match=r"CUDA error \(rank 1\)"):
         started(waiting, raising("CUDA error", restart=True)).ask(both(), "the test", 10_000.0)
 
 
-def test_one_that_misses_another_is_not_the_cause(started: Callable[..., Workers]) -> None:
-    def later(_: m.Command) -> None:
-        time.sleep(0.1)
-        raise EOFError
-
-    missing = raising("gloo: Connection closed by peer", restart=True, is_cause=False)
-    with pytest.raises(LostError, match=r"rank 1 was killed by signal 9 \(SIGKILL\) in the test"):
-        started(missing, later, codes={1: -9}).ask(both(), "the test", LIMIT_S)
-
-
-def test_a_mistake_of_the_user_ends_the_wait_for_all(started: Callable[..., Workers]) -> None:
+def test_a_mistake_of_the_user_ends_the_wait_for_all(started):
     mistake = m.Report(status="usage", reason="no such folder", exit_code=2, label="error")
     with pytest.raises(UsageError, match="no such folder") as caught:
         started(waiting, lambda _: mistake).ask(both(), "the test", LIMIT_S)
@@ -241,7 +230,7 @@ def test_a_mistake_of_the_user_ends_the_wait_for_all(started: Callable[..., Work
 @pytest.mark.parametrize(
     "said", [b"", b"\n", b"\x80\x04.\n", b"x" * 2**17], ids=["none", "empty", "pickle", "long"]
 )
-def test_a_stranger_is_refused_and_disturbs_nobody(started: Callable[..., Workers], said: bytes) -> None:
+def test_a_stranger_is_refused_and_disturbs_nobody(started, said):
     workers = started(well, well)
     address = workers._listener.getsockname()
     with socket.create_connection(address) as stranger:
@@ -255,7 +244,7 @@ def test_a_stranger_is_refused_and_disturbs_nobody(started: Callable[..., Worker
             assert stranger.recv(1) == b""
 
 
-def test_who_does_not_know_the_token_is_no_worker(started: Callable[..., Workers]) -> None:
+def test_who_does_not_know_the_token_is_no_worker(started):
     workers = started(well, well)
     hello = m.Hello(token="0" * 32, rank=0, local_rank=0, host="", pid=os.getpid(), process="")
     with socket.create_connection(workers._listener.getsockname()) as stranger:
@@ -264,18 +253,91 @@ def test_who_does_not_know_the_token_is_no_worker(started: Callable[..., Workers
     assert found == ["wait"] * 3
 
 
-def test_the_conductor_sleeps_while_a_block_runs(started: Callable[..., Workers]) -> None:
-    def works(command: m.Command) -> m.Answer:
-        if command.name == "block":
+def test_the_conductor_sleeps_while_a_block_runs(started):
+    def works(command):
+        if command.name == "block" and command.phase == "timed":
             time.sleep(1.0)
         return well(command)
 
     workers = started(works, works)
     block = m.Block(index=0, phase="timed", steps=1)
-    workers.ask({0: block, 1: block}, "warm-up", LIMIT_S)
+    warm_up = m.Block(index=0, phase="warmup", steps=1)
+    workers.ask({0: warm_up, 1: warm_up}, "warm-up", LIMIT_S)
     used_s = []
-    for _ in range(3):
+    for _ in range(2):
         began_s = time.thread_time()
         workers.ask({0: block, 1: block}, "a block", LIMIT_S)
         used_s.append(time.thread_time() - began_s)
     assert min(used_s) <= 1e-3, "of a processor, with sending and hearing"
+
+
+SETTINGS = Settings(modes=("ddp",), bucket_cap_mb=(BucketCaps(), BucketCaps((1.0, 25.0))), max_time=0.1)
+SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="GPU-1"),))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        m.Tell(),
+        m.Quit(),
+        m.Prepare(asked=SETTINGS, launched=m.Launched(world_size=4, ranks_per_node=2, seen=(SEEN,))),
+        m.Warm(
+            index=3, case=case_of(bucket_cap_mb="1/25"), oversubscribed=True, by_device=(1, 2), least_s=0.1
+        ),
+        m.Settle(index=None, num_ranks=2, backend="gloo"),
+    ],
+    ids=lambda one: one.name,
+)
+def test_a_command_arrives_as_it_was_sent(command):
+    line = m.encode(command)
+    assert line.count(b"\n") == 1
+    assert m.decode(line, m.AnyCommand) == command
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        m.Warmed(
+            times=BlockTimes(1.5, (1.0, 0.1), {"ready_ms": [0.25]}, b"a trace"),
+            memory=(DeviceMemory(1.0, 2.0),),
+            layout=BucketLayout((8, 16), ((1,), (0,)), (2, 4)),
+        ),
+        m.Begun(
+            place=RankPlace(rank=1, host="node"),
+            fingerprint="f",
+            machine=FirstHost(host="node", memory_gib=0.1, cgroup=Cgroup(cpuset="0-3")),
+        ),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_result_arrives_as_it_was_sent(value):
+    found = m.decode(m.encode(m.Report(value=value)), m.AnyAnswer)
+    assert msgspec.convert(found.value, type(value)) == value
+
+
+def test_what_is_not_finite_arrives_as_nothing():
+    found = m.decode(m.encode(m.Report(value=[float("nan"), float("inf"), 1.0])), m.AnyAnswer)
+    assert found.value == [None, None, 1.0]
+
+
+class Unknown:
+    def __reduce__(self):
+        raise AssertionError("it is pickled")
+
+
+@pytest.mark.parametrize("value", [object(), Unknown(), print])
+def test_nothing_else_is_sent(value):
+    with pytest.raises(TypeError):
+        m.encode(m.Report(value=value))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b"\x80\x04.", b"{", b"[]", b"1", b"null", b"[" * 100_000, b'{"do": 1}', b'{"do": "leave"}'),
+        *(b'{"do": "block"}', b'{"do": "drop", "index": "x"}', b'{"is": "report"}'),
+    ],
+)
+def test_what_no_conductor_sent_is_refused(line):
+    with pytest.raises(ValueError, match=r"."):
+        m.decode(line, m.AnyCommand)

@@ -1,23 +1,16 @@
 """Runs of a language model made of numbers: their workload counts tokens, 512 in a row of the batch."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
 from gate_runs import MANIFEST, block_rows
-from made import made_manifest, write_tables
+from made import made_manifest, planned, resolved, write_tables
 from torch import nn
 
 from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.plan import Machine, Planned, expand
-from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome
 from ddp_bench.bench.results.store import RunWriter, claim
-from ddp_bench.bench.settings import Settings
 from ddp_bench.models.workload import Workload
 
 ROWS, LENGTH = 8, 512
@@ -28,18 +21,13 @@ STEP_MS = {"single": 100.0, "dp": 200.0, "ddp": 125.0}
 WATTS = 50.0
 
 
-def token_plan() -> list[Planned]:
+def token_plan():
     """`single`, DP and DDP with two caps, on two CPU cores."""
-    settings = with_device_defaults(
-        Settings(gpus=(2,), bucket_cap_mb=(BucketCaps(), BucketCaps.parse("25")), batch_size=ROWS),
-        device_type="cpu",
-        num_local_devices=2,
-    )
-    machine = Machine(device_type="cpu", devices_per_node=2)
-    return expand(settings, machine, arch="lm:model", image_size=None, unit="tokens", units_per_sample=LENGTH)
+    settings = resolved(gpus=(2,), bucket_cap_mb=("default", "25"), batch_size=ROWS)
+    return planned(settings, arch="lm:model", image_size=None, unit="tokens", units_per_sample=LENGTH)
 
 
-def blocks_of(planned: Planned, scale: float) -> list[dict[str, Any]]:
+def blocks_of(planned, scale):
     """Rounds at two speeds, every phase that the page shows, and 20 blocks without a pause, 10% slower."""
     case, ms = planned.case, STEP_MS[planned.case.mode] * scale
     series = [ms * (1.0 if r % 2 else 1.2) for r in range(ROUNDS)]
@@ -58,7 +46,7 @@ def blocks_of(planned: Planned, scale: float) -> list[dict[str, Any]]:
     return rows + block_rows(case.case_id, case.mode, [1.2 * ms] * 20, "sustained")
 
 
-def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
+def token_run(folder, *, scale=1.0, **manifest):
     """A results folder as `bench.run` leaves it; DDP with a cap of 25 MiB fails."""
     writer = RunWriter(claim(folder))
     model = {
@@ -71,19 +59,19 @@ def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
     told = MANIFEST | {"model": model, "roofline": rates}
     told |= {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
     writer.write_manifest(made_manifest(**told | manifest))
-    rows: list[dict[str, Any]] = []
+    rows = []
     outcomes = []
-    for planned in token_plan():
-        failed = planned.case.bucket_cap_mb != BucketCaps()
+    for one in token_plan():
+        failed = one.case.bucket_cap_mb != BucketCaps()
         facts = {"device_name": "CPU core", "peak_mem_mib": 10.0}
-        outcomes.append(Outcome(planned, *(("oom", "out of memory") if failed else ("ok", "", facts))))
-        rows += [] if failed else blocks_of(planned, scale)
+        outcomes.append(Outcome(one, *(("oom", "out of memory") if failed else ("ok", "", facts))))
+        rows += [] if failed else blocks_of(one, scale)
     write_tables(writer, outcomes, rows)
     writer.close()
     return folder
 
 
-def counted_in_tokens(cases: pd.DataFrame) -> pd.DataFrame:
+def counted_in_tokens(cases):
     """The same cases with sequences in place of images."""
     made = cases.assign(unit="tokens", units_per_sample=LENGTH, arch="lm:model", image_size=pd.NA)
     made = made.astype({"units_per_sample": "Int64", "image_size": "Int64"})
@@ -92,8 +80,8 @@ def counted_in_tokens(cases: pd.DataFrame) -> pd.DataFrame:
     return made
 
 
-def language_model(**changes: Any) -> Workload:
-    def batch(batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def language_model(**changes):
+    def batch(batch_size, generator):
         made = torch.randn(batch_size, 4, generator=generator)
         return made, torch.zeros(batch_size, dtype=torch.long)
 

@@ -1,0 +1,290 @@
+"""Pages of runs made by hand, one of each kind, as text: what people read of them is recorded."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+from commands import ROOT
+from report_runs import PHASES, case, communicating, measured, paper_like, run, timed, usual_cases
+from token_runs import token_run
+
+from ddp_bench.bench.plan import equal_layout_reason
+from ddp_bench.bench.predict.calibration import Identity
+from ddp_bench.bench.predict.held_out import HeldOut
+from ddp_bench.bench.predict.output import Predictions
+from ddp_bench.bench.predict.prediction import Losses, Prediction
+from ddp_bench.bench.predict.scaling_limit import Line
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.build import render
+from ddp_bench.report.page import page
+
+ON_CPU = {"device_type": "cpu", "device_name": "Test CPU"}
+STEADY = {"steady_images_per_s": 95.0, "steady_images_per_s_low": 94.0, "steady_images_per_s_high": 96.0}
+STEADY |= {"steady_change_pct": -4.0, "steady_change_pct_low": -5.0, "steady_change_pct_high": -3.0}
+MEMORY = {"peak_mem_mib": 600.0, "reserved_mem_mib": 700.0, "dp_device0_mem_ratio": 4.0}
+UNDER_LOAD = measured(sm_clock_mhz=1700.0, power_w=650.0, joules_per_image=0.25) | {
+    "temperature_c": 71.0, "throttled_pct": 12.5, "throttle_reasons": "power cap",
+}  # fmt: skip
+STAGES = {"scatter": 2.0, "replicate": 5.0, "apply": 25.0, "gather": 1.0, "backward": 50.0, "reduce": 8.0}
+CONDITIONS = {
+    "name": "nightly",
+    "settings": {"gpus": [1, 2], "static_graph": False, "rounds": None},
+    "model": {"num_params": 11_689_512, "gradient_bytes": 46_758_048, "forward_flops_per_image": 4e9},
+    "roofline": [{"num_devices": 1, "rank": 0, "matrix_tflop_per_s": 2.0}],
+    "environment": {
+        "gpus": [{"name": "A", "memory_mib": 1000}] * 2,
+        "topology": "GPU0 GPU1\n NV18",
+        "governors": ["performance"],
+        "huge_pages": "madvise",
+        "cgroup": {"cpu_quota_cores": 2.5, "memory_limit_gib": "unlimited", "cpuset": None},
+        "env": {"NCCL_DEBUG": "WARN", "BENCH_STARTED_S": "12.5"},
+    },
+    "timing": {"total_s": 186.2, "stopped_because": "time limit reached", "measuring_s": 60.0},
+    "ranks": [
+        {"rank": i, "host": f"node{i // 2}", "device_name": "Test GPU", "bound_cores": "0-31"}
+        for i in range(4)
+    ],
+    "workload": {
+        "spec": "net:make",
+        "file": "net.py",
+        "repository": "mynet",
+        "commit": "abc",
+        "dirty": True,
+        "code_sha256": "012",
+    },
+    "ddp_bench": {"version": "0.1.0"},
+    "git": {"commit": "def", "dirty": False},
+}
+
+FORMS = [
+    case("single", 1, 100.0),
+    case("ddp", 2, 180.0, peak_mem_mib=300.0, mem_by_device_mib="300.0/290.0"),
+    case("fsdp", 2, 150.0, peak_mem_mib=200.0, mem_by_device_mib="200.0/199.0"),
+    case("partition", 2, 130.0, layers_by_device="4/7", **measured(bubble_pct=51.0)),
+    case("pipeline", 2, 120.0, pipeline_schedule="1f1b", micro_batches=4, **measured(bubble_pct=25.0)),
+]
+
+
+def compiled(mode, num_devices, images_per_s, **more):
+    found = case(mode, num_devices, images_per_s, compile="default", compile_s=41.2, num_graphs=3, **more)
+    return found | {"case_id": f"{found['case_id']}-compiled"}
+
+
+EAGER = {"compile": "off"}
+COMPILED = [
+    case("single", 1, 100.0, **EAGER),
+    case("dp", 2, 150.0, **EAGER),
+    case("ddp", 2, 160.0, num_buckets=2, **EAGER),
+    case("ddp", 2, 150.0, bucket_cap_mb="25", num_buckets=2, **EAGER),
+    compiled("single", 1, 120.0),
+    compiled("ddp", 2, 210.0, num_buckets=2),
+    compiled("ddp", 2, 180.0, optimize_ddp="no_optimization", num_buckets=2) | {"case_id": "whole"},
+]
+
+
+def faster(factor, name, **manifest):
+    """The usual run, at a multiple of its rates."""
+    rows = [
+        row | {key: row[key] * factor for key in row if key.startswith("images_per_s")}
+        for row in usual_cases()
+    ]
+    return run(rows, {"name": name, **manifest}, path=f"runs/{name}")
+
+
+def long_run(factor, name, *, paces=(1.0,), **manifest):
+    """Forty rounds of steps that scatter by 1%; `paces` are the machine's in parts of the run."""
+    rows = [
+        case("single", 1, 100.0 * factor),
+        case("ddp", 2, 180.0 * factor),
+        case("ddp", 4, 240.0 * factor, oversubscribed=True),
+    ]
+    pace = np.repeat(paces, 40 // len(paces))
+    ms = {row["case_id"]: 1000 * row["global_batch"] / row["images_per_s"] for row in rows}
+    timed_blocks = [
+        timed(row, r, ms[row["case_id"]] / pace[r] * (1 + 0.01 * ((r * 7) % 5 - 2)))
+        for row in rows
+        for r in range(40)
+    ]
+    return run(rows, {"name": name, **manifest}, timed_blocks=timed_blocks, path=f"runs/{name}")
+
+
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+
+
+def wide(value):
+    return Interval(value, 0.9 * value, 1.2 * value)
+
+
+def predicted_at(num_devices, efficiency, *, asked=True):
+    waiting = Losses(bandwidth_ms=2.0, latency_ms=0.0, handling_ms=0.0, rank_spread_ms=1.0, sharing_ms=0.0)
+    return Prediction(
+        num_devices=num_devices, asked=asked, step_ms=wide(200 / efficiency), num_buckets=3, lost=waiting,
+        network="ib-100g", bucket_cap_mb="default", scaling="weak", batch_size=16, comm_hook="none",
+        accumulate=1, unit="images",
+        images_per_s=wide(80 * num_devices * efficiency), efficiency=wide(efficiency),
+        exposed_comm_ms=wide(10.0),
+    )  # fmt: skip
+
+
+def predictions(**more):
+    """As `bench.predict --out` writes them, of the sample."""
+    line = Line(
+        broken_at=32, verdict="On ib-100g scaling breaks at 32.",
+        predictions=(
+            predicted_at(1, 1.0, asked=False), predicted_at(32, 0.75, asked=False), predicted_at(64, 0.7),
+        ),
+    )  # fmt: skip
+    found = load_run(SAMPLE)
+    ok = found.cases[(found.cases["mode"] == "ddp") & (found.cases["status"] == "ok")].iloc[0]
+    cpu = found.manifest.environment
+    identity = Identity(
+        arch="resnet18", image_size=64, batch_per_device=16, precision="fp32", device_type="cpu",
+        device_name=ok["device_name"], torch="2.15.0", link="1gbit",
+        host=f"{cpu.cpu_model} x {cpu.num_cores}, 0 GPUs",
+    )  # fmt: skip
+    cases = (HeldOut(f"case-{error}", 2, "25", 100.0, wide(100.0 + error)) for error in (-1.0, 2.0, 6.0))
+    made = Predictions(
+        identity=identity, fitted=None, rule="the rule", notes=("Network: x; assumed: y.",), lines=(line,),
+        validation=tuple(cases),
+    )  # fmt: skip
+    return replace(made, **more)
+
+
+REFUSED = {
+    "reason": "not predicted: the interval would be \N{PLUS-MINUS SIGN}132%; calibrate longer",
+    **dict.fromkeys(("step_ms", "images_per_s", "efficiency", "exposed_comm_ms", "lost")),
+}
+
+
+def with_refused():
+    """Predictions of which the one asked for is too wide to be shown."""
+    line = predictions().lines[0]
+    refused = replace(line.predictions[-1], **REFUSED)
+    return predictions(lines=(replace(line, predictions=(*line.predictions[:-1], refused), broken_at=None),))
+
+
+SAME_BUCKETS = equal_layout_reason("kept")
+FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late)"}
+MANY_CAPS = [case("ddp", 2, 150.0 + (cap == 27), bucket_cap_mb=str(cap)) for cap in range(1, 41)]
+EQUAL = [
+    case("ddp", 2, 180.0, case_id="kept", bucket_cap_mb="25", num_buckets=2),
+    *(
+        case("ddp", 2, case_id=f"e{cap}", bucket_cap_mb=str(cap), status="skipped", reason=SAME_BUCKETS)
+        for cap in range(50, 90)
+    ),
+]
+OTHER_WORK = [
+    row | {"precision": "bf16", "arch": "vit", "case_id": f"{row['case_id']}-vit"} for row in usual_cases()
+]
+BOTH_MACHINES = {
+    "settings": {"modes": ["ddp"], "gpus": [2], "rounds": 40, "device": "cpu"},
+    "git": {"commit": "0123456789abcdef"},
+}
+
+
+def on_cores():
+    """DP as its stages by hand, and more devices than cores; communication of which overlap is known."""
+    stages = measured(**{f"dp_{name}_ms": ms for name, ms in STAGES.items()}, dp_device0_pct=25.0)
+    whole = communicating(2, 200.0, **ON_CPU) | measured(overlap_trace_pct=70.0, compute_slowdown=1.25)
+    return [
+        case("single", 1, 100.0, **ON_CPU),
+        case("dp", 2, 150.0, impl="cpu_standin", **ON_CPU, **measured(**PHASES), **stages),
+        whole | measured(overlap_window_pct=80.0, rank_skew_ms=3.0, anatomy_slowdown_pct=8.0),
+        communicating(2, 190.0, bucket_cap_mb="1", **ON_CPU) | measured(overlap_trace_pct=30.0),
+        case("ddp", 4, 60.0, oversubscribed=True, **ON_CPU),
+    ]
+
+
+TWO = [case("single", 1, 100.0), case("ddp", 4, 300.0, num_nodes=2)]
+GPUS = [case("single", 1, 100.0, **UNDER_LOAD, **STEADY), case("dp", 2, 150.0, **MEMORY)]
+STRONG = [row | {"scaling": "strong", "global_batch": 20} for row in usual_cases()]
+THREE = (
+    ("old", 1.0, {"versions": {"torch": "2.11"}, "environment": {"host": "a"}}),
+    ("new", 1.1, {"versions": {"torch": "2.15"}, "environment": {"host": "a"}}),
+    ("other box", 0.5, {"versions": {"torch": "2.15"}, "environment": {"host": "b"}}),
+)
+TURNS = {"paces": (1.0, 0.25), "interleaved_id": "a"}
+
+PAGES = {
+    "usual": lambda _: page([run(usual_cases())]),
+    "paper": lambda _: page([paper_like()], price=3.0),
+    "conditions": lambda _: page([run(TWO, CONDITIONS)]),
+    "cores": lambda _: page([run(on_cores())]),
+    "gpus": lambda _: page([run(GPUS)]),
+    "forms": lambda _: page([run(FORMS)]),
+    "compiled": lambda _: page([run(COMPILED)]),
+    "tokens": lambda folder: page([load_run(token_run(folder / "tokens"))]),
+    "caps": lambda _: page([run([case("ddp", 2, 140.0), *MANY_CAPS])]),
+    "equal": lambda _: page([run([case("single", 1, 100.0), *EQUAL])]),
+    "failed": lambda _: page([run([case(mode, 2, **FAILED) for mode in ("dp", "ddp")])]),
+    "strong": lambda _: page([run(STRONG)]),
+    "workloads": lambda _: page([run([*usual_cases(), *OTHER_WORK])]),
+    "predicted": lambda _: page([load_run(SAMPLE)], predictions=predictions()),
+    "refused": lambda _: page([load_run(SAMPLE)], predictions=with_refused()),
+    "several": lambda _: page([faster(factor, name, **more) for name, factor, more in THREE]),
+    "turns": lambda _: page([long_run(f, n, **TURNS) for f, n in ((1.0, "old"), (1.1, "new"))]),
+    "apart": lambda _: page([long_run(f, n, **BOTH_MACHINES) for f, n in ((1.0, "old"), (1.25, "new"))]),
+}
+"""What makes each page, in a folder of its own."""
+
+BREAKS = {
+    *(
+        "p",
+        "li",
+        "tr",
+        "h1",
+        "h2",
+        "h3",
+        "dt",
+        "figure",
+        "svg",
+        "summary",
+        "pre",
+        "section",
+        "article",
+        "caption",
+    )
+}
+
+
+class Visible(HTMLParser):
+    """What a reader of a page sees, tips and descriptions of figures included, without its scripts."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.hidden, self.text = 0, ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.hidden += tag in ("script", "style")
+        self.text += "\n" if tag in BREAKS else " | " if tag in ("td", "th", "dd", "text", "title") else ""
+        self.text += "".join(
+            f" [{value}] " for name, value in attrs if name in ("title", "alt", "aria-label")
+        )
+
+    def handle_endtag(self, tag):
+        self.hidden -= tag in ("script", "style")
+
+    def handle_data(self, data):
+        self.text += "" if self.hidden else data
+
+
+def text_of(html):
+    """A line for each line of a page that is not empty."""
+    lines = Visible(html).text.replace("\N{WORD JOINER}", "").replace("\n |", " |").split("\n")
+    return [kept for line in lines if (kept := " ".join(line.split()))]
+
+
+def text_of_page(name, folder):
+    """Of several runs what stands before the first, of predictions their part; conditions once."""
+    made = PAGES[name](folder)
+    predicted = name in ("predicted", "refused")
+    if predicted or len(made.runs) > 1:  # without figures that are not looked at
+        made = replace(made, runs=[replace(one, figures=(), more_figures=()) for one in made.runs])
+    lines = text_of(render(made))
+    begin = max(i for i, line in enumerate(lines) if line.startswith("On hardware")) if predicted else 0
+    ends = [i for i, line in enumerate(lines) if line == "Conditions" and name != "conditions"]
+    if len(made.runs) > 1:
+        ends = [i for i, line in enumerate(lines) if line.startswith("old: ")][:1]
+    return "".join(f"{line}\n" for line in lines[begin : ends[-1] if ends else len(lines)])

@@ -1,0 +1,226 @@
+"""What a device or a link does by itself: curves of all-reduces, rates of products."""
+
+import time
+from collections import Counter
+from statistics import median
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ddp_bench.bench.measure import matrix_rate
+from ddp_bench.bench.measure.matrix_rate import MATRIX_SIZE, MOST_REPETITIONS, DeviceMeter
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.run.alone import CURVE_BYTES, CURVE_REPETITIONS, LEAST_REPETITIONS, _curve, measure_rates
+from ddp_bench.bench.run.failures import preparing_s
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker.rank import Rank
+
+MIB = 2**20
+
+
+def measured(bytes_per_ms, largest, *, further_s=10.0, fails=None):
+    """On a link of that rate, whose time is the clock's."""
+    clock = [0.0]
+
+    def once(size):
+        clock[0] += size / bytes_per_ms / 1000
+        return None if size == fails else size / bytes_per_ms
+
+    return _curve(once, largest, lambda: clock[0], further_s=further_s)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_ms", "largest", "further_s", "last"),
+    [
+        (100e6, 4 * MIB, 10, 256 * MIB),  # NVLink: all of it
+        (125e3, 47 * MIB, 10, 256 * MIB),  # 1 Gbit/s: 256 MiB take 2.1 s
+        (125e3, 47 * MIB, 4, 64 * MIB),
+        (25e3, 47 * MIB, 10, 64 * MIB),  # 200 Mbit/s: no more than the gradients need
+        (25e3, 47 * MIB, float("inf"), 256 * MIB),
+        (25e3, 200 * MIB, 0, 256 * MIB),
+        (1e6, 4 * MIB, 0.2, 64 * MIB),  # what 16 and 64 MiB take is no longer there for 256 MiB
+    ],
+)
+def test_a_curve_goes_as_far_as_the_gradients_and_further_while_there_is_time(
+    bytes_per_ms, largest, further_s, last
+):
+    found = measured(bytes_per_ms, largest, further_s=further_s)
+    assert sorted(found) == [size for size in CURVE_BYTES if size <= last]
+    further = {size: len(ms) for size, ms in found.items() if size >= 2 * largest}
+    assert set(further.values()) <= {LEAST_REPETITIONS}
+
+
+def test_a_slow_link_is_measured_less_often():
+    assert {len(ms) for ms in measured(1e6, 200 * MIB).values()} == {CURVE_REPETITIONS}
+    assert {len(ms) for ms in measured(5e3, 47 * MIB).values()} == {LEAST_REPETITIONS}
+
+
+def test_a_size_that_fails_has_no_time_and_the_others_do():
+    found = measured(1e6, 200 * MIB, fails=MIB)
+    assert MIB not in found
+    assert Counter(map(len, found.values())) == {CURVE_REPETITIONS: len(found)}
+
+
+SETTINGS = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
+CPU = torch.device("cpu")
+FLOPS = 2 * MATRIX_SIZE["cpu"] ** 3
+
+
+class HandClock:
+    """Says that work `i` of a block took `times_ms[i]`, and all after the last as long as that."""
+
+    def __init__(self, times_ms):
+        self.said = []
+        self._times_ms = times_ms
+
+    def begin(self):
+        self.mark()
+
+    def mark(self):
+        self.said.append("mark")
+
+    def read_ms(self):
+        since = " ".join(self.said).rpartition("read")[2]
+        self.said.append("read")
+        last = len(self._times_ms) - 1
+        return [self._times_ms[min(i, last)] for i in range(since.count("mark") - 1)]
+
+
+def timed_by(monkeypatch, *times_ms):
+    made = []
+
+    def make(_):
+        made.append(HandClock(times_ms))
+        return made[-1]
+
+    monkeypatch.setattr(matrix_rate, "make_clock", make)
+    return made
+
+
+def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch):
+    timed_by(monkeypatch, 10.0, 8.0, 20.0)  # so long that each is repeated three times
+    found = DeviceMeter(CPU, "fp32").measured()
+    assert found == pytest.approx(
+        {
+            "matrix_tflop_per_s": FLOPS / 10e-3 / 1e12,
+            "matrix_tflop_per_s_low": FLOPS / 20e-3 / 1e12,
+            "matrix_tflop_per_s_high": FLOPS / 8e-3 / 1e12,
+        }
+    )
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype):
+    with torch.autocast("cpu", dtype, enabled=precision != "fp32"):
+        expected = torch.mm(torch.zeros(1, 1), torch.zeros(1, 1)).dtype
+    meter = DeviceMeter(CPU, precision)
+    assert {factor.dtype for factor in (*meter._factors, meter._product)} == {dtype} == {expected}
+
+
+def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(monkeypatch):
+    meter = object.__new__(DeviceMeter)
+    meter._device = torch.device("cuda")
+    made = timed_by(monkeypatch, 10.0)
+    meter._multiply = lambda: made[0].said.append("work")
+    assert len(meter._times_ms()) == 10
+    once, ten = "mark work mark read", f"mark {'work mark ' * 10}read"
+    assert " ".join(made[0].said) == f"{once} {once} {ten} {ten}"
+
+
+@pytest.mark.parametrize(
+    ("once_ms", "expected"),
+    [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, matrix_rate.LEAST_REPETITIONS)],
+)
+def test_repetitions_fill_the_time_within_limits(once_ms, expected):
+    assert matrix_rate._repetitions(0.1, once_ms) == expected
+
+
+def _plain_ms(work):
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        work()
+        times.append(1000 * (time.perf_counter() - began))
+    return median(times[1:])
+
+
+def test_this_cpu_is_as_fast_as_plain_timing_finds_it():
+    """Within a factor of ten, for what else runs here; a wrong unit or size is further away."""
+    size = MATRIX_SIZE["cpu"]
+    a = torch.randn(size, size)
+    found = DeviceMeter(CPU, "fp32").measured()
+    assert 0.1 < found["matrix_tflop_per_s"] / (FLOPS / _plain_ms(lambda: a @ a) / 1e9) < 10
+
+
+class FakeWorkers:
+    """Two workers, of which the second one says why it cannot at some counts."""
+
+    def __init__(self, fails=()):
+        self.asked = []
+        self._fails = fails
+
+    def __len__(self):
+        return 2
+
+    def values(self, commands, _, what, limit_s):
+        assert limit_s == preparing_s(SETTINGS)
+        self.asked.append((what, [command.name for command in commands.values()]))
+        told = {"matrix_tflop_per_s": 1.0}
+        return {0: told, 1: "OutOfMemoryError: full" if what in self._fails else told}
+
+
+def rates(workers, *counts):
+    """With what the user hears."""
+    plan = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
+    skipped = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
+    recorder = SimpleNamespace(note=lambda *_: None)
+    said = []
+    return measure_rates(workers, recorder, [*plan, skipped], SETTINGS, said.append), said
+
+
+def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks():
+    workers = FakeWorkers()
+    found, said = rates(workers, 2, 1, 2, 4)
+    assert workers.asked == [
+        ("memory for the devices' rates", ["meter", "meter"]),
+        ("the rates of 1 device", ["rate", "wait"]),
+        ("the rates of 2 devices", ["rate", "rate"]),
+        ("giving their memory back", ["meter", "meter"]),
+    ]
+    assert [(row.num_devices, row.rank) for row in found] == [(1, 0), (2, 0), (2, 1)]
+    assert not said
+
+
+def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told():
+    found, said = rates(FakeWorkers(fails=["the rates of 2 devices"]), 1, 2)
+    assert [row.num_devices for row in found] == [1]
+    assert said == ["the rates of 2 devices are not known: OutOfMemoryError: full"]
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    found = Rank(0, 0)
+    found.place = Place(rank=0, local_rank=0, device=CPU, cores=(0,))
+    found._settings = SETTINGS
+    return found
+
+
+def test_a_device_without_the_memory_says_why(rank, monkeypatch):
+    def full(_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(DeviceMeter, "measured", full)
+    assert rank.do(m.Rate()).value == "OutOfMemoryError: CUDA out of memory"
+
+
+def test_a_broken_device_starts_the_ranks_again(rank, monkeypatch):
+    def broken(_):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(DeviceMeter, "measured", broken)
+    found = rank.do(m.Rate())
+    assert (found.status, found.restart) == ("failed", True)

@@ -1,0 +1,350 @@
+"""What speaks against trusting a run: links, load of others, drift, levels, outliers; words are recorded."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from gate_runs import block_rows, plan
+from made import made_manifest
+from msgspec import structs
+from report_runs import case, run
+
+from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads, read_load
+from ddp_bench.bench.findings.cautions import other_load, run_cautions, slow_links
+from ddp_bench.bench.findings.stability import cautions, split_levels
+from ddp_bench.bench.manifest import Load
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.report.conditions import groups
+
+NVLINK = {"nvlink": True, "peer_access": True}
+PCIE = {"nvlink": False, "peer_access": True}
+HOST_MEMORY = {"nvlink": False, "peer_access": False, "path": "SYS"}
+
+
+def told_of(pairs, *, hosts=("h",)):
+    """Hosts of four GPUs with a rank each; `pairs` by host and places, as `h 0-1`, all others on NVLink."""
+
+    def host(name):
+        places = [(a, b) for a in range(4) for b in range(a + 1, 4)]
+        known = [pairs.get(f"{name} {a}-{b}", NVLINK) | {"first": a, "second": b} for a, b in places]
+        return {"gpus": [{"uuid": f"{name}{i}", "name": "A"} for i in range(4)], "gpu_pairs": known}
+
+    return {
+        "hosts": {name: host(name) for name in hosts},
+        "ranks": ranks_on(*((name, f"{name}{i}") for name in hosts for i in range(4))),
+    }
+
+
+def ranks_on(*places):
+    return [{"rank": rank, "host": host, "gpu": gpu} for rank, (host, gpu) in enumerate(places)]
+
+
+PCIE_4 = {f"h {a}-{b}": PCIE for a in range(4) for b in range(a + 1, 4)}
+TWO, FOUR = case("ddp", 2, 100.0), case("ddp", 4, 100.0)
+LATER = {"h 2-3": HOST_MEMORY}
+TURNED = told_of({"h 0-1": HOST_MEMORY}) | {"ranks": ranks_on(*(("h", f"h{i}") for i in (2, 3, 0, 1)))}
+TWO_HOSTS = told_of({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("told", "cases", "num_pairs"),
+    [
+        (told_of(LATER), [TWO, case("ddp", 4, status="failed")], 0),  # of measured cases alone
+        (told_of(LATER), [TWO, FOUR], 1),
+        (told_of(PCIE_4), [FOUR], 0),  # there is no better choice
+        (told_of(PCIE_4 | {"h 2-3": NVLINK}), [TWO], 1),
+        (told_of(PCIE_4 | {"h 2-3": NVLINK}), [FOUR], 5),
+        (TURNED, [TWO], 0),  # ranks are found by UUID
+        (TURNED, [case("dp", 2, 100.0)], 1),  # and replicas by their place
+        (TURNED, [FOUR], 1),
+        (TWO_HOSTS, [FOUR], 1),
+        (TWO_HOSTS, [case("ddp", 8, 100.0)], 2),
+        (TWO_HOSTS | {"ranks": ranks_on(("a", "a0"), ("b", "b1"))}, [TWO], 0),  # between hosts is a network
+        ({}, [FOUR], 0),
+        (told_of({"h 0-1": {"nvlink": None, "peer_access": None}}), [FOUR], 0),
+        ({**told_of({"h 0-1": HOST_MEMORY}), "ranks": ranks_on(*[("h", None)] * 4)}, [FOUR], 0),  # no UUID
+        (told_of({"h 0-1": HOST_MEMORY}), [case("ddp", 2, 100.0, device_type="cpu")], 0),
+    ],
+)
+def test_pairs_of_gpus_without_the_best_link_that_were_used(told, cases, num_pairs):
+    found = slow_links(made_manifest(**told), typed_frame(cases, CASES))
+    assert (found is None) == (num_pairs == 0)
+    if found is not None:
+        assert f"used {num_pairs} pair" in found.text
+        assert found.case_id == cases[-1]["case_id"]
+
+
+BURN = """
+import os, sys, time
+if sys.argv[1] == "orphan" and os.fork():
+    os._exit(0)  # its parent is now init: a descendant of nobody here
+began = time.process_time()
+while time.process_time() - began < 0.6:
+    pass
+print("done", flush=True)
+"""
+
+
+def reading(rank, at_s, own_s, busy_s, **more):
+    steal = tuple(0.0 for _ in busy_s)
+    made = LoadReading("a", (rank,), at_s, own_s, busy_s, steal)
+    return replace(made, **more)
+
+
+def test_what_the_ranks_did_not_use_of_their_cores_others_did():
+    """By hand: over 10 s, cores 0 and 1 are busy for 9 and 7 s, of which the two ranks had 8 and 4 s."""
+    before = [reading(0, 100.0, 1.0, (50.0, 60.0, 70.0)), reading(1, 100.5, 2.0, (51.0, 61.0, 71.0))]
+    after = [
+        reading(0, 110.0, 9.0, (59.0, 67.0, 80.0), steal_s=(0.5, 0.0, 9.0)),
+        reading(1, 111.0, 6.0, (60.0, 68.0, 81.0)),
+    ]
+    assert other_loads(before, after) == [Load(cores=2, others=0.4, steal=0.05, seconds=10.0)]
+    apart = [[replace(r, machine=name) for r, name in zip(rs, "ab", strict=True)] for rs in (before, after)]
+    assert other_loads(*apart) == [
+        Load(cores=1, others=0.1, steal=0.05, seconds=10.0),
+        Load(cores=1, others=0.286, steal=0.0, seconds=10.5),
+    ]
+
+
+def test_loads_of_two_attempts_are_weighed_by_their_time():
+    earlier = Load(cores=2, others=0.1, steal=0.0, seconds=30.0)
+    now = Load(cores=2, others=0.5, steal=0.2, seconds=10.0)
+    assert mean_load(now, earlier) == Load(cores=2, others=0.2, steal=0.05, seconds=40.0)
+    at_once = (structs.replace(load, seconds=0.0) for load in (now, earlier))
+    assert mean_load(*at_once).others == 0.5, "of no time at all"
+
+
+def test_where_a_rank_cannot_tell_nothing_is_told():
+    known = reading(0, 0.0, 0.0, (0.0,))
+    assert other_loads([known, None], [known, known]) == []
+    assert other_loads([known], [None]) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counted by Linux' /proc")
+def test_a_program_of_others_is_counted_and_a_child_of_ones_own_is_not():
+    """Oracle: the 0.6 s of CPU time that the program itself counts before it ends."""
+
+    def own_and_others(kind):
+        before = read_load()
+        subprocess.run([sys.executable, "-c", BURN, kind], check=True, stdout=subprocess.PIPE)
+        after = read_load()
+        (found,) = other_loads([before], [after])
+        return after.own_s - before.own_s, found.others * (after.at_s - before.at_s)
+
+    own_s, others_s = own_and_others("orphan")
+    assert own_s < 0.4
+    assert others_s > 0.4
+    own_s, _ = own_and_others("child")
+    assert own_s > 0.5
+
+
+def told(busy, steal):
+    return {"load": [{"cores": 2, "others": 0.0, "steal": 0.0}, {"cores": 4, "others": busy, "steal": steal}]}
+
+
+@pytest.mark.parametrize(
+    ("busy", "steal", "said"),
+    [
+        (0.4, 0.0, "other programs used 10% of the cores during the rounds"),
+        (0.0, 0.2, "the hypervisor gave 5% of their time to other guests during the rounds"),
+        (0.4, 0.2, "used 10% of the cores and the hypervisor gave 5%"),
+        (0.2, 0.08, ""),
+    ],
+)
+def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said):
+    measured = run([case("single", 1, 100.0, device_type="cpu")], told(busy, steal))
+    found = [c for c in run_cautions(measured.manifest, measured.cases, measured.blocks) if "load" in c.kind]
+    assert len(found) == bool(said)
+    assert all(said in caution.sentence for caution in found)
+    (facts,) = (group.facts for group in groups(measured.manifest, measured.cases) if group.title == "Run")
+    shown = [fact.value for fact in facts if fact.name == "cores used by others"]
+    assert shown == [f"{25 * busy:.0f}%, other guests {25 * steal:.0f}%"]
+
+
+@pytest.mark.parametrize("load", [[], [{"cores": 0, "others": 1}]])
+def test_nothing_is_said_of_what_a_manifest_does_not_tell(load):
+    cases = pd.DataFrame({"device_type": ["cpu"]})
+    assert other_load(made_manifest(load=load), cases) is None
+    assert other_load(made_manifest(**told(4.0, 4.0)), pd.DataFrame({"device_type": ["cuda"]})) is None
+
+
+Noise = Callable[[np.random.Generator, int], np.ndarray]
+
+TRIALS = 200
+
+
+def found(*series, target=None):
+    """The cautions about a run whose cases had these step times by round, in ms; by kind."""
+    planned = plan()[: len(series)]
+    rows = [
+        row
+        for p, times in zip(planned, series, strict=True)
+        for row in block_rows(p.case.case_id, p.case.mode, times)
+    ]
+    blocks = typed_frame(rows, BLOCKS)
+    cases = case_rows([Outcome(p) for p in planned], blocks)
+    made = cautions(cases, blocks, target=target)
+    assert len({caution.kind for caution in made}) == len(made)
+    return {caution.kind: caution for caution in made}
+
+
+def normal(rng, size):
+    return 100 * np.exp(0.02 * rng.normal(size=size))
+
+
+def log_normal(rng, size):
+    return 100 * np.exp(0.25 * rng.normal(size=size))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("noise", "num_rounds"), [(normal, 10), (log_normal, 20)])
+def test_each_check_leaves_mere_noise_alone(noise, num_rounds):
+    rng = np.random.default_rng(num_rounds)
+    alarms = {}
+    for _ in range(TRIALS):
+        for kind in found(*(noise(rng, num_rounds) for _ in range(3))):
+            alarms[kind] = alarms.get(kind, 0) + 1
+    # 2% of 200 are 4; 10 or more would come once in a hundred times.
+    assert all(count <= 9 for count in alarms.values()), alarms
+
+
+def test_drift_is_told_with_its_size_and_interval():
+    rng = np.random.default_rng(0)
+    slower = np.linspace(1.0, 1.1, 20)
+    caution = found(*(normal(rng, 20) * slower for _ in range(3)))["drift"]
+    size, low, high = (
+        float(part.strip("%,[]+")) for part in caution.text.split("changed by ")[1].split()[:3]
+    )
+    assert low < size < high < 0
+    assert low < 100 * (1 / 1.1 - 1) < high
+    assert "from round 1 to 20" in caution.text
+    assert "bench.doctor" in caution.sentence
+    assert "bench.gate --interleave" in caution.sentence
+
+
+def test_drift_alone_is_not_called_two_levels_or_outliers():
+    rng = np.random.default_rng(1)
+    assert set(found(100 * np.linspace(1, 1.5, 30) * np.exp(0.005 * rng.normal(size=30)))) == {"drift"}
+
+
+def test_two_levels_name_the_worst_case_and_both_speeds():
+    rng = np.random.default_rng(2)
+    slow = rng.permutation([1.06] * 7 + [1.0] * 13)
+    steady = normal(rng, 20)
+    caution = found(steady, steady[::-1] * 1.0, 100 * slow * np.exp(0.003 * rng.normal(size=20)))[
+        "two levels"
+    ]
+    assert caution.case_id == plan()[2].case.case_id
+    assert caution.text.startswith("1 of 3 cases has rounds at two speeds")
+    assert "35% of 20 rounds near" in caution.text
+    assert "bench.doctor" in caution.advice
+
+
+def test_a_split_in_two_is_the_one_that_was_made():
+    rng = np.random.default_rng(3)
+    levels = split_levels([*rng.normal(100, 1, 40), *rng.normal(110, 1, 20)])
+    assert levels.share_low == pytest.approx(2 / 3)
+    assert (levels.low, levels.high) == pytest.approx((100, 110), abs=1)
+
+
+@pytest.mark.parametrize("size", [10, 20, 60])
+def test_noise_alone_is_no_split(size):
+    rng = np.random.default_rng(size)
+    for draw in (rng.standard_normal, lambda n: rng.standard_t(3, n), lambda n: rng.gumbel(size=n)):
+        assert sum(split_levels(list(np.exp(draw(size)))) is not None for _ in range(500)) <= 4
+
+
+def test_one_pause_is_told_by_its_round():
+    times = normal(np.random.default_rng(6), 12)
+    times[6] = 300
+    caution = found(times)["outliers"]
+    assert caution.text.startswith("1 of 12 blocks (8.3%)")
+    assert "round 7" in caution.text
+    assert "more --rounds" in caution.advice
+
+
+def test_a_first_round_that_is_still_warming_up():
+    times = normal(np.random.default_rng(7), 12)
+    times[0] = 125
+    caution = found(times)["warm-up"]
+    assert "round 1 ran 2" in caution.text
+    assert "below the others" in caution.text
+    assert "--rounds" in caution.advice
+
+
+def test_few_rounds_and_the_number_that_the_target_needs():
+    few = found([100.0, 101, 99])
+    assert set(few) == {"few rounds"}
+    assert "bench.run --rounds 10" in few["few rounds"].advice
+    noisy = list(np.random.default_rng(8).normal(100, 4, 10))
+    assert "wide intervals" not in found(noisy)
+    wide = found(noisy, target=0.02)["wide intervals"]
+    assert "±2%" in wide.text
+    needed = int(wide.advice.split("--rounds ")[1].split(",")[0])
+    assert 10 < needed <= 1000
+
+
+def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions():
+    planned = plan()
+    blocks = typed_frame(block_rows(planned[0].case.case_id, "single", [100.0, 101]), BLOCKS)
+    nothing = case_rows([Outcome(p, "failed", "no such luck") for p in planned], blocks)
+    assert cautions(nothing, blocks, target=0.02) == []
+    cases = case_rows([Outcome(planned[0])], blocks)
+    assert cautions(cases, blocks.iloc[:0], target=None) == []
+    broken = blocks.assign(block_ms=pd.Series([0.0, float("nan")]))
+    assert cautions(cases, broken[broken["block_ms"] > 0], target=0.02) == []
+
+
+def sustained(rounds, after):
+    """The caution about a case with these step times in the rounds and these without a pause."""
+    planned = plan()[0]
+    rows = block_rows(planned.case.case_id, planned.case.mode, rounds)
+    rows += block_rows(planned.case.case_id, planned.case.mode, after, "sustained")
+    blocks = typed_frame(rows, BLOCKS)
+    made = cautions(case_rows([Outcome(planned)], blocks), blocks, target=None)
+    return next((caution for caution in made if caution.kind == "steady rate"), None)
+
+
+@pytest.mark.parametrize(
+    ("ms", "said", "advice"), [(110.0, "-9.1%", "bench.doctor"), (95.0, "+5.3%", "a higher --steps")]
+)
+def test_another_rate_without_a_pause_is_told(ms, said, advice):
+    wobble = [1.0, 1.001, 0.999, 1.0005, 0.9995] * 4
+    caution = sustained([100 * w for w in wobble], [ms * w for w in wobble])
+    assert caution.case_id == plan()[0].case.case_id
+    assert f"{said} in the last half of --sustain" in caution.text
+    assert "1 of 1 case without a pause at another rate" in caution.text
+    assert advice in caution.advice
+
+
+def test_a_rate_within_two_percent_or_the_intervals_is_no_caution():
+    alike = [100.0, 100.1, 99.9] * 7
+    assert sustained(alike, [1.015 * ms for ms in alike]) is None
+    rng = np.random.default_rng(10)
+    noisy = 100 * np.exp(0.2 * rng.normal(size=20))
+    assert sustained(noisy, list(1.04 * noisy)) is None
+    assert sustained(alike, [150.0] * 4) is None, "four blocks have no interval"
+    assert sustained([100.0, 100.0], [150.0] * 20) is None, "two rounds have none"
+
+
+@pytest.mark.campaign
+def test_mere_noise_is_not_called_another_rate():
+    rng = np.random.default_rng(11)
+    alarms = sum(sustained(log_normal(rng, 20), log_normal(rng, 20)) is not None for _ in range(TRIALS))
+    assert alarms <= 4, alarms
+
+
+def test_steps_without_any_noise_are_no_cause_for_alarm():
+    assert found([100.0] * 20, [50.0] * 20) == {}
+
+
+def test_what_one_round_among_many_does_is_not_mentioned():
+    rng = np.random.default_rng(9)
+    times = normal(rng, 100)
+    times[0], times[50] = 140, 300
+    assert found(times, normal(rng, 100) * 1.4 ** np.eye(100)[0]) == {}

@@ -1,0 +1,179 @@
+"""README's model and the recipes of docs/recipes.md, run as they stand."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from commands import ROOT
+from made import case_of
+
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.modes import Place, build_mode
+from ddp_bench.bench.run.main import parser
+from ddp_bench.bench.worker.proof import Prover
+from ddp_bench.models.data import open_source
+from ddp_bench.models.profile import profile_workload
+from ddp_bench.models.registry import load_workload
+from ddp_bench.models.workload import make_module
+
+SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## Your own model")[1].split("\n## ")[0]
+CPU = torch.device("cpu")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", SECTION, re.DOTALL)
+
+
+@pytest.fixture
+def workload(tmp_path, monkeypatch):
+    (file,) = re.findall(r"in `(\w+)\.py`", SECTION)
+    (source,) = blocks("python")
+    (tmp_path / f"{file}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, file, raising=False)
+    (commands,) = blocks("bash")
+    run, gate = map(shlex.split, commands.splitlines())
+    assert run[:2] == ["ddp-bench", "run"]
+    assert gate[:5] == ["ddp-bench", "gate", "--interleave", "main", "--"]
+    measured = [parser().parse_args(arguments).workload for arguments in (run[2:], gate[5:])]
+    assert measured[0] == measured[1]
+    return load_workload(measured[0], 32)
+
+
+def test_its_model_is_proven_and_trains(workload):
+    case = case_of(mode="dp", arch=workload.name)
+    place = Place(rank=0, local_rank=0, device=CPU, cores=(0,))
+    torch.manual_seed(0)
+    assert Prover(workload, make_module(workload), place, 0).prove(case, None) < 1e-12
+    source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=CPU, seed=0)
+    trainer = Trainer(case, build_mode(case, make_module(workload), place, None), workload, source)
+    losses = []
+    for _ in range(20):
+        trainer.step()
+        assert trainer._last_loss is not None
+        losses.append(float(trainer._last_loss))
+    trainer.close()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_its_arithmetic_is_that_of_its_layers(workload):
+    """By hand: products of queries, keys and values, of attention, of the two linear layers, and the head."""
+    seq, width, vocab, hidden = 64, 128, 1000, 512
+    layer = 2 * seq * width * 4 * width + 2 * 2 * seq * seq * width + 2 * 2 * seq * width * hidden
+    profile = profile_workload(workload)
+    assert profile.forward_flops_per_image == 2 * layer + 2 * seq * width * vocab
+
+
+def test_its_unit_is_a_token(workload):
+    batch = workload.batch(3, torch.Generator())
+    assert (workload.unit, workload.units_per_sample) == ("tokens", batch["input_ids"].shape[1])
+
+
+def test_every_function_of_a_workload_is_listed_with_its_arguments():
+    listed = re.findall(r"^- `(\w+)\((.*?)\)`", SECTION, re.MULTILINE)
+    assert dict(listed) == {
+        "module": "",
+        "batch": "batch_size, generator",
+        "loss": "outputs, targets",
+        "batch_loss": "model, batch",
+        "optimizer": "parameters",
+    }
+
+
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+RECIPES = dict(re.findall(r"<!-- recipe: ([\w ]+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
+
+WANDB = """
+import contextlib, json
+from pathlib import Path
+
+class Run:
+    def __init__(self):
+        self.summary = {}
+    def log_artifact(self, path, *, type):
+        self.files = sorted(one.name for one in Path(path).iterdir())
+
+@contextlib.contextmanager
+def init(*, project, config):
+    run = Run()
+    yield run
+    done = {"project": project, "config": config, "summary": run.summary, "files": run.files}
+    Path("sent.json").write_text(json.dumps(done))
+"""
+"""Writes down what a recipe sends: the real package is large, and starts a process of its own."""
+
+
+def images_per_s():
+    """By case, read without the suite."""
+    cases = pd.read_csv(SAMPLE / "cases.csv").dropna(subset=["images_per_s"])
+    return dict(zip(cases["case_id"], cases["images_per_s"], strict=True))
+
+
+def execute(name, folder, **env):
+    """Run a recipe in `folder`, where `results` is the repository's; its output."""
+    (folder / "results").symlink_to(ROOT / "results")
+    known = {"MPLBACKEND": "agg", "PYTHONPATH": f"{folder}:{ROOT}", **env}
+    done = subprocess.run(
+        [sys.executable, "-c", RECIPES[name]],
+        cwd=folder,
+        env={**os.environ, **known},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_block_that_does_something_is_a_recipe():
+    assert set(RECIPES) == {"compare", "plot", "several runs", "wandb", "mlflow"}
+    assert PAGE.count("```python") == len(RECIPES) + 1, "but for the first, which the others begin with"
+
+
+def test_two_runs_are_compared(tmp_path):
+    said = execute("compare", tmp_path)
+    assert "speedup" in said
+    assert said.splitlines()[-1].startswith("regression: ") or "pass: " in said
+
+
+def test_a_plot_is_drawn(tmp_path):
+    execute("plot", tmp_path)
+    assert (tmp_path / "caps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_runs_make_one_table(tmp_path):
+    head, *rows = execute("several runs", tmp_path).splitlines()
+    assert head.split()[1:] == ["1gbit", "200mbit", "2gbit", "4gbit"]
+    assert any(row.startswith("25 ") for row in rows)
+
+
+def test_upload_to_weights_and_biases(tmp_path):
+    (tmp_path / "wandb.py").write_text(WANDB)
+    execute("wandb", tmp_path)
+    sent = json.loads((tmp_path / "sent.json").read_text())
+    assert sent["project"] == "ddp-bench"
+    assert sent["config"]["arch"] == "resnet18"
+    assert sent["summary"] == pytest.approx(images_per_s())
+    assert "cases.csv" in sent["files"]
+
+
+@pytest.mark.campaign
+def test_upload_to_mlflow(tmp_path):
+    pytest.importorskip("mlflow", reason="needs mlflow-skinny")
+    store = {"MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    execute("mlflow", tmp_path, **store)
+    (run,) = (path.parent for path in (tmp_path / "mlruns" / "0").glob("*/meta.yaml"))
+    # A metric's file holds a line per value: time, value, step.
+    written = {path.name: float(path.read_text().split()[1]) for path in (run / "metrics").iterdir()}
+    assert written == pytest.approx(images_per_s())
+    assert (run / "params" / "arch").read_text() == "resnet18"
+    assert (run / "artifacts" / "cases.csv").read_bytes() == (SAMPLE / "cases.csv").read_bytes()

@@ -1,0 +1,124 @@
+"""Mistakes on every command line: one line on stderr that names them, exit code 2, nothing else."""
+
+import importlib
+
+import pytest
+from commands import ROOT
+
+SAMPLES = ROOT / "results" / "samples"
+RUN = SAMPLES / "cpu-lab-1gbit-2hosts"
+CALIBRATED = SAMPLES / "predictions" / "resnet18-2hosts" / "1gbit"
+LAB = "--hosts 2 --rate 1gbit"
+TO_RUN = "-- python -m bench.run --rate x"
+
+MISTAKES = {
+    "run": [
+        ("--sustain soon", "'soon' is not a duration"),
+    ],
+    "export": [
+        ("{long} --format bencher", "has no "),
+        ("", "the following arguments are required: RUN"),
+        ("{run}", "--format is missing; known: pytorch, bencher"),
+        ("{run} --format benchr", "did you mean 'bencher'?"),
+        ("{run} --format bencher --metric step_ms", "--metric is for --format github-action, not bencher"),
+        ("{run} --format prometheus --host-names", "for --format pytorch or pytest-benchmark, not prom"),
+        ("{run} --format github-action --metric step", "did you mean 'step_ms'?"),
+        ("{run} --format nccl-tests --gpus 0", "--gpus: '0' is not a whole number"),
+        ("{run} --format nccl-tests", "has no all-reduce measured by itself; measure a run with"),
+        ("{run} --format bencher --out {run}/cases.csv", "is a file of a run's results"),
+        ("{run} --format zip --host-names", "for --format pytorch or pytest-benchmark, not zip"),
+        ("{run} --format zip --out a.tar", "--out a.tar does not end with .zip"),
+        ("{run} --format zip --out /nowhere/a.zip", "--out /nowhere/a.zip cannot be written"),
+        ("{run} --format bencher --out /nowhere/x", "--out /nowhere/x cannot be written"),
+        ("{empty} --format bencher", "is not a results folder"),
+        ("--schema casess", "did you mean 'cases'? known: cases, blocks"),
+        ("--schema cases {run}", "--schema describes every run; leave out RUN"),
+        ("--schema cases --out x", "--schema describes every run; leave out RUN"),
+    ],
+    "gate": [
+        ("{long} {run}", "has no "),
+        ("{run} {calibrated} --threshold 5x", "--threshold: '5x' is not a share"),
+        ("{run} {calibrated} --threshold 0", "not a share"),
+        ("{run} {calibrated} --config /nowhere.toml", "/nowhere.toml"),
+        ("{run} {calibrated} --json --quiet", "not allowed with"),
+        ("{run} {calibrated} --speed", "unrecognized arguments"),
+        ("{run} {run}", "are the same folder"),
+        ("{run} {run}/../{name}", "are the same folder"),
+        *(
+            (f"--interleave . -- {option}", f"remove {option.split()[0]} from the arguments of bench.run")
+            for option in ("--dry-run", "--json", "--out x", "--resume x")
+        ),
+        ("--save-baseline run a b", "stands alone"),
+        ("--save-baseline run --interleave main", "stands alone"),
+        ("--save-baseline run -- --rounds 3", "stands alone"),
+    ],
+    "predict": [
+        ("{long} --gpus 2", "has no "),
+        ("{calibrated}", "nothing to predict"),
+        ("{calibrated} --gpus 0", "not a whole number of at least 1"),
+        ("{calibrated} --gpus 8192 --network ib-400g", "give 1 to 4096"),
+        ("{calibrated} --gpus 8 --network ib-400", "did you mean 'ib-400g'"),
+        ("{calibrated} --gpus 2 --network ib-100g,nope", "unknown network 'nope'"),
+        ("{calibrated} --gpus 2 --network ib-100g,", "unknown network ''"),
+        ("{calibrated} --gpus 2 --network {empty}", "is not a results folder"),
+        ("{calibrated} --gpus 8 --precision bf16", "measured in fp32"),
+        ("{calibrated} --gpus 2 --out /nowhere/p.json", "--out /nowhere/p.json cannot be written"),
+        ("{calibrated} --gpus 8 --csv /nowhere/x.csv", "cannot be written"),
+        ("{calibrated} --gpus 2 --out {calibrated}/manifest.json", "is a file of a run's results"),
+        ("{calibrated} --gpus 2 --csv {calibrated}/blocks.csv", "is a file of a run's results"),
+        ("{run} --gpus 2", "has no calibration.json; measure a run with bench.run --calibrate"),
+    ],
+    "lab": [
+        (f"--rate 1gbit {TO_RUN}", "--hosts"),
+        (f"--hosts 2 {TO_RUN}", "--rate"),
+        *((f"--hosts {hosts} --rate 1gbit {TO_RUN}", "2 to 64") for hosts in ("1", "65", "two")),
+        (f"--hosts 2 --rate 1gb {TO_RUN}", "200mbit"),
+        (f"{LAB} --delay soon {TO_RUN}", "1ms"),
+        (f"{LAB} --ranks-per-host 0 {TO_RUN}", "at least 1"),
+        (f"{LAB} --rnaks 2 {TO_RUN}", "--rnaks"),
+        (LAB, "python train.py"),
+        (f"{LAB} -- no-such-program", "no-such-program"),
+        (f"{LAB}, {TO_RUN}", "200mbit"),
+        (f"{LAB},1000mbit {TO_RUN}", "twice"),
+        (f"{LAB},2gbit -- python -m bench.tune", "bench.run"),
+    ],
+    "doctor": [
+        ("--repair", "--repair"),
+        ("--seconds 9s", "--seconds"),
+        ("--noise --seconds soon", "soon"),
+        ("--power x", "--power"),
+    ],
+    "report": [
+        ("{long}", "has no "),
+        ("", "RUN"),
+        ("{run} {run}", "--out"),
+        ("{run}/missing", "missing"),
+        ("{run} --colour", "--colour"),
+        ("{run} --out {empty}/no/such/folder.html", "--out"),
+        ("{run} --markdown --png x", "--png"),
+        ("{run} --format word", "--format"),
+        ("{run} --png {empty}/x --out y", "--out"),
+        ("{run} --png {run}/cases.csv", "--png"),
+        ("{run} --markdown --out {empty}/none/a.md", "--out"),
+        ("{run} {run} --predictions p.json --out r.html", "with one run"),
+        *(
+            (f"{{run}} --price-per-device-hour={price}", "is not a price above 0; write it as 2.5")
+            for price in ("0", "-1", "x", "1e3", "inf", "")
+        ),
+    ],
+}  # fmt: skip
+WITH_USAGE = [(command, *row) for command, rows in MISTAKES.items() for row in rows]
+
+
+@pytest.mark.parametrize(("command", "arguments", "message"), WITH_USAGE)
+def test_a_mistake_is_one_line(command, arguments, message, tmp_path, capsys):
+    places = {"run": RUN, "name": RUN.name, "calibrated": CALIBRATED, "empty": tmp_path, "long": "9" * 5000}
+    name = command if command == "report" else f"bench.{command}"
+    given = [word.format(**places) for word in arguments.split()]
+    assert importlib.import_module(f"ddp_bench.{name}.main").main(given) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"{name}: error: ")
+    assert said.err.count("\n") == 1
+    assert message in said.err
+    assert list(tmp_path.iterdir()) == []
