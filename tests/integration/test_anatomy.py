@@ -106,14 +106,12 @@ def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
 
 RANKS = """
 from made import case_of
-from real_ranks import Cluster
 from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.measure.trace import run_trace
 from ddp_bench.bench.modes import build_mode
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
-cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 def made(**settings):
     case = case_of(**dict(image_size=32, backend="gloo", bucket_cap_mb="0.25") | settings)
@@ -160,9 +158,7 @@ def sent(**settings):
     run_anatomy(trainer, 1, cluster.place.device, local_steps=1)
     return reduced, len(layout.num_bytes), unused
 report([sent(), sent(skip_all_reduce_unused_params=True)])
-cluster.close()
-""",
-        2,
+"""
     )
     for plain, skipping in found:
         assert plain[0] == plain[1]
@@ -194,9 +190,7 @@ chrome = json.loads(gzip.decompress(trace.trace))
 names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
 span = [trace.block_ms, sum(e["dur"] for e in chrome["traceEvents"] if e.get("name") == "step") / 1000]
 report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, after], len(layout.num_bytes)])
-cluster.close()
-""",
-        2,
+"""
     )
     for detail, (ready, last_ready), traced, names, hooks, (before, sampled, after), num_buckets in found:
         trace, (block_ms, annotated_ms) = traced
@@ -234,7 +228,7 @@ if cluster.rank == 1:
     def slow_start(self):
         time.sleep(1.0)
         start(self)
-    profile.start = slow_start
+    patch.setattr(profile, "start", slow_start)
 sizes = trainer.mode.bucket_layout().num_bytes
 group = cluster.group(2, "gloo")
 trace = run_trace(trainer, 1, cluster.place.device, sizes, group=group, keep=True)
@@ -242,9 +236,7 @@ events = spans_of(json.loads(gzip.decompress(trace.trace)), "the trace")
 [start] = [e["ts"] for e in events if e["name"] == "step"]
 of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
 report([trace.block_ms, max(trace.detail["done_ms"]), trace.detail["overlap_trace_pct"], of_step])
-cluster.close()
-""",
-        2,
+"""
     )
     for block_ms, done_ms, overlap, of_step in found:
         assert max(block_ms, done_ms) < 1000, "a second is what the other rank was late"
@@ -265,9 +257,7 @@ for settings in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}, 
     whole = cluster.gather(gradients(trainer).norm().item())
     out.append([local, whole])
 report(out)
-cluster.close()
-""",
-        2,
+"""
     )
     for local, whole in found[0]:
         assert local[0] != local[1], "each rank has its own batch, so its own gradient"
@@ -279,8 +269,7 @@ def test_nothing_keeps_a_case_that_was_closed(ranks: Any) -> None:
     found = ranks(
         RANKS
         + """
-import gc
-import weakref
+import gc, weakref
 made().close()  # torch loads some parts at their first use
 kept = {}
 hooks = [dict(comm_hook="fp16"), dict(comm_hook="powersgd", bucket_cap_mb="100")]
@@ -298,9 +287,7 @@ for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
     del trainer
     kept[str(settings)] = sum(part() is not None for part in parts)
 report(kept)
-cluster.close()
-""",
-        2,
+"""
     )
     assert [set(kept.values()) for kept in found] == [{0}, {0}]
 
@@ -330,14 +317,12 @@ all_reduce = dist.all_reduce
 def counted(tensor, **options):
     moved[hook].append(tensor.numel() * tensor.element_size())
     return all_reduce(tensor, **options)
-dist.all_reduce = counted
+patch.setattr(dist, "all_reduce", counted)
 for hook in ("none", "fp16", "bf16"):
     moved[hook] = []
     BucketReplay(sizes, hook, cluster.group(2, "gloo"), cluster.place.device).step()
 report(moved)
-cluster.close()
-""",
-        2,
+"""
     )
     assert found[0] == {"none": [4000, 2048000], "fp16": [2000, 1024000], "bf16": [2000, 1024000]}
 
@@ -354,7 +339,7 @@ all_reduce = dist.all_reduce
 def counted(tensor, *rest, **options):
     moved.append(tensor.numel() * tensor.element_size())
     return all_reduce(tensor, *rest, **options)
-dist.all_reduce = counted
+patch.setattr(dist, "all_reduce", counted)
 def both(dtype, hook):
     case = case_of(image_size=8, backend="gloo", comm_hook=hook)
     layers = torch.nn.Linear(30, 20), torch.nn.Linear(20, 10)
@@ -371,9 +356,7 @@ def both(dtype, hook):
     return sent, moved[-1]
 report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.float64)
         for hook in ("fp16", "bf16")])
-cluster.close()
-""",
-        2,
+"""
     )
     num_gradients = 30 * 20 + 20 + 20 * 10 + 10
     assert found[0] == [[2 * num_gradients, 2 * num_gradients]] * 6
@@ -392,14 +375,12 @@ if cluster.rank == 1:
     def slow_empty(*arguments, **options):
         time.sleep(1.0)
         return empty(*arguments, **options)
-    torch.empty = slow_empty
+    patch.setattr(torch, "empty", slow_empty)
 device = cluster.place.device
 cluster.barrier()
 replay = BucketReplay([4000], "none", cluster.group(2, "gloo"), device)
 report(replay.measured(make_clock(device)).block_ms)
-cluster.close()
-""",
-        2,
+"""
     )
     assert max(found) < 1000, "a second is what the other rank was late"
 
@@ -424,16 +405,14 @@ details = {}
 for sync in (True, False):
     case = case_of(image_size=32, batch_per_device=2, backend="gloo", sync_buffers=sync)
     mode = build_mode(case, resnet_workload("resnet20", 32).module(), cluster.place, group)
-    torch.distributed._broadcast_coalesced = counted
+    patch.setattr(dist, "_broadcast_coalesced", counted)
     replay = BucketReplay([4000], "none", group, device)
     times = replay.measured(make_clock(device), first=mode.broadcast_buffers)
-    torch.distributed._broadcast_coalesced = broadcast
+    patch.setattr(dist, "_broadcast_coalesced", broadcast)
     details["on" if sync else "off"] = times.detail.get("buffers_ms"), times.block_ms
 buffers = sum(buffer.nbytes for buffer in mode.module.buffers())
 report([details, sum(sent), buffers])
-cluster.close()
-""",
-        2,
+"""
     )
     for details, sent, buffers in found:
         assert sent == buffers > 0

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
-from in_process import first_worker
+from in_process import Reached
 
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.run import main as run_command
 from ddp_bench.bench.run.close import finish, finish_and_say
 from ddp_bench.bench.run.main import main
 
@@ -51,29 +49,7 @@ def test_its_files_are_brought_up_to_date_once(
     assert finish(broken_off, "interrupted") is None
 
 
-class StartedError(Exception):
-    """Workers would be started now."""
-
-
-def test_a_resume_needs_as_many_workers_as_its_plan(
-    broken_off: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def started() -> NoReturn:
-        raise StartedError
-
-    monkeypatch.setattr(run_command, "running_workers", first_worker(started))
-    with pytest.raises(StartedError):
+@pytest.mark.usefixtures("in_process")
+def test_a_resume_needs_as_many_workers_as_its_plan(broken_off: Path) -> None:
+    with pytest.raises(Reached):
         main(["--resume", str(broken_off), "--quiet"])
-
-
-def test_another_machine_is_refused_with_the_difference(
-    broken_off: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    manifest = json.loads((broken_off / "manifest.json").read_text())
-    cores = manifest["environment"]["num_cores"]
-    manifest["environment"]["num_cores"] = 99
-    (broken_off / "manifest.json").write_text(json.dumps(manifest))
-    assert main(["--resume", str(broken_off)]) == 3
-    said = capsys.readouterr().err
-    assert f"CPU cores: then 99, now {cores}" in said
-    assert said.count("\n") == 1

@@ -22,13 +22,11 @@ from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
 import torch._inductor.compile_fx
 # Graphs are made and split as ever; only the slow step from a graph to machine code is left out.
-torch._inductor.compile_fx.compile_fx = lambda graph, inputs, **_: aot_eager(graph, inputs)
-from real_ranks import Cluster
+patch.setattr(torch._inductor.compile_fx, "compile_fx", lambda graph, inputs, **_: aot_eager(graph, inputs))
 from ddp_bench.bench.measure.compiling import CompileWatch
 from ddp_bench.bench.modes import build_mode
 from ddp_bench.models.step import placed
 from made import case_of
-cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 torch.manual_seed(0)
 # 4 MiB of gradients: DDP's first bucket of 1 MiB, then one more.
@@ -78,9 +76,7 @@ def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks: Any) -> 
     ways = ["ddp_optimizer", "no_optimization", "python_reducer", "ddp_optimizer"]
     found = ranks(
         CASE + f"report([tried(optimize_ddp=way) for way in {ways!r}] + "
-        "[torch._dynamo.config.optimize_ddp, torch._inductor.config._fuse_ddp_communication])\n"
-        "cluster.close()\n",
-        2,
+        "[torch._dynamo.config.optimize_ddp, torch._inductor.config._fuse_ddp_communication])"
     )
     for tried in found:
         *cases, optimize_ddp, fuses = tried
@@ -91,7 +87,7 @@ def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks: Any) -> 
 
 def test_ddp_is_proven_under_every_way_of_optimising_it(ranks: Any) -> None:
     ways = [{"compile": "default", "optimize_ddp": way} for way in ("no_optimization", "python_reducer")]
-    found = ranks(DDP_PROOF + f"report([error(**s) for s in {ways!r}])\ncluster.close()\n", 2)
+    found = ranks(DDP_PROOF + f"report([error(**s) for s in {ways!r}])")
     assert max(found[0]) < 1e-12
 
 

@@ -11,12 +11,10 @@ from ddp_bench.bench.modes.pipeline import PipelineMode
 from ddp_bench.bench.predict.timeline import operations
 
 COMMON = """
-from real_ranks import Cluster
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.worker.proof import ProofError, Prover
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import loss_function
-cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 torch.manual_seed(0)
 prover = Prover(workload, workload.module(), cluster.place, 0)
@@ -45,11 +43,9 @@ def test_every_form_is_proven_to_rounding(ranks: Any) -> None:
 cases = [case("fsdp"), case("partition"), case("pipeline"), case("pipeline", micro_batches=2),
          case("pipeline", pipeline_schedule="1f1b")]
 for name in ("all_gather_object", "broadcast_object_list", "gather_object"):
-    setattr(dist, name, None)  # they unpickle what arrives
+    patch.setattr(dist, name, None)  # they unpickle what arrives
 report([error(c) for c in cases])
-cluster.close()
-""",
-        2,
+"""
     )
     assert all(isinstance(e, float) and e < 1e-12 for e in found[0]), found[0]
     assert max(found[0]) > 0, "sums in another order round otherwise"
@@ -63,18 +59,16 @@ def test_what_goes_wrong_in_a_form_is_caught(ranks: Any) -> None:
 from ddp_bench.bench.modes import pipeline
 from torch.distributed.pipelining import ScheduleGPipe
 summing = lambda stage, m, loss_fn: ScheduleGPipe(stage, m, loss_fn=loss_fn, scale_grads=False)
-pipeline.SCHEDULES["gpipe"] = summing
+patch.setitem(pipeline.SCHEDULES, "gpipe", summing)
 summed = error(case("pipeline"))
 from torch.distributed.fsdp import FSDPModule
 from ddp_bench.bench.modes import fsdp
 shard = fsdp.fully_shard
 def never_reduced(module, **more):
     shard(module, **more).set_requires_gradient_sync(False)
-fsdp.fully_shard = never_reduced
+patch.setattr(fsdp, "fully_shard", never_reduced)
 report([summed, error(case("fsdp"))])
-cluster.close()
-""",
-        2,
+"""
     )
     assert all("gradients differ from those of single" in str(why) for why in found[0]), found[0]
 
@@ -89,9 +83,7 @@ module = workload.module()
 own = module.fc.weight.detach().clone()
 mode = build_mode(case("fsdp"), module, cluster.place, group)
 report([float((mode.state_dict()["fc.weight"] - own).abs().max())])
-cluster.close()
-""",
-        2,
+"""
     )
     assert found[0] == [0.0]
     assert found[1][0] > 0
@@ -116,9 +108,7 @@ stage.forward_one_chunk = noted("F", stage.forward_one_chunk, 0)
 stage.backward_one_chunk = noted("B", stage.backward_one_chunk, 0)
 mode.train(prover._batch(8, torch.float32), loss_function(workload))
 report(order)
-cluster.close()
-""",
-        2,
+"""
     )
     for stage, order in enumerate(found):
         assert [tuple(done) for done in order] == operations(schedule, stage, 2, 4)
@@ -143,9 +133,7 @@ times = run_pipeline_anatomy(trainer, one, 2, device, group)
 trainer.check_loss()
 parts = [sum(p.numel() for p in mode.module.parameters()), len(mode.state_dict()), sum(stages.by_device)]
 report([*parts, times.detail["bubble_pct"], times.detail["bubble_of_stages_pct"]])
-cluster.close()
-""",
-        2,
+"""
     )
     (first, names, layers, measured, of_stages), (second, *_) = found
     assert first + second == 269_722  # ResNet-20 by He et al.

@@ -58,6 +58,11 @@ def _epoch(source: BatchSource, num_steps: int) -> list[int]:
     return [red for _ in range(num_steps) for red in _reds(source.next()[0])]
 
 
+def _loaders() -> list[Any]:
+    """Processes that this one started to load images."""
+    return [one for one in multiprocessing.active_children() if type(one) is multiprocessing.Process]
+
+
 def test_images_arrive_at_the_workloads_size_normalised(tmp_path: Path) -> None:
     source = _open(_fill(tmp_path, 4))
     images, targets = source.next()
@@ -95,12 +100,12 @@ def test_worker_processes_give_the_same_shard_and_end_on_close(tmp_path: Path) -
     _fill(tmp_path, 8)
     alone, source = _open(tmp_path), _open(tmp_path, num_workers=1)
     assert _epoch(source, 4) == _epoch(alone, 4)
-    workers = multiprocessing.active_children()
+    workers = _loaders()
     assert len(workers) == 1
     assert _epoch(source, 4) == _epoch(alone, 4)
-    assert multiprocessing.active_children() == workers, "workers must outlive the epoch"
+    assert _loaders() == workers, "workers must outlive the epoch"
     source.close()
-    assert not multiprocessing.active_children()
+    assert not _loaders()
 
 
 def test_classes_are_the_subfolders_with_images(tmp_path: Path) -> None:
@@ -185,7 +190,7 @@ def test_a_corrupt_image_is_named_through_a_worker_process(tmp_path: Path) -> No
         _epoch(source, 2)
     assert "\n" not in str(caught.value)
     source.close()
-    assert not multiprocessing.active_children()
+    assert not _loaders()
 
 
 KILLED = """

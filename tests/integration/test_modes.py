@@ -21,12 +21,10 @@ from ddp_bench.bench.modes import Place, build_mode, devices_of
 from ddp_bench.bench.modes.dp import CudaDataParallel, HostDataParallel
 
 COMMON = """
-from real_ranks import Cluster
 from ddp_bench.bench.modes import build_mode
 from made import case_of
 from torch.nn import functional
 from torchvision.models import resnet18
-cluster = Cluster("cpu")
 def case(**settings):
     return case_of(**dict(image_size=32, batch_per_device=2, backend="gloo") | settings)
 def step(mode):
@@ -58,9 +56,7 @@ for cap in ("default", "25", "5", "100"):
         assert sorted(i for bucket in layout.parameters for i in bucket) == list(range(62))
         assert layouts.setdefault(cap, layout.num_bytes) == layout.num_bytes
 report(layouts)
-cluster.close()
-""",
-        2,
+"""
     )
     assert found == [RESNET18_LAYOUTS, RESNET18_LAYOUTS]
 
@@ -77,9 +73,7 @@ try:
     report(mode.bucket_layout().num_bytes)
 except Unsupported as reason:
     report(str(reason))
-cluster.close()
-""",
-        2,
+"""
     )
     if isinstance(found[0], str):
         assert "bucket_cap_mb_list" in found[0]
@@ -100,9 +94,7 @@ mode.settle()
 for _ in range(4):
     step(mode)
 report([before, mode.ddp._get_ddp_logging_data()["iteration"], mode.bucket_layout().num_bytes])
-cluster.close()
-""",
-        2,
+"""
     )
     for before, after, layout in found:
         assert before >= 2, "it does sample before, or this test could not fail"
@@ -140,7 +132,7 @@ broadcast = dist.broadcast
 def counted(*arguments, **more):
     sent.append(1)
     return broadcast(*arguments, **more)
-dist.broadcast = counted
+patch.setattr(dist, "broadcast", counted)
 """
 
 
@@ -166,9 +158,7 @@ zero.step()
 others = weights(zero).clone()
 dist.all_reduce(others, dist.ReduceOp.MAX, group=group)
 report([apart, states, while_local, len(sent), bool(torch.equal(others, weights(zero)))])
-cluster.close()
-""",
-        2,
+"""
     )
     for apart, (_, own), while_local, in_a_step, alike in found:
         assert apart < 1e-6
@@ -193,9 +183,7 @@ def reason(optimizer, module=workload.module):
     except Unsupported as unsupported:
         return str(unsupported)
 report(reason(lambda parameters: Own(parameters, 0.1)))
-cluster.close()
-""",
-        2,
+"""
     )
     assert found[0].startswith("ZeroRedundancyOptimizer does not take this Own: ")
 
@@ -206,15 +194,15 @@ from torch import nn
 from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
 # SyncBatchNorm refuses CPU tensors, and DDP SyncBatchNorm on CPU cores: the tests of it are by name.
-torch._C._get_privateuse1_backend_name = lambda: "cpu"
-DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None
+patch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "cpu")
+patch.setattr(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None)
 sizes = []
 class Synced:
     @staticmethod
     def apply(inputs, weight, bias, mean, var, eps, momentum, group, world_size):
         sizes.append(world_size)
         return nn.functional.batch_norm(inputs, mean, var, weight, bias, True, momentum, eps)
-batchnorm.sync_batch_norm = Synced
+patch.setattr(batchnorm, "sync_batch_norm", Synced)
 """
 """Stands in for the CUDA kernels of SyncBatchNorm, whose collectives are of `group`."""
 
@@ -238,9 +226,7 @@ with mode.no_sync():
     mode.wrapped(inputs)
 groups = [layer.process_group is group for layer in mode.module.modules() if hasattr(layer, "process_group")]
 report([while_local, differs, sizes, groups])
-cluster.close()
-""",
-        2,
+"""
     )
     for while_local, differs, sizes, restored in found:
         assert while_local == 0

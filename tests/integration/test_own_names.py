@@ -64,6 +64,8 @@ assert not twice, twice
 """
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 def test_no_module_of_ours_is_loaded_under_two_names(tmp_path: Path) -> None:
     run = str(RUN)
     commands = [

@@ -80,11 +80,9 @@ def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 DDP_PROOF = """
 from made import case_of
-from real_ranks import Cluster
 from ddp_bench.bench.worker import proof
 from ddp_bench.bench.worker.proof import ProofError, Prover
 from ddp_bench.models.registry import resnet_workload
-cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 torch.manual_seed(0)
 prover = Prover(workload, workload.module(), cluster.place, 0)
@@ -109,7 +107,7 @@ def test_ddp_is_proven_under_every_setting(ranks: Any) -> None:
         {"comm_hook": "bf16"},
         {"comm_hook": "powersgd"},
     ]
-    found = ranks(DDP_PROOF + f"report([error(**s) for s in {settings!r}])\ncluster.close()\n", 2)
+    found = ranks(DDP_PROOF + f"report([error(**s) for s in {settings!r}])\n")
     by_setting = list(zip(settings, found[0], strict=True))
     exact = [e for s, e in by_setting if s.get("comm_hook") not in ("fp16", "bf16")]
     lossy = [e for s, e in by_setting if s.get("comm_hook") in ("fp16", "bf16")]
@@ -141,9 +139,7 @@ def test_a_parameter_without_gradient_is_named_with_what_helps(ranks: Any) -> No
         + """
 report([outcome(), outcome(gradient_as_bucket_view=True), outcome(find_unused_parameters=True),
         outcome(static_graph=True), outcome(find_unused_parameters=True, skip_all_reduce_unused_params=True)])
-cluster.close()
-""",
-        2,
+"""
     )
     for refused in found[0][:2]:
         assert "--find-unused-parameters on" in refused
@@ -167,9 +163,7 @@ def test_what_torch_does_wrongly_is_skipped_with_the_reason(ranks: Any) -> None:
         + REFUSED
         + """
 report([outcome(delay_all_reduce=1), outcome(ddp_mixed_precision="bf16")])
-cluster.close()
-""",
-        2,
+"""
     )
     assert "torch does not wait for the delayed all-reduce" in found[0][0]
     assert "stream of a GPU" in found[0][1]
@@ -190,13 +184,11 @@ class Waiting:
     def all_reduce(self, tensor, group, async_op):
         started.append(tensor.numel())
         return torch.distributed.all_reduce(tensor, group=group)
-distributed.dist = Waiting()
-ddp._refused = lambda case, place: None
+patch.setattr(distributed, "dist", Waiting())
+patch.setattr(ddp, "_refused", lambda case, place: None)
 errors = [outcome(delay_all_reduce=n) for n in (1, 2, 38, 39)]
 report([errors, started, str(torch.get_default_dtype())])
-cluster.close()
-""",
-        2,
+"""
     )
     errors, started, dtype = found[0]
     assert max(errors[:3]) < 1e-12
@@ -221,9 +213,7 @@ def outcome(seed):
     except ProofError:
         return known, False
 report([outcome(0), outcome(cluster.rank)])
-cluster.close()
-""",
-        2,
+"""
     )
     assert found[0] == [[True, True], [False, False]]
 
@@ -242,15 +232,13 @@ built = DistributedMode.__init__
 def silent(self, *arguments, **more):
     built(self, *arguments, **more)
     self.ddp.require_backward_grad_sync = False
-DistributedMode.__init__ = silent
+patch.setattr(DistributedMode, "__init__", silent)
 try:
     error()
     report("passed")
 except ProofError as caught:
     report(str(caught))
-cluster.close()
-""",
-        2,
+"""
     )
     assert "gradients differ" in found[0]
     assert "the loss" not in found[0], "which is a mean"
@@ -345,9 +333,7 @@ report({
     "tokens": outcome(Net, by_name | {"batch_loss": of_tokens}),
     "its effect": cluster.is_first and prover.split_effect(case_of(**base)),
 })
-cluster.close()
-""",
-        2,
+"""
     )[0]
     for exact in ("named", "accumulated", "pair", "random", "in bf16"):
         assert found[exact] < 1e-12, exact
@@ -496,7 +482,6 @@ def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason() -> None:
 
 PREPARED = """
 from dataclasses import replace
-from real_ranks import Cluster
 from ddp_bench.bench.measure.clock import HostClock
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes.ddp import DistributedMode
@@ -510,7 +495,6 @@ from ddp_bench.bench.settings import Settings
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.step import as_set
 from ddp_bench.models.workload import make_module
-cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
 def proven(workload=None, **settings):
@@ -561,9 +545,8 @@ def test_the_first_steps_of_a_setting_are_those_of_plain_training(
 ) -> None:
     script = f"""
 report([proven(**s) if cluster.is_first or s.get("mode") != "dp" else None for s in {exact + lossy!r}])
-cluster.close()
 """
-    on_first, on_second = ranks(PREPARED + script, 2)
+    on_first, on_second = ranks(PREPARED + script)
     assert max(on_first[: len(exact)]) < 1e-3
     assert all(1e-5 < error < 0.1 for error in on_first[len(exact) :]), "a hook is seen to round"
     assert set(on_second) == {None}
@@ -603,20 +586,18 @@ faults = {
     "bf16 in fp32": (Trainer, "_evaluate", halved),
     "labels of others": (Trainer, "_fetch", other_data),
 }
-Prover.prove = lambda *_: 0.0  # it sees none of these but the first
+patch.setattr(Prover, "prove", lambda *_: 0.0)  # it sees none of these but the first
 found = {}
 for name, (owner, method, fault) in faults.items():
-    right = getattr(owner, method)
-    setattr(owner, method, fault(right))
-    found[name] = proven()
-    setattr(owner, method, right)
+    with patch.context() as faulty:
+        faulty.setattr(owner, method, fault(getattr(owner, method)))
+        found[name] = proven()
 report(found)
-cluster.close()
 """
 
 
 def test_faults_of_the_step_that_is_timed_are_caught(ranks: Any) -> None:
-    on_first, on_second = ranks(PREPARED + FAULTS, 2)
+    on_first, on_second = ranks(PREPARED + FAULTS)
     assert len(on_first) == 6
     for name, said in on_first.items():
         assert "parameters after 2 steps differ from those of single by" in str(said), name
@@ -640,10 +621,8 @@ class Noisy(Biased):
         return super().forward(torch.nn.functional.dropout(x, 0.5))
 made = replace(resnet_workload("resnet20", 32), module=Biased, optimizer=adam)
 noisy = replace(resnet_workload("resnet20", 32), module=Noisy)
-Prover.prove = lambda *_: 0.0  # frozen batch norm makes the bias count
+patch.setattr(Prover, "prove", lambda *_: 0.0)  # frozen batch norm makes the bias count
 report([proven(made, comm_hook="fp16"), proven(noisy)])
-cluster.close()
-""",
-        2,
+"""
     )
     assert all("rounding or random numbers alone change" in str(said) for said in found[0]), found[0]

@@ -93,6 +93,7 @@ def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureF
         assert "not predicted: the interval would be" in said.err
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -115,6 +116,7 @@ def test_mistakes_are_one_line(
     assert message in error
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert tune.main([*SMALL, "--gpus", "2", "--max-time", "90s", "--dry-run", "--out", str(out)]) == 0

@@ -17,13 +17,17 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.lab import namespaces
 
 
-@pytest.fixture
-def start_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    """Starts labs, each in a folder of its own below `tmp_path`."""
+@pytest.fixture(autouse=True, scope="session")
+def _support() -> None:
     try:
         namespaces.require_support()
     except UsageError as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture
+def start_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    """Starts labs, each in a folder of its own below `tmp_path`."""
     labs: list[Lab] = []
 
     def start(rate: str, *arguments: str, **how: Any) -> Lab:
