@@ -300,7 +300,7 @@ def _act(main: Callable[[list[str]], int], attack: Attack, stderr: int) -> None:
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
     except BaseException:  # noqa: BLE001 - what we are looking for
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()
         os._exit(code)

@@ -1,7 +1,8 @@
 """Scripts that run as real ranks, forked from one process that has imported torch already.
 
 A launcher would import torch anew in every rank of every test: 5 s each time on two cores. The ranks play one
-script after another, so that they meet once. What a script changes in modules, it changes by `patch`.
+script after another, so that they meet once.
+Scripts have the names of `real_ranks`, and change modules by `patch`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,7 @@ from typing import Any, NoReturn
 import pytest
 from commands import ROOT
 
-PRELOADED = (
-    *("pytest", "torch", "torch.distributed", "torch._dynamo", "torchvision.models", "real_ranks"),
-    *("ddp_bench.bench.worker.main", "ddp_bench.bench.modes.ddp", "ddp_bench.bench.measure.anatomy"),
-    *("ddp_bench.bench.measure.trace", "ddp_bench.models.data", "ddp_bench.models.registry"),
-)
+PRELOADED = ("pytest", "torch._dynamo", "torchvision.models", "real_ranks", "ddp_bench.bench.worker.main")
 LIMIT_S = 120.0
 
 
@@ -56,9 +53,9 @@ class Ranks:
         while waiting:
             ready = wait(waiting, timeout=LIMIT_S)
             for connection in ready:
-                rank = waiting.pop(connection)  # type: ignore[arg-type, call-overload]
+                rank = waiting.pop(connection)
                 try:
-                    is_done, said = connection.recv()  # type: ignore[union-attr]
+                    is_done, said = connection.recv()
                 except EOFError:
                     is_done, said = False, "it ended"
                 found[rank] = said
@@ -108,15 +105,14 @@ def _serve(
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "tests"}
     os.chdir(ROOT)
-    import torch
-    from real_ranks import Cluster
+    import real_ranks
 
     from ddp_bench.bench.cluster.process import leave
 
-    torch.set_num_threads(1)
-    names = {"torch": torch, "dist": torch.distributed, "json": json, "os": os}
+    names = dict(vars(real_ranks))
+    names["torch"].set_num_threads(1)
     if meet:
-        names["cluster"] = Cluster("cpu")
+        names["cluster"] = real_ranks.Cluster("cpu")
     while True:
         try:
             script = connection.recv()

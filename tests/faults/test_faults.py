@@ -1,7 +1,5 @@
 """Every kind of fault at several moments of a run: what is resumed is as a run that nothing befell."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -12,13 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 import psutil
 import pytest
-from commands import ROOT
+from commands import ROOT, finished
 from fault_campaign import ONE_DEVICE, SAME, SWEEP, TWO_DEVICES, Campaign, Deed, damage, deed, forget
 
 from ddp_bench.bench.cluster.process import host_name
@@ -30,7 +27,7 @@ IN_BLOCKS = ("before_first_block", "in_timed_block", "in_no_sync_block")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+def undisturbed(tmp_path_factory):
     campaign = Campaign(tmp_path_factory.mktemp("undisturbed"))
     ended = campaign.start()
     assert ended.code == 0, ended.error
@@ -40,14 +37,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Campaign:
+def campaign(tmp_path):
     return Campaign(tmp_path)
 
 
 # Ranks that end.
 
 
-def test_a_killed_rank_costs_its_case_alone(campaign: Campaign, undisturbed: pd.DataFrame) -> None:
+def test_a_killed_rank_costs_its_case_alone(campaign, undisturbed):
     """The launcher starts all ranks again, and between two rounds nothing is lost at all."""
     of_two = {"ranks": [1], "cases": TWO_DEVICES}
     second = [deed("rank1_killed", moment, "signal", signal.SIGKILL, **of_two) for moment in MOMENTS[:2]]
@@ -72,7 +69,7 @@ TIMEOUT_S = 30
 """Enough for a preparation on a busy machine; the ranks sit idle through most of it."""
 
 
-def test_a_stopped_rank_is_ended(campaign: Campaign, undisturbed: pd.DataFrame) -> None:
+def test_a_stopped_rank_is_ended(campaign, undisturbed):
     stopped = [
         deed("rank_stopped", moment, "signal", signal.SIGSTOP, ranks=[rank], cases=TWO_DEVICES)
         for moment, rank in zip(IN_BLOCKS, (1, 1, 0), strict=True)
@@ -90,7 +87,7 @@ def test_a_stopped_rank_is_ended(campaign: Campaign, undisturbed: pd.DataFrame) 
         assert "Thread" in (campaign.out / "logs" / f"rank{1 - rank}.txt").read_text()
 
 
-def test_an_exception_on_one_rank(campaign: Campaign, undisturbed: pd.DataFrame) -> None:
+def test_an_exception_on_one_rank(campaign, undisturbed):
     alone = [
         deed("exception_on_one_rank", moment, "raise", ranks=[1], cases=TWO_DEVICES, nth=1)
         for moment in IN_BLOCKS
@@ -125,7 +122,7 @@ SAID = {
 }
 
 
-def test_a_model_that_fails_costs_its_cases_alone(campaign: Campaign, undisturbed: pd.DataFrame) -> None:
+def test_a_model_that_fails_costs_its_cases_alone(campaign, undisturbed):
     starts = (EVERYWHERE + OUT_OF_MEMORY, DIVERGED)
     for faults in starts:
         campaign.start(*faults)
@@ -155,7 +152,7 @@ TORCHRUN = (
 )
 
 
-def raises(name: str, *, layer: int, ranks: Sequence[int], case: int, act: str = "raise") -> Deed:
+def raises(name, *, layer, ranks, case, act="raise"):
     """Raise when the gradient of `layer` is there: those of the layers above it are in their buckets."""
     where = f"backward {layer}"
     return Deed(name=name, act=act, ranks=ranks, where=where, what="(timed)", cases=[case])
@@ -171,9 +168,7 @@ BACKWARDS = (
 
 
 @pytest.mark.parametrize("within", [(), TORCHRUN], ids=["own ranks", "torchrun"])
-def test_failing_between_two_buckets_of_a_backward_costs_the_case_alone(
-    within: Sequence[str], tmp_path: Path
-) -> None:
+def test_failing_between_two_buckets_of_a_backward_costs_the_case_alone(within, tmp_path):
     """All start again where they fell out of step or the device is lost; torchrun by its `--max-restarts`."""
     campaign = Campaign(tmp_path, DEEP_SWEEP)
     ended = campaign.start(*BACKWARDS, within=within)
@@ -195,11 +190,11 @@ def test_failing_between_two_buckets_of_a_backward_costs_the_case_alone(
 # The whole run ends; each resume is ended again.
 
 
-def parent(kind: str, number: int, *moments: str) -> list[Deed]:
+def parent(kind, number, *moments):
     return [deed(kind, moment, "signal parent", number) for moment in moments]
 
 
-def test_a_killed_launcher_leaves_no_rank_behind(campaign: Campaign, undisturbed: pd.DataFrame) -> None:
+def test_a_killed_launcher_leaves_no_rank_behind(campaign, undisturbed):
     """`start` waits for every process to go; the lock of the dead run, still there, holds nobody up."""
     killed = parent("launcher_killed", signal.SIGKILL, *MOMENTS, "while_writing")
     for fault in killed:
@@ -210,7 +205,7 @@ def test_a_killed_launcher_leaves_no_rank_behind(campaign: Campaign, undisturbed
     assert (campaign.out / ".lock").read_text().startswith("process ")
 
 
-def test_a_run_that_is_asked_to_end(campaign: Campaign, undisturbed: pd.DataFrame) -> None:
+def test_a_run_that_is_asked_to_end(campaign, undisturbed):
     """Ctrl-C takes the same path as SIGTERM: one moment is enough."""
     asked = parent("sigterm", signal.SIGTERM, *MOMENTS) + parent("sigint", signal.SIGINT, "in_timed_block")
     for fault in asked:
@@ -224,9 +219,7 @@ def test_a_run_that_is_asked_to_end(campaign: Campaign, undisturbed: pd.DataFram
         assert "Traceback" not in ended.error
 
 
-def test_a_cut_table_and_a_garbled_journal_cost_the_last_block_alone(
-    campaign: Campaign, undisturbed: pd.DataFrame
-) -> None:
+def test_a_cut_table_and_a_garbled_journal_cost_the_last_block_alone(campaign, undisturbed):
     gone = {}
     for fault in parent("files_damaged", signal.SIGKILL, "in_timed_block", "between_rounds", "while_writing"):
         campaign.start(fault)
@@ -244,7 +237,7 @@ def test_a_cut_table_and_a_garbled_journal_cost_the_last_block_alone(
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     """A small disk where one can be mounted, else a folder."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -256,7 +249,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk(campaign: Campaign, disk: Path, undisturbed: pd.DataFrame) -> None:
+def test_a_full_disk(campaign, disk, undisturbed):
     full = [
         deed("disk_full", moment, "fill disk")
         for moment in ("before_first_block", "in_timed_block", "while_writing")
@@ -275,7 +268,7 @@ def test_a_full_disk(campaign: Campaign, disk: Path, undisturbed: pd.DataFrame) 
         assert "Traceback" not in ended.error
 
 
-def moved(campaign: Campaign) -> str:
+def moved(campaign):
     return (
         f"bench.run: error: {campaign.out} has been removed or renamed during the run; if renamed, python -m "
         "bench.run --resume with its new name goes on\n"
@@ -283,14 +276,14 @@ def moved(campaign: Campaign) -> str:
 
 
 @pytest.mark.parametrize("moment", ["before_first_block", "between_rounds"])
-def test_a_removed_folder_ends_the_run_in_one_line(campaign: Campaign, moment: str) -> None:
+def test_a_removed_folder_ends_the_run_in_one_line(campaign, moment):
     fault = deed("folder_removed", moment, "remove folder")
     assert campaign.run(fault) == (2, moved(campaign))
     assert list(campaign.markers.glob(f"{fault.name}.*.csv")), "it happened"
     assert not campaign.out.exists(), "nothing is written there again"
 
 
-def test_a_renamed_folder_goes_on_under_its_new_name(campaign: Campaign, undisturbed: pd.DataFrame) -> None:
+def test_a_renamed_folder_goes_on_under_its_new_name(campaign, undisturbed):
     fault = deed("folder_renamed", "in_timed_block", "rename folder", "elsewhere")
     assert campaign.run(fault) == (2, moved(campaign))
     assert not campaign.out.exists()
@@ -303,9 +296,7 @@ def test_a_renamed_folder_goes_on_under_its_new_name(campaign: Campaign, undistu
 # Around the run.
 
 
-def test_a_second_run_is_refused_and_the_first_not_disturbed(
-    campaign: Campaign, undisturbed: pd.DataFrame
-) -> None:
+def test_a_second_run_is_refused_and_the_first_not_disturbed(campaign, undisturbed):
     """Another is started into its folder at each moment, while it waits in that very moment."""
     waits, refused = [deed("second_run", moment, "wait") for moment in MOMENTS], []
     anew = campaign.command()
@@ -314,9 +305,7 @@ def test_a_second_run_is_refused_and_the_first_not_disturbed(
             while not list(campaign.markers.glob(f"{fault.name}.*.csv")) and run.poll() is None:
                 time.sleep(0.05)
             second = campaign.command() if fault is not waits[-1] else anew
-            done = subprocess.run(
-                second, cwd=ROOT, env=campaign.environment(), capture_output=True, text=True, check=False
-            )
+            done = finished(second, env=campaign.environment())
             refused.append((done.returncode, done.stderr))
             (campaign.markers / f"{fault.name}.go").touch()
         _, error = run.communicate(timeout=200)
@@ -331,7 +320,7 @@ def test_a_second_run_is_refused_and_the_first_not_disturbed(
         assert len(said.splitlines()) == 1
 
 
-def test_a_clock_that_jumps_changes_no_duration(campaign: Campaign, undisturbed: pd.DataFrame) -> None:
+def test_a_clock_that_jumps_changes_no_duration(campaign, undisturbed):
     jumps = [
         deed("clock_jump", moment, "turn clock", offset_s)
         for moment, offset_s in zip(MOMENTS, (3600, -3600, 7200), strict=True)
@@ -350,7 +339,7 @@ LIMIT_BYTES = 3 * 2**30
 
 
 @pytest.fixture
-def memory_group() -> Iterator[Path]:
+def memory_group():
     """A control group whose processes may use LIMIT_BYTES together."""
     root = Path("/sys/fs/cgroup")
     groups = [base / f"ddp-bench-{os.getpid()}" for base in (root / "memory", root) if base.is_dir()]
@@ -361,7 +350,7 @@ def memory_group() -> Iterator[Path]:
     group.rmdir()
 
 
-def _limit(group: Path) -> bool:
+def _limit(group):
     try:
         group.mkdir()
     except OSError:
@@ -376,9 +365,7 @@ def _limit(group: Path) -> bool:
     return False
 
 
-def test_the_kernel_ends_a_rank_for_want_of_memory(
-    campaign: Campaign, memory_group: Path, undisturbed: pd.DataFrame
-) -> None:
+def test_the_kernel_ends_a_rank_for_want_of_memory(campaign, memory_group, undisturbed):
     eaten = [
         deed("kernel_out_of_memory", moment, "eat memory", ranks=[1], cases=TWO_DEVICES)
         for moment in MOMENTS[:2]
@@ -394,7 +381,7 @@ def test_the_kernel_ends_a_rank_for_want_of_memory(
         assert f"rank {fault.ranks[0]} was killed by the kernel for want of host memory in " in reason
 
 
-def test_a_port_in_use_is_told_in_one_line(campaign: Campaign, undisturbed: pd.DataFrame) -> None:
+def test_a_port_in_use_is_told_in_one_line(campaign, undisturbed):
     """Ranks that srun or a user starts meet at a port that may be taken."""
     command = [sys.executable, "-m", "bench.run", *SWEEP, "--quiet", "--out", str(campaign.out)]
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -404,15 +391,13 @@ def test_a_port_in_use_is_told_in_one_line(campaign: Campaign, undisturbed: pd.D
         ranks = [
             campaign.environment() | meeting | sizes | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in (0, 1)
         ]
-        refused = subprocess.run(
-            command, cwd=ROOT, env=ranks[0], capture_output=True, text=True, timeout=120, check=False
-        )
+        refused = finished(command, env=ranks[0], timeout_s=120)
     assert refused.returncode == 2, refused.stderr
     where = f"127.0.0.1:{port} is already in use; choose another port with MASTER_PORT"
     assert refused.stderr == f"bench.run: error: {where}\n"
     assert not campaign.out.exists()
     second = subprocess.Popen(command, cwd=ROOT, env=ranks[1])
-    first = subprocess.run(command, cwd=ROOT, env=ranks[0], timeout=120, check=False)
+    first = finished(command, env=ranks[0], timeout_s=120)
     assert (first.returncode, second.wait(60)) == (0, 0)
     pd.testing.assert_frame_equal(campaign.look(0, "").cases[list(undisturbed)], undisturbed)
 
@@ -422,7 +407,7 @@ LONGEST_S = 20.0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_process_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
+def test_any_process_killed_at_any_moment(seed, tmp_path):
     draw = random.Random(seed)
     campaign = Campaign(tmp_path, RANDOM_SWEEP)
     with subprocess.Popen(

@@ -1,9 +1,6 @@
 """The fault that every test run meets, and for .ci/run faults of every kind in three starts of one run."""
 
-from __future__ import annotations
-
 import signal
-from pathlib import Path
 
 import pytest
 from fault_campaign import ONE_DEVICE, SWEEP, TWO_DEVICES, Campaign, damage, deed, forget
@@ -11,7 +8,7 @@ from fault_campaign import ONE_DEVICE, SWEEP, TWO_DEVICES, Campaign, damage, dee
 from ddp_bench.bench.results.store import failure_file
 
 
-def test_a_killed_rank_costs_its_case_alone(tmp_path: Path) -> None:
+def test_a_killed_rank_costs_its_case_alone(tmp_path):
     of_two = (3, 4)
     killed = deed("rank1_killed", "in_timed_block", "signal", signal.SIGKILL, ranks=[1], cases=of_two)
     campaign = Campaign(tmp_path, (*SWEEP[:-2], "--passes", "none"))
@@ -35,7 +32,7 @@ def test_a_killed_rank_costs_its_case_alone(tmp_path: Path) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.smoke
-def test_faults_of_every_kind(tmp_path: Path) -> None:
+def test_faults_of_every_kind(tmp_path):
     both = {"ranks": [0, 1], "cases": TWO_DEVICES}
     raised = deed("raised", "before_first_block", "raise", **both)
     diverged = deed("diverged", "in_no_sync_block", "not a number", **both)

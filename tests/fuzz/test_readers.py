@@ -3,12 +3,8 @@
 What is read keeps its rules.
 """
 
-from __future__ import annotations
-
 import json
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fuzzing import DRAWS, VALUES, bounded, edited, mutated, read_or_refused, word
@@ -37,7 +33,7 @@ NAMES = [setting.name for setting in options_of()]
 TEXTS = DRAWS.map(word) | st.text(max_size=60)
 
 
-def toml(value: Any) -> str:
+def toml(value):
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
@@ -48,7 +44,7 @@ def toml(value: Any) -> str:
     return json.dumps(value.encode("utf-8", "replace").decode() if isinstance(value, str) else value)
 
 
-def settings_or_refusal(path: Path, content: bytes) -> None:
+def settings_or_refusal(path, content):
     path.write_bytes(content)
     read_or_refused(lambda: resolve({}, config=path))
     read_or_refused(lambda: read_thresholds("5%", path))
@@ -56,7 +52,7 @@ def settings_or_refusal(path: Path, content: bytes) -> None:
 
 @bounded(150)
 @given(draw=DRAWS)
-def test_any_value_of_a_setting(tmp_path: Path, draw: random.Random) -> None:
+def test_any_value_of_a_setting(tmp_path, draw):
     pairs = {
         draw.choice([*NAMES, *NAMES, word(draw)]): draw.choice(
             [word(draw), edited([1, "on", [2]], draw), *VALUES]
@@ -78,17 +74,17 @@ SETTINGS = b"modes = ['dp', 'ddp']\ngpus = [1, 2]\n[thresholds]\nthroughput = '5
 @example(content=b"a = " + b"[" * 100_000)
 @example(content=b"a = 1" + b"1" * 5000)
 @example(content=b"#" * (2**20 + 1))
-def test_any_text_of_settings(tmp_path: Path, content: bytes) -> None:
+def test_any_text_of_settings(tmp_path, content):
     settings_or_refusal(tmp_path / "x.toml", content)
 
 
 @pytest.mark.parametrize("path", ["\x00", "x" * 5000, ".", "/dev/null/x", "\udcff"])
-def test_a_config_that_is_no_file(path: str) -> None:
+def test_a_config_that_is_no_file(path):
     with pytest.raises(UsageError):
         resolve({}, config=Path(path))
 
 
-JSON_LOG: dict[str, Any] = {
+JSON_LOG = {
     "version": 3,
     "nccl_version": 22803,
     "config": {"nthreads": 1, "ngpus": 8, "devices": [{"rank": 0}]},
@@ -116,11 +112,11 @@ CALIBRATION = Calibration(
     allreduce=(AllReduceTimes(num_ranks=2, backend="nccl", points=((4, (0.1, 0.2)), (64, (0.3,)))),),
     rank_spread=(0.9, 1.1),
 )  # fmt: skip
-WHOLE: dict[str, Any] = json.loads(CALIBRATION.to_json())
+WHOLE = json.loads(CALIBRATION.to_json())
 
 
-def read_log(text: str) -> bool:
-    def use() -> None:
+def read_log(text):
+    def use():
         log = parse_nccl_log(text)
         assert log.num_ranks > 1
         curve = measured_curve(log.points)
@@ -129,8 +125,8 @@ def read_log(text: str) -> bool:
     return read_or_refused(use)
 
 
-def read_calibration(text: str) -> bool:
-    def use() -> None:
+def read_calibration(text):
+    def use():
         found = predict(Calibration.from_json(text), Scenario(num_devices=4), resamples=3)
         if found.step_ms is not None:
             assert 0 <= found.step_ms.low <= found.step_ms.estimate <= found.step_ms.high
@@ -138,7 +134,7 @@ def read_calibration(text: str) -> bool:
     return read_or_refused(use)
 
 
-def test_what_is_spoilt_below_is_read_whole() -> None:
+def test_what_is_spoilt_below_is_read_whole():
     assert read_calibration(CALIBRATION.to_json())
     assert read_log(json.dumps(JSON_LOG))
     assert read_trace(TRACE)
@@ -146,20 +142,20 @@ def test_what_is_spoilt_below_is_read_whole() -> None:
 
 @bounded(300)
 @given(draw=DRAWS)
-def test_a_log_in_json_with_anything_in_a_field(draw: random.Random) -> None:
+def test_a_log_in_json_with_anything_in_a_field(draw):
     read_log(json.dumps(edited(JSON_LOG, draw)))
 
 
 @bounded(400)
 @given(draw=DRAWS)
-def test_a_calibration_with_anything_in_a_field(draw: random.Random) -> None:
+def test_a_calibration_with_anything_in_a_field(draw):
     read_calibration(json.dumps(edited(WHOLE, draw)))
 
 
 @bounded(100)
 @given(text=TEXTS | DRAWS.map(lambda draw: json.dumps(draw.choice(VALUES))))
 @example(text="[" * 100_000)
-def test_any_text_is_no_log_no_calibration_and_no_predictions(text: str) -> None:
+def test_any_text_is_no_log_no_calibration_and_no_predictions(text):
     assert not read_log(text)
     assert not read_calibration(text)
     assert not read_or_refused(lambda: Predictions.from_json(text))
@@ -178,8 +174,8 @@ EVENTS = [
 TRACE = {"traceEvents": EVENTS}
 
 
-def read_trace(trace: Any) -> bool:
-    def use() -> None:
+def read_trace(trace):
+    def use():
         events = in_steps(spans_of(trace, "a trace"))
         share = overlap_pct(*communication_and_compute(events))
         assert share is None or 0 <= share <= 100.001
@@ -190,7 +186,7 @@ def read_trace(trace: Any) -> bool:
 
 @bounded(300)
 @given(draw=DRAWS)
-def test_a_trace_with_anything_in_an_event(draw: random.Random) -> None:
+def test_a_trace_with_anything_in_an_event(draw):
     events = draw.choices(EVENTS, k=draw.randrange(9))
     for _ in range(draw.randrange(1, 3)):
         events = edited(events, draw) if isinstance(events, list) else events
@@ -199,7 +195,7 @@ def test_a_trace_with_anything_in_an_event(draw: random.Random) -> None:
 
 @bounded(200)
 @given(draw=DRAWS)
-def test_whole_events_at_any_time_are_read(draw: random.Random) -> None:
+def test_whole_events_at_any_time_are_read(draw):
     times = [{key: draw.uniform(-1e6, 1e6) for key in ("ts", "dur")} for _ in range(draw.randrange(9))]
     events = [draw.choice(EVENTS) | at | {"args": {"correlation": draw.randrange(4)}} for at in times]
     assert read_trace({"traceEvents": events})
@@ -208,5 +204,5 @@ def test_whole_events_at_any_time_are_read(draw: random.Random) -> None:
 @bounded(100)
 @given(trace=DRAWS.map(lambda draw: draw.choice(VALUES)) | TEXTS)
 @example(trace={"traceEvents": {"ph": "X"}})
-def test_anything_else_is_no_trace(trace: Any) -> None:
+def test_anything_else_is_no_trace(trace):
     assert not read_trace(trace)

@@ -3,13 +3,12 @@
 import gc
 import weakref
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from made import case_of
 from torch import nn
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.anatomy import _dp_stages, bucket_ready_ms, run_anatomy
 from ddp_bench.bench.measure.timed import Trainer, no_gc
 from ddp_bench.bench.modes import Place, build_mode
@@ -17,27 +16,18 @@ from ddp_bench.bench.modes.dp import HostDataParallel
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
 
-BASE = {
-    "arch": "resnet20",
-    "image_size": 32,
-    "batch_per_device": 4,
-    "scaling": "weak",
-    "precision": "fp32",
-    "data": "device",
-    "device_type": "cpu",
-}
 DEVICE = torch.device("cpu")
 PLACE = Place(rank=0, local_rank=0, device=DEVICE, cores=(0,))
 
 
-def trainer(mode: str, num_devices: int) -> Trainer:
+def trainer(mode, num_devices):
     workload = resnet_workload("resnet20", 32)
-    case = Case(mode=mode, num_devices=num_devices, **BASE)
+    case = case_of(mode=mode, num_devices=num_devices)
     source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=DEVICE, seed=0)
     return Trainer(case, build_mode(case, workload.module(), PLACE, None), workload, source)
 
 
-def test_phases_and_dp_stages_make_up_the_step() -> None:
+def test_phases_and_dp_stages_make_up_the_step():
     """Of one step: medians over several need not add up."""
     made = trainer("dp", 2)
     made.step()
@@ -56,7 +46,7 @@ def test_phases_and_dp_stages_make_up_the_step() -> None:
     made.close()
 
 
-def test_nothing_is_left_in_the_timed_step() -> None:
+def test_nothing_is_left_in_the_timed_step():
     made = trainer("dp", 2)
     made.step()
     run_anatomy(made, 1, DEVICE, local_steps=0)
@@ -69,9 +59,9 @@ def test_nothing_is_left_in_the_timed_step() -> None:
 
 
 @pytest.fixture
-def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def waited_for(monkeypatch):
     """Indices of the GPUs that are waited for, on a machine that seems to have eight."""
-    found: list[Any] = []
+    found = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "synchronize", found.append)
@@ -79,15 +69,15 @@ def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 class Scattering(nn.DataParallel[nn.Module]):
-    def __init__(self) -> None:
+    def __init__(self):
         nn.Module.__init__(self)
         self.device_ids = [1, 3]
 
-    def scatter(self, *_: Any) -> str:
+    def scatter(self, *_):
         return "scattered"
 
 
-def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for: list[Any]) -> None:
+def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for):
     """A wait for another GPU makes a context on it, which takes memory that belongs to nobody's case."""
     parallel, samples = Scattering(), dict[str, list[float]]()
     with _dp_stages(SimpleNamespace(mode=SimpleNamespace(wrapped=parallel)), samples):
@@ -97,7 +87,7 @@ def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for: list[Any]) -> 
     assert len(samples["dp_scatter_ms"]) == 1
 
 
-def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
+def test_the_stand_in_waits_for_no_gpu(waited_for):
     made = trainer("dp", 2)
     run_anatomy(made, 1, DEVICE, local_steps=0)
     assert waited_for == []
@@ -105,13 +95,8 @@ def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
 
 
 RANKS = """
-from made import case_of
 from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
-from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.measure.trace import run_trace
-from ddp_bench.bench.modes import build_mode
-from ddp_bench.models.data import open_source
-from ddp_bench.models.registry import resnet_workload
 workload = resnet_workload("resnet20", 32)
 def made(**settings):
     case = case_of(**dict(image_size=32, backend="gloo", bucket_cap_mb="0.25") | settings)
@@ -128,11 +113,11 @@ def gradients(trainer):
 """
 
 
-def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is() -> None:
+def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is():
     assert bucket_ready_ms({0: 5.0, 1: 2.0, 3: 4.0}, [(3, 1), (0, 2), (2,)]) == [4.0, 5.0, 2.0]
 
 
-def test_buckets_of_unused_parameters_are_not_sent(ranks: Any) -> None:
+def test_buckets_of_unused_parameters_are_not_sent(ranks):
     """Counted in the trace: of the buckets 0.25 MiB that hold the spare layers alone, none is reduced."""
     found = ranks(
         RANKS
@@ -167,7 +152,7 @@ report([sent(), sent(skip_all_reduce_unused_params=True)])
         assert skipping[0] == skipping[1] - skipping[2]
 
 
-def test_anatomy_and_trace_of_ddp(ranks: Any) -> None:
+def test_anatomy_and_trace_of_ddp(ranks):
     found = ranks(
         RANKS
         + """
@@ -215,7 +200,7 @@ report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, aft
         assert after <= sampled + 1, "and is silent again after it"
 
 
-def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(ranks: Any) -> None:
+def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(ranks):
     found = ranks(
         RANKS
         + """
@@ -243,7 +228,7 @@ report([trace.block_ms, max(trace.detail["done_ms"]), trace.detail["overlap_trac
         assert overlap == pytest.approx(of_step, abs=0.001), "the small all-reduce took it"
 
 
-def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_whole(ranks: Any) -> None:
+def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_whole(ranks):
     found = ranks(
         RANKS
         + """
@@ -264,7 +249,7 @@ report(out)
         assert whole[0] == whole[1]
 
 
-def test_nothing_keeps_a_case_that_was_closed(ranks: Any) -> None:
+def test_nothing_keeps_a_case_that_was_closed(ranks):
     """Cases are frozen: what lived on in a cycle would keep its GPU memory to the end of the run."""
     found = ranks(
         RANKS
@@ -293,7 +278,7 @@ report(kept)
 
 
 @pytest.mark.parametrize(("mode", "num_devices"), [("single", 1), ("dp", 2)])
-def test_nothing_keeps_a_case_of_one_process(mode: str, num_devices: int) -> None:
+def test_nothing_keeps_a_case_of_one_process(mode, num_devices):
     trainer(mode, num_devices).step()  # torch loads some parts at their first use
     made = trainer(mode, num_devices)
     made.step()
@@ -306,7 +291,7 @@ def test_nothing_keeps_a_case_of_one_process(mode: str, num_devices: int) -> Non
         assert [part for part in parts if part() is not None] == []
 
 
-def test_replayed_buckets_move_their_bytes_in_their_type(ranks: Any) -> None:
+def test_replayed_buckets_move_their_bytes_in_their_type(ranks):
     found = ranks(
         RANKS
         + """
@@ -327,7 +312,7 @@ report(moved)
     assert found[0] == {"none": [4000, 2048000], "fp16": [2000, 1024000], "bf16": [2000, 1024000]}
 
 
-def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(ranks: Any) -> None:
+def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(ranks):
     found = ranks(
         RANKS
         + """
@@ -362,12 +347,11 @@ report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.flo
     assert found[0] == [[2 * num_gradients, 2 * num_gradients]] * 6
 
 
-def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(ranks: Any) -> None:
+def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(ranks):
     found = ranks(
         RANKS
         + """
 import time
-import torch
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
 if cluster.rank == 1:
@@ -385,16 +369,12 @@ report(replay.measured(make_clock(device)).block_ms)
     assert max(found) < 1000, "a second is what the other rank was late"
 
 
-def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(ranks: Any) -> None:
+def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(ranks):
     found = ranks(
         RANKS
         + """
-from dataclasses import replace
-import torch
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
-from ddp_bench.bench.modes import build_mode
-from ddp_bench.models.registry import resnet_workload
 group, device = cluster.group(2, "gloo"), cluster.place.device
 sent = []
 broadcast = torch.distributed._broadcast_coalesced

@@ -1,9 +1,5 @@
 """FSDP2, partition and pipeline over real ranks: what they compute is what one device would."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,17 +7,13 @@ from ddp_bench.bench.modes.pipeline import PipelineMode
 from ddp_bench.bench.predict.timeline import operations
 
 COMMON = """
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.worker.proof import ProofError, Prover
-from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import loss_function
 workload = resnet_workload("resnet20", 32)
 torch.manual_seed(0)
 prover = Prover(workload, workload.module(), cluster.place, 0)
 group = cluster.group(2, "gloo")
 def case(mode, **settings):
-    return Case(mode=mode, num_devices=2, arch="resnet20", image_size=32, batch_per_device=4, scaling="weak",
-                precision="fp32", data="device", device_type="cpu", backend="gloo", **settings)
+    return case_of(mode=mode, image_size=32, backend="gloo", **settings)
 def stages_of(case):
     if not case.is_staged:
         return None
@@ -36,7 +28,7 @@ def error(case):
 """
 
 
-def test_every_form_is_proven_to_rounding(ranks: Any) -> None:
+def test_every_form_is_proven_to_rounding(ranks):
     found = ranks(
         COMMON
         + """
@@ -51,7 +43,7 @@ report([error(c) for c in cases])
     assert max(found[0]) > 0, "sums in another order round otherwise"
 
 
-def test_what_goes_wrong_in_a_form_is_caught(ranks: Any) -> None:
+def test_what_goes_wrong_in_a_form_is_caught(ranks):
     """Gradients that are summed instead of averaged, and shards that are never reduced."""
     found = ranks(
         COMMON
@@ -73,11 +65,10 @@ report([summed, error(case("fsdp"))])
     assert all("gradients differ from those of single" in str(why) for why in found[0]), found[0]
 
 
-def test_ranks_that_built_different_models_shard_the_first_ones(ranks: Any) -> None:
+def test_ranks_that_built_different_models_shard_the_first_ones(ranks):
     found = ranks(
         COMMON
         + """
-from ddp_bench.bench.modes import build_mode
 torch.manual_seed(cluster.rank)
 module = workload.module()
 own = module.fc.weight.detach().clone()
@@ -90,11 +81,10 @@ report([float((mode.state_dict()["fc.weight"] - own).abs().max())])
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_the_bubble_is_of_the_order_that_pytorch_has(ranks: Any, schedule: str) -> None:
+def test_the_bubble_is_of_the_order_that_pytorch_has(ranks, schedule):
     found = ranks(
         COMMON
         + f"""
-from ddp_bench.bench.modes import build_mode
 one = case("pipeline", pipeline_schedule={schedule!r})
 mode = build_mode(one, workload.module(), cluster.place, group, stages=stages_of(one))
 order = []
@@ -114,14 +104,12 @@ report(order)
         assert [tuple(done) for done in order] == operations(schedule, stage, 2, 4)
 
 
-def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(ranks: Any) -> None:
+def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(ranks):
     """With the whole batch at once one of two stages computes at a time: half of their time is a bubble."""
     found = ranks(
         COMMON
         + """
 from ddp_bench.bench.measure.pipeline import PipelineTrainer, run_pipeline_anatomy
-from ddp_bench.bench.modes import build_mode
-from ddp_bench.models.data import open_source
 one = case("partition")
 stages = stages_of(one)
 mode = build_mode(one, workload.module(), cluster.place, group, stages=stages)
@@ -143,10 +131,10 @@ report([*parts, times.detail["bubble_pct"], times.detail["bubble_of_stages_pct"]
     assert of_stages == pytest.approx(50)
 
 
-def test_a_model_that_raises_in_a_stage_is_named_by_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_raises_in_a_stage_is_named_by_its_own_error(monkeypatch):
     """PyTorch's schedule wraps it in `[Stage 1] failed to run forward`."""
 
-    def failed(*_: object) -> None:
+    def failed(*_):
         raise RuntimeError("[Stage 1] failed to run forward") from ValueError("no such luck")
 
     monkeypatch.setattr(PipelineMode, "_run", failed)

@@ -1,7 +1,5 @@
 """Real workers of this machine: how they are started, what they have, and how they end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -25,7 +21,7 @@ from ddp_bench.bench.worker import messages as m
 LIMIT_S = 60.0
 
 
-def is_gone(pid: int) -> bool:
+def is_gone(pid):
     deadline_s = time.monotonic() + LIMIT_S
     while psutil.pid_exists(pid) and time.monotonic() < deadline_s:
         time.sleep(0.02)
@@ -33,7 +29,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _has_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _has_thread(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modules")
     (folder / "has_thread.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=[120], daemon=True).start()\n"
@@ -45,7 +41,7 @@ def _has_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def test_others_start_when_one_was_killed_and_stopped_ones_go_too() -> None:
+def test_others_start_when_one_was_killed_and_stopped_ones_go_too():
     modules = modules_for(Settings(arch="resnet20"))
     with contextlib.closing(Workers(Processes(worker_variables("cpu"), modules))) as workers:
         workers.open()
@@ -91,9 +87,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     ],
     ids=["forks", "a thread", "an error"],
 )
-def test_workers_are_forks_where_they_can_be_and_do_not_outlive_a_killed_conductor(
-    more: list[str], *, forked: bool
-) -> None:
+def test_workers_are_forks_where_they_can_be_and_do_not_outlive_a_killed_conductor(more, *, forked):
     with subprocess.Popen(
         [sys.executable, "-c", CONDUCTOR, *more],
         stdin=subprocess.PIPE,
@@ -136,7 +130,7 @@ def model():
     ("deed", "said"),
     [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "the ranks ended before the run did")],
 )
-def test_a_model_that_leaves_with_success_is_no_success(deed: str, said: str, tmp_path: Path) -> None:
+def test_a_model_that_leaves_with_success_is_no_success(deed, said, tmp_path):
     (tmp_path / "quits.py").write_text(QUITS.format(deed=deed))
     done = bench_run(
         *("--workload", "quits:model", "--image-size", "8", "--batch-size", "4", "--device", "cpu"),

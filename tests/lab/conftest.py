@@ -1,14 +1,9 @@
 """Fixtures of the lab's tests: they need root or user namespaces, and say so where there is neither."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from real_lab import Lab
@@ -18,7 +13,7 @@ from ddp_bench.bench.lab import namespaces
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _support() -> None:
+def _support():
     try:
         namespaces.require_support()
     except UsageError as missing:
@@ -26,11 +21,11 @@ def _support() -> None:
 
 
 @pytest.fixture
-def start_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+def start_lab(tmp_path):
     """Starts labs, each in a folder of its own below `tmp_path`."""
-    labs: list[Lab] = []
+    labs = []
 
-    def start(rate: str, *arguments: str, **how: Any) -> Lab:
+    def start(rate, *arguments, **how):
         labs.append(Lab(tmp_path / f"lab{len(labs)}", rate, *arguments, **how))
         return labs[-1]
 
@@ -40,7 +35,7 @@ def start_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 
 
 @pytest.fixture
-def foreign_namespace() -> Iterator[str]:
+def foreign_namespace():
     """A network namespace that no lab made, with an interface and an address a lab uses too."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and ip to make a named network namespace")

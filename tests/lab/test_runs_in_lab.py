@@ -1,21 +1,17 @@
 """Commands over shaped links, whose physics is the oracle; several rates in turns; hosts that are lost."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 from commands import ROOT, SMALL, python
-from fault_campaign import SWEEP, Campaign, Deed, deed
+from fault_campaign import SWEEP, Campaign, deed
 from real_lab import LINK_MS, buckets_at_1_gbit, eventually, namespaces_in_use
 
 from ddp_bench.bench.predict import main as predict
@@ -26,7 +22,7 @@ from ddp_bench.bench.results.store import load_run
 pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 
 
-def test_one_gigabit_link_shows_what_buckets_hide(tmp_path: Path) -> None:
+def test_one_gigabit_link_shows_what_buckets_hide(tmp_path):
     run = buckets_at_1_gbit(tmp_path / "run")
     cases = run.cases[run.cases["mode"] == "ddp"].set_index("bucket_cap_mb")
     assert (cases["status"] == "ok").all()
@@ -44,7 +40,7 @@ def test_one_gigabit_link_shows_what_buckets_hide(tmp_path: Path) -> None:
     assert (buckets["start_ms"] < buckets["done_ms"]).all()
 
 
-def test_over_a_slow_link_a_finer_layout_wins(tmp_path: Path) -> None:
+def test_over_a_slow_link_a_finer_layout_wins(tmp_path):
     out = tmp_path / "out"
     lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "200mbit", "--", "python", "-m", "bench.tune"]
     caps = ["--bucket-cap-mb", "default,0.1,0.25,0.5,5", "--calibrate", "--passes", "no_sync,comm"]
@@ -67,7 +63,7 @@ RATES = {"20mbit": 2e7, "1gbit": 1e9}
 GRADIENT_BYTES = 1_080_424
 
 
-def start(rates: Sequence[str], *arguments: str) -> subprocess.Popen[str]:
+def start(rates, *arguments):
     lab = [sys.executable, "-m", "bench.lab", "--hosts", "2", "--rate", ",".join(rates)]
     return subprocess.Popen(
         [*lab, "--", "python", "-m", "bench.run", *SMALL, "--modes", "ddp", "--gpus", "2", *arguments],
@@ -78,16 +74,14 @@ def start(rates: Sequence[str], *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def measuring_s(folder: Path, *, phase: str) -> float:
+def measuring_s(folder, *, phase):
     """Seconds that rank 0 spent in blocks of a phase, but for those of the last round."""
     blocks = load_run(folder).blocks
     blocks = blocks[(blocks["rank"] == 0) & (blocks["phase"] == phase)]
     return float(blocks[blocks["round"] < blocks["round"].max()]["block_ms"].sum() / 1000)
 
 
-def test_every_rate_meets_its_own_link_and_predicts_the_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_rate_meets_its_own_link_and_predicts_the_other(tmp_path, capsys):
     caps = ("--bucket-cap-mb", "default,100", "--calibrate", "--passes", "no_sync,comm")
     sweep = (*caps, "--rounds", "3", "--steps", "1")
     out, err = (job := start(list(RATES), *sweep, "--out", str(tmp_path / "{rate}"))).communicate(timeout=240)
@@ -110,7 +104,7 @@ def test_every_rate_meets_its_own_link_and_predicts_the_other(
     assert found == {("20mbit", "cap100"), ("1gbit", "cap100"), ("1gbit", "capdefault")}
 
 
-def test_a_rate_that_fails_leaves_the_others_theirs(tmp_path: Path) -> None:
+def test_a_rate_that_fails_leaves_the_others_theirs(tmp_path):
     taken = tmp_path / "20mbit"
     taken.mkdir()
     (taken / "manifest.json").write_text("{}")
@@ -124,7 +118,7 @@ def test_a_rate_that_fails_leaves_the_others_theirs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_labs_that_are_stopped(number: signal.Signals, tmp_path: Path) -> None:
+def test_nothing_is_left_of_labs_that_are_stopped(number, tmp_path):
     before = namespaces_in_use()
     job = start(list(RATES), "--rounds", "1000", "--out", str(tmp_path / "{rate}"))
     assert eventually(lambda: all((tmp_path / rate / "manifest.json").exists() for rate in RATES))
@@ -142,7 +136,7 @@ SWEEP_OF_THREE = (*("1,3" if part == "1,2" else part for part in SWEEP[:-4]), "-
 
 
 @contextmanager
-def held_run(campaign: Campaign, fault: Deed) -> Iterator[subprocess.Popen[str]]:
+def held_run(campaign, fault):
     """A run in a lab of three hosts, while its first rank waits inside a block."""
     command = [*THREE_HOSTS, *campaign.command()]
     environment = campaign.environment(fault)
@@ -152,7 +146,7 @@ def held_run(campaign: Campaign, fault: Deed) -> Iterator[subprocess.Popen[str]]
         yield run
 
 
-def set_link(lab: subprocess.Popen[str], host: int, state: str) -> None:
+def set_link(lab, host, state):
     """Switch the port of a host `up` or `down`, in the network namespace of the lab's switch."""
     own_user = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
     inside = ("nsenter", f"--target={lab.pid}", "--net", *own_user)
@@ -160,11 +154,11 @@ def set_link(lab: subprocess.Popen[str], host: int, state: str) -> None:
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Campaign:
+def campaign(tmp_path):
     return Campaign(tmp_path, SWEEP_OF_THREE)
 
 
-def test_a_link_that_is_cut_for_a_while_delays_the_run(campaign: Campaign) -> None:
+def test_a_link_that_is_cut_for_a_while_delays_the_run(campaign):
     with held_run(campaign, WAITING) as run:
         set_link(run, 1, "down")
         (campaign.markers / f"{WAITING.name}.go").touch()
@@ -180,7 +174,7 @@ def test_a_link_that_is_cut_for_a_while_delays_the_run(campaign: Campaign) -> No
     assert max(block_ms) >= 1000 * CUT_S, "the cut was felt, and shows"
 
 
-def test_a_host_that_is_gone_ends_the_run_with_its_tables_written(campaign: Campaign) -> None:
+def test_a_host_that_is_gone_ends_the_run_with_its_tables_written(campaign):
     with held_run(campaign, WAITING) as run:
         before = campaign.look(0, "").rows
         hosts = sorted(psutil.Process(run.pid).children(), key=lambda process: process.pid)
