@@ -27,8 +27,18 @@ def trainer(mode, num_devices):
     return Trainer(case, build_mode(case, workload.module(), PLACE, None), workload, source)
 
 
-def test_phases_and_dp_stages_make_up_the_step():
-    """Of one step: medians over several need not add up."""
+@pytest.fixture
+def waited_for(monkeypatch):
+    """Indices of the GPUs that are waited for, on a machine that seems to have eight."""
+    found = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
+    return found
+
+
+def test_phases_and_dp_stages_make_up_the_step_and_leave_nothing_in_it(waited_for):
+    """Of one step: medians over several need not add up. The stand-in waits for no GPU."""
     made = trainer("dp", 2)
     made.step()
     times = run_anatomy(made, 1, DEVICE, local_steps=0)
@@ -43,29 +53,12 @@ def test_phases_and_dp_stages_make_up_the_step():
     assert min(backward) > 0
     assert sum(backward) < detail["backward_ms"]
     assert 0 < detail["dp_device0_pct"] < 100
-    made.close()
-
-
-def test_nothing_is_left_in_the_timed_step():
-    made = trainer("dp", 2)
-    made.step()
-    run_anatomy(made, 1, DEVICE, local_steps=0)
     assert isinstance(made.mode.wrapped, HostDataParallel)
     assert "apply_replicas" not in vars(made.mode.wrapped), "the class's own method shows again"
     assert type(made) is Trainer
-    for parameter in made.mode.module.parameters():
-        assert not parameter._post_accumulate_grad_hooks
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in made.mode.module.parameters())
+    assert waited_for == []
     made.close()
-
-
-@pytest.fixture
-def waited_for(monkeypatch):
-    """Indices of the GPUs that are waited for, on a machine that seems to have eight."""
-    found = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
-    return found
 
 
 class Scattering(nn.DataParallel[nn.Module]):
@@ -85,13 +78,6 @@ def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for):
         assert parallel.scatter() == "scattered"
     assert waited_for == [1, 3, 1, 3]
     assert len(samples["dp_scatter_ms"]) == 1
-
-
-def test_the_stand_in_waits_for_no_gpu(waited_for):
-    made = trainer("dp", 2)
-    run_anatomy(made, 1, DEVICE, local_steps=0)
-    assert waited_for == []
-    made.close()
 
 
 RANKS = """
