@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -18,14 +19,19 @@ def start_run(*arguments: str, stdout: IO[str], stderr: IO[str]) -> subprocess.P
     return subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True)
 
 
-def python(
-    *arguments: str, env: dict[str, str] | None = None, timeout_s: float = 280
+def finished(
+    command: Sequence[str],
+    cwd: Path = ROOT,
+    env: Mapping[str, str | None] | None = None,
+    *,
+    timeout_s: float = 280,
 ) -> subprocess.CompletedProcess[str]:
-    """This interpreter with `arguments`, finished."""
+    """A command that has ended; of this environment with `env`, where None takes a name away."""
+    full = {**os.environ, **(env or {})}
     return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **(env or {})},
+        command,
+        cwd=cwd,
+        env={name: value for name, value in full.items() if value is not None},
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -33,6 +39,15 @@ def python(
     )
 
 
-def bench_run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: str, env: Mapping[str, str | None] | None = None, timeout_s: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """This interpreter with `arguments`, finished."""
+    return finished([sys.executable, *arguments], env=env, timeout_s=timeout_s)
+
+
+def bench_run(
+    *arguments: str, env: Mapping[str, str | None] | None = None
+) -> subprocess.CompletedProcess[str]:
     """`bench.run`, finished."""
     return python("-m", "bench.run", *arguments, env=env)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from commands import SMALL, start_run
-from rank_pool import run_ranks
+from in_process import first_worker
+from rank_pool import Ranks
 
 from ddp_bench.bench.results.store import RunData, load_run
 
 pytest_plugins = ["selection", "fuzzing"]
 
-Ranks = Callable[[str, int], list[Any]]
+Play = Callable[[str], list[Any]]
 
 os.environ.pop("GITHUB_ACTIONS", None)  # what tests run has no part in the summary of the tests' own job
 
@@ -41,9 +41,22 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Ranks:
-    """Runs a script as real ranks; what each rank passed to `report`."""
-    return lambda script, num_ranks: run_ranks(script, num_ranks, tmp_path)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands resolve and plan in this process, as their first worker would; workers raise `Reached`."""
+    monkeypatch.setattr("ddp_bench.bench.run.main.running_workers", first_worker)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    made = Ranks(2, tmp_path_factory.mktemp("ranks"))
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def ranks(two_ranks: Ranks) -> Play:
+    """Plays a script in two real ranks that have met as `cluster`; what each passed to `report`."""
+    return two_ranks.play
 
 
 @dataclass(frozen=True)

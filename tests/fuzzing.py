@@ -1,17 +1,14 @@
-"""What the tests with generated input share: how many examples, and text that means harm.
+"""Hostile input, by one generator: texts, JSON values, files and tables that a stranger may hand on.
 
-The examples are the same in every run; `pytest tests/fuzz --hypothesis-profile thorough` takes at
-least forty times as many, other ones each time.
+Tests take of it what they need with `@given(DRAWS)`, the same examples in every run; `attacks.py` plays whole
+commands with it. `pytest tests/fuzz --hypothesis-profile thorough` takes forty times as many, other ones each
+time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -25,25 +22,17 @@ settings.register_profile("quick", max_examples=QUICK_EXAMPLES, derandomize=True
 settings.register_profile("thorough", max_examples=40 * QUICK_EXAMPLES, **COMMON)
 settings.load_profile("quick")
 
-HOSTILE_TEXT = st.one_of(
-    st.text(max_size=12),
-    st.sampled_from(
-        [
-            "",
-            "nan",
-            "inf",
-            "-1",
-            "1e999",
-            "9" * 5000,
-            "\x00",
-            "\x1b[31m",
-            "\u202e",
-            "../..",
-            "=1+1",
-            "%s{0}",
-            "[x",
-        ]
-    ),
+DRAWS = st.integers(0, 2**32 - 1).map(random.Random)
+
+NUMBERS = ("0", "-1", "inf", "-inf", "nan", "1e308", "1e-320", "0.5", "9" * 25, "4097", "999999999", "")
+WORDS = (
+    *("x", "=1+1", "\u202e", "\x1b[31m", "../..", "[]", "[x", "True", "a" * 70_000, "9" * 5000, "1/0"),
+    *("<script>", "%s{0}", "a\x00b", "a\nb", "\udcff", "--", "---", "1,2", "default,25", "on", "ddp", "90s"),
+    *("2%", "cpu", "1gbit"),
+)
+VALUES: tuple[Any, ...] = (
+    *(None, 0, -1, 5, 0.25, 1e308, float("nan"), float("inf"), 2**70, 10**400, True, "", "x", "\x1b[31m"),
+    *([], ["x"], [[]], [0.5], [1e-9, 3], {}, {"a": {}}, ["9" * 5000]),
 )
 
 
@@ -53,21 +42,72 @@ def bounded(num_examples: int) -> Callable[[Any], Any]:
     return settings(max_examples=max(num_examples // 8, 1) if is_quick else 10 * num_examples)
 
 
+def word(draw: random.Random) -> str:
+    """A text that means harm, or any."""
+    if draw.random() < 0.2:
+        return "".join(map(chr, draw.choices(range(0x3000), k=draw.randrange(12))))
+    return draw.choice(NUMBERS + WORDS)
+
+
+def options(draw: random.Random, known: Sequence[str]) -> tuple[str, ...]:
+    """A command line of known options and hostile words."""
+    line: list[str] = []
+    for _ in range(draw.randrange(6)):
+        name, value, form = draw.choice(known), word(draw), draw.random()
+        line += (
+            [name, value]
+            if form < 0.6
+            else [f"{name}={value}"]
+            if form < 0.8
+            else [name if form < 0.9 else value]
+        )
+    return tuple(line)
+
+
+def edited(value: Any, draw: random.Random) -> Any:
+    """The value with one thing in it, at any depth, replaced, removed or repeated."""
+    if not isinstance(value, dict | list) or not value or draw.random() < 0.1:
+        return draw.choice((*VALUES, word(draw)))
+    if isinstance(value, list):
+        at = draw.randrange(len(value))
+        how = draw.random()
+        if how < 0.1:
+            return value[:at] + value[at + 1 :]
+        return [*value[:at], *([value[at]] if how < 0.2 else []), edited(value[at], draw), *value[at + 1 :]]
+    key = draw.choice(list(value))
+    if draw.random() < 0.1:
+        return {k: v for k, v in value.items() if k != key}
+    return {**value, key: edited(value[key], draw)}
+
+
 def mutated(content: bytes, seed: int) -> bytes:
-    """`content` with one to four bytes changed, or cut short, as the seed has it."""
-    chance = random.Random(seed)
+    """`content` with some bytes changed, put in or left out, or cut short, as the seed has it."""
+    draw = random.Random(seed)
     changed = bytearray(content)
-    for _ in range(chance.randint(1, 4)):
-        changed[chance.randrange(len(changed))] = chance.randrange(256)
-    return bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.1 else changed)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(changed) + 1)
+        changed[at : at + draw.choice((0, 1, 1, 1, 100))] = draw.randbytes(draw.choice((0, 1, 1, 1, 5)))
+    return bytes(changed[: draw.randrange(len(changed) + 1)] if draw.random() < 0.1 else changed)
 
 
-class Reached(BaseException):
-    """A command accepted its arguments and would now do its work."""
-
-
-def reached(*_arguments: object, **_options: object) -> None:
-    raise Reached
+def damaged_table(text: str, draw: random.Random) -> str:
+    """A CSV table with a cell, a row, a column or its head changed."""
+    header, *rows = [line.split(",") for line in text.splitlines()]
+    if not rows:
+        return text
+    row, column, how = draw.randrange(len(rows)), draw.randrange(len(header)), draw.random()
+    if how < 0.1:
+        rows.append(list(rows[row]))
+    elif how < 0.15:
+        del rows[row]
+    elif how < 0.2:
+        other = draw.randrange(len(header))
+        header[column], header[other] = header[other], header[column]
+    else:
+        cell = word(draw)
+        for one in rows if how < 0.4 else rows[row : row + 1]:
+            one[min(column, len(one) - 1)] = cell
+    return "".join(f"{','.join(cells)}\n" for cells in [header, *rows])
 
 
 def read_or_refused(reading: Callable[[], object]) -> bool:
@@ -79,34 +119,3 @@ def read_or_refused(reading: Callable[[], object]) -> bool:
         refusal = str(error)
     assert refusal is None or refusal.isprintable()
     return refusal is None
-
-
-@contextlib.contextmanager
-def empty_folder(path: Path) -> Iterator[Path]:
-    """The current folder; it must be as empty afterwards."""
-    before = Path.cwd()
-    path.mkdir(exist_ok=True)
-    os.chdir(path)
-    try:
-        yield path
-        assert list(path.iterdir()) == []
-    finally:
-        os.chdir(before)
-
-
-def refused_or_reached(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
-    """A command either would work, or says in one harmless last line what is wrong and exits with 2."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            code = command(arguments)
-    except Reached:
-        return
-    except SystemExit as stopped:
-        code = stopped.code if isinstance(stopped.code, int) else 1
-        if code == 0:
-            return  # --help
-    assert code == 2
-    last = said.getvalue().splitlines()[-1]
-    assert "error: " in last
-    assert last.isprintable()

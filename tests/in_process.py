@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -10,16 +10,23 @@ from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 
 
+class Reached(BaseException):
+    """A command accepted its input and would now start processes."""
+
+
+def reached(*_arguments: object, **_options: object) -> NoReturn:
+    raise Reached
+
+
 class FirstWorker:
-    """Stands for the workers of a command until they would be started; then `reached` is called."""
+    """Stands for the workers of a command until they would be started."""
 
     launched = None
 
-    def __init__(self, reached: Callable[..., NoReturn]) -> None:
+    def __init__(self) -> None:
         from ddp_bench.bench.worker.rank import Rank  # most tests need no torch
 
         self._rank = Rank(0, 0)
-        self._reached = reached
 
     def __len__(self) -> int:
         return 1
@@ -33,15 +40,10 @@ class FirstWorker:
         return getattr(self._rank, f"_{command.name}")(command)
 
     def grow(self, _num_ranks: int) -> None:
-        self._reached()
+        reached()
 
 
-def first_worker(reached: Callable[..., NoReturn]) -> Callable[[Settings], Any]:
+@contextmanager
+def first_worker(_settings: Settings) -> Iterator[FirstWorker]:
     """What to put in the place of `running_workers`."""
-    import ddp_bench.bench.worker.rank  # noqa: F401 - its memory is not that of a command
-
-    @contextmanager
-    def running(_settings: Settings) -> Iterator[FirstWorker]:
-        yield FirstWorker(reached)
-
-    return running
+    yield FirstWorker()

@@ -1,81 +1,102 @@
 """Scripts that run as real ranks, forked from one process that has imported torch already.
 
-A launcher would import torch anew in every rank of every test: 5 s each time on two cores.
+A launcher would import torch anew in every rank of every test: 5 s each time on two cores. The ranks play one
+script after another, so that they meet once.
+Scripts have the names of `real_ranks`, and change modules by `patch`.
 """
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import json
 import multiprocessing
 import os
 import sys
 import textwrap
 import traceback
-import warnings
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
 from commands import ROOT
 
-PRELOADED = (
-    *("torch", "torch.distributed", "torch._dynamo", "torchvision.models"),
-    *(
-        "real_ranks",
-        "ddp_bench.bench.worker.main",
-        "ddp_bench.bench.modes.ddp",
-        "ddp_bench.bench.measure.anatomy",
-    ),
-    *(
-        "ddp_bench.bench.measure.trace",
-        "ddp_bench.models.data",
-        "ddp_bench.models.registry",
-    ),
-)
+PRELOADED = ("pytest", "torch._dynamo", "torchvision.models", "real_ranks", "ddp_bench.bench.worker.main")
 LIMIT_S = 120.0
 
 
 def run_ranks(script: str, num_ranks: int, folder: Path) -> list[Any]:
-    """Run `script` in `num_ranks` processes on this machine; what each passed to `report`, by rank.
-
-    The ranks meet as under torchrun: at a store that somebody else hosts.
-    """
-    from torch.distributed import TCPStore  # most tests need no torch
-
-    pool = multiprocessing.get_context("forkserver")
-    pool.set_forkserver_preload(list(PRELOADED))
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    started = [
-        pool.Process(target=_play, args=(script, rank, num_ranks, store.port, folder), daemon=True)
-        for rank in range(num_ranks)
-    ]
-    for process in started:
-        sys.audit("tests.rank")
-        process.start()
+    """What each of as many new processes passes to `report` in `script`, which has them meet if need be."""
+    ranks = Ranks(num_ranks, folder, meet=False)
     try:
-        running = {process.sentinel for process in started}
-        while running:
-            ended = wait(running, timeout=LIMIT_S)
-            assert ended, f"the ranks did not end within {LIMIT_S:g} s\n{_said(folder, num_ranks)}"
-            running -= set(ended)
-            if any(process.exitcode for process in started):
-                break  # the others may wait for this one
+        return ranks.play(script)
     finally:
-        for process in started:
+        ranks.end()
+
+
+class Ranks:
+    """Processes on this machine that meet as under torchrun: at a store that somebody else hosts."""
+
+    def __init__(self, num_ranks: int, folder: Path, *, meet: bool = True) -> None:
+        self._num_ranks, self._folder, self._meet = num_ranks, folder, meet
+        self._store: Any = None
+        self._processes: list[Any] = []
+        self._connections: list[Connection[Any, Any]] = []
+
+    def play(self, script: str) -> list[Any]:
+        """Run `script` in all of them; what each passed to `report`, by rank. A failure ends them."""
+        if not self._processes:
+            self._start()
+        for connection in self._connections:
+            connection.send(script)
+        waiting, found = dict(zip(self._connections, range(self._num_ranks), strict=True)), {}
+        while waiting:
+            ready = wait(waiting, timeout=LIMIT_S)
+            for connection in ready:
+                rank = waiting.pop(connection)
+                try:
+                    is_done, said = connection.recv()
+                except EOFError:
+                    is_done, said = False, "it ended"
+                found[rank] = said
+                if not is_done:
+                    self._fail(f"rank {rank}: {said}")
+            if not ready:
+                self._fail(f"ranks {[*waiting.values()]} are not done after {LIMIT_S:g} s")
+        return [json.loads(found[rank]) for rank in range(self._num_ranks)]
+
+    def end(self) -> None:
+        """End them, whatever they do."""
+        for process in self._processes:
             process.kill()
             process.join()
-    assert not any(p.exitcode for p in started), _said(folder, num_ranks)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_ranks)]
+        self._processes, self._connections, self._store = [], [], None
+
+    def _start(self) -> None:
+        from torch.distributed import TCPStore  # most tests need no torch
+
+        pool = multiprocessing.get_context("forkserver")
+        pool.set_forkserver_preload(list(PRELOADED))
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for rank in range(self._num_ranks):
+            ours, theirs = pool.Pipe()
+            where = (rank, self._num_ranks, self._store.port, self._folder, self._meet)
+            self._processes.append(pool.Process(target=_serve, args=(theirs, *where), daemon=True))
+            self._connections.append(ours)
+            sys.audit("tests.rank")
+            self._processes[-1].start()
+            theirs.close()
+
+    def _fail(self, why: str) -> NoReturn:
+        self.end()
+        logs = [self._folder / f"{rank}.txt" for rank in range(self._num_ranks)]
+        raise AssertionError("\n".join([why, *(log.read_text()[-4000:] for log in logs if log.exists())]))
 
 
-def _said(folder: Path, num_ranks: int) -> str:
-    logs = [folder / f"{rank}.txt" for rank in range(num_ranks)]
-    return "\n".join(log.read_text()[-4000:] for log in logs if log.exists())
-
-
-def _play(script: str, rank: int, num_ranks: int, port: int, folder: Path) -> NoReturn:
-    """One rank: its own environment and output, then the script, then the end that a rank comes to."""
+def _serve(
+    connection: Connection[Any, Any], rank: int, num_ranks: int, port: int, folder: Path, meet: bool
+) -> None:
+    """One rank: its own environment and output, then scripts until there is nobody to send one."""
     with (folder / f"{rank}.txt").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -84,22 +105,35 @@ def _play(script: str, rank: int, num_ranks: int, port: int, folder: Path) -> No
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "tests"}
     os.chdir(ROOT)
-    import torch
-    import torch.distributed as dist
+    import real_ranks
 
     from ddp_bench.bench.cluster.process import leave
 
-    torch.set_num_threads(1)
-    names = {"torch": torch, "dist": dist, "json": json, "os": os, "sys": sys, "warnings": warnings}
-
-    def report(value: Any) -> None:
-        (folder / f"{rank}.json").write_text(json.dumps(value))
-
-    code = 1
-    with contextlib.suppress(SystemExit):
+    names = dict(vars(real_ranks))
+    names["torch"].set_num_threads(1)
+    if meet:
+        names["cluster"] = real_ranks.Cluster("cpu")
+    while True:
         try:
-            exec(compile(textwrap.dedent(script), "script", "exec"), {**names, "report": report})
-            code = 0
-        except Exception:  # noqa: BLE001 - whatever the script raises is told
-            traceback.print_exc()
-    leave(code)
+            script = connection.recv()
+        except EOFError:
+            leave(0)
+        connection.send(_played(script, names))
+
+
+def _played(script: str, names: dict[str, Any]) -> tuple[bool, str]:
+    """Whether the script came to its end, and its report as JSON, or the traceback."""
+    patch, reports = pytest.MonkeyPatch(), list[Any]()
+    names["torch"].manual_seed(0)
+    try:
+        code = compile(textwrap.dedent(script), "script", "exec")
+        exec(code, {**names, "patch": patch, "report": reports.append})
+        return True, json.dumps(reports[-1])
+    except BaseException:  # noqa: BLE001 - whatever the script raises is told
+        return False, traceback.format_exc()
+    finally:
+        patch.undo()
+        names["torch"]._dynamo.reset()
+        gc.enable()
+        gc.unfreeze()
+        gc.collect()

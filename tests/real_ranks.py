@@ -1,17 +1,27 @@
-"""What scripts of tests need to be ranks: a process group of all, a device, and what they tell each other."""
+"""What scripts of ranks see: all names of this file, and by `Cluster` each other."""
 
 from __future__ import annotations
 
+import copy  # noqa: F401 - for scripts, and so are others
+import json  # noqa: F401
 import os
+from dataclasses import replace  # noqa: F401
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from made import case_of  # noqa: F401
+from torch import nn  # noqa: F401
+from torch.nn import functional  # noqa: F401
 
 from ddp_bench.bench.cluster.process import allowed_cores
-from ddp_bench.bench.modes import Place
+from ddp_bench.bench.measure.timed import Trainer  # noqa: F401
+from ddp_bench.bench.modes import Place, Unsupported, build_mode  # noqa: F401
 from ddp_bench.bench.modes.base import pin
+from ddp_bench.bench.worker.proof import ProofError, Prover  # noqa: F401
+from ddp_bench.models.data import open_source  # noqa: F401
+from ddp_bench.models.registry import resnet_workload  # noqa: F401
 
 LIMIT = timedelta(minutes=5)
 

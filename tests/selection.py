@@ -22,7 +22,7 @@ FOLDERS_OF_PROCESSES = ("faults", "integration", "lab")
 MOST_WORKERS = 4
 LEFT_OUT, BEFORE, OF_WORKERS = (pytest.StashKey[int]() for _ in range(3))
 
-MOST_PROCESSES = 670
+MOST_PROCESSES = 600
 """That the tests of every change may start, ranks of scripts included."""
 
 LAST_RECORDED_S = 238

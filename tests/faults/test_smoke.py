@@ -1,53 +1,63 @@
-"""Faults of every kind in three starts of one run: what .ci/run takes of the campaign."""
-
-from __future__ import annotations
+"""The fault that every test run meets, and for .ci/run faults of every kind in three starts of one run."""
 
 import signal
 
 import pytest
-from fault_campaign import ONE_DEVICE, TWO_DEVICES, Campaign, damage, deed, forget
+from fault_campaign import ONE_DEVICE, SWEEP, TWO_DEVICES, Campaign, damage, deed, forget
 
-pytestmark = [pytest.mark.campaign, pytest.mark.smoke]
-
-BOTH = {"ranks": [0, 1], "cases": TWO_DEVICES}
-RAISED = deed("raised", "before_first_block", "raise", **BOTH)
-DIVERGED = deed("diverged", "in_no_sync_block", "not a number", **BOTH)
-OUT_OF_MEMORY = deed("out_of_memory", "in_anatomy_block", "out of memory", cases=ONE_DEVICE)
-KILLED = deed("rank0_killed", "between_rounds", "signal", signal.SIGKILL)
-LAUNCHER = deed("launcher_killed", "in_timed_block", "signal parent", signal.SIGKILL, after=RAISED.name)
-CASES = (
-    (RAISED, "failed", "ValueError: no such sample"),
-    (DIVERGED, "failed", "loss is nan after"),
-    (OUT_OF_MEMORY, "oom", "out of GPU memory"),
-)
+from ddp_bench.bench.results.store import failure_file
 
 
-@pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
-    made = Campaign(tmp_path_factory.mktemp("smoke"))
-    made.start(RAISED, DIVERGED, OUT_OF_MEMORY, KILLED)
-    made.start(LAUNCHER)
-    forget(made, damage(made.out, "smoke"))
-    made.start()
-    return made
+def test_a_killed_rank_costs_its_case_alone(tmp_path):
+    of_two = (3, 4)
+    killed = deed("rank1_killed", "in_timed_block", "signal", signal.SIGKILL, ranks=[1], cases=of_two)
+    campaign = Campaign(tmp_path, (*SWEEP[:-2], "--passes", "none"))
+    campaign.ended["end"] = campaign.start(killed)
+    ended = campaign.kept(killed.name)
+    cases = ended.cases
+    assert [i for i, n in enumerate(cases["num_devices"]) if n == 2] == list(of_two)
+    status, reason = campaign.outcome(killed.name)
+    assert status == "failed"
+    assert "rank 1 was killed by signal 9 (SIGKILL) in " in reason
+    assert ended.manifest.restarts == 1
+    (case_id,) = cases.loc[cases["status"] == "failed", "case_id"]
+    kept = (campaign.out / failure_file(case_id)).read_text()
+    assert f"{reason.partition(';')[0]}\n" in kept
+    assert "\nrank 1: was killed by signal 9 (SIGKILL)\n" in kept
+    others = cases[cases["status"] != "failed"]
+    assert others["status"].eq("ok").all(), others["reason"].tolist()
+    assert others["num_rounds"].eq(3).all()
+    assert others.loc[others["mode"] == "ddp", "num_buckets"].notna().all()
 
 
-def test_a_model_that_fails_costs_its_case_alone(campaign: Campaign) -> None:
-    for fault, expected, sentence in CASES:
-        ended = campaign.kept(fault.name)
+@pytest.mark.campaign
+@pytest.mark.smoke
+def test_faults_of_every_kind(tmp_path):
+    both = {"ranks": [0, 1], "cases": TWO_DEVICES}
+    raised = deed("raised", "before_first_block", "raise", **both)
+    diverged = deed("diverged", "in_no_sync_block", "not a number", **both)
+    out_of_memory = deed("out_of_memory", "in_anatomy_block", "out of memory", cases=ONE_DEVICE)
+    killed = deed("rank0_killed", "between_rounds", "signal", signal.SIGKILL)
+    launcher = deed("launcher_killed", "in_timed_block", "signal parent", signal.SIGKILL, after=raised.name)
+    campaign = Campaign(tmp_path)
+    campaign.start(raised, diverged, out_of_memory, killed)
+    campaign.start(launcher)
+    forget(campaign, damage(campaign.out, "smoke"))
+    campaign.start()
+    said = {
+        raised.name: ("failed", "ValueError: no such sample"),
+        diverged.name: ("failed", "loss is nan after"),
+        out_of_memory.name: ("oom", "out of GPU memory"),
+    }
+    for name, (expected, sentence) in said.items():
+        ended = campaign.kept(name)
         assert ended.code == 0, ended.error
-        status, reason = campaign.outcome(fault.name)
+        status, reason = campaign.outcome(name)
         assert status == expected
         assert sentence in reason
-    assert ended.cases["status"].ne("ok").sum() == len(CASES), campaign.reasons(RAISED.name)
-
-
-def test_a_rank_that_died_between_rounds_costs_nothing(campaign: Campaign) -> None:
-    assert campaign.kept(KILLED.name).manifest.restarts == 1
-
-
-def test_a_killed_launcher_and_damaged_files_cost_the_last_block_alone(campaign: Campaign) -> None:
-    assert campaign.kept(LAUNCHER.name).code == -signal.SIGKILL
+    assert ended.cases["status"].ne("ok").sum() == len(said), campaign.reasons(raised.name)
+    assert campaign.kept(killed.name).manifest.restarts == 1, "it died between rounds, which costs nothing"
+    assert campaign.kept(launcher.name).code == -signal.SIGKILL
     cases = campaign.ended["end"].cases
     assert cases["status"].eq("ok").all(), cases["reason"].tolist()
     assert cases["num_rounds"].eq(3).all()

@@ -3,14 +3,10 @@
 The noise is that of the recorded samples: their rounds, cases centred, labels swapped.
 """
 
-from __future__ import annotations
-
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +33,7 @@ Array = npt.NDArray[np.float64]
 
 
 @functools.cache
-def recordings() -> list[Array]:
+def recordings():
     """Log step times less each case's median, rounds x cases, of every sample that is long enough."""
     found = []
     for path in sorted((ROOT / "results" / "samples").rglob("blocks.csv")):
@@ -49,14 +45,13 @@ def recordings() -> list[Array]:
     return found
 
 
-def noise(rng: np.random.Generator, *, swap_every: int) -> Array:
+def noise(rng, *, swap_every):
     """Rounds of a recording, its cases' labels swapped every so many rounds: no case differs from another."""
     x = recordings()[rng.integers(len(recordings()))]
     starts = rng.integers(len(x), size=MOST_ROUNDS // STRETCH)
     rows = ((starts[:, None] + np.arange(STRETCH)) % len(x)).ravel()
     swapped = [rng.permutation(x.shape[1]) for _ in range(MOST_ROUNDS // swap_every)]
-    found: Array = x[rows[:, None], np.repeat(swapped, swap_every, axis=0)]
-    return found
+    return x[rows[:, None], np.repeat(swapped, swap_every, axis=0)]
 
 
 @dataclass(frozen=True)
@@ -67,19 +62,19 @@ class End:
     reason: str
     num_rounds: int
 
-    def named(self) -> dict[str, str]:
+    def named(self):
         return {c.case_id: c.answer for c in self.comparisons if c.answer in (FASTER, SLOWER)}
 
 
-def run_of(log_ms: Array) -> End:
+def run_of(log_ms):
     """Measure rounds as a run does: looks, cases that rest, stop by width, else after the last round."""
     names = [f"c{i}" for i in range(log_ms.shape[1])]
     pairs = [(name, names[0]) for name in names[1:]]
-    step_ms: dict[tuple[str, str], dict[int, float]] = {(name, "timed"): {} for name in names}
+    step_ms = {(name, "timed"): {} for name in names}
     settings = with_device_defaults(Settings(margin=MARGIN), device_type="cpu", num_local_devices=2)
-    recorder: Any = SimpleNamespace(comparisons=[])
+    recorder = SimpleNamespace(comparisons=[])
     rule = StopRule(settings, recorder, lambda: 0.0)
-    resting: frozenset[str] = frozenset()
+    resting = frozenset()
     for r, row in enumerate(log_ms, 1):
         for name, value in zip(names, row, strict=True):
             if name not in resting:
@@ -100,7 +95,7 @@ def run_of(log_ms: Array) -> End:
     return End(recorder.comparisons, "", len(log_ms))
 
 
-def ends(num_runs: int, *, swap_every: int, slower: float = 1.0) -> Iterator[End]:
+def ends(num_runs, *, swap_every, slower=1.0):
     rng = np.random.default_rng([5, swap_every])
     for _ in range(num_runs):
         log_ms = noise(rng, swap_every=swap_every)
@@ -108,14 +103,14 @@ def ends(num_runs: int, *, swap_every: int, slower: float = 1.0) -> Iterator[End
         yield run_of(log_ms)
 
 
-def test_there_are_recordings() -> None:
+def test_there_are_recordings():
     assert len(recordings()) >= 20
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("swap_every", [1, STRETCH])
-def test_a_winner_that_is_not_there_is_named_in_six_of_a_hundred_runs_at_most(swap_every: int) -> None:
+def test_a_winner_that_is_not_there_is_named_in_six_of_a_hundred_runs_at_most(swap_every):
     found = list(ends(RUNS, swap_every=swap_every))
     wrong = sum(bool(end.named()) for end in found)
     narrow = sum(end.reason == Completion.NARROW for end in found)
@@ -128,7 +123,7 @@ def test_a_winner_that_is_not_there_is_named_in_six_of_a_hundred_runs_at_most(sw
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("swap_every", [1, STRETCH])
-def test_a_slow_down_of_a_tenth_is_named_where_the_run_stopped_by_width(swap_every: int) -> None:
+def test_a_slow_down_of_a_tenth_is_named_where_the_run_stopped_by_width(swap_every):
     found = list(ends(POWER_RUNS, swap_every=swap_every, slower=1.1))
     narrow = [end for end in found if end.reason == Completion.NARROW]
     named = sum(end.named().get("c1") == SLOWER for end in narrow)

@@ -1,21 +1,16 @@
 """The GitHub Action: the steps of action.yml, run as GitHub would on a project with a slower commit."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from commands import ROOT
+from commands import ROOT, finished
 from made_project import NET, RUN, commit, git
 
 from ddp_bench.bench.errors import ExitCode
@@ -27,53 +22,52 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 class GitHub(ThreadingHTTPServer):
     """The part of GitHub's API that deals with comments; a token other than `may-write` may not."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.comments: list[dict[str, Any]] = [{"id": 1, "body": "Nice!"}]
+        self.comments = [{"id": 1, "body": "Nice!"}]
 
 
 class Handler(BaseHTTPRequestHandler):
     server: GitHub
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         assert self.path.startswith("/repos/me/mynet/issues/7/comments?")
         self._answer(self.server.comments if "page=1" in self.path.split("&") else [])
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         assert self.path == "/repos/me/mynet/issues/7/comments"
         if self._may_write():
             self.server.comments.append({"id": len(self.server.comments) + 1, **self._content()})
             self._answer(self.server.comments[-1])
 
-    def do_PATCH(self) -> None:
+    def do_PATCH(self):
         if self._may_write():
             number = int(self.path.removeprefix("/repos/me/mynet/issues/comments/"))
             self.server.comments[number - 1].update(self._content())
             self._answer(self.server.comments[number - 1])
 
-    def _may_write(self) -> bool:
+    def _may_write(self):
         allowed = self.headers["Authorization"] == "Bearer may-write"
         if not allowed:
             self.send_error(403, "Resource not accessible by integration")
         return allowed
 
-    def _content(self) -> dict[str, str]:
-        found: dict[str, str] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        return found
+    def _content(self):
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 
-    def _answer(self, content: object) -> None:
+    def _answer(self, content):
         body = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *arguments: object) -> None:
+    def log_message(self, *arguments):
         """The test's output is no server's log."""
 
 
 @pytest.fixture
-def github() -> Iterator[GitHub]:
+def github():
     with GitHub() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
@@ -83,7 +77,7 @@ def github() -> Iterator[GitHub]:
 class Job:
     """A job of a pull request in a clone of depth 1, as actions/checkout makes it."""
 
-    def __init__(self, origin: Path, folder: Path, github: GitHub) -> None:
+    def __init__(self, origin, folder, github):
         folder.mkdir()
         self.checkout, self.temp = folder / "checkout", folder / "temp"
         self.temp.mkdir()
@@ -92,7 +86,6 @@ class Job:
         self.outputs.touch()
         self.event.write_text(json.dumps({"pull_request": {"number": 7}}))
         self.environment = {
-            **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "GITHUB_ACTIONS": "true",
             "GITHUB_ACTION_PATH": str(ROOT),
@@ -105,7 +98,7 @@ class Job:
             "GITHUB_STEP_SUMMARY": str(self.summary),
         }
 
-    def gate(self, *, may_write: bool = True, **given: str) -> subprocess.CompletedProcess[str]:
+    def gate(self, *, may_write=True, **given):
         """Run the action's step `gate` with these inputs, and a token that may write or not."""
         inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()}
         assert not (unknown := {name.replace("_", "-") for name in given} - set(inputs)), unknown
@@ -113,23 +106,18 @@ class Job:
         inputs["token"] = "may-write" if may_write else "may-read"
         (step,) = (step for step in ACTION["runs"]["steps"] if step.get("id") == "gate")
 
-        def resolved(text: str) -> str:
+        def resolved(text):
             known = {"runner.temp": str(self.temp), **{f"inputs.{name}": inputs[name] for name in inputs}}
             return re.sub(r"\$\{\{ ([\w.-]+) \}\}", lambda found: known[found[1]], text)
 
-        return subprocess.run(
+        return finished(
             ["bash", "-e", "-o", "pipefail", "-c", resolved(step["run"])],
-            cwd=self.checkout / resolved(step["working-directory"]),
-            env={**self.environment, **{name: resolved(value) for name, value in step["env"].items()}},
-            capture_output=True,
-            text=True,
-            check=False,
+            self.checkout / resolved(step["working-directory"]),
+            self.environment | {name: resolved(value) for name, value in step["env"].items()},
         )
 
 
-def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotation(
-    tmp_path: Path, github: GitHub
-) -> None:
+def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotation(tmp_path, github):
     project = tmp_path / "mynet"
     others = {f"{name}/__init__.py": "raise SystemExit('not ours')" for name in ("bench", "models", "report")}
     base = commit(project, {"net.py": NET.format(products=30), **others})
@@ -163,7 +151,7 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
 
 
 @pytest.mark.campaign
-def test_equal_code_is_no_regression(tmp_path: Path, github: GitHub) -> None:
+def test_equal_code_is_no_regression(tmp_path, github):
     project = tmp_path / "mynet"
     commit(project, {"net.py": NET.format(products=1)})
     base = commit(project, {"notes": ""})
@@ -179,7 +167,7 @@ def test_equal_code_is_no_regression(tmp_path: Path, github: GitHub) -> None:
     assert f"### ddp-bench gate: {verdicts[ExitCode(done.returncode)]}" in job.summary.read_text()
 
 
-def test_a_token_that_may_not_comment_is_no_error(tmp_path: Path, github: GitHub) -> None:
+def test_a_token_that_may_not_comment_is_no_error(tmp_path, github):
     """A pull request from a fork has such a token."""
     project = tmp_path / "mynet"
     commit(project, {"net.py": NET.format(products=1)})
@@ -191,7 +179,7 @@ def test_a_token_that_may_not_comment_is_no_error(tmp_path: Path, github: GitHub
     assert [one["body"] for one in github.comments] == ["Nice!"]
 
 
-def test_a_base_that_cannot_be_fetched_is_a_mistake(tmp_path: Path, github: GitHub) -> None:
+def test_a_base_that_cannot_be_fetched_is_a_mistake(tmp_path, github):
     project = tmp_path / "mynet"
     commit(project, {"net.py": NET.format(products=1)})
     job = Job(project, tmp_path / "job", github)
@@ -204,7 +192,7 @@ def test_a_base_that_cannot_be_fetched_is_a_mistake(tmp_path: Path, github: GitH
     assert len(github.comments) == 2
 
 
-def test_nothing_to_compare_is_another_verdict_than_undecided(tmp_path: Path, github: GitHub) -> None:
+def test_nothing_to_compare_is_another_verdict_than_undecided(tmp_path, github):
     project, program = tmp_path / "mynet", tmp_path / "bin" / "ddp-bench"
     base = commit(project, {"net.py": ""})
     program.parent.mkdir()
@@ -218,9 +206,7 @@ def test_nothing_to_compare_is_another_verdict_than_undecided(tmp_path: Path, gi
 
 
 @pytest.mark.parametrize("verdict", ["not comparable", "undecided"])
-def test_the_nightly_gate_takes_a_new_base_where_its_own_cannot_be_compared(
-    verdict: str, tmp_path: Path
-) -> None:
+def test_the_nightly_gate_takes_a_new_base_where_its_own_cannot_be_compared(verdict, tmp_path):
     nightly = yaml.safe_load((ROOT / ".github/workflows/nightly-gate.yml").read_text(encoding="utf-8"))
     *_, gate, decide = nightly["jobs"]["gate"]["steps"]
     assert gate["continue-on-error"] is True
@@ -228,14 +214,12 @@ def test_the_nightly_gate_takes_a_new_base_where_its_own_cannot_be_compared(
     assert decide["env"]["VERDICT"] == f"${{{{ steps.{gate['id']}.outputs.verdict }}}}"
     summary = tmp_path / "summary"
     here = {"VERDICT": verdict, "BASE": "1a2b", "GITHUB_SHA": "3c4d", "GITHUB_STEP_SUMMARY": str(summary)}
-    done = subprocess.run(
-        ["bash", "-e", "-c", decide["run"]], env={**os.environ, **here}, capture_output=True, check=False
-    )
+    done = finished(["bash", "-e", "-c", decide["run"]], env=here)
     assert (done.returncode == 0) == (verdict == "not comparable") == summary.exists()
     assert done.returncode or summary.read_text().startswith("New base taken: 3c4d")
 
 
-def test_the_action_installs_this_tree_and_keeps_what_the_gate_left() -> None:
+def test_the_action_installs_this_tree_and_keeps_what_the_gate_left():
     install, _, keep = ACTION["runs"]["steps"]
     assert install["run"] == 'python -m pip install --quiet "$GITHUB_ACTION_PATH"'
     assert keep["if"] == "always()"

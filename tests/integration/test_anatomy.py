@@ -3,13 +3,12 @@
 import gc
 import weakref
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from made import case_of
 from torch import nn
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.anatomy import _dp_stages, bucket_ready_ms, run_anatomy
 from ddp_bench.bench.measure.timed import Trainer, no_gc
 from ddp_bench.bench.modes import Place, build_mode
@@ -17,28 +16,29 @@ from ddp_bench.bench.modes.dp import HostDataParallel
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
 
-BASE = {
-    "arch": "resnet20",
-    "image_size": 32,
-    "batch_per_device": 4,
-    "scaling": "weak",
-    "precision": "fp32",
-    "data": "device",
-    "device_type": "cpu",
-}
 DEVICE = torch.device("cpu")
 PLACE = Place(rank=0, local_rank=0, device=DEVICE, cores=(0,))
 
 
-def trainer(mode: str, num_devices: int) -> Trainer:
+def trainer(mode, num_devices):
     workload = resnet_workload("resnet20", 32)
-    case = Case(mode=mode, num_devices=num_devices, **BASE)
+    case = case_of(mode=mode, num_devices=num_devices)
     source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=DEVICE, seed=0)
     return Trainer(case, build_mode(case, workload.module(), PLACE, None), workload, source)
 
 
-def test_phases_and_dp_stages_make_up_the_step() -> None:
-    """Of one step: medians over several need not add up."""
+@pytest.fixture
+def waited_for(monkeypatch):
+    """Indices of the GPUs that are waited for, on a machine that seems to have eight."""
+    found = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
+    return found
+
+
+def test_phases_and_dp_stages_make_up_the_step_and_leave_nothing_in_it(waited_for):
+    """Of one step: medians over several need not add up. The stand-in waits for no GPU."""
     made = trainer("dp", 2)
     made.step()
     times = run_anatomy(made, 1, DEVICE, local_steps=0)
@@ -53,41 +53,24 @@ def test_phases_and_dp_stages_make_up_the_step() -> None:
     assert min(backward) > 0
     assert sum(backward) < detail["backward_ms"]
     assert 0 < detail["dp_device0_pct"] < 100
-    made.close()
-
-
-def test_nothing_is_left_in_the_timed_step() -> None:
-    made = trainer("dp", 2)
-    made.step()
-    run_anatomy(made, 1, DEVICE, local_steps=0)
     assert isinstance(made.mode.wrapped, HostDataParallel)
     assert "apply_replicas" not in vars(made.mode.wrapped), "the class's own method shows again"
     assert type(made) is Trainer
-    for parameter in made.mode.module.parameters():
-        assert not parameter._post_accumulate_grad_hooks
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in made.mode.module.parameters())
+    assert waited_for == []
     made.close()
 
 
-@pytest.fixture
-def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Indices of the GPUs that are waited for, on a machine that seems to have eight."""
-    found: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
-    return found
-
-
 class Scattering(nn.DataParallel[nn.Module]):
-    def __init__(self) -> None:
+    def __init__(self):
         nn.Module.__init__(self)
         self.device_ids = [1, 3]
 
-    def scatter(self, *_: Any) -> str:
+    def scatter(self, *_):
         return "scattered"
 
 
-def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for: list[Any]) -> None:
+def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for):
     """A wait for another GPU makes a context on it, which takes memory that belongs to nobody's case."""
     parallel, samples = Scattering(), dict[str, list[float]]()
     with _dp_stages(SimpleNamespace(mode=SimpleNamespace(wrapped=parallel)), samples):
@@ -97,23 +80,9 @@ def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for: list[Any]) -> 
     assert len(samples["dp_scatter_ms"]) == 1
 
 
-def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
-    made = trainer("dp", 2)
-    run_anatomy(made, 1, DEVICE, local_steps=0)
-    assert waited_for == []
-    made.close()
-
-
 RANKS = """
-from made import case_of
-from real_ranks import Cluster
 from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
-from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.measure.trace import run_trace
-from ddp_bench.bench.modes import build_mode
-from ddp_bench.models.data import open_source
-from ddp_bench.models.registry import resnet_workload
-cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 def made(**settings):
     case = case_of(**dict(image_size=32, backend="gloo", bucket_cap_mb="0.25") | settings)
@@ -130,11 +99,11 @@ def gradients(trainer):
 """
 
 
-def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is() -> None:
+def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is():
     assert bucket_ready_ms({0: 5.0, 1: 2.0, 3: 4.0}, [(3, 1), (0, 2), (2,)]) == [4.0, 5.0, 2.0]
 
 
-def test_buckets_of_unused_parameters_are_not_sent(ranks: Any) -> None:
+def test_buckets_of_unused_parameters_are_not_sent(ranks):
     """Counted in the trace: of the buckets 0.25 MiB that hold the spare layers alone, none is reduced."""
     found = ranks(
         RANKS
@@ -160,9 +129,7 @@ def sent(**settings):
     run_anatomy(trainer, 1, cluster.place.device, local_steps=1)
     return reduced, len(layout.num_bytes), unused
 report([sent(), sent(skip_all_reduce_unused_params=True)])
-cluster.close()
-""",
-        2,
+"""
     )
     for plain, skipping in found:
         assert plain[0] == plain[1]
@@ -171,7 +138,7 @@ cluster.close()
         assert skipping[0] == skipping[1] - skipping[2]
 
 
-def test_anatomy_and_trace_of_ddp(ranks: Any) -> None:
+def test_anatomy_and_trace_of_ddp(ranks):
     found = ranks(
         RANKS
         + """
@@ -194,9 +161,7 @@ chrome = json.loads(gzip.decompress(trace.trace))
 names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
 span = [trace.block_ms, sum(e["dur"] for e in chrome["traceEvents"] if e.get("name") == "step") / 1000]
 report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, after], len(layout.num_bytes)])
-cluster.close()
-""",
-        2,
+"""
     )
     for detail, (ready, last_ready), traced, names, hooks, (before, sampled, after), num_buckets in found:
         trace, (block_ms, annotated_ms) = traced
@@ -221,7 +186,7 @@ cluster.close()
         assert after <= sampled + 1, "and is silent again after it"
 
 
-def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(ranks: Any) -> None:
+def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(ranks):
     found = ranks(
         RANKS
         + """
@@ -234,7 +199,7 @@ if cluster.rank == 1:
     def slow_start(self):
         time.sleep(1.0)
         start(self)
-    profile.start = slow_start
+    patch.setattr(profile, "start", slow_start)
 sizes = trainer.mode.bucket_layout().num_bytes
 group = cluster.group(2, "gloo")
 trace = run_trace(trainer, 1, cluster.place.device, sizes, group=group, keep=True)
@@ -242,16 +207,14 @@ events = spans_of(json.loads(gzip.decompress(trace.trace)), "the trace")
 [start] = [e["ts"] for e in events if e["name"] == "step"]
 of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
 report([trace.block_ms, max(trace.detail["done_ms"]), trace.detail["overlap_trace_pct"], of_step])
-cluster.close()
-""",
-        2,
+"""
     )
     for block_ms, done_ms, overlap, of_step in found:
         assert max(block_ms, done_ms) < 1000, "a second is what the other rank was late"
         assert overlap == pytest.approx(of_step, abs=0.001), "the small all-reduce took it"
 
 
-def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_whole(ranks: Any) -> None:
+def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_whole(ranks):
     found = ranks(
         RANKS
         + """
@@ -265,22 +228,19 @@ for settings in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}, 
     whole = cluster.gather(gradients(trainer).norm().item())
     out.append([local, whole])
 report(out)
-cluster.close()
-""",
-        2,
+"""
     )
     for local, whole in found[0]:
         assert local[0] != local[1], "each rank has its own batch, so its own gradient"
         assert whole[0] == whole[1]
 
 
-def test_nothing_keeps_a_case_that_was_closed(ranks: Any) -> None:
+def test_nothing_keeps_a_case_that_was_closed(ranks):
     """Cases are frozen: what lived on in a cycle would keep its GPU memory to the end of the run."""
     found = ranks(
         RANKS
         + """
-import gc
-import weakref
+import gc, weakref
 made().close()  # torch loads some parts at their first use
 kept = {}
 hooks = [dict(comm_hook="fp16"), dict(comm_hook="powersgd", bucket_cap_mb="100")]
@@ -298,15 +258,13 @@ for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
     del trainer
     kept[str(settings)] = sum(part() is not None for part in parts)
 report(kept)
-cluster.close()
-""",
-        2,
+"""
     )
     assert [set(kept.values()) for kept in found] == [{0}, {0}]
 
 
 @pytest.mark.parametrize(("mode", "num_devices"), [("single", 1), ("dp", 2)])
-def test_nothing_keeps_a_case_of_one_process(mode: str, num_devices: int) -> None:
+def test_nothing_keeps_a_case_of_one_process(mode, num_devices):
     trainer(mode, num_devices).step()  # torch loads some parts at their first use
     made = trainer(mode, num_devices)
     made.step()
@@ -319,7 +277,7 @@ def test_nothing_keeps_a_case_of_one_process(mode: str, num_devices: int) -> Non
         assert [part for part in parts if part() is not None] == []
 
 
-def test_replayed_buckets_move_their_bytes_in_their_type(ranks: Any) -> None:
+def test_replayed_buckets_move_their_bytes_in_their_type(ranks):
     found = ranks(
         RANKS
         + """
@@ -330,19 +288,17 @@ all_reduce = dist.all_reduce
 def counted(tensor, **options):
     moved[hook].append(tensor.numel() * tensor.element_size())
     return all_reduce(tensor, **options)
-dist.all_reduce = counted
+patch.setattr(dist, "all_reduce", counted)
 for hook in ("none", "fp16", "bf16"):
     moved[hook] = []
     BucketReplay(sizes, hook, cluster.group(2, "gloo"), cluster.place.device).step()
 report(moved)
-cluster.close()
-""",
-        2,
+"""
     )
     assert found[0] == {"none": [4000, 2048000], "fp16": [2000, 1024000], "bf16": [2000, 1024000]}
 
 
-def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(ranks: Any) -> None:
+def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(ranks):
     found = ranks(
         RANKS
         + """
@@ -354,7 +310,7 @@ all_reduce = dist.all_reduce
 def counted(tensor, *rest, **options):
     moved.append(tensor.numel() * tensor.element_size())
     return all_reduce(tensor, *rest, **options)
-dist.all_reduce = counted
+patch.setattr(dist, "all_reduce", counted)
 def both(dtype, hook):
     case = case_of(image_size=8, backend="gloo", comm_hook=hook)
     layers = torch.nn.Linear(30, 20), torch.nn.Linear(20, 10)
@@ -371,20 +327,17 @@ def both(dtype, hook):
     return sent, moved[-1]
 report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.float64)
         for hook in ("fp16", "bf16")])
-cluster.close()
-""",
-        2,
+"""
     )
     num_gradients = 30 * 20 + 20 + 20 * 10 + 10
     assert found[0] == [[2 * num_gradients, 2 * num_gradients]] * 6
 
 
-def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(ranks: Any) -> None:
+def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(ranks):
     found = ranks(
         RANKS
         + """
 import time
-import torch
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
 if cluster.rank == 1:
@@ -392,28 +345,22 @@ if cluster.rank == 1:
     def slow_empty(*arguments, **options):
         time.sleep(1.0)
         return empty(*arguments, **options)
-    torch.empty = slow_empty
+    patch.setattr(torch, "empty", slow_empty)
 device = cluster.place.device
 cluster.barrier()
 replay = BucketReplay([4000], "none", cluster.group(2, "gloo"), device)
 report(replay.measured(make_clock(device)).block_ms)
-cluster.close()
-""",
-        2,
+"""
     )
     assert max(found) < 1000, "a second is what the other rank was late"
 
 
-def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(ranks: Any) -> None:
+def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(ranks):
     found = ranks(
         RANKS
         + """
-from dataclasses import replace
-import torch
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
-from ddp_bench.bench.modes import build_mode
-from ddp_bench.models.registry import resnet_workload
 group, device = cluster.group(2, "gloo"), cluster.place.device
 sent = []
 broadcast = torch.distributed._broadcast_coalesced
@@ -424,16 +371,14 @@ details = {}
 for sync in (True, False):
     case = case_of(image_size=32, batch_per_device=2, backend="gloo", sync_buffers=sync)
     mode = build_mode(case, resnet_workload("resnet20", 32).module(), cluster.place, group)
-    torch.distributed._broadcast_coalesced = counted
+    patch.setattr(dist, "_broadcast_coalesced", counted)
     replay = BucketReplay([4000], "none", group, device)
     times = replay.measured(make_clock(device), first=mode.broadcast_buffers)
-    torch.distributed._broadcast_coalesced = broadcast
+    patch.setattr(dist, "_broadcast_coalesced", broadcast)
     details["on" if sync else "off"] = times.detail.get("buffers_ms"), times.block_ms
 buffers = sum(buffer.nbytes for buffer in mode.module.buffers())
 report([details, sum(sent), buffers])
-cluster.close()
-""",
-        2,
+"""
     )
     for details, sent, buffers in found:
         assert sent == buffers > 0

@@ -1,34 +1,23 @@
 """Compiled cases: each compiles under its own settings, and trains as the plain module does."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from commands import SMALL, bench_run
+from made import case_of
 from test_proof import DDP_PROOF
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.modes import Unsupported, require_compiler
 from ddp_bench.bench.modes.compiled import CompileWatch
 from ddp_bench.bench.results.store import load_run
 
 CASE = """
 import contextlib
-from dataclasses import replace
-from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
 import torch._inductor.compile_fx
 # Graphs are made and split as ever; only the slow step from a graph to machine code is left out.
-torch._inductor.compile_fx.compile_fx = lambda graph, inputs, **_: aot_eager(graph, inputs)
-from real_ranks import Cluster
+patch.setattr(torch._inductor.compile_fx, "compile_fx", lambda graph, inputs, **_: aot_eager(graph, inputs))
 from ddp_bench.bench.modes.compiled import CompileWatch
-from ddp_bench.bench.modes import build_mode
 from ddp_bench.models.step import placed
-from made import case_of
-cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 torch.manual_seed(0)
 # 4 MiB of gradients: DDP's first bucket of 1 MiB, then one more.
@@ -50,7 +39,6 @@ local = gradients(plain, plain)
 averaged = local.clone()
 torch.distributed.all_reduce(averaged, group=group)
 averaged /= 2
-import copy
 plain.zero_grad()
 def off(found, wanted):
     return float((found - wanted).norm() / wanted.norm())
@@ -70,7 +58,7 @@ def tried(**settings):
 """
 
 
-def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks: Any) -> None:
+def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks):
     """Expected of torch's documentation: two graphs for two buckets, one, and a backward beside the forward.
 
     The last is as the first: what the Python reducer changes in torch is not left to later cases.
@@ -78,9 +66,7 @@ def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks: Any) -> 
     ways = ["ddp_optimizer", "no_optimization", "python_reducer", "ddp_optimizer"]
     found = ranks(
         CASE + f"report([tried(optimize_ddp=way) for way in {ways!r}] + "
-        "[torch._dynamo.config.optimize_ddp, torch._inductor.config._fuse_ddp_communication])\n"
-        "cluster.close()\n",
-        2,
+        "[torch._dynamo.config.optimize_ddp, torch._inductor.config._fuse_ddp_communication])"
     )
     for tried in found:
         *cases, optimize_ddp, fuses = tried
@@ -89,14 +75,14 @@ def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks: Any) -> 
         assert (optimize_ddp, fuses) == (True, False)
 
 
-def test_ddp_is_proven_under_every_way_of_optimising_it(ranks: Any) -> None:
+def test_ddp_is_proven_under_every_way_of_optimising_it(ranks):
     ways = [{"compile": "default", "optimize_ddp": way} for way in ("no_optimization", "python_reducer")]
-    found = ranks(DDP_PROOF + f"report([error(**s) for s in {ways!r}])\ncluster.close()\n", 2)
+    found = ranks(DDP_PROOF + f"report([error(**s) for s in {ways!r}])")
     assert max(found[0]) < 1e-12
 
 
 @pytest.mark.campaign
-def test_a_case_without_a_compiler_is_skipped_and_the_others_measured(tmp_path: Path) -> None:
+def test_a_case_without_a_compiler_is_skipped_and_the_others_measured(tmp_path):
     """Found before anything is built, whatever the compiler left in its cache before."""
     out = tmp_path / "run"
     arguments = ("--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "1")
@@ -113,20 +99,9 @@ def test_a_case_without_a_compiler_is_skipped_and_the_others_measured(tmp_path: 
 
 
 @pytest.mark.parametrize("compile_mode", ["off", "default"])
-def test_eager_cases_need_no_compiler(compile_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_cases_need_no_compiler(compile_mode, monkeypatch):
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
-    case = Case(
-        mode="single",
-        num_devices=1,
-        arch="resnet20",
-        image_size=32,
-        batch_per_device=2,
-        scaling="weak",
-        precision="fp32",
-        data="device",
-        device_type="cuda",
-        compile=compile_mode,
-    )
+    case = case_of(mode="single", num_devices=1, device_type="cuda", compile=compile_mode)
     if compile_mode == "off":
         require_compiler(case, torch.device("cuda"))
     else:
@@ -134,6 +109,6 @@ def test_eager_cases_need_no_compiler(compile_mode: str, monkeypatch: pytest.Mon
             require_compiler(case, torch.device("cuda"))
 
 
-def test_a_case_of_which_nothing_was_compiled_is_no_compiled_case() -> None:
+def test_a_case_of_which_nothing_was_compiled_is_no_compiled_case():
     with pytest.raises(Unsupported, match="made no graph"):
         CompileWatch().taken()

@@ -1,19 +1,15 @@
 """The doctor on the machine the tests run on, against other tools' answers, and watched for writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, finished
 
 WATCHED = """
 import os, runpy, sys
@@ -41,43 +37,32 @@ runpy.run_module("bench.doctor", run_name="__main__")
 
 
 @pytest.fixture(scope="module")
-def doctor(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def doctor(tmp_path_factory):
     where = tmp_path_factory.mktemp("doctor")
     # Coverage, if that is measured, would write its data.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    env = {name: None for name in os.environ if name.startswith("COV")}
     env |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED],
-        cwd=where,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done, where
+    return finished([sys.executable, "-c", WATCHED], where, env), where
 
 
 @pytest.fixture(scope="module")
-def report(doctor: tuple[subprocess.CompletedProcess[str], Path]) -> Any:
+def report(doctor):
     return json.loads(doctor[0].stdout)
 
 
-def test_it_changes_nothing(doctor: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+def test_it_changes_nothing(doctor):
     done, where = doctor
     assert "CHANGED" not in done.stderr
     assert list(where.iterdir()) == []
 
 
-def test_exit_code_follows_the_worst_line(
-    doctor: tuple[subprocess.CompletedProcess[str], Path], report: Any
-) -> None:
+def test_exit_code_follows_the_worst_line(doctor, report):
     statuses = {finding["status"] for finding in report["findings"]}
     assert statuses <= {"ok", "unknown", "caution", "bad"}
     assert doctor[0].returncode == (1 if "bad" in statuses else 0)
 
 
-def test_every_question_has_its_line(report: Any) -> None:
+def test_every_question_has_its_line(report):
     names = {finding["name"] for finding in report["findings"]}
     assert names >= {"GPUs", "cores", "governor", "turbo", "load", "steal", "NUMA", "memory", "memory stalls"}
     assert names >= {"swap", "shared memory", "disk", "threads", "gloo network", "torch", "torchvision"}
@@ -85,9 +70,8 @@ def test_every_question_has_its_line(report: Any) -> None:
     assert names & with_gpus == (with_gpus if report["readings"]["gpus"] else set())
 
 
-def test_cores_and_memory_agree_with_coreutils_and_proc(report: Any) -> None:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
-    nproc = subprocess.run(["nproc"], env=plain, capture_output=True, text=True, check=True)
+def test_cores_and_memory_agree_with_coreutils_and_proc(report):
+    nproc = finished(["nproc"], env={name: None for name in os.environ if name.startswith("OMP_")})
     assert report["readings"]["cpu"]["allowed"] == int(nproc.stdout)
     total_kib = re.search(r"MemTotal:\s*([0-9]+) kB", Path("/proc/meminfo").read_text())
     assert total_kib is not None
@@ -95,7 +79,7 @@ def test_cores_and_memory_agree_with_coreutils_and_proc(report: Any) -> None:
     assert 0 <= report["readings"]["cpu"]["busy_share"] <= 1
 
 
-def test_network_and_versions_agree_with_this_process(report: Any) -> None:
+def test_network_and_versions_agree_with_this_process(report):
     found = {i["name"]: i["is_up"] for i in report["readings"]["network"]["interfaces"]}
     assert found == {name: state.isup for name, state in psutil.net_if_stats().items()}
     software = report["readings"]["software"]

@@ -1,9 +1,5 @@
 """FSDP2, partition and pipeline over real ranks: what they compute is what one device would."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,19 +7,13 @@ from ddp_bench.bench.modes.pipeline import PipelineMode
 from ddp_bench.bench.predict.timeline import operations
 
 COMMON = """
-from real_ranks import Cluster
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.worker.proof import ProofError, Prover
-from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import loss_function
-cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 torch.manual_seed(0)
 prover = Prover(workload, workload.module(), cluster.place, 0)
 group = cluster.group(2, "gloo")
 def case(mode, **settings):
-    return Case(mode=mode, num_devices=2, arch="resnet20", image_size=32, batch_per_device=4, scaling="weak",
-                precision="fp32", data="device", device_type="cpu", backend="gloo", **settings)
+    return case_of(mode=mode, image_size=32, backend="gloo", **settings)
 def stages_of(case):
     if not case.is_staged:
         return None
@@ -38,24 +28,22 @@ def error(case):
 """
 
 
-def test_every_form_is_proven_to_rounding(ranks: Any) -> None:
+def test_every_form_is_proven_to_rounding(ranks):
     found = ranks(
         COMMON
         + """
 cases = [case("fsdp"), case("partition"), case("pipeline"), case("pipeline", micro_batches=2),
          case("pipeline", pipeline_schedule="1f1b")]
 for name in ("all_gather_object", "broadcast_object_list", "gather_object"):
-    setattr(dist, name, None)  # they unpickle what arrives
+    patch.setattr(dist, name, None)  # they unpickle what arrives
 report([error(c) for c in cases])
-cluster.close()
-""",
-        2,
+"""
     )
     assert all(isinstance(e, float) and e < 1e-12 for e in found[0]), found[0]
     assert max(found[0]) > 0, "sums in another order round otherwise"
 
 
-def test_what_goes_wrong_in_a_form_is_caught(ranks: Any) -> None:
+def test_what_goes_wrong_in_a_form_is_caught(ranks):
     """Gradients that are summed instead of averaged, and shards that are never reduced."""
     found = ranks(
         COMMON
@@ -63,46 +51,40 @@ def test_what_goes_wrong_in_a_form_is_caught(ranks: Any) -> None:
 from ddp_bench.bench.modes import pipeline
 from torch.distributed.pipelining import ScheduleGPipe
 summing = lambda stage, m, loss_fn: ScheduleGPipe(stage, m, loss_fn=loss_fn, scale_grads=False)
-pipeline.SCHEDULES["gpipe"] = summing
+patch.setitem(pipeline.SCHEDULES, "gpipe", summing)
 summed = error(case("pipeline"))
 from torch.distributed.fsdp import FSDPModule
 from ddp_bench.bench.modes import fsdp
 shard = fsdp.fully_shard
 def never_reduced(module, **more):
     shard(module, **more).set_requires_gradient_sync(False)
-fsdp.fully_shard = never_reduced
+patch.setattr(fsdp, "fully_shard", never_reduced)
 report([summed, error(case("fsdp"))])
-cluster.close()
-""",
-        2,
+"""
     )
     assert all("gradients differ from those of single" in str(why) for why in found[0]), found[0]
 
 
-def test_ranks_that_built_different_models_shard_the_first_ones(ranks: Any) -> None:
+def test_ranks_that_built_different_models_shard_the_first_ones(ranks):
     found = ranks(
         COMMON
         + """
-from ddp_bench.bench.modes import build_mode
 torch.manual_seed(cluster.rank)
 module = workload.module()
 own = module.fc.weight.detach().clone()
 mode = build_mode(case("fsdp"), module, cluster.place, group)
 report([float((mode.state_dict()["fc.weight"] - own).abs().max())])
-cluster.close()
-""",
-        2,
+"""
     )
     assert found[0] == [0.0]
     assert found[1][0] > 0
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_the_bubble_is_of_the_order_that_pytorch_has(ranks: Any, schedule: str) -> None:
+def test_the_bubble_is_of_the_order_that_pytorch_has(ranks, schedule):
     found = ranks(
         COMMON
         + f"""
-from ddp_bench.bench.modes import build_mode
 one = case("pipeline", pipeline_schedule={schedule!r})
 mode = build_mode(one, workload.module(), cluster.place, group, stages=stages_of(one))
 order = []
@@ -116,22 +98,18 @@ stage.forward_one_chunk = noted("F", stage.forward_one_chunk, 0)
 stage.backward_one_chunk = noted("B", stage.backward_one_chunk, 0)
 mode.train(prover._batch(8, torch.float32), loss_function(workload))
 report(order)
-cluster.close()
-""",
-        2,
+"""
     )
     for stage, order in enumerate(found):
         assert [tuple(done) for done in order] == operations(schedule, stage, 2, 4)
 
 
-def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(ranks: Any) -> None:
+def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(ranks):
     """With the whole batch at once one of two stages computes at a time: half of their time is a bubble."""
     found = ranks(
         COMMON
         + """
 from ddp_bench.bench.measure.pipeline import PipelineTrainer, run_pipeline_anatomy
-from ddp_bench.bench.modes import build_mode
-from ddp_bench.models.data import open_source
 one = case("partition")
 stages = stages_of(one)
 mode = build_mode(one, workload.module(), cluster.place, group, stages=stages)
@@ -143,9 +121,7 @@ times = run_pipeline_anatomy(trainer, one, 2, device, group)
 trainer.check_loss()
 parts = [sum(p.numel() for p in mode.module.parameters()), len(mode.state_dict()), sum(stages.by_device)]
 report([*parts, times.detail["bubble_pct"], times.detail["bubble_of_stages_pct"]])
-cluster.close()
-""",
-        2,
+"""
     )
     (first, names, layers, measured, of_stages), (second, *_) = found
     assert first + second == 269_722  # ResNet-20 by He et al.
@@ -155,10 +131,10 @@ cluster.close()
     assert of_stages == pytest.approx(50)
 
 
-def test_a_model_that_raises_in_a_stage_is_named_by_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_raises_in_a_stage_is_named_by_its_own_error(monkeypatch):
     """PyTorch's schedule wraps it in `[Stage 1] failed to run forward`."""
 
-    def failed(*_: object) -> None:
+    def failed(*_):
         raise RuntimeError("[Stage 1] failed to run forward") from ValueError("no such luck")
 
     monkeypatch.setattr(PipelineMode, "_run", failed)

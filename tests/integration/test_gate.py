@@ -1,23 +1,28 @@
-"""The gate on folders that a real run made."""
+"""The gate on folders that a real run made, and between two sides that are measured in turns."""
 
-from __future__ import annotations
-
+import itertools
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
-from commands import ROOT
+from commands import ROOT, SMALL
+from made_project import commit
 
+from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
+from ddp_bench.bench.gate import checkouts
+from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
+from ddp_bench.bench.gate.interleave import measure_in_turns
 from ddp_bench.bench.gate.main import main
-
-if TYPE_CHECKING:
-    from conftest import RealRun
+from ddp_bench.bench.resolve import resolve
+from ddp_bench.bench.results.store import load_run
 
 COPIES = 40
 SCATTER = 0.1
@@ -25,33 +30,7 @@ SCATTER = 0.1
 two, and no number of copies decides a change of 20%: so a long run has a tenth of their scatter."""
 
 
-Gate = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def gate(capsys: pytest.CaptureFixture[str]) -> Gate:
-    """The command in this process; a process of its own takes two seconds to import pandas."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        code = main(arguments)
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
-
-    return run
-
-
-def gate_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench.gate", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def copy(run: Path, folder: Path, *, num_copies: int = 1, slower: float = 1.0) -> str:
+def copy(run, folder, *, num_copies=1, slower=1.0):
     """The run under another name, or a long one made of it; a slower one is of another commit."""
     shutil.copytree(run, folder)
     if slower > 1:
@@ -75,46 +54,272 @@ def copy(run: Path, folder: Path, *, num_copies: int = 1, slower: float = 1.0) -
     return str(folder)
 
 
-def test_a_run_against_its_copy_passes(real_run: RealRun, tmp_path: Path) -> None:
-    run = real_run.data
-    long = copy(run.path, tmp_path / "long", num_copies=COPIES)
-    done = gate_process(long, copy(run.path, tmp_path / "again", num_copies=COPIES))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert done.stdout.splitlines()[-1].startswith("pass: ")
-    assert "regressed" not in done.stdout
-    assert "differs" not in done.stdout
+def judged(capsys, *folders):
+    code = main(folders)
+    said = capsys.readouterr()
+    return code, said.out, said.err
 
 
-def test_a_copy_that_is_20_percent_slower_regresses(gate: Gate, real_run: RealRun, tmp_path: Path) -> None:
+def test_a_run_against_its_copy_passes(real_run, tmp_path, capsys):
+    run = real_run.data.path
+    names = (copy(run, tmp_path / name, num_copies=COPIES) for name in ("long", "again"))
+    code, out, err = judged(capsys, *names)
+    assert (code, err) == (0, ""), out
+    assert out.splitlines()[-1].startswith("pass: ")
+    assert "regressed" not in out
+    assert "differs" not in out
+
+
+def test_a_copy_that_is_20_percent_slower_regresses(real_run, tmp_path, capsys):
     run = real_run.data
     long = copy(run.path, tmp_path / "long", num_copies=COPIES)
-    done = gate(long, copy(run.path, tmp_path / "slow", num_copies=COPIES, slower=1.2))
-    assert done.returncode == 1, done.stdout + done.stderr
-    rates = [line for line in done.stdout.splitlines() if " images/s  " in line and "0.833x [" in line]
+    code, out, _ = judged(capsys, long, copy(run.path, tmp_path / "slow", num_copies=COPIES, slower=1.2))
+    assert code == 1, out
+    rates = [line for line in out.splitlines() if " images/s  " in line and "0.833x [" in line]
     assert len(rates) == int((run.cases["status"] == "ok").sum())
     assert all(line.startswith(" regressed") for line in rates)
-    assert not [
-        line for line in done.stdout.splitlines() if line.startswith(" regressed") and "speed-up" in line
-    ]
+    assert not [line for line in out.splitlines() if line.startswith(" regressed") and "speed-up" in line]
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.2])
-def test_three_rounds_alone_never_pass_as_regressed_or_hide_behind_one(
-    gate: Gate, real_run: RealRun, tmp_path: Path, slower: float
-) -> None:
-    run = real_run.data
-    done = gate(str(run.path), copy(run.path, tmp_path / "again", slower=slower))
-    if slower == 1.0:
-        assert done.returncode in (0, 3)
-        assert "regressed" not in done.stdout
-    else:
-        assert done.returncode in (1, 3), "20% slower is caught, or said to be undecided; never a pass"
+def test_three_rounds_alone_never_pass_as_regressed_or_hide_behind_one(real_run, tmp_path, capsys, slower):
+    run = real_run.data.path
+    code, out, _ = judged(capsys, str(run), copy(run, tmp_path / "again", slower=slower))
+    assert code in ((0, 3) if slower == 1.0 else (1, 3)), "decided rightly, or said to be undecided"
+    assert slower > 1 or "regressed" not in out
 
 
-def test_the_run_itself_is_not_its_own_baseline(gate: Gate, real_run: RealRun) -> None:
-    run = real_run.data
-    done = gate(str(run.path), str(run.path))
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
+# Two sides in turns: their rounds pair up, and what cannot be measured is refused.
+
+SLOW = """
+import os, time, torch
+LOG = os.environ["FORWARDS"]
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        began = time.monotonic()
+        if torch.is_grad_enabled() and x.dtype == torch.float32:
+            time.sleep(0.005)
+            with open(LOG, "a") as log:
+                log.write(f"{os.getpid()} {began} {time.monotonic()}\\n")
+        return super().forward(x.flatten(1))
+def model(): return Model(3 * 8 * 8, 4)
+"""
+"""Says when it trains; it sleeps, so that two that train at once are seen to."""
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("num_launches", [1, 3])
+def test_two_sides_take_turns(num_launches, tmp_path, capsys, monkeypatch):
+    (tmp_path / "slow_forward.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FORWARDS", str(tmp_path / "forwards"))
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "sides"
+    workload = ["--workload", "slow_forward:model", "--image-size", "8", "--batch-size", "4"]
+    run = [*workload, "--device", "cpu", "--modes", "ddp", "--gpus", "1", "--steps", "2", "--rounds", "4"]
+    run += ["--passes", "none"]
+    gate = ["--interleave", ".", "--launches", str(num_launches), "--json", "--out", str(out)]
+    code = main([*gate, "--", *run])
+    assert json.loads(capsys.readouterr().out)["exit_code"] == code != ExitCode.USAGE
+    sides = [load_run(folder) for folder in sorted(out.glob("launch*/*"))]
+    assert len(sides) == 2 * num_launches
+    for side in sides:
+        timed = side.blocks[side.blocks["phase"] == "timed"]
+        assert set(timed["round"]) == {1, 2, 3, 4}
+    assert len({side.manifest.plan_hash for side in sides}) == 1
+    lines = [line.split() for line in (tmp_path / "forwards").read_text().splitlines()]
+    forwards = sorted((float(began), float(ended), pid) for pid, began, ended in lines)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(forwards)), "two trained at once"
+    changes = sum(one[2] != other[2] for one, other in itertools.pairwise(forwards))
+    assert changes >= 4 * num_launches, "each round has a turn of either"
+
+
+def test_a_side_that_could_not_measure_a_mode_says_why(tmp_path, capsys, monkeypatch):
+    """A gate of what one side could not measure is no regression, and no mistake in the command either."""
+    reason = "every case of ddp failed: ValueError: late bug (net.py:6, in late)"
+    fails = f"import sys; print({'bench.run: error: ' + reason!r}, file=sys.stderr); sys.exit(4)"
+
+    def start(checkout, *_):
+        code = fails if checkout.name == "candidate" else ""
+        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(Checkout, "start", start)
+    code = main(["--interleave", ".", "--quiet", "--out", str(tmp_path / "sides"), "--", "--gpus", "1"])
+    assert code == ExitCode.NOT_MEASURED == 4
+    assert f"the candidate side ended with status 4: {reason}" in capsys.readouterr().err
+
+
+TURN = """
+import os, socket
+turns = socket.socket(socket.AF_UNIX)
+turns.connect(os.environ["BENCH_TURNS"])
+for asks in (b"?", b".?"):
+    turns.sendall(asks)
+    turns.recv(1)
+"""
+"""A run that takes a turn, and leaves no files that anybody can read."""
+
+REFUSES = "import sys; print('run: error: unrecognized arguments: --new', file=sys.stderr); sys.exit(2)"
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+def test_a_commit_of_another_format_is_one_line_and_in_the_jobs_summary(tmp_path, capsys, monkeypatch):
+    project, summary = tmp_path / "ddp-bench", tmp_path / "summary.md"
+    commit(project, {"bench/__init__.py": ""})
+    commit(project, {"bench/run.py": TURN})
+    monkeypatch.setattr(checkouts, "ROOT", project)
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert main(["--interleave", "HEAD~1", "--", "--gpus", "1"]) == ExitCode.NOT_COMPARABLE
+    told = capsys.readouterr()
+    line = told.err.strip().splitlines()[-1]
+    assert line.startswith(
+        "bench.gate: not comparable: other format: the baseline side ended with status 1: "
+    )
+    assert line.endswith("No module named bench.run; take a later commit as the baseline")
+    assert told.out == ""
+    assert summary.read_text().startswith("### bench.gate: not comparable\n\nother format: ")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "error", "message"),
+    [
+        (REFUSES, TURN, NotComparableError, "other format: .* unrecognized arguments: --new; take a later"),
+        ("", TURN, NotComparableError, "other format: the two sides did not take turns; take a later"),
+        (TURN, TURN, NotComparableError, "other format: .*manifest"),
+        (REFUSES, REFUSES, UsageError, "^the baseline side ended with status 2: "),
+        (KILLED, TURN, UsageError, "^the baseline side ended with status -9: "),
+    ],
+    ids=["refuses", "takes no turns", "cannot be read", "so does the candidate", "killed"],
+)
+def test_what_tells_another_format(earlier, now, error, message, tmp_path):
+    sides = []
+    for name, run in (("baseline", earlier), ("candidate", now)):
+        (tmp_path / name / "bench").mkdir(parents=True)
+        (tmp_path / name / "bench" / "run.py").write_text(run)
+        sides.append(Checkout(name, tmp_path / name, sys.executable, has_own_bench=True))
+    with pytest.raises(UsageError, match=message) as raised:
+        measure_in_turns((sides[0], sides[1]), [], tmp_path / "out")
+    assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--interleave", "no-such-reference"], "git knows no 'no-such-reference'"),
+        (
+            ["--interleave", ".", "--quiet", "--python", "/nowhere/python"],
+            "/nowhere/python cannot be started",
+        ),
+        (["--interleave", ".", "a", "b"], "leave the results folders out"),
+        (["only-one"], "name two results folders"),
+        (["a", "b", "--python", "python3"], "name two results folders"),
+        (["--interleave", ".", "--", "--modes", "fsdp2"], "did you mean 'fsdp'"),
+    ],
+)
+def test_bad_use_is_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "\n" not in error
+
+
+def test_a_reference_is_checked_out_and_gone_again():
+    try:
+        with worktree(ROOT, "HEAD") as place:
+            assert (place / "bench" / "gate" / "interleave.py").exists()
+            assert place != ROOT
+    except UsageError as error:  # a source archive has no git
+        pytest.skip(str(error))
+    assert not place.exists()
+
+
+def test_an_interpreter_is_named_from_where_the_gate_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wanted = {"env/bin/python": str(tmp_path / "env/bin/python"), "python3": "python3", None: sys.executable}
+    for name, found in wanted.items():
+        with both_checkouts(".", resolve({}), [], name) as (baseline, candidate):
+            assert (baseline.python, candidate.python) == (found, sys.executable)
+            assert baseline.folder == candidate.folder == tmp_path, "both are the code as it stands"
+
+
+def descendants(folder):
+    """Command lines of the processes that have inherited this temporary folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if f"TMPDIR={folder}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text())
+        except OSError:  # no process, another user's, or gone
+            continue
+    return found
+
+
+def started(folder, out):
+    """A gate with its temporary folders in `folder`, once both of its runs have measured something."""
+    gate = ["--interleave", "HEAD", "--out", str(out)]
+    run = [*SMALL, "--modes", "ddp", "--gpus", "1", "--passes", "none", "--rounds", "10000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.gate", *gate, "--", *run],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": folder},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while len(list(out.glob("launch1/*/blocks.csv"))) < 2:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert len(descendants(folder)) >= 5, "the gate, two runs with a rank each"
+    assert any("bench.run" in line for line in descendants(folder))
+    return process
+
+
+def left_in(folder):
+    """Names in a temporary folder but for torch's cache, which stays."""
+    return {p.name for p in Path(folder).iterdir() if not p.name.startswith("torchinductor_")}
+
+
+def worktrees():
+    return subprocess.check_output(["git", "worktree", "list"], cwd=ROOT, text=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_gate_leaves_nothing_behind(number, tmp_path):
+    """Its runs, its worktree and its temporary folders are gone; what was measured is kept."""
+    with tempfile.TemporaryDirectory() as folder:  # short, for the path of the turns' socket
+        gate = started(folder, tmp_path / "sides")
+        gate.send_signal(number)
+        said = gate.communicate(timeout=120)[1]
+        assert gate.returncode == ExitCode.INTERRUPTED, said
+        assert descendants(folder) == []
+        assert left_in(folder) == set()
+        assert folder not in worktrees()
+    for side in ("baseline", "candidate"):
+        timing = json.loads((tmp_path / "sides" / "launch1" / side / "manifest.json").read_text())["timing"]
+        assert timing["stopped_because"] == "interrupted"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="its runs end with it on Linux alone")
+@pytest.mark.campaign
+def test_a_killed_gate_leaves_nothing_to_the_next_one(tmp_path, monkeypatch):
+    """Its runs end by themselves; its worktree and temporary folders go when the next gate begins."""
+    with tempfile.TemporaryDirectory() as folder:
+        gate = started(folder, tmp_path / "sides")
+        gate.kill()
+        gate.communicate(timeout=120)
+        until = time.monotonic() + 60
+        while descendants(folder):
+            assert time.monotonic() < until, descendants(folder)
+            time.sleep(0.1)
+        assert left_in(folder)
+        assert folder in worktrees()
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        with worktree(ROOT, "HEAD"):
+            assert worktrees().count(folder) == 1
+        assert left_in(folder) == set()
+        assert folder not in worktrees()

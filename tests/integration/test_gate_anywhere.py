@@ -1,24 +1,18 @@
 """The gate between two commits of a project that is not ddp-bench, however its workload is imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands import ROOT
-from made_project import NET, RUN, commit, git
+from commands import ROOT, finished
+from made_project import NET, RUN, commit
 
 from ddp_bench.bench.errors import ExitCode
-from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.package import own_command
-from ddp_bench.bench.results.store import load_run
 
 SETUP = """
 [build-system]
@@ -36,40 +30,8 @@ IN_SRC = SETUP.format(packages='packages = ["mynet"]\npackage-dir = {"" = "src"}
 """Setuptools makes a .pth file of it."""
 
 
-@pytest.mark.campaign
-def test_a_slower_commit_of_a_users_project_is_a_regression(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The project has packages of the names of ours, and is not the folder that the gate is called in."""
-    project, out = tmp_path / "mynet", tmp_path / "sides"
-    others = {f"{name}/__init__.py": "raise SystemExit('not ours')" for name in ("bench", "models", "report")}
-    first = commit(project, {"net.py": NET.format(products=30), "notes/a": "", **others})
-    second = commit(project, {"net.py": NET.format(products=240)})
-    (project / "notes" / "a").write_text("not committed")
-    monkeypatch.chdir(project)
-    gate = ["--interleave", first, "--launches", "1", "--json", "--out", str(out)]
-    code = main([*gate, "--", "--workload", "net:make", *RUN, "--rounds", "8"])
-    told = capsys.readouterr()
-    assert code == ExitCode.FAILED, told.err
-    found = json.loads(told.out)
-    assert f"workload: mynet {first[:7]} -> {second[:7]} with uncommitted changes" in told.err
-    assert found["code"]["identical"] is False
-    states = [
-        {key: found["code"][side]["workload"][key] for key in ("repository", "file", "commit", "dirty")}
-        for side in ("baseline", "candidate")
-    ]
-    same = {"repository": "mynet", "file": "net.py"}
-    assert states == [same | {"commit": first, "dirty": False}, same | {"commit": second, "dirty": True}]
-    for side, state in zip(("baseline", "candidate"), states, strict=True):
-        folder = out / "launch1" / side
-        code = load_run(folder).manifest.workload
-        assert {name: getattr(code, name) for name in state} == state
-        assert str(state["commit"]) in (folder / "report.html").read_text(encoding="utf-8")
-    assert len(git(project, "worktree", "list").splitlines()) == 1
-
-
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(tmp_path_factory):
     """A virtual environment's interpreter that finds what this one does, and where to install more."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
@@ -81,7 +43,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def install(python: Path, project: Path, *how: str) -> None:
+def install(python, project, *how):
     pytest.importorskip("setuptools")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
     subprocess.run([*pip, "uninstall", "--yes", "mynet"], check=True, capture_output=True)
@@ -91,22 +53,16 @@ def install(python: Path, project: Path, *how: str) -> None:
 
 
 def gate(
-    folder: Path,
-    reference: str,
-    *arguments: str,
-    python: Path | str = sys.executable,
-    path: Sequence[Path] = (),
-) -> tuple[int, dict[str, Any], str]:
+    folder,
+    reference,
+    *arguments,
+    python=sys.executable,
+    path=(),
+):
     """The gate as typed in `folder`: exit code, JSON, stderr."""
     entries = [str(entry) for entry in path] + [os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        own_command("gate", "--interleave", reference, "--json", "--", *arguments, python=str(python)),
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, entries))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = own_command("gate", "--interleave", reference, "--json", "--", *arguments, python=str(python))
+    done = finished(command, folder, {"PYTHONPATH": os.pathsep.join(filter(None, entries))})
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
@@ -115,7 +71,7 @@ WAYS = ("current folder", "PYTHONPATH", "editable, with a finder", "editable, wi
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", WAYS)
-def test_however_it_is_imported_the_commits_are_compared(way: str, tmp_path: Path, environment: Path) -> None:
+def test_however_it_is_imported_the_commits_are_compared(way, tmp_path, environment):
     """A step with 15% more work is a regression; a commit that changes another file is none."""
     project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -152,7 +108,7 @@ def test_however_it_is_imported_the_commits_are_compared(way: str, tmp_path: Pat
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", ["an installed copy", "outside of the repository"])
-def test_the_same_file_on_both_sides_is_refused(way: str, tmp_path: Path, environment: Path) -> None:
+def test_the_same_file_on_both_sides_is_refused(way, tmp_path, environment):
     project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
     commit(elsewhere, {"a": ""})
     commit(elsewhere, {"a": "b"})

@@ -1,9 +1,6 @@
 """A user's model that fails late, for real: what is kept, printed and shown of it, and how the run ends."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import ROOT
+from commands import ROOT, finished
 
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.results.store import failure_file, load_run
@@ -58,26 +55,17 @@ SWEEP = (
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory):
     """A user's folder with a model in it."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "net.py").write_text(NET)
     return folder
 
 
-def measure(
-    project: Path, *arguments: str, bug_on: str = "", env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def measure(project, *arguments, bug_on="", env=None):
     """`bench.run` in the user's folder; the ranks in `bug_on` have the bug."""
-    return subprocess.run(
-        [sys.executable, "-m", "bench.run", *arguments],
-        cwd=project,
-        env={**os.environ, "BUG_ON": bug_on, "PYTHONPATH": str(ROOT), **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    command = [sys.executable, "-m", "bench.run", *arguments]
+    return finished(command, project, {"BUG_ON": bug_on, "PYTHONPATH": str(ROOT), **(env or {})})
 
 
 OUT = "results/late"
@@ -95,12 +83,12 @@ class Failed:
     cases: pd.DataFrame
     kept: dict[str, str]
 
-    def kept_now(self, mode: str) -> str:
+    def kept_now(self, mode):
         return (self.project / OUT / failure_file(self.cases.loc[mode, "case_id"])).read_text()
 
 
 @pytest.fixture(scope="module")
-def failed(project: Path) -> Failed:
+def failed(project):
     arguments = ("--workload", "net:Net", "--modes", "dp,ddp", *SWEEP, "--out", OUT)
     in_ci = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(project / "summary.md")}
     done = measure(project, *arguments, bug_on="01", env=in_ci)
@@ -111,7 +99,7 @@ def failed(project: Path) -> Failed:
     )
 
 
-def test_in_ci_each_failed_mode_is_annotated_and_the_job_has_a_summary(failed: Failed) -> None:
+def test_in_ci_each_failed_mode_is_annotated_and_the_job_has_a_summary(failed):
     commands = [line for line in failed.done.stderr.splitlines() if line.startswith("::")]
     assert [mode for line in commands for mode in re.findall(r"\b(dp|ddp)\b", line)] == ["dp", "ddp"]
     assert all(line.startswith("::error title=bench.run::") for line in commands)
@@ -120,7 +108,7 @@ def test_in_ci_each_failed_mode_is_annotated_and_the_job_has_a_summary(failed: F
     assert "<summary>Not measured" in summary
 
 
-def test_a_failed_case_keeps_its_tracebacks(failed: Failed) -> None:
+def test_a_failed_case_keeps_its_tracebacks(failed):
     cases = failed.cases
     assert cases["status"].to_dict() == {"single": "ok", "dp": "failed", "ddp": "failed"}
     end = f'net.py", line {AT}\n    raise ValueError("late bug")\nValueError: late bug\n'
@@ -135,7 +123,7 @@ def test_a_failed_case_keeps_its_tracebacks(failed: Failed) -> None:
     assert of_one or "\nranks 0-1: raised\nTraceback" in failed.kept["ddp"]
 
 
-def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed: Failed) -> None:
+def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed):
     done, cases = failed.done, failed.cases
     assert done.returncode == ExitCode.NOT_MEASURED == 4, done.stderr[-4000:]
     for mode in failed.kept:
@@ -152,7 +140,7 @@ def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed: Failed)
 
 
 @pytest.mark.campaign
-def test_a_rank_that_waits_for_one_that_raised_is_not_the_cause(failed: Failed) -> None:
+def test_a_rank_that_waits_for_one_that_raised_is_not_the_cause(failed):
     """On `--resume` only rank 1 has the bug, which DP does not use: DP is measured, DDP fails once more."""
     again = measure(failed.project, *RESUME, bug_on="1")
     assert again.returncode == ExitCode.NOT_MEASURED, again.stderr[-4000:]
@@ -170,7 +158,7 @@ def test_a_rank_that_waits_for_one_that_raised_is_not_the_cause(failed: Failed) 
 
 
 @pytest.mark.campaign
-def test_what_was_kept_outlasts_the_bug(failed: Failed) -> None:
+def test_what_was_kept_outlasts_the_bug(failed):
     before = {mode: failed.kept_now(mode) for mode in failed.kept}
     mended = measure(failed.project, *RESUME)
     assert (mended.returncode, mended.stderr) == (0, "")
@@ -179,7 +167,7 @@ def test_what_was_kept_outlasts_the_bug(failed: Failed) -> None:
 
 
 @pytest.mark.campaign
-def test_parameters_that_a_step_does_not_use_are_named(project: Path) -> None:
+def test_parameters_that_a_step_does_not_use_are_named(project):
     """Only the fifth step leaves them out: the proof has seen nothing of it."""
     done = measure(project, "--workload", "net:Sometimes", "--modes", "ddp", *SWEEP, "--json")
     assert done.returncode == ExitCode.NOT_MEASURED, done.stderr[-4000:]
@@ -195,7 +183,7 @@ def test_parameters_that_a_step_does_not_use_are_named(project: Path) -> None:
     assert "--find-unused-parameters" in command
 
 
-def test_a_run_goes_on_with_no_other_code_than_it_began_with(failed: Failed) -> None:
+def test_a_run_goes_on_with_no_other_code_than_it_began_with(failed):
     code, kept = failed.project / "net.py", failed.project / OUT
     before = {
         file.name: file.read_bytes() for file in kept.iterdir() if file.is_file() and file.name != ".lock"
@@ -216,7 +204,7 @@ def test_a_run_goes_on_with_no_other_code_than_it_began_with(failed: Failed) -> 
 
 
 @pytest.mark.campaign
-def test_with_the_code_as_it_was_a_run_goes_on(failed: Failed) -> None:
+def test_with_the_code_as_it_was_a_run_goes_on(failed):
     assert measure(failed.project, *RESUME, "--rounds", "6").returncode == 0
     assert load_run(failed.project / OUT).cases["num_rounds"].tolist() == [6, 6, 6]
 
@@ -243,21 +231,14 @@ def model():
 
 
 @pytest.mark.campaign
-def test_a_process_group_that_one_rank_cannot_make_costs_its_case(tmp_path: Path) -> None:
+def test_a_process_group_that_one_rank_cannot_make_costs_its_case(tmp_path):
     """The other rank has come to wait in it."""
     (tmp_path / "no_group.py").write_text(NO_GROUP)
     out = tmp_path / "run"
     arguments = ("--workload", "no_group:model", "--image-size", "8", "--batch-size", "8", "--device", "cpu")
     sweep = ("--modes", "single,dp,ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "2")
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.run", *arguments, *sweep, "--passes", "none", "--out", str(out)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-m", "bench.run", *arguments, *sweep, "--passes", "none", "--out", str(out)]
+    done = finished(command, tmp_path, {"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert done.returncode == ExitCode.NOT_MEASURED, done.stderr
     cases = load_run(out).cases.set_index("mode")
     assert dict(cases["status"]) == {"single": "ok", "dp": "ok", "ddp": "failed"}

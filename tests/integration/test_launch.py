@@ -1,15 +1,12 @@
 """Real workers of this machine: how they are started, what they have, and how they end."""
 
-from __future__ import annotations
-
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -22,18 +19,9 @@ from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 
 LIMIT_S = 60.0
-MODULES = modules_for(Settings(arch="resnet20"))
 
 
-@contextlib.contextmanager
-def workers_of(modules: list[str]) -> Iterator[Workers]:
-    with contextlib.closing(Workers(Processes(worker_variables("cpu"), modules))) as made:
-        made.open()
-        made.grow(2)
-        yield made
-
-
-def is_gone(pid: int) -> bool:
+def is_gone(pid):
     deadline_s = time.monotonic() + LIMIT_S
     while psutil.pid_exists(pid) and time.monotonic() < deadline_s:
         time.sleep(0.02)
@@ -41,7 +29,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _has_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _has_thread(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modules")
     (folder / "has_thread.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=[120], daemon=True).start()\n"
@@ -53,35 +41,11 @@ def _has_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("more", "forked"),
-    [
-        ([], sys.platform == "linux"),
-        (["has_thread"], False),
-        pytest.param(["there_is_no_such_module"], False, marks=pytest.mark.campaign),
-    ],
-    ids=["forks", "a thread", "an error"],
-)
-def test_workers_are_forks_where_they_can_be_and_have_their_own_environment(
-    more: list[str], *, forked: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = dict(os.environ)
-    with workers_of([*MODULES, *more]) as workers:
-        hellos = workers.hellos()
-        assert [(one.rank, one.local_rank, one.forked) for one in hellos] == [(r, r, forked) for r in (0, 1)]
-        found = [psutil.Process(one.pid) for one in hellos]
-        assert [os.getsid(one.pid) for one in found] == [one.pid for one in found], "Ctrl-C is not for them"
-        if not forked:
-            environments = [one.environ() for one in found]
-            assert [(one["RANK"], one["OMP_NUM_THREADS"]) for one in environments] == [("0", "1"), ("1", "1")]
-            assert {one["GLOO_SOCKET_IFNAME"] for one in environments} == {INTERFACE}
-    assert all(is_gone(one.pid) for one in found)
-    assert dict(os.environ) == before
-    assert capfd.readouterr().err == ""
-
-
-def test_others_start_when_one_was_killed_and_stopped_ones_go_too() -> None:
-    with workers_of(MODULES) as workers:
+def test_others_start_when_one_was_killed_and_stopped_ones_go_too():
+    modules = modules_for(Settings(arch="resnet20"))
+    with contextlib.closing(Workers(Processes(worker_variables("cpu"), modules))) as workers:
+        workers.open()
+        workers.grow(2)
         first, second = (one.pid for one in workers.hellos())
         os.kill(first, signal.SIGSTOP)
         os.kill(second, signal.SIGKILL)
@@ -91,34 +55,58 @@ def test_others_start_when_one_was_killed_and_stopped_ones_go_too() -> None:
         assert is_gone(first)
         workers.open()
         workers.grow(2)
-        assert not {first, second} & {one.pid for one in workers.hellos()}
+        new = {one.pid for one in workers.hellos()}
+        assert not {first, second} & new
         assert workers.ask({0: m.Freeze(), 1: m.Freeze()}, "the test", LIMIT_S)[1].status == "ok"
+    assert all(is_gone(pid) for pid in new)
 
 
 CONDUCTOR = """
-import os, signal, sys
+import json, os, signal, sys
 from ddp_bench.bench.run.processes import Processes, modules_for, worker_variables
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.settings import Settings
+before = dict(os.environ)
 more = sys.argv[1:]
 workers = Workers(Processes(worker_variables("cpu"), [*modules_for(Settings(arch="resnet20")), *more]))
 workers.open()
 workers.grow(2)
-print(*(one.pid for one in workers.hellos()), flush=True)
+assert dict(os.environ) == before
+print(json.dumps([(one.pid, one.rank, one.local_rank, one.forked) for one in workers.hellos()]), flush=True)
 input()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("more", [[], ["has_thread"]], ids=["forks", "by themselves"])
-def test_no_worker_outlives_a_killed_conductor(more: list[str]) -> None:
-    command = [sys.executable, "-c", CONDUCTOR, *more]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as conductor:
+@pytest.mark.parametrize(
+    ("more", "forked"),
+    [
+        ([], sys.platform == "linux"),
+        (["has_thread"], False),
+        pytest.param(["there_is_no_such_module"], False, marks=pytest.mark.campaign),
+    ],
+    ids=["forks", "a thread", "an error"],
+)
+def test_workers_are_forks_where_they_can_be_and_do_not_outlive_a_killed_conductor(more, *, forked):
+    with subprocess.Popen(
+        [sys.executable, "-c", CONDUCTOR, *more],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as conductor:
         assert conductor.stdout is not None
-        pids = [int(word) for word in conductor.stdout.readline().split()]
-        assert len(pids) == 2
-        conductor.communicate("go on\n", timeout=LIMIT_S)
+        hellos = json.loads(conductor.stdout.readline())
+        pids = [pid for pid, *_ in hellos]
+        assert [rest for _, *rest in hellos] == [[rank, rank, forked] for rank in (0, 1)]
+        assert [os.getsid(pid) for pid in pids] == pids, "Ctrl-C is not for them"
+        if not forked:
+            environments = [psutil.Process(pid).environ() for pid in pids]
+            assert [(one["RANK"], one["OMP_NUM_THREADS"]) for one in environments] == [("0", "1"), ("1", "1")]
+            assert {one["GLOO_SOCKET_IFNAME"] for one in environments} == {INTERFACE}
+        _, said = conductor.communicate("go on\n", timeout=LIMIT_S)
         assert conductor.returncode == -signal.SIGKILL
+        assert said == ""
     assert all(is_gone(pid) for pid in pids)
 
 
@@ -142,7 +130,7 @@ def model():
     ("deed", "said"),
     [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "the ranks ended before the run did")],
 )
-def test_a_model_that_leaves_with_success_is_no_success(deed: str, said: str, tmp_path: Path) -> None:
+def test_a_model_that_leaves_with_success_is_no_success(deed, said, tmp_path):
     (tmp_path / "quits.py").write_text(QUITS.format(deed=deed))
     done = bench_run(
         *("--workload", "quits:model", "--image-size", "8", "--batch-size", "4", "--device", "cpu"),

@@ -1,32 +1,24 @@
 """Real process groups: layouts, gradients, and a timed pass without instrumentation."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from made import case_of
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import scatter_gather
 from torchvision.models import resnet18
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.modes import Place, build_mode, devices_of
 from ddp_bench.bench.modes.dp import CudaDataParallel, HostDataParallel
 
 COMMON = """
-from real_ranks import Cluster
-from ddp_bench.bench.modes import build_mode
-from made import case_of
-from torch.nn import functional
 from torchvision.models import resnet18
-cluster = Cluster("cpu")
 def case(**settings):
     return case_of(**dict(image_size=32, batch_per_device=2, backend="gloo") | settings)
 def step(mode):
@@ -43,7 +35,7 @@ RESNET18_LAYOUTS = {
 """Read off PyTorch's reducer by hand, without this suite (torch 2.15)."""
 
 
-def test_recorded_layouts_are_the_reducers(ranks: Any) -> None:
+def test_recorded_layouts_are_the_reducers(ranks):
     found = ranks(
         COMMON
         + """
@@ -58,18 +50,15 @@ for cap in ("default", "25", "5", "100"):
         assert sorted(i for bucket in layout.parameters for i in bucket) == list(range(62))
         assert layouts.setdefault(cap, layout.num_bytes) == layout.num_bytes
 report(layouts)
-cluster.close()
-""",
-        2,
+"""
     )
     assert found == [RESNET18_LAYOUTS, RESNET18_LAYOUTS]
 
 
-def test_a_list_of_caps_is_honoured_or_skipped_with_the_reason(ranks: Any) -> None:
+def test_a_list_of_caps_is_honoured_or_skipped_with_the_reason(ranks):
     found = ranks(
         COMMON
         + """
-from ddp_bench.bench.modes import Unsupported
 try:
     mode = build_mode(case(bucket_cap_mb="1/40"), resnet18(), cluster.place, cluster.group(2, "gloo"))
     for _ in range(3):
@@ -77,9 +66,7 @@ try:
     report(mode.bucket_layout().num_bytes)
 except Unsupported as reason:
     report(str(reason))
-cluster.close()
-""",
-        2,
+"""
     )
     if isinstance(found[0], str):
         assert "bucket_cap_mb_list" in found[0]
@@ -87,7 +74,7 @@ cluster.close()
         assert found[0] == [2052000, 41973760, 2732288], "40 MiB close after the parameter that reaches them"
 
 
-def test_ddps_own_sampling_is_silent_once_settled(ranks: Any) -> None:
+def test_ddps_own_sampling_is_silent_once_settled(ranks):
     """DDP's logger synchronises the device in every iteration it samples, the first ten by default."""
     found = ranks(
         COMMON
@@ -100,9 +87,7 @@ mode.settle()
 for _ in range(4):
     step(mode)
 report([before, mode.ddp._get_ddp_logging_data()["iteration"], mode.bucket_layout().num_bytes])
-cluster.close()
-""",
-        2,
+"""
     )
     for before, after, layout in found:
         assert before >= 2, "it does sample before, or this test could not fail"
@@ -112,13 +97,6 @@ cluster.close()
 
 ZERO = """
 import contextlib
-from dataclasses import replace
-from torch import nn
-import torch.distributed as dist
-from ddp_bench.bench.measure.timed import Trainer
-from ddp_bench.bench.modes import Unsupported
-from ddp_bench.models.data import open_source
-from ddp_bench.models.registry import resnet_workload
 def groups_of(parameters):
     first, *others = parameters
     return [{"params": [first], "lr": 0.5}, {"params": others}]
@@ -140,11 +118,11 @@ broadcast = dist.broadcast
 def counted(*arguments, **more):
     sent.append(1)
     return broadcast(*arguments, **more)
-dist.broadcast = counted
+patch.setattr(dist, "broadcast", counted)
 """
 
 
-def test_zero_trains_alike_with_its_share_of_the_state(ranks: Any) -> None:
+def test_zero_trains_alike_with_its_share_of_the_state(ranks):
     """The weights of plain Adam with two groups, its state shared out; a local step sends nothing.
 
     ResNet-20 has 19 convolutions, 19 batch norms of two parameters and a layer of two: 59.
@@ -166,9 +144,7 @@ zero.step()
 others = weights(zero).clone()
 dist.all_reduce(others, dist.ReduceOp.MAX, group=group)
 report([apart, states, while_local, len(sent), bool(torch.equal(others, weights(zero)))])
-cluster.close()
-""",
-        2,
+"""
     )
     for apart, (_, own), while_local, in_a_step, alike in found:
         assert apart < 1e-6
@@ -179,7 +155,7 @@ cluster.close()
     assert sum(own for _, (_, own), *_ in found) == found[0][1][0] == 59
 
 
-def test_zero_with_what_it_does_not_take_is_skipped_with_the_reason(ranks: Any) -> None:
+def test_zero_with_what_it_does_not_take_is_skipped_with_the_reason(ranks):
     found = ranks(
         COMMON
         + ZERO
@@ -193,33 +169,29 @@ def reason(optimizer, module=workload.module):
     except Unsupported as unsupported:
         return str(unsupported)
 report(reason(lambda parameters: Own(parameters, 0.1)))
-cluster.close()
-""",
-        2,
+"""
     )
     assert found[0].startswith("ZeroRedundancyOptimizer does not take this Own: ")
 
 
 SYNCED = """
-import copy
-from torch import nn
 from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
 # SyncBatchNorm refuses CPU tensors, and DDP SyncBatchNorm on CPU cores: the tests of it are by name.
-torch._C._get_privateuse1_backend_name = lambda: "cpu"
-DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None
+patch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "cpu")
+patch.setattr(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None)
 sizes = []
 class Synced:
     @staticmethod
     def apply(inputs, weight, bias, mean, var, eps, momentum, group, world_size):
         sizes.append(world_size)
         return nn.functional.batch_norm(inputs, mean, var, weight, bias, True, momentum, eps)
-batchnorm.sync_batch_norm = Synced
+patch.setattr(batchnorm, "sync_batch_norm", Synced)
 """
 """Stands in for the CUDA kernels of SyncBatchNorm, whose collectives are of `group`."""
 
 
-def test_a_step_without_communication_does_not_synchronise_batch_norm(ranks: Any) -> None:
+def test_a_step_without_communication_does_not_synchronise_batch_norm(ranks):
     found = ranks(
         COMMON
         + SYNCED
@@ -238,9 +210,7 @@ with mode.no_sync():
     mode.wrapped(inputs)
 groups = [layer.process_group is group for layer in mode.module.modules() if hasattr(layer, "process_group")]
 report([while_local, differs, sizes, groups])
-cluster.close()
-""",
-        2,
+"""
     )
     for while_local, differs, sizes, restored in found:
         assert while_local == 0
@@ -249,25 +219,15 @@ cluster.close()
         assert restored == [True, True]
 
 
-def dp_case(num_devices: int) -> Case:
-    return Case(
-        mode="dp",
-        num_devices=num_devices,
-        arch="resnet18",
-        image_size=32,
-        batch_per_device=2,
-        scaling="weak",
-        precision="fp32",
-        data="device",
-        device_type="cpu",
-    )
+def dp_case(num_devices, **more):
+    return case_of(mode="dp", num_devices=num_devices, batch_per_device=2, **more)
 
 
 PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
 
 
 @pytest.mark.parametrize("num_devices", [2, 3])
-def test_the_stand_in_computes_the_modules_gradients(num_devices: int) -> None:
+def test_the_stand_in_computes_the_modules_gradients(num_devices):
     torch.manual_seed(0)
     plain = resnet18(num_classes=10).double().eval()
     mode = build_mode(dp_case(num_devices), copy.deepcopy(plain), PLACE, None)
@@ -283,7 +243,7 @@ def test_the_stand_in_computes_the_modules_gradients(num_devices: int) -> None:
     mode.close()
 
 
-def test_the_stand_in_really_splits_the_batch() -> None:
+def test_the_stand_in_really_splits_the_batch():
     """As in nn.DataParallel, replica 0 sees its chunk only, and its BatchNorm statistics are kept."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.BatchNorm1d(1, momentum=1.0), nn.Linear(1, 2))
@@ -302,13 +262,13 @@ def test_the_stand_in_really_splits_the_batch() -> None:
         ("ddp", "cuda:1", ["cuda:1"]),
     ],
 )
-def test_a_rank_trains_on_its_device_and_in_dp_on_all(mode: str, device: str, devices: list[str]) -> None:
+def test_a_rank_trains_on_its_device_and_in_dp_on_all(mode, device, devices):
     place = Place(rank=0, local_rank=0, device=torch.device(device), cores=(0,))
     found = devices_of(replace(dp_case(3), mode=mode), place)
     assert [str(one) for one in found] == devices
 
 
-def test_the_stand_in_without_gradients_and_under_autocast() -> None:
+def test_the_stand_in_without_gradients_and_under_autocast():
     parallel = HostDataParallel(nn.Linear(4, 2), (0, 0))
     with torch.no_grad():
         assert not parallel(torch.randn(4, 4)).requires_grad
@@ -324,12 +284,12 @@ class Output(OrderedDict[str, Any]):
 class Nested(nn.Module):
     """Takes and returns tensors of every kind, in nested containers; has its own loss."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words, self.norm, self.head = nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, 7)
 
-    def forward(self, ids: torch.Tensor, *, extra: dict[str, Any], scale: float) -> Output:
-        mask: torch.Tensor = extra["mask"]
+    def forward(self, ids, *, extra, scale):
+        mask = extra["mask"]
         x = self.norm(self.words(ids)) * mask.unsqueeze(-1) * scale
         logits = self.head(x)
         loss = (functional.cross_entropy(logits.mT, ids, reduction="none") * mask).mean()
@@ -337,12 +297,12 @@ class Nested(nn.Module):
         return Output(loss=loss, logits=logits, hidden=hidden, best=logits.argmax(-1), kept=mask)
 
 
-def nested_batch(size: int) -> dict[str, Any]:
+def nested_batch(size):
     ids = torch.arange(3 * size).reshape(size, 3) % 7
     return {"ids": ids, "extra": {"mask": ids > 1, "rest": [None]}, "scale": 0.5}
 
 
-NESTED_LOSSES: dict[str, Callable[[Output], torch.Tensor]] = {
+NESTED_LOSSES = {
     "the module's own": lambda found: found["loss"].mean(),
     "one output": lambda found: found["logits"].square().sum(),
     "several": lambda found: (found["logits"] * found["hidden"][0].sum(-1, keepdim=True)).sum(),
@@ -352,9 +312,7 @@ NESTED_LOSSES: dict[str, Callable[[Output], torch.Tensor]] = {
 
 @pytest.mark.parametrize("loss", NESTED_LOSSES.values(), ids=NESTED_LOSSES)
 @pytest.mark.parametrize("calls", [1, 2])
-def test_the_stand_in_splits_and_joins_nested_values(
-    loss: Callable[[Output], torch.Tensor], calls: int
-) -> None:
+def test_the_stand_in_splits_and_joins_nested_values(loss, calls):
     """Twice as well: a loss may compare two outputs of one batch."""
     torch.manual_seed(0)
     plain = Nested().double()
@@ -379,9 +337,9 @@ def test_the_stand_in_splits_and_joins_nested_values(
     parallel.close()
 
 
-def test_a_replica_of_the_stand_in_without_a_gradient_is_left_out() -> None:
+def test_a_replica_of_the_stand_in_without_a_gradient_is_left_out():
     class Gated(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return super().forward(x) if x.sum() > 0 else torch.zeros(len(x), 2)
 
     parallel = HostDataParallel(Gated(1, 2), (0, 0))
@@ -390,9 +348,9 @@ def test_a_replica_of_the_stand_in_without_a_gradient_is_left_out() -> None:
     parallel.close()
 
 
-def test_the_stand_in_refuses_what_torch_does_not_gather() -> None:
+def test_the_stand_in_refuses_what_torch_does_not_gather():
     class Counting(nn.Linear):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:  # type: ignore[override]
+        def forward(self, x):
             return super().forward(x), 0.5
 
     parallel = HostDataParallel(Counting(2, 2), (0, 0))
@@ -406,25 +364,23 @@ def test_the_stand_in_refuses_what_torch_does_not_gather() -> None:
 class Recorded(nn.Module):
     """Notes the autocast state that its forward finds, replica by replica."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type):
         super().__init__()
         self.device_type = device_type
-        self.found: list[tuple[bool, torch.dtype]] = []
+        self.found = []
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs):
         enabled = torch.is_autocast_enabled(self.device_type)
         self.found.append((enabled, torch.get_autocast_dtype(self.device_type)))
         return inputs
 
-    def __deepcopy__(self, memo: Any) -> Recorded:
+    def __deepcopy__(self, memo):
         return self
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("enabled", [True, False])
-def test_replicas_of_the_stand_in_compute_in_the_callers_autocast_type(
-    dtype: torch.dtype, *, enabled: bool
-) -> None:
+def test_replicas_of_the_stand_in_compute_in_the_callers_autocast_type(dtype, *, enabled):
     module = Recorded("cpu")
     parallel = HostDataParallel(module, (0, 0))
     with torch.autocast("cpu", dtype=dtype, enabled=enabled):
@@ -434,7 +390,7 @@ def test_replicas_of_the_stand_in_compute_in_the_callers_autocast_type(
 
 
 @pytest.fixture
-def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+def accelerators(monkeypatch):
     """Lets torch's `parallel_apply` run on CPU tensors, as if there were CUDA devices to choose."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
@@ -447,7 +403,7 @@ def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("enabled", [True, False])
-def test_replicas_on_gpus_compute_in_the_callers_autocast_type(dtype: torch.dtype, *, enabled: bool) -> None:
+def test_replicas_on_gpus_compute_in_the_callers_autocast_type(dtype, *, enabled):
     """torch's own threads enter autocast without a type: float16, whatever the caller's is."""
     module = Recorded("cuda")
     parallel = CudaDataParallel(module)

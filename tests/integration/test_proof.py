@@ -3,16 +3,14 @@
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator
 from inspect import signature
-from typing import Any
 
 import pytest
 import torch
+from made import case_of
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.modes import Place, Unsupported
 from ddp_bench.bench.modes.ddp import OF_TORCH_2_15
@@ -20,44 +18,34 @@ from ddp_bench.bench.modes.dp import HostDataParallel
 from ddp_bench.bench.worker import proof
 from ddp_bench.bench.worker.proof import ProofError, Prover, fingerprint
 from ddp_bench.models.registry import resnet_workload
-from ddp_bench.models.workload import Batch, Workload
+from ddp_bench.models.workload import Workload
 
 PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
-CASE = Case(
-    mode="dp",
-    num_devices=2,
-    arch="resnet20",
-    image_size=32,
-    batch_per_device=2,
-    scaling="weak",
-    precision="fp32",
-    data="device",
-    device_type="cpu",
-)
+CASE = case_of(mode="dp", num_devices=2, batch_per_device=2)
 
 
-def prover() -> Prover:
+def prover():
     torch.manual_seed(0)
     workload = resnet_workload("resnet20", 32)
     return Prover(workload, workload.module(), PLACE, 0)
 
 
-def test_dp_is_proven_to_rounding() -> None:
+def test_dp_is_proven_to_rounding():
     made = prover()
     assert made.dtype == torch.float64
     assert made.prove(CASE, None) < 1e-12
 
 
-def test_a_lost_replica_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_replica_is_caught(monkeypatch):
     monkeypatch.setattr(HostDataParallel, "reduce_gradients", lambda _self: None)
     with pytest.raises(ProofError, match="gradients differ"):
         prover().prove(CASE, None)
 
 
-def test_stale_weights_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_weights_are_caught(monkeypatch):
     made = prover()
 
-    def stale(self: HostDataParallel) -> list[torch.nn.Module]:
+    def stale(self):
         other = copy.deepcopy(self.module)
         torch.nn.init.normal_(next(other.parameters()))
         return [self.module, other]
@@ -67,10 +55,10 @@ def test_stale_weights_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         made.prove(CASE, None)
 
 
-def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_in_the_state_dict_is_caught(monkeypatch):
     from ddp_bench.bench.modes.base import Mode  # patched in this test alone
 
-    def prefixed(self: Mode) -> dict[str, torch.Tensor]:
+    def prefixed(self):
         return {f"module.{k}": v for k, v in self.module.state_dict().items()}
 
     monkeypatch.setattr(Mode, "state_dict", prefixed)
@@ -79,12 +67,6 @@ def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 DDP_PROOF = """
-from made import case_of
-from real_ranks import Cluster
-from ddp_bench.bench.worker import proof
-from ddp_bench.bench.worker.proof import ProofError, Prover
-from ddp_bench.models.registry import resnet_workload
-cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 torch.manual_seed(0)
 prover = Prover(workload, workload.module(), cluster.place, 0)
@@ -95,7 +77,7 @@ def error(**settings):
 """
 
 
-def test_ddp_is_proven_under_every_setting(ranks: Any) -> None:
+def test_ddp_is_proven_under_every_setting(ranks):
     settings = [
         {},
         {"bucket_cap_mb": "0.1"},
@@ -109,7 +91,7 @@ def test_ddp_is_proven_under_every_setting(ranks: Any) -> None:
         {"comm_hook": "bf16"},
         {"comm_hook": "powersgd"},
     ]
-    found = ranks(DDP_PROOF + f"report([error(**s) for s in {settings!r}])\ncluster.close()\n", 2)
+    found = ranks(DDP_PROOF + f"report([error(**s) for s in {settings!r}])\n")
     by_setting = list(zip(settings, found[0], strict=True))
     exact = [e for s, e in by_setting if s.get("comm_hook") not in ("fp16", "bf16")]
     lossy = [e for s, e in by_setting if s.get("comm_hook") in ("fp16", "bf16")]
@@ -134,16 +116,14 @@ def outcome(**settings):
 """
 
 
-def test_a_parameter_without_gradient_is_named_with_what_helps(ranks: Any) -> None:
+def test_a_parameter_without_gradient_is_named_with_what_helps(ranks):
     found = ranks(
         DDP_PROOF
         + UNUSED
         + """
 report([outcome(), outcome(gradient_as_bucket_view=True), outcome(find_unused_parameters=True),
         outcome(static_graph=True), outcome(find_unused_parameters=True, skip_all_reduce_unused_params=True)])
-cluster.close()
-""",
-        2,
+"""
     )
     for refused in found[0][:2]:
         assert "--find-unused-parameters on" in refused
@@ -152,7 +132,6 @@ cluster.close()
 
 
 REFUSED = """
-from ddp_bench.bench.modes import Unsupported
 def outcome(**settings):
     try:
         return error(**settings)
@@ -161,21 +140,19 @@ def outcome(**settings):
 """
 
 
-def test_what_torch_does_wrongly_is_skipped_with_the_reason(ranks: Any) -> None:
+def test_what_torch_does_wrongly_is_skipped_with_the_reason(ranks):
     found = ranks(
         DDP_PROOF
         + REFUSED
         + """
 report([outcome(delay_all_reduce=1), outcome(ddp_mixed_precision="bf16")])
-cluster.close()
-""",
-        2,
+"""
     )
     assert "torch does not wait for the delayed all-reduce" in found[0][0]
     assert "stream of a GPU" in found[0][1]
 
 
-def test_delayed_layers_are_proven_where_their_all_reduce_is_waited_for(ranks: Any) -> None:
+def test_delayed_layers_are_proven_where_their_all_reduce_is_waited_for(ranks):
     """NCCL keeps the order of all-reduces, gloo does not: here each is waited for at once."""
     found = ranks(
         DDP_PROOF
@@ -190,13 +167,11 @@ class Waiting:
     def all_reduce(self, tensor, group, async_op):
         started.append(tensor.numel())
         return torch.distributed.all_reduce(tensor, group=group)
-distributed.dist = Waiting()
-ddp._refused = lambda case, place: None
+patch.setattr(distributed, "dist", Waiting())
+patch.setattr(ddp, "_refused", lambda case, place: None)
 errors = [outcome(delay_all_reduce=n) for n in (1, 2, 38, 39)]
 report([errors, started, str(torch.get_default_dtype())])
-cluster.close()
-""",
-        2,
+"""
     )
     errors, started, dtype = found[0]
     assert max(errors[:3]) < 1e-12
@@ -205,7 +180,7 @@ cluster.close()
     assert dtype == "torch.float32"
 
 
-def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ranks: Any) -> None:
+def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ranks):
     """Told so wrongly, the proof fails; told so rightly, it holds. The fingerprint tells which."""
     found = ranks(
         DDP_PROOF
@@ -221,19 +196,17 @@ def outcome(seed):
     except ProofError:
         return known, False
 report([outcome(0), outcome(cluster.rank)])
-cluster.close()
-""",
-        2,
+"""
     )
     assert found[0] == [[True, True], [False, False]]
 
 
-def test_a_module_that_cannot_be_read_has_no_fingerprint() -> None:
+def test_a_module_that_cannot_be_read_has_no_fingerprint():
     assert fingerprint(torch.nn.LazyLinear(2)) == ""
     assert fingerprint(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
 
 
-def test_ddp_that_does_not_communicate_is_caught(ranks: Any) -> None:
+def test_ddp_that_does_not_communicate_is_caught(ranks):
     found = ranks(
         DDP_PROOF
         + """
@@ -242,23 +215,19 @@ built = DistributedMode.__init__
 def silent(self, *arguments, **more):
     built(self, *arguments, **more)
     self.ddp.require_backward_grad_sync = False
-DistributedMode.__init__ = silent
+patch.setattr(DistributedMode, "__init__", silent)
 try:
     error()
     report("passed")
 except ProofError as caught:
     report(str(caught))
-cluster.close()
-""",
-        2,
+"""
     )
     assert "gradients differ" in found[0]
     assert "the loss" not in found[0], "which is a mean"
 
 
 OWN = """
-from torch import nn
-from torch.nn import functional
 from ddp_bench import Workload
 class Net(nn.Module):
     def __init__(self):
@@ -328,7 +297,7 @@ def outcome(module, how=by_name, **settings):
 """
 
 
-def test_models_of_any_kind_are_proven(ranks: Any) -> None:
+def test_models_of_any_kind_are_proven(ranks):
     found = ranks(
         DDP_PROOF
         + OWN
@@ -345,9 +314,7 @@ report({
     "tokens": outcome(Net, by_name | {"batch_loss": of_tokens}),
     "its effect": cluster.is_first and prover.split_effect(case_of(**base)),
 })
-cluster.close()
-""",
-        2,
+"""
     )[0]
     for exact in ("named", "accumulated", "pair", "random", "in bf16"):
         assert found[exact] < 1e-12, exact
@@ -381,17 +348,17 @@ def test_rows_of_one_device_that_weigh_differently_are_seen(batch_per_device: in
 class ForFloat32(torch.nn.Linear):
     """Raises for float64 what it was told to."""
 
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, error):
         super().__init__(3 * 8 * 8, 10)
         self.error = error
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         if x.dtype == torch.float64 and self.error is not None:
             raise self.error
         return super().forward(x.flatten(1).to(torch.float32 if self.error is None else x.dtype))
 
 
-def prover_for(error: Exception | None) -> Prover:
+def prover_for(error):
     workload = dataclasses.replace(resnet_workload("resnet20", 8), module=lambda: ForFloat32(error))
     return Prover(workload, workload.module(), PLACE, 0)
 
@@ -406,7 +373,7 @@ def prover_for(error: Exception | None) -> Prover:
     ],
     ids=str,
 )
-def test_what_does_not_run_in_float64_is_proven_in_float32(error: Exception | None, why: str) -> None:
+def test_what_does_not_run_in_float64_is_proven_in_float32(error, why):
     made = prover_for(error)
     assert made.prove(CASE, None) < 1e-3
     assert made.dtype == torch.float32
@@ -421,7 +388,7 @@ def test_what_does_not_run_in_float64_is_proven_in_float32(error: Exception | No
     ],
     ids=str,
 )
-def test_full_memory_and_a_broken_device_are_no_reason_for_float32(error: Exception) -> None:
+def test_full_memory_and_a_broken_device_are_no_reason_for_float32(error):
     made = prover_for(error)
     with pytest.raises(type(error)):
         made.prove(CASE, None)
@@ -429,9 +396,9 @@ def test_full_memory_and_a_broken_device_are_no_reason_for_float32(error: Except
         _ = made.dtype
 
 
-def test_a_model_that_runs_in_neither_says_why() -> None:
+def test_a_model_that_runs_in_neither_says_why():
     class Broken(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             raise ValueError(f"no such luck with {x.dtype}")
 
     workload = dataclasses.replace(resnet_workload("resnet20", 8), module=lambda: Broken(1, 1))
@@ -439,11 +406,11 @@ def test_a_model_that_runs_in_neither_says_why() -> None:
         Prover(workload, workload.module(), PLACE, 0).prove(CASE, None)
 
 
-def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch):
+    seen = []
 
     @contextlib.contextmanager
-    def noted(precision: str, device: torch.device) -> Iterator[None]:
+    def noted(precision, device):
         assert device == PLACE.device
         seen.append(precision)
         yield
@@ -460,19 +427,19 @@ def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch: pytest.Mon
 class Own(torch.nn.Linear):
     """Takes its input by name."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(4, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return super().forward(x)
 
 
-def by_name(size: int, generator: torch.Generator) -> Batch:
+def by_name(size, generator):
     return {"x": torch.randn(size, 4, generator=generator)}, torch.zeros(size, 3)
 
 
-def prover_of(**changes: Any) -> Prover:
-    given: dict[str, Any] = {"name": "own", "module": Own, "batch": by_name, "loss": functional.mse_loss}
+def prover_of(**changes):
+    given = {"name": "own", "module": Own, "batch": by_name, "loss": functional.mse_loss}
     workload = Workload(**given | changes)
     return Prover(workload, workload.module(), PLACE, 0)
 
@@ -487,15 +454,15 @@ def prover_of(**changes: Any) -> Prover:
         (lambda outputs, _: outputs.detach().mean(), "returned a tensor without gradient"),
     ],
 )
-def test_a_loss_that_cannot_be_trained_with_ends_the_run(returned: Any, said: str) -> None:
+def test_a_loss_that_cannot_be_trained_with_ends_the_run(returned, said):
     with pytest.raises(UsageError) as caught:
         prover_of(loss=returned).prove(CASE, None)
     assert said in str(caught.value)
 
 
-def test_a_loss_of_the_modules_own_is_one_for_each_device_of_dp() -> None:
+def test_a_loss_of_the_modules_own_is_one_for_each_device_of_dp():
     class WithLoss(Own):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return super().forward(x).square().mean()
 
     changes = {"module": WithLoss, "loss": functional.cross_entropy}
@@ -505,7 +472,7 @@ def test_a_loss_of_the_modules_own_is_one_for_each_device_of_dp() -> None:
         prover_of(**changes, batch_loss=lambda model, batch: model(**batch[0])).prove(CASE, None)
 
 
-def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason() -> None:
+def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason():
     staged = dataclasses.replace(CASE, mode="partition", backend="gloo")
     with pytest.raises(Unsupported, match="inputs and targets are more than that"):
         prover_of().splitter.split(staged)
@@ -515,22 +482,15 @@ def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason() -> None:
 
 
 PREPARED = """
-from dataclasses import replace
-from real_ranks import Cluster
 from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes.ddp import DistributedMode
-from made import case_of
 from ddp_bench.bench.worker.messages import Warm
 from ddp_bench.bench.worker.prepare import LiveCase, warm
-from ddp_bench.bench.worker.proof import ProofError, Prover
 from ddp_bench.bench.worker.update_proof import prove_update
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
-from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.step import as_set
 from ddp_bench.models.workload import make_module
-cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
 def proven(workload=None, **settings):
@@ -554,8 +514,8 @@ def proven(workload=None, **settings):
 """
 
 
-FIRST_STEPS: list[Any] = [{}, {"accumulate": 3}, {"mode": "dp"}, {"precision": "bf16"}]
-MORE_FIRST_STEPS: list[Any] = [
+FIRST_STEPS = [{}, {"accumulate": 3}, {"mode": "dp"}, {"precision": "bf16"}]
+MORE_FIRST_STEPS = [
     {"data": "device"},
     {"comm_hook": "powersgd"},
     {"gradient_as_bucket_view": True},
@@ -576,14 +536,11 @@ MORE_FIRST_STEPS: list[Any] = [
     ],
     ids=["usual", "every"],
 )
-def test_the_first_steps_of_a_setting_are_those_of_plain_training(
-    ranks: Any, exact: list[Any], lossy: list[Any]
-) -> None:
+def test_the_first_steps_of_a_setting_are_those_of_plain_training(ranks, exact, lossy):
     script = f"""
 report([proven(**s) if cluster.is_first or s.get("mode") != "dp" else None for s in {exact + lossy!r}])
-cluster.close()
 """
-    on_first, on_second = ranks(PREPARED + script, 2)
+    on_first, on_second = ranks(PREPARED + script)
     assert max(on_first[: len(exact)]) < 1e-3
     assert all(1e-5 < error < 0.1 for error in on_first[len(exact) :]), "a hook is seen to round"
     assert set(on_second) == {None}
@@ -623,27 +580,25 @@ faults = {
     "bf16 in fp32": (Trainer, "_evaluate", halved),
     "labels of others": (Trainer, "_fetch", other_data),
 }
-Prover.prove = lambda *_: 0.0  # it sees none of these but the first
+patch.setattr(Prover, "prove", lambda *_: 0.0)  # it sees none of these but the first
 found = {}
 for name, (owner, method, fault) in faults.items():
-    right = getattr(owner, method)
-    setattr(owner, method, fault(right))
-    found[name] = proven()
-    setattr(owner, method, right)
+    with patch.context() as faulty:
+        faulty.setattr(owner, method, fault(getattr(owner, method)))
+        found[name] = proven()
 report(found)
-cluster.close()
 """
 
 
-def test_faults_of_the_step_that_is_timed_are_caught(ranks: Any) -> None:
-    on_first, on_second = ranks(PREPARED + FAULTS, 2)
+def test_faults_of_the_step_that_is_timed_are_caught(ranks):
+    on_first, on_second = ranks(PREPARED + FAULTS)
     assert len(on_first) == 6
     for name, said in on_first.items():
         assert "parameters after 2 steps differ from those of single by" in str(said), name
     assert set(on_second.values()) == {None}
 
 
-def test_what_rounding_or_chance_alone_would_change_as_much_is_measured(ranks: Any) -> None:
+def test_what_rounding_or_chance_alone_would_change_as_much_is_measured(ranks):
     """The true gradient of a bias before batch norm is 0, and Adam makes a full step of its rounding."""
     found = ranks(
         PREPARED
@@ -660,10 +615,8 @@ class Noisy(Biased):
         return super().forward(torch.nn.functional.dropout(x, 0.5))
 made = replace(resnet_workload("resnet20", 32), module=Biased, optimizer=adam)
 noisy = replace(resnet_workload("resnet20", 32), module=Noisy)
-Prover.prove = lambda *_: 0.0  # frozen batch norm makes the bias count
+patch.setattr(Prover, "prove", lambda *_: 0.0)  # frozen batch norm makes the bias count
 report([proven(made, comm_hook="fp16"), proven(noisy)])
-cluster.close()
-""",
-        2,
+"""
     )
     assert all("rounding or random numbers alone change" in str(said) for said in found[0]), found[0]

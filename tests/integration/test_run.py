@@ -1,29 +1,26 @@
 """The command as a user types it: a real run, its files, and everything it refuses."""
 
-from __future__ import annotations
-
 import ipaddress
 import itertools
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import pytest
 import schemas
 from commands import SMALL, bench_run, python
+from in_process import Reached
 
 from ddp_bench import load_run
+from ddp_bench.bench.run.close import finish, finish_and_say
 from ddp_bench.bench.run.main import GROUPS, main, parser
 from ddp_bench.bench.run.schedule import FIRST_LOOK
 from ddp_bench.bench.settings import options_of
 
-if TYPE_CHECKING:
-    from conftest import RealRun
 
-
-def test_every_planned_case_has_exactly_one_row(real_run: RealRun) -> None:
+def test_every_planned_case_has_exactly_one_row(real_run):
     run = real_run.data
     status = [
         (c.mode, c.num_devices, c.bucket_cap_mb, c.status)
@@ -41,7 +38,7 @@ def test_every_planned_case_has_exactly_one_row(real_run: RealRun) -> None:
     ]
 
 
-def test_equal_layouts_are_measured_once(real_run: RealRun) -> None:
+def test_equal_layouts_are_measured_once(real_run):
     run = real_run.data
     caps = run.cases.set_index("bucket_cap_mb")
     assert caps.loc["50", "num_buckets"] == 1
@@ -51,7 +48,7 @@ def test_equal_layouts_are_measured_once(real_run: RealRun) -> None:
     assert sum(sizes) == run.manifest.model.gradient_bytes
 
 
-def test_the_numbers_hang_together(real_run: RealRun) -> None:
+def test_the_numbers_hang_together(real_run):
     run = real_run.data
     ok = run.cases[run.cases["status"] == "ok"]
     assert (ok["images_per_s"] * ok["step_ms"] / 1000 / ok["global_batch"]).tolist() == pytest.approx(
@@ -64,7 +61,7 @@ def test_the_numbers_hang_together(real_run: RealRun) -> None:
     assert ok["num_rounds"].tolist() == [3] * len(ok)
 
 
-def test_blocks_tell_rounds_order_ranks_and_warm_up(real_run: RealRun) -> None:
+def test_blocks_tell_rounds_order_ranks_and_warm_up(real_run):
     run = real_run.data
     timed = run.blocks[run.blocks["phase"] == "timed"]
     assert set(timed["round"]) == {1, 2, 3}
@@ -83,7 +80,7 @@ def test_blocks_tell_rounds_order_ranks_and_warm_up(real_run: RealRun) -> None:
         assert sum(steps) == pytest.approx(block.block_ms, rel=0.02)
 
 
-def test_the_manifest_says_under_what_conditions(real_run: RealRun) -> None:
+def test_the_manifest_says_under_what_conditions(real_run):
     run = real_run.data
     manifest = run.manifest
     assert manifest.settings.arch == "resnet20"
@@ -95,13 +92,13 @@ def test_the_manifest_says_under_what_conditions(real_run: RealRun) -> None:
     assert 0 < manifest.timing.timed_share_pct < 100
 
 
-def test_the_files_are_what_the_published_schemas_say(real_run: RealRun) -> None:
+def test_the_files_are_what_the_published_schemas_say(real_run):
     run = load_run(real_run.data.path)
     assert schemas.problems_of_run(run.path) == []
     assert schemas.problems("summary", run.summary) == []
 
 
-def test_the_devices_are_measured_by_themselves_at_every_count(real_run: RealRun) -> None:
+def test_the_devices_are_measured_by_themselves_at_every_count(real_run):
     manifest = real_run.data.manifest
     rates = manifest.roofline
     assert [(row.num_devices, row.rank) for row in rates] == [(1, 0), (2, 0), (2, 1)]
@@ -111,7 +108,7 @@ def test_the_devices_are_measured_by_themselves_at_every_count(real_run: RealRun
     assert "MFU (% of the measured matrix rate)" in page
 
 
-def test_the_summary_and_the_page(real_run: RealRun) -> None:
+def test_the_summary_and_the_page(real_run):
     run = real_run.data
     lines = real_run.stdout.splitlines()
     assert lines[-1] == f"Report: {run.path / 'report.html'}"
@@ -130,15 +127,14 @@ def test_the_summary_and_the_page(real_run: RealRun) -> None:
     assert "<svg" in (run.path / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_run_on_this_machine_listens_on_the_loopback_alone(real_run: RealRun) -> None:
+def test_a_run_on_this_machine_listens_on_the_loopback_alone(real_run):
     addresses = real_run.listened
     assert len(addresses) >= 3, f"the launcher's store and a listener of every rank's gloo, not {addresses}"
     assert all(ipaddress.ip_address(host).is_loopback for host, _ in addresses), addresses
 
 
-def test_a_complete_run_is_not_resumed(
-    real_run: RealRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_a_complete_run_is_not_resumed(real_run, tmp_path, capsys):
     folder = shutil.copytree(real_run.data.path, tmp_path / "run")
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert main(["--resume", str(folder)]) == 0
@@ -150,7 +146,7 @@ def test_a_complete_run_is_not_resumed(
 
 @pytest.mark.campaign
 @pytest.mark.smoke
-def test_under_the_users_own_torchrun(tmp_path: Path) -> None:
+def test_under_the_users_own_torchrun(tmp_path):
     """The ranks are the user's here: they measure in the processes that torchrun started."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     sweep = ("--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "2", "--steps", "1")
@@ -170,7 +166,7 @@ def test_under_the_users_own_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.smoke
-def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path: Path) -> None:
+def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path):
     (tmp_path / "broken.py").write_text(
         "import torch\n"
         "class Model(torch.nn.Linear):\n"
@@ -220,26 +216,30 @@ BAD = [
     (["--backend", "nccl"], "needs CUDA devices"),
     (["--data", "/nowhere/at/all"], "/nowhere/at/all"),
     (["--workload", "no.such.module:name"], "no module 'no'"),
-    (["--workload", "json:loads"], "json:loads"),
     (["--config", "/nowhere.toml"], "/nowhere.toml"),
 ]
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_bad_input_is_one_line_and_exit_2(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line_and_exit_2(arguments, message, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["--device", "cpu", *arguments, "--out", str(out)]) == 2
     error = capsys.readouterr().err.strip()
-    assert message in error.splitlines()[-1]
-    assert error.splitlines()[-1].startswith("bench.run: error: ")
-    if "json:loads" not in message:  # the user's own code raised: its traceback is shown before the line
-        assert "\n" not in error
+    assert message in error
+    assert error.startswith("bench.run: error: ")
+    assert "\n" not in error
     assert not out.exists(), "nothing is written"
 
 
-def test_every_setting_is_in_one_group_of_the_help() -> None:
+def test_a_mistake_that_a_real_worker_finds_is_told_by_the_command(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["--device", "cpu", "--workload", "json:loads", "--out", str(out)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("bench.run: error: json:loads ")
+    assert not out.exists()
+
+
+def test_every_setting_is_in_one_group_of_the_help():
     assert sorted(itertools.chain(*GROUPS.values())) == sorted(setting.name for setting in options_of())
     text = parser().format_help()
     assert text.index("--modes") < text.index("\nmodel and data:") < text.index("--batch-size")
@@ -247,23 +247,21 @@ def test_every_setting_is_in_one_group_of_the_help() -> None:
 
 
 @pytest.mark.parametrize("option", ["channels-last", "fused-optimizer", "cudnn-benchmark", "trace"])
-def test_a_switch_alone_means_on(option: str) -> None:
+def test_a_switch_alone_means_on(option):
     name = option.replace("-", "_")
     given = [vars(parser().parse_args(words)) for words in ([f"--{option}"], [f"--{option}", "off"], [])]
     assert [values.get(name) for values in given] == ["on", "off", None]
 
 
-def test_cuda_where_there_is_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_cuda_where_there_is_none(capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["--device", "cuda"]) == 2
     assert "finds no CUDA device" in capsys.readouterr().err
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(
-    real_run: RealRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_a_folder_that_holds_a_run_is_left_alone(real_run, capsys):
     run = real_run.data
     before = {p.name: p.stat().st_mtime_ns for p in run.path.iterdir()}
     assert main([*SMALL, "--gpus", "1", "--out", str(run.path)]) == 2
@@ -271,9 +269,8 @@ def test_a_folder_that_holds_a_run_is_left_alone(
     assert {p.name: p.stat().st_mtime_ns for p in run.path.iterdir()} == before
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     out = tmp_path / "run"
     arguments = [*SMALL, "--gpus", "1,2", "--bucket-cap-mb", "default,1"]
     assert main([*arguments, "--dry-run", "--out", str(out)]) == 0
@@ -287,3 +284,41 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     (probed,) = re.findall(r"probe of (\d+) steps", text)
     assert ("Comparisons will be known to about ±" in text) == (int(probed) >= FIRST_LOOK), "busy machine"
     assert not out.exists()
+
+
+# As a fault leaves it: its files are brought up to date without its ranks; a resume goes on.
+
+
+@pytest.fixture
+def broken_off(real_run, tmp_path):
+    """The run, but killed in the middle of a row of its last block: no end, no table of cases, no page."""
+    folder = Path(shutil.copytree(real_run.data.path, tmp_path / "run"))
+    journal = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    assert '"event": "end"' in journal[-1]
+    (folder / "journal.jsonl").write_text("".join(journal[:-1]))
+    blocks = (folder / "blocks.csv").read_bytes()
+    (folder / "blocks.csv").write_bytes(blocks[:-20])
+    for name in ("cases.csv", "report.html"):
+        (folder / name).unlink()
+    return folder
+
+
+def test_its_files_are_brought_up_to_date_once(broken_off, real_run, capsys):
+    finish_and_say(broken_off, "interrupted")
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].endswith(f"python -m bench.run --resume {broken_off}")
+    assert "interrupted; 6 of 8 cases have results in " in said[-2]
+    run, whole = load_run(broken_off), real_run.data
+    assert run.manifest.timing.stopped_because == "interrupted"
+    assert run.cases["status"].tolist() == whole.cases["status"].tolist()
+    same = ["case_id", "mode", "num_devices", "bucket_cap_mb", "bucket_bytes"]
+    pd.testing.assert_frame_equal(run.cases[same], whole.cases[same])
+    assert len(run.blocks) < len(whole.blocks)
+    assert "<svg" in (broken_off / "report.html").read_text(encoding="utf-8")
+    assert finish(broken_off, "interrupted") == ""
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_resume_needs_as_many_workers_as_its_plan(broken_off):
+    with pytest.raises(Reached):
+        main(["--resume", str(broken_off), "--quiet"])

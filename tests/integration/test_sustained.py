@@ -1,15 +1,12 @@
 """A real run of two ranks that trains on after its rounds, broken off meanwhile and resumed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from commands import SMALL, bench_run
 
-from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run.close import finish
 
 pytestmark = pytest.mark.campaign
@@ -20,7 +17,7 @@ STEADY = ("steady_images_per_s", "steady_change_pct")
 
 
 @pytest.fixture(scope="module")
-def sustained(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+def sustained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sustained") / "run"
     how = ("--image-size", "8", "--rounds", "5", "--sustain", f"{SUSTAIN_S}s", "--out", str(folder))
     done = bench_run(*SMALL, *SWEEP, *how)
@@ -29,16 +26,16 @@ def sustained(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     return load_run(folder)
 
 
-def after_rounds(run: RunData) -> pd.DataFrame:
+def after_rounds(run):
     return run.blocks[run.blocks["phase"] == "sustained"]
 
 
-def trained_s(run: RunData) -> pd.Series[float]:
+def trained_s(run):
     longest = after_rounds(run).groupby(["case_id", "round"], sort=False)["block_ms"].max()
     return longest.groupby("case_id", sort=False).sum() / 1000
 
 
-def test_every_case_trains_so_long_in_the_plans_order_after_the_rounds(sustained: RunData) -> None:
+def test_every_case_trains_so_long_in_the_plans_order_after_the_rounds(sustained):
     own = sustained.cases["case_id"].tolist()
     assert len(own) == 3
     assert after_rounds(sustained)["case_id"].drop_duplicates().tolist() == own
@@ -51,14 +48,14 @@ def test_every_case_trains_so_long_in_the_plans_order_after_the_rounds(sustained
         assert found["round"].tolist() == list(range(1, len(found) + 1))
 
 
-def test_all_ranks_take_as_many_steps(sustained: RunData) -> None:
+def test_all_ranks_take_as_many_steps(sustained):
     by_block = after_rounds(sustained).groupby(["case_id", "round"])
     assert (by_block["num_steps"].min() == by_block["num_steps"].max()).all()
     ranks = by_block["rank"].apply(sorted).groupby("case_id").first()
     assert [ranks[case_id] for case_id in sustained.cases["case_id"]] == [[0], [0], [0, 1]]
 
 
-def test_its_columns_and_the_page(sustained: RunData) -> None:
+def test_its_columns_and_the_page(sustained):
     cases = sustained.cases
     assert cases[list(STEADY)].notna().all(axis=None)
     assert cases["num_rounds"].tolist() == [5, 5, 5]
@@ -67,7 +64,7 @@ def test_its_columns_and_the_page(sustained: RunData) -> None:
     assert "Throughput, steady state" in page
 
 
-def test_a_run_broken_off_meanwhile_goes_on_where_it_was(sustained: RunData, tmp_path: Path) -> None:
+def test_a_run_broken_off_meanwhile_goes_on_where_it_was(sustained, tmp_path):
     """As a power cut leaves it within the second case's third block."""
     folder = Path(shutil.copytree(sustained.path, tmp_path / "run"))
     journal = (folder / "journal.jsonl").read_text().splitlines(keepends=True)

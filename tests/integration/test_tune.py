@@ -1,11 +1,6 @@
 """The command as a user types it: one run, a race of DDP's settings, the bound beside it, what it refuses."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 from commands import SMALL, python
@@ -21,13 +16,13 @@ from ddp_bench.models.registry import resnet_workload
 CAPS = ("default", "0", "0.1", "0.25", "0.5")
 
 
-def bench_tune(*arguments: str) -> subprocess.CompletedProcess[str]:
+def bench_tune(*arguments):
     given = (*SMALL, "--gpus", "2", "--bucket-cap-mb", ",".join(CAPS), *arguments)
     return python("-m", "bench.tune", *given, env={"OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def tuned(tmp_path_factory):
     out = tmp_path_factory.mktemp("tune") / "out"
     more = ("--calibrate", "--passes", "no_sync,comm", "--gradient-as-bucket-view", "off,on")
     done = bench_tune("--rounds", "8", *more, "--json", "--out", str(out))
@@ -37,7 +32,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 @pytest.mark.campaign
 @pytest.mark.smoke
-def test_the_slowest_leave_and_the_others_are_compared_with_the_default(tuned: Any) -> None:
+def test_the_slowest_leave_and_the_others_are_compared_with_the_default(tuned):
     """Blocks of a dropped case end with the round it was dropped in; its row and the default stay."""
     out, said = tuned
     run = load_run(out)
@@ -60,7 +55,7 @@ def test_the_slowest_leave_and_the_others_are_compared_with_the_default(tuned: A
 
 @pytest.mark.campaign
 @pytest.mark.smoke
-def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
+def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
     out, said = tuned
     found = load_calibration(out)
     module = resnet_workload("resnet20", 32).module()
@@ -82,7 +77,7 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.smoke
-def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_starts_from_the_calibration(tuned, capsys):
     out, _ = tuned
     code = predict.main([str(out), "--gpus", "1,2,8"])
     said = capsys.readouterr()
@@ -93,6 +88,7 @@ def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureF
         assert "not predicted: the interval would be" in said.err
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -105,9 +101,7 @@ def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureF
         (("--preset", "quick"), "are options of"),
     ],
 )
-def test_mistakes_are_one_line(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line(arguments, message, capsys):
     assert tune.main(["--device", "cpu", "--gpus", "2", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -115,7 +109,8 @@ def test_mistakes_are_one_line(
     assert message in error
 
 
-def test_a_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_a_dry_run_measures_nothing(tmp_path, capsys):
     out = tmp_path / "out"
     assert tune.main([*SMALL, "--gpus", "2", "--max-time", "90s", "--dry-run", "--out", str(out)]) == 0
     said = capsys.readouterr().out

@@ -1,14 +1,9 @@
 """Fixtures of the lab's tests: they need root or user namespaces, and say so where there is neither."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from real_lab import Lab
@@ -17,16 +12,20 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.lab import namespaces
 
 
-@pytest.fixture
-def start_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    """Starts labs, each in a folder of its own below `tmp_path`."""
+@pytest.fixture(autouse=True, scope="session")
+def _support():
     try:
         namespaces.require_support()
     except UsageError as missing:
         pytest.skip(str(missing))
-    labs: list[Lab] = []
 
-    def start(rate: str, *arguments: str, **how: Any) -> Lab:
+
+@pytest.fixture
+def start_lab(tmp_path):
+    """Starts labs, each in a folder of its own below `tmp_path`."""
+    labs = []
+
+    def start(rate, *arguments, **how):
         labs.append(Lab(tmp_path / f"lab{len(labs)}", rate, *arguments, **how))
         return labs[-1]
 
@@ -36,7 +35,7 @@ def start_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 
 
 @pytest.fixture
-def foreign_namespace() -> Iterator[str]:
+def foreign_namespace():
     """A network namespace that no lab made, with an interface and an address a lab uses too."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and ip to make a named network namespace")

@@ -206,7 +206,7 @@ def hiding(key, steps_ms):
     for r, ms in enumerate(steps_ms, 1):
         rows += [block(key, r, ms), block(key, r, 100.0, phase="no_sync"), block(key, r, 40.0, phase="comm")]
     outcomes = [Outcome(p, "ok") for p in PLAN if p.case.case_id == IDS[key]]
-    return case_rows(outcomes, typed_frame(rows, BLOCKS)).iloc[0].to_dict()
+    return case_rows(outcomes, RoundTimes.of(typed_frame(rows, BLOCKS))).iloc[0].to_dict()
 
 
 @pytest.mark.parametrize(("step_ms", "hidden"), [(150.0, -25.0), (140.0, 0.0), (70.0, 175.0)])

@@ -14,10 +14,12 @@ from msgspec import structs
 from report_runs import case, run
 
 from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads, read_load
-from ddp_bench.bench.findings.cautions import other_load, run_cautions, slow_links
+from ddp_bench.bench.findings.cautions import other_load, slow_links
+from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.findings.stability import cautions, split_levels
 from ddp_bench.bench.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.report.conditions import groups
 
@@ -158,7 +160,7 @@ def told(busy, steal):
 )
 def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said):
     measured = run([case("single", 1, 100.0, device_type="cpu")], told(busy, steal))
-    found = [c for c in run_cautions(measured.manifest, measured.cases, measured.blocks) if "load" in c.kind]
+    found = [c for c in run_cautions(measured.manifest, measured.cases, measured.times) if "load" in c.kind]
     assert len(found) == bool(said)
     assert all(said in caution.sentence for caution in found)
     (facts,) = (group.facts for group in groups(measured.manifest, measured.cases) if group.title == "Run")
@@ -186,9 +188,9 @@ def found(*series, target=None):
         for p, times in zip(planned, series, strict=True)
         for row in block_rows(p.case.case_id, p.case.mode, times)
     ]
-    blocks = typed_frame(rows, BLOCKS)
-    cases = case_rows([Outcome(p) for p in planned], blocks)
-    made = cautions(cases, blocks, target=target)
+    times = RoundTimes.of(typed_frame(rows, BLOCKS))
+    cases = case_rows([Outcome(p) for p in planned], times)
+    made = cautions(cases, times, target=target)
     assert len({caution.kind for caution in made}) == len(made)
     return {caution.kind: caution for caution in made}
 
@@ -292,12 +294,12 @@ def test_few_rounds_and_the_number_that_the_target_needs():
 def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions():
     planned = plan()
     blocks = typed_frame(block_rows(planned[0].case.case_id, "single", [100.0, 101]), BLOCKS)
-    nothing = case_rows([Outcome(p, "failed", "no such luck") for p in planned], blocks)
-    assert cautions(nothing, blocks, target=0.02) == []
-    cases = case_rows([Outcome(planned[0])], blocks)
-    assert cautions(cases, blocks.iloc[:0], target=None) == []
+    nothing = case_rows([Outcome(p, "failed", "no such luck") for p in planned], RoundTimes.of(blocks))
+    assert cautions(nothing, RoundTimes.of(blocks), target=0.02) == []
+    cases = case_rows([Outcome(planned[0])], RoundTimes.of(blocks))
+    assert cautions(cases, RoundTimes(), target=None) == []
     broken = blocks.assign(block_ms=pd.Series([0.0, float("nan")]))
-    assert cautions(cases, broken[broken["block_ms"] > 0], target=0.02) == []
+    assert cautions(cases, RoundTimes.of(broken[broken["block_ms"] > 0]), target=0.02) == []
 
 
 def sustained(rounds, after):
@@ -305,8 +307,8 @@ def sustained(rounds, after):
     planned = plan()[0]
     rows = block_rows(planned.case.case_id, planned.case.mode, rounds)
     rows += block_rows(planned.case.case_id, planned.case.mode, after, "sustained")
-    blocks = typed_frame(rows, BLOCKS)
-    made = cautions(case_rows([Outcome(planned)], blocks), blocks, target=None)
+    times = RoundTimes.of(typed_frame(rows, BLOCKS))
+    made = cautions(case_rows([Outcome(planned)], times), times, target=None)
     return next((caution for caution in made if caution.kind == "steady rate"), None)
 
 

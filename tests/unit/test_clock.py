@@ -12,7 +12,7 @@ from torch import backends
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.measure import calibration, collectives, hold
 from ddp_bench.bench.measure.anatomy import run_anatomy
-from ddp_bench.bench.measure.clock import HostClock, float32_precision, make_clock
+from ddp_bench.bench.measure.clock import Clock, float32_precision, make_clock
 from ddp_bench.bench.measure.collectives import IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
@@ -181,7 +181,7 @@ def test_on_a_cpu_nothing_of_that_is_done(monkeypatch, size):
 
 def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block():
     """Else the pause between two cases would be a step, and ranks would count their warm-up differently."""
-    clock = HostClock()
+    clock = Clock()
 
     def fails():
         raise MemoryError

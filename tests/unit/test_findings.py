@@ -9,8 +9,8 @@ from finding_cases import CAP_1, CAP_25, CPU, DDP, DP, FAILED, NAN, SINGLE, conc
 from report_runs import case, measured, run, timed, usual_cases
 
 from ddp_bench.bench.findings.answers import headline, verdicts
-from ddp_bench.bench.findings.cautions import run_cautions
-from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.cautions import Caution, Trust
+from ddp_bench.bench.findings.findings import conclude, run_cautions
 from ddp_bench.bench.findings.notes import (
     LeftOut,
     LinkLimit,
@@ -20,7 +20,6 @@ from ddp_bench.bench.findings.notes import (
     notes,
     why_not_measured,
 )
-from ddp_bench.bench.findings.trust import Caution, Trust
 from ddp_bench.bench.findings.verdicts import (
     CAP,
     COMMUNICATION,
@@ -32,8 +31,8 @@ from ddp_bench.bench.findings.verdicts import (
     WrapperVerdict,
 )
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.stats import Interval
 
@@ -354,7 +353,7 @@ def test_skipped_cases_are_one_line_with_their_count():
     alike = CAP_1 | {"status": "skipped", "reason": "same bucket layout"}
     (note,) = concluded(SINGLE, DDP, *skipped, plain, alike).found
     assert isinstance(note, LeftOut)
-    assert note.num_cases == 3
+    assert note.num_cases == 4
 
 
 def test_overlapping_rates_of_which_one_is_faster_are_explained():
@@ -392,7 +391,7 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, trans
         (["few rounds", "two levels"], "are in doubt (few rounds)"),
     ],
 )
-def test_trust_claims_no_faster_one_where_there_is_none(kinds: list[str], bounds: str) -> None:
+def test_trust_claims_no_faster_one_where_there_is_none(kinds, bounds):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
     said = Trust.of(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False).sentence
     nothing = f"nothing is resolved, either may be faster; the bounds of that {bounds}"

@@ -11,10 +11,12 @@ from made import block, made_manifest, planned, resolved
 from report_runs import case, run
 
 from ddp_bench.bench import gpus
-from ddp_bench.bench.findings.cautions import run_cautions, throttled, unequal_clocks
+from ddp_bench.bench.findings.cautions import throttled, unequal_clocks
+from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.lab.main import visible_gpus
 from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.report.page import page
 
@@ -286,6 +288,6 @@ def test_a_run_warns_of_both():
         for r in range(1, 7)
         for mode, mhz, held in (("single", 1900, 0), ("ddp", 1500, 90))
     ]
-    blocks = typed_frame([row for ranks in series for row in ranks], BLOCKS)
-    cases = case_rows([Outcome(PLAN[mode]) for mode in ("single", "ddp")], blocks)
-    assert {c.kind for c in run_cautions(made_manifest(), cases, blocks)} == {"slowed GPUs", "unequal clocks"}
+    times = RoundTimes.of(typed_frame([row for ranks in series for row in ranks], BLOCKS))
+    cases = case_rows([Outcome(PLAN[mode]) for mode in ("single", "ddp")], times)
+    assert {c.kind for c in run_cautions(made_manifest(), cases, times)} == {"slowed GPUs", "unequal clocks"}

@@ -12,7 +12,7 @@ from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
 from ddp_bench.bench.run.cases import facts_of
-from ddp_bench.bench.worker.messages import Drop, Proven, UpdateError, Wait, Warmed
+from ddp_bench.bench.worker.messages import Proven, Settle, UpdateError, Wait, Warmed
 from ddp_bench.bench.worker.rank import Rank
 
 MIB = 2**20
@@ -163,7 +163,7 @@ def on_gpu():
 
 def test_a_dropped_case_leaves_no_memory(frozen, allocators):
     allocators[0].reserved = MIB
-    assert on_gpu().do(Drop(index=0)).status == "ok"
+    assert on_gpu().do(Settle(index=0, group=(0, ""))).status == "ok"
     assert frozen() is None
     assert allocators[0].reserved == 0
 

@@ -183,6 +183,8 @@ def test_a_failed_case_keeps_what_its_ranks_say(tmp_path, monkeypatch):
     fail_case(recorder, 0, Failure("timeout", "no end"))
     assert Path(path).read_text().startswith(kept)
     recorder.close("test")
+
+
 def test_a_rank_that_died_before_a_case_had_begun_costs_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,5 +197,3 @@ def test_a_rank_that_died_before_a_case_had_begun_costs_none(
     recorder.note(0, "round 3 (timed)")
     assert settle_fault(recorder, failure_of({1: -9}, what="round 3 (timed)", out_of_memory=False))
     assert read(recorder.folder).settled[0].status == "failed"
-
-

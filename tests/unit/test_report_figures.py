@@ -21,14 +21,13 @@ from report_runs import (
 
 from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.build import render
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart
 from ddp_bench.report.figures import dp_against_ddp, drift
 from ddp_bench.report.page import page
-from ddp_bench.report.step import one_step
+from ddp_bench.report.timeline import one_step
 
 
 def test_shared_devices_are_drawn_hollow():
@@ -125,7 +124,7 @@ SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2,
 
 def paces(blocks):
     data = run([SINGLE, DP, DDP], timed_blocks=blocks)
-    return drift(workloads(data.cases)[0], data.blocks, key="k")
+    return drift(workloads(data.cases)[0], data.times, key="k")
 
 
 def test_round_that_was_broken_off_does_not_speak_for_all_cases():
@@ -144,7 +143,7 @@ def test_two_rounds_show_no_drift():
 
 def ratio(cases, blocks):
     data = run(cases, timed_blocks=blocks)
-    return dp_against_ddp(workloads(data.cases)[0], typical_of(RoundTimes.of(data.blocks)), (), key="k")
+    return dp_against_ddp(workloads(data.cases)[0], typical_of(data.times), (), key="k")
 
 
 def test_ratio_is_formed_inside_each_round_so_that_drift_cancels():
@@ -176,7 +175,7 @@ def test_the_ratio_has_the_interval_of_the_answer_and_no_other(*, turned):
     answer = Interval(1.25, 0.9, 1.7)
     ids = (dp["case_id"], ddp["case_id"]) if turned else (ddp["case_id"], dp["case_id"])
     one = Comparison(*ids, answer.inverted() if turned else answer, 0.05, 6)
-    typical = typical_of(RoundTimes.of(data.blocks))
+    typical = typical_of(data.times)
     alone, answered = (
         dp_against_ddp(workloads(data.cases)[0], typical, found, key="k") for found in ((), (one,))
     )

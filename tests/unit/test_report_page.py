@@ -20,7 +20,7 @@ from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, 
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.cases import workloads
-from ddp_bench.report.figures import against_default, ratio_ticks
+from ddp_bench.report.forest import against_default, ratio_ticks
 from ddp_bench.report.page import Files, cards, heading, model_name, page, status
 from ddp_bench.report.tables import Link
 

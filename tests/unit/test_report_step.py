@@ -6,7 +6,8 @@ from report_runs import PHASES, case, communicating, measured, run, traced
 from sample_runs import EVERY_SAMPLE, sample
 
 from ddp_bench.report.cases import workloads
-from ddp_bench.report.step import REST, agreeing, breakdown, step_bars, steps_of
+from ddp_bench.report.step import REST, breakdown, step_bars
+from ddp_bench.report.timeline import agreeing, steps_of
 
 Case = dict[str, Any]
 

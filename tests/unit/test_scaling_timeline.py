@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet18
 
-from ddp_bench.bench.measure.split import balanced, layer_costs_ms
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, bubble_share, make_work, simulate
+from ddp_bench.bench.worker.stages import balanced, layer_costs_ms
 from ddp_bench.models.resnet import resnet20, resnet_layers
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)

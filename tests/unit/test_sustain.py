@@ -4,12 +4,11 @@ import made
 import pandas as pd
 import pytest
 from commands import SMALL
-from made import planned
+from made import planned, recorded
 
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
 from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
 from ddp_bench.bench.run.failures import PATIENCE
-from made import recorded
 from ddp_bench.bench.run.main import main
 from ddp_bench.bench.run.phases import fixed_phases, unfinished
 from ddp_bench.bench.run.reopen import MAY_CHANGE

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from made import planned, resolved
+from made import planned, recorded, resolved
 
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.manifest import Manifest, RankPlace
-from made import recorded
 from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.run import cases, session
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, unfinished
@@ -37,8 +36,6 @@ class FakeWorkers:
     def __len__(self):
         return self._num_ranks
 
-    def check(self): ...
-
     def ask(self, commands, _what, _limit_s):
         if FakeWorkers.num_blocks == self._most:
             raise BrokenOffError
@@ -62,15 +59,11 @@ class FakeClock:
 
 
 class FakeSession(session.Session):
-    def _measure_rates(self):
-        """There is no device."""
-
     def _prepare_cases(self):
         """Cases as warmed up; those that have nothing left are not, as in a real session."""
-        measured, dropped = self._earlier.measured, self._earlier.dropped
-        for index, one in unfinished(self._plan, self._settings, measured, dropped=dropped, sustained_s={}):
-            self._recorder.set_outcome(index, "ok")
-            self._live.append(LiveCase(index, one.case, one.oversubscribed, None, 0.01, 0.01))
+        for index, one in unfinished(self.plan, self.settings, self.recorder):
+            self.recorder.set_outcome(index, "ok")
+            self.live.append(LiveCase(index, one.case, one.oversubscribed, None, 0.01, 0.01))
 
 
 def settings_of(device="cuda", **stored):

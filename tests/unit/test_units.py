@@ -14,7 +14,8 @@ from test_scaling_predict import SAMPLE, SMALL
 from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, token_plan, token_run
 
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.cautions import Trust
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
@@ -24,7 +25,7 @@ from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.output import write_csv
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario
-from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.results.comparisons import FASTER
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
@@ -188,10 +189,15 @@ TIMING = Timing(
 def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, capsys):
     slower, found = token_run(tmp_path / "slower", scale=4), load_run(tokens)
     said = {"page": "".join(f"{line} " for line in text_of(render(page([found]))))}
-    conclusion = conclude(tmp_path, found.manifest, found.cases, found.blocks, comparisons_of_run(found))
-    warned = cautions(found.cases, found.blocks, target=0.001)
+    conclusion = conclude_run(found)
+    warned = cautions(found.cases, found.times, target=0.001)
     assert {"two levels", "wide intervals", "steady rate"} <= {one.kind for one in warned}
-    print_summary(found.cases, replace(conclusion, cautions=tuple(warned)), TIMING, tokens / "report.html")
+    print_summary(
+        found.cases,
+        replace(conclusion, cautions=tuple(warned), trust=Trust.of(warned, [FASTER], on_cpu=False)),
+        TIMING,
+        tokens / "report.html",
+    )
     said["terminal"] = capsys.readouterr().out
     for command, given, code in (
         (report_command, [tokens, "--markdown"], 0),

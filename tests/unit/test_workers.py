@@ -115,11 +115,11 @@ def waiting(command):
     return TOLD if isinstance(command, m.Tell) else None
 
 
-def unread(_: m.Command) -> None:
+def unread(_):
     """It goes once a command has come, without a look at it."""
 
 
-def leaving(command: m.Command) -> m.Answer:
+def leaving(command):
     """It goes as soon as it has answered."""
     return well(command)
 
@@ -141,10 +141,12 @@ def late(deed):
     def later(command):
         time.sleep(0.1)
         return deed(command)
+
+    return later
+
+
 @pytest.mark.parametrize("deed", [unread, leaving], ids=["with a command unread", "after its answer"])
-def test_one_that_died_before_it_read_a_command_did_not_die_of_it(
-    started: Callable[..., Workers], deed: Deed
-) -> None:
+def test_one_that_died_before_it_read_a_command_did_not_die_of_it(started, deed):
     workers = started(waiting, deed, codes={1: -9})
     if deed is leaving:
         workers.ask({1: m.Wait()}, "round 1 (timed)", LIMIT_S)
@@ -155,10 +157,6 @@ def test_one_that_died_before_it_read_a_command_did_not_die_of_it(
     assert failure is not None
     assert failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in its wait for the next command"
     assert failure.was_idle
-
-
-
-    return later
 
 
 MISSING = raising("gloo: Connection closed by peer", restart=True, is_cause=False)

@@ -1,0 +1,208 @@
+"""Anything where a file of settings, a log, a calibration or a trace should be: read, or refused in a line.
+
+What is read keeps its rules.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from fuzzing import DRAWS, VALUES, bounded, edited, mutated, read_or_refused, word
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate.command import read_thresholds
+from ddp_bench.bench.measure.trace import (
+    bucket_runs,
+    communication_and_compute,
+    in_steps,
+    overlap_pct,
+    spans_of,
+)
+from ddp_bench.bench.predict.allreduce import AllReduceTimes, measured_curve
+from ddp_bench.bench.predict.calibration import Calibration, Identity, Parameter
+from ddp_bench.bench.predict.networks import parse_nccl_log
+from ddp_bench.bench.predict.output import Predictions
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.resolve import resolve
+from ddp_bench.bench.settings import options_of
+
+NAMES = [setting.name for setting in options_of()]
+TEXTS = DRAWS.map(word) | st.text(max_size=60)
+
+
+def toml(value):
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{toml(k)} = {toml(v)}' for k, v in value.items())}}}"
+    # JSON's escapes are TOML's, but for characters that cannot stand alone.
+    return json.dumps(value.encode("utf-8", "replace").decode() if isinstance(value, str) else value)
+
+
+def settings_or_refusal(path, content):
+    path.write_bytes(content)
+    read_or_refused(lambda: resolve({}, config=path))
+    read_or_refused(lambda: read_thresholds("5%", path))
+
+
+@bounded(150)
+@given(draw=DRAWS)
+def test_any_value_of_a_setting(tmp_path, draw):
+    pairs = {
+        draw.choice([*NAMES, *NAMES, word(draw)]): draw.choice(
+            [word(draw), edited([1, "on", [2]], draw), *VALUES]
+        )
+        for _ in range(draw.randrange(5))
+    }
+    lines = [f"{toml(key)} = {toml(value)}" for key, value in pairs.items()]
+    for head in ("", "[thresholds]\n"):
+        settings_or_refusal(tmp_path / "x.toml", (head + "\n".join(lines)).encode())
+
+
+SETTINGS = b"modes = ['dp', 'ddp']\ngpus = [1, 2]\n[thresholds]\nthroughput = '5%'\n# comment\n"
+
+
+@bounded(150)
+@given(content=st.integers(0, 2**32).map(lambda seed: mutated(SETTINGS, seed)) | st.binary(max_size=60))
+@example(content=b'out = "a\\u0000b"\nname = "x"')
+@example(content=b"day = 2020-01-01\nat = 10:00:00")
+@example(content=b"a = " + b"[" * 100_000)
+@example(content=b"a = 1" + b"1" * 5000)
+@example(content=b"#" * (2**20 + 1))
+def test_any_text_of_settings(tmp_path, content):
+    settings_or_refusal(tmp_path / "x.toml", content)
+
+
+@pytest.mark.parametrize("path", ["\x00", "x" * 5000, ".", "/dev/null/x", "\udcff"])
+def test_a_config_that_is_no_file(path):
+    with pytest.raises(UsageError):
+        resolve({}, config=Path(path))
+
+
+JSON_LOG = {
+    "version": 3,
+    "nccl_version": 22803,
+    "config": {"nthreads": 1, "ngpus": 8, "devices": [{"rank": 0}]},
+    "results": [
+        {
+            "size": 1048576,
+            "redop": "sum",
+            "out_of_place": None,
+            "in_place": {"time": 24.4, "alg_bw": 42.8, "bus_bw": 74.9},
+        }
+    ],
+    "average_bus_bandwidth": {"bandwidth": 74.9},
+}
+CALIBRATION = Calibration(
+    identity=Identity(
+        arch="x", image_size=None, batch_per_device=8, precision="fp32", device_type="cuda",
+        device_name="GPU", torch="2", host="h",
+    ),
+    num_ranks=2,
+    num_nodes=1,
+    parameters=tuple(Parameter(name="p", num_bytes=8, ready_ms=at) for at in (1.0, 2.0)),
+    forward_ms=(1.0, 1.1),
+    backward_ms=(2.0, 2.1),
+    optimizer_ms=(0.5,),
+    allreduce=(AllReduceTimes(num_ranks=2, backend="nccl", points=((4, (0.1, 0.2)), (64, (0.3,)))),),
+    rank_spread=(0.9, 1.1),
+)  # fmt: skip
+WHOLE = json.loads(CALIBRATION.to_json())
+
+
+def read_log(text):
+    def use():
+        log = parse_nccl_log(text)
+        assert log.num_ranks > 1
+        curve = measured_curve(log.points)
+        assert 0 < curve(1.0) <= curve(2.0**20) <= curve(2.0**30) * (1 + 1e-9)
+
+    return read_or_refused(use)
+
+
+def read_calibration(text):
+    def use():
+        found = predict(Calibration.from_json(text), Scenario(num_devices=4), resamples=3)
+        if found.step_ms is not None:
+            assert 0 <= found.step_ms.low <= found.step_ms.estimate <= found.step_ms.high
+
+    return read_or_refused(use)
+
+
+def test_what_is_spoilt_below_is_read_whole():
+    assert read_calibration(CALIBRATION.to_json())
+    assert read_log(json.dumps(JSON_LOG))
+    assert read_trace(TRACE)
+
+
+@bounded(300)
+@given(draw=DRAWS)
+def test_a_log_in_json_with_anything_in_a_field(draw):
+    read_log(json.dumps(edited(JSON_LOG, draw)))
+
+
+@bounded(400)
+@given(draw=DRAWS)
+def test_a_calibration_with_anything_in_a_field(draw):
+    read_calibration(json.dumps(edited(WHOLE, draw)))
+
+
+@bounded(100)
+@given(text=TEXTS | DRAWS.map(lambda draw: json.dumps(draw.choice(VALUES))))
+@example(text="[" * 100_000)
+def test_any_text_is_no_log_no_calibration_and_no_predictions(text):
+    assert not read_log(text)
+    assert not read_calibration(text)
+    assert not read_or_refused(lambda: Predictions.from_json(text))
+
+
+EVENTS = [
+    {"ph": "X", "name": name, "ts": float(ts), "dur": 3.0, "cat": cat, "args": {"correlation": ts}}
+    for ts, (name, cat) in enumerate(
+        (
+            *(("step", "user_annotation"), ("backward", "user_annotation"), ("aten::mm", "cpu_op")),
+            *(("gloo:all_reduce", "user_annotation"), ("ncclDevKernel_AllReduce_x", "kernel")),
+            *(("cudaLaunchKernel", "cuda_runtime"), ("step", "gpu_user_annotation")),
+        )
+    )
+]
+TRACE = {"traceEvents": EVENTS}
+
+
+def read_trace(trace):
+    def use():
+        events = in_steps(spans_of(trace, "a trace"))
+        share = overlap_pct(*communication_and_compute(events))
+        assert share is None or 0 <= share <= 100.001
+        bucket_runs(events, 2)
+
+    return read_or_refused(use)
+
+
+@bounded(300)
+@given(draw=DRAWS)
+def test_a_trace_with_anything_in_an_event(draw):
+    events = draw.choices(EVENTS, k=draw.randrange(9))
+    for _ in range(draw.randrange(1, 3)):
+        events = edited(events, draw) if isinstance(events, list) else events
+    read_trace({"traceEvents": events})
+
+
+@bounded(200)
+@given(draw=DRAWS)
+def test_whole_events_at_any_time_are_read(draw):
+    times = [{key: draw.uniform(-1e6, 1e6) for key in ("ts", "dur")} for _ in range(draw.randrange(9))]
+    events = [draw.choice(EVENTS) | at | {"args": {"correlation": draw.randrange(4)}} for at in times]
+    assert read_trace({"traceEvents": events})
+
+
+@bounded(100)
+@given(trace=DRAWS.map(lambda draw: draw.choice(VALUES)) | TEXTS)
+@example(trace={"traceEvents": {"ph": "X"}})
+def test_anything_else_is_no_trace(trace):
+    assert not read_trace(trace)

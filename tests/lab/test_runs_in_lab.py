@@ -1,0 +1,199 @@
+"""Commands over shaped links, whose physics is the oracle; several rates in turns; hosts that are lost."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from commands import ROOT, SMALL, python
+from fault_campaign import SWEEP, Campaign, deed
+from real_lab import LINK_MS, buckets_at_1_gbit, eventually, namespaces_in_use
+
+from ddp_bench.bench.predict import main as predict
+from ddp_bench.bench.predict.bound import bound_ms
+from ddp_bench.bench.predict.calibration import load_calibration
+from ddp_bench.bench.results.store import load_run
+
+pytestmark = [pytest.mark.lab, pytest.mark.campaign]
+
+
+def test_one_gigabit_link_shows_what_buckets_hide(tmp_path):
+    run = buckets_at_1_gbit(tmp_path / "run")
+    cases = run.cases[run.cases["mode"] == "ddp"].set_index("bucket_cap_mb")
+    assert (cases["status"] == "ok").all()
+    assert cases["link"].tolist() == ["1gbit", "1gbit"]
+    assert cases["num_nodes"].tolist() == [2, 2]
+    assert {rank.host for rank in run.manifest.ranks} == {"host0", "host1"}
+    assert (cases["comm_ms"] > LINK_MS).all(), "not faster than the link carries the payload"
+    whole, split = cases.loc["100"], cases.loc["1"]
+    assert whole["exposed_comm_ms"] > split["exposed_comm_ms"], "small buckets hide some"
+    assert whole["overlap_trace_pct"] < split["overlap_trace_pct"], "one bucket has nothing to overlap with"
+    assert whole["step_ms_p50"] > split["step_ms_p50"], "and that shows in the step"
+    buckets = run.buckets[run.buckets["case_id"] == split["case_id"]]
+    assert set(buckets["rank"]) == {0, 1}
+    assert (buckets["ready_ms"] <= buckets["launch_ms"]).all()
+    assert (buckets["start_ms"] < buckets["done_ms"]).all()
+
+
+def test_over_a_slow_link_a_finer_layout_wins(tmp_path):
+    out = tmp_path / "out"
+    lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "200mbit", "--", "python", "-m", "bench.tune"]
+    caps = ["--bucket-cap-mb", "default,0.1,0.25,0.5,5", "--calibrate", "--passes", "no_sync,comm"]
+    how = ["--gpus", "2", "--rounds", "24", "--steps", "2", "--out", str(out)]
+    done = python(*lab, *SMALL, *caps, *how)
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = next(line for line in done.stdout.splitlines() if line.startswith("bucket_cap_mb="))
+    assert said.partition(":")[0] in {f"bucket_cap_mb={cap}" for cap in ("0.1", "0.25", "0.5")}
+    assert "the rate of the default" in said
+    assert "Bound: by simulation no bucket layout has a step below" in done.stdout
+    # Not faster than the link carries the payload: two ranks send every byte once each way.
+    found = load_calibration(out)
+    times = dict(found.allreduce[0].points)
+    link_ms = {size: size * 8 / 200e6 * 1000 for size in times}
+    assert times[2**20][0] > 0.9 * link_ms[2**20]
+    assert bound_ms(found) > link_ms[2**20]
+
+
+RATES = {"20mbit": 2e7, "1gbit": 1e9}
+GRADIENT_BYTES = 1_080_424
+
+
+def start(rates, *arguments):
+    lab = [sys.executable, "-m", "bench.lab", "--hosts", "2", "--rate", ",".join(rates)]
+    return subprocess.Popen(
+        [*lab, "--", "python", "-m", "bench.run", *SMALL, "--modes", "ddp", "--gpus", "2", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def measuring_s(folder, *, phase):
+    """Seconds that rank 0 spent in blocks of a phase, but for those of the last round."""
+    blocks = load_run(folder).blocks
+    blocks = blocks[(blocks["rank"] == 0) & (blocks["phase"] == phase)]
+    return float(blocks[blocks["round"] < blocks["round"].max()]["block_ms"].sum() / 1000)
+
+
+def test_every_rate_meets_its_own_link_and_predicts_the_other(tmp_path, capsys):
+    caps = ("--bucket-cap-mb", "default,100", "--calibrate", "--passes", "no_sync,comm")
+    sweep = (*caps, "--rounds", "3", "--steps", "1")
+    out, err = (job := start(list(RATES), *sweep, "--out", str(tmp_path / "{rate}"))).communicate(timeout=240)
+    assert job.returncode == 0, err
+    for rate, bits_per_s in RATES.items():
+        assert f"{rate}: lab: 2 hosts of 1 rank each, link {rate} each way" in err
+        assert f"{rate}: Report: {tmp_path / rate}" in out
+        run = load_run(tmp_path / rate)
+        assert set(run.cases["link"].dropna()) == {rate}
+        slowest = run.cases[run.cases["bucket_cap_mb"] == "100"].iloc[0]
+        floor_ms = 1000 * 8 * (GRADIENT_BYTES - 2 * max(70_000, bits_per_s * 0.002 / 8)) / bits_per_s
+        assert slowest["step_ms_p50"] >= floor_ms
+    slow, fast = (tmp_path / rate for rate in RATES)
+    last_began_s = load_run(fast).blocks["started_s"].max()
+    assert last_began_s >= measuring_s(slow, phase="timed"), "the fast one did not wait for the slow one"
+    assert measuring_s(slow, phase="timed") > 2 * measuring_s(fast, phase="timed"), "no reason to wait"
+    assert predict.main([str(slow), "--validate", str(slow), str(fast)]) == 0
+    held_out = [line.split() for line in capsys.readouterr().out.splitlines() if " ddp-n2-cap" in line]
+    found = {(cells[0], cells[1].split("-")[2]) for cells in held_out if cells[0] in RATES}
+    assert found == {("20mbit", "cap100"), ("1gbit", "cap100"), ("1gbit", "capdefault")}
+
+
+def test_a_rate_that_fails_leaves_the_others_theirs(tmp_path):
+    taken = tmp_path / "20mbit"
+    taken.mkdir()
+    (taken / "manifest.json").write_text("{}")
+    job = start(list(RATES), "--rounds", "2", "--steps", "1", "--out", str(tmp_path / "{rate}"))
+    _, err = job.communicate(timeout=240)
+    assert job.returncode == 2, err
+    assert [
+        line for line in err.splitlines() if line.startswith("20mbit: ") and "already holds a run" in line
+    ], err
+    assert (tmp_path / "1gbit" / "report.html").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_labs_that_are_stopped(number, tmp_path):
+    before = namespaces_in_use()
+    job = start(list(RATES), "--rounds", "1000", "--out", str(tmp_path / "{rate}"))
+    assert eventually(lambda: all((tmp_path / rate / "manifest.json").exists() for rate in RATES))
+    assert namespaces_in_use() > before
+    job.send_signal(number)
+    _, err = job.communicate(timeout=120)
+    assert job.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), err
+    assert eventually(lambda: namespaces_in_use() <= before)
+
+
+THREE_HOSTS = (sys.executable, "-m", "bench.lab", "--hosts", "3", "--rate", "1gbit", "--quiet", "--")
+CUT_S = 20.0
+WAITING = deed("held", "in_timed_block", "wait", cases=(3, 4))
+SWEEP_OF_THREE = (*("1,3" if part == "1,2" else part for part in SWEEP[:-4]), "--sync-buffers", "on,off")
+
+
+@contextmanager
+def held_run(campaign, fault):
+    """A run in a lab of three hosts, while its first rank waits inside a block."""
+    command = [*THREE_HOSTS, *campaign.command()]
+    environment = campaign.environment(fault)
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as run:
+        assert eventually(lambda: any(campaign.markers.glob("held-*.csv")) or run.poll() is not None)
+        assert run.poll() is None, run.communicate()[1]
+        yield run
+
+
+def set_link(lab, host, state):
+    """Switch the port of a host `up` or `down`, in the network namespace of the lab's switch."""
+    own_user = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
+    inside = ("nsenter", f"--target={lab.pid}", "--net", *own_user)
+    subprocess.run([*inside, "ip", "link", "set", f"host{host}", state], check=True)
+
+
+@pytest.fixture
+def campaign(tmp_path):
+    return Campaign(tmp_path, SWEEP_OF_THREE)
+
+
+def test_a_link_that_is_cut_for_a_while_delays_the_run(campaign):
+    with held_run(campaign, WAITING) as run:
+        set_link(run, 1, "down")
+        (campaign.markers / f"{WAITING.name}.go").touch()
+        time.sleep(CUT_S)
+        assert run.poll() is None
+        set_link(run, 1, "up")
+        _, error = run.communicate(timeout=180)
+    ended = campaign.look(run.returncode, error)
+    assert ended.code == 0, error
+    assert ended.cases["status"].tolist() == ["ok"] * 5, campaign.out
+    assert ended.cases["num_rounds"].tolist() == [3] * 5
+    block_ms = [float(row.split(",")[8]) for row in ended.rows if ",block_ms," not in row]
+    assert max(block_ms) >= 1000 * CUT_S, "the cut was felt, and shows"
+
+
+def test_a_host_that_is_gone_ends_the_run_with_its_tables_written(campaign):
+    with held_run(campaign, WAITING) as run:
+        before = campaign.look(0, "").rows
+        hosts = sorted(psutil.Process(run.pid).children(), key=lambda process: process.pid)
+        assert len(hosts) == 3
+        hosts[2].kill()
+        (campaign.markers / f"{WAITING.name}.go").touch()
+        _, error = run.communicate(timeout=120)
+    campaign.await_end()
+    ended = campaign.look(run.returncode, error)
+    assert ended.code != 0
+    assert "Traceback" not in error
+    assert "lab: host2 was killed by signal 9" in error
+    assert f"python -m bench.run {shlex.join(campaign.resume)}" in error
+    assert before <= ended.rows
+    assert len(ended.cases) == 5
+    assert ended.cases["case_id"].is_unique
+    assert ended.manifest.timing.stopped_because == "a rank was lost"
+    again = campaign.start(within=THREE_HOSTS)
+    assert again.code == 0, again.error
+    assert before <= again.rows
+    assert again.cases["status"].tolist() == ["ok"] * 5
+    assert again.cases["num_rounds"].tolist() == [3] * 5
