@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ddp_bench.bench.cluster.turns import TurnClient
 from ddp_bench.bench.measure import matrix_rate
 from ddp_bench.bench.measure.matrix_rate import MATRIX_SIZE, MOST_REPETITIONS, DeviceMeter
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.run.alone import CURVE_BYTES, CURVE_REPETITIONS, LEAST_REPETITIONS, _curve, measure_rates
+from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.run.failures import preparing_s
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
@@ -176,9 +178,17 @@ def rates(workers, *counts):
     """With what the user hears."""
     plan = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
     skipped = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
-    recorder = SimpleNamespace(note=lambda *_: None)
-    said = []
-    return measure_rates(workers, recorder, [*plan, skipped], SETTINGS, said.append), said
+    said, found = [], []
+    run = Cases.__new__(Cases)
+    run.workers, run.plan, run.settings = workers, [*plan, skipped], SETTINGS
+    run.recorder = SimpleNamespace(
+        note=lambda *_: None,
+        manifest=SimpleNamespace(roofline=()),
+        tell=lambda *, roofline: found.extend(roofline),
+    )
+    run.console, run._turns = SimpleNamespace(note=said.append), TurnClient(None)
+    measure_rates(run)
+    return found, said
 
 
 def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks():

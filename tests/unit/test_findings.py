@@ -243,7 +243,6 @@ def test_cases_that_broke_are_one_note_by_reason():
     broken = [
         case("ddp", 4, status="failed", reason="rank 3 died:\n\x1b[31mexit code 9"),
         *(case("ddp", 8, bucket_cap_mb=cap, status="oom", reason="x" * 500) for cap in "1234"),
-        case("dp", 1, status="skipped", reason="the plain module"),
     ]
     (note,) = concluded(SINGLE, DDP, *broken).notes
     assert note.startswith(

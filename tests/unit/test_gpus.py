@@ -177,7 +177,7 @@ def rows(mode, round_index, *ranks, ms=100.0):
 
 def row_of(mode, *blocks):
     frame = typed_frame([row for ranks in blocks for row in ranks], BLOCKS)
-    return case_rows([Outcome(PLAN[mode])], frame).iloc[0]
+    return case_rows([Outcome(PLAN[mode])], RoundTimes.of(frame)).iloc[0]
 
 
 def test_the_gpus_of_all_ranks_together():

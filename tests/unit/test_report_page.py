@@ -61,7 +61,7 @@ GAIN = Ratio("cap 1", "the default", Interval(1.2, 1.1, 1.3))
         (settings(FASTER, GAIN), "found", "cap 1 is faster"),
         (settings(EQUAL), "equal", "keep the default"),
         (communication(TOO_FEW), "open", "too few rounds"),
-        (communication(RESOLVED), "found", "adds 3.0 ms"),
+        (communication(RESOLVED), "found", "adds 3.0 (2.0\N{EN DASH}4.0) ms"),
     ],
 )
 def test_card_names_the_state_of_its_answer(verdict, state, label):

@@ -282,7 +282,7 @@ SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="
         m.Warm(
             index=3, case=case_of(bucket_cap_mb="1/25"), oversubscribed=True, by_device=(1, 2), least_s=0.1
         ),
-        m.Settle(index=None, num_ranks=2, backend="gloo"),
+        m.Settle(index=None, group=(2, "gloo")),
     ],
     ids=lambda one: one.name,
 )
