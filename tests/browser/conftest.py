@@ -2,16 +2,12 @@
 
 import gzip
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
 from commands import ROOT
 
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.report.build import build
-
-if TYPE_CHECKING:
-    pass
 
 FLAGS = (
     "--no-sandbox",
@@ -26,18 +22,24 @@ FLAGS = (
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 
 
-def with_traces(folder):
-    """A copy of a recorded run, as if it had kept its traces."""
-    shutil.copytree(SAMPLE, folder)
-    (folder / "traces").mkdir()
-    for case_id in load_run(folder).cases["case_id"]:
-        for rank in range(2 if case_id.startswith("ddp-n2") else 1):
-            (folder / "traces" / f"{case_id}-rank{rank}.json.gz").write_bytes(gzip.compress(case_id.encode()))
-    return folder
+@pytest.fixture(scope="session")
+def with_traces():
+    """Copies a recorded run, as if it had kept its traces."""
+
+    def copied(folder):
+        shutil.copytree(SAMPLE, folder)
+        (folder / "traces").mkdir()
+        for case_id in load_run(folder).cases["case_id"]:
+            for rank in range(2 if case_id.startswith("ddp-n2") else 1):
+                trace = folder / "traces" / f"{case_id}-rank{rank}.json.gz"
+                trace.write_bytes(gzip.compress(case_id.encode()))
+        return folder
+
+    return copied
 
 
 @pytest.fixture(scope="session")
-def page_file(tmp_path_factory):
+def page_file(tmp_path_factory, with_traces):
     folder = with_traces(tmp_path_factory.mktemp("runs") / "first-look")
     return build([folder], folder / "report.html")
 

@@ -1,20 +1,15 @@
 import json
-from typing import TYPE_CHECKING
 
 import pytest
-from conftest import with_traces
 
 from ddp_bench.report.build import build
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [pytest.mark.browser, pytest.mark.campaign]
 VERSIONS = ("2.11.0", "2.15.0", "2.15.0")
 
 
 @pytest.fixture(scope="session")
-def page_file(tmp_path_factory):
+def page_file(tmp_path_factory, with_traces):
     """Three runs that differ in PyTorch and host, and share their name."""
     folder = tmp_path_factory.mktemp("several")
     runs = []

@@ -1,11 +1,6 @@
 """The page in a real browser: it fits, it can be read, and its script sorts, filters and nothing else."""
 
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.browser
 WIDTHS = (1440, 390)
@@ -180,9 +175,6 @@ def luminance(colour):
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-
-if TYPE_CHECKING:
-    pass
 
 SEVERE = {"serious", "critical"}
 
