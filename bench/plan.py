@@ -165,8 +165,7 @@ def _untold(case: Case, first: BucketCaps) -> str | None:
     """Why a cap that nobody asked for is not measured where devices are shared: it would tell little."""
     if case.bucket_cap_mb == first:
         return None
-    option = f"--bucket-cap-mb {first},{case.bucket_cap_mb}"
-    return f"devices are shared, where caps tell little; {option} measures it"
+    return "caps tell little where devices are shared; --bucket-cap-mb measures those that it names"
 
 
 def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) -> str | None:

@@ -25,7 +25,7 @@ from ddp_bench.report.cases import (
 from ddp_bench.report.drawing import COLOURS, INK, PAPER, WIDTH_PT, Figure, printable, time_axis
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
-REST = "rest: loss, optimizer, batch"
+REST = "rest of DP: loss, optimizer, batch"
 """Of a step of DataParallel, beside its own stages."""
 
 _DP_STAGES = {

@@ -104,8 +104,8 @@ class Trust:
             what = "which is faster" if self.answers & {FASTER, SLOWER} else "what is resolved"
             held = f"is {doubt}" if doubt else "holds"
             answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
-        where = f"not for other runs ({', '.join(self.transfer)})" if self.transfer else "for like machines"
-        gpus = (", nor for GPUs" if self.transfer else ", not for GPUs") if self.on_cpu else ""
+        where = f"in this run only ({', '.join(self.transfer)})" if self.transfer else "for like machines"
+        gpus = ", not for GPUs" if self.on_cpu else ""
         return f"Trust: {answered}; ms and rates hold {where}{gpus}."
 
 

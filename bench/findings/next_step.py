@@ -15,7 +15,7 @@ from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.findings.answers import by_compile_label, headline
 from ddp_bench.bench.findings.notes import failed_modes
 from ddp_bench.bench.findings.numbers import about, short
-from ddp_bench.bench.findings.verdicts import Verdict
+from ddp_bench.bench.findings.verdicts import SettingsVerdict, Verdict
 from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
@@ -29,6 +29,7 @@ MOST_S = 7200.0
 
 LEAST_S = 60.0
 ENOUGH_ROUNDS = 2 * MIN_ROUNDS
+ENOUGH_CAPS = 3
 WORTH_TUNING = 0.05
 """Share of the step that communication adds from which on tuning its buckets is proposed."""
 
@@ -85,18 +86,42 @@ def next_step(
     here = headline(by_compile_label(cases)[0][1])
     ddp = here[(here["mode"] == "ddp") & here[EXPOSED_COMM].notna()]
     num_devices = int(here["num_devices"].iloc[0])
-    several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
-    exposed = (ddp[EXPOSED_COMM] / ddp["step_ms"]).min()
-    if several.any() and exposed >= WORTH_TUNING:
-        # One way to compile is tuned; where a run compared several, eager, which is the first.
-        options = as_options(replace(settings, compile=settings.compile and settings.compile[:1]), CARRIED)
-        search = command("tune", "--gpus", str(num_devices), *options)
-        why = f"search for better buckets, the best so far leave {100 * exposed:.0f}% of the step exposed"
-        return NextStep(why, visible(search))
+    if (step := _less_exposed(settings, ddp, num_devices, verdicts)) is not None:
+        return step
     if not cases["status"].isin(["ok", "skipped"]).all():
         return None
     save = command("gate", "--save-baseline", str(folder))
     return NextStep("keep this run, to hold later ones against it", visible(save))
+
+
+def _less_exposed(
+    settings: Settings, ddp: pd.DataFrame, num_devices: int, verdicts: Sequence[Verdict]
+) -> NextStep | None:
+    """Expose less communication: by other buckets, or by fewer bytes where caps were seen to bring nothing."""
+    exposed = (ddp[EXPOSED_COMM] / ddp["step_ms"]).min()
+    if not exposed >= WORTH_TUNING:
+        return None
+    if _no_cap_helps(verdicts):
+        if set(settings.comm_hook) != {"none"}:
+            return None
+        halved = replace(settings, modes=("ddp",), gpus=(num_devices,), comm_hook=("none", "bf16"))
+        halved = replace(halved, bucket_cap_mb=settings.bucket_cap_mb[:1])
+        again = command("run", *as_options(halved, _ALL_BUT_WHERE))
+        return NextStep("no cap helps: see whether gradients sent in 16 bits do", visible(again))
+    several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
+    if not several.any():
+        return None
+    # One way to compile is tuned; where a run compared several, eager, which is the first.
+    options = as_options(replace(settings, compile=settings.compile and settings.compile[:1]), CARRIED)
+    search = command("tune", "--gpus", str(num_devices), *options)
+    why = f"search for better buckets, the best so far leave {100 * exposed:.0f}% of the step exposed"
+    return NextStep(why, visible(search))
+
+
+def _no_cap_helps(verdicts: Sequence[Verdict]) -> bool:
+    """Whether so many caps were tried, and decided, that more of them would bring nothing."""
+    caps = (one for one in verdicts if isinstance(one, SettingsVerdict) and one.noun == "cap")
+    return any(one.best is None and not one.is_open and one.num_known >= ENOUGH_CAPS for one in caps)
 
 
 def _with_unused_parameters(settings: Settings, failed: set[str]) -> NextStep:

@@ -176,7 +176,8 @@ class LeftOut(Finding):
     @property
     def sentence(self) -> str:
         told = "; ".join(f"{listed(names)}: {why}" for why, names in self.names[:_REASONS])
-        more = f"; and for {len(self.names) - _REASONS} other reasons" if len(self.names) > _REASONS else ""
+        others = len(self.names) - _REASONS
+        more = f"; and for {plural(others, 'other reason')}" if others > 0 else ""
         return f"{plural(self.num_cases, 'case')} {self.what}: {told}{more}."
 
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from finding_cases import CAP_1, DDP, DP, FAILED, NAN, SINGLE, concluded, exposing, over
+from finding_cases import CAP_1, CAP_25, DDP, DP, FAILED, NAN, SINGLE, concluded, exposing, over
 from made import made_manifest
 from report_runs import case, measured, run
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
@@ -146,6 +146,24 @@ def test_exposed_communication_is_worth_tuning():
     assert {name: getattr(given, name) for name in of_training} == of_training
 
 
+def test_where_no_cap_helps_fewer_bytes_are_tried_and_not_other_buckets():
+    row = DDP | exposing(11, 13) | measured(step_ms=100.0)
+    caps = CAP_1, CAP_25, case("ddp", 2, 160.0, bucket_cap_mb="100")
+    by = over(row, DP, 1.2, 1.3), *(over(cap, row, 0.97, 1.01) for cap in caps)
+    asked = {"bucket_cap_mb": ["default", "1", "25", "100"], "gpus": [1, 2], "modes": ["dp", "ddp"]}
+    for settings, command, options in (
+        ({}, "bench.run", {"modes": "ddp", "gpus": "2", "comm_hook": "none,bf16"}),
+        ({"comm_hook": ["bf16"]}, "bench.gate", {}),
+    ):
+        _, module, given = following(*by, cases=(SINGLE, DP, row, *caps), **asked, **settings)
+        assert module == command
+        assert {name: getattr(given, name) for name in options} == options
+    _, module, _ = following(*by[:3], cases=(SINGLE, DP, row, *caps[:2]), **asked)
+    assert module == "bench.tune", "two caps are no search"
+    gains = *by[:3], over(caps[2], row, 1.1, 1.2)
+    assert following(*gains, cases=(SINGLE, DP, row, *caps), **asked)[1] == "bench.tune"
+
+
 def test_a_run_with_an_answer_is_worth_keeping():
     _, module, given = following(over(DDP, DP, 1.2, 1.3))
     assert module == "bench.gate"
@@ -165,7 +183,7 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, a
     assert len(made.sentences) <= 10
     module, given = parsed(made.next_step)
     if module == "bench.run":
-        assert given.resume == path
+        assert given.resume == (None if hasattr(given, "comm_hook") else path)
         arguments = shlex.split(made.next_step.command)[3:] if made.next_step else []
         assert settings_of(arguments)
     assert next_step(path, run_.manifest, cases, by, []) is None
