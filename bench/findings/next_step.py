@@ -97,7 +97,7 @@ def next_step(
 def _less_exposed(
     settings: Settings, ddp: pd.DataFrame, num_devices: int, verdicts: Sequence[Verdict]
 ) -> NextStep | None:
-    """Expose less communication: by other buckets, or by fewer bytes where caps were seen to bring nothing."""
+    """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
     exposed = (ddp[EXPOSED_COMM] / ddp["step_ms"]).min()
     if not exposed >= WORTH_TUNING:
         return None

@@ -194,7 +194,7 @@ class Recorder:
         return {p.case.case_id: p.case.units_per_step for p in self._plan}
 
     def write(self) -> pd.DataFrame:
-        """Bring cases.csv and buckets.csv up to date; the frame of cases."""
+        """Bring cases.csv, comparisons.csv and buckets.csv up to date; the frame of cases."""
         measured = self.times.step_ms("timed").keys()
         state = self.journal.state
         shown = []

@@ -167,7 +167,7 @@ class FolderLock:
 
 
 class RunWriter:
-    """Writes one run's files; only rank 0 has one.
+    """Writes one run's files; only the conductor has one.
 
     Every method raises OSError where the disk is full or the folder has gone.
     """
@@ -229,7 +229,7 @@ class RunWriter:
         return path
 
     def replace(self, name: str, rows: pd.DataFrame) -> None:
-        """Replace `cases.csv` or `buckets.csv` as a whole, so that a reader never sees half a table."""
+        """Replace a table as a whole, so that a reader never sees half of it."""
         names = [column.name for column in FILES[name]]
         lines = [names, *([_cell(v) for v in row] for row in rows[names].itertuples(index=False))]
 
