@@ -107,7 +107,7 @@ def main(num_caps: int, num_rounds: int, num_ranks: int, folder: Path) -> dict[s
         comparisons = comparisons_of(pairs, times, batches, 0.05)
         cases = case_rows(outcomes, times, comparisons)
     with timed("findings"):
-        made = conclude(folder, {}, cases, times, comparisons)
+        made = conclude(folder, Manifest(), cases, times, comparisons)
     assert len(cases) == len(planned)
     assert made.sentences
     return {

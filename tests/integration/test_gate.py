@@ -268,7 +268,7 @@ def started(folder, out):
         text=True,
     )
     until = time.monotonic() + 120
-    while len(list(out.glob("launch1/*/blocks.csv"))) < 2:
+    while [len(one.read_text().splitlines()) > 1 for one in out.glob("launch1/*/blocks.csv")] != [True, True]:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < until
         time.sleep(0.1)
