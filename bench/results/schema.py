@@ -149,9 +149,14 @@ def records(cases: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def columns_table(columns: Iterable[Column]) -> str:
-    """The columns of a file as a Markdown table."""
-    rows = [f"| `{c.name}` | {c.kind} | {c.meaning} |" for c in columns]
+def columns_table(columns: Sequence[Column]) -> str:
+    """The columns of a file as a Markdown table; the ends of an interval stand beside what they belong to."""
+    ends = {f"{c.name}_{end}" for c in columns if c.repeated for end in ("low", "high")}
+    rows = [
+        f"| `{c.name}`{', `_low`, `_high`' if c.repeated else ''} | {c.kind} | {c.meaning} |"
+        for c in columns
+        if c.name not in ends
+    ]
     return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows])
 
 
