@@ -1,4 +1,4 @@
-"""README's model and the recipes of docs/recipes.md, run as they stand."""
+"""The model of docs/own-model.md and the recipes of docs/recipes.md, run as they stand."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from ddp_bench.models.profile import profile_workload
 from ddp_bench.models.registry import load_workload
 from ddp_bench.models.workload import make_module
 
-SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## Your own model")[1].split("\n## ")[0]
+SECTION = (ROOT / "docs" / "own-model.md").read_text(encoding="utf-8")
 CPU = torch.device("cpu")
 
 
