@@ -164,7 +164,9 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Set
     same = [c for c in comparisons if not ALTERS & changed[c.case_id].keys()]
     winners = [c for c in comparisons if c.answer == FASTER and not c.within_margin]
     best = max([c for c in winners if c in same] or winners, key=lambda c: c.ratio.estimate, default=None)
-    unresolved, few = ([c for c in comparisons if c.answer == answer] for answer in (UNRESOLVED, TOO_FEW))
+    # One that gains the margin at most is no reason to change anything, whether or not it is slower.
+    unresolved = [c for c in comparisons if c.answer == UNRESOLVED and c.ratio.high > 1 + c.margin]
+    few = [c for c in comparisons if c.answer == TOO_FEW]
     known = [c for c in comparisons if c.answer != TOO_FEW]
     nearest = max(known, key=lambda c: c.ratio.high, default=None)
     slower = [c for c in comparisons if c.answer == SLOWER and not c.within_margin]

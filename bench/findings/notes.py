@@ -15,7 +15,7 @@ from ddp_bench.bench.findings.numbers import number, per_second, plural, rate, w
 from ddp_bench.bench.findings.verdicts import Finding
 from ddp_bench.bench.findings.wording import (
     bits_per_s,
-    case_name,
+    case_names,
     estimate,
     link_name,
     place,
@@ -171,14 +171,25 @@ class LeftOut(Finding):
     what: str
     """`not measured` or `skipped`."""
     num_cases: int
-    names: tuple[tuple[str, tuple[str, ...]], ...]
+    names: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]
+    """By reason what is concerned: `DDP on 2 GPUs`, and with which settings."""
 
     @property
     def sentence(self) -> str:
-        told = "; ".join(f"{listed(names)}: {why}" for why, names in self.names[:_REASONS])
+        told = "; ".join(f"{listed(_names(concerned))}: {why}" for why, concerned in self.names[:_REASONS])
         others = len(self.names) - _REASONS
         more = f"; and for {plural(others, 'other reason')}" if others > 0 else ""
         return f"{plural(self.num_cases, 'case')} {self.what}: {told}{more}."
+
+
+def _names(concerned: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Name each place, alone and with the settings concerned."""
+    found = []
+    for where, all_settings in concerned:
+        changed = [one for one in all_settings if one]
+        found += [where] * (len(changed) < len(all_settings))
+        found += [f"{where} with {listed(changed)}"] * bool(changed)
+    return found
 
 
 def notes(
@@ -321,7 +332,7 @@ def _skipped(cases: pd.DataFrame) -> LeftOut | None:
     """Cases that were planned and never tried."""
     tried = set(cases.loc[cases["status"] != "skipped", "num_devices"])
     told = [
-        (text(row["reason"]), case_name(row) if count in tried else plural(count, "device"))
+        (text(row["reason"]), *(case_names(row) if count in tried else (plural(count, "device"), "")))
         for row in records(cases[cases["status"] == "skipped"])
         if (count := int(row["num_devices"]))
     ]
@@ -332,15 +343,17 @@ def _unmeasured(cases: pd.DataFrame) -> LeftOut | None:
     told = []
     for row in records(_failed(cases)):
         short = textwrap.shorten(text(row["reason"]), _REASON_LENGTH, placeholder=" …").rstrip(".")
-        told.append((f"{row['status']} ({short})" if short else str(row["status"]), case_name(row)))
+        told.append((f"{row['status']} ({short})" if short else str(row["status"]), *case_names(row)))
     return _left_out("not measured", told)
 
 
-def _left_out(what: str, told: Sequence[tuple[str, str]]) -> LeftOut | None:
-    by_reason: dict[str, dict[str, None]] = {}
-    for reason, name in told:
-        by_reason.setdefault(reason, {})[name] = None
-    names = tuple((reason, tuple(own)) for reason, own in by_reason.items())
+def _left_out(what: str, told: Sequence[tuple[str, str, str]]) -> LeftOut | None:
+    by_reason: dict[str, dict[str, dict[str, None]]] = {}
+    for reason, where, changed in told:
+        by_reason.setdefault(reason, {}).setdefault(where, {})[changed] = None
+    names = tuple(
+        (reason, tuple((where, tuple(of)) for where, of in own.items())) for reason, own in by_reason.items()
+    )
     return LeftOut(what=what, num_cases=len(told), names=names) if told else None
 
 

@@ -163,9 +163,15 @@ def ddp_call(changed: Mapping[str, str]) -> str:
 
 def case_name(row: Row) -> str:
     """Name a case in a sentence: `DDP on 2 GPUs with bucket_cap_mb=1`."""
+    where, changed = case_names(row)
+    return f"{where}{f' with {changed}' if changed else ''}"
+
+
+def case_names(row: Row) -> tuple[str, str]:
+    """The two parts of a case's name: `DDP on 2 GPUs`, `bucket_cap_mb=1`; the second may be empty."""
     mode = compile_mode(row)
     changed = setting_names(({} if mode == "off" else {"compile": mode}) | settings(row))
-    return f"{mode_name(row)} on {place(row)}{f' with {changed}' if changed else ''}"
+    return f"{mode_name(row)} on {place(row)}", changed
 
 
 def settings_label(row: Row, *, with_cap: bool = True) -> str:
