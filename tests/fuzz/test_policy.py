@@ -1,16 +1,18 @@
 """How often a whole run names a winner that is not there, and how often it misses one that is.
 
-The noise is that of the recorded samples: their rounds, cases centred, labels swapped.
+The noise is that of the recorded runs: their rounds, cases centred, labels swapped.
 """
 
 import functools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from accuracy_tables import SINGLE, rounds
 from commands import ROOT
 
 from ddp_bench.bench.resolve import with_device_defaults
@@ -34,13 +36,15 @@ Array = npt.NDArray[np.float64]
 
 @functools.cache
 def recordings():
-    """Log step times less each case's median, rounds x cases, of every sample that is long enough."""
+    """Log step times less each case's median, rounds x cases, of every recorded run that is long enough."""
+    blocks = load_blocks(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts" / "blocks.csv")
+    runs = [RoundTimes.of(blocks).step_ms("timed"), *(rounds()[name] for name in sorted(rounds(), key=Path))]
     found = []
-    for path in sorted((ROOT / "results" / "samples").rglob("blocks.csv")):
-        timed = RoundTimes.of(load_blocks(path)).step_ms("timed")
-        rounds = sorted(set.intersection(*(set(by_round) for by_round in timed.values())))
-        if len(rounds) >= STRETCH and len(timed) >= 3:
-            x = np.log([[by_round[r] for by_round in timed.values()] for r in rounds])
+    for timed in runs:
+        cases = sorted(timed, key=lambda case: case if case == SINGLE else f"cap{case}-")
+        visited = sorted(set.intersection(*(set(by_round) for by_round in timed.values())))
+        if len(visited) >= STRETCH and len(timed) >= 3:
+            x = np.log([[timed[case][r] for case in cases] for r in visited])
             found.append(x - np.median(x, axis=0))
     return found
 

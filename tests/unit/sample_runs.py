@@ -16,23 +16,8 @@ from ddp_bench.bench.results.store import load_run
 
 SAMPLES = sorted(path.parent for path in (ROOT / "results" / "samples").rglob("manifest.json"))
 
-_CHOSEN = (
-    "cpu-lab-1gbit-2hosts",
-    "predictions/resnet18-3hosts/4gbit",
-    "predictions/resnet50-2hosts-slow/1gbit",
-    "tune/resnet34-2hosts-200mbit/sweep",
-)
-"""The samples that every change is tested by: two, three hosts, calibrated, swept; the campaign takes all."""
-
-
-def name_of(path):
-    return str(path.relative_to(ROOT / "results" / "samples"))
-
-
-CHOSEN = [path for path in SAMPLES if name_of(path) in _CHOSEN]
 EVERY_SAMPLE = [
-    pytest.param(path, id=name_of(path), marks=() if path in CHOSEN else pytest.mark.campaign)
-    for path in SAMPLES
+    pytest.param(path, id=str(path.relative_to(ROOT / "results" / "samples"))) for path in SAMPLES
 ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from accuracy_tables import FITTED, SINGLE, figures, interval_of, rounds
 from commands import ROOT
 from gate_runs import STEADY, made_run, rounds_of, with_rounds, write_run
 
@@ -19,37 +20,50 @@ from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run, read_manifest
+from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.stats import Interval, paired_ratio, ratio_of_runs, with_change_of_runs
 
 FIVE = dict.fromkeys(GATED, 0.05)
-TUNED = ROOT / "results" / "samples" / "tune"
 
 
 @cache
-def single(run):
-    """What a sample measured on one device, which no link slows."""
-    (found,) = (case for case in read_run(run).cases if case.row["mode"] == "single")
+def singles():
+    """What each recorded run measured on one device, which no link slows: figures, fit and rounds."""
+    found = []
+    for row in (row for row in figures() if row["case"] == SINGLE):
+        batch, steps, fit = int(row["global_batch"]), rounds()[row["run"]], interval_of(row, FITTED)
+        if row["run"].startswith("tune/"):  # nothing but steps was measured
+            again = Typical.of({"timed": steps}).step_ms(SINGLE).inverted(1000 * batch)
+            assert again.columns("") == pytest.approx(fit.columns(""), rel=1e-5)
+        found.append((row, fit, [1000 * batch / ms for ms in steps[SINGLE].values()]))
     return found
+
+
+def changes(slower=1.0):
+    """Which pairs of runs of a model on a machine are a change: by their rounds alone, and to the gate."""
+    by_rounds, whole = [], []
+    for (row, fit, rates), (other, later_fit, later_rates) in combinations(singles(), 2):
+        if (row["arch"], row["cpu"]) != (other["arch"], other["cpu"]):
+            continue
+        candidate = later_fit.scaled(1 / slower), [rate / slower for rate in later_rates]
+        ratio, wider = ratio_of_runs((candidate[0], fit), (candidate[1], rates), confidence=0.98)
+        assert ratio.low < wider.estimate == ratio.estimate < ratio.high
+        assert wider.low <= ratio.low * (1 + 1e-9)
+        assert wider.high >= ratio.high * (1 - 1e-9)
+        by_rounds.append(abs(ratio.estimate - 1) > 0.05 and ratio.excludes(1))
+        whole.append(abs(ratio.estimate - 1) > 0.05 and wider.excludes(1))
+    return by_rounds, whole
 
 
 def test_runs_of_the_same_code_are_seldom_a_change():
     """Oracle: the same plain model on the same machine, hours apart; the truth of every pair is 1."""
-    runs = [single(path.parent) for path in sorted(TUNED.glob("*/sweep/manifest.json"))]
-    pairs = [(a, b) for a, b in combinations(runs, 2) if a.row["arch"] == b.row["arch"]]
-    by_rounds, whole = 0, 0
-    for before, after in pairs:
-        fits = after.fitted["images_per_s"], before.fitted["images_per_s"]
-        rounds = [*after.rounds["images_per_s"].values()], [*before.rounds["images_per_s"].values()]
-        ratio, wider = ratio_of_runs(fits, rounds, confidence=0.98)
-        assert ratio.low < wider.estimate == ratio.estimate < ratio.high
-        assert wider.low <= ratio.low * (1 + 1e-9)
-        assert wider.high >= ratio.high * (1 - 1e-9)
-        by_rounds += abs(ratio.estimate - 1) > 0.05 and ratio.excludes(1)
-        whole += abs(ratio.estimate - 1) > 0.05 and wider.excludes(1)
-    assert len(pairs) == 39
-    assert by_rounds >= 15, "the rounds alone take the machine for the code"
-    assert whole <= 4
+    by_rounds, whole = changes()
+    assert (len(whole), sum(by_rounds), sum(whole)) == (85, 27, 5), "as docs/gate.md says"
+
+
+def test_a_run_that_is_much_slower_is_a_change():
+    assert (sum(changes(1.5)[1]), sum(changes(2.3)[1])) == (75, 85), "as docs/gate.md says"
 
 
 def test_a_steady_run_is_hardly_widened_and_a_clear_change_stays_one():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from accuracy_tables import calibrations
 from commands import ROOT
 from test_scaling_predict import SMALL
 
@@ -16,7 +17,7 @@ from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.calibration import save_calibration
 from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.held_out import HeldOut, error_sizes, model_error_pct
-from ddp_bench.bench.predict.networks import NETWORKS, network
+from ddp_bench.bench.predict.networks import NETWORKS, MeasuredNetwork, network
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import MOST_HALF_WIDTH, is_exposed_refused, predict, refusal, width_of
 from ddp_bench.bench.predict.scaling_limit import predicted_line
@@ -26,8 +27,7 @@ from ddp_bench.bench.stats import Interval
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
 UNCALIBRATED = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
-PREDICTIONS = ROOT / "results" / "samples" / "predictions"
-SAMPLE = PREDICTIONS / "resnet18-2hosts" / "1gbit"
+SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
 
 
 @pytest.fixture
@@ -71,16 +71,22 @@ def test_a_calibration_that_is_broken_off_is_refused(run, capsys):
 
 
 def test_the_all_reduces_of_another_run_are_a_network(capsys):
-    """Its own are no other network, those of another model over a link of that rate hardly one."""
+    """Its own are no other network, those of another run over a link of that rate hardly one."""
 
     def step_ms(run, *network):
         assert command.main([str(run), "--gpus", "2", *network, "--json"]) == 0
         return float(json.loads(capsys.readouterr().out)["lines"][0]["predictions"][1]["step_ms"]["estimate"])
 
-    slow = PREDICTIONS / "resnet34-2hosts-slow" / "1gbit"
     assert step_ms(SAMPLE, "--network", str(SAMPLE)) == pytest.approx(step_ms(SAMPLE))
-    for other in (slow, UNCALIBRATED):
-        assert step_ms(SAMPLE, "--network", str(other)) == pytest.approx(step_ms(SAMPLE), rel=0.05)
+    assert step_ms(SAMPLE, "--network", str(UNCALIBRATED)) == pytest.approx(step_ms(SAMPLE), rel=0.05)
+
+
+def test_the_all_reduces_of_another_model_are_the_same_network():
+    names = "predictions/resnet18-2hosts", "predictions/resnet34-2hosts-slow"
+    own, other = (calibrations()[name] for name in names)
+    networks = None, MeasuredNetwork("resnet34", "measured", other.allreduce)
+    steps = [predict(own, Scenario(num_devices=2, measured=found)).step_ms.estimate for found in networks]
+    assert steps[1] == pytest.approx(steps[0], rel=0.05)
 
 
 def test_the_table_and_the_document_have_the_same_figures(tmp_path):

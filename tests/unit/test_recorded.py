@@ -25,7 +25,6 @@ from ddp_bench.bench.run.summary import print_summary
 RECORDED = ROOT / "tests" / "recorded"
 SAMPLES = "results/samples"
 LAB = f"{SAMPLES}/cpu-lab-1gbit-2hosts"
-OPEN = f"{SAMPLES}/tune/resnet50-2hosts-2gbit/sweep"
 CALIBRATED = f"{SAMPLES}/predictions/resnet18-2hosts/1gbit"
 SLOW, FAST = (f"{SAMPLES}/tune/resnet18-2hosts-{rate}/sweep" for rate in ("1gbit", "2gbit"))
 COMMANDS = {
@@ -76,7 +75,7 @@ def told(name, folder):
     if name == "terminal.txt":
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            for place in (LAB, OPEN, SLOW):
+            for place in (LAB, CALIBRATED, SLOW):
                 found = load_run(ROOT / place)
                 made = conclude(Path(place), found.manifest, found.cases, found.times, found.compared)
                 print_summary(found.cases, made, found.manifest.timing, Path(place) / "report.html")

@@ -1,0 +1,177 @@
+"""The tables in results/samples/accuracy/, on which rests what docs/accuracy.md and docs/gate.md say of runs.
+
+`python tests/accuracy_tables.py FOLDER` makes them of the groups of runs in FOLDER: of each case its figures,
+of each round its step times, and the calibrations by which others are predicted.
+"""
+
+import csv
+import json
+import sys
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from commands import ROOT
+
+from ddp_bench.bench.gate.runs import checked
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.predict.calibration import VERSION, Calibration
+from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.held_out import held_out
+from ddp_bench.bench.predict.networks import network
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario, cost_band
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.stats import Interval
+
+TABLES = ROOT / "results" / "samples" / "accuracy"
+FIGURES, ROUNDS = TABLES / "figures.csv", TABLES / "rounds.csv"
+CALIBRATIONS = TABLES / "calibrations.jsonl"
+
+CALIBRATED = "1gbit"
+"""The rate at which each model was calibrated, with the default cap."""
+
+SINGLE = "single"
+PERFECT, CONSTANT, LONGER = "perfect_ms", "constant_ms", "longer_ms"
+"""Rules of thumb: no communication; the calibrated step everywhere; the longer of compute and all-reduce."""
+
+FITTED = "fitted_images_per_s"
+"""Throughput as the gate reads it: of one fit over all rounds and passes."""
+
+ENDS = "", "_low", "_high"
+
+
+def key_of(row):
+    """What a case of these runs is told by: its bucket cap, or that it is one device alone."""
+    return SINGLE if row["mode"] == SINGLE else str(row["bucket_cap_mb"])
+
+
+def rounds_of(name, run):
+    """A row for each round: ms per step of the longest rank, by case."""
+    keys = {str(row["case_id"]): key_of(row) for row in run.cases.to_dict("records")}
+    steps = {keys[case_id]: by_round for case_id, by_round in run.times.step_ms("timed").items()}
+    return [
+        {"run": name, "round": r} | {key: f"{ms[r]:.7g}" for key, ms in steps.items() if r in ms}
+        for r in sorted({r for by_round in steps.values() for r in by_round})
+    ]
+
+
+def figures_of(name, run, source):
+    """A row for each case; where `source` is a calibration that was not fitted to it, with its prediction."""
+    environment = run.manifest.environment
+    held = {case.case_id: case for case in predicted(run, source)} if source else {}
+    fitted = {case.case_id: case.fitted["images_per_s"] for case in checked(run).cases}
+    for row in run.cases.to_dict("records"):
+        case_id = str(row["case_id"])
+        found = {
+            "run": name,
+            "cpu": f"{environment.num_cores} x {environment.cpu_model}",
+            "case_id": case_id,
+            "case": key_of(row),
+            **{column: row[column] for column in ("arch", "link", "num_devices", "global_batch")},
+        }
+        formed = {f"images_per_s{end}": float(row[f"images_per_s{end}"]) for end in ENDS}
+        formed |= fitted[case_id].columns(FITTED)
+        formed["measured_ms"] = 1000 * float(row["global_batch"]) / formed["images_per_s"]
+        if (case := held.get(case_id)) is not None:
+            formed |= case.predicted_ms.columns("predicted_ms")
+            formed |= by_rules(source.calibration, scenario_of(found))
+        yield found | {name: f"{figure:.10g}" for name, figure in formed.items()}
+
+
+def interval_of(row, name):
+    return Interval(*(float(row[f"{name}{end}"]) for end in ENDS))
+
+
+def predicted(run, source):
+    same = run.manifest.link == CALIBRATED
+    return held_out(
+        source.calibration,
+        run,
+        fitted=source.fitted if same else None,
+        network=None if same else network(f"link:{run.manifest.link}"),
+    )
+
+
+def scenario_of(row):
+    """What a row of the figures is predicted for."""
+    num_devices = int(row["num_devices"])
+    return Scenario(
+        num_devices=num_devices,
+        network=None if row["link"] == CALIBRATED else network(f"link:{row['link']}"),
+        bucket_cap_mb=BucketCaps.parse(str(row["case"])),
+        batch_per_device=int(row["global_batch"]) // num_devices,
+    )
+
+
+def by_rules(calibration, scenario):
+    """Step times by the three rules of thumb, ms."""
+    compute_ms = sum(
+        median(part) for part in (calibration.forward_ms, calibration.backward_ms, calibration.optimizer_ms)
+    )
+    calibrated = predict(calibration, Scenario(num_devices=calibration.num_ranks), resamples=0)
+    cost = cost_band(calibration, scenario).at(0.0)
+    return {
+        PERFECT: median(calibration.single_step_ms),
+        CONSTANT: calibrated.step_ms.estimate,
+        LONGER: max(compute_ms, cost(sum(p.num_bytes for p in calibration.parameters))),
+    }
+
+
+@cache
+def figures():
+    with FIGURES.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def rounds():
+    """By run and case the step of each round, ms."""
+    found = {}
+    with ROUNDS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            steps, r = found.setdefault(row.pop("run"), {}), int(row.pop("round"))
+            for key, ms in row.items():
+                if ms:
+                    steps.setdefault(key, {})[r] = float(ms)
+    return found
+
+
+@cache
+def calibrations():
+    """By the folder of the runs that were measured in turns: what each of them is predicted from."""
+    lines = map(json.loads, CALIBRATIONS.read_text(encoding="utf-8").splitlines())
+    return {line["runs"]: Calibration.from_json(json.dumps(line["calibration"])) for line in lines}
+
+
+def by_cap(column):
+    """Bucket caps stand by size, behind the other columns."""
+    return float(column) if column[0].isdigit() else 0.0
+
+
+def main(folder):
+    """Write the tables."""
+    runs = {str(path.parent.relative_to(folder)): path.parent for path in folder.glob("*/*/*/manifest.json")}
+    rows, by_round, kept = [], [], []
+    for name, path in sorted(runs.items()):
+        run, calibrated = load_run(path), path.parent / CALIBRATED
+        source = read_source(calibrated) if (calibrated / "calibration.json").exists() else None
+        if source and path == calibrated:
+            calibration = {"schema_version": VERSION, **asdict(source.calibration)}
+            kept.append({"runs": str(Path(name).parent), "calibration": calibration})
+        rows += figures_of(name, run, source)
+        by_round += rounds_of(name, run)
+    TABLES.mkdir(exist_ok=True)
+    for path, table in ((FIGURES, rows), (ROUNDS, by_round)):
+        columns = dict.fromkeys(column for row in table for column in row)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, sorted(columns, key=by_cap), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(table)
+    lines = (json.dumps(line, separators=(",", ":")) for line in kept)
+    CALIBRATIONS.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
