@@ -1,0 +1,435 @@
+"""What the gate reads, never a bad folder as a pass, and what it prints and leaves in a job."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from gate_runs import STEADY, failed, gated, made_run, plan, slowed, write_run
+from made import made_manifest
+from msgspec import structs
+
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.gate import output
+from ddp_bench.bench.gate.baseline import find, fingerprint, save
+from ddp_bench.bench.gate.code import Code, check_one_code
+from ddp_bench.bench.gate.command import read_thresholds
+from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.github import MOST_ANNOTATIONS, Annotation, show
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.stats import Interval
+
+
+def edit(name, change):
+    def apply(folder):
+        text = (folder / name).read_text(encoding="utf-8")
+        changed = change(text)
+        assert changed != text, "the edit hit nothing"
+        (folder / name).write_text(changed, encoding="utf-8")
+
+    return apply
+
+
+def cell(name, column, value, row=0):
+    """Overwrite one cell of a CSV."""
+
+    def change(text):
+        header, *lines = text.splitlines()
+        cells = lines[row].split(",")
+        cells[header.split(",").index(column)] = value
+        lines[row] = ",".join(cells)
+        return "\n".join([header, *lines]) + "\n"
+
+    return edit(name, change)
+
+
+def without_line(name, index):
+    return edit(
+        name, lambda text: "".join(x for i, x in enumerate(text.splitlines(keepends=True)) if i != index)
+    )
+
+
+def manifest(**changes):
+    return edit("manifest.json", lambda text: json.dumps({**json.loads(text), **changes}))
+
+
+BAD = {
+    "no folder": (shutil.rmtree, "not a results folder"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "not a results folder"),
+    "cut manifest": (edit("manifest.json", lambda t: t[:-20]), "not valid JSON"),
+    "list for a manifest": (lambda f: (f / "manifest.json").write_text("[]"), "JSON object"),
+    "newer schema": (manifest(schema_version=99), "schema 99"),
+    "schema as text": (manifest(schema_version="3"), "schema '3'"),
+    "no schema": (manifest(schema_version=None), "schema None"),
+    "no cases.csv": (lambda f: (f / "cases.csv").unlink(), "cases.csv"),
+    "no blocks.csv": (lambda f: (f / "blocks.csv").unlink(), "blocks.csv"),
+    "empty cases.csv": (lambda f: (f / "cases.csv").write_text(""), "cases.csv"),
+    "header alone": (edit("cases.csv", lambda t: t.splitlines()[0] + "\n"), "no case"),
+    "cut inside a line": (edit("blocks.csv", lambda t: t[:-9]), "num_blocks"),
+    "cut between lines": (
+        edit("blocks.csv", lambda t: "".join(t.splitlines(keepends=True)[:-2])),
+        "num_blocks",
+    ),
+    "a line lost": (without_line("blocks.csv", 2), "num_blocks"),
+    "a rank lost": (without_line("blocks.csv", 13), "lacks ranks"),
+    "a case lost": (without_line("cases.csv", 3), "does not hold"),
+    "a case twice": (edit("cases.csv", lambda t: t + t.splitlines(keepends=True)[1]), "stands twice"),
+    "a block twice": (edit("blocks.csv", lambda t: t + t.splitlines(keepends=True)[1]), "stands twice"),
+    "binary": (lambda f: (f / "cases.csv").write_bytes(b"\xff\xfe\x00\n"), "cases.csv"),
+    "column renamed": (edit("blocks.csv", lambda t: t.replace("block_ms", "ms", 1)), "column block_ms"),
+    "rate not a number": (cell("cases.csv", "images_per_s", "nan"), "'nan'"),
+    "rate in words": (cell("cases.csv", "images_per_s", "fast"), "cannot be read"),
+    "negative memory": (cell("cases.csv", "peak_mem_mib", "-1"), "peak_mem_mib"),
+    "id with markup": (cell("cases.csv", "case_id", "<b>"), "does not hold"),
+    "block nan": (cell("blocks.csv", "block_ms", "nan"), "'nan'"),
+    **{
+        f"{column} {value!r}": (cell(name, column, value), f"{column} is not")
+        for name, column, values in (
+            ("cases.csv", "images_per_s", ("", "0", "inf")),
+            ("cases.csv", "global_batch", ("999",)),
+            ("cases.csv", "num_devices", ("",)),
+            ("cases.csv", "status", ("fine",)),
+            ("blocks.csv", "block_ms", ("", "0", "-5", "inf", "1e300")),
+            ("blocks.csv", "num_steps", ("0",)),
+            ("blocks.csv", "round", ("",)),
+            ("blocks.csv", "phase", ("tim",)),
+        )
+        for value in values
+    },
+    "nothing measured": (
+        lambda f: (shutil.rmtree(f), write_run(f, {("ddp", 2): STEADY["ddp", 2]}, planned=plan()[:1])),
+        "status ok",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("good") / "run")
+
+
+def test_the_folder_to_spoil_is_good(good, tmp_path):
+    assert main([str(good), str(shutil.copytree(good, tmp_path / "copy"))]) == 0
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_never_a_pass(name, side, good, tmp_path, capsys):
+    folders = [shutil.copytree(good, tmp_path / label) for label in ("base", "new")]
+    spoil, message = BAD[name]
+    spoil(folders[side])
+    if name == "nothing measured" and side == 1:
+        assert main([str(f) for f in folders]) == 1, "a candidate that measured nothing lacks every case"
+        return
+    assert main([str(f) for f in folders]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("bench.gate: error: ")
+
+
+def test_a_good_folder_comes_as_it_is(tmp_path):
+    run = read_run(write_run(tmp_path / "run", peak_mem_mib=512.0))
+    assert [c.row["mode"] for c in run.cases] == ["single", "dp", "ddp"]
+    ddp = run.cases[2]
+    assert ddp.rounds["images_per_s"][1] == pytest.approx(2 * 16 * 1000 / 125.0)
+    assert ddp.rounds["speedup"][1] == pytest.approx(2 * 100 / 125)
+    assert ddp.rounds["exposed_comm_ms"][1] == pytest.approx(25.0)
+    assert ddp.rounds["peak_mem_mib"] == {0: 512.0}
+    assert run.cases[0].rounds["speedup"] == {}
+
+
+def test_figures_come_from_the_blocks_alone(tmp_path):
+    run = write_run(tmp_path / "run")
+    before = read_run(run).cases
+    for column, value in (("images_per_s", "170"), ("speedup", "1.9"), ("exposed_comm_ms", "")):
+        cell("cases.csv", column, value, 2)(run)
+    assert read_run(run).cases == before
+
+
+def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path):
+    base, new = write_run(tmp_path / "base"), write_run(tmp_path / "new")
+    for name, column in (("cases.csv", "link"), ("blocks.csv", "detail")):
+        path = base / name
+        rows = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
+        at = rows[0].index(column)
+        path.write_text("".join(",".join(r[:at] + r[at + 1 :]) + "\n" for r in rows), encoding="utf-8")
+    assert main([str(base), str(new)]) == 0
+
+
+BAD_CONFIGS = [
+    ("[thresholds", "not valid TOML"),
+    ("thresholds = 5", "no table"),
+    ("[threshold]\nimages_per_s = '5%'", "unknown key 'threshold'"),
+    ("[thresholds]\nimages_per_sec = '5%'", "did you mean 'images_per_s'"),
+    ("[thresholds]\nimages_per_s = 5", "not a share"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_CONFIGS)
+def test_bad_thresholds(text, message, good, tmp_path, capsys):
+    config = tmp_path / "gate.toml"
+    config.write_text(text, encoding="utf-8")
+    assert main([str(good), str(good), "--config", str(config)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_thresholds_of_the_file_win(tmp_path):
+    config = tmp_path / "gate.toml"
+    config.write_text("[thresholds]\nimages_per_s = '3%'\npeak_mem_mib = 0.01\n", encoding="utf-8")
+    found = read_thresholds("8%", config)
+    assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.01, 0.08)
+
+
+CPU = {
+    "versions": {"torch": "2.15.0+cpu"},
+    "environment": {"host": "a", "cpu_model": "Intel(R) Xeon(R) @ 2.20GHz", "num_cores": 2, "gpus": []},
+    "settings": {"device": "cpu", "data": "device", "out": "/home/someone/run"},
+}
+
+
+def gpus(*names, **more):
+    environment = {**CPU["environment"], "gpus": [{"name": name} for name in names], **more}
+    return {**CPU, "environment": environment, "settings": {"device": "cuda"}}
+
+
+def named(told):
+    return fingerprint(made_manifest(**told))
+
+
+def test_a_fingerprint_reads_and_tells_machines_apart():
+    assert named(CPU).startswith("2-cores-intel-r-xeon-r-2-20ghz-torch2.15-")
+    assert named(gpus("NVIDIA H200", "NVIDIA H200")).startswith("2x-nvidia-h200-torch2.15-")
+    made = [
+        CPU,
+        {**CPU, "versions": {"torch": "2.16.0"}},
+        {**CPU, "environment": {**CPU["environment"], "num_cores": 4}},
+        {**CPU, "environment": {**CPU["environment"], "cpu_model": "Another"}},
+        gpus("NVIDIA H200"),
+        gpus("NVIDIA H200", "NVIDIA H200"),
+        gpus("NVIDIA H100", "NVIDIA H200"),
+        {},
+    ]
+    assert len({named(manifest) for manifest in made}) == len(made)
+
+
+def test_a_fingerprint_is_a_folder_name_and_the_same_for_what_the_gate_compares_itself():
+    other_host = {**CPU, "environment": {**CPU["environment"], "host": "b", "os": "Linux"}}
+    assert named(other_host) == named({**CPU, "versions": {"torch": "2.15.1"}}) == named(CPU)
+    assert named(gpus("A", "B")) == named(gpus("B", "A"))
+    for strange in ("../../x", "", "…", "a" * 300):
+        name = named({"environment": {"cpu_model": strange}})
+        assert Path(name).name == name
+        assert len(name) < 100
+
+
+def test_a_saved_baseline_is_found_and_gated_against(tmp_path, capsys):
+    root, good = tmp_path / "baselines", write_run(tmp_path / "good")
+    assert main(["--save-baseline", str(good), "--baselines", str(root)]) == 0
+    assert str(find(good, root)) in capsys.readouterr().out
+    same, slow = write_run(tmp_path / "same"), write_run(tmp_path / "slow", slowed(1.3))
+    codes = [main(["auto", str(run), "--baselines", str(root)]) for run in (same, slow)]
+    assert codes == [0, 1]
+
+
+def test_without_one_the_gate_names_the_command_that_makes_it(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    assert main(["auto", str(run), "--baselines", str(tmp_path / "none")]) == 3
+    said = capsys.readouterr().err
+    assert "no baseline for this machine" in said
+    assert f"python -m bench.gate --save-baseline RUN --baselines {tmp_path / 'none'}" in said
+
+
+def test_a_baseline_keeps_the_tables_and_no_ones_paths(tmp_path):
+    run = write_run(
+        tmp_path / "run",
+        settings={"data": "device", "out": "/home/someone/run"},
+        argv=["--out", "/home/someone/run"],
+        command="python -m bench.run --out /home/someone/run",
+    )
+    (run / "report.html").write_text("large", encoding="utf-8")
+    kept = save(run, tmp_path / "baselines")
+    assert sorted(path.name for path in kept.iterdir()) == [
+        "allreduce.csv",
+        "blocks.csv",
+        "cases.csv",
+        "comparisons.csv",
+        "manifest.json",
+    ]
+    assert "someone" not in (kept / "manifest.json").read_text(encoding="utf-8")
+    assert json.loads((kept / "manifest.json").read_text())["settings"]["data"] == "device"
+    assert load_run(kept).cases.equals(load_run(run).cases)
+
+
+def test_what_cannot_serve_is_refused(tmp_path):
+    root = tmp_path / "baselines"
+    good = write_run(tmp_path / "good")
+    save(good, root)
+    with pytest.raises(UsageError, match="baseline already; remove it first"):
+        save(good, root)
+    short = write_run(tmp_path / "short", {key: series[:2] for key, series in STEADY.items()})
+    with pytest.raises(UsageError, match="2 rounds"):
+        save(short, tmp_path / "other")
+    with pytest.raises(UsageError, match="no case with status ok"):
+        save(write_run(tmp_path / "nothing", {}), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_foreign_text_stays_text():
+    nasty = "a | b\n# c <img src=x> @someone [x](http://y.z) `d` *e* www.evil.com \x1b[31m"
+    gate = gated(STEADY, failed(made_run(STEADY), "ddp-n2", nasty))
+    text = output.markdown(gate)
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {9}
+    for breakout in ("<img", "@someone", "](", "http://", "`", "*e*", "www.", "\x1b", "\n# c"):
+        assert breakout not in text
+    assert "&#60;img src" in text
+    assert output.verdict(gate).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (Interval(0.926, 0.9, 0.95), "0.926x [0.900, 0.950]"),
+        (Interval(0.926, 0.5, 1e300), "0.926x [0.500, >99]"),
+        (Interval(1.5, math.nan, math.nan), "1.500x"),
+    ],
+)
+def test_a_ratio_is_shown_as_far_as_it_is_known(ratio, shown):
+    found = gated(STEADY, STEADY).comparisons[0]
+    assert shown in output.cells(structs.replace(found, ratio=ratio))
+
+
+OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}
+
+
+def side(commit, code="x", *, dirty=False, **more):
+    workload = {"spec": "net:make", "file": "net.py", "repository": "mynet", "code_sha256": code}
+    return {**OWN, "workload": {**workload, "commit": commit * 40, "dirty": dirty}, **more}
+
+
+BOTH = "both sides import identical code: "
+BY = "measured with ddp-bench 0.1.0 (ccccccc)"
+MOVED = "workload: mynet aaaaaaa -> bbbbbbb"
+OTHERS = {"ddp_bench": {"version": "0.2.0"}, "git": {}}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "interleaved", "lines"),
+    [
+        ({}, {}, True, []),
+        (OWN, OWN, True, []),
+        (side("a"), side("b", "y", dirty=True), True, [f"{MOVED} with uncommitted changes", BY]),
+        (side("a"), side("b"), True, [MOVED, f"{BOTH}this is an A/A comparison", BY]),
+        (
+            *(side("a"), side("a", versions={"torch": "2.16"}), True),
+            [MOVED.partition(" ->")[0], f"{BOTH}what differs is the environment", BY],
+        ),
+        (
+            *(side("a"), side("b", **OTHERS), False),
+            [MOVED, "both runs imported identical code of the workload", f"{BY} -> 0.2.0"],
+        ),
+        ({}, side("b"), False, ["workload: not recorded -> mynet bbbbbbb"]),
+        (
+            *({"workload": {"file": "net.py"}}, side("b"), False),
+            ["workload: net.py in no repository with a commit -> mynet bbbbbbb"],
+        ),
+    ],
+)
+def test_the_commits_are_named(ours, theirs, interleaved, lines):
+    code = Code(made_manifest(**ours), made_manifest(**theirs), interleaved=interleaved)
+    assert code.lines() == lines
+
+
+def test_code_that_was_edited_between_launches_is_refused():
+    check_one_code([made_manifest(**side(commit)) for commit in "ab"])
+    check_one_code([made_manifest(**OWN)] * 2)
+    with pytest.raises(UsageError, match="was changed while it was measured"):
+        check_one_code([made_manifest(**side("a", code)) for code in "xxy"])
+
+
+def test_programs_are_told_the_commits():
+    gate = gated(*(made_run(STEADY, **side(commit)) for commit in "ab"))
+    code = json.loads(output.as_json(gate))["code"]
+    assert code["identical"] is True
+    assert [code[name]["workload"]["commit"] for name in ("baseline", "candidate")] == ["a" * 40, "b" * 40]
+    assert code["baseline"]["ddp_bench"] == {"version": "0.1.0"}
+
+
+WIDE = {("single", 1): [ms * (1, 4)[i % 2] for i, ms in enumerate(STEADY["single", 1])]}
+
+
+@pytest.fixture
+def summary(tmp_path, monkeypatch):
+    place = tmp_path / "summary.md"
+    place.write_text("of an earlier step\n", encoding="utf-8")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place))
+    return place
+
+
+def test_a_regression_is_in_the_json_an_error_and_in_the_summary(tmp_path, summary, capsys):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    sides = (("a", STEADY), ("b", slowed(1.25, "ddp")))
+    runs = [str(write_run(tmp_path / name, steps, peak_mem_mib=512.0)) for name, steps in sides]
+    assert main([*runs, "--json"]) == ExitCode.FAILED
+    told = capsys.readouterr()
+    found = json.loads(told.out, parse_constant=refuse)
+    assert (found["verdict"], found["exit_code"], found["cpu_stand_in"]) == ("regression", 1, True)
+    memory = [c for c in found["comparisons"] if c["metric"] == "peak_mem_mib"]
+    assert {c["verdict"] for c in memory} == {"unchanged"}
+    assert memory[0]["ratio"] == {"estimate": 1.0, "low": None, "high": None}
+    regressed = [c for c in found["comparisons"] if c["verdict"] == "regressed"]
+    (ratio,) = (c["ratio"] for c in regressed if c["metric"] == "images_per_s")
+    assert ratio["estimate"] == pytest.approx(0.8)
+    assert ratio["low"] < 0.8 < ratio["high"] < 1
+    commands = told.err.splitlines()
+    assert len(commands) == len(regressed) > 1
+    assert all(line.startswith("::error title=bench.gate%3A regressed::ddp-n2-") for line in commands)
+    assert any("exposed communication 25.04 ms -> 56.30 ms" in line for line in commands)
+    text = summary.read_text(encoding="utf-8")
+    assert text.startswith("of an earlier step\n### bench.gate: regression")
+    assert text.count("| regressed |") == len(regressed)
+
+
+def test_a_gate_that_decides_nothing_is_a_warning(tmp_path, summary, capsys):
+    runs = [str(write_run(tmp_path / name, WIDE)) for name in "ab"]
+    assert main(runs) == ExitCode.NOT_COMPARABLE
+    (command,) = capsys.readouterr().err.splitlines()
+    assert command.startswith("::warning title=bench.gate::undecided: ")
+    assert "### bench.gate: undecided" in summary.read_text(encoding="utf-8")
+
+
+def test_a_pass_has_a_summary_and_quiet_has_none(tmp_path, summary, capsys):
+    runs = [str(write_run(tmp_path / name)) for name in "ab"]
+    before = summary.read_text(encoding="utf-8")
+    assert main([*runs, "--quiet"]) == ExitCode.OK
+    assert summary.read_text(encoding="utf-8") == before
+    assert main(runs) == ExitCode.OK
+    assert "### bench.gate: pass" in summary.read_text(encoding="utf-8")
+    assert capsys.readouterr().err == ""
+
+
+def test_outside_of_actions_nothing_is_added(capsys, tmp_path):
+    place = tmp_path / "summary.md"
+    show([Annotation("error", "a", "b")], lambda: "text", {"GITHUB_STEP_SUMMARY": str(place)})
+    assert not place.exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_no_text_ends_a_command_or_begins_another(capsys):
+    nasty = Annotation("error", "a,b:c%\n", "50% slower\n::error::x\r")
+    show([nasty] * 20, lambda: "", {"GITHUB_ACTIONS": "true"})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["::error title=a%2Cb%3Ac%25\\x0a::50%25 slower\\x0a::error::x\\x0d"] * MOST_ANNOTATIONS
+
+
+def test_a_summary_that_cannot_be_written_is_a_line(capsys, tmp_path):
+    environment = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
+    show([], lambda: "text", environment)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("no job summary: ")
