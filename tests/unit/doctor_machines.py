@@ -339,8 +339,8 @@ def gpu(index, **answers):
     return {"gpus": {index: answers}}
 
 
-def held(bits):
-    return gpu(5, CurrentClocksEventReasons=bits)
+def allowed(num_cores):
+    return {"allowed": frozenset(range(num_cores))}
 
 
 def process(mib, pid=4242):
@@ -386,11 +386,9 @@ def torch(*version, **more):
 
 
 SITUATIONS = {
-    # By line: machines and what differs in them; what is said of each is recorded.
+    # By line: machines, and what differs in them each time; what is said of each is recorded.
     "GPUs": [
-        (h100_box, gpu(7, Name="NVIDIA H200")),
-        (h100_box, gpu(7, MigMode=[1, 1])),
-        (h100_box, env(CUDA_VISIBLE_DEVICES="0,1")),
+        (h100_box, gpu(7, Name="NVIDIA H200"), gpu(7, MigMode=[1, 1]), env(CUDA_VISIBLE_DEVICES="0,1")),
         (h100_box, {**env(CUDA_VISIBLE_DEVICES=""), **torch()}),
         (h100_box, {"gpus": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, **torch()}),
         (h100_box, {"gpus": pynvml.NVML_ERROR_GPU_IS_LOST}),
@@ -401,17 +399,13 @@ SITUATIONS = {
         (h100_box, gpu(2, ComputeRunningProcesses=process(12034), UtilizationRates=rates(87))),
         (h100_box, gpu(2, GraphicsRunningProcesses=process(5))),
         (h100_box, gpu(0, ComputeRunningProcesses=process(5, pid=os.getpid()))),
-        (h100_box, gpu(0, UtilizationRates=rates(40))),
-        (h100_box, gpu(0, MemoryInfo=memory(30000))),
+        (h100_box, gpu(0, UtilizationRates=rates(40)), gpu(0, MemoryInfo=memory(30000))),
     ],
     "GPU clocks": [
-        (h100_box, held(0x40)),
-        (h100_box, held(0x20)),
-        (h100_box, held(0x81)),
-        (h100_box, held(0x4)),
-        (h100_box, held(0x2)),
-        (h100_box, held(0x1)),
-        (h100_box, held(None)),
+        (
+            h100_box,
+            *(gpu(5, CurrentClocksEventReasons=bits) for bits in (0x40, 0x20, 0x81, 0x4, 0x2, 0x1, None)),
+        ),
     ],
     "GPU power": [
         (
@@ -420,20 +414,13 @@ SITUATIONS = {
         ),
     ],
     "GPU memory errors": [
-        (h100_box, gpu(1, EccMode=[0, 0])),
-        (h100_box, gpu(1, TotalEccErrors=3)),
-        (h100_box, gpu(1, RemappedRows=(0, 0, 0, 1))),
+        (h100_box, gpu(1, EccMode=[0, 0]), gpu(1, TotalEccErrors=3), gpu(1, RemappedRows=(0, 0, 0, 1))),
     ],
     "GPU heat": [
-        (h100_box, gpu(0, MarginTemperature=11)),
-        (h100_box, gpu(0, MarginTemperature=10)),
-        (h100_box, gpu(0, MarginTemperature=0)),
-        (h100_box, gpu(0, MarginTemperature=None)),
+        (h100_box, *(gpu(0, MarginTemperature=degrees) for degrees in (11, 10, 0, None))),
         (h100_box, gpu(0, MarginTemperature=None, TemperatureThreshold=35)),
     ],
-    "GPU persistence": [
-        (h100_box, gpu(3, PersistenceMode=0)),
-    ],
+    "GPU persistence": [(h100_box, gpu(3, PersistenceMode=0))],
     "GPU links": [
         (h100_box, {"gpus": SOME_GPUS, "link": BY_PCIE}),
         (
@@ -443,104 +430,69 @@ SITUATIONS = {
         (h100_box, gpu(7, MigMode=[1, 1])),
     ],
     "GPU affinity": [
-        (h100_box, {"allowed": frozenset(range(56))}),
-        (h100_box, gpu(3, PciInfo=None)),
-        (h100_box, file(f"{NODES}/node1/cpulist", "")),
+        (h100_box, allowed(56), gpu(3, PciInfo=None), file(f"{NODES}/node1/cpulist", "")),
     ],
     "cores": [
-        (h100_box, {"allowed": frozenset(range(16))}),
-        (h100_box, {"allowed": frozenset(range(15))}),
-        (h100_box, {"allowed": frozenset(range(7))}),
+        (h100_box, allowed(16), allowed(15), allowed(7)),
         (laptop, {"allowed": frozenset({1})}),
         (container, file(QUOTA, "50000 100000")),
     ],
     "governor": [
         (h100_box, file(GOVERNOR, "schedutil")),
-        (laptop, file(DRIVER, "acpi-cpufreq")),
-        (laptop, file(DRIVER, "amd-pstate-epp")),
+        (laptop, file(DRIVER, "acpi-cpufreq"), file(DRIVER, "amd-pstate-epp")),
     ],
     "turbo": [
         (laptop, file(f"{CPUS}/intel_pstate/no_turbo", "1")),
         (container, file(f"{CPUS}/cpufreq/boost", "1")),
     ],
     "load": [
-        (h100_box, busy(0.5, num_cores=112)),
-        (h100_box, busy(0.95, num_cores=112)),
-        (laptop, busy(0.04)),
-        (laptop, busy(0.06)),
-        (laptop, busy(0.24)),
-        (laptop, busy(0.25)),
-        (laptop, {"load": 8.5}),
-        (laptop, later(stat(4, since=101))),
+        (h100_box, *(busy(share, num_cores=112) for share in (0.5, 0.95))),
+        (laptop, *(busy(share) for share in (0.04, 0.06, 0.24, 0.25))),
+        (laptop, {"load": 8.5}, later(stat(4, since=101))),
     ],
     "steal": [
-        (laptop, later(stat(8, since=100))),
-        (laptop, stolen_ever(0.019)),
-        (laptop, stolen_ever(0.03)),
-        (laptop, busy(0.0, steal=0.02)),
-        (laptop, busy(0.0, steal=0.11)),
+        (laptop, later(stat(8, since=100)), stolen_ever(0.019), stolen_ever(0.03)),
+        (laptop, *(busy(0.0, steal=share) for share in (0.02, 0.11))),
     ],
-    "NUMA": [
-        (h100_box, file("proc/sys/kernel/numa_balancing", "1")),
-    ],
-    "memory": [
-        (laptop, file("proc/meminfo", meminfo(16, 7))),
-    ],
+    "NUMA": [(h100_box, file("proc/sys/kernel/numa_balancing", "1"))],
+    "memory": [(laptop, file("proc/meminfo", meminfo(16, 7)))],
     "memory stalls": [
-        (laptop, file(PRESSURE, "some avg10=4.99")),
-        (laptop, file(PRESSURE, "some avg10=6.50")),
-        (laptop, file(PRESSURE, "some avg10=25.00")),
+        (laptop, *(file(PRESSURE, f"some avg10={percent}") for percent in ("4.99", "6.50", "25.00"))),
     ],
     "swap": [
         (laptop, file("proc/meminfo", meminfo(16, 9, 2**20))),
         (laptop, {"later": {"proc/vmstat": "pswpin 1\npswpout 0"}}),
     ],
-    "huge pages": [(laptop, file(PAGES, "always madvise [never]")), (laptop, file(PAGES, ""))],
-    "shared memory": [
-        (h100_box, {"shm": (BATCHES, BATCHES + 1)}),
-        (h100_box, {"shm": (BATCHES, BATCHES)}),
-    ],
-    "disk": [
-        (laptop, {"disk": (GIB, GIB)}),
-    ],
+    "huge pages": [(laptop, file(PAGES, "always madvise [never]"), file(PAGES, ""))],
+    "shared memory": [(h100_box, {"shm": (BATCHES, BATCHES + 1)}, {"shm": (BATCHES, BATCHES)})],
+    "disk": [(laptop, {"disk": (GIB, GIB)})],
     "threads": [
-        (h100_box, env(OMP_NUM_THREADS="14")),
-        (h100_box, env(OMP_NUM_THREADS="16")),
-        (h100_box, env(OMP_NUM_THREADS="4", MKL_NUM_THREADS="16")),
-        (h100_box, env(OMP_NUM_THREADS="many")),
+        (h100_box, env(OMP_NUM_THREADS="14"), env(OMP_NUM_THREADS="16")),
+        (h100_box, env(OMP_NUM_THREADS="4", MKL_NUM_THREADS="16"), env(OMP_NUM_THREADS="many")),
         (h100_box, env(GOMP_CPU_AFFINITY="0-3")),
         (laptop, env(OMP_NUM_THREADS="16")),
     ],
     "gloo network": [
-        (laptop, {"resolves": ""}),
-        (laptop, env(GLOO_SOCKET_IFNAME="eth0")),
-        (laptop, env(GLOO_SOCKET_IFNAME="eth")),
+        (laptop, {"resolves": ""}, env(GLOO_SOCKET_IFNAME="eth0"), env(GLOO_SOCKET_IFNAME="eth")),
         (laptop, {**env(GLOO_SOCKET_IFNAME="eth1"), "interfaces": DOWN}),
     ],
     "NCCL network": [
-        (h100_box, env(NCCL_SOCKET_IFNAME="ens5")),
-        (h100_box, file(PORT, "1: DOWN")),
-        (h100_box, env(NCCL_SOCKET_IFNAME="lo")),
+        (h100_box, env(NCCL_SOCKET_IFNAME="ens5"), file(PORT, "1: DOWN"), env(NCCL_SOCKET_IFNAME="lo")),
         (h100_box, {**env(NCCL_SOCKET_IFNAME="docker"), "interfaces": {"docker0": (True, "172.17.0.1", 0)}}),
     ],
     "torch": [
-        (h100_box, torch(num_devices=0)),
-        (h100_box, torch("2.11.0", cuda="12.8")),
+        (h100_box, torch(num_devices=0), torch("2.11.0", cuda="12.8")),
         (laptop, {"torch": None}),
     ],
     "torchvision": [
-        (laptop, torch("2.13.0")),
-        (laptop, {"vision": None}),
+        (laptop, torch("2.13.0"), {"vision": None}),
         (laptop, {**torch("2.16.0.dev20261001"), "vision": ("0.30", "torch==2.16.0.dev20261001")}),
     ],
     "CUDA driver": [
-        (h100_box, {"system": {"CudaDriverVersion_v2": 12020}}),
-        (h100_box, {"system": {"CudaDriverVersion_v2": 13000}}),
-        (h100_box, {"system": {"CudaDriverVersion_v2": 11080}}),
+        (h100_box, *({"system": {"CudaDriverVersion_v2": version}} for version in (12020, 13000, 11080))),
     ],
     "settings": [
-        (h100_box, env(NCCL_DEBUG="WARN")),
-        (h100_box, env(NCCL_DEBUG="info")),
+        (h100_box, env(NCCL_DEBUG="WARN"), env(NCCL_DEBUG="info")),
         (h100_box, env(CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="info")),
     ],
 }
@@ -558,7 +510,8 @@ def said_of_each(folder):
         told += [line(name, found) for name, found in found_in(make(), folder / make.__name__).items()]
     told.append("# changed")
     for name, rows in SITUATIONS.items():
-        for make, changes in rows:
-            found = found_in(changed(make(), **changes), folder / f"{len(told)}")[name]
-            told.append(line(name, found))
+        for make, *each in rows:
+            for changes in each:
+                found = found_in(changed(make(), **changes), folder / f"{len(told)}")[name]
+                told.append(line(name, found))
     return told

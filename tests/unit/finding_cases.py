@@ -39,11 +39,32 @@ def hiding(low, high):
     return {"hidden_pct": (low + high) / 2, "hidden_pct_low": low, "hidden_pct_high": high}
 
 
+ENDS = {
+    "faster": (1.28, 1.34),
+    "little faster": (1.01, 1.03),
+    "equal": (0.98, 1.02),
+    "open": (0.9, 1.15),
+    "little slower": (0.97, 0.99),
+    "slower": (0.75, 0.84),
+    "too few": (NAN, NAN),
+}
+"""Intervals of a ratio, one for each answer."""
+
+COMMUNICATIONS = {
+    "hidden": exposing(11, 13) | hiding(66, 76),
+    "alone unknown": exposing(11, 13),
+    "vague": exposing(11, 13) | hiding(-40, 120),
+    "little": exposing(-2, 4),
+    "open": exposing(-20, 40),
+    "none hidden": exposing(60, 70) | hiding(-30, -10),
+    "hardly hidden": exposing(60, 70) | hiding(-20, 10),
+    "too few": exposing(NAN, NAN) | {"exposed_comm_ms": 12.0},
+}
+
+
 def said_of_each():
     """Every answer that a run can give, under what makes it so: the words that people read."""
     cpu_dp, cpu_ddp = (case(mode, 2, 160.0, scaling="strong", **CPU) for mode in ("dp", "ddp"))
-    ends = {"faster": (1.28, 1.34), "little faster": (1.01, 1.03), "equal": (0.98, 1.02), "open": (0.9, 1.15)}
-    ends |= {"little slower": (0.97, 0.99), "slower": (0.75, 0.84), "too few": (NAN, NAN)}
     hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
     static = case("ddp", 2, 160.0, case_id="static", static_graph=True)
     step = measured(step_ms=100.0, comm_ms=40.0)
@@ -52,7 +73,7 @@ def said_of_each():
         for mode, n in (("single", 1), ("ddp", 2))
     )
     found = {}
-    for name, (low, high) in ends.items():
+    for name, (low, high) in ENDS.items():
         few = {"num_rounds": 4 if math.isnan(low) else 20}
         found[f"DDP against DP: {name}"] = (SINGLE, DP, DDP), (over(DDP, DP, low, high, **few),)
         found[f"on CPU cores: {name}"] = (SINGLE, cpu_dp, cpu_ddp), (over(cpu_ddp, cpu_dp, low, high, **few),)
@@ -75,16 +96,7 @@ def said_of_each():
     )
     found["changes the training"] = (SINGLE, DDP, hook), (over(hook, DDP, 1.4, 1.5),)
     found["another setting"] = ((SINGLE, DDP, static, CAP_1), (over(static, DDP, 0.99, 1.01),))
-    for name, values in {
-        "hidden": exposing(11, 13) | hiding(66, 76),
-        "alone unknown": exposing(11, 13),
-        "vague": exposing(11, 13) | hiding(-40, 120),
-        "little": exposing(-2, 4),
-        "open": exposing(-20, 40),
-        "none hidden": exposing(60, 70) | hiding(-30, -10),
-        "hardly hidden": exposing(60, 70) | hiding(-20, 10),
-        "too few": exposing(NAN, NAN) | {"exposed_comm_ms": 12.0},
-    }.items():
+    for name, values in COMMUNICATIONS.items():
         found[f"communication: {name}"] = (SINGLE, DDP | step | values), ()
     told = []
     for name, (cases, by) in found.items():

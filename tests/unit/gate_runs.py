@@ -1,6 +1,5 @@
 """Runs made of numbers: a real results folder, or its checked cases, from step times by round."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +7,11 @@ import made
 import numpy as np
 from made import made_manifest, write_tables
 
+from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.results.aggregate import Outcome
+from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import RunWriter, claim
-
-Steps = Mapping[tuple[str, int], Sequence[float]]
 
 MANIFEST = {
     "versions": {"torch": "2.15.0", "python": "3.12.1"},
@@ -36,6 +35,14 @@ STEADY = {
     ("dp", 2): [200.0, 202, 198, 201, 199, 200.4],
     ("ddp", 2): [125.0, 126, 124, 125.6, 124.4, 125.2],
 }
+
+
+def slowed(factor, *only, steps=STEADY):
+    """Steps that take `factor` times as long: of all cases, or of those of these modes."""
+    return {
+        key: [factor * ms for ms in series] if not only or key[0] in only else series
+        for key, series in steps.items()
+    }
 
 
 def block_rows(case_id, mode, series, phase="timed"):
@@ -75,9 +82,13 @@ def rounds_of(images_per_s, speedup, *, step_ms=None, exposed_comm_ms=None, peak
     }
 
 
-def with_rounds(case, **by_metric):
-    """The case with other figures of these metrics."""
-    return replace(case, rounds={**case.rounds, **by_metric})
+def with_rounds(run, *, only=(), **by_metric):
+    """The run with other figures of these metrics: of every case, or of those named."""
+    cases = (
+        replace(case, rounds={**case.rounds, **by_metric}) if not only or case.case_id in only else case
+        for case in run.cases
+    )
+    return replace(run, cases=tuple(cases))
 
 
 def made_run(steps, *, path="made", num_images=16, **manifest):
@@ -103,14 +114,22 @@ def made_run(steps, *, path="made", num_images=16, **manifest):
     return GateRun(Path(path), made_manifest(**{**MANIFEST, **manifest}), cases)
 
 
-def failed(run, case_id):
+def failed(run, case_id, reason="no such luck"):
     """The run with that case failed."""
-    return replace(
-        run,
-        cases=tuple(
-            replace(c, row={**c.row, "status": "failed", "reason": "no such luck"}, rounds=rounds_of({}, {}))
-            if c.case_id == case_id
-            else c
-            for c in run.cases
-        ),
+    cases = (
+        replace(c, row={**c.row, "status": "failed", "reason": reason}, rounds=rounds_of({}, {}))
+        if c.case_id == case_id
+        else c
+        for c in run.cases
     )
+    return replace(run, cases=tuple(cases))
+
+
+def gated(baseline, candidate, **options):
+    """The gate of two runs, or of the runs of such step times; it allows 5% of every metric."""
+    runs = (one if isinstance(one, GateRun) else made_run(one) for one in (baseline, candidate))
+    return compare(*runs, **{"thresholds": dict.fromkeys(GATED, 0.05), **options})
+
+
+def of_metric(gate, *names):
+    return [c for c in gate.comparisons if c.metric in names]

@@ -192,6 +192,7 @@ def rates(workers, *counts):
 
 
 def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks():
+    """A count that fails on any of them has no rates, and the user hears why."""
     workers = FakeWorkers()
     found, said = rates(workers, 2, 1, 2, 4)
     assert workers.asked == [
@@ -202,9 +203,6 @@ def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks():
     ]
     assert [(row.num_devices, row.rank) for row in found] == [(1, 0), (2, 0), (2, 1)]
     assert not said
-
-
-def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told():
     found, said = rates(FakeWorkers(fails=["the rates of 2 devices"]), 1, 2)
     assert [row.num_devices for row in found] == [1]
     assert said == ["the rates of 2 devices are not known: OutOfMemoryError: full"]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from commands import ROOT, python
-from gate_runs import STEADY, write_run
+from gate_runs import slowed, write_run
 
 import ddp_bench
 from ddp_bench import compare, load_run
@@ -100,8 +100,7 @@ def test_the_summary_is_that_of_the_command():
 
 
 def test_a_comparison_is_the_gates(tmp_path, capsys):
-    slower = {key: [1.3 * ms for ms in series] for key, series in STEADY.items()}
-    base, slow = write_run(tmp_path / "base"), write_run(tmp_path / "slow", slower)
+    base, slow = write_run(tmp_path / "base"), write_run(tmp_path / "slow", slowed(1.3))
     found = compare(load_run(base), slow)
     assert gate.main([str(base), str(slow), "--json"]) == 1
     whole = json.loads(capsys.readouterr().out)

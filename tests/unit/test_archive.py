@@ -18,9 +18,7 @@ from ddp_bench import compare, load_run
 from ddp_bench.bench import manifest as manifests
 from ddp_bench.bench.cluster.scratch import remove_abandoned
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.export.formats import (
-    bencher,
-)
+from ddp_bench.bench.export.formats import bencher
 from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.gate.baseline import save
 from ddp_bench.bench.gate.main import main as gate
@@ -42,18 +40,8 @@ def refused(folder, capsys):
     return capsys.readouterr().err
 
 
-TELLING = (
-    "gpu-node-17",
-    "other-node",
-    "alice",
-    "home",
-    "hunter",
-    "10.1.2.3",
-    "fe80",
-    "tmp",
-    "wlan7",
-    "net.py",
-)
+TELLING = ("gpu-node-17", "other-node", "alice", "home", "hunter")
+TELLING += ("10.1.2.3", "fe80", "tmp", "wlan7", "net.py")
 """Parts of the names of hosts, a user, folders, addresses, an interface and a workload's file."""
 NODE, OTHER = "gpu-node-17.cluster.example", "other-node"
 TOLD = (

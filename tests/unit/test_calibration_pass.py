@@ -51,15 +51,12 @@ def test_slow_downs_from_compute_and_communication_that_began_together(compute, 
     assert found.comm == pytest.approx(comm, rel=1e-6)
 
 
-def test_bursts_count_as_much_as_they_last():
+def test_bursts_count_as_much_as_they_last_and_noise_makes_no_slow_down_below_one():
     """Compute that took 100 and 50 ms by itself, 150 and 50 beside."""
     found = slowdowns(
         compute_alone_ms=[100, 50], comm_alone_ms=200, compute_end_ms=[150, 50], comm_end_ms=[200, 200]
     )
     assert found.compute == pytest.approx(200 / 150)
-
-
-def test_noise_never_makes_a_slow_down_below_one():
     found = slowdowns(compute_alone_ms=[100], comm_alone_ms=200, compute_end_ms=[95], comm_end_ms=[190])
     assert found == Slowdown(compute=1.0, comm=1.0)
 
@@ -233,15 +230,11 @@ def test_the_residual_is_that_of_the_calibrated_case_whatever_the_others_take(tm
     assert found.residual_ms == known.residual_ms
 
 
-def test_a_run_without_the_pass_or_of_another_model_is_refused(tmp_path):
+def test_a_run_without_the_pass_of_another_model_or_without_no_sync_is_refused(tmp_path):
     with pytest.raises(UsageError, match="--calibrate"):
         calibration_of(known_run(tmp_path, with_pass=False), TRAINABLE)
     with pytest.raises(UsageError, match="4 parameters, the workload 3"):
         calibration_of(known_run(tmp_path), TRAINABLE[:3])
-
-
-def test_a_run_whose_communication_was_not_measured_is_refused(tmp_path):
     run = known_run(tmp_path)
-    lacking = replace(run, blocks=run.blocks[run.blocks["phase"] != "no_sync"])
     with pytest.raises(UsageError, match="no_sync"):
-        calibration_of(lacking, TRAINABLE)
+        calibration_of(replace(run, blocks=run.blocks[run.blocks["phase"] != "no_sync"]), TRAINABLE)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -106,6 +105,7 @@ def test_what_the_ranks_did_not_use_of_their_cores_others_did():
         reading(1, 111.0, 6.0, (60.0, 68.0, 81.0)),
     ]
     assert other_loads(before, after) == [Load(cores=2, others=0.4, steal=0.05, seconds=10.0)]
+    assert other_loads([before[0], None], after) == other_loads(before[:1], [None]) == [], "one cannot tell"
     apart = [[replace(r, machine=name) for r, name in zip(rs, "ab", strict=True)] for rs in (before, after)]
     assert other_loads(*apart) == [
         Load(cores=1, others=0.1, steal=0.05, seconds=10.0),
@@ -119,12 +119,6 @@ def test_loads_of_two_attempts_are_weighed_by_their_time():
     assert mean_load(now, earlier) == Load(cores=2, others=0.2, steal=0.05, seconds=40.0)
     at_once = (structs.replace(load, seconds=0.0) for load in (now, earlier))
     assert mean_load(*at_once).others == 0.5, "of no time at all"
-
-
-def test_where_a_rank_cannot_tell_nothing_is_told():
-    known = reading(0, 0.0, 0.0, (0.0,))
-    assert other_loads([known, None], [known, known]) == []
-    assert other_loads([known], [None]) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counted by Linux' /proc")
@@ -168,14 +162,12 @@ def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said)
     assert shown == [f"{25 * busy:.0f}%, other guests {25 * steal:.0f}%"]
 
 
-@pytest.mark.parametrize("load", [[], [{"cores": 0, "others": 1}]])
-def test_nothing_is_said_of_what_a_manifest_does_not_tell(load):
-    cases = pd.DataFrame({"device_type": ["cpu"]})
-    assert other_load(made_manifest(load=load), cases) is None
-    assert other_load(made_manifest(**told(4.0, 4.0)), pd.DataFrame({"device_type": ["cuda"]})) is None
+def test_a_load_is_of_cores_that_stand_in_for_devices_where_it_is_told():
+    cpu, cuda = (pd.DataFrame({"device_type": [kind]}) for kind in ("cpu", "cuda"))
+    for load in ([], [{"cores": 0, "others": 1}]):
+        assert other_load(made_manifest(load=load), cpu) is None
+    assert other_load(made_manifest(**told(4.0, 4.0)), cuda) is None
 
-
-Noise = Callable[[np.random.Generator, int], np.ndarray]
 
 TRIALS = 200
 
@@ -341,11 +333,8 @@ def test_mere_noise_is_not_called_another_rate():
     assert alarms <= 4, alarms
 
 
-def test_steps_without_any_noise_are_no_cause_for_alarm():
+def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():
     assert found([100.0] * 20, [50.0] * 20) == {}
-
-
-def test_what_one_round_among_many_does_is_not_mentioned():
     rng = np.random.default_rng(9)
     times = normal(rng, 100)
     times[0], times[50] = 140, 300

@@ -3,14 +3,13 @@
 import importlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
 import time
 
 import pytest
-from commands import ROOT
+from commands import ROOT, finished, python
 from rich.console import Console as RichConsole
 from rich.table import Table
 
@@ -39,9 +38,7 @@ print(json.dumps(found))
 
 def each_command(argument, *, without):
     """Exit code and outputs of every command, run in a process that cannot import some modules."""
-    command = [sys.executable, "-c", EACH_COMMAND, without, argument, *COMMANDS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    found = json.loads(python("-c", EACH_COMMAND, without, argument, *COMMANDS).stdout)
     assert set(found) == set(COMMANDS)
     return found
 
@@ -131,9 +128,7 @@ sys.exit(guarded("x", work))
 def test_an_output_that_takes_nothing_ends_no_work(where, written, code, tmp_path):
     """Nor does one that the work closes."""
     command = f"{sys.executable} -c '{WRITES}' {where}"
-    done = subprocess.run(
-        ["sh", "-c", command], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
-    )
+    done = finished(["sh", "-c", command], tmp_path, {"PYTHONPATH": str(ROOT)})
     found = [(tmp_path / name).read_text() if (tmp_path / name).exists() else "" for name in ("out", "err")]
     assert done.returncode == code
     assert found[0] == written[0]
@@ -142,14 +137,8 @@ def test_an_output_that_takes_nothing_ends_no_work(where, written, code, tmp_pat
 
 
 def test_an_output_of_ascii_alone_gets_other_characters_replaced():
-    done = subprocess.run(
-        [sys.executable, "-c", WRITES],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (1, b"line ?1\n", b"progress ?1\n")
+    done = python("-c", WRITES, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stdout, done.stderr) == (1, "line ?1\n", "progress ?1\n")
 
 
 def test_a_reader_that_has_gone_does_not_change_the_exit_code():
@@ -192,8 +181,7 @@ def test_commands_are_named_in_the_form_that_the_user_typed(typed, run, report, 
 def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word):
     quoted = cli.quoted(word)
     assert quoted.isprintable()
-    done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
-    assert done.stdout == word
+    assert finished(["bash", "-c", f"printf %s {quoted}"]).stdout == word
 
 
 def test_the_form_of_a_command_is_no_condition_of_a_run():
@@ -265,18 +253,11 @@ def test_on_a_terminal_the_table_stands_above_the_live_line():
     newest = plain(stream.getvalue()).rsplit("round 2 ddp", 1)[1]
     assert "newer" in newest
     assert "known-so-far" not in newest
+    shown.note("it [stays] \x1b[31m")
+    below = plain(stream.getvalue()).rsplit("it [stays] \\x1b[31m", 1)[1]
+    assert "newer" in below
     shown.progress_done()
     assert stream.getvalue().endswith(("\x1b[2K", "\x1b[?25h")), "nothing of it is left"
-
-
-def test_a_note_stays_above_the_table():
-    shown, stream = on_terminal()
-    shown.table(table("known-so-far"))
-    shown.progress("round 1 single", 0, 3, None)
-    shown.note("it [stays] \x1b[31m")
-    assert "it [stays] \\x1b[31m" in plain(stream.getvalue())
-    shown.progress_done()
-    assert "known-so-far" in plain(stream.getvalue())
 
 
 def test_elsewhere_there_is_no_table(capsys, monkeypatch):

@@ -81,19 +81,6 @@ def test_a_cpu_keeps_what_the_user_chose():
 MIB = 2**20
 
 
-def test_the_clock_is_events_on_the_devices_own_stream_and_waits_only_when_read(monkeypatch):
-    gpu = FakeGpu(monkeypatch, launch_ms=0.01)
-    clock = make_clock(DEVICE)
-    clock.mark()
-    for ms in (3.0, 5.0):
-        gpu.launch(ms)
-        clock.mark()
-    assert gpu.log == ["record current"] * 3
-    assert clock.read_ms() == pytest.approx([3.01, 5.0]), "the device waited for the first launch only"
-    assert gpu.log[3:] == ["synchronize"]
-    assert clock.read_ms() == [], "marks are forgotten"
-
-
 def test_a_block_has_a_mark_around_each_step_and_one_wait_at_its_end(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.0)
     lengths = iter((2.0, 3.0, 4.0))

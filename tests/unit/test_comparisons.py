@@ -25,7 +25,6 @@ from ddp_bench.bench.results.comparisons import (
     UNRESOLVED,
     Comparison,
     compared,
-    default_of,
     of_table,
     pairs_of,
 )
@@ -74,13 +73,10 @@ def test_an_interval_has_one_answer_at_the_margin(low, high, answer, *, within, 
     assert (other.within_margin, other.is_narrow) == (within, narrow)
 
 
-def test_the_margin_decides():
+def test_the_margin_and_the_rounds_decide():
     assert make(0.97, 1.03, margin=0.01).answer == UNRESOLVED
     assert make(0.97, 1.03, margin=0.1).answer == EQUAL
     assert make(0.97, 1.03, margin=0.1).is_narrow
-
-
-def test_too_few_rounds_give_no_answer_whatever_the_interval():
     assert [make(1.2, 1.3, num_rounds=n).answer for n in (1, 4, 5)] == [TOO_FEW, TOO_FEW, FASTER]
     assert make(NAN, NAN).half_width == math.inf
 
@@ -135,12 +131,6 @@ def test_which_cases_are_compared(cases, pairs):
     assert ids(*cases) == [(first["case_id"], second["case_id"]) for first, second in pairs]
 
 
-def test_without_the_default_the_first_ddp_case_stands_for_it():
-    assert default_of([DP, CAP_25, CAP_1]) == CAP_25["case_id"]
-    assert default_of([DP, CAP_25, DDP]) == DDP["case_id"]
-    assert default_of([SINGLE, DP]) is None
-
-
 def test_the_pairs_of_a_plan_are_named_before_it_runs():
     rows = [
         {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
@@ -167,9 +157,6 @@ def test_the_pairs_of_a_plan_are_named_before_it_runs():
 )
 def test_the_margin_is_the_manifests(settings, margin):
     assert made_manifest(settings=settings).margin == margin
-
-
-def test_the_margin_of_a_run_is_what_was_given():
     assert Manifest(settings=resolved(margin="3%")).margin == pytest.approx(0.03)
 
 

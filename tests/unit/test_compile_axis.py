@@ -84,17 +84,9 @@ def test_ways_of_optimising_ddp_are_crossed_with_compiled_cases_alone():
 
 
 def test_a_star_varies_caps_for_the_first_mode_alone():
-    plan = make(
-        gpus=(2,),
-        modes=("ddp",),
-        sweep="star",
-        compile="off,on",
-        optimize_ddp=WAYS[:2],
-        bucket_cap_mb="default,25",
-    )
-    found = [
-        (p.case.compile, str(p.case.bucket_cap_mb), p.case.optimize_ddp) for p in plan if p.case.mode == "ddp"
-    ]
+    asked = {"gpus": (2,), "compile": "off,on", "optimize_ddp": WAYS[:2], "bucket_cap_mb": "default,25"}
+    ddp = [p.case for p in make(modes=("ddp",), sweep="star", **asked) if p.case.mode == "ddp"]
+    found = [(one.compile, str(one.bucket_cap_mb), one.optimize_ddp) for one in ddp]
     assert found == [
         ("off", "default", "ddp_optimizer"),
         ("off", "25", "ddp_optimizer"),
@@ -105,20 +97,14 @@ def test_a_star_varies_caps_for_the_first_mode_alone():
 
 def test_what_a_way_of_optimising_cannot_do_is_skipped():
     """Only DDPOptimizer asserts that the first bucket is the smallest; the Python reducer has no buckets."""
-    plan = make(
-        gpus=(2,),
-        modes=("ddp",),
-        compile="on",
-        optimize_ddp=WAYS,
-        bucket_cap_mb="default,0.25,1/25",
-        static_graph=(False, True),
-    )
+    caps = ("default", "0.25", "1/25")
+    varied = {"optimize_ddp": WAYS, "bucket_cap_mb": ",".join(caps), "static_graph": (False, True)}
+    plan = make(gpus=(2,), modes=("ddp",), compile="on", **varied)
     skipped = {
         (p.case.optimize_ddp, str(p.case.bucket_cap_mb), p.case.static_graph): p.skip_reason
         for p in plan
         if p.skip_reason
     }
-    caps = ("default", "0.25", "1/25")
     expected = {("ddp_optimizer", "0.25", graph) for graph in (False, True)}
     expected |= {("python_reducer", cap, True) for cap in caps} | {("python_reducer", "1/25", False)}
     assert skipped.keys() == expected
@@ -214,9 +200,8 @@ def test_modes_are_compared_within_themselves_and_then_by_their_defaults():
 
 def test_only_cases_that_differ_in_torch_compile_alone_are_held_against_each_other():
     """Under star the default stands for a mode, and under a cap that was not measured eager nothing does."""
-    assert pair(compiled("ddp", 2, 1.0, bucket_cap_mb="1"), DDP) not in pairs_of(
-        [SINGLE, DDP, compiled("ddp", 2, 1.0, bucket_cap_mb="1")]
-    )
+    capped = compiled("ddp", 2, 1.0, bucket_cap_mb="1")
+    assert pair(capped, DDP) not in pairs_of([SINGLE, DDP, capped])
     shared = [case("ddp", 4, 1.0, oversubscribed=True), compiled("ddp", 4, 1.0, oversubscribed=True)]
     assert pairs_of([SINGLE, DDP, SINGLE_C, DDP_C, *shared]) == [pair(SINGLE_C, SINGLE), pair(DDP_C, DDP)]
 
@@ -240,10 +225,6 @@ def test_the_ratio_to_ddps_default_stays_within_a_mode():
     assert found[DDP_C["case_id"]].estimate == found[DDP["case_id"]].estimate == 1.0
     assert found["whole"].low == 1.08
     assert SINGLE["case_id"] not in found
-
-
-def plain(sentence):
-    return sentence.replace("\N{EN DASH}", "-")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from doctor_machines import write
 from made import made_manifest
 
 from ddp_bench.bench.conditions import UNKNOWN, Question, differences, machine_kind, needed
@@ -112,40 +113,23 @@ def test_a_change_blocks_whom_it_should(path, question):
         assert any(not d.blocking for d in found) == (question in told)
 
 
-@pytest.mark.parametrize("question", Question)
-def test_equal_runs_differ_in_nothing(question):
-    assert not differences(SAME, made_manifest(**RUN), question)
-
-
 @pytest.mark.parametrize("missing", ["versions", "environment"])
 @pytest.mark.parametrize("question", [RESUME, GATE])
 def test_what_is_needed_and_unknown_blocks_even_its_like(missing, question):
     run = made_manifest(**RUN | {missing: {}})
     assert any(d.blocking and UNKNOWN in (d.then, d.now) for d in differences(run, run, question))
-
-
-def test_blocking_differences_come_first_and_equal_gpus_are_counted():
-    other = with_change("environment.gpus.0.name", "B")
-    other["git"]["commit"] = "def"
-    first, second = differences(SAME, made_manifest(**other), GATE)
-    assert (first.name, first.then, first.now, first.blocking) == ("GPUs", "2 x A", "1 x A, 1 x B", True)
-    assert (second.name, second.blocking) == ("ddp-bench commit", False)
-
-
-def test_the_order_of_gpus_is_no_difference():
-    mixed, turned = (changed(f"environment.gpus.{place}.name", "B") for place in (0, 1))
-    assert differences(mixed, turned, GATE) == []
-
-
-def test_a_gpu_without_a_name_is_unknown():
     assert needed(changed("environment.gpus.0.name", None), GATE)["GPUs"] == UNKNOWN
 
 
-def test_cores_that_ranks_were_bound_to_are_told_to_the_gate():
-    cores = [{"rank": rank, "bound_cores": text} for rank, text in enumerate(("0-31", "0-31", "32-63", ""))]
-    (found,) = differences(changed("ranks", []), changed("ranks", cores), GATE)
-    assert (found.name, found.then, found.now) == ("ranks bound to cores", "none", "0-31, 32-63")
-    assert not found.blocking
+@pytest.mark.parametrize("question", Question)
+def test_what_is_no_difference(question):
+    """Equal runs, the order of GPUs, and what is unknown and not needed."""
+    assert differences(SAME, made_manifest(**RUN), question) == []
+    mixed, turned = (changed(f"environment.gpus.{place}.name", "B") for place in (0, 1))
+    assert differences(mixed, turned, GATE) == []
+    told = {name: fact for name, fact in RUN["environment"].items() if name not in KERNEL}
+    unknown = changed("environment", told)
+    assert differences(unknown, SAME, GATE) == differences(SAME, unknown, GATE) == []
 
 
 def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone():
@@ -157,17 +141,30 @@ def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone():
         assert machine_kind(changed(path, TABLE[path][0])) != machine_kind(SAME)
 
 
-def test_what_is_unknown_and_not_needed_is_no_difference_to_name():
-    told = {name: fact for name, fact in RUN["environment"].items() if name not in KERNEL}
-    unknown = changed("environment", told)
-    assert differences(unknown, SAME, GATE) == differences(SAME, unknown, GATE) == []
+BOUND = [{"rank": rank, "bound_cores": cores} for rank, cores in enumerate(("0-31", "0-31", "32-63", ""))]
 
 
-def test_a_difference_is_named_with_both_values():
-    (found,) = differences(SAME, changed("environment.governors", ["powersave", "schedutil"]), GATE)
-    assert (found.name, found.then, found.now) == ("CPU governor", "performance", "powersave/schedutil")
-    (found,) = differences(SAME, changed("environment.cgroup.cpu_quota_cores", 1.5), GATE)
-    assert (found.name, found.then, found.now) == ("container's CPU quota, cores", "unlimited", "1.5")
+@pytest.mark.parametrize(
+    ("path", "then", "now", "told"),
+    [
+        ("environment.governors", ["performance"], ["powersave", "schedutil"],
+         ("CPU governor", "performance", "powersave/schedutil", False)),
+        ("environment.cgroup.cpu_quota_cores", "unlimited", 1.5,
+         ("container's CPU quota, cores", "unlimited", "1.5", False)),
+        ("ranks", [], BOUND, ("ranks bound to cores", "none", "0-31, 32-63", False)),
+        ("environment.gpus.0.name", "A", "B", ("GPUs", "2 x A", "1 x A, 1 x B", True)),
+    ],
+)  # fmt: skip
+def test_a_difference_is_named_with_both_values(path, then, now, told):
+    (found,) = differences(changed(path, then), changed(path, now), GATE)
+    assert (found.name, found.then, found.now, found.blocking) == told
+
+
+def test_blocking_differences_come_first():
+    other = with_change("environment.gpus.0.name", "B")
+    other["git"]["commit"] = "def"
+    found = [(one.name, one.blocking) for one in differences(SAME, made_manifest(**other), GATE)]
+    assert found == [("GPUs", True), ("ddp-bench commit", False)]
 
 
 def test_the_kernels_settings_are_those_of_the_doctor(tmp_path):
@@ -182,10 +179,7 @@ def test_the_kernels_settings_are_those_of_the_doctor(tmp_path):
         "sys/fs/cgroup/cpuset.cpus.effective": "0-63",
         "sys/fs/cgroup/pod/job/cpuset.cpus.effective": "0-3,8",
     }
-    for path, content in tree.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(f"{content}\n")
-    found = machine("here", tmp_path)
+    found = machine("here", write(tmp_path, tree))
     assert (found.governors, found.huge_pages) == (("performance", "schedutil"), "never")
     assert found.cgroup == Cgroup(cpu_quota_cores=1.5, memory_limit_gib=3.0, cpuset="0-3,8")
     with Host(tmp_path) as host:
@@ -196,57 +190,45 @@ def test_the_kernels_settings_are_those_of_the_doctor(tmp_path):
 
 
 def test_cores_of_a_container_under_cgroup_v1(tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("5:cpuset:/docker/ab\n4:memory:/docker/ab\n")
-    (tmp_path / "sys/fs/cgroup/cpuset/docker/ab").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/cpuset/docker/ab/cpuset.cpus").write_text("2-3\n")
-    assert machine("here", tmp_path).cgroup.cpuset == "2-3"
+    tree = {
+        "proc/self/cgroup": "5:cpuset:/docker/ab\n4:memory:/docker/ab",
+        "sys/fs/cgroup/cpuset/docker/ab/cpuset.cpus": "2-3",
+    }
+    assert machine("here", write(tmp_path, tree)).cgroup.cpuset == "2-3"
 
 
 def test_no_limit_is_not_unknown(tmp_path):
     nothing = machine("here", tmp_path)
     assert (nothing.governors, nothing.huge_pages, nothing.cgroup) == (None, None, Cgroup())
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
-    found = machine("here", tmp_path).cgroup
+    found = machine("here", write(tmp_path, {"proc/self/cgroup": "0::/"})).cgroup
     assert (found.cpu_quota_cores, found.memory_limit_gib) == ("unlimited", "unlimited")
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "hidden"),
     [
-        ("TORCH_HUB_TOKEN", "abc"),
-        ("NCCL_PLUGIN_SECRET", "abc"),
-        ("CUDA_PROXY_PASSWORD", "abc"),
-        ("PYTORCH_API_KEY", "abc"),
-        ("DDP_KEY", "abc"),
-        ("GLOO_AUTH", "abc"),
-        ("TORCH_MIRROR", "https://me:hunter2@example.org/simple"),
-        ("TORCH_MIRROR", "https://hunter2@example.org/simple"),
-        ("NCCL_CONF", "retries=3 password=hunter2"),
-        ("TORCH_ANY", "ghp_0123456789abcdef"),
-        ("TORCH_ANY", "Bearer 0123"),
+        ("TORCH_HUB_TOKEN", "abc", True),
+        ("NCCL_PLUGIN_SECRET", "abc", True),
+        ("CUDA_PROXY_PASSWORD", "abc", True),
+        ("PYTORCH_API_KEY", "abc", True),
+        ("DDP_KEY", "abc", True),
+        ("GLOO_AUTH", "abc", True),
+        ("TORCH_MIRROR", "https://me:hunter2@example.org/simple", True),
+        ("TORCH_MIRROR", "https://hunter2@example.org/simple", True),
+        ("NCCL_CONF", "retries=3 password=hunter2", True),
+        ("TORCH_ANY", "ghp_0123456789abcdef", True),
+        ("TORCH_ANY", "Bearer 0123", True),
+        ("NCCL_IB_PKEY", "1", False),
+        ("OMP_PROC_BIND", "close", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:128", False),
+        ("NCCL_COMM_ID", "10.0.0.1:29500", False),
+        ("TORCH_HOME", "/data/disk-1/cache", False),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8f2c1a44-0000", False),
     ],
 )
-def test_a_credential_is_never_recorded(name, value, monkeypatch):
+def test_a_credential_is_never_recorded_and_what_changes_speed_is(name, value, hidden, monkeypatch):
     monkeypatch.setenv(name, value)
-    assert environment()[name] == "(hidden)"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("NCCL_IB_PKEY", "1"),
-        ("OMP_PROC_BIND", "close"),
-        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:128"),
-        ("NCCL_COMM_ID", "10.0.0.1:29500"),
-        ("TORCH_HOME", "/data/disk-1/cache"),
-        ("CUDA_VISIBLE_DEVICES", "GPU-8f2c1a44-0000"),
-    ],
-)
-def test_what_changes_speed_is_not_taken_for_a_credential(name, value, monkeypatch):
-    monkeypatch.setenv(name, value)
-    assert environment()[name] == value
+    assert environment()[name] == ("(hidden)" if hidden else value)
 
 
 def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch):
@@ -293,12 +275,9 @@ def host(name, *, torch="2.15.0", seed=0):
     return Begun(place=PLACE, fingerprint="", machine=told.environment, conditions=conditions)
 
 
-def test_hosts_that_are_alike_pass():
+def test_every_difference_of_hosts_is_listed():
     silent = Begun(place=PLACE, fingerprint="")
     check_alike([host("a"), silent, host("b"), silent])
-
-
-def test_every_difference_is_listed():
     with pytest.raises(UsageError) as caught:
         check_alike([host("a"), *(host(name, torch="2.11.0", seed=1) for name in "bc")])
     text = str(caught.value)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from doctor_machines import write
 from rank_pool import run_ranks
 
 from ddp_bench.bench.manifest import Gpu, GpuPair
@@ -133,31 +134,21 @@ def test_what_launched_ranks_see_decides_the_plan(sees, num_gpus, monkeypatch):
     both = tuple(saw("here", rank, uuid) for rank, uuid in enumerate(sees))
     there = Launched(world_size=2, ranks_per_node=2, seen=both)
     plan = job.prepare(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), there).plan
-    own = [
-        p.case.num_devices for p in plan if p.case.mode == "ddp" and not (p.oversubscribed or p.skip_reason)
-    ]
-    assert own == [1, 2][:num_gpus]
-    most = max(p.case.num_devices for p in plan)
-    assert most == num_gpus, "the default counts are those of the host"
-
-
-def write(root, **files):
-    for path, content in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(content)
-    return root
+    whole = [p for p in plan if not (p.oversubscribed or p.skip_reason)]
+    assert [p.case.num_devices for p in whole if p.case.mode == "ddp"] == [1, 2][:num_gpus]
+    assert max(p.case.num_devices for p in plan) == num_gpus, "the default counts are those of the host"
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_the_cores_next_to_a_gpu(tmp_path):
     slots = "sys/bus/pci/devices"
-    root = write(tmp_path, **{f"{slots}/0000:a1:00.0/local_cpulist": "16-31,48-63\n"})
+    root = write(tmp_path, {f"{slots}/0000:a1:00.0/local_cpulist": "16-31,48-63"})
     assert near_cores(torch.device("cuda", 1), root) == {*range(16, 32), *range(48, 64)}
     assert near_cores(torch.device("cuda", 0), root) == frozenset()
 
 
 def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path):
-    root = write(tmp_path, **{"sys/devices/system/cpu/online": "0-3\n"})
+    root = write(tmp_path, {"sys/devices/system/cpu/online": "0-3"})
     assert not is_narrowed(range(4), root)
     assert is_narrowed((0, 1, 2), root)
     assert not is_narrowed((0,), tmp_path / "nowhere"), "not known"

@@ -1,16 +1,14 @@
 """The model of docs/own-model.md and the recipes of docs/recipes.md, run as they stand."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 
 import pandas as pd
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, finished
 from made import case_of
 
 from ddp_bench.bench.measure.timed import Trainer
@@ -121,15 +119,7 @@ def execute(name, folder, **env):
     """Run a recipe in `folder`, where `results` is the repository's; its output."""
     (folder / "results").symlink_to(ROOT / "results")
     known = {"MPLBACKEND": "agg", "PYTHONPATH": f"{folder}:{ROOT}", **env}
-    done = subprocess.run(
-        [sys.executable, "-c", RECIPES[name]],
-        cwd=folder,
-        env={**os.environ, **known},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = finished([sys.executable, "-c", RECIPES[name]], folder, known, timeout_s=200)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

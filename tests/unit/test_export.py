@@ -1,14 +1,16 @@
-"""Exports, each read by the tool it is for or held against its schema."""
+"""Exports, each read by the tool it is for or held against its schema; and the schemas of our own files."""
 
 import json
 import math
-import subprocess
 import sys
 
 import jsonschema
 import numpy as np
 import pytest
-from commands import ROOT
+import schemas
+from commands import ROOT, finished
+from gate_runs import STEADY, slowed, write_run
+from jsonschema import Draft202012Validator
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 from pytest_benchmark.stats import Stats
@@ -18,33 +20,24 @@ from sample_runs import EVERY_SAMPLE, sample
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export import main as command
 from ddp_bench.bench.export.formats import bencher, github_action, pytest_benchmark, pytorch
+from ddp_bench.bench.export.json_schema import json_schema
 from ddp_bench.bench.export.text_formats import nccl_tests, prometheus
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
-from ddp_bench.bench.results.schema import EXPORTED
+from ddp_bench.bench.gate import main as gate
+from ddp_bench.bench.gate.judge import VERDICTS
+from ddp_bench.bench.manifest import SCHEMA_VERSION
+from ddp_bench.bench.results.schema import EXPORTED, FILES
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 CALIBRATED = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
 EXPORTS = (pytorch, bencher, github_action, pytest_benchmark, prometheus)
 
+BOUNDS = {name: {"type": "number"} for name in ("value", "lower_value", "upper_value")}
+MEASURE = {"type": "object", "properties": BOUNDS, "required": ["value"]}
 BMF = {
     "$schema": "http://json-schema.org/draft-07/schema#",
     "type": "object",
-    "patternProperties": {
-        ".+": {
-            "type": "object",
-            "patternProperties": {
-                ".+": {
-                    "type": "object",
-                    "properties": {
-                        "value": {"type": "number"},
-                        "lower_value": {"type": "number"},
-                        "upper_value": {"type": "number"},
-                    },
-                    "required": ["value"],
-                }
-            },
-        }
-    },
+    "patternProperties": {".+": {"type": "object", "patternProperties": {".+": MEASURE}}},
 }
 """What https://bencher.dev/bmf.json asks for."""
 
@@ -85,10 +78,6 @@ def fits(value, kind):
     return type(value) in (int, float) and abs(value) < 3.4e38
 
 
-def no_sync(row, round_index, ms, rank=0):
-    return timed(row, round_index, ms, rank=rank) | {"phase": "no_sync"}
-
-
 HOST = "secret-host.example.org"
 MANIFEST = {
     "run_id": "abc123",
@@ -118,7 +107,7 @@ def made():
         *(timed(single, r, ms, ms) for r, ms in ((1, 100.0), (2, 80.0), (3, 125.0))),
         *(timed(ddp, r, ms, ms, rank=0) for r, ms in ((1, 120.0), (2, 90.0), (3, 125.0))),
         *(timed(ddp, r, ms, ms, rank=1) for r, ms in ((1, 110.0), (2, 100.0), (3, 120.0))),
-        *(no_sync(ddp, r, ms) for r, ms in ((1, 100.0), (3, 115.0))),
+        *(timed(ddp, r, ms, phase="no_sync") for r, ms in ((1, 100.0), (3, 115.0))),
     ]
     return run([single, ddp, failed], MANIFEST, timed_blocks=blocks)
 
@@ -157,29 +146,22 @@ def test_the_database_gets_every_round_of_the_slowest_rank():
     assert rounds["ddp", "speedup"] == pytest.approx(ratios)
     assert rounds["single", "peak_mem_mib"] == [2000.0]
     assert ("single", "exposed_comm_ms") not in rounds
-    assert found["ddp", "step_ms"]["extra_info"] == {
-        "unit": "ms",
-        "meaning": "one optimizer step of the slowest rank",
-        "better": "lower",
-        "estimate": "120",
-        "low": "118.8",
-        "high": "121.2",
-    }
+    about = {"unit": "ms", "meaning": "one optimizer step of the slowest rank", "better": "lower"}
+    about |= {"estimate": "120", "low": "118.8", "high": "121.2"}
+    assert found["ddp", "step_ms"]["extra_info"] == about
     assert all("target_value" not in metric for metric in found.values())
 
 
 def test_the_database_gets_the_hosts_of_a_case():
     (runner,) = records(made())[0]["runners"]
-    assert runner == {
+    machine = {
         "name": "cuda",
         "type": "Test GPU",
         "cpu_info": "A CPU",
         "cpu_count": 64,
         "avail_mem_in_gb": 503,
-        "gpu_info": "Test GPU",
-        "gpu_count": 2,
-        "avail_gpu_mem_in_gb": 160,
     }
+    assert runner == machine | {"gpu_info": "Test GPU", "gpu_count": 2, "avail_gpu_mem_in_gb": 160}
     two = run([case("ddp", 2, 160.0, num_nodes=2)], MANIFEST)
     assert len(records(two)[0]["runners"]) == 2
     assert records(two, host_names=True)[0]["runners"][1]["extra_info"] == {"hostname": f"2.{HOST}"}
@@ -199,6 +181,10 @@ def test_a_case_that_was_not_measured_stays_out(export):
     assert "ddp-n4" not in export(made())
     with pytest.raises(UsageError, match="no measured case"):
         export(run([case("ddp", 2, None, status="failed")]))
+    with pytest.raises(
+        UsageError, match="no exposed_comm_ms of any case"
+    ):  # the action stops at an empty list
+        github_action(run(usual_cases()), metric="exposed_comm_ms")
 
 
 @pytest.mark.parametrize("export", EXPORTS)
@@ -234,12 +220,6 @@ def test_github_action_gets_one_metric_in_the_documented_fields(metric):
         assert (found[1]["unit"], found[1]["range"]) == ("ms", "95% interval 118.8 to 121.2")
 
 
-def test_github_action_without_the_metric_is_refused():
-    """The action itself stops at an empty list."""
-    with pytest.raises(UsageError, match="no exposed_comm_ms of any case"):
-        github_action(run(usual_cases()), metric="exposed_comm_ms")
-
-
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 4, 5, 6, 7, 8, 41])
 def test_statistics_are_pytest_benchmarks(num_rounds):
     row, oracle = case("ddp", 2, 160.0), Stats()
@@ -259,14 +239,7 @@ def test_statistics_are_pytest_benchmarks(num_rounds):
 
 def test_pytest_benchmark_draws_and_compares_runs(tmp_path):
     def at(*arguments):
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = finished([sys.executable, *arguments], tmp_path, timeout_s=120)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -323,7 +296,7 @@ def test_columns_are_those_of_nccl_tests():
             "backend": "nccl",
             "bytes": size,
             "time_ms": ms,
-            "busbw_gb_per_s": 1.5 * size / ms / 1e6,
+            "busbw_gb_per_s": 1.5e-6 * size / ms,
         }
         for size, ms in ((4096, 0.1), (2**20, 0.5))
     ]
@@ -339,14 +312,6 @@ def test_columns_are_those_of_nccl_tests():
     assert CPU_STAND_IN not in text
 
 
-def refused(arguments, capsys):
-    assert command.main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err
-
-
 @pytest.mark.parametrize("name", sorted({*command.FORMATS} - {command.ZIP}))
 def test_a_file_holds_what_the_terminal_shows(name, tmp_path, capsys):
     assert command.main([str(CALIBRATED), "--format", name]) == 0
@@ -358,3 +323,67 @@ def test_a_file_holds_what_the_terminal_shows(name, tmp_path, capsys):
     assert capsys.readouterr().out == ""
     assert target.read_text() == shown
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+
+
+@pytest.mark.parametrize("name", [*schemas.TABLES, "manifest", "summary", "gate"])
+def test_each_is_a_schema_with_a_versioned_name(name, capsys):
+    assert command.main(["--schema", name]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(json.dumps(json_schema(name)))
+    Draft202012Validator.check_schema(found)
+    assert found["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert found["x-version"] == SCHEMA_VERSION
+    assert found["$id"] == f"urn:ddp-bench:schema:{SCHEMA_VERSION}:{name}"
+
+
+@pytest.mark.parametrize("folder", EVERY_SAMPLE)
+def test_recorded_runs_are_what_they_describe(folder):
+    assert schemas.problems_of_run(folder) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_column_is_described(name):
+    described = json_schema(name.removesuffix(".csv"))["properties"]
+    assert list(described) == [column.name for column in FILES[name]]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("cases", {"status": "fine"}),
+        ("cases", {"status": None}),
+        ("cases", {"num_devices": 0}),
+        ("cases", {"num_devices": 1.5}),
+        ("cases", {"images_per_s": -1.0}),
+        ("cases", {"images_per_s": "fast"}),
+        ("cases", {"oversubscribed": "yes"}),
+        ("blocks", {"round": -1}),
+        ("blocks", {"block_ms": None}),
+        ("manifest", {"schema_version": SCHEMA_VERSION + 1}),
+        ("manifest", {"settings": []}),
+        ("manifest", {"environment": {"env": {"OMP_NUM_THREADS": 1}}}),
+        ("manifest", {"ranks": [{"rank": "first"}]}),
+    ],
+)
+def test_what_is_wrong_is_refused(name, change):
+    if name == "manifest":
+        good = json.loads((SAMPLE / "manifest.json").read_text(encoding="utf-8"))
+    else:
+        good = next(schemas.rows(SAMPLE / f"{name}.csv", json_schema(name)["properties"]))
+    assert schemas.problems(name, good) == []
+    assert schemas.problems(name, good | change)
+    assert schemas.problems(name, good | {"of_a_later_version": 1}) == []
+
+
+def test_the_gate(tmp_path, capsys):
+    sides = {"base": STEADY, "same": STEADY, "slow": slowed(1.3)}
+    base, same, slow = (write_run(tmp_path / name, ms, peak_mem_mib=100.0) for name, ms in sides.items())
+    lost = write_run(tmp_path / "lost", {("single", 1): STEADY["single", 1]})
+    other = write_run(tmp_path / "other", versions={"torch": "2.14.0"})
+    for candidate in (same, slow, lost, other):
+        gate.main([str(base), str(candidate), "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert schemas.problems("gate", found) == []
+    assert schemas.problems("gate", found | {"verdict": "maybe"})
+    verdicts = json_schema("gate")["$defs"]["Comparison"]["properties"]["verdict"]
+    assert set(verdicts["enum"]) == set(VERDICTS)

@@ -128,8 +128,6 @@ def test_time_limits_follow_the_settings_and_the_warm_up():
     assert block_s(plain, 90.0, 0.1) == PATIENCE * LEAST_STEPS * 90.0, "the compiler may run again"
 
 
-GPU = "out of GPU memory; use a smaller --batch-size or smaller inputs"
-HOST = "out of host memory; use a smaller --batch-size or smaller inputs"
 ASYNCHRONOUS = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
     "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
@@ -150,39 +148,64 @@ def failed(reason):
     return Report(status="failed", reason=reason)
 
 
+def full(memory, *, restart=False):
+    advice = f"out of {memory} memory; use a smaller --batch-size or smaller inputs"
+    return Report(status="oom", reason=advice, restart=restart)
+
+
+FULL_GPU = [
+    torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 146.00 MiB. GPU 0 has a total capacity of 8.00 GiB of "
+        "which 0 bytes is free."
+    ),
+    RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    ACCELERATOR("CUDA error: out of memory" + ASYNCHRONOUS),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("CUDA ran out of memory outside PyTorch's allocator. If this workload uses many …"),
+]
+FULL_HOST = [
+    MemoryError(),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+        "tried to allocate 400000000000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    OSError(12, "Cannot allocate memory"),
+    RuntimeError("std::bad_alloc"),
+]
+NCCL_WITHOUT_MEMORY = {
+    "Cuda failure 2 'out of memory'": "GPU",
+    "Failed to CUDA calloc async 6291456 bytes": "GPU",
+    "Failed to CUDA host alloc 4194304 bytes": "GPU",
+    "Failed to malloc 4096 bytes": "host",
+}
+UNSUPPORTED = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"
+
+
 @pytest.mark.parametrize(
-    "error",
+    ("error", "report"),
     [
-        torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 146.00 MiB. GPU 0 has a total capacity of 8.00 GiB of "
-            "which 0 bytes is free."
+        *((error, full("GPU")) for error in FULL_GPU),
+        *((error, full("host")) for error in FULL_HOST),
+        *(
+            (error, full(memory, restart=True))
+            for last, memory in NCCL_WITHOUT_MEMORY.items()
+            for error in (BACKEND(NCCL + last), RuntimeError(NCCL_2.format("unhandled cuda error", last)))
         ),
-        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
-        ACCELERATOR("CUDA error: out of memory" + ASYNCHRONOUS),
-        RuntimeError("CUDA driver error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-        RuntimeError("CUDA ran out of memory outside PyTorch's allocator. If this workload uses many …"),
+        (ValueError("no such sample\nin folder x"), failed("ValueError: no such sample")),
+        (KeyError(), failed("KeyError")),
+        (SystemExit(0), failed("SystemExit: 0")),
+        (RuntimeError(UNSUPPORTED), failed(f"RuntimeError: {UNSUPPORTED}")),
+        (NonFiniteLossError("loss is nan after 3 steps"), failed("loss is nan after 3 steps")),
+        (Unsupported("torch 2.14 has none"), Report(status="skipped", reason="torch 2.14 has none")),
     ],
-    ids=lambda error: str(error)[:50],
+    ids=lambda part: repr(part)[:50],
 )
-def test_a_full_gpu_costs_the_case_alone(error):
-    assert report_of(error) == Report(status="oom", reason=GPU)
-
-
-@pytest.mark.parametrize(
-    ("last", "reason"),
-    [
-        ("Cuda failure 2 'out of memory'", GPU),
-        ("Failed to CUDA calloc async 6291456 bytes", GPU),
-        ("Failed to CUDA host alloc 4194304 bytes", GPU),
-        ("Failed to malloc 4096 bytes", HOST),
-    ],
-)
-def test_nccl_without_memory_cannot_go_on(last, reason):
-    for error in (BACKEND(NCCL + last), RuntimeError(NCCL_2.format("unhandled cuda error", last))):
-        assert report_of(error) == Report(status="oom", reason=reason, restart=True)
+def test_what_an_error_costs(error, report):
+    """The case alone, but where NCCL has no memory: then the ranks start again."""
+    assert report_of(error) == report
 
 
 @pytest.mark.parametrize(
@@ -222,29 +245,12 @@ def test_what_may_be_a_full_gpu_is_one_where_little_is_free(error, monkeypatch):
     assert report_of(error).status == "failed"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-            "tried to allocate 400000000000000 bytes. Error code 12 (Cannot allocate memory)"
-        ),
-        OSError(12, "Cannot allocate memory"),
-        RuntimeError("std::bad_alloc"),
-    ],
-    ids=repr,
-)
-def test_a_full_host_costs_the_case_alone(error):
-    assert report_of(error) == Report(status="oom", reason=HOST)
-
-
 def test_the_texts_of_the_installed_allocator():
     def work():
         torch.empty(2**60, dtype=torch.uint8)
 
     found = attempt(work)
-    assert (found.status, found.reason) == ("oom", HOST)
+    assert (found.status, found.reason) == ("oom", full("host").reason)
 
 
 @pytest.mark.parametrize(
@@ -283,24 +289,6 @@ def test_a_broken_device_or_communicator_cannot_go_on(error, reason):
     assert (found.status, found.restart) == ("failed", True)
     assert found.reason.startswith(reason.removesuffix("…"))
     assert "\n" not in found.reason
-
-
-@pytest.mark.parametrize(
-    ("error", "report"),
-    [
-        (ValueError("no such sample\nin folder x"), failed("ValueError: no such sample")),
-        (KeyError(), failed("KeyError")),
-        (SystemExit(0), failed("SystemExit: 0")),
-        (
-            RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"),
-            failed("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"),
-        ),
-        (NonFiniteLossError("loss is nan after 3 steps"), failed("loss is nan after 3 steps")),
-        (Unsupported("torch 2.14 has none"), Report(status="skipped", reason="torch 2.14 has none")),
-    ],
-)
-def test_what_a_model_raises_costs_its_case_alone(error, report):
-    assert report_of(error) == report
 
 
 def test_what_a_replica_raised_is_named_by_its_own_line():

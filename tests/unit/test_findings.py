@@ -1,11 +1,23 @@
 """The answers of a run by code and figures, and the notes below them. The words are recorded."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
-from finding_cases import CAP_1, CAP_25, CPU, DDP, DP, FAILED, NAN, SINGLE, concluded, exposing, hiding, over
+from finding_cases import (
+    CAP_1,
+    CAP_25,
+    COMMUNICATIONS,
+    CPU,
+    DDP,
+    DP,
+    ENDS,
+    FAILED,
+    NAN,
+    SINGLE,
+    concluded,
+    exposing,
+    over,
+)
 from report_runs import case, measured, run, timed, usual_cases
 
 from ddp_bench.bench.findings.answers import headline, verdicts
@@ -26,15 +38,12 @@ from ddp_bench.bench.findings.verdicts import (
     RESOLVED,
     WRAPPER,
     CommunicationVerdict,
-    Ratio,
     SettingsVerdict,
     WrapperVerdict,
 )
-from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
-from ddp_bench.bench.stats import Interval
 
 
 def found(*cases, by=()):
@@ -48,32 +57,23 @@ def wrapper(low, high, *, dp=DP, ddp=DDP, num_rounds=20):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "answer", "faster", "within", "paste"),
+    ("name", "answer", "faster", "within", "paste"),
     [
-        (1.28, 1.34, FASTER, "DDP", False, "model = DDP(model)"),
-        (0.75, 0.84, SLOWER, "DP", False, "model = nn.DataParallel(model)"),
-        (0.98, 1.02, EQUAL, "DP", True, ""),
-        (1.01, 1.03, FASTER, "DDP", True, "model = DDP(model)"),
-        (0.97, 0.99, SLOWER, "DP", True, "model = nn.DataParallel(model)"),
-        (0.37, 1.49, UNRESOLVED, "DP", False, ""),
-        (NAN, NAN, TOO_FEW, "DDP", False, ""),
+        ("faster", FASTER, "DDP", False, "model = DDP(model)"),
+        ("slower", SLOWER, "DP", False, "model = nn.DataParallel(model)"),
+        ("equal", EQUAL, "DP", True, ""),
+        ("little faster", FASTER, "DDP", True, "model = DDP(model)"),
+        ("little slower", SLOWER, "DP", True, "model = nn.DataParallel(model)"),
+        ("open", UNRESOLVED, "DDP", False, ""),
+        ("too few", TOO_FEW, "DDP", False, ""),
     ],
 )
-def test_ddp_or_dp(low, high, answer, faster, within, paste):
-    verdict = wrapper(low, high, num_rounds=4 if answer == TOO_FEW else 20)
+def test_ddp_or_dp(name, answer, faster, within, paste):
+    verdict = wrapper(*ENDS[name], num_rounds=4 if answer == TOO_FEW else 20)
     assert (verdict.answer, verdict.paste, verdict.within_margin) == (answer, paste, within)
     assert verdict.ratio.faster == faster
     assert verdict.is_open == (answer in (UNRESOLVED, TOO_FEW))
     assert [mode for mode, _ in verdict.of_ideal] == ([] if answer == TOO_FEW else ["DDP", "DP"])
-
-
-@pytest.mark.parametrize(("low", "high"), [(1.07, 1.25), (0.80, 0.93)])
-def test_every_ratio_has_the_faster_one_first(low, high):
-    ratio = Ratio.of("a", "b", Interval((low * high) ** 0.5, low, high))
-    assert ratio.faster == ("a" if low > 1 else "b")
-    assert ratio.times.estimate > 1
-    assert ratio.times.low == pytest.approx(low if low > 1 else 1 / high)
-    assert ratio.times.high == pytest.approx(high if low > 1 else 1 / low)
 
 
 def test_a_stand_in_is_named_and_never_advised():
@@ -104,9 +104,7 @@ FEW = {"speedup_low": None, "speedup_high": None, "efficiency_low": None, "effic
         (case("ddp", 2, 80.0), SLOWER, "one device"),
         (case("ddp", 2, 100.0), EQUAL, "DDP"),
         (case("ddp", 2, 160.0, **FEW), TOO_FEW, "DDP"),
-        (case("ddp", 2, 100.0, speedup=1.0, speedup_low=0.97, speedup_high=1.03), EQUAL, "DDP"),
         (case("ddp", 2, 100.0, speedup=1.01, speedup_low=0.97, speedup_high=1.06), UNRESOLVED, "DDP"),
-        (case("ddp", 2, 100.0, speedup=1.02, speedup_low=1.01, speedup_high=1.03), FASTER, "DDP"),
     ],
 )
 def test_a_mode_alone_is_compared_with_one_device(row, answer, faster):
@@ -140,12 +138,6 @@ def test_the_line_to_paste_has_what_the_whole_run_was_measured_with():
     rows = [case("ddp", 2, 200.0, case_id=c, bucket_cap_mb=c, static_graph=True) for c in ("default", "25")]
     verdict = found(SINGLE, *rows, by=(over(rows[1], rows[0], 1.2, 1.3),))[CAP]
     assert verdict.paste == "model = DDP(model, bucket_cap_mb=25, static_graph=True)"
-
-
-def test_what_is_open_beside_the_best_is_said():
-    verdict = caps(over(CAP_1, DDP, 0.8, 1.3), over(CAP_25, DDP, 1.17, 1.19))
-    assert (verdict.answer, verdict.unresolved) == (FASTER, ("cap 1",))
-    assert verdict.sentence.endswith(" Unresolved: cap 1.")
 
 
 @pytest.mark.parametrize(
@@ -198,28 +190,21 @@ def test_a_setting_that_leaves_the_training_alone_goes_first():
     assert verdict.best.faster == "cap 1"
 
 
-def test_settings_other_than_caps_are_called_settings():
-    static = case("ddp", 2, 160.0, case_id="static", static_graph=True)
-    verdict = caps(over(CAP_1, DDP, 0.99, 1.01), over(static, DDP, 0.99, 1.01), more=(static,))
-    assert verdict.noun == "setting"
-    assert caps(over(CAP_1, DDP, 0.99, 1.01)).noun == "cap"
-
-
 @pytest.mark.parametrize(
-    ("values", "answer", "hidden", "vague", "excess"),
+    ("name", "answer", "hidden", "vague", "excess"),
     [
-        (exposing(11, 13) | hiding(66, 76), RESOLVED, 71, False, None),
-        (exposing(11, 13), RESOLVED, None, False, None),
-        (exposing(11, 13) | hiding(-40, 120), RESOLVED, None, True, None),
-        (exposing(-2, 4), EQUAL, None, False, 3 / 4),
-        (exposing(-20, 40), UNRESOLVED, None, False, 3.0),
-        (exposing(60, 70) | hiding(-30, -10), RESOLVED, -20, False, None),
-        (exposing(60, 70) | hiding(-20, 10), RESOLVED, -5, False, None),
-        (exposing(NAN, NAN) | {"exposed_comm_ms": 12.0}, TOO_FEW, None, False, math.inf),
+        ("hidden", RESOLVED, 71, False, None),
+        ("alone unknown", RESOLVED, None, False, None),
+        ("vague", RESOLVED, None, True, None),
+        ("little", EQUAL, None, False, 3 / 4),
+        ("open", UNRESOLVED, None, False, 3.0),
+        ("none hidden", RESOLVED, -20, False, None),
+        ("hardly hidden", RESOLVED, -5, False, None),
+        ("too few", TOO_FEW, None, False, math.inf),
     ],
 )
-def test_what_communication_adds(values, answer, hidden, vague, excess):
-    verdict = found(SINGLE, DDP | measured(step_ms=100.0) | values)[COMMUNICATION]
+def test_what_communication_adds(name, answer, hidden, vague, excess):
+    verdict = found(SINGLE, DDP | measured(step_ms=100.0) | COMMUNICATIONS[name])[COMMUNICATION]
     assert isinstance(verdict, CommunicationVerdict)
     assert (verdict.answer, verdict.is_vague) == (answer, vague)
     assert (verdict.hidden_pct and verdict.hidden_pct.estimate) == hidden
@@ -303,7 +288,7 @@ def linked(comm_ms, own_ms=(), **more):
 
 @pytest.mark.parametrize(("effect", "warned"), [(1e-4, False), (0.3, True), (None, False)])
 def test_modes_that_train_differently_are_a_caution(effect, *, warned):
-    made = run([case("single", 1, 100.0), case("ddp", 2, 190.0, split_effect=effect)])
+    made = run([SINGLE, DDP | {"split_effect": effect}])
     kinds = [one.kind for one in run_cautions(made.manifest, made.cases, made.times)]
     assert ("unequal weights" in kinds) == warned
 
@@ -365,48 +350,23 @@ def test_overlapping_rates_of_which_one_is_faster_are_explained():
 
 
 @pytest.mark.parametrize(
-    ("kinds", "direction", "sizes", "transfer"),
+    ("kinds", "direction", "sizes", "transfer", "bounds"),
     [
-        ([], (), (), ()),
-        (["other load", "drift", "two levels"], (), ("other load", "two levels"), ("drift",)),
-        (["few rounds", "slow links"], ("few rounds",), (), ("slow links",)),
+        ([], (), (), (), "hold"),
+        (["two levels"], (), ("two levels",), (), "hold only roughly (two levels)"),
+        (["few rounds", "two levels"], ("few rounds",), ("two levels",), (), "are in doubt (few rounds)"),
+        (["other load", "drift"], (), ("other load",), ("drift",), "hold only roughly (other load)"),
+        (["few rounds", "slow links"], ("few rounds",), (), ("slow links",), "are in doubt (few rounds)"),
     ],
 )
-def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, transfer):
+def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, transfer, bounds):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
-    found = Trust.of(cautions, [FASTER, UNRESOLVED], on_cpu=True)
+    found = Trust.of(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False)
     assert (found.direction, found.sizes, found.transfer) == (direction, sizes, transfer)
-    assert found.sentence.startswith("Trust: which is faster ")
-    assert all(kind in found.sentence for kind in kinds)
-    assert found.sentence.endswith(" for GPUs.")
-    assert "GPUs" not in Trust.of(cautions, [FASTER], on_cpu=False).sentence
-
-
-@pytest.mark.parametrize(
-    ("kinds", "bounds"),
-    [
-        ([], "hold"),
-        (["two levels"], "hold only roughly (two levels)"),
-        (["few rounds", "two levels"], "are in doubt (few rounds)"),
-    ],
-)
-def test_trust_claims_no_faster_one_where_there_is_none(kinds, bounds):
-    cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
-    said = Trust.of(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False).sentence
-    nothing = f"nothing is resolved, either may be faster; the bounds of that {bounds}"
-    assert said == f"Trust: {nothing}; ms and rates hold for like machines."
-    equal = Trust.of(cautions, [EQUAL, UNRESOLVED], on_cpu=False).sentence
+    assert f"nothing is resolved, either may be faster; the bounds of that {bounds}; " in found.sentence
+    equal = Trust.of(cautions, [EQUAL, UNRESOLVED], on_cpu=True).sentence
     assert equal.startswith("Trust: what is resolved ")
-
-
-def test_no_missing_value_is_written():
-    data = run(usual_cases())
-    by = data.compared
-    made = conclude(Path("x"), Manifest(), data.cases, data.times, by)
-    assert not re.search(r"nan|None|<NA>|inf\b", " ".join(made.sentences))
-
-
-# The command to run next.
+    assert equal.endswith(" for GPUs.")
 
 
 def test_why_ddp_scales_as_it_does_in_parts_that_add_up():

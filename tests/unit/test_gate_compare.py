@@ -6,21 +6,30 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gate_runs import MANIFEST, STEADY, failed, made_run, noisy, plan, with_rounds, write_run
+from gate_runs import (
+    MANIFEST,
+    STEADY,
+    failed,
+    gated,
+    made_run,
+    noisy,
+    of_metric,
+    plan,
+    slowed,
+    with_rounds,
+    write_run,
+)
 from made import made_manifest
 from scipy.stats import binomtest
 
 from ddp_bench.bench import stats
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.judge import judge
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import model_change
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.stats import Interval
-
-FIVE = dict.fromkeys(GATED, 0.05)
 
 
 def simulated(rng, *, slower=1.0, drift=0.0, num_rounds=20, **noise):
@@ -32,10 +41,6 @@ def simulated(rng, *, slower=1.0, drift=0.0, num_rounds=20, **noise):
         ]
         for key, ms in medians.items()
     }
-
-
-def gated(baseline, candidate, **options):
-    return compare(made_run(baseline), made_run(candidate), **{"thresholds": FIVE, **options})
 
 
 @pytest.mark.parametrize(
@@ -117,39 +122,35 @@ def test_more_comparisons_make_each_interval_wider():
     assert narrow.confidence == pytest.approx(0.98)
     # images/s of three cases and the speed-up of two; efficiency is the same evidence as speed-up.
     assert wide.confidence == pytest.approx(1 - 0.02 / 5)
-    widths = [
-        next(c.ratio for c in g.comparisons if c.case_id == "single-n1" and c.ratio) for g in (narrow, wide)
-    ]
-    assert widths[1].high - widths[1].low > widths[0].high - widths[0].low
+    few, many = (
+        next(c.ratio for c in of_metric(g, "images_per_s") if c.case_id == "single-n1")
+        for g in (narrow, wide)
+    )
+    assert many.high - many.low > few.high - few.low
 
 
 def test_worst_first():
-    slow = {**STEADY, ("dp", 2): [ms * 1.2 for ms in STEADY["dp", 2]]}
-    worse = {**slow, ("ddp", 2): [ms * 1.5 for ms in STEADY["ddp", 2]]}
-    order = [(c.case_id, c.verdict) for c in gated(STEADY, worse).comparisons if c.metric == "images_per_s"]
+    worse = slowed(1.5, "ddp", steps=slowed(1.2, "dp"))
+    order = [(c.case_id, c.verdict) for c in of_metric(gated(STEADY, worse), "images_per_s")]
     assert order == [("ddp-n2", "regressed"), ("dp-n2", "regressed"), ("single-n1", "unchanged")]
 
 
 def test_a_case_that_failed_or_is_gone_fails_the_gate():
     base = made_run(STEADY)
     without = replace(base, cases=base.cases[:2])
-    for candidate, reason in (
-        (without, "not in the candidate"),
-        (failed(base, "ddp-n2"), "failed: no such luck"),
-    ):
-        gate = compare(base, candidate, thresholds=FIVE)
+    broken = failed(base, "ddp-n2")
+    for candidate, reason in ((without, "not in the candidate"), (broken, "failed: no such luck")):
+        gate = gated(base, candidate)
         assert [(c.case_id, c.reason) for c in gate.having("missing")] == [("ddp-n2", reason)]
         assert gate.comparisons[0].verdict == "missing"
         assert gate.exit_code == 1
-        assert compare(base, candidate, thresholds=FIVE, allow_missing=True).exit_code == 0
-    assert compare(without, base, thresholds=FIVE).only_in_candidate == ("ddp-n2",)
+        assert gated(base, candidate, allow_missing=True).exit_code == 0
+    assert gated(without, base).only_in_candidate == ("ddp-n2",)
 
 
 def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
     base = made_run(STEADY)
-    broken = failed(base, "single-n1")
-    broken = replace(broken, cases=tuple(with_rounds(c, speedup={}, efficiency={}) for c in broken.cases))
-    gate = compare(base, broken, thresholds=FIVE)
+    gate = gated(base, with_rounds(failed(base, "single-n1"), speedup={}, efficiency={}))
     assert [(c.case_id, c.metric) for c in gate.having("missing")] == [("single-n1", None)]
     assert gate.exit_code == 1
     assert set(gate.only_in_baseline) == {
@@ -159,17 +160,12 @@ def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
 
 def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression():
     candidate, exposed = made_run(STEADY), dict(enumerate([20.0, 21, 19, 20.5, 19.5, 20.2]))
-    base = replace(
-        candidate,
-        cases=tuple(
-            with_rounds(c, exposed_comm_ms=exposed) if c.case_id == "ddp-n2" else c for c in candidate.cases
-        ),
-    )
-    gate = compare(base, candidate, thresholds=FIVE)
+    base = with_rounds(candidate, only=("ddp-n2",), exposed_comm_ms=exposed)
+    gate = gated(base, candidate)
     assert gate.exit_code == 0
     assert gate.only_in_baseline == ("exposed communication of ddp-n2",)
     assert any("exposed communication of ddp-n2" in note for note in gate_output.notes(gate))
-    assert compare(candidate, base, thresholds=FIVE).exit_code == 0
+    assert gated(candidate, base).exit_code == 0
 
 
 OTHER = {
@@ -184,21 +180,20 @@ OTHER = {
 
 @pytest.mark.parametrize("name", OTHER)
 def test_other_conditions_are_not_comparable_but_for_ratios(name):
-    slow = {key: [ms * 1.5 for ms in series] for key, series in STEADY.items()}
-    base, other = made_run(STEADY), made_run(slow, **OTHER[name])
-    gate = compare(base, other, thresholds=FIVE)
+    other = made_run(slowed(1.5), **OTHER[name])
+    gate = gated(STEADY, other)
     assert name in [d.name for d in gate.differences if d.blocking]
     assert {c.verdict for c in gate.comparisons} == {"not comparable"}
     assert all(c.ratio is None for c in gate.comparisons)
     assert gate.exit_code == 3
-    ratios = compare(base, other, thresholds=FIVE, ratios_only=True)
+    ratios = gated(STEADY, other, ratios_only=True)
     assert {c.metric for c in ratios.comparisons if c.metric} == {"speedup", "efficiency"}
     assert ratios.exit_code == 0, "everything is 1.5x slower, so no ratio changed"
 
 
 def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block():
     other = made_run(STEADY, git={"commit": "abc"}, versions={"torch": "2.15.0", "python": "3.13.0"})
-    gate = compare(made_run(STEADY), other, thresholds=FIVE)
+    gate = gated(STEADY, other)
     assert [(d.name, d.blocking) for d in gate.differences] == [
         ("python", False),
         ("ddp-bench commit", False),
@@ -208,7 +203,7 @@ def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block():
 
 def test_a_manifest_that_does_not_tell_its_machine_is_not_comparable_even_to_its_like():
     unknown = made_run(STEADY, environment={})
-    assert compare(unknown, unknown, thresholds=FIVE).exit_code == 3
+    assert gated(unknown, unknown).exit_code == 3
 
 
 def test_too_few_rounds_or_nothing_in_common():
@@ -216,58 +211,42 @@ def test_too_few_rounds_or_nothing_in_common():
     short = made_run({key: series[:2] for key, series in STEADY.items()}, path="short")
     for pair in ((base, short), (short, base)):
         with pytest.raises(NotComparableError, match=r"short: single-n1 has 2 rounds.*--rounds"):
-            compare(*pair, thresholds=FIVE)
+            gated(*pair)
     first, second = replace(base, cases=base.cases[:1]), replace(base, cases=base.cases[1:])
     with pytest.raises(NotComparableError, match="no case is in both"):
-        compare(first, second, thresholds=FIVE)
-    nothing = failed(first, "single-n1")
+        gated(first, second)
     with pytest.raises(UsageError, match="no case with status ok"):
-        compare(nothing, base, thresholds=FIVE)
-    assert compare(first, first, thresholds=FIVE, ratios_only=True).exit_code == 3, (
-        "single alone has no ratio"
-    )
+        gated(failed(first, "single-n1"), base)
+    assert gated(first, first, ratios_only=True).exit_code == 3, "single alone has no ratio"
 
 
 def test_cases_are_joined_by_their_swept_settings_where_the_ids_differ():
     base = made_run(STEADY)
     renamed = replace(base, cases=tuple(replace(c, case_id=f"new-{c.case_id}") for c in base.cases))
-    gate = compare(base, renamed, thresholds=FIVE)
+    gate = gated(base, renamed)
     assert gate.exit_code == 0
     assert gate.only_in_candidate == ()
     swapped = replace(base, cases=(replace(base.cases[0], row=base.cases[1].row), *base.cases[1:]))
     with pytest.raises(UsageError, match="single-n1 has another mode"):
-        compare(base, swapped, thresholds=FIVE)
+        gated(base, swapped)
 
 
 def test_exposed_communication_from_nothing_to_much_is_a_regression():
-    base = made_run(STEADY)
-
-    def exposed(values):
-        by_round = dict(enumerate(values))
-        return replace(base, cases=tuple(with_rounds(c, exposed_comm_ms=by_round) for c in base.cases[2:]))
-
-    nothing, much = exposed([-0.4, 0.3, -0.2, 0.5, 0.1, -0.1]), exposed([50.0, 51, 49, 50.5, 49.5, 50.2])
-    row = next(
-        c for c in compare(nothing, much, thresholds=FIVE).comparisons if c.metric == "exposed_comm_ms"
+    nothing, much = (
+        with_rounds(made_run(STEADY), only=("ddp-n2",), exposed_comm_ms=dict(enumerate(values)))
+        for values in ([-0.4, 0.3, -0.2, 0.5, 0.1, -0.1], [50.0, 51, 49, 50.5, 49.5, 50.2])
     )
-    assert row.verdict == "regressed"
-    back = next(
-        c for c in compare(much, nothing, thresholds=FIVE).comparisons if c.metric == "exposed_comm_ms"
-    )
-    assert back.verdict == "improved"
+    for sides, verdict in (((nothing, much), "regressed"), ((much, nothing), "improved")):
+        (found,) = of_metric(gated(*sides), "exposed_comm_ms")
+        assert found.verdict == verdict
 
 
 @pytest.mark.parametrize(
     ("mib", "verdict"), [(1000.0, "unchanged"), (1060.0, "regressed"), (900.0, "improved")]
 )
 def test_peak_memory_is_exact(mib, verdict):
-    base = made_run(STEADY)
-
-    def with_memory(value):
-        return replace(base, cases=tuple(with_rounds(c, peak_mem_mib={0: value}) for c in base.cases))
-
-    gate = compare(with_memory(1000.0), with_memory(mib), thresholds=FIVE)
-    rows = [c for c in gate.comparisons if c.metric == "peak_mem_mib"]
+    gate = gated(*(with_rounds(made_run(STEADY), peak_mem_mib={0: value}) for value in (1000.0, mib)))
+    rows = of_metric(gate, "peak_mem_mib")
     assert [c.verdict for c in rows] == [verdict] * 3
     assert all(np.isnan(c.ratio.low) for c in rows if c.ratio)
     assert gate.confidence == pytest.approx(1 - 0.02 / 5), "no interval, so no share of the 2%"
@@ -275,18 +254,17 @@ def test_peak_memory_is_exact(mib, verdict):
 
 def test_a_candidate_that_keeps_no_count_of_memory_lost_nothing():
     """An older checkout counted it on CPU cores."""
-    run = made_run(STEADY)
-    counted = replace(run, cases=tuple(with_rounds(c, peak_mem_mib={0: 512.0}) for c in run.cases))
-    for base, candidate in ((counted, run), (run, counted)):
-        gate = compare(base, candidate, thresholds=FIVE)
+    counted = with_rounds(made_run(STEADY), peak_mem_mib={0: 512.0})
+    for sides in ((counted, STEADY), (STEADY, counted)):
+        gate = gated(*sides)
         assert gate.exit_code == 0
-        assert "peak_mem_mib" not in {c.metric for c in gate.comparisons if c.metric}
+        assert of_metric(gate, "peak_mem_mib") == []
 
 
 def test_thresholds_are_per_metric():
-    slow = {**STEADY, ("ddp", 2): [ms * 1.08 for ms in STEADY["ddp", 2]]}
-    gate = gated(STEADY, slow, thresholds={**FIVE, "images_per_s": 0.2})
-    assert {c.metric for c in gate.having("regressed") if c.metric} == {"speedup", "efficiency"}
+    thresholds = {**dict.fromkeys(GATED, 0.05), "images_per_s": 0.2}
+    gate = gated(STEADY, slowed(1.08, "ddp"), thresholds=thresholds)
+    assert {c.metric for c in gate.having("regressed")} == {"speedup", "efficiency"}
 
 
 def test_a_run_from_before_a_setting_existed_has_the_default_of_it():
@@ -296,7 +274,7 @@ def test_a_run_from_before_a_setting_existed_has_the_default_of_it():
     older = replace(run, cases=tuple(replace(c, case_id=f"old-{c.case_id}") for c in run.cases))
     assert all("static_graph" not in case.row for case in older.cases)
     for pair in ((older, now), (now, older)):
-        gate = compare(*pair, thresholds=FIVE)
+        gate = gated(*pair)
         assert "missing" not in {c.verdict for c in gate.comparisons}
         assert gate.only_in_candidate == ()
 
@@ -306,14 +284,13 @@ SMALL = {"num_params": 11_689_512, "gradient_bytes": 46_758_048}
 
 
 def test_a_changed_model_is_compared_on_request_and_the_change_named():
-    slow = {key: [ms * 1.5 for ms in series] for key, series in STEADY.items()}
-    base, other = made_run(STEADY, model=SMALL), made_run(slow, model=GROWN)
-    refused = compare(base, other, thresholds=FIVE)
+    base, other = made_run(STEADY, model=SMALL), made_run(slowed(1.5), model=GROWN)
+    refused = gated(base, other)
     assert refused.exit_code == 3
     assert gate_output.verdict(refused).startswith(
         "not comparable: the runs differ in model parameters, gradient bytes; --allow-changed-model compares"
     )
-    allowed = compare(base, other, thresholds=FIVE, allow_changed_model=True)
+    allowed = gated(base, other, allow_changed_model=True)
     assert allowed.exit_code == 1
     assert [(d.name, d.blocking) for d in allowed.differences] == [
         ("model parameters", False),
@@ -325,15 +302,18 @@ def test_a_changed_model_is_compared_on_request_and_the_change_named():
     assert json.loads(gate_output.as_json(allowed))["model_change"] == change
 
 
-def test_only_the_model_may_change_and_only_from_one_known_to_another():
+def test_only_the_model_may_change_and_only_from_one_known_to_another(tmp_path):
     base = made_run(STEADY, model=SMALL)
     for other in (
         made_run(STEADY, model={}),
         made_run(STEADY, model=GROWN, versions={"torch": "2.16.0", "python": "3.12.1"}),
     ):
-        gate = compare(base, other, thresholds=FIVE, allow_changed_model=True)
+        gate = gated(base, other, allow_changed_model=True)
         assert gate.exit_code == 3
         assert any(d.blocking for d in gate.differences)
+    runs = write_run(tmp_path / "a"), write_run(tmp_path / "b", planned=plan(arch="resnet34"))
+    assert main([*map(str, runs), "--quiet"]) == 3
+    assert main([*map(str, runs), "--quiet", "--allow-changed-model"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -360,9 +340,3 @@ def test_only_the_model_may_change_and_only_from_one_known_to_another():
 def test_how_a_model_changed_is_said_with_its_unit(then, now, said):
     expected = f"model changed: {said}".replace(">", "\N{RIGHTWARDS ARROW}") if said else ""
     assert model_change(made_manifest(model=then), made_manifest(model=now)) == expected
-
-
-def test_another_architecture_is_a_changed_model(tmp_path):
-    base, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", planned=plan(arch="resnet34"))
-    assert main([str(base), str(other), "--quiet"]) == 3
-    assert main([str(base), str(other), "--quiet", "--allow-changed-model"]) == 0

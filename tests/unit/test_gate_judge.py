@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from accuracy_tables import FITTED, SINGLE, figures, interval_of, rounds
 from commands import ROOT
-from gate_runs import STEADY, made_run, rounds_of, with_rounds, write_run
+from gate_runs import STEADY, gated, made_run, of_metric, rounds_of, slowed, with_rounds, write_run
 
 from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, interleave_command
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.judge import compare_metric, launch_ratio, typical_sides
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
@@ -24,7 +23,6 @@ from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.stats import Interval, paired_ratio, ratio_of_runs, with_change_of_runs
 
-FIVE = dict.fromkeys(GATED, 0.05)
 
 
 @cache
@@ -104,14 +102,14 @@ def loaded(steps, *paces):
 
 
 LONG = {key: [*series] * 4 for key, series in STEADY.items()}
-SLOWER = {key: [ms / 0.9 for ms in series] for key, series in LONG.items()}
+SLOWER = slowed(1 / 0.9, steps=LONG)
 
 
 def test_a_machine_that_changes_by_itself_leaves_it_undecided():
     """The code is at 0.90x; the machine was taken away, so that the runs have 0.43x."""
     base = made_run(LONG, git={"commit": "0123456789abcdef"})
-    gate = compare(base, made_run(loaded(SLOWER, 0.75, 0.35, 0.55, 0.4)), thresholds=FIVE)
-    rates = [c for c in gate.comparisons if c.metric == "images_per_s"]
+    gate = gated(base, loaded(SLOWER, 0.75, 0.35, 0.55, 0.4))
+    rates = of_metric(gate, "images_per_s")
     assert all(c.ratio is not None and 0.40 < c.ratio.estimate < 0.46 for c in rates)
     assert {(c.verdict, c.suspected) for c in rates} == {("inconclusive", True)}
     assert {c.verdict for c in gate.comparisons if c not in rates} == {"unchanged"}
@@ -123,16 +121,16 @@ def test_a_machine_that_changes_by_itself_leaves_it_undecided():
 def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too():
     """The machine of the test above meets both sides: the code's 0.90x is found to a percent."""
     base = loaded(LONG, 0.75, 0.35, 0.55, 0.4)
-    slow = {key: [ms / 0.9 for ms in series] for key, series in base.items()}
+    slow = slowed(1 / 0.9, steps=base)
     together = [made_run(steps, interleaved_id="abc") for steps in (base, slow)]
-    gate = compare(*together, thresholds=FIVE)
-    rates = [c for c in gate.comparisons if c.metric == "images_per_s"]
+    gate = gated(*together)
+    rates = of_metric(gate, "images_per_s")
     assert {c.verdict for c in rates} == {"regressed"}
     assert all(c.ratio is not None and abs(c.ratio.estimate - 0.9) < 0.01 for c in rates)
     said = [*gate_output.conditions(gate), *gate_output.notes(gate), gate_output.verdict(gate)]
     assert not any("nterleave" in line for line in said)
     for others in ({"interleaved_id": "abd"}, {}, {"interleaved_id": "abc", "resumed": [{"utc": ""}]}):
-        assert not compare(together[0], made_run(slow, **others), thresholds=FIVE).interleaved
+        assert not gated(together[0], made_run(slow, **others)).interleaved
 
 
 CLEAN = {"git": {"commit": "0123456789abcdef", "dirty": False}}
@@ -163,18 +161,12 @@ def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path):
     steps = {key: [ms * float(rng.choice([1.0, 1.7])) for ms in series] for key, series in LONG.items()}
     base, same = (read_run(write_run(tmp_path / name, steps)) for name in ("a", "b"))
     cases = load_run(tmp_path / "a").cases.set_index("case_id")
-    gate = compare(base, same, thresholds=FIVE)
-    compared = [
-        c
-        for c in gate.comparisons
-        if c.metric is not None and c.metric in ("images_per_s", "speedup", "efficiency")
-    ]
+    compared = of_metric(gated(base, same), "images_per_s", "speedup", "efficiency")
     assert len(compared) == 7
     for c in compared:
-        assert c.metric is not None
         assert c.baseline == c.candidate == pytest.approx(cases.loc[c.case_id, c.metric])
         assert c.ratio.estimate == 1
-    by_name = {(c.case_id, c.metric): c for c in compared if c.metric is not None}
+    by_name = {(c.case_id, c.metric): c for c in compared}
     for (case_id, name), c in by_name.items():
         if name == "efficiency":
             speedup = by_name[case_id, "speedup"]
@@ -226,12 +218,8 @@ def test_rounds_of_launches_stay_apart():
     assert case.rounds["speedup"] == case.rounds["images_per_s"]
     assert case.rounds["exposed_comm_ms"] == {1: -5.0, 2: -6.0, LAUNCH + 1: -7.0}
     assert case.rounds["peak_mem_mib"] == {0: 12.0}
-
-
-def test_a_case_that_failed_once_has_failed():
     (case,) = merged([run_of({1: 5.0}), run_of({}, status="timeout")]).cases
-    assert not case.ok
-    assert case.row["status"] == "timeout"
+    assert (case.ok, case.row["status"]) == (False, "timeout"), "what failed once has failed"
 
 
 def test_one_launch_is_the_paired_ratio():
@@ -270,7 +258,7 @@ def false_verdicts(trials, *, disturbed):
             if disturbed and not sides:
                 rounds[5] = -3.0
             steps = dict.fromkeys(rounds, 25.0)
-            sides.append(with_rounds(run_of({1: 5.0}).cases[0], exposed_comm_ms=rounds, step_ms=steps))
+            sides += with_rounds(run_of({1: 5.0}), exposed_comm_ms=rounds, step_ms=steps).cases
         more = {"confidence": 0.995, "threshold": 0.05, "blocked": "", "interleaved": True}
         found += compare_metric(*sides, GATED["exposed_comm_ms"], **more).verdict in ("regressed", "improved")
     return found
@@ -303,9 +291,7 @@ def test_what_stands_beside_a_paired_ratio_has_that_quotient():
     contradicted = 0
     for seed in range(10):
         base, other = drifting(seed)
-        gate = compare(
-            made_run(base), made_run(other), thresholds=dict.fromkeys(GATED, 0.05), interleaved=True
-        )
+        gate = gated(base, other, interleaved=True)
         assert len(gate.comparisons) == 7
         for comparison in gate.comparisons:
             baseline, candidate, ratio = gate_output.cells(comparison)[3:6]

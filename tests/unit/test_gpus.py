@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pandas as pd
 import pynvml
 import pytest
-from doctor_machines import Nvml
+from doctor_machines import Machine, Nvml
 from made import block, made_manifest, planned, resolved
-from report_runs import case, run
+from report_runs import case
 
 from ddp_bench.bench import gpus
 from ddp_bench.bench.findings.cautions import throttled, unequal_clocks
@@ -18,40 +18,20 @@ from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
-from ddp_bench.report.page import page
 
 
-def two_a100(states=12):
-    """Answers of two A100 joined by NVLink: the first shared and capped, the second idle."""
-
-    def nvlink(_, link):
-        if link >= states:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return 1
-
-    return {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda i: "ab"[i],
-        "nvmlSystemGetDriverVersion": lambda: "570.86.15",
-        "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-80GB",
-        "nvmlDeviceGetUUID": lambda h: f"GPU-{h}1234567",
-        "nvmlDeviceGetPciInfo": lambda h: SimpleNamespace(busId=f"00000000:{h.upper()}7:00.0"),
-        "nvmlDeviceGetMemoryInfo": lambda _h, _v=None: SimpleNamespace(used=3 * 2**20, total=80 * 2**30),
-        "nvmlDeviceGetMigMode": lambda _: [0, 0],
-        "nvmlDeviceGetEnforcedPowerLimit": lambda h: 250000 if h == "a" else 400000,
-        "nvmlDeviceGetMaxClockInfo": lambda _h, _c: 1410,
-        "nvmlDeviceGetNvLinkState": nvlink,
-        "nvmlDeviceGetP2PStatus": lambda _a, _b, _i: pynvml.NVML_P2P_STATUS_OK,
-        "nvmlDeviceGetTopologyCommonAncestor": lambda _a, _b: pynvml.NVML_TOPOLOGY_NODE,
-    }
-
-
-def test_a_gpu_that_supports_no_reading(monkeypatch):
-    kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
-    monkeypatch.setattr(gpus, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
-    assert gpus.gpus() == [Gpu(), Gpu()]
+def two_a100():
+    """Answers of two A100, of which the first is capped."""
+    alike = {"Name": "NVIDIA A100-SXM4-80GB", "MigMode": [0, 0], "MaxClockInfo": 1410}
+    alike |= {"MemoryInfo": SimpleNamespace(used=3 * 2**20, total=80 * 2**30)}
+    limits_mw = {"GPU-a1234567": 250000, "GPU-b1234567": 400000}
+    machine = Machine(
+        {},
+        gpus=[alike | {"UUID": uuid, "EnforcedPowerLimit": mw} for uuid, mw in limits_mw.items()],
+        link={"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynvml.NVML_TOPOLOGY_NODE},
+        system={"DriverVersion": "570.86.15"},
+    )
+    return machine.nvml().answers
 
 
 def test_what_a_manifest_keeps_of_gpus(monkeypatch):
@@ -66,6 +46,9 @@ def test_what_a_manifest_keeps_of_gpus(monkeypatch):
         max_sm_clock_mhz=1410,
     )
     assert second.power_limit_w == 400.0
+    kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
+    monkeypatch.setattr(gpus, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
+    assert gpus.gpus() == [Gpu(), Gpu()], "of those that support no reading"
 
 
 @pytest.mark.parametrize(
@@ -111,10 +94,12 @@ def test_gpus_are_those_that_cuda_sees(monkeypatch):
 
 
 def test_a_gpu_that_a_cgroup_keeps_away_is_none(two):
+    opened = two["nvmlDeviceGetHandleByIndex"]
+
     def handle(index):
         if index == 0:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-        return "b"
+        return opened(index)
 
     two["nvmlDeviceGetHandleByIndex"] = handle
     assert [gpu.uuid for gpu in gpus.gpus()] == ["GPU-b1234567"]
@@ -122,8 +107,9 @@ def test_a_gpu_that_a_cgroup_keeps_away_is_none(two):
 
 
 def test_pairs_are_told_by_the_places_of_their_uuids(two):
+    first, second = map(two["nvmlDeviceGetHandleByIndex"], (1, 0))
     two["nvmlDeviceGetP2PStatus"] = lambda a, b, index: int(
-        (a, b, index) != ("b", "a", pynvml.NVML_P2P_CAPS_INDEX_WRITE)
+        (a, b, index) != (first, second, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
     )
     found = gpus.pairs(["GPU-unknown", "GPU-b1234567", "GPU-a1234567"])
     assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True, path="NODE")]
@@ -133,12 +119,12 @@ def test_a_slice_is_its_parent_and_says_mig(two):
     def slot(_, number):
         if number != 2:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return "slice"
+        return {"UUID": "MIG-5117e"}
 
-    two["nvmlDeviceGetMigMode"] = lambda handle: [int(handle == "b"), 0]
-    two["nvmlDeviceGetMaxMigDeviceCount"] = lambda handle: 7 if handle == "b" else 0
+    parent = two["nvmlDeviceGetHandleByIndex"](1)
+    parent["MigMode"] = [1, 0]
+    two["nvmlDeviceGetMaxMigDeviceCount"] = lambda handle: 7 if handle is parent else 0
     two["nvmlDeviceGetMigDeviceHandleByIndex"] = slot
-    two["nvmlDeviceGetUUID"] = lambda handle: "MIG-5117e" if handle == "slice" else f"GPU-{handle}1234567"
     for name in ("GPU-5117e", "GPU-b1234567"):  # torch may tell the slice's digits, or its parent's
         (found,) = gpus.gpus([name])
         assert (found.uuid, found.name) == ("GPU-b1234567", "NVIDIA A100-SXM4-80GB MIG")
@@ -243,10 +229,6 @@ def test_what_steps_asked_the_driver_for_is_added_up():
     assert row_of("ddp", blocks)["device_allocs"] == 6
 
 
-def tables(*cases):
-    return {table.title: table for table in page([run(cases)]).runs[0].tables}
-
-
 def frame(*cases):
     return typed_frame(cases, CASES)
 
@@ -273,13 +255,11 @@ def test_cases_at_unequal_clocks_are_a_caution():
     assert caution.case_id == "ddp-n4-x-1"
     assert "differ by 5.0% between cases" in caution.text
     assert "(ddp-n4-x-1: 1600 MHz, single-n1-x-1: 1680 MHz)" in caution.text
-
-
-@pytest.mark.parametrize("others", [(), (1686.0,), (None,)])
-def test_clocks_that_agree_or_are_unknown_are_none(others):
-    """2% of 1653 MHz are 33 MHz."""
-    known = [case("single", 1, 100.0, sm_clock_mhz=1653.0)]
-    assert unequal_clocks(frame(*known, *(case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others))) is None
+    known = case("single", 1, 100.0, sm_clock_mhz=1653.0)
+    for others in ((), (1686.0,), (None,)):  # 2% of 1653 MHz are 33 MHz
+        assert (
+            unequal_clocks(frame(known, *(case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others))) is None
+        )
 
 
 def test_a_run_warns_of_both():

@@ -1,46 +1,21 @@
-"""The layers of the code: what may import what. `docs/architecture.md` says why."""
+"""The layers of the code: what may import what, as `docs/architecture.md` has it."""
 
 import ast
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
 from commands import ROOT
 
-LAYERS = (
-    ("errors", "text", "stats", "estimate", "layout", "parent_death", "sysfs", "package"),
-    (
-        *("cli", "axes", "settings", "resolve", "console", "github", "machine", "manifest", "conditions"),
-        *("gpus", "case", "plan", "expected_time", "provenance", "cluster"),
-    ),
-    ("models", "modes", "results"),
-    ("measure", "findings", "predict"),
-    ("worker", "report", "pytest_plugin"),
-    ("run",),
-    ("gate", "tune", "lab", "export"),
-    ("doctor",),
-    ("commands", "api"),
-    ("__init__", "__main__"),
-)
-"""Parts of the code from the lowest up: folders and files of `bench`, and `models` and `report`; the last are
-files of `ddp_bench` itself."""
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| (\d+) \| (`.*`) \|$", PAGE, re.MULTILINE)
+LAYERS = {int(level): re.findall(r"`(?:ddp_bench/)?(\w+)(?:\.py)?`", parts) for level, parts in ROWS}
+"""Parts of the code by layer: folders and files of `bench`, `models`, `report`, and files of `ddp_bench`."""
 
-WITHOUT_TORCH = {
-    *LAYERS[0],
-    *LAYERS[1],
-    "results",
-    "findings",
-    "predict",
-    "report",
-    "gate",
-    "export",
-    "cluster",
-    "run",
-    "tune",
-    "api",
-    "__init__",
-}
-LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+(SENTENCE,) = re.findall(r"- Layers 1 and 2, (.*?) import no torch", PAGE, re.DOTALL)
+WITHOUT_TORCH = {*LAYERS[1], *LAYERS[2], *re.findall(r"`(\w+)`", SENTENCE), "__init__"}
+LEVEL = {part: level for level, parts in LAYERS.items() for part in parts}
 
 
 TOP = "ddp_bench"
@@ -85,6 +60,7 @@ def _named(node):
 
 def test_every_part_has_its_layer():
     assert {_part(module) for module in FILES} <= set(LEVEL)
+    assert set(LAYERS) == {*range(1, 11)}
 
 
 def test_lower_layers_never_import_higher_ones():

@@ -1,20 +1,25 @@
-"""What the gate reads: a good folder or baseline as it is, and a bad one never as a pass."""
+"""What the gate reads, never a bad folder as a pass, and what it prints and leaves in a job."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
-from gate_runs import STEADY, plan, write_run
+from gate_runs import STEADY, failed, gated, made_run, plan, slowed, write_run
 from made import made_manifest
+from msgspec import structs
 
-from ddp_bench.bench.errors import NotComparableError, UsageError
-from ddp_bench.bench.gate import main as gate
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.gate import output
 from ddp_bench.bench.gate.baseline import find, fingerprint, save
+from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.github import MOST_ANNOTATIONS, Annotation, show
 from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.stats import Interval
 
 
 def edit(name, change):
@@ -75,24 +80,24 @@ BAD = {
     "binary": (lambda f: (f / "cases.csv").write_bytes(b"\xff\xfe\x00\n"), "cases.csv"),
     "column renamed": (edit("blocks.csv", lambda t: t.replace("block_ms", "ms", 1)), "column block_ms"),
     "rate not a number": (cell("cases.csv", "images_per_s", "nan"), "'nan'"),
-    "rate empty": (cell("cases.csv", "images_per_s", ""), "images_per_s is not"),
-    "rate zero": (cell("cases.csv", "images_per_s", "0"), "images_per_s is not"),
-    "rate infinite": (cell("cases.csv", "images_per_s", "inf"), "images_per_s is not"),
     "rate in words": (cell("cases.csv", "images_per_s", "fast"), "cannot be read"),
     "negative memory": (cell("cases.csv", "peak_mem_mib", "-1"), "peak_mem_mib"),
-    "another batch": (cell("cases.csv", "global_batch", "999"), "global_batch is not"),
-    "no devices": (cell("cases.csv", "num_devices", ""), "num_devices is not"),
-    "status unknown": (cell("cases.csv", "status", "fine"), "status is not"),
     "id with markup": (cell("cases.csv", "case_id", "<b>"), "does not hold"),
     "block nan": (cell("blocks.csv", "block_ms", "nan"), "'nan'"),
-    "block empty": (cell("blocks.csv", "block_ms", ""), "block_ms is not"),
-    "block zero": (cell("blocks.csv", "block_ms", "0"), "block_ms is not"),
-    "block negative": (cell("blocks.csv", "block_ms", "-5"), "block_ms is not"),
-    "block infinite": (cell("blocks.csv", "block_ms", "inf"), "block_ms is not"),
-    "block without end": (cell("blocks.csv", "block_ms", "1e300"), "block_ms is not"),
-    "no steps": (cell("blocks.csv", "num_steps", "0"), "num_steps is not"),
-    "no round": (cell("blocks.csv", "round", ""), "round is not"),
-    "phase unknown": (cell("blocks.csv", "phase", "tim"), "phase is not"),
+    **{
+        f"{column} {value!r}": (cell(name, column, value), f"{column} is not")
+        for name, column, values in (
+            ("cases.csv", "images_per_s", ("", "0", "inf")),
+            ("cases.csv", "global_batch", ("999",)),
+            ("cases.csv", "num_devices", ("",)),
+            ("cases.csv", "status", ("fine",)),
+            ("blocks.csv", "block_ms", ("", "0", "-5", "inf", "1e300")),
+            ("blocks.csv", "num_steps", ("0",)),
+            ("blocks.csv", "round", ("",)),
+            ("blocks.csv", "phase", ("tim",)),
+        )
+        for value in values
+    },
     "nothing measured": (
         lambda f: (shutil.rmtree(f), write_run(f, {("ddp", 2): STEADY["ddp", 2]}, planned=plan()[:1])),
         "status ok",
@@ -211,37 +216,31 @@ def test_a_fingerprint_reads_and_tells_machines_apart():
     assert len({named(manifest) for manifest in made}) == len(made)
 
 
-def test_a_fingerprint_is_the_same_for_what_the_gate_compares_itself():
+def test_a_fingerprint_is_a_folder_name_and_the_same_for_what_the_gate_compares_itself():
     other_host = {**CPU, "environment": {**CPU["environment"], "host": "b", "os": "Linux"}}
     assert named(other_host) == named({**CPU, "versions": {"torch": "2.15.1"}}) == named(CPU)
     assert named(gpus("A", "B")) == named(gpus("B", "A"))
-
-
-@pytest.mark.parametrize("strange", ["../../x", "", "…", "a" * 300])
-def test_any_machine_has_one_that_is_a_folder_name(strange):
-    name = named({"environment": {"cpu_model": strange}})
-    assert Path(name).name == name
-    assert len(name) < 100
+    for strange in ("../../x", "", "…", "a" * 300):
+        name = named({"environment": {"cpu_model": strange}})
+        assert Path(name).name == name
+        assert len(name) < 100
 
 
 def test_a_saved_baseline_is_found_and_gated_against(tmp_path, capsys):
     root, good = tmp_path / "baselines", write_run(tmp_path / "good")
-    assert gate.main(["--save-baseline", str(good), "--baselines", str(root)]) == 0
+    assert main(["--save-baseline", str(good), "--baselines", str(root)]) == 0
     assert str(find(good, root)) in capsys.readouterr().out
-    slower = {key: [1.3 * ms for ms in series] for key, series in STEADY.items()}
-    same, slow = write_run(tmp_path / "same"), write_run(tmp_path / "slow", slower)
-    codes = [gate.main(["auto", str(run), "--baselines", str(root)]) for run in (same, slow)]
+    same, slow = write_run(tmp_path / "same"), write_run(tmp_path / "slow", slowed(1.3))
+    codes = [main(["auto", str(run), "--baselines", str(root)]) for run in (same, slow)]
     assert codes == [0, 1]
 
 
 def test_without_one_the_gate_names_the_command_that_makes_it(tmp_path, capsys):
     run = write_run(tmp_path / "run")
-    assert gate.main(["auto", str(run), "--baselines", str(tmp_path / "none")]) == 3
+    assert main(["auto", str(run), "--baselines", str(tmp_path / "none")]) == 3
     said = capsys.readouterr().err
     assert "no baseline for this machine" in said
     assert f"python -m bench.gate --save-baseline RUN --baselines {tmp_path / 'none'}" in said
-    with pytest.raises(NotComparableError):
-        find(run, tmp_path)
 
 
 def test_a_baseline_keeps_the_tables_and_no_ones_paths(tmp_path):
@@ -277,3 +276,160 @@ def test_what_cannot_serve_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no case with status ok"):
         save(write_run(tmp_path / "nothing", {}), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_foreign_text_stays_text():
+    nasty = "a | b\n# c <img src=x> @someone [x](http://y.z) `d` *e* www.evil.com \x1b[31m"
+    gate = gated(STEADY, failed(made_run(STEADY), "ddp-n2", nasty))
+    text = output.markdown(gate)
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {9}
+    for breakout in ("<img", "@someone", "](", "http://", "`", "*e*", "www.", "\x1b", "\n# c"):
+        assert breakout not in text
+    assert "&#60;img src" in text
+    assert output.verdict(gate).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (Interval(0.926, 0.9, 0.95), "0.926x [0.900, 0.950]"),
+        (Interval(0.926, 0.5, 1e300), "0.926x [0.500, >99]"),
+        (Interval(1.5, math.nan, math.nan), "1.500x"),
+    ],
+)
+def test_a_ratio_is_shown_as_far_as_it_is_known(ratio, shown):
+    found = gated(STEADY, STEADY).comparisons[0]
+    assert shown in output.cells(structs.replace(found, ratio=ratio))
+
+
+OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}
+
+
+def side(commit, code="x", *, dirty=False, **more):
+    workload = {"spec": "net:make", "file": "net.py", "repository": "mynet", "code_sha256": code}
+    return {**OWN, "workload": {**workload, "commit": commit * 40, "dirty": dirty}, **more}
+
+
+BOTH = "both sides import identical code: "
+BY = "measured with ddp-bench 0.1.0 (ccccccc)"
+MOVED = "workload: mynet aaaaaaa -> bbbbbbb"
+OTHERS = {"ddp_bench": {"version": "0.2.0"}, "git": {}}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "interleaved", "lines"),
+    [
+        ({}, {}, True, []),
+        (OWN, OWN, True, []),
+        (side("a"), side("b", "y", dirty=True), True, [f"{MOVED} with uncommitted changes", BY]),
+        (side("a"), side("b"), True, [MOVED, f"{BOTH}this is an A/A comparison", BY]),
+        (
+            *(side("a"), side("a", versions={"torch": "2.16"}), True),
+            [MOVED.partition(" ->")[0], f"{BOTH}what differs is the environment", BY],
+        ),
+        (
+            *(side("a"), side("b", **OTHERS), False),
+            [MOVED, "both runs imported identical code of the workload", f"{BY} -> 0.2.0"],
+        ),
+        ({}, side("b"), False, ["workload: not recorded -> mynet bbbbbbb"]),
+        (
+            *({"workload": {"file": "net.py"}}, side("b"), False),
+            ["workload: net.py in no repository with a commit -> mynet bbbbbbb"],
+        ),
+    ],
+)
+def test_the_commits_are_named(ours, theirs, interleaved, lines):
+    code = Code(made_manifest(**ours), made_manifest(**theirs), interleaved=interleaved)
+    assert code.lines() == lines
+
+
+def test_code_that_was_edited_between_launches_is_refused():
+    check_one_code([made_manifest(**side(commit)) for commit in "ab"])
+    check_one_code([made_manifest(**OWN)] * 2)
+    with pytest.raises(UsageError, match="was changed while it was measured"):
+        check_one_code([made_manifest(**side("a", code)) for code in "xxy"])
+
+
+def test_programs_are_told_the_commits():
+    gate = gated(*(made_run(STEADY, **side(commit)) for commit in "ab"))
+    code = json.loads(output.as_json(gate))["code"]
+    assert code["identical"] is True
+    assert [code[name]["workload"]["commit"] for name in ("baseline", "candidate")] == ["a" * 40, "b" * 40]
+    assert code["baseline"]["ddp_bench"] == {"version": "0.1.0"}
+
+
+WIDE = {("single", 1): [ms * (1, 4)[i % 2] for i, ms in enumerate(STEADY["single", 1])]}
+
+
+@pytest.fixture
+def summary(tmp_path, monkeypatch):
+    place = tmp_path / "summary.md"
+    place.write_text("of an earlier step\n", encoding="utf-8")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place))
+    return place
+
+
+def test_a_regression_is_in_the_json_an_error_and_in_the_summary(tmp_path, summary, capsys):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    sides = (("a", STEADY), ("b", slowed(1.25, "ddp")))
+    runs = [str(write_run(tmp_path / name, steps, peak_mem_mib=512.0)) for name, steps in sides]
+    assert main([*runs, "--json"]) == ExitCode.FAILED
+    told = capsys.readouterr()
+    found = json.loads(told.out, parse_constant=refuse)
+    assert (found["verdict"], found["exit_code"], found["cpu_stand_in"]) == ("regression", 1, True)
+    memory = [c for c in found["comparisons"] if c["metric"] == "peak_mem_mib"]
+    assert {c["verdict"] for c in memory} == {"unchanged"}
+    assert memory[0]["ratio"] == {"estimate": 1.0, "low": None, "high": None}
+    regressed = [c for c in found["comparisons"] if c["verdict"] == "regressed"]
+    (ratio,) = (c["ratio"] for c in regressed if c["metric"] == "images_per_s")
+    assert ratio["estimate"] == pytest.approx(0.8)
+    assert ratio["low"] < 0.8 < ratio["high"] < 1
+    commands = told.err.splitlines()
+    assert len(commands) == len(regressed) > 1
+    assert all(line.startswith("::error title=bench.gate%3A regressed::ddp-n2-") for line in commands)
+    assert any("exposed communication 25.04 ms -> 56.30 ms" in line for line in commands)
+    text = summary.read_text(encoding="utf-8")
+    assert text.startswith("of an earlier step\n### bench.gate: regression")
+    assert text.count("| regressed |") == len(regressed)
+
+
+def test_a_gate_that_decides_nothing_is_a_warning(tmp_path, summary, capsys):
+    runs = [str(write_run(tmp_path / name, WIDE)) for name in "ab"]
+    assert main(runs) == ExitCode.NOT_COMPARABLE
+    (command,) = capsys.readouterr().err.splitlines()
+    assert command.startswith("::warning title=bench.gate::undecided: ")
+    assert "### bench.gate: undecided" in summary.read_text(encoding="utf-8")
+
+
+def test_a_pass_has_a_summary_and_quiet_has_none(tmp_path, summary, capsys):
+    runs = [str(write_run(tmp_path / name)) for name in "ab"]
+    before = summary.read_text(encoding="utf-8")
+    assert main([*runs, "--quiet"]) == ExitCode.OK
+    assert summary.read_text(encoding="utf-8") == before
+    assert main(runs) == ExitCode.OK
+    assert "### bench.gate: pass" in summary.read_text(encoding="utf-8")
+    assert capsys.readouterr().err == ""
+
+
+def test_outside_of_actions_nothing_is_added(capsys, tmp_path):
+    place = tmp_path / "summary.md"
+    show([Annotation("error", "a", "b")], lambda: "text", {"GITHUB_STEP_SUMMARY": str(place)})
+    assert not place.exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_no_text_ends_a_command_or_begins_another(capsys):
+    nasty = Annotation("error", "a,b:c%\n", "50% slower\n::error::x\r")
+    show([nasty] * 20, lambda: "", {"GITHUB_ACTIONS": "true"})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["::error title=a%2Cb%3Ac%25\\x0a::50%25 slower\\x0a::error::x\\x0d"] * MOST_ANNOTATIONS
+
+
+def test_a_summary_that_cannot_be_written_is_a_line(capsys, tmp_path):
+    environment = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
+    show([], lambda: "text", environment)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("no job summary: ")
