@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import pytest
 from report_runs import PHASES, case, communicating, measured, run, traced
@@ -8,8 +7,6 @@ from sample_runs import EVERY_SAMPLE, sample
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.step import REST, breakdown, step_bars
 from ddp_bench.report.timeline import agreeing, steps_of
-
-Case = dict[str, Any]
 
 
 def figure(cases):
