@@ -1,7 +1,6 @@
 """Predictions against the committed lab runs, each from the calibration at 1 Gbit/s and the default cap."""
 
 import json
-from collections.abc import Mapping
 from statistics import median
 
 import pytest
@@ -9,7 +8,7 @@ from commands import ROOT
 
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.from_pass import read_source
-from ddp_bench.bench.predict.held_out import HeldOut, held_out
+from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.results.store import load_run
 
@@ -21,8 +20,6 @@ CALIBRATED = "1gbit"
 
 DOCUMENTED = 1.8, 7.9
 """The median and the largest error, in percent."""
-
-Cases = Mapping[tuple[str, str, str], HeldOut]
 
 
 def judged(runs):

@@ -107,10 +107,10 @@ def test_ten_gigabit_preset_gives_back_alpha_and_beta():
     assert growth / 1.75 == pytest.approx(8.57e-10, rel=0.01)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_preset_has_a_source_and_rising_cost(name):
-    net = NETWORKS[name]
-    assert net.source
+@pytest.mark.parametrize("name", [*NETWORKS, "link:1gbit"])
+def test_every_network_says_what_is_assumed_and_has_rising_cost(name):
+    net = network(name)
+    assert "assumed" in net.source
     for members in (2, 8, 64, 512):
         band = net.band(members)
         for size in (1, 4096, 2**20, 2**31):
@@ -178,6 +178,13 @@ MEASURED = Slowdown(compute=1.25, comm=1.0)
 """Communication slows compute by a quarter."""
 
 
+def shared(measured, asked, *, num_ranks=2, core_share=0.05):
+    """Slow-down and cost over `asked`, of a calibration of two ranks over `OWN`."""
+    return on_shared_cores(
+        measured, core_share=core_share, calibrated=(OWN, 2), asked=(asked, num_ranks), num_bytes=1e8
+    )
+
+
 @pytest.mark.parametrize(
     ("factor", "compute", "comm", "cost_ms"),
     [
@@ -190,37 +197,27 @@ MEASURED = Slowdown(compute=1.25, comm=1.0)
     ],
 )
 def test_a_core_moves_the_bytes(factor, compute, comm, cost_ms):
-    slowdown, cost = on_shared_cores(
-        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(OWN.scaled(factor), 2), num_bytes=1e8
-    )
+    slowdown, cost = shared(MEASURED, OWN.scaled(factor))
     assert slowdown.compute == pytest.approx(compute)
     assert slowdown.comm == pytest.approx(comm)
     assert cost(1e8) == pytest.approx(cost_ms)
 
 
 def test_compute_keeps_a_third_of_the_core():
-    slowdown, _ = on_shared_cores(
-        Slowdown(compute=2.0, comm=1.0),
-        core_share=0.05,
-        calibrated=(OWN, 2),
-        asked=(OWN.scaled(0.25), 2),
-        num_bytes=1e8,
-    )
+    slowdown, _ = shared(Slowdown(compute=2.0, comm=1.0), OWN.scaled(0.25))
     assert slowdown == Slowdown(compute=3.0, comm=pytest.approx(1.2))  # 4/5 of the core wanted, 2/3 given
 
 
 def test_what_was_measured_holds_on_the_calibrated_link_however_busy_the_core():
     busy = Slowdown(compute=2.0, comm=1.1)
-    slowdown, cost = on_shared_cores(busy, core_share=0.5, calibrated=(OWN, 2), asked=(OWN, 2), num_bytes=1e8)
+    slowdown, cost = shared(busy, OWN, core_share=0.5)
     assert slowdown == busy
     assert cost(1e8) == pytest.approx(1000.0)
 
 
 def test_the_rate_of_a_rank_counts_not_the_number_of_ranks():
     more_ranks = OWN.scaled(2 * 3 / 4)  # the ring law from 2 to 4 ranks
-    slowdown, cost = on_shared_cores(
-        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(more_ranks, 4), num_bytes=1e8
-    )
+    slowdown, cost = shared(MEASURED, more_ranks, num_ranks=4)
     assert slowdown.compute == pytest.approx(1.25)
     assert cost(1e8) == pytest.approx(1500.0)
 
@@ -233,7 +230,6 @@ def test_a_gpu_keeps_its_slow_down():
     assert predict(as_core, scenario, resamples=0).step_ms.estimate > on_gpu
 
 
-Points = tuple[tuple[int, tuple[float, ...]], ...]
 KIB, MIB = 2**10, 2**20
 LINK_MS_PER_MIB = 41.94
 """Of 200 Mbit/s."""
