@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from commands import ROOT
 
@@ -28,8 +27,6 @@ STRETCH = 8
 """Rounds are taken from a recording so many at once: neighbours stay neighbours."""
 RUNS = 2000
 POWER_RUNS = 600
-
-Array = npt.NDArray[np.float64]
 
 
 @functools.cache

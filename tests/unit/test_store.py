@@ -74,12 +74,6 @@ def test_missing_is_an_empty_field(tmp_path):
     assert line == "x" + "," * (len(CASES) - 1)
 
 
-def test_a_folder_is_claimed_once(tmp_path):
-    folder = claim(tmp_path / "a" / "run")
-    with pytest.raises(UsageError, match="already holds"):
-        claim(folder)
-
-
 def test_a_folder_with_other_files_or_a_file_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="already holds"):
