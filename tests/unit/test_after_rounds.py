@@ -104,7 +104,7 @@ def measure(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
     folder = tmp_path / "run"
 
-    def run(settings, *, most=10**9, device_type="cuda"):
+    def run(settings, *, most=10**9, device_type="cuda", silent=True):
         plan = plan_of(settings, device_type)
         manifest = Manifest(settings=replace(settings, out=str(folder)), plan_hash=plan_hash(plan))
         resume = folder if folder.exists() else None
@@ -120,7 +120,7 @@ def measure(tmp_path, monkeypatch):
             plan=plan,
             begun=begun,
             recorder=opened.recorder,
-            console=Console(silent=False),
+            console=Console(silent=silent),
         )
         try:
             opened.recorder.close(made.run())
@@ -216,7 +216,7 @@ def test_more_rounds_later_need_no_second_trace(measure, tmp_path):
 @pytest.mark.parametrize("name", FAILED)
 def test_a_run_says_once_what_failed_and_keeps_the_blocks(measure, tmp_path, monkeypatch, capsys, name):
     monkeypatch.setattr(FakeWorkers, "detail", {name: "not found"})
-    blocks = measure(with_out(tmp_path, rounds=2))
+    blocks = measure(with_out(tmp_path, rounds=2), silent=False)
     said = [line for line in capsys.readouterr().err.splitlines() if "not found" in line]
     assert said == [f"No {FAILED[name]} from rank 1: not found; the run goes on"]
     check_traced_last(blocks, communicating(settings_of()))
@@ -372,7 +372,6 @@ def test_rounds_comparisons_and_the_fit_know_nothing_of_it():
     assert one["steady_images_per_s"].isna().all()
 
 
-@pytest.mark.usefixtures("in_process")
 def test_a_dry_run_tells_the_time(capsys):
     arguments = [*SMALL, "--gpus", "1", "--modes", "ddp", "--rounds", "1", "--image-size", "8", "--dry-run"]
     assert main([*arguments, "--sustain", "90s"]) == 0

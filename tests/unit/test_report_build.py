@@ -170,6 +170,14 @@ def test_command_line_writes_beside_the_run(usual, capsys):
     assert (usual / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_several_runs_make_one_page(usual, tmp_path):
+    other = write(tmp_path / "other", [case("single", 1, 50.0)], {"name": "other", "settings": {"seed": 1}})
+    assert main([str(usual), str(other), "--out", str(tmp_path / "both.html")]) == 0
+    text = Elements((tmp_path / "both.html").read_text(encoding="utf-8")).text
+    assert "What differs between the runs" in text
+    assert dashed("50.0 (49.5--50.5)") in text
+
+
 def test_markdown_goes_into_a_file(usual, tmp_path, capsys):
     out = tmp_path / "summary.md"
     assert main([str(usual), "--markdown", "--out", str(out)]) == 0
