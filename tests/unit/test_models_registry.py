@@ -63,13 +63,6 @@ def test_a_workload_that_hangs_ends_with_its_cause(write, monkeypatch, source):
         load_workload("user.net:make", 8)
 
 
-def test_batches_follow_the_generator():
-    batch = resnet_workload("resnet20", 8).batch
-    first, again, other = (batch(4, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], other[0])
-
-
 @pytest.mark.parametrize(
     ("arch", "device_type", "pixels"),
     [("resnet20", "cpu", 32), ("resnet20", "cuda", 32), ("resnet50", "cpu", 32), ("resnet50", "cuda", 224)],
@@ -226,16 +219,6 @@ def test_a_block_without_residual_is_its_shortcut():
     out = block(x)
     assert torch.equal(out[:, :16], x[:, :, [0, 2, 4]][:, :, :, [0, 2, 4]])
     assert torch.equal(out[:, 16:], torch.zeros(1, 16, 3, 3))
-
-
-def test_modules_follow_the_global_random_state():
-    torch.manual_seed(3)
-    first = resnet20().state_dict()
-    torch.manual_seed(3)
-    again = resnet20().state_dict()
-    other = resnet20().state_dict()
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    assert not torch.equal(first["conv.weight"], other["conv.weight"])
 
 
 # What a model is made of: parameters, bytes of gradients, arithmetic.

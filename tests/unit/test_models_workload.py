@@ -15,7 +15,7 @@ from ddp_bench.bench.errors import UsageError, UserCodeError
 from ddp_bench.models.checks import checked
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.step import as_set, has_fused_optimizer, placed, takes_images
-from ddp_bench.models.workload import Workload, loss_function, make_batch, make_module, one_line
+from ddp_bench.models.workload import Workload, loss_function, make_batch, make_module
 
 
 def _fail(*_):
@@ -82,13 +82,6 @@ def test_a_module_that_is_none_is_refused():
         make_module(workload(module=lambda: 3))
 
 
-@pytest.mark.parametrize(
-    ("exc", "line"), [(ValueError("a\n  b"), "ValueError: a b"), (KeyError(), "KeyError")]
-)
-def test_one_line(exc, line):
-    assert one_line(exc) == line
-
-
 def by_batch(model, batch):
     return model(batch["x"]).mean()
 
@@ -144,15 +137,13 @@ PAIR = "must return (inputs, targets), or the workload needs batch_loss(model, b
         ("loss", None, "is None; give a function, which is called as loss(outputs, targets)"),
         ("optimizer", three, "takes (x, y, z); it is called as optimizer(parameters)"),
         ("layers", three, "takes (x, y, z); it is called as layers(module)"),
+        ("batch_loss", one, "takes (x); it is called as batch_loss(model, batch)"),
     ],
 )
 def test_a_signature_that_does_not_fit_is_shown_beside_the_expected_one(field, function, said):
-    assert f"`{field}` of workload mine {said}" in refused(**{field: function})
-
-
-def test_the_signature_of_batch_loss():
-    said = "takes (x); it is called as batch_loss(model, batch)"
-    assert said in refused(loss=functional.cross_entropy, batch_loss=one)
+    assert f"`{field}` of workload mine {said}" in refused(
+        **{"loss": functional.cross_entropy, field: function}
+    )
 
 
 @pytest.mark.parametrize("fits", [rows, partial(rows), lambda *given: rows(given[0], given[1])])

@@ -342,23 +342,20 @@ def watched(scales, **settings):
     return first
 
 
-def test_without_loss_scaling_the_first_two_steps_are_proven():
-    first = watched([1.0] * (1 + PROOF_STEPS))
-    assert first.scales == (1.0, 1.0, 1.0)
-    assert first.num_taken == 2
-
-
-def test_steps_that_overflow_do_not_count():
-    first = watched([8.0, 4.0, 4.0, 2.0, 2.0], precision="fp16")
-    assert first.scales == (8.0, 4.0, 4.0, 2.0, 2.0)
-    assert first.num_taken == 2
-    assert watched([8.0, 4.0, 4.0], precision="fp16").state is None
-
-
-def test_powersgd_is_proven_before_it_compresses():
-    first = watched([8.0, 4.0, 4.0], precision="fp16", comm_hook="powersgd")
-    assert first.num_taken == 1
+@pytest.mark.parametrize(
+    ("scales", "settings", "num_taken"),
+    [
+        ([1.0] * (1 + PROOF_STEPS), {}, 2),
+        ([8.0, 4.0, 4.0, 2.0, 2.0], {"precision": "fp16"}, 2),  # steps that overflow do not count
+        ([8.0, 4.0, 4.0], {"precision": "fp16", "comm_hook": "powersgd"}, 1),  # before it compresses
+    ],
+)
+def test_the_first_steps_that_are_taken_are_proven(scales, settings, num_taken):
+    first = watched(scales, **settings)
+    assert first.scales == tuple(scales)
+    assert first.num_taken == num_taken
     assert first.state is not None
+    assert watched([8.0, 4.0, 4.0], precision="fp16").state is None, "one was taken, of two"
 
 
 def test_the_state_is_a_copy_of_its_moment():

@@ -102,11 +102,6 @@ def test_scaling_that_holds_is_said_to_hold():
     assert "stays at 80% or above up to 4096 GPUs" in found.verdict
 
 
-def test_one_device_is_the_device_alone():
-    shared = replace(ONE_BUCKET, single_step_ms=(50.0,))
-    assert predict(shared, Scenario(num_devices=1)).efficiency.estimate == pytest.approx(1.0)
-
-
 def test_strong_scaling_breaks_at_a_count_that_divides_the_batch():
     found = broken(ONE_BUCKET, "link:100mbit", most=6, scaling="strong", batch_per_device=6)
     assert found.broken_at in {2, 3, 6}
