@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
+T = TypeVar("T")
 SMALL = ("--arch", "resnet20", "--batch-size", "8", "--device", "cpu")
 
 
@@ -51,3 +55,20 @@ def bench_run(
 ) -> subprocess.CompletedProcess[str]:
     """`bench.run`, finished."""
     return python("-m", "bench.run", *arguments, env=env)
+
+
+def eventually(holds: Callable[[], T], within_s: float = 60) -> T:
+    """What `holds` returns as soon as it is true; a failure of the test if that never comes."""
+    until_s = time.monotonic() + within_s
+    while not (found := holds()):
+        assert time.monotonic() < until_s, f"not within {within_s:g} s"
+        time.sleep(0.02)
+    return found
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for its parent to ask how it ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from accuracy_tables import SINGLE, rounds
 from commands import ROOT
@@ -30,8 +29,6 @@ STRETCH = 8
 """Rounds are taken from a recording so many at once: neighbours stay neighbours."""
 RUNS = 2000
 POWER_RUNS = 600
-
-Array = npt.NDArray[np.float64]
 
 
 @functools.cache

@@ -99,15 +99,18 @@ def gradients(trainer):
 """
 
 
+@pytest.fixture
+def instrumented(ranks):
+    return lambda script: ranks(RANKS + script)
+
+
 def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is():
     assert bucket_ready_ms({0: 5.0, 1: 2.0, 3: 4.0}, [(3, 1), (0, 2), (2,)]) == [4.0, 5.0, 2.0]
 
 
-def test_buckets_of_unused_parameters_are_not_sent(ranks):
+def test_buckets_of_unused_parameters_are_not_sent(instrumented):
     """Counted in the trace: of the buckets 0.25 MiB that hold the spare layers alone, none is reduced."""
-    found = ranks(
-        RANKS
-        + """
+    found = instrumented("""
 import dataclasses, gzip
 from ddp_bench.models.resnet import resnet20
 def with_spare():
@@ -129,8 +132,7 @@ def sent(**settings):
     run_anatomy(trainer, 1, cluster.place.device, local_steps=1)
     return reduced, len(layout.num_bytes), unused
 report([sent(), sent(skip_all_reduce_unused_params=True)])
-"""
-    )
+""")
     for plain, skipping in found:
         assert plain[0] == plain[1]
         assert skipping[1:] == plain[1:]
@@ -138,10 +140,8 @@ report([sent(), sent(skip_all_reduce_unused_params=True)])
         assert skipping[0] == skipping[1] - skipping[2]
 
 
-def test_anatomy_and_trace_of_ddp(ranks):
-    found = ranks(
-        RANKS
-        + """
+def test_anatomy_and_trace_of_ddp(instrumented):
+    found = instrumented("""
 trainer = made()
 layout = trainer.mode.bucket_layout()
 before = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
@@ -161,8 +161,7 @@ chrome = json.loads(gzip.decompress(trace.trace))
 names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
 span = [trace.block_ms, sum(e["dur"] for e in chrome["traceEvents"] if e.get("name") == "step") / 1000]
 report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, after], len(layout.num_bytes)])
-"""
-    )
+""")
     for detail, (ready, last_ready), traced, names, hooks, (before, sampled, after), num_buckets in found:
         trace, (block_ms, annotated_ms) = traced
         assert num_buckets > 1
@@ -186,10 +185,8 @@ report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, aft
         assert after <= sampled + 1, "and is silent again after it"
 
 
-def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(ranks):
-    found = ranks(
-        RANKS
-        + """
+def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(instrumented):
+    found = instrumented("""
 import gzip, time
 from torch.profiler import profile
 from ddp_bench.bench.measure.trace import communication_and_compute, overlap_pct, spans_of
@@ -207,17 +204,14 @@ events = spans_of(json.loads(gzip.decompress(trace.trace)), "the trace")
 [start] = [e["ts"] for e in events if e["name"] == "step"]
 of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
 report([trace.block_ms, max(trace.detail["done_ms"]), trace.detail["overlap_trace_pct"], of_step])
-"""
-    )
+""")
     for block_ms, done_ms, overlap, of_step in found:
         assert max(block_ms, done_ms) < 1000, "a second is what the other rank was late"
         assert overlap == pytest.approx(of_step, abs=0.001), "the small all-reduce took it"
 
 
-def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_whole(ranks):
-    found = ranks(
-        RANKS
-        + """
+def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_whole(instrumented):
+    found = instrumented("""
 out = []
 for settings in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}, {"accumulate": 2}):
     trainer = made(**settings)
@@ -228,18 +222,15 @@ for settings in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}, 
     whole = cluster.gather(gradients(trainer).norm().item())
     out.append([local, whole])
 report(out)
-"""
-    )
+""")
     for local, whole in found[0]:
         assert local[0] != local[1], "each rank has its own batch, so its own gradient"
         assert whole[0] == whole[1]
 
 
-def test_nothing_keeps_a_case_that_was_closed(ranks):
+def test_nothing_keeps_a_case_that_was_closed(instrumented):
     """Cases are frozen: what lived on in a cycle would keep its GPU memory to the end of the run."""
-    found = ranks(
-        RANKS
-        + """
+    found = instrumented("""
 import gc, weakref
 made().close()  # torch loads some parts at their first use
 kept = {}
@@ -258,8 +249,7 @@ for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
     del trainer
     kept[str(settings)] = sum(part() is not None for part in parts)
 report(kept)
-"""
-    )
+""")
     assert [set(kept.values()) for kept in found] == [{0}, {0}]
 
 
@@ -277,10 +267,8 @@ def test_nothing_keeps_a_case_of_one_process(mode, num_devices):
         assert [part for part in parts if part() is not None] == []
 
 
-def test_replayed_buckets_move_their_bytes_in_their_type(ranks):
-    found = ranks(
-        RANKS
-        + """
+def test_replayed_buckets_move_their_bytes_in_their_type(instrumented):
+    found = instrumented("""
 from ddp_bench.bench.measure.collectives import BucketReplay
 sizes = [4000, 2048000]
 moved = {}
@@ -293,15 +281,12 @@ for hook in ("none", "fp16", "bf16"):
     moved[hook] = []
     BucketReplay(sizes, hook, cluster.group(2, "gloo"), cluster.place.device).step()
 report(moved)
-"""
-    )
+""")
     assert found[0] == {"none": [4000, 2048000], "fp16": [2000, 1024000], "bf16": [2000, 1024000]}
 
 
-def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(ranks):
-    found = ranks(
-        RANKS
-        + """
+def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(instrumented):
+    found = instrumented("""
 from types import SimpleNamespace
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.worker.work import measure
@@ -327,16 +312,13 @@ def both(dtype, hook):
     return sent, moved[-1]
 report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.float64)
         for hook in ("fp16", "bf16")])
-"""
-    )
+""")
     num_gradients = 30 * 20 + 20 + 20 * 10 + 10
     assert found[0] == [[2 * num_gradients, 2 * num_gradients]] * 6
 
 
-def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(ranks):
-    found = ranks(
-        RANKS
-        + """
+def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(instrumented):
+    found = instrumented("""
 import time
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
@@ -350,15 +332,12 @@ device = cluster.place.device
 cluster.barrier()
 replay = BucketReplay([4000], "none", cluster.group(2, "gloo"), device)
 report(replay.measured(make_clock(device)).block_ms)
-"""
-    )
+""")
     assert max(found) < 1000, "a second is what the other rank was late"
 
 
-def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(ranks):
-    found = ranks(
-        RANKS
-        + """
+def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(instrumented):
+    found = instrumented("""
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
 group, device = cluster.group(2, "gloo"), cluster.place.device
@@ -378,8 +357,7 @@ for sync in (True, False):
     details["on" if sync else "off"] = times.detail.get("buffers_ms"), times.block_ms
 buffers = sum(buffer.nbytes for buffer in mode.module.buffers())
 report([details, sum(sent), buffers])
-"""
-    )
+""")
     for details, sent, buffers in found:
         assert sent == buffers > 0
         part, whole = details["on"]

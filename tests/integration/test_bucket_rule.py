@@ -1,4 +1,4 @@
-"""The bucket rule against PyTorch's reducer itself, on one rank over a file."""
+"""DDP's bucket rule: against lists read off PyTorch's reducer by hand, and against it itself, on one rank."""
 
 import functools
 from dataclasses import replace
@@ -10,13 +10,15 @@ from fuzzing import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 from made import case_of
+from published import gradients_in_backward_order
+from test_modes import RESNET18_LAYOUTS
 
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.modes.ddp import DistributedMode, Place
-from ddp_bench.bench.predict.buckets import assign_cap, bucket_bytes
+from ddp_bench.bench.predict.buckets import assign, assign_cap, bucket_bytes, cap_limits
 from ddp_bench.models.registry import resnet_workload
 
-SIZES = {"resnet20": 32, "resnet18": 32, "resnet50": 32, "resnext50_32x4d": 32}
+ARCHS = ("resnet20", "resnet18", "resnet50", "resnext50_32x4d")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,7 +32,7 @@ def one_rank(tmp_path_factory):
 
 @functools.cache
 def module_of(arch):
-    return resnet_workload(arch, SIZES[arch]).module()
+    return resnet_workload(arch, 32).module()
 
 
 def reported(module, arch, caps):
@@ -54,7 +56,7 @@ def check(arch, caps):
     assert tuple(tuple(order[i] for i in bucket) for bucket in found) == layout.parameters
 
 
-@pytest.mark.parametrize("arch", SIZES)
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("cap", ["default", "0", "25", "1.5"])
 def test_layouts_of_several_resnets(arch, cap):
     check(arch, BucketCaps.parse(cap))
@@ -75,3 +77,57 @@ def test_random_lists_of_caps(caps):
         if "has no bucket_cap_mb_list" in str(error):
             pytest.skip(str(error))
         raise
+
+
+PARAMETERS = st.lists(st.integers(1, 2**22), min_size=1, max_size=40)
+
+
+@pytest.fixture(scope="module")
+def resnet18():
+    return [g.num_bytes for g in gradients_in_backward_order(resnet_workload("resnet18", 64))]
+
+
+@pytest.mark.parametrize("cap", RESNET18_LAYOUTS)
+def test_resnet18(resnet18, cap):
+    found = assign_cap(resnet18, BucketCaps.parse(cap))
+    assert [*bucket_bytes(resnet18, found)] == RESNET18_LAYOUTS[cap]
+
+
+def test_cap_zero_is_a_bucket_per_parameter(resnet18):
+    assert assign_cap(resnet18, BucketCaps.parse("0")) == tuple((i,) for i in range(62))
+
+
+def test_a_bucket_closes_once_it_reaches_its_cap():
+    assert assign([4, 4, 4, 4, 4], [8]) == ((0, 1), (2, 3), (4,))
+    assert assign([4, 5, 4, 4], [8]) == ((0, 1), (2, 3))
+
+
+def test_the_last_cap_serves_what_follows():
+    assert assign([1] * 7, [1, 2]) == ((0,), (1, 2), (3, 4), (5, 6))
+
+
+def test_kinds_do_not_mix_and_count_their_own_caps():
+    assert assign([1, 1, 1, 1], [1, 9], kinds=["a", "b", "a", "a"]) == ((0,), (1,), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("cap", "limits"),
+    [
+        ("default", (2**20, 25 * 2**20)),
+        ("25", (25 * 2**20,)),
+        ("0", (1,)),
+        ("0.5/1", (2**19, 2**20)),
+        ("0.000001", (1,)),
+    ],
+)
+def test_caps_are_whole_bytes_and_at_least_one(cap, limits):
+    assert cap_limits(BucketCaps.parse(cap)) == limits
+
+
+@given(PARAMETERS, st.lists(st.integers(1, 2**23), min_size=1, max_size=4))
+def test_every_parameter_is_in_one_bucket_in_order(sizes, limits):
+    layout = assign(sizes, limits)
+    assert [i for bucket in layout for i in bucket] == list(range(len(sizes)))
+    for number, bucket in enumerate(layout[:-1]):
+        cap = limits[min(number, len(limits) - 1)]
+        assert sum(sizes[i] for i in bucket) >= cap > sum(sizes[i] for i in bucket[:-1])

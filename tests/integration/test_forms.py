@@ -28,26 +28,26 @@ def error(case):
 """
 
 
-def test_every_form_is_proven_to_rounding(ranks):
-    found = ranks(
-        COMMON
-        + """
+@pytest.fixture
+def forms(ranks):
+    return lambda script: ranks(COMMON + script)
+
+
+def test_every_form_is_proven_to_rounding(forms):
+    found = forms("""
 cases = [case("fsdp"), case("partition"), case("pipeline"), case("pipeline", micro_batches=2),
          case("pipeline", pipeline_schedule="1f1b")]
 for name in ("all_gather_object", "broadcast_object_list", "gather_object"):
     patch.setattr(dist, name, None)  # they unpickle what arrives
 report([error(c) for c in cases])
-"""
-    )
+""")
     assert all(isinstance(e, float) and e < 1e-12 for e in found[0]), found[0]
     assert max(found[0]) > 0, "sums in another order round otherwise"
 
 
-def test_what_goes_wrong_in_a_form_is_caught(ranks):
+def test_what_goes_wrong_in_a_form_is_caught(forms):
     """Gradients that are summed instead of averaged, and shards that are never reduced."""
-    found = ranks(
-        COMMON
-        + """
+    found = forms("""
 from ddp_bench.bench.modes import pipeline
 from torch.distributed.pipelining import ScheduleGPipe
 summing = lambda stage, m, loss_fn: ScheduleGPipe(stage, m, loss_fn=loss_fn, scale_grads=False)
@@ -60,31 +60,25 @@ def never_reduced(module, **more):
     shard(module, **more).set_requires_gradient_sync(False)
 patch.setattr(fsdp, "fully_shard", never_reduced)
 report([summed, error(case("fsdp"))])
-"""
-    )
+""")
     assert all("gradients differ from those of single" in str(why) for why in found[0]), found[0]
 
 
-def test_ranks_that_built_different_models_shard_the_first_ones(ranks):
-    found = ranks(
-        COMMON
-        + """
+def test_ranks_that_built_different_models_shard_the_first_ones(forms):
+    found = forms("""
 torch.manual_seed(cluster.rank)
 module = workload.module()
 own = module.fc.weight.detach().clone()
 mode = build_mode(case("fsdp"), module, cluster.place, group)
 report([float((mode.state_dict()["fc.weight"] - own).abs().max())])
-"""
-    )
+""")
     assert found[0] == [0.0]
     assert found[1][0] > 0
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_the_bubble_is_of_the_order_that_pytorch_has(ranks, schedule):
-    found = ranks(
-        COMMON
-        + f"""
+def test_the_bubble_is_of_the_order_that_pytorch_has(forms, schedule):
+    found = forms(f"""
 one = case("pipeline", pipeline_schedule={schedule!r})
 mode = build_mode(one, workload.module(), cluster.place, group, stages=stages_of(one))
 order = []
@@ -98,17 +92,14 @@ stage.forward_one_chunk = noted("F", stage.forward_one_chunk, 0)
 stage.backward_one_chunk = noted("B", stage.backward_one_chunk, 0)
 mode.train(prover._batch(8, torch.float32), loss_function(workload))
 report(order)
-"""
-    )
+""")
     for stage, order in enumerate(found):
         assert [tuple(done) for done in order] == operations(schedule, stage, 2, 4)
 
 
-def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(ranks):
+def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(forms):
     """With the whole batch at once one of two stages computes at a time: half of their time is a bubble."""
-    found = ranks(
-        COMMON
-        + """
+    found = forms("""
 from ddp_bench.bench.measure.pipeline import PipelineTrainer, run_pipeline_anatomy
 one = case("partition")
 stages = stages_of(one)
@@ -121,8 +112,7 @@ times = run_pipeline_anatomy(trainer, one, 2, device, group)
 trainer.check_loss()
 parts = [sum(p.numel() for p in mode.module.parameters()), len(mode.state_dict()), sum(stages.by_device)]
 report([*parts, times.detail["bubble_pct"], times.detail["bubble_of_stages_pct"]])
-"""
-    )
+""")
     (first, names, layers, measured, of_stages), (second, *_) = found
     assert first + second == 269_722  # ResNet-20 by He et al.
     assert names == 19 + 19 * 5 + 2  # convolutions, norms with their buffers, the linear layer

@@ -7,20 +7,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
-import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import ROOT, SMALL
-from made_project import commit
+from commands import ROOT, SMALL, eventually, finished
+from made_project import NET, RUN, commit
 
 from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
 from ddp_bench.bench.gate import checkouts
 from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
 from ddp_bench.bench.gate.interleave import measure_in_turns
 from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.package import own_command
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.store import load_run
 
@@ -204,27 +205,6 @@ def test_what_tells_another_format(earlier, now, error, message, tmp_path):
     assert type(raised.value) is error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--interleave", "no-such-reference"], "git knows no 'no-such-reference'"),
-        (
-            ["--interleave", ".", "--quiet", "--python", "/nowhere/python"],
-            "/nowhere/python cannot be started",
-        ),
-        (["--interleave", ".", "a", "b"], "leave the results folders out"),
-        (["only-one"], "name two results folders"),
-        (["a", "b", "--python", "python3"], "name two results folders"),
-        (["--interleave", ".", "--", "--modes", "fsdp2"], "did you mean 'fsdp'"),
-    ],
-)
-def test_bad_use_is_one_line(arguments, message, capsys):
-    assert main(arguments) == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert "\n" not in error
-
-
 def test_a_reference_is_checked_out_and_gone_again():
     try:
         with worktree(ROOT, "HEAD") as place:
@@ -267,11 +247,13 @@ def started(folder, out):
         stderr=subprocess.PIPE,
         text=True,
     )
-    until = time.monotonic() + 120
-    while [len(one.read_text().splitlines()) > 1 for one in out.glob("launch1/*/blocks.csv")] != [True, True]:
+
+    def measures():
         assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.1)
+        tables = [one.read_text().splitlines() for one in out.glob("launch1/*/blocks.csv")]
+        return len(tables) == 2 and all(len(lines) > 1 for lines in tables)
+
+    eventually(measures, 120)
     assert len(descendants(folder)) >= 5, "the gate, two runs with a rank each"
     assert any("bench.run" in line for line in descendants(folder))
     return process
@@ -312,10 +294,7 @@ def test_a_killed_gate_leaves_nothing_to_the_next_one(tmp_path, monkeypatch):
         gate = started(folder, tmp_path / "sides")
         gate.kill()
         gate.communicate(timeout=120)
-        until = time.monotonic() + 60
-        while descendants(folder):
-            assert time.monotonic() < until, descendants(folder)
-            time.sleep(0.1)
+        eventually(lambda: not descendants(folder))
         assert left_in(folder)
         assert folder in worktrees()
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -323,3 +302,115 @@ def test_a_killed_gate_leaves_nothing_to_the_next_one(tmp_path, monkeypatch):
             assert worktrees().count(folder) == 1
         assert left_in(folder) == set()
         assert folder not in worktrees()
+
+
+# Two commits of a project that is not ddp-bench, however its workload is imported.
+
+SETUP = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "mynet"
+version = "1"
+[tool.setuptools]
+{packages}
+"""
+FLAT = SETUP.format(packages='packages = ["mynet"]')
+"""Setuptools makes a finder of it, which maps the package to its folder."""
+IN_SRC = SETUP.format(packages='packages = ["mynet"]\npackage-dir = {"" = "src"}')
+"""Setuptools makes a .pth file of it."""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """A virtual environment's interpreter that finds what this one does, and where to install more."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.check_output(ask, text=True).strip())
+    (site / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (site / "outer-bench.pth").write_text(f"{ROOT}\n")
+    return python
+
+
+def install(python, project, *how):
+    pytest.importorskip("setuptools")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
+    subprocess.run([*pip, "uninstall", "--yes", "mynet"], check=True, capture_output=True)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-build-isolation", "--no-index", *how, str(project)], check=True
+    )
+
+
+def gate(folder, reference, *arguments, python=sys.executable, path=()):
+    """The gate as typed in `folder`: exit code, JSON, stderr."""
+    entries = [str(entry) for entry in path] + [os.environ.get("PYTHONPATH", "")]
+    command = own_command("gate", "--interleave", reference, "--json", "--", *arguments, python=str(python))
+    done = finished(command, folder, {"PYTHONPATH": os.pathsep.join(filter(None, entries))})
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+WAYS = ("current folder", "PYTHONPATH", "editable, with a finder", "editable, with a .pth")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", WAYS)
+def test_however_it_is_imported_the_commits_are_compared(way, tmp_path, environment):
+    """A step with 15% more work is a regression; a commit that changes another file is none."""
+    project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    in_src = way in ("PYTHONPATH", "editable, with a .pth")
+    module = "src/mynet/net.py" if in_src else "mynet/net.py"
+    rest = {"pyproject.toml": IN_SRC if in_src else FLAT, ".gitignore": "build\n*.egg-info\n"}
+    rest[module.replace("net.py", "__init__.py")] = ""
+    fast = commit(project, {module: NET.format(products=200), **rest})
+    same = commit(project, {"README": "not imported"})
+    folder, python, path = elsewhere, environment, list[Path]()
+    if way == "current folder":
+        folder = project
+    elif way == "PYTHONPATH":
+        path = [project / "src"]
+    else:
+        install(environment, project, "--editable")
+    run = ["--workload", "mynet.net:make", *RUN, "--rounds", "100"]
+
+    code, found, said = gate(folder, fast, *run, python=python, path=path)
+    assert "both sides import identical code: this is an A/A comparison" in said
+    assert found["code"]["identical"] is True
+    assert found["code"]["candidate"]["workload"]["commit"] == same
+    # A busy machine may leave it undecided; it must not be called a change.
+    assert code in (ExitCode.OK, ExitCode.NOT_COMPARABLE), str(found["comparisons"][0])
+    aa = found["comparisons"][0]["ratio"]
+
+    slow = commit(project, {module: NET.format(products=230)})
+    code, found, said = gate(folder, fast, *run, python=python, path=path)
+    assert f"workload: mynet {fast[:7]} -> {slow[:7]}" in said
+    assert code == ExitCode.FAILED, str(found["comparisons"][0])
+    assert found["code"]["baseline"]["workload"]["file"] == module
+    print(f"{way}: A/A {aa}, 15% more work {found['comparisons'][0]['ratio']}")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", ["an installed copy", "outside of the repository"])
+def test_the_same_file_on_both_sides_is_refused(way, tmp_path, environment):
+    project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
+    commit(elsewhere, {"a": ""})
+    commit(elsewhere, {"a": "b"})
+    files = {"mynet/net.py": NET.format(products=1), "mynet/__init__.py": "", "pyproject.toml": FLAT}
+    commit(project, files)
+    if way == "an installed copy":
+        install(environment, project)
+        python, path, fix = str(environment), list[Path](), "pip install -e"
+    else:
+        (tmp_path / "aside" / "mynet").mkdir(parents=True)
+        (tmp_path / "aside" / "mynet" / "net.py").write_text(NET.format(products=1))
+        python, path, fix = sys.executable, [tmp_path / "aside"], "outside of the repository"
+    run = ["--workload", "mynet.net:make", *RUN, "--rounds", "3"]
+    code, _, said = gate(elsewhere, "HEAD~1", *run, python=python, path=path)
+    assert code == ExitCode.USAGE, said
+    assert len(said.strip().splitlines()) == 1
+    assert "both sides load" in said
+    assert "net.py" in said
+    assert fix in said

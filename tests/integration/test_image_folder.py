@@ -1,15 +1,13 @@
-import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
 
-import psutil
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, eventually, has_ended
 from PIL import Image
 
 from ddp_bench.bench.errors import UsageError
@@ -146,10 +144,6 @@ def test_a_run_checks_the_folder_before_it_begins(tmp_path):
         job.prepare(asked)
 
 
-def test_check_folder_counts_images(tmp_path):
-    assert check_folder(_fill(tmp_path, 5)) == 5
-
-
 def test_a_missing_folder_names_the_choices(tmp_path):
     for call in (check_folder, _open):
         with pytest.raises(UsageError, match=r"no folder '.*nowhere'; data is `device`, `host` or"):
@@ -217,19 +211,12 @@ def test_workers_end_with_a_rank_that_was_killed(tmp_path):
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
     workers = [int(pid) for pid in said.read_text().split()]
     assert len(workers) == 2
-    deadline_s = time.monotonic() + 30
-    while left := [pid for pid in workers if _is_running(pid)]:
-        if time.monotonic() > deadline_s:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-            raise AssertionError(f"workers {left} outlive their rank")
-        time.sleep(0.05)
-
-
-def _is_running(pid):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
+    try:
+        eventually(lambda: all(map(has_ended, workers)), 30)
+    except AssertionError:
+        for pid in itertools.filterfalse(has_ended, workers):
+            os.kill(pid, signal.SIGKILL)
+        raise
 
 
 def test_a_large_folder_is_checked_in_an_even_sample(tmp_path):

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
-from commands import ROOT, bench_run
+from commands import ROOT, bench_run, eventually
 
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.run.processes import INTERFACE, Processes, modules_for, worker_variables
@@ -22,10 +21,7 @@ LIMIT_S = 60.0
 
 
 def is_gone(pid):
-    deadline_s = time.monotonic() + LIMIT_S
-    while psutil.pid_exists(pid) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return not psutil.pid_exists(pid)
+    return eventually(lambda: not psutil.pid_exists(pid), LIMIT_S)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.modes import Place, Unsupported
+from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.modes.ddp import OF_TORCH_2_15
 from ddp_bench.bench.modes.dp import HostDataParallel
 from ddp_bench.bench.worker import proof
@@ -36,33 +37,28 @@ def test_dp_is_proven_to_rounding():
     assert made.prove(CASE, None) < 1e-12
 
 
-def test_a_lost_replica_is_caught(monkeypatch):
-    monkeypatch.setattr(HostDataParallel, "reduce_gradients", lambda _self: None)
-    with pytest.raises(ProofError, match="gradients differ"):
-        prover().prove(CASE, None)
+def stale(self):
+    other = copy.deepcopy(self.module)
+    torch.nn.init.normal_(next(other.parameters()))
+    return [self.module, other]
 
 
-def test_stale_weights_are_caught(monkeypatch):
-    made = prover()
-
-    def stale(self):
-        other = copy.deepcopy(self.module)
-        torch.nn.init.normal_(next(other.parameters()))
-        return [self.module, other]
-
-    monkeypatch.setattr(HostDataParallel, "replicate_weights", stale)
-    with pytest.raises(ProofError, match="gradients differ"):
-        made.prove(CASE, None)
+def prefixed(self):
+    return {f"module.{k}": v for k, v in self.module.state_dict().items()}
 
 
-def test_a_prefix_in_the_state_dict_is_caught(monkeypatch):
-    from ddp_bench.bench.modes.base import Mode  # patched in this test alone
-
-    def prefixed(self):
-        return {f"module.{k}": v for k, v in self.module.state_dict().items()}
-
-    monkeypatch.setattr(Mode, "state_dict", prefixed)
-    with pytest.raises(ProofError, match="does not load into the plain module"):
+@pytest.mark.parametrize(
+    ("owner", "method", "fault", "said"),
+    [
+        (HostDataParallel, "reduce_gradients", lambda _self: None, "gradients differ"),
+        (HostDataParallel, "replicate_weights", stale, "gradients differ"),
+        (Mode, "state_dict", prefixed, "does not load into the plain module"),
+    ],
+    ids=["a lost replica", "stale weights", "a prefix in the state dict"],
+)
+def test_a_fault_of_dp_is_caught(monkeypatch, owner, method, fault, said):
+    monkeypatch.setattr(owner, method, fault)
+    with pytest.raises(ProofError, match=said):
         prover().prove(CASE, None)
 
 
@@ -74,10 +70,20 @@ group = cluster.group(2, "gloo")
 base = dict(image_size=32, batch_per_device=2, backend="gloo")
 def error(**settings):
     return prover.prove(case_of(**base | settings), group)
+def outcome(**settings):
+    try:
+        return error(**settings)
+    except (ProofError, Unsupported) as reason:
+        return f"{type(reason).__name__}: {reason}"
 """
 
 
-def test_ddp_is_proven_under_every_setting(ranks):
+@pytest.fixture
+def ddp(ranks):
+    return lambda script: ranks(DDP_PROOF + script)
+
+
+def test_ddp_is_proven_under_every_setting(ddp):
     settings = [
         {},
         {"bucket_cap_mb": "0.1"},
@@ -91,7 +97,7 @@ def test_ddp_is_proven_under_every_setting(ranks):
         {"comm_hook": "bf16"},
         {"comm_hook": "powersgd"},
     ]
-    found = ranks(DDP_PROOF + f"report([error(**s) for s in {settings!r}])\n")
+    found = ddp(f"report([error(**s) for s in {settings!r}])\n")
     by_setting = list(zip(settings, found[0], strict=True))
     exact = [e for s, e in by_setting if s.get("comm_hook") not in ("fp16", "bf16")]
     lossy = [e for s, e in by_setting if s.get("comm_hook") in ("fp16", "bf16")]
@@ -99,7 +105,8 @@ def test_ddp_is_proven_under_every_setting(ranks):
     assert all(1e-6 < e < 2e-2 for e in lossy), "a hook that rounds must be seen to round"
 
 
-UNUSED = """
+def test_a_parameter_without_gradient_is_named_with_what_helps(ddp):
+    found = ddp("""
 class WithSpare(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -108,56 +115,27 @@ class WithSpare(torch.nn.Module):
     def forward(self, x):
         return self.last(self.first(x.flatten(1)))
 prover.template = WithSpare()
-def outcome(**settings):
-    try:
-        return error(**settings)
-    except ProofError as reason:
-        return str(reason)
-"""
-
-
-def test_a_parameter_without_gradient_is_named_with_what_helps(ranks):
-    found = ranks(
-        DDP_PROOF
-        + UNUSED
-        + """
 report([outcome(), outcome(gradient_as_bucket_view=True), outcome(find_unused_parameters=True),
         outcome(static_graph=True), outcome(find_unused_parameters=True, skip_all_reduce_unused_params=True)])
-"""
-    )
+""")
     for refused in found[0][:2]:
-        assert "--find-unused-parameters on" in refused
+        assert refused.startswith("ProofError: give --find-unused-parameters on, ")
         assert "does not use spare.0.weight, spare.0.bias, spare.1.weight and 5 more," in refused
     assert max(found[0][2:]) < 1e-12, "no gradient is that of the plain module"
 
 
-REFUSED = """
-def outcome(**settings):
-    try:
-        return error(**settings)
-    except Unsupported as reason:
-        return str(reason)
-"""
+def test_what_torch_does_wrongly_is_skipped_with_the_reason(ddp):
+    found = ddp('report([outcome(delay_all_reduce=1), outcome(ddp_mixed_precision="bf16")])')
+    for said, reason in zip(
+        found[0], ("torch does not wait for the delayed all-reduce", "stream of a GPU"), strict=True
+    ):
+        assert said.startswith("Unsupported: ")
+        assert reason in said
 
 
-def test_what_torch_does_wrongly_is_skipped_with_the_reason(ranks):
-    found = ranks(
-        DDP_PROOF
-        + REFUSED
-        + """
-report([outcome(delay_all_reduce=1), outcome(ddp_mixed_precision="bf16")])
-"""
-    )
-    assert "torch does not wait for the delayed all-reduce" in found[0][0]
-    assert "stream of a GPU" in found[0][1]
-
-
-def test_delayed_layers_are_proven_where_their_all_reduce_is_waited_for(ranks):
+def test_delayed_layers_are_proven_where_their_all_reduce_is_waited_for(ddp):
     """NCCL keeps the order of all-reduces, gloo does not: here each is waited for at once."""
-    found = ranks(
-        DDP_PROOF
-        + REFUSED
-        + """
+    found = ddp("""
 from ddp_bench.bench.modes import ddp
 from torch.nn.parallel import distributed
 started = []
@@ -171,22 +149,19 @@ patch.setattr(distributed, "dist", Waiting())
 patch.setattr(ddp, "_refused", lambda case, place: None)
 errors = [outcome(delay_all_reduce=n) for n in (1, 2, 38, 39)]
 report([errors, started, str(torch.get_default_dtype())])
-"""
-    )
+""")
     errors, started, dtype = found[0]
     assert max(errors[:3]) < 1e-12
-    assert errors[3] == "the model has 39 layers, and DDP needs one that is not delayed"
+    assert errors[3] == "Unsupported: the model has 39 layers, and DDP needs one that is not delayed"
     assert started == [64 * 10 + 10, 64 * 10 + 10 + 2 * 64, 269_722 - 3 * 3 * 3 * 16]
     assert dtype == "torch.float32"
 
 
-def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ranks):
+def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ddp):
     """Told so wrongly, the proof fails; told so rightly, it holds. The fingerprint tells which."""
-    found = ranks(
-        DDP_PROOF
-        + """
+    found = ddp("""
 from ddp_bench.bench.worker.proof import fingerprint
-def outcome(seed):
+def holds(seed):
     global prover
     torch.manual_seed(seed)
     prover = Prover(workload, workload.module(), cluster.place, 0, equal_replicas=True)
@@ -195,9 +170,8 @@ def outcome(seed):
         return known, error() < 1e-12
     except ProofError:
         return known, False
-report([outcome(0), outcome(cluster.rank)])
-"""
-    )
+report([holds(0), holds(cluster.rank)])
+""")
     assert found[0] == [[True, True], [False, False]]
 
 
@@ -206,24 +180,17 @@ def test_a_module_that_cannot_be_read_has_no_fingerprint():
     assert fingerprint(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
 
 
-def test_ddp_that_does_not_communicate_is_caught(ranks):
-    found = ranks(
-        DDP_PROOF
-        + """
+def test_ddp_that_does_not_communicate_is_caught(ddp):
+    found = ddp("""
 from ddp_bench.bench.modes.ddp import DistributedMode
 built = DistributedMode.__init__
 def silent(self, *arguments, **more):
     built(self, *arguments, **more)
     self.ddp.require_backward_grad_sync = False
 patch.setattr(DistributedMode, "__init__", silent)
-try:
-    error()
-    report("passed")
-except ProofError as caught:
-    report(str(caught))
-"""
-    )
-    assert "gradients differ" in found[0]
+report(outcome())
+""")
+    assert found[0].startswith("ProofError: gradients differ")
     assert "the loss" not in found[0], "which is a mean"
 
 
@@ -285,37 +252,31 @@ def pair(n, generator):
 def of_pair(outputs, targets):
     return functional.cross_entropy(outputs[0].mT, targets)
 by_name = {"batch": named, "batch_loss": of_rows}
-def outcome(module, how=by_name, **settings):
+def error_of(module, how=by_name, **settings):
+    global prover
     torch.manual_seed(0)
     made = Workload(name="own", module=module, **how)
-    global prover
     prover = Prover(made, made.module(), cluster.place, 0)
-    try:
-        return error(**settings)
-    except ProofError as reason:
-        return str(reason)
+    return outcome(**settings)
 """
 
 
-def test_models_of_any_kind_are_proven(ranks):
-    found = ranks(
-        DDP_PROOF
-        + OWN
-        + """
+def test_models_of_any_kind_are_proven(ddp):
+    script = """
 report({
-    "named": outcome(Net),
-    "accumulated": outcome(Net, accumulate=3),
-    "pair": outcome(Net, {"batch": pair, "loss": of_pair}),
-    "random": outcome(Random),
-    "in bf16": outcome(InBf16),
-    "upcast": outcome(Upcast),
-    "of bf16": outcome(OfBf16),
-    "paths": [outcome(Paths) for _ in range(4)],
-    "tokens": outcome(Net, by_name | {"batch_loss": of_tokens}),
+    "named": error_of(Net),
+    "accumulated": error_of(Net, accumulate=3),
+    "pair": error_of(Net, {"batch": pair, "loss": of_pair}),
+    "random": error_of(Random),
+    "in bf16": error_of(InBf16),
+    "upcast": error_of(Upcast),
+    "of bf16": error_of(OfBf16),
+    "paths": [error_of(Paths) for _ in range(4)],
+    "tokens": error_of(Net, by_name | {"batch_loss": of_tokens}),
     "its effect": cluster.is_first and prover.split_effect(case_of(**base)),
 })
 """
-    )[0]
+    found = ddp(OWN + script)[0]
     for exact in ("named", "accumulated", "pair", "random", "in bf16"):
         assert found[exact] < 1e-12, exact
     assert found["upcast"] < 1e-6, "float32's rounding, and no more"
@@ -600,9 +561,7 @@ def test_faults_of_the_step_that_is_timed_are_caught(ranks):
 
 def test_what_rounding_or_chance_alone_would_change_as_much_is_measured(ranks):
     """The true gradient of a bias before batch norm is 0, and Adam makes a full step of its rounding."""
-    found = ranks(
-        PREPARED
-        + """
+    script = """
 class Biased(torch.nn.Sequential):
     def __init__(self):
         layers = torch.nn.Linear(3 * 32 * 32, 4096), torch.nn.BatchNorm1d(4096), torch.nn.Linear(4096, 10)
@@ -618,5 +577,5 @@ noisy = replace(resnet_workload("resnet20", 32), module=Noisy)
 patch.setattr(Prover, "prove", lambda *_: 0.0)  # frozen batch norm makes the bias count
 report([proven(made, comm_hook="fp16"), proven(noisy)])
 """
-    )
+    found = ranks(PREPARED + script)
     assert all("rounding or random numbers alone change" in str(said) for said in found[0]), found[0]

@@ -1,4 +1,4 @@
-"""The command as a user types it: one run, a race of DDP's settings, the bound beside it, what it refuses."""
+"""The command as a user types it: one run, a race of DDP's settings, the bound beside it."""
 
 import json
 
@@ -86,27 +86,6 @@ def test_predict_starts_from_the_calibration(tuned, capsys):
     else:  # nothing of a noisy calibration is known to half its value
         assert code == 2
         assert "not predicted: the interval would be" in said.err
-
-
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--gpus", "1"), "2 devices or more"),
-        (("--modes", "dp"), "2 devices or more"),
-        (("--arch", "resnet-18"), "resnet18"),
-        (("--workload", "nowhere.at:all"), "no module 'nowhere'"),
-        (("--max-time", "soon"), "--max-time"),
-        (("--resume", "x"), "are options of"),
-        (("--preset", "quick"), "are options of"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, capsys):
-    assert tune.main(["--device", "cpu", "--gpus", "2", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert error.startswith("bench.tune: error: ")
-    assert message in error
 
 
 @pytest.mark.usefixtures("in_process")

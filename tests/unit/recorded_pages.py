@@ -229,7 +229,7 @@ PAGES = {
 """What makes each page, in a folder of its own."""
 
 BREAKS = {
-    *(
+    *[
         "p",
         "li",
         "tr",
@@ -244,7 +244,7 @@ BREAKS = {
         "section",
         "article",
         "caption",
-    )
+    ]
 }
 
 

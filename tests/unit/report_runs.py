@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from made import block, compared, made_manifest
 
@@ -11,8 +11,6 @@ from ddp_bench.bench.results.comparisons import over_default
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunData
-
-Row = dict[str, Any]
 
 
 def case(mode, num_devices, images_per_s=None, **more):
@@ -99,17 +97,6 @@ def drawn(figure):
                 lines[label] = [Drawn(x, y) for x, y in zip(at, values, strict=True)]
         panels.append((axes.get_title(loc="left"), lines))
     return panels
-
-
-def ticks(figure):
-    """Labels along the lowest axis."""
-    axes = figure.canvas().axes[-1]
-    return [axes.xaxis.get_major_formatter()(x, 0) for x in axes.xaxis.get_major_locator()()]
-
-
-def figure_of(run, title):
-    """The figure of a run whose title begins so."""
-    return next(one for one in (*run.figures, *run.more_figures) if one.title.startswith(title))
 
 
 def traced(row, round_index, rank=0, **moments):

@@ -24,7 +24,6 @@ from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.stats import Interval, paired_ratio, ratio_of_runs, with_change_of_runs
 
 
-
 @cache
 def singles():
     """What each recorded run measured on one device, which no link slows: figures, fit and rounds."""

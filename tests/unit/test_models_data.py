@@ -1,19 +1,23 @@
-"""Batches of every source, copied ahead on a stream of their own where it pays."""
+"""Batches of every source and nesting, copied ahead on a stream of their own where it pays."""
 
 import contextlib
+from collections import OrderedDict
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from made import planned, resolved
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import scatter_gather
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.worker import prepare
 from ddp_bench.models import data
 from ddp_bench.models.data import PrefetchSource, open_source
+from ddp_bench.models.nested import chunk, describe, join, leaves_of, map_tensors, tensors_of, with_tensors
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import Workload
 
@@ -21,18 +25,26 @@ CPU = torch.device("cpu")
 WORKLOAD = resnet_workload("resnet20", 8)
 
 
-def _open(data, *, rank=0, world_size=1, seed=0):
-    return open_source(
-        WORKLOAD, data=data, batch_size=4, rank=rank, world_size=world_size, device=CPU, seed=seed
-    )
+def opened(data, workload=WORKLOAD, **more):
+    given = {"batch_size": 4, "rank": 0, "world_size": 1, "seed": 0} | more
+    return open_source(workload, data=data, device=CPU, **given)
 
 
-def _same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+def same(one, other):
+    """Equal, container by container, of equal types."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
 
 
 def test_device_data_is_one_batch_that_stays():
-    source = _open("device")
+    source = opened("device")
     inputs, targets = source.next()
     assert inputs.shape == (4, 3, 8, 8)
     assert targets.shape == (4,)
@@ -41,7 +53,7 @@ def test_device_data_is_one_batch_that_stays():
 
 
 def test_host_data_is_a_pool_copied_every_step():
-    source = _open("host")
+    source = opened("host")
     batches = [source.next() for _ in range(40)]
     distinct = {batch[0].sum().item() for batch in batches}
     assert 1 < len(distinct) < 40
@@ -50,27 +62,24 @@ def test_host_data_is_a_pool_copied_every_step():
 
 
 def test_spoiling_a_host_batch_does_not_spoil_the_pool():
-    spoiled, clean = _open("host"), _open("host")
+    spoiled, clean = opened("host"), opened("host")
     for _ in range(12):
         inputs, targets = spoiled.next()
-        assert _same((inputs, targets), clean.next())
+        assert same((inputs, targets), clean.next())
         inputs.fill_(float("nan"))
 
 
 @pytest.mark.parametrize("data", ["device", "host"])
 def test_a_ranks_batch_depends_on_seed_and_rank_only(data):
-    first = _open(data, rank=1, world_size=2).next()
-    assert _same(first, _open(data, rank=1, world_size=8).next())
-    assert not _same(first, _open(data, rank=0, world_size=2).next())
-    assert not _same(first, _open(data, rank=1, world_size=2, seed=7).next())
+    first = opened(data, rank=1, world_size=2).next()
+    assert same(first, opened(data, rank=1, world_size=8).next())
+    assert not same(first, opened(data, rank=0, world_size=2).next())
+    assert not same(first, opened(data, rank=1, world_size=2, seed=7).next())
 
 
 def test_neighbouring_seeds_and_ranks_do_not_share_batches():
-    sums = {
-        _open("device", rank=rank, seed=seed).next()[0].sum().item()
-        for rank in range(3)
-        for seed in (-1, 0, 1)
-    }
+    each = [{"rank": rank, "seed": seed} for rank in range(3) for seed in (-1, 0, 1)]
+    sums = {opened("device", **given).next()[0].sum().item() for given in each}
     assert len(sums) == 9
 
 
@@ -78,15 +87,15 @@ def test_opening_a_source_leaves_the_random_state_alone():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    _open("device")
-    _open("host")
+    opened("device")
+    opened("host")
     assert torch.equal(torch.rand(1), expected)
 
 
 def test_a_folder_needs_a_workload_with_an_image_size():
     rows = Workload(name="rows", module=lambda: nn.Linear(1, 1), batch=lambda n, _: (torch.zeros(n, 1),) * 2)
     with pytest.raises(UsageError, match="rows sets no image_size; set it, or use `device` or `host`"):
-        open_source(rows, data=".", batch_size=1, rank=0, world_size=1, device=CPU, seed=0)
+        opened(".", rows)
 
 
 def test_a_malformed_batch_is_refused_on_opening():
@@ -94,7 +103,7 @@ def test_a_malformed_batch_is_refused_on_opening():
         name="bad", module=lambda: nn.Linear(1, 1), batch=lambda n, _: (torch.zeros(n + 1, 1),) * 2
     )
     with pytest.raises(UsageError, match="`batch` of workload bad returned"):
-        open_source(bad, data="device", batch_size=2, rank=0, world_size=1, device=CPU, seed=0)
+        opened("device", bad)
 
 
 def named(size, generator):
@@ -104,23 +113,20 @@ def named(size, generator):
 
 def test_a_batch_of_any_nesting_comes_from_each_source():
     made = Workload(name="own", module=torch.nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
-    opened = {
-        data: open_source(made, data=data, batch_size=3, rank=0, world_size=1, device=CPU, seed=0)
-        for data in ("device", "host")
-    }
-    first = {data: source.next() for data, source in opened.items()}
+    sources = {data: opened(data, made, batch_size=3) for data in ("device", "host")}
+    first = {data: source.next() for data, source in sources.items()}
     for batch in first.values():
         assert batch["ids"].shape == (3, 4)
         assert torch.equal(batch["more"][0], batch["ids"] > 3)
         assert (batch["more"][1], batch["scale"]) == (None, 2.0)
     assert torch.equal(first["device"]["ids"], first["host"]["ids"])
-    assert opened["device"].next() is first["device"]
-    copied = [opened["host"].next() for _ in range(4)][-1]
+    assert sources["device"].next() is first["device"]
+    copied = [sources["host"].next() for _ in range(4)][-1]
     assert torch.equal(copied["ids"], first["host"]["ids"]), "the pool of four begins again"
     assert copied["more"][0].data_ptr() != first["host"]["more"][0].data_ptr(), "every tensor is a copy"
     sized = replace(made, image_size=8)
     with pytest.raises(UsageError, match=r"a folder gives \(images, classes\), two tensors, and `batch` of"):
-        open_source(sized, data=".", batch_size=3, rank=0, world_size=1, device=CPU, seed=0)
+        opened(".", sized)
 
 
 class FakeStream:
@@ -243,10 +249,6 @@ def test_a_case_on_a_gpu_copies_ahead_where_it_is_wanted(data, prefetch):
     assert isinstance(source, PrefetchSource) is ((data, prefetch) == ("host", "on"))
 
 
-def opened(data):
-    return open_source(WORKLOAD, data=data, batch_size=2, rank=0, world_size=1, device=CPU, seed=3)
-
-
 @pytest.fixture
 def folder(tmp_path):
     for red in range(12):
@@ -260,12 +262,12 @@ def test_the_same_batches_in_the_same_order(folder, monkeypatch):
     for source in ("host", str(folder)):
         # Crops and flips are drawn from torch's own generator.
         torch.manual_seed(0)
-        plain = opened(source)
+        plain = opened(source, batch_size=2)
         wanted = [plain.next() for _ in range(10)]
         torch.manual_seed(0)
-        ahead = PrefetchSource(opened(source), CPU)
+        ahead = PrefetchSource(opened(source, batch_size=2), CPU)
         for batch in wanted:
-            assert all(torch.equal(a, b) for a, b in zip(batch, ahead.next(), strict=True))
+            assert same(batch, ahead.next())
 
 
 @pytest.mark.usefixtures("streams")
@@ -279,6 +281,108 @@ def test_a_corrupt_image_ends_the_step_that_would_train_on_it(folder, monkeypatc
             seen.extend(source.next() for _ in range(7))
         return len(seen)
 
-    good = steps_before_the_error(opened(str(folder)))
+    good = steps_before_the_error(opened(str(folder), batch_size=2))
     assert good > 0
-    assert steps_before_the_error(PrefetchSource(opened(str(folder)), CPU)) == good
+    assert steps_before_the_error(PrefetchSource(opened(str(folder), batch_size=2), CPU)) == good
+
+
+# Any nesting, held against torch's own scatter and gather.
+
+
+class Point(NamedTuple):
+    x: Tensor
+    y: Any
+
+
+class Attributes(OrderedDict[str, Any]):
+    """As the outputs of Hugging Face models are."""
+
+
+def counting(*shape):
+    return torch.arange(torch.Size(shape).numel()).reshape(shape)
+
+
+NESTINGS = [
+    counting(6, 2),
+    (counting(6), counting(6, 3) > 4),
+    [counting(6), {"a": counting(6, 1), "b": (counting(6), None, 3, "s")}],
+    Attributes(x=counting(6), rest=[counting(6, 2)]),
+    Point(counting(6), Point(counting(6, 2), 1.5)),
+    {"nothing": (), "one": counting(6)},
+    ((counting(6, 2),), {"mask": counting(6) > 2}),
+]
+
+
+@pytest.fixture
+def on_one_device(monkeypatch):
+    """Torch's scatter and gather are for GPUs: their two kernels are replaced by those of the CPU."""
+
+    class Scatter:
+        @staticmethod
+        def apply(devices, _sizes, dim, tensor):
+            return tensor.chunk(len(devices), dim)
+
+    class Gather:
+        @staticmethod
+        def apply(_device, dim, *tensors):
+            return torch.cat([one if one.ndim else one.view(1) for one in tensors], dim)
+
+    monkeypatch.setattr(scatter_gather, "Scatter", Scatter)
+    monkeypatch.setattr(scatter_gather, "Gather", Gather)
+
+
+@pytest.mark.usefixtures("on_one_device")
+@pytest.mark.parametrize("value", NESTINGS)
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_nesting_is_split_as_torch_scatters_it(value, number):
+    wanted = list(scatter_gather.scatter(value, list(range(number))))
+    found = chunk(value, number)
+    # A tensor of 6 rows makes 3 chunks for 4 devices; without one beside them torch repeats the rest.
+    assert len(found) == min(len(wanted), len(counting(6).chunk(number)))
+    assert all(map(same, found, wanted))
+
+
+@pytest.mark.usefixtures("on_one_device")
+@pytest.mark.parametrize(
+    "value", [n for n in NESTINGS if not any(isinstance(x, str | float) for x in leaves_of(n))]
+)
+def test_outputs_are_joined_as_torch_gathers_them(value):
+    parts = chunk(value, 2)
+    assert same(join(parts), scatter_gather.gather(parts, 0))
+    assert same(join(parts), value)
+
+
+@pytest.mark.usefixtures("on_one_device")
+def test_scalars_become_a_vector():
+    parts = [{"loss": torch.tensor(1.5)}, {"loss": torch.tensor(2.5)}]
+    assert same(join(parts), scatter_gather.gather(parts, 0))
+    assert join(parts)["loss"].tolist() == [1.5, 2.5]
+
+
+def test_tensors_of_fewer_rows_than_the_others_decide_as_in_torch():
+    assert len(chunk((counting(6), counting(1)), 2)) == 1
+
+
+@pytest.mark.parametrize("value", NESTINGS)
+def test_a_map_keeps_all_but_the_tensors(value):
+    flipped = map_tensors(lambda tensor: tensor.flip(0), value)
+    assert same(map_tensors(lambda tensor: tensor.flip(0), flipped), value)
+    assert not same(flipped, value)
+    assert same(with_tensors(flipped, tensors_of(value)), value)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "None"),
+        (3, "an int"),
+        ("x", "a str"),
+        (torch.zeros(2, 3), "a tensor of shape (2, 3)"),
+        ({"ids": torch.zeros(2), "n": 1}, "{'ids': a tensor of shape (2,), 'n': an int}"),
+        ([0] * 9, "[an int, an int, an int, an int, …]"),
+        ((), "()"),
+        (Attributes(), "an Attributes"),
+    ],
+)
+def test_a_value_is_described_in_words(value, said):
+    assert describe(value) == said

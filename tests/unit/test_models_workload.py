@@ -1,80 +1,25 @@
 """A workload: its defaults, and what is said of functions that take or return something else."""
 
+import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim import SGD, Adam, AdamW
 
+from ddp_bench.bench.axes import StepSettings
 from ddp_bench.bench.errors import UsageError, UserCodeError
 from ddp_bench.models.checks import checked
-from ddp_bench.models.workload import Workload, loss_function, make_batch, make_module, one_line
-
-
-def _rows(batch_size, generator):
-    return torch.randn(batch_size, 4, generator=generator), torch.randint(
-        3, (batch_size,), generator=generator
-    )
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.step import as_set, has_fused_optimizer, placed, takes_images
+from ddp_bench.models.workload import Workload, loss_function, make_batch, make_module
 
 
 def _fail(*_):
     raise RuntimeError("two\nlines")
-
-
-def _workload(**changes):
-    settings = {"name": "toy", "module": lambda: nn.Linear(4, 3), "batch": _rows}
-    return Workload(**settings | changes)
-
-
-def test_defaults_train():
-    torch.manual_seed(0)
-    workload = _workload()
-    module = make_module(workload)
-    inputs, targets = make_batch(workload, batch_size=8, generator=torch.Generator().manual_seed(0))
-    optimizer = workload.optimizer(module.parameters())
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = workload.loss(module(inputs), targets)
-        torch.autograd.backward(loss)
-        optimizer.step()
-        losses.append(loss.item())
-    assert loss.ndim == 0
-    assert losses[-1] < losses[0]
-
-
-def test_default_loss_is_a_mean_over_the_batch():
-    outputs, targets = torch.randn(6, 3), torch.randint(3, (6,))
-    loss = _workload().loss
-    parts = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(6)]
-    torch.testing.assert_close(loss(outputs, targets), torch.stack(parts).mean())
-
-
-def test_what_the_users_code_raises_is_the_cause():
-    generator = torch.Generator()
-    for call in (
-        lambda: make_module(_workload(module=_fail)),
-        lambda: make_batch(_workload(batch=_fail), batch_size=2, generator=generator),
-    ):
-        with pytest.raises(UserCodeError, match=r"toy cannot.*made: |toy cannot make") as caught:
-            call()
-        assert isinstance(caught.value.__cause__, RuntimeError)
-        assert str(caught.value).endswith("RuntimeError: two lines")
-
-
-def test_a_module_that_is_none_is_refused():
-    with pytest.raises(
-        UsageError, match=r"returned an int; it is called as module\(\) and returns a new nn\.Module"
-    ):
-        make_module(_workload(module=lambda: 3))
-
-
-@pytest.mark.parametrize(
-    ("exc", "line"), [(ValueError("a\n  b"), "ValueError: a b"), (KeyError(), "KeyError")]
-)
-def test_one_line(exc, line):
-    assert one_line(exc) == line
 
 
 def rows(batch_size, generator):
@@ -84,6 +29,57 @@ def rows(batch_size, generator):
 def workload(**changes):
     given = {"module": lambda: nn.Linear(4, 3), "batch": rows, "loss": functional.mse_loss}
     return Workload(**{"name": "mine"} | given | changes)
+
+
+def classified(batch_size, generator):
+    return rows(batch_size, generator)[0], torch.randint(3, (batch_size,), generator=generator)
+
+
+TOY = Workload(name="toy", module=lambda: nn.Linear(4, 3), batch=classified)
+
+
+def test_defaults_train():
+    torch.manual_seed(0)
+    module = make_module(TOY)
+    inputs, targets = make_batch(TOY, batch_size=8, generator=torch.Generator().manual_seed(0))
+    optimizer = TOY.optimizer(module.parameters())
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = TOY.loss(module(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert loss.ndim == 0
+    assert losses[-1] < losses[0]
+
+
+def test_default_loss_is_a_mean_over_the_batch():
+    outputs, targets = torch.randn(6, 3), torch.randint(3, (6,))
+    loss = TOY.loss
+    parts = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(6)]
+    torch.testing.assert_close(loss(outputs, targets), torch.stack(parts).mean())
+
+
+def test_what_the_users_code_raises_is_the_cause():
+    for call, said in (
+        (lambda: make_module(workload(module=_fail)), "mine cannot be made: "),
+        (
+            lambda: make_batch(workload(batch=_fail), batch_size=2, generator=torch.Generator()),
+            "mine cannot make",
+        ),
+    ):
+        with pytest.raises(UserCodeError, match=said) as caught:
+            call()
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert str(caught.value).endswith("RuntimeError: two lines")
+
+
+def test_a_module_that_is_none_is_refused():
+    with pytest.raises(
+        UsageError, match=r"returned an int; it is called as module\(\) and returns a new nn\.Module"
+    ):
+        make_module(workload(module=lambda: 3))
 
 
 def by_batch(model, batch):
@@ -141,15 +137,13 @@ PAIR = "must return (inputs, targets), or the workload needs batch_loss(model, b
         ("loss", None, "is None; give a function, which is called as loss(outputs, targets)"),
         ("optimizer", three, "takes (x, y, z); it is called as optimizer(parameters)"),
         ("layers", three, "takes (x, y, z); it is called as layers(module)"),
+        ("batch_loss", one, "takes (x); it is called as batch_loss(model, batch)"),
     ],
 )
 def test_a_signature_that_does_not_fit_is_shown_beside_the_expected_one(field, function, said):
-    assert f"`{field}` of workload mine {said}" in refused(**{field: function})
-
-
-def test_the_signature_of_batch_loss():
-    said = "takes (x); it is called as batch_loss(model, batch)"
-    assert said in refused(loss=functional.cross_entropy, batch_loss=one)
+    assert f"`{field}` of workload mine {said}" in refused(
+        **{"loss": functional.cross_entropy, field: function}
+    )
 
 
 @pytest.mark.parametrize("fits", [rows, partial(rows), lambda *given: rows(given[0], given[1])])
@@ -251,3 +245,106 @@ def test_with_batch_loss_a_batch_has_any_shape():
     batch = make_batch(made, batch_size=5, generator=torch.Generator())
     assert loss_function(made) is by_batch
     assert batch["more"][2]["mask"].shape == (5, 1)
+
+
+# How a step is computed changes its speed and nothing of its result.
+
+CPU = torch.device("cpu")
+IMAGES = resnet_workload("resnet20", 32)
+
+
+def trained(workload, settings, *, steps=3):
+    """All weights after some steps from one start on one batch."""
+    torch.manual_seed(0)
+    made = as_set(workload, settings)
+    module = placed(make_module(made), settings, CPU)
+    inputs, targets = make_batch(made, batch_size=4, generator=torch.Generator().manual_seed(1))
+    optimizer = made.optimizer(module.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        made.loss(module(inputs), targets).backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+PLAIN = trained(IMAGES, StepSettings())
+
+
+@pytest.mark.parametrize("settings", [{"channels_last": True}, {"fused_optimizer": True}])
+def test_the_weights_are_those_of_plain_training(settings):
+    found = trained(IMAGES, StepSettings(**settings))
+    assert (found - PLAIN).norm() < 1e-4 * PLAIN.norm()
+
+
+def test_channels_last_reaches_weights_and_images():
+    made = as_set(IMAGES, StepSettings(channels_last=True))
+    inputs, _ = make_batch(made, batch_size=2, generator=torch.Generator())
+    convolution = next(
+        m for m in make_module(made).modules() if isinstance(m, nn.Conv2d) and m.in_channels > 3
+    )
+    for tensor in (inputs, convolution.weight, copy.deepcopy(convolution).weight):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+        assert not tensor.is_contiguous()
+
+
+def optimizer_of(make):
+    return replace(IMAGES, optimizer=make)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: SGD(parameters, lr=0.3, momentum=0.7, weight_decay=1e-3, nesterov=True),
+        lambda parameters: Adam(parameters, lr=0.3, amsgrad=True),
+        lambda parameters: AdamW([{"params": list(parameters), "lr": 0.2}], lr=0.3, betas=(0.8, 0.9)),
+    ],
+)
+def test_a_fused_optimizer_keeps_what_the_user_set(make):
+    parameters = [nn.Parameter(torch.ones(3))]
+    plain = make(parameters)
+    fused = as_set(optimizer_of(make), StepSettings(fused_optimizer=True)).optimizer(parameters)
+    assert type(fused) is type(plain)
+    assert fused.param_groups == [g | {"fused": True, "foreach": False} for g in plain.param_groups]
+    assert has_fused_optimizer(optimizer_of(make))
+
+
+def test_an_optimizer_without_fused_kernels_is_seen():
+    assert not has_fused_optimizer(optimizer_of(torch.optim.RMSprop))
+    assert not has_fused_optimizer(optimizer_of(lambda _: SGD([])))
+
+
+def test_images_have_four_dimensions():
+    rows = replace(IMAGES, batch=lambda n, _: (torch.zeros(n, 7), torch.zeros(n, dtype=torch.long)))
+    assert takes_images(IMAGES)
+    assert not takes_images(rows)
+
+
+def test_images_are_found_and_laid_out_wherever_a_batch_has_them():
+    def named(n, _):
+        return {"images": [torch.zeros(n, 3, 8, 8)], "mask": torch.ones(n, 1, 8, 8) > 0}
+
+    made = Workload(name="own", module=nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
+    assert takes_images(made)
+    batch = make_batch(replace(made, channels_last=True), batch_size=2, generator=torch.Generator())
+    assert batch["images"][0].is_contiguous(memory_format=torch.channels_last)
+    masks = replace(made, batch=lambda n, g: {"mask": named(n, g)["mask"]})
+    assert not takes_images(masks)
+
+
+@pytest.mark.campaign
+def test_every_case_is_compiled_by_itself(monkeypatch):
+    """Dynamo would run the graph of the first in all: DDP's would not be split at its buckets then."""
+    graphs = []
+
+    def backend(graph, _, *, config_patches):
+        graphs.append(len(config_patches))
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", backend)
+    modes = ["default"] * 10 + ["reduce-overhead"]
+    made = [placed(make_module(IMAGES), StepSettings(compile=mode), CPU) for mode in modes]
+    for _ in range(2):
+        for module in made:
+            module(torch.zeros(2, 3, 32, 32)).sum().backward()
+    assert len(graphs) == len(made), "each once, beyond dynamo's usual limit of 8"
+    assert graphs[-1] > 0, "reduce-overhead changes the compiler's settings"

@@ -1,6 +1,7 @@
 import re
 from dataclasses import replace
 
+import made
 import pytest
 from made import cap_of, case_of
 
@@ -8,7 +9,6 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.expected_time import estimate_s, least_warmup_s
 from ddp_bench.bench.plan import Machine, expand, plan_hash, round_order, world_size
 from ddp_bench.bench.resolve import resolve, with_device_defaults
-from ddp_bench.bench.settings import Settings
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
 ONE_GPU = Machine(device_type="cuda", devices_per_node=1)
@@ -16,11 +16,7 @@ EIGHT_GPUS = Machine(device_type="cuda", devices_per_node=8)
 
 
 def resolved(machine=CORES_2, **settings):
-    return with_device_defaults(
-        Settings.of_stored(settings),
-        device_type=machine.device_type,
-        num_local_devices=machine.devices_per_node,
-    )
+    return made.resolved(device=machine.device_type, devices=machine.devices_per_node, **settings)
 
 
 def make(machine=CORES_2, **settings):
@@ -47,6 +43,7 @@ def test_the_default_sweep():
     assert [p.skip_reason is not None for p in plan] == [False, True, *[False] * 8, True, True, True]
     assert "plain module" in str(plan[1].skip_reason)
     assert world_size(plan) == 4
+    assert world_size(make(modes=("dp",), gpus=(2,))) == 1
 
 
 def test_the_option_that_a_skipped_cap_names_brings_it_back():
@@ -83,14 +80,11 @@ def test_forms_of_parallel_training_are_planned_at_equal_global_batch():
         ({"modes": "pipeline", "gpus": "3", "pipeline_schedule": "1f1b", "micro_batches": "2"}, "3 devices"),
         ({"modes": "pipeline", "gpus": "2", "precision": "fp16"}, "loss scaling"),
         ({"modes": "fsdp", "gpus": "2", "compile": "default"}, "uncompiled"),
+        ({"modes": "ddp", "gpus": "2", "sync_batchnorm": "on"}, "SyncBatchNorm needs GPUs"),
     ],
 )
 def test_what_a_form_cannot_do_is_skipped(settings, reason):
     assert reason in str(make(**settings)[-1].skip_reason)
-
-
-def test_single_is_measured_in_every_run():
-    assert names(make(modes=("ddp",), gpus=(2,), bucket_cap_mb=("5",)))[0] == ("single", 1, "")
 
 
 def test_weak_scaling_fixes_the_batch_per_device_and_strong_the_global_one():
@@ -98,9 +92,6 @@ def test_weak_scaling_fixes_the_batch_per_device_and_strong_the_global_one():
     assert {p.case.batch_per_device for p in weak} == {16}
     strong = make(gpus=(1, 2, 4), batch_size=16, scaling="strong")
     assert {p.case.global_batch for p in strong} == {16}
-
-
-def test_a_batch_that_does_not_divide():
     with pytest.raises(UsageError, match="16 does not divide over 3 devices"):
         make(gpus=(1, 3), batch_size=16, scaling="strong")
 
@@ -136,12 +127,8 @@ def test_accumulation_multiplies_the_global_batch():
 
 
 def test_a_step_setting_makes_another_case():
-    changed = [
-        {"channels_last": True},
-        {"fused_optimizer": True},
-        {"cudnn_benchmark": True},
-        {"compile": "default"},
-    ]
+    switches = ("channels_last", "fused_optimizer", "cudnn_benchmark")
+    changed = [{"compile": "default"}, {"precision": "bf16"}, *({name: True} for name in switches)]
     plain, *others = ({p.case.case_id for p in make(gpus=(2,), **more)} for more in [{}, *changed])
     assert all(plain.isdisjoint(ids) for ids in others)
 
@@ -202,19 +189,10 @@ def test_what_torch_compile_breaks_is_skipped():
 
 
 def test_eight_gpus_of_one_host_are_planned_as_a_whole():
-    plan = make(EIGHT_GPUS, gpus=(1, 2, 4, 8), bucket_cap_mb=("default", "25"))
+    plan = make(EIGHT_GPUS, gpus=(1, 2, 4, 8), bucket_cap_mb=("default", "25"), sync_batchnorm=(False, True))
     assert all(p.skip_reason is None for p in plan if p.case.mode != "dp" or p.case.num_devices > 1)
     assert not any(p.oversubscribed for p in plan)
     assert world_size(plan) == 8
-
-
-def test_case_ids_are_unique_stable_and_follow_every_setting():
-    ids = [p.case.case_id for p in make(gpus=(1, 2), static_graph=(False, True), comm_hook=("none", "fp16"))]
-    assert len(set(ids)) == len(ids)
-    assert ids == [
-        p.case.case_id for p in make(gpus=(1, 2), static_graph=(False, True), comm_hook=("none", "fp16"))
-    ]
-    assert not set(ids) & {p.case.case_id for p in make(gpus=(1, 2), precision="bf16")}
 
 
 def test_rounds_are_permutations_and_differ():
@@ -222,11 +200,6 @@ def test_rounds_are_permutations_and_differ():
     assert all(sorted(order) == list(range(12)) for order in orders)
     assert len({tuple(order) for order in orders}) == 20
     assert orders[0] == round_order(12, seed=3, round_index=0)
-
-
-def test_plan_hash_follows_the_cases():
-    assert plan_hash(make(gpus=(1, 2))) == plan_hash(make(gpus=(1, 2)))
-    assert plan_hash(make(gpus=(1, 2))) != plan_hash(make(gpus=(1, 2), batch_size=8))
 
 
 def test_the_estimate_counts_shared_cores_and_obeys_the_limit():
@@ -252,35 +225,6 @@ def test_warm_ups_on_gpus_take_two_seconds_or_a_tenth_of_the_time_together():
 
 def one_case(**more):
     return case_of(**{"arch": "resnet18", "image_size": 64, "batch_per_device": 16, **more})
-
-
-EVERYTHING = {
-    "gradient_as_bucket_view": True,
-    "static_graph": True,
-    "find_unused_parameters": True,
-    "sync_buffers": False,
-    "sync_batchnorm": True,
-    "comm_hook": "fp16",
-    "accumulate": 4,
-}
-
-
-@pytest.mark.parametrize(
-    ("case", "name"),
-    [
-        (one_case(mode="single", num_devices=1), "single-n1"),
-        (one_case(mode="dp"), "dp-n2"),
-        (one_case(bucket_cap_mb="default"), "ddp-n2-capdefault"),
-        (one_case(bucket_cap_mb="1/25/25"), "ddp-n2-cap1_25_25"),
-        (one_case(bucket_cap_mb="1", accumulate=2), "ddp-n2-cap1-acc2"),
-        (one_case(bucket_cap_mb="5", **EVERYTHING), "ddp-n2-cap5-view-static-unused-nobuf-syncbn-fp16-acc4"),
-    ],
-)
-def test_a_case_id_is_what_differs_from_the_default_and_a_hash(case, name):
-    readable, digest = case.case_id.rsplit("-", 1)
-    assert readable == name
-    assert len(digest) == 6
-    assert int(digest, 16) >= 0
 
 
 def test_dp_on_cpu_cores_is_a_stand_in_and_nothing_else_is():
@@ -326,14 +270,6 @@ def test_a_grid_varies_all_at_once_but_the_cap_of_one_device():
     ]
 
 
-def test_sync_batchnorm_needs_gpus():
-    on_cores = make(modes=("ddp",), gpus=(2,), sync_batchnorm=(True,), bucket_cap_mb=("default",))
-    assert on_cores[1].skip_reason == "SyncBatchNorm needs GPUs"
-    two_gpus = Machine(device_type="cuda", devices_per_node=2)
-    on_gpus = make(two_gpus, modes=("ddp",), gpus=(2,), sync_batchnorm=(True,), bucket_cap_mb=("default",))
-    assert on_gpus[1].skip_reason is None
-
-
 def test_ranks_spread_over_nodes_share_no_device():
     machine = Machine(device_type="cuda", devices_per_node=4, num_nodes=2, ranks_per_node=4)
     plan = make(machine, gpus=(4, 6, 8), modes=("ddp",), bucket_cap_mb=("default",))
@@ -347,10 +283,6 @@ def test_ranks_spread_over_nodes_share_no_device():
     first = make(crowded, gpus=(8,), modes=("ddp",), bucket_cap_mb=("default",), backend="nccl")[1]
     assert first.skip_reason == "needs 4 GPUs per machine, there are 2 (nccl takes one rank per GPU)"
     assert first.oversubscribed
-
-
-def test_a_plan_of_one_device_needs_one_rank():
-    assert world_size(make(modes=("dp",), gpus=(2,))) == 1
 
 
 def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_first():
@@ -412,6 +344,10 @@ def test_ids_and_hashes_stay_as_they_are():
         "ddp-n4-capdefault-static-unused-fp16-f5541c",
         "ddp-n4-capdefault-static-unused-acc4-78d246",
     ]
+    switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "sync_batchnorm")
+    every = dict.fromkeys(switches, True) | {"sync_buffers": False, "comm_hook": "fp16", "accumulate": 4}
+    case_id = one_case(bucket_cap_mb="5", **every).case_id
+    assert case_id.startswith("ddp-n2-cap5-view-static-unused-nobuf-syncbn-fp16-acc4-")
 
 
 def test_a_calibration_of_powersgd_is_refused():

@@ -151,11 +151,6 @@ def test_the_project_of_a_user_keeps_its_own_packages(pytester, monkeypatch):
     result.assert_outcomes(passed=1)
 
 
-class Event:
-    def __init__(self, *, enable_timing):
-        assert enable_timing
-
-
 class Benchmark:
     """Calls the step once for each iteration, as pytest-benchmark does."""
 

@@ -58,16 +58,18 @@ def reference(workload=LINE, template=None):
     return Reference(workload, template or workload.module(), CPU, seed=5)
 
 
+def sources(num, batch_size, data="host"):
+    """Of each rank."""
+    how = {"data": data, "batch_size": batch_size, "world_size": num, "device": CPU, "seed": 5}
+    return [open_source(LINE, rank=rank, **how) for rank in range(num)]
+
+
 def squares(case, num_steps):
     """Mean of x² over the global batch of each step, from what each rank is given."""
     split = split_of(case)
-    size, ranks = split.batch_size, range(split.num_sources)
-    sources = [
-        open_source(LINE, data=case.data, batch_size=size, rank=r, world_size=len(ranks), device=CPU, seed=5)
-        for r in ranks
-    ]
+    opened = sources(split.num_sources, split.batch_size, case.data)
     return [
-        fmean(float((s.next()[0] ** 2).mean()) for _ in range(case.accumulate) for s in sources)
+        fmean(float((s.next()[0] ** 2).mean()) for _ in range(case.accumulate) for s in opened)
         for _ in range(num_steps)
     ]
 
@@ -134,12 +136,7 @@ CENTRED = replace(LINE, module=Centred)
 def test_each_chunk_has_statistics_of_its_own_but_for_sync_batchnorm(settings):
     case = case_of(**settings)
     num_ranks = 1 if case.mode == "dp" else 2
-    x = [
-        open_source(
-            LINE, data="host", batch_size=6 // num_ranks, rank=r, world_size=num_ranks, device=CPU, seed=5
-        ).next()[0]
-        for r in range(num_ranks)
-    ]
+    x = [one.next()[0] for one in sources(num_ranks, 6 // num_ranks)]
     chunks = torch.cat(x).chunk(1 if case.sync_batchnorm else 2)
     mean = fmean(float(chunk.var(correction=0)) for chunk in chunks)
     found = reference(CENTRED).update(case, (1.0, 1.0))
@@ -185,13 +182,8 @@ class Remembering(Line):
 @pytest.mark.parametrize(("mode", "num_sources"), [("ddp", 2), ("dp", 1)])
 def test_the_first_ranks_buffers_are_kept(mode, num_sources):
     """In DP those of the first replica."""
-    sources = [
-        open_source(
-            LINE, data="host", batch_size=6 // num_sources, rank=r, world_size=num_sources, device=CPU, seed=5
-        )
-        for r in range(num_sources)
-    ]
-    first, second = (torch.cat([one.next()[0] for one in sources]).chunk(2) for _ in range(2))
+    opened = sources(num_sources, 6 // num_sources)
+    first, second = (torch.cat([one.next()[0] for one in opened]).chunk(2) for _ in range(2))
     means = [fmean(float((x**2).mean()) for x in first)]
     means += [fmean(float(((x + first[0].mean()) ** 2).mean()) for x in second)]
     found = reference(replace(LINE, module=Remembering)).update(case_of(mode=mode), (1.0, 1.0, 1.0))
@@ -304,10 +296,16 @@ def test_an_error_within_what_rounding_does_is_proven(noise):
     assert judged(0.02, 0.01, noise, "fp32") == UpdateError(error=0.02)
 
 
-@pytest.mark.parametrize("error", [0.02, 1.0, math.inf, math.nan])
-def test_an_error_beyond_rounding_fails(error):
-    with pytest.raises(ProofError, match=r"parameters after 2 steps differ .* at most 1e-02 in fp32"):
-        judged(error, 0.01, 0.0005, "fp32")
+@pytest.mark.parametrize(
+    ("error", "noise", "precision", "said"),
+    [
+        *((error, 0.0005, "fp32", "at most 1e-02 in fp32") for error in (0.02, 1.0, math.inf, math.nan)),
+        (0.9, 0.2, "bf16", "by 0.9 .*at most 6e-01"),
+    ],
+)
+def test_an_error_beyond_rounding_fails(error, noise, precision, said):
+    with pytest.raises(ProofError, match=f"parameters after 2 steps differ .*{said}"):
+        judged(error, 0.01, noise, precision)
 
 
 @pytest.mark.parametrize(("error", "noise"), [(0.4, 0.2), (0.3, 5.0), (math.nan, math.nan)])
@@ -315,11 +313,6 @@ def test_a_large_error_that_rounding_may_have_made_tells_nothing(error, noise):
     found = judged(error, 0.01, noise, "bf16")
     assert found.error is None
     assert "rounding" in found.why_not
-
-
-def test_beyond_even_large_rounding_it_fails():
-    with pytest.raises(ProofError, match=r"by 0\.9 .*at most 6e-01"):
-        judged(0.9, 0.01, 0.2, "bf16")
 
 
 class Steps:
@@ -349,23 +342,20 @@ def watched(scales, **settings):
     return first
 
 
-def test_without_loss_scaling_the_first_two_steps_are_proven():
-    first = watched([1.0] * (1 + PROOF_STEPS))
-    assert first.scales == (1.0, 1.0, 1.0)
-    assert first.num_taken == 2
-
-
-def test_steps_that_overflow_do_not_count():
-    first = watched([8.0, 4.0, 4.0, 2.0, 2.0], precision="fp16")
-    assert first.scales == (8.0, 4.0, 4.0, 2.0, 2.0)
-    assert first.num_taken == 2
-    assert watched([8.0, 4.0, 4.0], precision="fp16").state is None
-
-
-def test_powersgd_is_proven_before_it_compresses():
-    first = watched([8.0, 4.0, 4.0], precision="fp16", comm_hook="powersgd")
-    assert first.num_taken == 1
+@pytest.mark.parametrize(
+    ("scales", "settings", "num_taken"),
+    [
+        ([1.0] * (1 + PROOF_STEPS), {}, 2),
+        ([8.0, 4.0, 4.0, 2.0, 2.0], {"precision": "fp16"}, 2),  # steps that overflow do not count
+        ([8.0, 4.0, 4.0], {"precision": "fp16", "comm_hook": "powersgd"}, 1),  # before it compresses
+    ],
+)
+def test_the_first_steps_that_are_taken_are_proven(scales, settings, num_taken):
+    first = watched(scales, **settings)
+    assert first.scales == tuple(scales)
+    assert first.num_taken == num_taken
     assert first.state is not None
+    assert watched([8.0, 4.0, 4.0], precision="fp16").state is None, "one was taken, of two"
 
 
 def test_the_state_is_a_copy_of_its_moment():

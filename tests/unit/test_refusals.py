@@ -14,6 +14,36 @@ TO_RUN = "-- python -m bench.run --rate x"
 MISTAKES = {
     "run": [
         ("--sustain soon", "'soon' is not a duration"),
+        *(
+            (f"--device cpu {given} --out {{empty}}/run", message)
+            for given, message in (
+                ("--modes ddp,fsdp2", "did you mean 'fsdp'"),
+                ("--arch resnet19", "resnet1"),
+                ("--preset quik", "did you mean 'quick'"),
+                ("--mode ddp", "unrecognized arguments: --mode ddp; did you mean --modes?"),
+                ("--gpus -1", "at least 1"),
+                ("--gpus=", "empty value"),
+                ("--bucket-cap-mb -1", "above 0"),
+                ("--scaling strong --batch-size 16 --gpus 3", "does not divide"),
+                ("--precision fp16", "needs a CUDA device"),
+                ("--backend nccl", "needs CUDA devices"),
+                ("--data /nowhere/at/all", "/nowhere/at/all"),
+                ("--workload no.such.module:name", "no module 'no'"),
+                ("--config /nowhere.toml", "/nowhere.toml"),
+            )
+        ),
+    ],
+    "tune": [
+        (f"--device cpu --gpus 2 {given}", message)
+        for given, message in (
+            ("--gpus 1", "2 devices or more"),
+            ("--modes dp", "2 devices or more"),
+            ("--arch resnet-18", "resnet18"),
+            ("--workload nowhere.at:all", "no module 'nowhere'"),
+            ("--max-time soon", "--max-time"),
+            ("--resume x", "are options of"),
+            ("--preset quick", "are options of"),
+        )
     ],
     "export": [
         ("{long} --format bencher", "has no "),
@@ -51,6 +81,12 @@ MISTAKES = {
         ("--save-baseline run a b", "stands alone"),
         ("--save-baseline run --interleave main", "stands alone"),
         ("--save-baseline run -- --rounds 3", "stands alone"),
+        ("--interleave no-such-reference", "git knows no 'no-such-reference'"),
+        ("--interleave . --quiet --python /nowhere/python", "/nowhere/python cannot be started"),
+        ("--interleave . a b", "leave the results folders out"),
+        ("only-one", "name two results folders"),
+        ("a b --python python3", "name two results folders"),
+        ("--interleave . -- --modes fsdp2", "did you mean 'fsdp'"),
     ],
     "predict": [
         ("{long} --gpus 2", "has no "),
@@ -110,6 +146,7 @@ MISTAKES = {
 WITH_USAGE = [(command, *row) for command, rows in MISTAKES.items() for row in rows]
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("command", "arguments", "message"), WITH_USAGE)
 def test_a_mistake_is_one_line(command, arguments, message, tmp_path, capsys):
     places = {"run": RUN, "name": RUN.name, "calibrated": CALIBRATED, "empty": tmp_path, "long": "9" * 5000}

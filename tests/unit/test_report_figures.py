@@ -147,11 +147,10 @@ def ratio(cases, blocks):
 
 
 def test_ratio_is_formed_inside_each_round_so_that_drift_cancels():
-    dp, ddp = case("dp", 2, 150.0), case("ddp", 2, 180.0)
     # The machine slows threefold from round to round, and DDP takes 80% of DP's time in each of them.
     slowed = [(r, 100.0 * 3**r) for r in range(1, 7)]
-    blocks = [timed(dp, r, ms) for r, ms in slowed] + [timed(ddp, r, 0.8 * ms) for r, ms in slowed]
-    figure = ratio([case("single", 1, 100.0), dp, ddp], blocks)
+    blocks = [timed(DP, r, ms) for r, ms in slowed] + [timed(DDP, r, 0.8 * ms) for r, ms in slowed]
+    figure = ratio([SINGLE, DP, DDP], blocks)
     ((_, lines),) = drawn(figure)
     assert lines["DDP / DP"] == [Drawn(2.0, *[pytest.approx(1.25)] * 3)]
     assert lines["equally fast"] == [Drawn(1.0, 1.0), Drawn(2.0, 1.0)]
@@ -159,21 +158,19 @@ def test_ratio_is_formed_inside_each_round_so_that_drift_cancels():
 
 
 def test_ratio_needs_both_modes_at_one_count_and_common_rounds():
-    dp, ddp = case("dp", 2, 150.0), case("ddp", 4, 180.0)
-    assert ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 1, 90.0)]) is None
-    ddp = case("ddp", 2, 180.0)
-    assert ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 2, 90.0)]) is None
-    assert ratio([dp, ddp], []) is None
+    four = case("ddp", 4, 180.0)
+    assert ratio([DP, four], [timed(DP, 1, 100.0), timed(four, 1, 90.0)]) is None
+    assert ratio([DP, DDP], [timed(DP, 1, 100.0), timed(DDP, 2, 90.0)]) is None
+    assert ratio([DP, DDP], []) is None
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_ratio_has_the_interval_of_the_answer_and_no_other(*, turned):
     """The rounds by themselves give a narrower one; it would call faster what the answer leaves open."""
-    dp, ddp = case("dp", 2, 150.0), case("ddp", 2, 180.0)
-    blocks = [timed(dp, r, 100.0 + r) for r in range(6)] + [timed(ddp, r, 80.0 + r) for r in range(6)]
-    data = run([case("single", 1, 100.0), dp, ddp], timed_blocks=blocks)
+    blocks = [timed(DP, r, 100.0 + r) for r in range(6)] + [timed(DDP, r, 80.0 + r) for r in range(6)]
+    data = run([SINGLE, DP, DDP], timed_blocks=blocks)
     answer = Interval(1.25, 0.9, 1.7)
-    ids = (dp["case_id"], ddp["case_id"]) if turned else (ddp["case_id"], dp["case_id"])
+    ids = (DP["case_id"], DDP["case_id"]) if turned else (DDP["case_id"], DP["case_id"])
     one = Comparison(*ids, answer.inverted() if turned else answer, 0.05, 6)
     typical = typical_of(data.times)
     alone, answered = (

@@ -85,9 +85,6 @@ def test_heading_names_model_and_devices():
     ]
 
 
-IDS = ("ddp-n2-x-1", "dp-n2-x-1", "ddp-n2-1-1")
-
-
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
     [
@@ -171,9 +168,6 @@ def column(table, name):
 def point(x, y, **more):
     """A mark whose interval is 1% either way."""
     return Drawn(float(x), pytest.approx(y), pytest.approx(0.99 * y), pytest.approx(1.01 * y), **more)
-
-
-SAME = "same bucket layout as kept; see its row"
 
 
 def test_one_round_shows_the_estimate_without_an_interval():

@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import pytest
 from report_runs import PHASES, case, communicating, measured, run, traced
@@ -8,8 +7,6 @@ from sample_runs import EVERY_SAMPLE, sample
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.step import REST, breakdown, step_bars
 from ddp_bench.report.timeline import agreeing, steps_of
-
-Case = dict[str, Any]
 
 
 def figure(cases):
@@ -36,44 +33,32 @@ def labels(cases):
     return [text.split(": ")[0] for text in written(figure(cases)) if ": " in text]
 
 
-def test_exposed_communication_is_taken_out_of_the_backward():
-    assert parts_of(communicating(2, 200.0)) == {
-        "data": 1.0,
-        "forward": 30.0,
-        "backward": 40.0,
-        "exposed communication": 20.0,
-        "optimizer": 9.0,
-    }
+@pytest.mark.parametrize(
+    "anatomy",
+    [{}, measured(data_ms=2.0, forward_ms=60.0, backward_ms=100.0, optimizer_ms=18.0)],
+    ids=["as long as the step", "longer"],
+)
+def test_exposed_communication_is_taken_out_of_the_backward_and_the_bar_is_as_long_as_the_step(anatomy):
+    """Instruments and other rounds make the anatomy pass longer or shorter: only its shares are taken."""
+    whole = {"data": 1.0, "forward": 30.0, "backward": 40.0, "exposed communication": 20.0, "optimizer": 9.0}
+    assert parts_of(communicating(2, 200.0) | anatomy) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize(
     ("exposed_ms", "backward", "exposed"), [(80.0, None, 80.0), (-5.0, 60.0, None), (None, None, None)]
 )
 def test_exposed_communication_never_makes_a_part_negative(exposed_ms, backward, exposed):
-    found = parts_of(communicating(2, 200.0) | {"exposed_comm_ms": exposed_ms})
+    row = communicating(2, 200.0) | {"exposed_comm_ms": exposed_ms}
+    found = parts_of(row)
     assert found.get("backward") == backward
     assert ("backward with communication" in found) == (exposed_ms is None)
+    assert ("backward with communication" in figure([row]).how_to_read) == (exposed_ms is None)
     assert found.get("exposed communication") == exposed
-
-
-def test_a_backward_that_could_not_be_split_is_explained():
-    assert (
-        "backward with communication"
-        in figure([communicating(2, 200.0) | {"exposed_comm_ms": None}]).how_to_read
-    )
 
 
 def test_stage_that_was_not_measured_is_left_out_not_zero():
     dp = case("dp", 2, 20_000 / 90, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms_p50=90.0)
     assert parts_of(dp) == pytest.approx({"apply (forward)": 25.0, "backward": 58.0, REST: 7.0})
-
-
-def test_a_bar_is_as_long_as_the_timed_step():
-    """Instruments and other rounds make the anatomy pass longer or shorter: only its shares are taken."""
-    slower = measured(data_ms=2.0, forward_ms=60.0, backward_ms=100.0, optimizer_ms=18.0)
-    assert parts_of(communicating(2, 200.0) | slower) == pytest.approx(
-        {"data": 1.0, "forward": 30.0, "backward": 40.0, "exposed communication": 20.0, "optimizer": 9.0}
-    )
 
 
 def exposing(exposed_ms, forward_ms, cap, *, width=4.0):

@@ -150,17 +150,23 @@ def trained(step_ms, *, steps=10):
     return times
 
 
-def test_the_last_half_against_the_first_tenth():
-    """20 blocks: two at 8 ms, eight at 9 ms, ten at 10 ms, so the last half of the time is 10 ms alone."""
-    found = steady(trained([8.0] * 2 + [9.0] * 8 + [10.0] * 10), units=50)
-    assert found["steady_images_per_s"].estimate == pytest.approx(5000)
-    assert found["steady_change_pct"].estimate == pytest.approx(-20)
-    assert found["steady_change_pct"].low == pytest.approx(-20), "ten blocks alike leave no doubt"
-
-
-def test_faster_is_above_zero():
-    found = steady(trained([10.0] * 10 + [8.0] * 13), units=8)
-    assert found["steady_change_pct"].estimate == pytest.approx(25)
+@pytest.mark.parametrize(
+    ("step_ms", "units", "rate", "change_pct"),
+    [
+        # 20 blocks: two at 8 ms, eight at 9 ms, ten at 10 ms, so the last half of the time is 10 ms alone.
+        ([8.0] * 2 + [9.0] * 8 + [10.0] * 10, 50, 5000, -20),
+        ([10.0] * 10 + [8.0] * 13, 8, 1000, 25),
+        # Half of the blocks 8 ms, half 12.5 ms: as many steps of both take 10 ms in the geometric mean.
+        ([10.0] * 10 + [8.0, 12.5] * 4, 1, 100, 0),
+    ],
+    ids=["slower", "faster", "a mean of logs"],
+)
+def test_the_last_half_against_the_first_tenth(step_ms, units, rate, change_pct):
+    found = steady(trained(step_ms), units=units)
+    assert found["steady_images_per_s"].estimate == pytest.approx(rate)
+    assert found["steady_change_pct"].estimate == pytest.approx(change_pct)
+    if change_pct:
+        assert found["steady_change_pct"].low == pytest.approx(change_pct), "blocks alike leave no doubt"
 
 
 def test_parts_are_of_the_time_not_of_the_blocks():
@@ -171,12 +177,6 @@ def test_parts_are_of_the_time_not_of_the_blocks():
     found = steady(times, units=1)
     assert found["steady_images_per_s"].estimate == pytest.approx(100)
     assert found["steady_change_pct"].estimate == pytest.approx(100)
-
-
-def test_a_mean_of_logs():
-    """Half of the blocks 8 ms, half 12.5 ms: as many steps of both take 10 ms in the geometric mean."""
-    found = steady(trained([10.0] * 10 + [8.0, 12.5] * 4), units=1)
-    assert found["steady_images_per_s"].estimate == pytest.approx(100)
 
 
 def test_what_is_not_there_is_missing():

@@ -107,10 +107,10 @@ def test_ten_gigabit_preset_gives_back_alpha_and_beta():
     assert growth / 1.75 == pytest.approx(8.57e-10, rel=0.01)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_preset_has_a_source_and_rising_cost(name):
-    net = NETWORKS[name]
-    assert net.source
+@pytest.mark.parametrize("name", [*NETWORKS, "link:1gbit"])
+def test_every_network_says_what_is_assumed_and_has_rising_cost(name):
+    net = network(name)
+    assert "assumed" in net.source
     for members in (2, 8, 64, 512):
         band = net.band(members)
         for size in (1, 4096, 2**20, 2**31):
@@ -176,53 +176,36 @@ def test_expected_maximum_of_one_is_the_mean_and_of_none_is_one():
 OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))
 MEASURED = Slowdown(compute=1.25, comm=1.0)
 """Communication slows compute by a quarter."""
+BUSY = Slowdown(compute=2.0, comm=1.1)
 
 
 @pytest.mark.parametrize(
-    ("factor", "compute", "comm", "cost_ms"),
+    ("measured", "core_share", "factor", "num_ranks", "compute", "comm", "cost_ms"),
     [
-        (1.0, 1.25, 1.0, 1000.0),  # the calibrated link
-        (10.0, 1.025, 1.0, 10000.0),  # a tenth of the rate slows compute a tenth as much
-        (0.25, 2.0, 1.0, 250.0),  # four times the rate
-        (0.125, 8 / 3, 1.2, 125.0),  # eight times: 0.4 of a core, beside compute a third is left
-        (0.1, 8 / 3, 1.5, 100.0),  # what compute loses no longer grows: the bytes move no faster beside it
-        (0.01, 8 / 3, 3.0, 50.0),  # the core, not the link, is the limit: a twentieth of 1000 ms
+        (MEASURED, 0.05, 1.0, 2, 1.25, 1.0, 1000.0),  # the calibrated link
+        (MEASURED, 0.05, 10.0, 2, 1.025, 1.0, 10000.0),  # a tenth of the rate slows compute a tenth as much
+        (MEASURED, 0.05, 0.25, 2, 2.0, 1.0, 250.0),  # four times the rate
+        # Eight times: 0.4 of a core, beside compute a third is left.
+        (MEASURED, 0.05, 0.125, 2, 8 / 3, 1.2, 125.0),
+        # What compute loses no longer grows: the bytes move no faster beside it.
+        (MEASURED, 0.05, 0.1, 2, 8 / 3, 1.5, 100.0),
+        # The core, not the link, is the limit: a twentieth of 1000 ms.
+        (MEASURED, 0.05, 0.01, 2, 8 / 3, 3.0, 50.0),
+        # The ring law from 2 to 4 ranks: the rate of a rank counts, not the number of ranks.
+        (MEASURED, 0.05, 2 * 3 / 4, 4, 1.25, 1.0, 1500.0),
+        # Compute keeps a third of the core: 4/5 of it wanted, 2/3 given.
+        (Slowdown(compute=2.0, comm=1.0), 0.05, 0.25, 2, 3.0, 1.2, 250.0),
+        # What was measured holds on the calibrated link, however busy the core.
+        (BUSY, 0.5, 1.0, 2, BUSY.compute, BUSY.comm, 1000.0),
     ],
 )
-def test_a_core_moves_the_bytes(factor, compute, comm, cost_ms):
+def test_a_core_moves_the_bytes(measured, core_share, factor, num_ranks, compute, comm, cost_ms):
+    asked = (OWN.scaled(factor), num_ranks)
     slowdown, cost = on_shared_cores(
-        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(OWN.scaled(factor), 2), num_bytes=1e8
+        measured, core_share=core_share, calibrated=(OWN, 2), asked=asked, num_bytes=1e8
     )
-    assert slowdown.compute == pytest.approx(compute)
-    assert slowdown.comm == pytest.approx(comm)
+    assert (slowdown.compute, slowdown.comm) == pytest.approx((compute, comm))
     assert cost(1e8) == pytest.approx(cost_ms)
-
-
-def test_compute_keeps_a_third_of_the_core():
-    slowdown, _ = on_shared_cores(
-        Slowdown(compute=2.0, comm=1.0),
-        core_share=0.05,
-        calibrated=(OWN, 2),
-        asked=(OWN.scaled(0.25), 2),
-        num_bytes=1e8,
-    )
-    assert slowdown == Slowdown(compute=3.0, comm=pytest.approx(1.2))  # 4/5 of the core wanted, 2/3 given
-
-
-def test_what_was_measured_holds_on_the_calibrated_link_however_busy_the_core():
-    busy = Slowdown(compute=2.0, comm=1.1)
-    slowdown, cost = on_shared_cores(busy, core_share=0.5, calibrated=(OWN, 2), asked=(OWN, 2), num_bytes=1e8)
-    assert slowdown == busy
-    assert cost(1e8) == pytest.approx(1000.0)
-
-
-def test_the_rate_of_a_rank_counts_not_the_number_of_ranks():
-    more_ranks = OWN.scaled(2 * 3 / 4)  # the ring law from 2 to 4 ranks
-    slowdown, cost = on_shared_cores(
-        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(more_ranks, 4), num_bytes=1e8
-    )
-    assert slowdown.compute == pytest.approx(1.25)
-    assert cost(1e8) == pytest.approx(1500.0)
 
 
 def test_a_gpu_keeps_its_slow_down():
@@ -233,7 +216,6 @@ def test_a_gpu_keeps_its_slow_down():
     assert predict(as_core, scenario, resamples=0).step_ms.estimate > on_gpu
 
 
-Points = tuple[tuple[int, tuple[float, ...]], ...]
 KIB, MIB = 2**10, 2**20
 LINK_MS_PER_MIB = 41.94
 """Of 200 Mbit/s."""

@@ -91,10 +91,8 @@ def test_what_is_lost_adds_up_to_the_step():
     )
     p = predict(calibration, Scenario(num_devices=8, network=network("link:1gbit")))
     parts = p.lost
-    total = sum(
-        (parts.bandwidth_ms, parts.latency_ms, parts.handling_ms, parts.rank_spread_ms, parts.sharing_ms)
-    )
-    assert total == pytest.approx(p.step_ms.estimate - 90.0)
+    names = ("bandwidth", "latency", "handling", "rank_spread", "sharing")
+    assert sum(getattr(parts, f"{name}_ms") for name in names) == pytest.approx(p.step_ms.estimate - 90.0)
     assert sum(share for _, share in parts.shares_pct()) == pytest.approx(100)
 
 
@@ -102,11 +100,6 @@ def test_scaling_that_holds_is_said_to_hold():
     found = broken(ONE_BUCKET, None, most=4096)
     assert found.broken_at is None
     assert "stays at 80% or above up to 4096 GPUs" in found.verdict
-
-
-def test_one_device_is_the_device_alone():
-    shared = replace(ONE_BUCKET, single_step_ms=(50.0,))
-    assert predict(shared, Scenario(num_devices=1)).efficiency.estimate == pytest.approx(1.0)
 
 
 def test_strong_scaling_breaks_at_a_count_that_divides_the_batch():
@@ -129,21 +122,16 @@ PARAMETERS = st.lists(
 
 
 def model(parameters, points, **more):
-    found = Calibration(
-        identity=MACHINE,
-        num_ranks=2,
-        num_nodes=1,
+    curve = tuple((size, (ms,)) for size, ms in points.items())
+    return replace(
+        ONE_BUCKET,
         parameters=tuple(Parameter(name="p", num_bytes=size, ready_ms=ready) for size, ready in parameters),
         forward_ms=(5.0,),
         backward_ms=(10.0,),
         optimizer_ms=(1.0,),
-        allreduce=(
-            AllReduceTimes(
-                num_ranks=2, backend="gloo", points=tuple((size, (ms,)) for size, ms in points.items())
-            ),
-        ),
+        allreduce=(AllReduceTimes(num_ranks=2, backend="gloo", points=curve),),
+        **more,
     )
-    return replace(found, **more)
 
 
 def every_layout(count):

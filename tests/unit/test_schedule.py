@@ -62,10 +62,6 @@ def simulated(settings, num_rounds, *, resting=frozenset()):
     return schedule, chosen
 
 
-def names(settings):
-    return {one.index: one.case.case_id for one in visitable(settings)}
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -137,17 +133,10 @@ def test_a_time_that_gives_no_interval_is_told_before_the_rounds():
     assert schedule.shortage(live, 0.0) == "", "an earlier attempt has them"
 
 
-def test_what_a_share_allows_is_used():
-    schedule, _ = simulated(resolved(gpus=[1, 2, 4]), 400)
-    total_s = sum(schedule.spent_s.values())
-    assert schedule.spent_s["no_sync"] >= 0.8 * SHARES["no_sync"] * total_s
-    assert schedule.spent_s["instrumented"] >= 0.5 * SHARES["instrumented"] * total_s
-
-
 def test_every_case_of_its_own_is_timed_in_every_round():
-    settings = resolved()
-    _, chosen = simulated(settings, 20)
-    assert all(set(found) == set(names(settings)) for found in chosen)
+    _, chosen = simulated(resolved(), 20)
+    own = {one.index for one in visitable(resolved())}
+    assert all(set(found) == own for found in chosen)
     assert all("timed" in phases for found in chosen for phases in found.values())
 
 
@@ -174,6 +163,8 @@ def test_shared_cases_come_within_their_share_and_with_the_default_cap_alone():
     schedule, chosen = simulated(settings, 400)
     total_s = sum(schedule.spent_s.values())
     assert 0 < schedule.spent_s["shared"] <= 1.1 * SHARES["shared"] * total_s
+    for kind, least in (("no_sync", 0.8), ("instrumented", 0.5)):
+        assert schedule.spent_s[kind] >= least * SHARES[kind] * total_s, "what a share allows is used"
     rounds = [r for r, found in enumerate(chosen, 1) if shared[0].index in found]
     assert 1 < len(rounds) < 200
     for r in rounds:
@@ -232,7 +223,7 @@ def test_passes_that_are_not_wanted_do_not_come():
 
 def test_resting_cases_are_not_timed():
     settings = resolved()
-    resting = frozenset([names(settings)[0]])
+    resting = frozenset([visitable(settings)[0].case.case_id])
     _, chosen = simulated(settings, 200, resting=resting)
     phases = {phase for found in chosen[FIRST_LOOK:] for phase in found.get(0, [])}
     assert phases == {"anatomy"}, "a look inside may still come, from the share that is left"
@@ -358,32 +349,31 @@ def expected(probe_ms, *, seconds=200.0, **stored):
     return expected_half_width(planned(settings), settings, probe_ms, expected_s=seconds)
 
 
+PROBE_MS = [100 * math.exp(0.1 * sign) for sign in (-1, 1) * 5]
+
+
 def test_a_forecast_is_students_interval_of_a_difference():
     """Logs of +-0.1 about 100 ms: two samples of 30 normal values whose scatter is 0.1 x 1.4826."""
-    probe_ms = [100 * math.exp(0.1 * sign) for sign in (-1, 1) * 5]
-    scatter = 0.14826
-    wanted = scipy.stats.t.ppf(0.975, 29) * scatter * math.sqrt(2 / 30)
-    assert expected(probe_ms, rounds=30) == pytest.approx(wanted)
+    wanted = scipy.stats.t.ppf(0.975, 29) * 0.14826 * math.sqrt(2 / 30)
+    assert expected(PROBE_MS, rounds=30) == pytest.approx(wanted)
 
 
 def test_a_forecast_narrows_with_the_root_of_the_time():
-    probe_ms = [100 * math.exp(0.1 * sign) for sign in (-1, 1) * 5]
-    short, long = (expected(probe_ms, seconds=seconds) for seconds in (200.0, 800.0))
-    assert short is not None
-    assert long is not None
-    assert short / long == pytest.approx(2, rel=0.1)
+    assert expected(PROBE_MS) / expected(PROBE_MS, seconds=800.0) == pytest.approx(2, rel=0.1)
 
 
-@pytest.mark.parametrize("probe_ms", [[100.0], [100.0] * 9])
-def test_no_forecast_from_few_steps(probe_ms):
-    assert expected(probe_ms) is None
-
-
-def test_no_forecast_without_rounds_or_comparisons():
-    probe_ms = [100.0, 110.0] * 5
-    assert expected(probe_ms, rounds=4) is None
-    assert expected(probe_ms, seconds=1.0) is None
-    assert expected(probe_ms, gpus=[1], modes=["single"]) is None
+@pytest.mark.parametrize(
+    ("probe_ms", "asked"),
+    [
+        ([100.0], {}),
+        ([100.0] * 9, {}),
+        ([100.0, 110.0] * 5, {"rounds": 4}),
+        ([100.0, 110.0] * 5, {"seconds": 1.0}),
+        ([100.0, 110.0] * 5, {"gpus": [1], "modes": ["single"]}),
+    ],
+)
+def test_no_forecast_from_few_steps_or_without_rounds_or_comparisons(probe_ms, asked):
+    assert expected(probe_ms, **asked) is None
 
 
 def test_cheap_traces_do_not_crowd_out_the_anatomy_of_slow_cases():

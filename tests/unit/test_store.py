@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,12 +71,6 @@ def test_missing_is_an_empty_field(tmp_path):
     writer.replace("cases.csv", typed_frame([{"case_id": "x", "images_per_s": float("nan")}], CASES))
     line = (tmp_path / "run" / "cases.csv").read_text().splitlines()[1]
     assert line == "x" + "," * (len(CASES) - 1)
-
-
-def test_a_folder_is_claimed_once(tmp_path):
-    folder = claim(tmp_path / "a" / "run")
-    with pytest.raises(UsageError, match="already holds"):
-        claim(folder)
 
 
 def test_a_folder_with_other_files_or_a_file_is_refused(tmp_path):
@@ -199,14 +192,6 @@ def test_a_path_is_shown_from_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shown(tmp_path / "results" / "run") == shown(Path("results/run")) == "results/run"
     assert shown(Path("/elsewhere/run")) == "/elsewhere/run"
-
-
-def test_one_at_a_time(tmp_path):
-    lock = FolderLock(tmp_path)
-    with pytest.raises(UsageError, match=f"in use by another run .process {os.getpid()} "):
-        FolderLock(tmp_path)
-    lock.release()
-    FolderLock(tmp_path).release()
 
 
 def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):

@@ -164,14 +164,6 @@ def test_types_are_judged_too():
     assert not WORD.allows(5)
 
 
-def spoil(folder, name, **cells):
-    """Replace cells of a table's first row."""
-    frame = pd.read_csv(folder / name, dtype="string", keep_default_na=False)
-    for column, value in cells.items():
-        frame.loc[0, column] = value
-    frame.to_csv(folder / name, index=False)
-
-
 def test_two_cases_of_one_name_are_refused(tmp_path):
     folder = write_run(tmp_path / "run")
     lines = (folder / "cases.csv").read_text().splitlines(keepends=True)

@@ -37,53 +37,6 @@ def test_overlap_equals_counting_cells(a, b):
     assert overlap_pct(a, b) == (100 * both / comm if comm else None)
 
 
-def test_overlap_by_hand():
-    assert overlap_pct([(0, 10)], [(5, 20)]) == 50
-    assert overlap_pct([(0, 10), (0, 10)], [(0, 10)]) == 100, "time counts once"
-    assert overlap_pct([(0, 10)], []) == 0
-    assert overlap_pct([], [(0, 10)]) is None, "nothing communicated is not 0% hidden"
-
-
-def seen(name, ts, dur, cat="user_annotation"):
-    return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "pid": 1, "tid": 1}
-
-
-GLOO_STEP = [
-    seen("step", 0, 100),
-    seen("backward", 30, 60),
-    seen("aten::convolution", 0, 30, "cpu_op"),
-    seen("aten::mm", 30, 40, "cpu_op"),
-    seen("c10d::allreduce_", 50, 50, "cpu_op"),
-    seen("gloo:all_reduce", 50, 10),
-    seen("gloo:all_reduce", 65, 20),
-]
-
-
-def test_gloo_trace():
-    comm, compute = communication_and_compute(GLOO_STEP)
-    assert overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
-    assert bucket_runs(GLOO_STEP, 2) == [(30, [(50, 60), (65, 85)])]
-
-
-def test_nccl_trace():
-    events = [
-        seen("step", 0, 50),
-        seen("backward", 5, 10),
-        seen("backward", 20, 60, "gpu_user_annotation"),
-        seen("sm90_gemm", 20, 40, "kernel"),
-        seen("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 40, 40, "kernel"),
-        seen("aten::mm", 0, 1000, "cpu_op"),
-    ]
-    comm, compute = communication_and_compute(events)
-    assert overlap_pct(comm, compute) == 50, "the host's operators are not the GPU's work"
-    assert bucket_runs(events, 1) == [(20, [(40, 80)])], "the GPU's clock, not the host's annotation"
-
-
-def test_a_trace_that_does_not_show_one_all_reduce_per_bucket_says_nothing_of_buckets():
-    assert bucket_runs(GLOO_STEP, 3) == []
-    assert bucket_runs([e for e in GLOO_STEP if e["name"] != "backward"], 2) == []
-
-
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 OLDER_NCCL = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"
@@ -97,6 +50,28 @@ def event(cat, name, ts, dur, tid=HOST, **args):
     return {
         "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args
     }  # fmt: skip
+
+
+GLOO_STEP = [
+    event("user_annotation", "step", 0, 100),
+    event("user_annotation", "backward", 30, 60),
+    event("cpu_op", "aten::convolution", 0, 30),
+    event("cpu_op", "aten::mm", 30, 40),
+    event("cpu_op", "c10d::allreduce_", 50, 50),
+    event("user_annotation", "gloo:all_reduce", 50, 10),
+    event("user_annotation", "gloo:all_reduce", 65, 20),
+]
+
+
+def test_gloo_trace():
+    comm, compute = communication_and_compute(GLOO_STEP)
+    assert overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
+    assert bucket_runs(GLOO_STEP, 2) == [(30, [(50, 60), (65, 85)])]
+
+
+def test_a_trace_that_does_not_show_one_all_reduce_per_bucket_says_nothing_of_buckets():
+    assert bucket_runs(GLOO_STEP, 3) == []
+    assert bucket_runs([e for e in GLOO_STEP if e["name"] != "backward"], 2) == []
 
 
 def annotation(name, ts, dur):
@@ -137,6 +112,7 @@ def step_of(host, gpu):
         *kernel("void at::native::vectorized_elementwise_kernel<FillFunctor>", host + 31, gpu + 110, 2),
         *kernel("sm90_xmma_dgrad", host + 35, gpu + 112, 138),
         event("cpu_op", "c10d::allreduce_", host + 40, 3, tid=HOST + 1),
+        event("cpu_op", "aten::mm", host + 35, 2000),  # the host's operators are not the GPU's work
         *kernel(NCCL, host + 41, gpu + 150, 100, by=exc),
         *kernel("sm90_xmma_wgrad", host + 50, gpu + 250, 60),
         *kernel(NCCL, host + 60, gpu + 260, 100, by=exc),
