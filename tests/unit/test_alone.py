@@ -55,12 +55,9 @@ def test_a_curve_goes_as_far_as_the_gradients_and_further_while_there_is_time(
     assert set(further.values()) <= {LEAST_REPETITIONS}
 
 
-def test_a_slow_link_is_measured_less_often():
+def test_a_slow_link_is_measured_less_often_and_a_size_that_fails_has_no_time():
     assert {len(ms) for ms in measured(1e6, 200 * MIB).values()} == {CURVE_REPETITIONS}
     assert {len(ms) for ms in measured(5e3, 47 * MIB).values()} == {LEAST_REPETITIONS}
-
-
-def test_a_size_that_fails_has_no_time_and_the_others_do():
     found = measured(1e6, 200 * MIB, fails=MIB)
     assert MIB not in found
     assert Counter(map(len, found.values())) == {CURVE_REPETITIONS: len(found)}
@@ -217,18 +214,22 @@ def rank(monkeypatch):
     return found
 
 
-def test_a_device_without_the_memory_says_why(rank, monkeypatch):
-    def full(_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(DeviceMeter, "measured", full)
-    assert rank.do(m.Rate()).value == "OutOfMemoryError: CUDA out of memory"
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 
-def test_a_broken_device_starts_the_ranks_again(rank, monkeypatch):
-    def broken(_):
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+@pytest.mark.parametrize(
+    ("error", "status", "value", "restart"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "ok", "OutOfMemoryError: CUDA out of memory", False),
+        (torch.AcceleratorError(ILLEGAL), "failed", None, True),
+    ],
+)
+def test_a_device_without_the_memory_says_why_and_a_broken_one_starts_the_ranks_again(
+    error, status, value, restart, rank, monkeypatch
+):
+    def fails(_):
+        raise error
 
-    monkeypatch.setattr(DeviceMeter, "measured", broken)
+    monkeypatch.setattr(DeviceMeter, "measured", fails)
     found = rank.do(m.Rate())
-    assert (found.status, found.restart) == ("failed", True)
+    assert (found.status, found.value, found.restart) == (status, value, restart)

@@ -45,19 +45,13 @@ WAYS = ("ddp_optimizer", "no_optimization", "python_reducer")
         ("max-autotune,on,off", ("off", "max-autotune", "default")),
     ],
 )
-def test_eager_comes_first_and_on_is_the_default_mode(text, modes):
+def test_eager_comes_first_on_is_the_default_mode_and_both_are_written_back(text, modes):
     assert resolve({"compile": text}).compile == modes
-
-
-@pytest.mark.parametrize("text", ["on,default", "fast", "off,,on"])
-def test_a_mistake_is_one_line(text):
-    with pytest.raises(UsageError, match="--compile"):
-        resolve({"compile": text})
-
-
-def test_modes_come_back_as_a_command_line():
+    assert as_options(Settings(compile=modes), ["compile"]) == ["--compile", ",".join(modes)]
     assert as_options(Settings(device="cpu", compile=("off",)), ["compile"]) == []
-    assert as_options(Settings(compile=("off", "default")), ["compile"]) == ["--compile", "off,default"]
+    for mistake in ("on,default", "fast", "off,,on"):
+        with pytest.raises(UsageError, match="--compile"):
+            resolve({"compile": mistake})
 
 
 def test_every_mode_has_its_own_single_and_eager_cases_keep_their_ids():

@@ -61,15 +61,12 @@ def test_its_model_is_proven_and_trains(workload):
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_its_arithmetic_is_that_of_its_layers(workload):
+def test_its_unit_is_a_token_and_its_arithmetic_that_of_its_layers(workload):
     """By hand: products of queries, keys and values, of attention, of the two linear layers, and the head."""
     seq, width, vocab, hidden = 64, 128, 1000, 512
     layer = 2 * seq * width * 4 * width + 2 * 2 * seq * seq * width + 2 * 2 * seq * width * hidden
     profile = profile_workload(workload)
     assert profile.forward_flops_per_image == 2 * layer + 2 * seq * width * vocab
-
-
-def test_its_unit_is_a_token(workload):
     batch = workload.batch(3, torch.Generator())
     assert (workload.unit, workload.units_per_sample) == ("tokens", batch["input_ids"].shape[1])
 

@@ -195,15 +195,11 @@ def test_reasons_are_named_with_the_most_frequent_first():
     assert pd.isna(row_of("single", rows("single", 1, {"0": gpu(1700, 400)}))["throttle_reasons"])
 
 
-def test_dp_has_all_its_gpus_from_one_rank():
+def test_dp_has_all_its_gpus_from_one_rank_and_a_gpu_that_ranks_share_counts_once():
     row = row_of("dp", rows("dp", 1, {"2": gpu(1800, 500), "3": gpu(1600, 200)}))
     assert (row["sm_clock_mhz"], row["power_w"], row["joules_per_image"]) == (1600, 700, 0.7)
-
-
-def test_a_gpu_that_ranks_share_counts_once():
-    block = rows("ddp", 1, {"0": gpu(1800, 500)}, {"0": gpu(1800, 500)})
-    row = row_of("ddp", [one | {"host": "host0"} for one in block])
-    assert row["power_w"] == 500
+    shared = rows("ddp", 1, {"0": gpu(1800, 500)}, {"0": gpu(1800, 500)})
+    assert row_of("ddp", [one | {"host": "host0"} for one in shared])["power_w"] == 500
 
 
 @pytest.mark.parametrize("other", [None, {}, {"1": {}}], ids=["no telemetry", "no GPU", "no reading"])

@@ -72,9 +72,6 @@ def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch
         (tmp_path / tool).chmod(0o755)
     with pytest.raises(UsageError, match=rf"'{missing}'.*install (iproute2|util-linux)"):
         namespaces.require_support(os.fspath(tmp_path))
-
-
-def test_other_systems_are_told_so(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match="needs Linux"):
         namespaces.require_support()
