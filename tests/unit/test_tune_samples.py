@@ -3,6 +3,7 @@
 A sweep measured every cap in every round; the race sees of a round only the caps that it has not dropped.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -164,19 +165,14 @@ def as_documented(race):
 
 
 def test_choices_and_ratios_are_those_that_the_documentation_tells(races):
-    lines = [
-        line[1:-1].split("|") for line in PAGE.partition("\n## tune\n")[2].splitlines() if "| ResNet" in line
-    ]
-    told = {
-        name.strip().removesuffix(" on the 2 cores"): [cell.strip() for cell in cells]
-        for name, *cells in lines
-    }
+    table = PAGE.partition("\n## tune\n")[2]
+    told = {}
+    for name, cells in re.findall(r"^\| (ResNet-\d+, \d hosts)[^|]*\|(.*)\|$", table, re.MULTILINE):
+        told[name] = [cell.strip() for cell in cells.split("|")]
     rates = ("200mbit", "1gbit", "2gbit", "4gbit")
     found = {}
     for name, of in races.items():
-        model, hosts, link = (
-            name.removeprefix("tune/").replace("resnet", "ResNet-").removeprefix("ResNet-").split("-")
-        )
+        model, hosts, link = name.removeprefix("resnet").split("-")
         row = found.setdefault(f"ResNet-{model}, {hosts[0]} hosts", [""] * len(rates))
         row[rates.index(link)] = as_documented(of[0])
     assert told == found
