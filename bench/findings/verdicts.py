@@ -248,7 +248,8 @@ class SettingsVerdict(Verdict):
     @property
     def decides(self) -> str:
         if self.nearest is None or self.nearest[0] not in self.unresolved:
-            return f"whether {listed(self.unresolved + self.few)} is faster"
+            left = self.unresolved + self.few
+            return f"whether {listed(left)} {'is' if len(left) == 1 else 'are'} faster"
         return f"whether {self.nearest[0]} gains up to {self._most}"
 
 
