@@ -7,12 +7,19 @@ from dataclasses import replace
 import pandas as pd
 
 from ddp_bench.bench.findings.numbers import TIMES, finite, plural, with_interval
-from ddp_bench.bench.findings.wording import case_label, device_noun, hidden_share, ranged, text
+from ddp_bench.bench.findings.wording import (
+    case_label,
+    device_noun,
+    hidden_percent,
+    hidden_share,
+    ranged,
+    text,
+)
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.schema import records
 from ddp_bench.report.table import NAME, Table, figures, table, words
 
-HIDDEN = words("Hidden (%)", lambda row: with_interval(hidden_share(row)), "number")
+HIDDEN = words("Hidden (%)", lambda row: hidden_percent(row, with_interval), "number")
 EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
 
 _APART_PCT = 10
@@ -31,7 +38,7 @@ def communication(ok: pd.DataFrame) -> Table | None:
                 "communication alone x 2 (n - 1) / n, as nccl-tests defines it"),
         EXPOSED._replace(meaning="the step minus the same step without synchronising, in the same round: "
                           "time that communication adds"),
-        HIDDEN._replace(meaning="100 x (1 - exposed / alone); negative where it adds more than it takes "
+        HIDDEN._replace(meaning="100 x (1 - exposed / alone); none where it adds more than it takes "
                          "alone; empty where it is not known to 50 points"),
         figures("Overlap, trace", "overlap_trace_pct", "%", meaning="time in which both compute and "
                 "communication run, over the time communication runs, per rank"),

@@ -100,7 +100,8 @@ def breakdown(workload: WorkloadCases, *, key: str) -> Figure | None:
     how = [
         "Each bar is a timed step: its parts stand in the order of the legend. What is not exposed "
         "communication has the shares of the anatomy pass, whose own values and intervals are in the tables; "
-        "what differs between DDP's settings by chance alone is drawn alike."
+        "what differs between DDP's settings by chance alone is drawn alike, exposed communication within "
+        "its interval."
     ]
     if EXPOSED in seen:
         how.append("Exposed communication is what synchronising adds to the step; backward is without it.")
@@ -221,8 +222,7 @@ def _draw_bar(axes: Any, bar: Bar, place: int, labels: Iterable[str], *, per_pt:
         where = {"y": place, "width": ms, "left": left, "height": _BAR_PT / _BAR_ROW_PT}
         axes.barh(**where, **_fill(name))
         axes.barh(**where, color="none", edgecolor=INK, linewidth=0.7)
-        # What is drawn of exposed communication is within its interval; the number is that of the table.
-        written = whole_ms(bar.row[EXPOSED_COMM] if name == EXPOSED else ms)
+        written = whole_ms(ms)
         if ms > per_pt * (_CHARACTER_PT * len(written) + 6):
             box = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none"}
             middle = {"ha": "center", "va": "center_baseline", "fontsize": 10}

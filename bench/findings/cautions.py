@@ -104,9 +104,11 @@ class Trust:
             what = "which is faster" if self.answers & {FASTER, SLOWER} else "what is resolved"
             held = f"is {doubt}" if doubt else "holds"
             answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
-        where = f"in this run only ({', '.join(self.transfer)})" if self.transfer else "for like machines"
-        gpus = ", not for GPUs" if self.on_cpu else ""
-        return f"Trust: {answered}; ms and rates hold {where}{gpus}."
+        where = (
+            f"in this run alone ({', '.join(self.transfer)})" if self.transfer else "for like machines too"
+        )
+        gpus = " Nothing of it tells which is faster on GPUs." if self.on_cpu else ""
+        return f"Trust, on this machine: {answered}; ms and rates hold {where}.{gpus}"
 
 
 class LoadShares(NamedTuple):

@@ -44,17 +44,16 @@ class Conclusion:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The sentences below the answers."""
+        """What is to be known beside the answers."""
         # Reasons and hosts are text of others, and this goes to a terminal.
         return tuple(visible(one.said) for one in self.found)
 
     @property
     def sentences(self) -> list[str]:
-        """All of it, in the order in which a reader asks."""
+        """The answers, how far to trust them, and what to run next."""
         following = self.next_step
         return [
             *(visible(verdict.said) for verdict in self.verdicts),
-            *self.notes,
             *([self.trust.sentence] if self.trust is not None else []),
             *([f"Next, {following.why}: {following.command}"] if following is not None else []),
         ]

@@ -15,7 +15,7 @@ from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.findings.answers import by_compile_label, headline
 from ddp_bench.bench.findings.notes import failed_modes
 from ddp_bench.bench.findings.numbers import about, short
-from ddp_bench.bench.findings.verdicts import SettingsVerdict, Verdict
+from ddp_bench.bench.findings.verdicts import CommunicationVerdict, SettingsVerdict, Verdict
 from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
@@ -107,7 +107,9 @@ def _less_exposed(
         halved = replace(settings, modes=("ddp",), gpus=(num_devices,), comm_hook=("none", "bf16"))
         halved = replace(halved, bucket_cap_mb=settings.bucket_cap_mb[:1])
         again = command("run", *as_options(halved, _ALL_BUT_WHERE))
-        return NextStep("no cap helps: see whether gradients sent in 16 bits do", visible(again))
+        costs = (one.cost for one in verdicts if isinstance(one, CommunicationVerdict))
+        most = "".join(f"; communication costs {cost}" for cost in costs)
+        return NextStep(f"no cap helps: send gradients in 16 bits, half the bytes{most}", visible(again))
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
     if not several.any():
         return None

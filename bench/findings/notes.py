@@ -11,13 +11,14 @@ import pandas as pd
 import scipy
 
 from ddp_bench.bench.findings.answers import by_compile_label, headline
-from ddp_bench.bench.findings.numbers import number, per_second, plural, rate, with_interval
+from ddp_bench.bench.findings.numbers import finite, number, per_second, plural, quantity, rate, with_interval
 from ddp_bench.bench.findings.verdicts import Finding
 from ddp_bench.bench.findings.wording import (
     bits_per_s,
     case_names,
     estimate,
     link_name,
+    mode_name,
     place,
     short_mode,
     text,
@@ -76,6 +77,21 @@ class ScalingLoss(Finding):
         added = ", ".join(f"{name} {part} ms" for name, part in signed.items())
         step, single = number(self.step_ms), number(self.single_ms)
         return f"A step of DDP on {self.place} takes {step} ms, of single {single} ms: {added}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies(Finding):
+    """What DataParallel copies between devices in a step, within one process and nothing hidden."""
+
+    mode: str
+    copies_ms: float
+    step_ms: float
+
+    @property
+    def sentence(self) -> str:
+        step = quantity(self.step_ms, "ms")
+        copies = f"replicate, scatter, gather and reduce take {quantity(self.copies_ms, 'ms', 2)}"
+        return f"Of a step of {self.mode} of {step}, {copies}: it copies within one process."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +223,7 @@ def notes(
         finding and replace(finding, of=label)
         for label, group in by_compile_label(cases)
         if not (ddp := _headline_ddp(group)).empty
-        for finding in (_scaling_loss(group, ddp, times), _link_limit(ddp))
+        for finding in (_scaling_loss(group, ddp, times), _copies(group), _link_limit(ddp))
     ]
     measured = (cases["status"] == "ok").any()
     found = (
@@ -225,6 +241,17 @@ def notes(
 def _headline_ddp(cases: pd.DataFrame) -> pd.DataFrame:
     here = headline(cases)
     return here[here["mode"] == "ddp"]
+
+
+def _copies(cases: pd.DataFrame) -> Copies | None:
+    """Of DataParallel beside DDP; on GPUs the reduction is part of the backward, so nothing is told."""
+    here = headline(cases)
+    for row in records(here[here["mode"] == "dp"]):
+        stages = [finite(row[f"dp_{name}_ms"]) for name in ("replicate", "scatter", "gather", "reduce")]
+        step = finite(row["step_ms"])
+        if step is not None and None not in stages:
+            return Copies(mode=mode_name(row), copies_ms=sum(ms for ms in stages if ms), step_ms=step)
+    return None
 
 
 def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, times: RoundTimes) -> ScalingLoss | None:

@@ -274,8 +274,7 @@ class CommunicationVerdict(Verdict):
             most = quantity(self.exposed_ms.high, "ms", 2)
             share = f"{100 * self.exposed_ms.high / self.step_ms:.0f}%"
             return f"Communication adds at most {most}, {share} of DDP's step on {self.place}: {self._added}."
-        share = f"{100 * self.exposed_ms.estimate / self.step_ms:.0f}%"
-        said = f"Communication adds {self._added}, {share} of the step of {quantity(self.step_ms, 'ms')}"
+        said = f"Communication adds {self.cost}"
         hidden, takes = self.hidden_pct, f"the {written(self.alone_ms, 'ms')} that it takes alone"
         if hidden is None:
             vague = "; how much of it is hidden is not known to 50 percentage points"
@@ -286,6 +285,12 @@ class CommunicationVerdict(Verdict):
         if hidden.estimate < 0:
             return f"{said}, about {takes}: whether any is hidden is unresolved."
         return f"{said}; of {takes}, {hidden.estimate:.0f}% {between(hidden, 0)} is hidden."
+
+    @property
+    def cost(self) -> str:
+        """What it adds, and to which step: `65 (55-75) ms, 26% of the step of 252 ms`."""
+        share = f"{100 * self.exposed_ms.estimate / self.step_ms:.0f}%"
+        return f"{self._added}, {share} of the step of {quantity(self.step_ms, 'ms')}"
 
     @property
     def _added(self) -> str:

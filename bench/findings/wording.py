@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -50,6 +50,12 @@ def estimate(row: Row, column: str) -> Interval | None:
         return None
     low, high = (math.nan if end is None else end for end in ends)
     return Interval(value, low, high)
+
+
+def hidden_percent(row: Row, written: Callable[[Interval | None], str]) -> str:
+    """Write the hidden share; `none` where communication adds more to the step than it takes alone."""
+    found = hidden_share(row)
+    return "none" if found is not None and found.high < 0 else written(found)
 
 
 def hidden_share(row: Row) -> Interval | None:
@@ -115,13 +121,13 @@ def is_stand_in(row: Row) -> bool:
 
 def mode_name(row: Row) -> str:
     """Name the mode in a sentence: `DDP`, `DP`, `DP stand-in (CPU)`."""
-    return f"{short_mode(row)} stand-in (CPU)" if is_stand_in(row) else short_mode(row)
+    return f"{short_mode(row)} (CPU)" if is_stand_in(row) else short_mode(row)
 
 
 def short_mode(row: Row) -> str:
-    """Name the mode in a figure or a table, beside which its stand-in is explained: `DDP`, `DP`."""
+    """Name the mode in a figure or a table: `DDP`, `DP`, `DP stand-in`."""
     mode = text(row["mode"])
-    return _MODES.get(mode, mode)
+    return f"{_MODES.get(mode, mode)}{' stand-in' if is_stand_in(row) else ''}"
 
 
 def cap_label(cap: str) -> str:

@@ -31,7 +31,7 @@ from ddp_bench.bench.findings.wording import (
     CPU_STAND_IN,
     compile_label,
     estimate,
-    hidden_share,
+    hidden_percent,
     settings_label,
     short_mode,
     text,
@@ -72,9 +72,9 @@ def print_summary(cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, p
         f"{duration(timing.total_s)} in all with {timing.startup_s:.0f} s of start-up and preparation, "
         f"{timing.timed_share_pct:.0f}% in timed steps; ended: {timing.stopped_because}"
     )
-    print()
-    for sentence in conclusion.sentences:
-        print(sentence)
+    # What a terminal shows last is read first.
+    for told in (conclusion.notes, conclusion.sentences):
+        print(*("", *told), sep="\n")
     print(f"Report: {page}")
 
 
@@ -164,9 +164,11 @@ def case_table(cases: pd.DataFrame) -> Table:
 
 
 def _cell(row: dict[Any, Any], name: str) -> str:
-    shown, found = COLUMNS[name], hidden_share(row) if name == "hidden_pct" else estimate(row, name)
+    shown, found = COLUMNS[name], estimate(row, name)
     if found is None:
         return ""
+    if name == "hidden_pct":
+        return hidden_percent(row, lambda share: f"{share.estimate:.0f}%" if share else "")
     scaled = found.scaled(shown.factor)
     written = {
         "rate": with_interval(scaled, digits=4),
