@@ -198,6 +198,7 @@ def test_what_tells_another_format(earlier, now, error, message, tmp_path):
     sides = []
     for name, run in (("baseline", earlier), ("candidate", now)):
         (tmp_path / name / "bench").mkdir(parents=True)
+        (tmp_path / name / "bench" / "__init__.py").touch()  # before a `bench` that PYTHONPATH leads to
         (tmp_path / name / "bench" / "run.py").write_text(run)
         sides.append(Checkout(name, tmp_path / name, sys.executable, has_own_bench=True))
     with pytest.raises(UsageError, match=message) as raised:
