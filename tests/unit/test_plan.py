@@ -48,8 +48,9 @@ def test_the_default_sweep():
 
 def test_the_option_that_a_skipped_cap_names_brings_it_back():
     for planned in make(gpus=(1, 2, 4))[-3:]:
-        option, value = re.findall(r"--\S+ \S+", str(planned.skip_reason))[0].split()
-        settings = resolve({option.strip("-").replace("-", "_"): value, "gpus": "1,2,4"})
+        (option,) = re.findall(r"--(\S+)", str(planned.skip_reason))
+        value = f"default,{planned.case.bucket_cap_mb}"
+        settings = resolve({option.replace("-", "_"): value, "gpus": "1,2,4"})
         on_cores = with_device_defaults(settings, device_type="cpu", num_local_devices=2)
         again = expand(on_cores, CORES_2, arch="resnet18", image_size=64)
         assert [p.skip_reason for p in again if p.case == planned.case] == [None]
