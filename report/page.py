@@ -16,7 +16,7 @@ from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import about, count, finite, plural
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, device_noun, text, truth
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, DP_STAND_IN, device_noun, text, truth
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.aggregate import typical_of
@@ -38,7 +38,6 @@ _MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
 _FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
 _TITLES = {WRAPPER: "Which wrapper", CAP: "DDP's settings", COMMUNICATION: "Communication"}
 _STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
-_STAND_IN = "DP stand-in (CPU)"
 
 
 @dataclass(frozen=True)
@@ -343,7 +342,7 @@ def _warnings(cases: pd.DataFrame) -> list[str]:
     ok = tried["status"] == "ok"
     made = []
     if (cases["device_type"] == "cpu").any():
-        made.append(f"{CPU_STAND_IN}. {_STAND_IN}: nn.DataParallel's stages, carried out on CPU cores.")
+        made.append(f"{CPU_STAND_IN}. {DP_STAND_IN}.")
     if any(truth(value) for value in tried.loc[ok, "oversubscribed"]):
         made.append(
             "Cases with more devices than the machine has share cores or GPUs (“shared”, drawn hollow): they "

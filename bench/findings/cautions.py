@@ -104,11 +104,10 @@ class Trust:
             what = "which is faster" if self.answers & {FASTER, SLOWER} else "what is resolved"
             held = f"is {doubt}" if doubt else "holds"
             answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
-        where = (
-            f"in this run alone ({', '.join(self.transfer)})" if self.transfer else "for like machines too"
-        )
+        alone = f"ms and rates hold in this run alone ({', '.join(self.transfer)})"
+        where = alone if self.transfer else "the same on like machines"
         gpus = " Nothing of it tells which is faster on GPUs." if self.on_cpu else ""
-        return f"Trust, on this machine: {answered}; ms and rates hold {where}.{gpus}"
+        return f"Trust, on this machine: {answered}; {where}.{gpus}"
 
 
 class LoadShares(NamedTuple):

@@ -29,6 +29,7 @@ from ddp_bench.bench.findings.numbers import (
 )
 from ddp_bench.bench.findings.wording import (
     CPU_STAND_IN,
+    DP_STAND_IN,
     compile_label,
     estimate,
     hidden_percent,
@@ -67,6 +68,8 @@ def print_summary(cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, p
         print("* more devices than there are: they share cores or GPUs")
     if (cases["device_type"] == "cpu").any():
         print(CPU_STAND_IN)
+        if (cases["mode"] == "dp").any():
+            print(DP_STAND_IN)
     print(
         f"{plural(timing.rounds or 0, 'round')} in {duration(timing.measuring_s)} of measuring, "
         f"{duration(timing.total_s)} in all with {timing.startup_s:.0f} s of start-up and preparation, "

@@ -365,8 +365,8 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, trans
     assert (found.direction, found.sizes, found.transfer) == (direction, sizes, transfer)
     assert f"nothing is resolved, either may be faster; the bounds of that {bounds}; " in found.sentence
     equal = Trust.of(cautions, [EQUAL, UNRESOLVED], on_cpu=True).sentence
-    assert equal.startswith("Trust: what is resolved ")
-    assert equal.endswith(" for GPUs.")
+    assert equal.startswith("Trust, on this machine: what is resolved ")
+    assert equal.endswith(" on GPUs.")
 
 
 def test_why_ddp_scales_as_it_does_in_parts_that_add_up():
