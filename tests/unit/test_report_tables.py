@@ -183,6 +183,8 @@ def test_the_terminal_prints_what_cases_csv_holds(path):
         for row, cell in zip(ok, table[shown.heading or "images/s (95%)"], strict=True):
             if row["oversubscribed"] is True and name in OF_SCALING:
                 assert cell == ""
+            elif cell == "none":
+                assert (name, row["hidden_pct_high"] < 0) == ("hidden_pct", True)
             elif cell:
                 number, half = printed(str(cell))
                 assert abs(number - shown.factor * row[name]) <= half * (1 + 1e-9)
