@@ -342,7 +342,8 @@ def _warnings(cases: pd.DataFrame) -> list[str]:
     ok = tried["status"] == "ok"
     made = []
     if (cases["device_type"] == "cpu").any():
-        made.append(f"{CPU_STAND_IN}. {DP_STAND_IN}.")
+        of_dp = f" {DP_STAND_IN}." if (cases["mode"] == "dp").any() else ""
+        made.append(f"{CPU_STAND_IN}.{of_dp}")
     if any(truth(value) for value in tried.loc[ok, "oversubscribed"]):
         made.append(
             "Cases with more devices than the machine has share cores or GPUs (“shared”, drawn hollow): they "
