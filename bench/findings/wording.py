@@ -20,9 +20,9 @@ Row = Mapping[Any, Any] | pd.Series
 """A row of a results table, by column."""
 
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
-DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, carried out on CPU cores by one process"
-DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, carried out on CPU cores by one process"
 """Stands beside every number that was measured on CPU cores."""
+
+DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, carried out on CPU cores by one process"
 
 _MODES = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}

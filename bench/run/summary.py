@@ -76,7 +76,7 @@ def print_summary(cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, p
         f"{timing.timed_share_pct:.0f}% in timed steps; ended: {timing.stopped_because}"
     )
     # What a terminal shows last is read first.
-    for told in (conclusion.notes, conclusion.sentences):
+    for told in filter(None, (conclusion.notes, conclusion.sentences)):
         print(*("", *told), sep="\n")
     print(f"Report: {page}")
 
