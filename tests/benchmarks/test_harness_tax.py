@@ -6,15 +6,16 @@ Both drive the same module, optimizer and batch, so nothing but the harness diff
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_pool import Ranks
 
 from ddp_bench.bench.stats import median_interval
 
 LOOPS = """
 import random, time
-from real_ranks import Cluster
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes import build_mode
@@ -23,7 +24,6 @@ from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
 from torch.nn import functional
 
-cluster = Cluster("cpu")
 n = cluster.world_size
 case = Case(mode="ddp" if n > 1 else "single", num_devices=n, arch="resnet18", image_size=64,
             batch_per_device=16, scaling="weak", precision="fp32", data="device", device_type="cpu",
@@ -59,15 +59,16 @@ for _ in range(ROUNDS):
         times[loop.__name__] = max(cluster.gather(loop(2)))
     pairs.append([times["suite"], times["bare"]])
 report(pairs)
-cluster.close()
 """
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("mode", "num_ranks"), [("single", 1), ("ddp", 2)])
-def test_the_harness_costs_nothing(benchmark: Any, ranks: Any, mode: str, num_ranks: int) -> None:
+def test_the_harness_costs_nothing(benchmark: Any, tmp_path: Path, mode: str, num_ranks: int) -> None:
+    made = Ranks(num_ranks, tmp_path)
     rounds = 80 if num_ranks == 1 else 60
-    pairs = benchmark.pedantic(lambda: ranks(LOOPS.replace("ROUNDS", str(rounds)), num_ranks)[0], rounds=1)
+    pairs = benchmark.pedantic(lambda: made.play(LOOPS.replace("ROUNDS", str(rounds)))[0], rounds=1)
+    made.end()
     ratio = median_interval([bare / suite for suite, bare in pairs])
     interval = f"{ratio.estimate:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
     text = f"{mode}: images/s of the suite / bare loop = {interval}"
