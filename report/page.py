@@ -16,7 +16,7 @@ from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import about, count, finite, plural
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, DP_STAND_IN, device_noun, text, truth
+from ddp_bench.bench.findings.wording import device_noun, stand_ins, text, truth
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.aggregate import typical_of
@@ -340,10 +340,8 @@ def _warnings(cases: pd.DataFrame) -> list[str]:
     """Return what a reader must know before any number."""
     tried = cases[cases["status"] != "skipped"]
     ok = tried["status"] == "ok"
-    made = []
-    if (cases["device_type"] == "cpu").any():
-        of_dp = f" {DP_STAND_IN}." if (cases["mode"] == "dp").any() else ""
-        made.append(f"{CPU_STAND_IN}.{of_dp}")
+    stand_in = " ".join(f"{said}." for said in stand_ins(cases))
+    made = [stand_in] if stand_in else []
     if any(truth(value) for value in tried.loc[ok, "oversubscribed"]):
         made.append(
             "Cases with more devices than the machine has share cores or GPUs (“shared”, drawn hollow): they "

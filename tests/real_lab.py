@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +84,6 @@ def namespaces_in_use() -> set[str]:
         except OSError:
             continue
     return found
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether `condition` comes true; the limit only ends a test that has failed."""
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class Lab:

@@ -83,10 +83,12 @@ def next_step(
         again = command("run", *as_options(settings, _ALL_BUT_WHERE - {"rounds", "max_time"}))
         begin = resume_command(folder) if resumable else visible(again)
         return _more(begin, manifest, cases, comparisons, [one for one in verdicts if one.is_open])
-    here = headline(by_compile_label(cases)[0][1])
+    label, group = by_compile_label(cases)[0]
+    here = headline(group)
     ddp = here[(here["mode"] == "ddp") & here[EXPOSED_COMM].notna()]
     num_devices = int(here["num_devices"].iloc[0])
-    if (step := _less_exposed(settings, ddp, num_devices, verdicts)) is not None:
+    own = [verdict for verdict in verdicts if verdict.of == label]
+    if (step := _less_exposed(settings, ddp, num_devices, own)) is not None:
         return step
     if not cases["status"].isin(["ok", "skipped"]).all():
         return None
@@ -101,27 +103,21 @@ def _less_exposed(
     exposed = (ddp[EXPOSED_COMM] / ddp["step_ms"]).min()
     if not exposed >= WORTH_TUNING:
         return None
+    # One way to compile is measured; where a run compared several, eager, which is the first.
+    first = replace(settings, compile=settings.compile and settings.compile[:1])
     if _no_cap_helps(verdicts):
         if set(settings.comm_hook) != {"none"}:
             return None
-        halved = replace(settings, modes=("ddp",), gpus=(num_devices,), comm_hook=("none", "bf16"))
-        halved = replace(halved, bucket_cap_mb=settings.bucket_cap_mb[:1])
+        caps, hooks = settings.bucket_cap_mb[:1], ("none", "bf16")
+        halved = replace(first, modes=("ddp",), gpus=(num_devices,), bucket_cap_mb=caps, comm_hook=hooks)
         again = command("run", *as_options(halved, _ALL_BUT_WHERE))
-        costs = [
-            (one.step_ms, one.exposed_ms.estimate)
-            for one in verdicts
-            if isinstance(one, CommunicationVerdict)
-        ]
-        ratios = [step_ms / (step_ms - exposed_ms) for step_ms, exposed_ms in costs if exposed_ms < step_ms]
-        most = "".join(f"; without communication DDP would be {ratio:.2f} times as fast" for ratio in ratios)
-        why = f"no cap gains more than the margin, so halve the bytes with gradients in 16 bits{most}"
-        return NextStep(why, visible(again))
+        cost = next((one.cost for one in verdicts if isinstance(one, CommunicationVerdict)), None)
+        saved = f"can save at most {cost}" if cost else "halve the bytes"
+        return NextStep(f"no cap gains more than the margin; gradients in 16 bits {saved}", visible(again))
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
     if not several.any():
         return None
-    # One way to compile is tuned; where a run compared several, eager, which is the first.
-    options = as_options(replace(settings, compile=settings.compile and settings.compile[:1]), CARRIED)
-    search = command("tune", "--gpus", str(num_devices), *options)
+    search = command("tune", "--gpus", str(num_devices), *as_options(first, CARRIED))
     why = f"search for better buckets, the best so far leave {100 * exposed:.0f}% of the step exposed"
     return NextStep(why, visible(search))
 

@@ -15,7 +15,7 @@ from ddp_bench.bench.findings.numbers import finite, number, per_second, plural,
 from ddp_bench.bench.findings.verdicts import Finding
 from ddp_bench.bench.findings.wording import (
     bits_per_s,
-    case_names,
+    case_parts,
     estimate,
     link_name,
     mode_name,
@@ -187,25 +187,15 @@ class LeftOut(Finding):
     what: str
     """`not measured` or `skipped`."""
     num_cases: int
-    names: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...]
-    """By reason what is concerned: `DDP on 2 GPUs`, and with which settings."""
+    names: tuple[tuple[str, tuple[str, ...]], ...]
+    """By reason what is concerned: `DDP on 2 GPUs with cap 1, cap 25`."""
 
     @property
     def sentence(self) -> str:
-        told = "; ".join(f"{listed(_names(concerned))}: {why}" for why, concerned in self.names[:_REASONS])
+        told = "; ".join(f"{listed(names)}: {why}" for why, names in self.names[:_REASONS])
         others = len(self.names) - _REASONS
         more = f"; and for {plural(others, 'other reason')}" if others > 0 else ""
         return f"{plural(self.num_cases, 'case')} {self.what}: {told}{more}."
-
-
-def _names(concerned: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Name each place, alone and with the settings concerned."""
-    found = []
-    for where, all_settings in concerned:
-        changed = [one for one in all_settings if one]
-        found += [where] * (len(changed) < len(all_settings))
-        found += [f"{where} with {listed(changed)}"] * bool(changed)
-    return found
 
 
 def notes(
@@ -222,7 +212,7 @@ def notes(
     bottlenecks = [
         finding and replace(finding, of=label)
         for label, group in by_compile_label(cases)
-        if not (ddp := _headline_ddp(group)).empty
+        if not (ddp := _at_headline(group)).empty
         for finding in (_scaling_loss(group, ddp, times), _copies(group), _link_limit(ddp))
     ]
     measured = (cases["status"] == "ok").any()
@@ -238,19 +228,18 @@ def notes(
     return [finding for finding in found if finding is not None]
 
 
-def _headline_ddp(cases: pd.DataFrame) -> pd.DataFrame:
+def _at_headline(cases: pd.DataFrame, mode: str = "ddp") -> pd.DataFrame:
     here = headline(cases)
-    return here[here["mode"] == "ddp"]
+    return here[here["mode"] == mode]
 
 
 def _copies(cases: pd.DataFrame) -> Copies | None:
     """Of DataParallel beside DDP; on GPUs the reduction is part of the backward, so nothing is told."""
-    here = headline(cases)
-    for row in records(here[here["mode"] == "dp"]):
-        stages = [finite(row[f"dp_{name}_ms"]) for name in ("replicate", "scatter", "gather", "reduce")]
-        step = finite(row["step_ms"])
-        if step is not None and None not in stages:
-            return Copies(mode=mode_name(row), copies_ms=sum(ms for ms in stages if ms), step_ms=step)
+    for row in records(_at_headline(cases, "dp")):
+        found = (finite(row[f"dp_{name}_ms"]) for name in ("replicate", "scatter", "gather", "reduce"))
+        stages, step = [ms for ms in found if ms is not None], finite(row["step_ms"])
+        if step is not None and len(stages) == 4:
+            return Copies(mode=mode_name(row), copies_ms=sum(stages), step_ms=step)
     return None
 
 
@@ -310,7 +299,7 @@ def slow_ranks(manifest: Manifest, cases: pd.DataFrame, times: RoundTimes) -> li
     return [
         replace(found, of=label)
         for label, group in by_compile_label(cases)
-        if (found := _slow_rank(_headline_ddp(group), times, hosts)) is not None
+        if (found := _slow_rank(_at_headline(group), times, hosts)) is not None
     ]
 
 
@@ -359,7 +348,7 @@ def _skipped(cases: pd.DataFrame) -> LeftOut | None:
     """Cases that were planned and never tried."""
     tried = set(cases.loc[cases["status"] != "skipped", "num_devices"])
     told = [
-        (text(row["reason"]), *(case_names(row) if count in tried else (plural(count, "device"), "")))
+        (text(row["reason"]), *(case_parts(row) if count in tried else (plural(count, "device"), "")))
         for row in records(cases[cases["status"] == "skipped"])
         if (count := int(row["num_devices"]))
     ]
@@ -370,18 +359,20 @@ def _unmeasured(cases: pd.DataFrame) -> LeftOut | None:
     told = []
     for row in records(_failed(cases)):
         short = textwrap.shorten(text(row["reason"]), _REASON_LENGTH, placeholder=" …").rstrip(".")
-        told.append((f"{row['status']} ({short})" if short else str(row["status"]), *case_names(row)))
+        told.append((f"{row['status']} ({short})" if short else str(row["status"]), *case_parts(row)))
     return _left_out("not measured", told)
 
 
 def _left_out(what: str, told: Sequence[tuple[str, str, str]]) -> LeftOut | None:
-    by_reason: dict[str, dict[str, dict[str, None]]] = {}
+    alike: dict[tuple[str, str, bool], dict[str, None]] = {}
     for reason, where, changed in told:
-        by_reason.setdefault(reason, {}).setdefault(where, {})[changed] = None
-    names = tuple(
-        (reason, tuple((where, tuple(of)) for where, of in own.items())) for reason, own in by_reason.items()
-    )
-    return LeftOut(what=what, num_cases=len(told), names=names) if told else None
+        alike.setdefault((reason, where, bool(changed)), {})[changed] = None
+    names: dict[str, list[str]] = {}
+    for (reason, where, has_settings), their in alike.items():
+        with_settings = f" with {listed(list(their))}" if has_settings else ""
+        names.setdefault(reason, []).append(f"{where}{with_settings}")
+    by_reason = tuple((reason, tuple(own)) for reason, own in names.items())
+    return LeftOut(what=what, num_cases=len(told), names=by_reason) if told else None
 
 
 def failed_modes(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:

@@ -22,7 +22,7 @@ Row = Mapping[Any, Any] | pd.Series
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
 """Stands beside every number that was measured on CPU cores."""
 
-DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, carried out on CPU cores by one process"
+_DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, carried out on CPU cores by one process"
 
 _MODES = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
@@ -54,10 +54,12 @@ def estimate(row: Row, column: str) -> Interval | None:
     return Interval(value, low, high)
 
 
-def hidden_percent(row: Row, written: Callable[[Interval | None], str]) -> str:
-    """Write the hidden share; `none` where communication adds more to the step than it takes alone."""
+def hidden_percent(row: Row, written: Callable[[Interval], str]) -> str:
+    """Write the hidden share if it is known; `none` where communication adds more than it takes alone."""
     found = hidden_share(row)
-    return "none" if found is not None and found.high < 0 else written(found)
+    if found is None:
+        return ""
+    return "none" if found.high < 0 else written(found)
 
 
 def hidden_share(row: Row) -> Interval | None:
@@ -121,6 +123,13 @@ def is_stand_in(row: Row) -> bool:
     return bool(row["mode"] == "dp") and on_cpu
 
 
+def stand_ins(cases: pd.DataFrame) -> list[str]:
+    """Say what stands in for what in these cases, a sentence each without its full stop."""
+    on_cpu = cases["device_type"] == "cpu"
+    found = {CPU_STAND_IN: on_cpu, _DP_STAND_IN: on_cpu & (cases["mode"] == "dp")}
+    return [said for said, concerned in found.items() if concerned.any()]
+
+
 def mode_name(row: Row) -> str:
     """Name the mode in a sentence: `DDP`, `DP`, `DP stand-in (CPU)`."""
     return f"{short_mode(row)} (CPU)" if is_stand_in(row) else short_mode(row)
@@ -171,11 +180,11 @@ def ddp_call(changed: Mapping[str, str]) -> str:
 
 def case_name(row: Row) -> str:
     """Name a case in a sentence: `DDP on 2 GPUs with bucket_cap_mb=1`."""
-    where, changed = case_names(row)
+    where, changed = case_parts(row)
     return f"{where}{f' with {changed}' if changed else ''}"
 
 
-def case_names(row: Row) -> tuple[str, str]:
+def case_parts(row: Row) -> tuple[str, str]:
     """The two parts of a case's name: `DDP on 2 GPUs`, `bucket_cap_mb=1`; the second may be empty."""
     mode = compile_mode(row)
     changed = setting_names(({} if mode == "off" else {"compile": mode}) | settings(row))

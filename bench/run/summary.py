@@ -28,13 +28,12 @@ from ddp_bench.bench.findings.numbers import (
     with_interval,
 )
 from ddp_bench.bench.findings.wording import (
-    CPU_STAND_IN,
-    DP_STAND_IN,
     compile_label,
     estimate,
     hidden_percent,
     settings_label,
     short_mode,
+    stand_ins,
     text,
     unit_of_cases,
     workload_parts,
@@ -66,10 +65,8 @@ def print_summary(cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, p
         print(visible(f"{row['case_id']}: {row['status']}: {why}"))
     if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
         print("* more devices than there are: they share cores or GPUs")
-    if (cases["device_type"] == "cpu").any():
-        print(CPU_STAND_IN)
-        if (cases["mode"] == "dp").any():
-            print(DP_STAND_IN)
+    for line in stand_ins(cases):
+        print(line)
     print(
         f"{plural(timing.rounds or 0, 'round')} in {duration(timing.measuring_s)} of measuring, "
         f"{duration(timing.total_s)} in all with {timing.startup_s:.0f} s of start-up and preparation, "
@@ -167,11 +164,11 @@ def case_table(cases: pd.DataFrame) -> Table:
 
 
 def _cell(row: dict[Any, Any], name: str) -> str:
+    if name == "hidden_pct":
+        return hidden_percent(row, lambda share: f"{share.estimate:.0f}%")
     shown, found = COLUMNS[name], estimate(row, name)
     if found is None:
         return ""
-    if name == "hidden_pct":
-        return hidden_percent(row, lambda share: f"{share.estimate:.0f}%" if share else "")
     scaled = found.scaled(shown.factor)
     written = {
         "rate": with_interval(scaled, digits=4),

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from commands import ROOT, finished
-from real_lab import Lab, eventually, least_s, machine_network, namespaces_in_use
+from commands import ROOT, eventually, finished
+from real_lab import Lab, least_s, machine_network, namespaces_in_use
 
 pytestmark = pytest.mark.lab
 

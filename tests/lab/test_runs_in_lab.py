@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from commands import ROOT, SMALL, python
+from commands import ROOT, SMALL, eventually, python
 from fault_campaign import SWEEP, Campaign, deed
-from real_lab import LINK_MS, buckets_at_1_gbit, eventually, namespaces_in_use
+from real_lab import LINK_MS, buckets_at_1_gbit, namespaces_in_use
 
 from ddp_bench.bench.predict import main as predict
 from ddp_bench.bench.predict.bound import bound_ms

@@ -155,8 +155,10 @@ def test_where_no_cap_helps_fewer_bytes_are_tried_and_not_other_buckets():
         ({}, "bench.run", {"modes": "ddp", "gpus": "2", "comm_hook": "none,bf16"}),
         ({"comm_hook": ["bf16"]}, "bench.gate", {}),
     ):
-        _, module, given = following(*by, cases=(SINGLE, DP, row, *caps), **asked, **settings)
+        step, module, given = following(*by, cases=(SINGLE, DP, row, *caps), **asked, **settings)
         assert module == command
+        cost = "can save at most 12.0 (11.0\N{EN DASH}13.0) ms, 12% of the step of 100 ms"
+        assert (cost in step.why) == (module == "bench.run")
         assert {name: getattr(given, name) for name in options} == options
     _, module, _ = following(*by[:3], cases=(SINGLE, DP, row, *caps[:2]), **asked)
     assert module == "bench.tune", "two caps are no search"
@@ -179,8 +181,8 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, a
     cases = run_.cases if as_of == "then" else rebuilt(path)
     made = conclude(path, run_.manifest, cases, run_.times, by)
     assert {verdict.question for verdict in made.verdicts} >= {WRAPPER}
-    assert not re.search(r"nan|None|<NA>|\binf\b", " ".join(made.sentences))
-    assert len(made.sentences) <= 10
+    assert not re.search(r"nan|None|<NA>|\binf\b", " ".join([*made.notes, *made.sentences]))
+    assert len([*made.notes, *made.sentences]) <= 10
     module, given = parsed(made.next_step)
     if module == "bench.run":
         assert given.resume == (None if hasattr(given, "comm_hook") else path)
