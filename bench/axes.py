@@ -7,7 +7,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
+from ddp_bench.bench.buckets import PYTORCH_CAPS, BucketCaps
 
 SCHEDULES = ("gpipe", "1f1b")
 NO, YES = False, True
@@ -143,6 +143,7 @@ class DdpSettings:
         "WAY,…",
         column="compiled DDP: `ddp_optimizer`, `no_optimization` or `python_reducer`",
         short="",
+        kind="other",
     )
 
 

@@ -20,6 +20,8 @@ class ExitCode(IntEnum):
     """Two runs, or a run and its resumption, were measured under different conditions, or noise hides all."""
     NOT_MEASURED = 4
     """What was asked for could not be measured: every case of a mode failed, or the ranks die."""
+    START_AGAIN = 75
+    """Of a rank under a launcher (EX_TEMPFAIL): it can go no further, all of them are to start again."""
     INTERRUPTED = 130
     """Ctrl-C or SIGTERM; what was measured is kept."""
 

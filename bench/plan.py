@@ -17,9 +17,9 @@ from ddp_bench.bench.axes import (
     STEP_DEFAULTS,
     stored,
 )
+from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.case import GRAPH_MODES, Case
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddp_bench.bench.findings.numbers import finite, with_interval
-from ddp_bench.bench.findings.wording import cap_label, text
+from ddp_bench.bench.findings.wording import DEFAULT_CAP, cap_label, text
 from ddp_bench.bench.results.schema import records
 from ddp_bench.report.cases import WorkloadCases, mark, step_time, usual_settings
 from ddp_bench.report.drawing import Figure, Line, Mark, chart
@@ -34,6 +34,7 @@ def bucket_caps(workload: WorkloadCases, *, key: str) -> Figure | None:
     equal = {cap: "=".join((cap, *workload.equal_layouts.get(cap, ()))) for cap in drawn}
     merged = ", ".join(name for cap, name in equal.items() if name != cap)
     notes = (
+        f"{DEFAULT_CAP}. " if "default" in drawn else "",
         "Cap 0 gives every parameter a bucket of its own. " if "0" in drawn else "",
         f"Caps that make the same buckets were measured once and share a mark: {merged}. " if merged else "",
         f"Of {len(caps)} caps {len(drawn)} are drawn, the shortest step among them. "

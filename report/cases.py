@@ -9,6 +9,7 @@ from statistics import median
 import pandas as pd
 
 from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.case import wire_share
 from ddp_bench.bench.findings.answers import headline
 from ddp_bench.bench.findings.numbers import finite, plural, with_interval
@@ -26,7 +27,6 @@ from ddp_bench.bench.findings.wording import (
     units_per_sample,
     workload_parts,
 )
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.aggregate import bus_gb
@@ -34,7 +34,7 @@ from ddp_bench.bench.results.comparisons import Comparison, compile_mode
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.drawing import Mark
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}

@@ -14,7 +14,7 @@ from ddp_bench.bench.findings.numbers import between, plural, times
 from ddp_bench.bench.findings.wording import Row, settings_label, short_mode, text, truth
 from ddp_bench.bench.results.comparisons import Comparison, default_of, over_default
 from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import WorkloadCases
 from ddp_bench.report.drawing import GRID, INK, LOOKS, MUTED, Figure, mark_look, printable, tip
 

@@ -16,7 +16,7 @@ from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import about, count, finite, plural
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
-from ddp_bench.bench.findings.wording import device_noun, stand_ins, text, truth
+from ddp_bench.bench.findings.wording import device_noun, own_devices, stand_ins, text, truth
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.aggregate import typical_of
@@ -218,7 +218,7 @@ def _run(
             figures.scaling(workload, key=place),
             forest.against_default(workload, comparisons, key=place),
             caps.bucket_caps(workload, key=place),
-            step.breakdown(workload, key=place),
+            step.breakdown(workload, comparisons, key=place),
             timeline.one_step(workload, run.blocks, key=place),
         )
         rest = (
@@ -264,7 +264,7 @@ def heading(cases: pd.DataFrame) -> str:
     ok = cases[cases["status"] == "ok"]
     shown = cases if ok.empty else ok
     names = " and ".join(dict.fromkeys(model_name(name) for cell in shown["arch"] if (name := text(cell))))
-    counts = [int(n) for n in shown["num_devices"].dropna()]
+    counts = [int(n) for n in own_devices(shown)["num_devices"].dropna()]
     noun = " or ".join(dict.fromkeys(device_noun(text(kind)) for kind in shown["device_type"] if text(kind)))
     if not counts or not noun:
         return names
@@ -284,7 +284,6 @@ def model_name(arch: str) -> str:
 def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict]) -> str:
     """Say in one line how the run ended and how much of its questions it answered."""
     why = manifest.timing.stopped_because or ""
-    ended = {"interrupted": "Interrupted", "time limit reached": "Time limit reached"}.get(why, "Finished")
     num_skipped = int((cases["status"] == "skipped").sum())
     answered = sum(not verdict.is_open for verdict in verdicts)
     ok = cases[cases["status"] == "ok"]
@@ -299,13 +298,14 @@ def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict])
         said = "answered" if every else f"{answered} of {plural(len(verdicts), 'question')} answered"
     rounds = finite(ok["num_rounds"].max()) if len(ok) else None
     took = manifest.timing.measuring_s
+    interrupted = why == "interrupted"
     parts = (
-        f"{ended}, {said}",
+        f"Interrupted, {said}" if interrupted else f"{said[:1].upper()}{said[1:]}",
         f"{len(ok):,d} of {plural(len(cases) - num_skipped, 'case')} measured",
         f"{num_skipped:,d} skipped" if num_skipped else "",
         plural(rounds, "round") if rounds else "",
         f"{about(took)} of measuring" if took else "",
-        f"stopped: {why}" if ended == "Finished" and why else "",
+        f"ended: {why}" if why and not interrupted else "",
     )
     return " · ".join(part for part in parts if part)
 

@@ -11,9 +11,19 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
 from ddp_bench.bench.findings.numbers import finite, number, quantity, with_interval
-from ddp_bench.bench.findings.wording import Row, case_label, estimate, ranged, text
+from ddp_bench.bench.findings.wording import (
+    Row,
+    case_label,
+    estimate,
+    ranged,
+    setting_names,
+    settings,
+    text,
+)
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
+from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison
 from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.text import listed
 from ddp_bench.report.cases import (
     WorkloadCases,
     by_mode,
@@ -73,10 +83,14 @@ class Bar(NamedTuple):
         return sum(self.parts.values())
 
 
-def breakdown(workload: WorkloadCases, *, key: str) -> Figure | None:
-    """Draw a stacked bar per case, of the usual cases where there are many; None without an anatomy pass."""
+def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
+    """Draw a stacked bar per case; None without an anatomy pass.
+
+    Of many cases the usual; of DDP's settings those whose step is known to differ from the default's.
+    """
     own, chosen = unshared(workload.cases), _chosen(workload.cases)
-    bars = step_bars(chosen)
+    like_default = chosen[chosen["case_id"].isin(_not_apart(chosen, comparisons))]
+    bars = step_bars(chosen.drop(like_default.index))
     if not bars:
         return None
     longest = max(bar.total_ms for bar in bars)
@@ -100,8 +114,7 @@ def breakdown(workload: WorkloadCases, *, key: str) -> Figure | None:
     how = [
         "Each bar is a timed step: its parts stand in the order of the legend. What is not exposed "
         "communication has the shares of the anatomy pass, whose own values and intervals are in the tables; "
-        "what differs between DDP's settings by chance alone is drawn alike, exposed communication within "
-        "its interval."
+        "what differs between DDP's settings by chance alone is drawn alike."
     ]
     if EXPOSED in seen:
         how.append("Exposed communication is what synchronising adds to the step; backward is without it.")
@@ -119,7 +132,7 @@ def breakdown(workload: WorkloadCases, *, key: str) -> Figure | None:
     return Figure(
         key=f"{key}-anatomy",
         title="Where a step goes",
-        caption=_caption(bars, workload),
+        caption=_caption(bars, workload) + _like_default(like_default),
         how_to_read=" ".join(how),
         height_pt=60 + 15 * -(-len(labels) // _columns(labels)) + _BAR_ROW_PT * len(bars),
         draw=draw,
@@ -176,9 +189,8 @@ def _alike(group: Sequence[Bar]) -> None:
     """Draw compute alike where it differs by chance: DDP's buckets do not change the work of a device.
 
     What the pass measured once, or within overlapping intervals, is not known to differ. The backward is what
-    is left, and is alike where the intervals of exposed communication hold the differences.
+    is left beside the exposed communication of the table.
     """
-    lengths = [bar.total_ms for bar in group]
     left = MIXED if all(MIXED in bar.parts for bar in group) else BACKWARD
     for name in ("data", "forward", "optimizer"):
         if not all({name, left} <= bar.parts.keys() for bar in group):
@@ -190,17 +202,21 @@ def _alike(group: Sequence[Bar]) -> None:
             for bar in group:
                 bar.parts[left] += bar.parts[name] - shared
                 bar.parts[name] = shared
-    if not all({BACKWARD, EXPOSED} <= bar.parts.keys() for bar in group):
-        return
-    shared = median(bar.parts[BACKWARD] for bar in group)
-    exposed = [estimate(bar.row, EXPOSED_COMM) for bar in group]
-    if all(
-        one is not None and abs(bar.parts[BACKWARD] - shared) <= min((one.high - one.low) / 2, one.estimate)
-        for bar, one in zip(group, exposed, strict=True)
-    ):
-        for bar, length in zip(group, lengths, strict=True):
-            bar.parts.update({BACKWARD: shared, EXPOSED: 0.0})
-            bar.parts[EXPOSED] = length - bar.total_ms
+
+
+def _not_apart(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> set[str]:
+    """Name DDP cases that were held against another of these, and are neither faster nor slower."""
+    ddp = set(cases.loc[cases["mode"] == "ddp", "case_id"])
+    return {
+        one.case_id
+        for one in comparisons
+        if {one.case_id, one.reference_id} <= ddp and one.answer not in (FASTER, SLOWER)
+    }
+
+
+def _like_default(cases: pd.DataFrame) -> str:
+    names = dict.fromkeys(setting_names(settings(row)) for row in records(cases))
+    return f" Not drawn, as their step is not known to differ: {listed(list(names))}." if names else ""
 
 
 def _chosen(cases: pd.DataFrame) -> pd.DataFrame:

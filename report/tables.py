@@ -9,8 +9,8 @@ from dataclasses import replace
 import pandas as pd
 
 from ddp_bench.bench.axes import PYTHON_REDUCER
+from ddp_bench.bench.buckets import MIB, BucketLayout
 from ddp_bench.bench.findings.numbers import (
-    MIB,
     TIMES,
     count,
     finite,
@@ -29,7 +29,6 @@ from ddp_bench.bench.findings.wording import (
     truth,
     unit_of_cases,
 )
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.results.comparisons import Comparison, over_eager
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import failure_file

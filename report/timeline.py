@@ -14,12 +14,12 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.findings.numbers import finite, mib, plural, with_interval
-from ddp_bench.bench.findings.wording import Row, cap_label, estimate, text, truth
-from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.findings.wording import Row, cap_label, estimate, hidden_share, text, truth
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import WorkloadCases, caps_at_headline
 from ddp_bench.report.drawing import COLOURS, INK, MUTED, PAPER, Figure, printable, time_axis
 from ddp_bench.report.step import whole_ms
@@ -33,6 +33,10 @@ _QUEUED: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (1
 _COMPUTE_END: dict[str, Any] = {"color": INK, "linewidth": 1.3, "linestyle": (0, (5, 2)), "zorder": 3}
 _ALL_REDUCE: dict[str, Any] = {"facecolor": COLOURS["ddp"], "edgecolor": "none"}
 _WAITED: dict[str, Any] = {"facecolor": "none", "hatch": "////", "edgecolor": COLOURS["exposed"]}
+
+_HIDES_NONE = (
+    "All-reduces beside the backward hide nothing here: they lengthen it by at least what they take alone."
+)
 
 Moments = tuple[float, ...]
 
@@ -49,6 +53,8 @@ class Track:
     """Bytes."""
     exposed: Interval | None
     """Of the table, to hold what is drawn against."""
+    hides_none: bool = False
+    """Whether communication adds more than it takes alone."""
     ready: Moments = ()
     start: Moments = ()
     done: Moments = ()
@@ -117,8 +123,13 @@ def one_step(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Figu
     return Figure(
         key=f"{key}-timeline",
         title="One step, drawn",
-        caption=f"DDP on {count}, rank {rank}: with {tracks[0].title} {_ends(tracks[0])}."
-        + (f" {left_out}" if left_out else ""),
+        caption=" ".join(
+            [
+                f"DDP on {count}, rank {rank}: with {tracks[0].title} {_ends(tracks[0])}.",
+                *([_HIDES_NONE] if done and any(track.hides_none for track in tracks) else []),
+                *([left_out] if left_out else []),
+            ]
+        ),
         how_to_read=" ".join(how),
         height_pt=100 + sum(rows_pt) + 34 * len(rows_pt),
         draw=draw,
@@ -199,7 +210,9 @@ def _track(row: Row, role: str, details: Mapping[tuple[Any, ...], Sequence[Momen
     layout = BucketLayout.of_cell(row["bucket_bytes"])
     sizes = layout.num_bytes if layout is not None else (0,) * max(map(len, found))
     ready, start, done = (moments if len(moments) == len(sizes) else () for moments in found)
-    return Track(role, tuple(sizes), estimate(row, EXPOSED_COMM), ready, start, done)
+    hidden = hidden_share(row)
+    hides_none = hidden is not None and hidden.high < 0
+    return Track(role, tuple(sizes), estimate(row, EXPOSED_COMM), hides_none, ready, start, done)
 
 
 def _chosen_roles(cases: pd.DataFrame) -> list[tuple[Row, str]]:

@@ -21,7 +21,8 @@ from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_s
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.stats import paired_ratio, ratio_of_runs
+from ddp_bench.bench.stats.interval import paired_ratio
+from ddp_bench.bench.stats.two_runs import ratio_of_runs
 from ddp_bench.report.caps import cap_ticks, in_order, placed, step_by_cap
 from ddp_bench.report.cases import WorkloadCases, workloads
 from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, chart

@@ -14,8 +14,8 @@ from statistics import median
 
 from commands import ROOT
 
+from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.gate.runs import checked
-from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.predict.calibration import VERSION, Calibration
 from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.held_out import held_out
@@ -23,7 +23,7 @@ from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario, cost_band
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 TABLES = ROOT / "results" / "samples" / "accuracy"
 FIGURES, ROUNDS = TABLES / "figures.csv", TABLES / "rounds.csv"

@@ -29,8 +29,8 @@ from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.stats import paired_ratio
-from ddp_bench.bench.worker.job import prepare
+from ddp_bench.bench.stats.interval import paired_ratio
+from ddp_bench.bench.worker.job import resolve_job
 from ddp_bench.bench.worker.proof import Prover
 from ddp_bench.models.data import open_source
 from ddp_bench.models.step import placed
@@ -53,7 +53,7 @@ def say(name: str, **figures: Any) -> None:
 
 def trainer_of(**settings: Any) -> tuple[Trainer, str]:
     """The suite's step of `single`, with its defaults for this device; the trainer and its precision."""
-    job = prepare(Settings(modes=("single",), **(settings if HAS_GPU else SMALL | settings)))
+    job = resolve_job(Settings(modes=("single",), **(settings if HAS_GPU else SMALL | settings)))
     case = job.plan[0].case
     module = placed(make_module(job.workload), case, DEVICE)
     source = open_source(
@@ -136,7 +136,7 @@ def hold_length() -> None:
 
 def proof_dtype() -> None:
     """In which type the proof of the default model runs, and how long its first gradient takes."""
-    job = prepare(Settings(modes=("single",), **({} if HAS_GPU else SMALL)))
+    job = resolve_job(Settings(modes=("single",), **({} if HAS_GPU else SMALL)))
     place = Place(rank=0, local_rank=0, device=DEVICE, cores=(0,))
     prover = Prover(job.workload, make_module(job.workload), place, seed=0)
     began_s = time.perf_counter()

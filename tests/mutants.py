@@ -28,12 +28,13 @@ from commands import ROOT
 from coverage import CoverageData
 
 TARGETS = (
-    "bench/stats.py",
-    "bench/estimate.py",
+    "bench/stats/interval.py",
+    "bench/stats/two_runs.py",
+    "bench/stats/one_run.py",
     "bench/case.py",
     "bench/plan.py",
     "bench/predict/timeline.py",
-    "bench/predict/buckets.py",
+    "bench/buckets.py",
     "bench/results/aggregate.py",
     "bench/run/schedule.py",
 )

@@ -18,7 +18,7 @@ from ddp_bench.bench.gate.judge import judge, launch_ratio
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.runs import LAUNCH, side_by_side
 from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.stats import Interval, paired_ratio
+from ddp_bench.bench.stats.interval import Interval, paired_ratio
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
 

@@ -15,7 +15,7 @@ from ddp_bench.bench.results.columns import Metric
 from ddp_bench.bench.results.public import data_kind
 from ddp_bench.bench.results.schema import EXPORTED, records
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 _NO_LABELS = {"case_id", "status", "reason"}
 

@@ -47,12 +47,13 @@ from ddp_bench.bench.results.comparisons import (
 )
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.settings import MARGINS
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 ONE_DEVICE = "one device"
 
 ALTERS = {name for name, kind in DDP_KINDS.items() if kind == "training"}
-ARGUMENTS = {name for name, kind in DDP_KINDS.items() if kind == "argument"}
+PASTED = {name for name, kind in DDP_KINDS.items() if kind == "argument"} | {"optimize_ddp"}
+"""Settings that `ddp_call` can write."""
 
 
 def verdicts(
@@ -125,9 +126,18 @@ def _wrapper(rows: Mapping[str, Row], one: Comparison) -> WrapperVerdict:
         margin=one.margin,
         is_advice=not on_cpu,
         of_ideal=() if one.answer == TOO_FEW else _of_ideal(ddp, dp),
+        copies_ms=_copies_ms(dp),
+        ddp_adds_ms=estimate(ddp, EXPOSED_COMM),
         strong=text(ddp["scaling"]) == "strong",
         one_device=Ratio.of(mode_name(best), ONE_DEVICE, speedup) if speedup and speedup.high < 1 else None,
     )
+
+
+def _copies_ms(dp: Row) -> float | None:
+    """What DataParallel copies in a step; unknown on GPUs, where its reduction is part of the backward."""
+    found = [finite(dp[f"dp_{name}_ms"]) for name in ("replicate", "scatter", "gather", "reduce")]
+    stages = [ms for ms in found if ms is not None]
+    return sum(stages) if len(stages) == len(found) else None
 
 
 def _alone(row: Row, margin: float) -> WrapperVerdict | None:
@@ -174,7 +184,7 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Set
     paste = ""
     if best in same and best is not None:
         given = {axis: value for axis, value in settings(rows[best.case_id]).items() if axis not in ALTERS}
-        paste = ddp_call(given) if given.keys() <= ARGUMENTS else ""
+        paste = ddp_call(given) if given.keys() <= PASTED else ""
     left = UNRESOLVED if unresolved else TOO_FEW if few else EQUAL
     return SettingsVerdict(
         answer=left if best is None else FASTER,
@@ -211,6 +221,7 @@ def _communication(row: Row) -> CommunicationVerdict | None:
         place=place(row),
         alone_ms=estimate(row, "comm_ms"),
         hidden_pct=hidden,
+        skew_ms=estimate(row, "rank_skew_ms"),
         is_vague=hidden is None and estimate(row, "hidden_pct") is not None,
     )
 

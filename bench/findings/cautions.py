@@ -69,7 +69,7 @@ class Caution:
     @property
     def sentence(self) -> str:
         """Say the finding and what to do about it, on one line."""
-        return f"{self.text}. Next: {self.advice}"
+        return f"{self.text}. What helps: {self.advice}"
 
 
 @dataclass(frozen=True)

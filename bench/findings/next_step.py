@@ -11,7 +11,6 @@ import pandas as pd
 
 from ddp_bench.bench.axes import STEP_DEFAULTS, YES
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.findings.answers import by_compile_label, headline
 from ddp_bench.bench.findings.notes import failed_modes
 from ddp_bench.bench.findings.numbers import about, short
@@ -22,6 +21,7 @@ from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.comparisons import OPEN, Comparison
 from ddp_bench.bench.results.recorder import resume_command
 from ddp_bench.bench.settings import Settings, as_options, options_of
+from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 from ddp_bench.bench.text import visible
 
 MOST_S = 7200.0

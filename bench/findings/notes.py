@@ -10,28 +10,27 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import scipy
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.findings.answers import by_compile_label, headline
-from ddp_bench.bench.findings.numbers import finite, number, per_second, plural, quantity, rate, with_interval
+from ddp_bench.bench.findings.numbers import number, per_second, plural, rate, with_interval
 from ddp_bench.bench.findings.verdicts import Finding
 from ddp_bench.bench.findings.wording import (
     bits_per_s,
     case_parts,
     estimate,
     link_name,
-    mode_name,
     place,
     short_mode,
     text,
     truth,
     unit_of,
 )
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison, default_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.bench.text import listed
 
 TCP_OVERHEAD = 1514 / 1448
@@ -77,21 +76,6 @@ class ScalingLoss(Finding):
         added = ", ".join(f"{name} {part} ms" for name, part in signed.items())
         step, single = number(self.step_ms), number(self.single_ms)
         return f"A step of DDP on {self.place} takes {step} ms, of single {single} ms: {added}."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copies(Finding):
-    """What DataParallel copies between devices in a step, within one process and nothing hidden."""
-
-    mode: str
-    copies_ms: float
-    step_ms: float
-
-    @property
-    def sentence(self) -> str:
-        step = quantity(self.step_ms, "ms")
-        copies = f"replicate, scatter, gather and reduce take {quantity(self.copies_ms, 'ms', 2)}"
-        return f"Of a step of {self.mode} of {step}, {copies}: it copies within one process."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +196,8 @@ def notes(
     bottlenecks = [
         finding and replace(finding, of=label)
         for label, group in by_compile_label(cases)
-        if not (ddp := _at_headline(group)).empty
-        for finding in (_scaling_loss(group, ddp, times), _copies(group), _link_limit(ddp))
+        if not (ddp := _ddp_at_headline(group)).empty
+        for finding in (_scaling_loss(group, ddp, times), _link_limit(ddp))
     ]
     measured = (cases["status"] == "ok").any()
     found = (
@@ -228,19 +212,9 @@ def notes(
     return [finding for finding in found if finding is not None]
 
 
-def _at_headline(cases: pd.DataFrame, mode: str = "ddp") -> pd.DataFrame:
+def _ddp_at_headline(cases: pd.DataFrame) -> pd.DataFrame:
     here = headline(cases)
-    return here[here["mode"] == mode]
-
-
-def _copies(cases: pd.DataFrame) -> Copies | None:
-    """Of DataParallel beside DDP; on GPUs the reduction is part of the backward, so nothing is told."""
-    for row in records(_at_headline(cases, "dp")):
-        found = (finite(row[f"dp_{name}_ms"]) for name in ("replicate", "scatter", "gather", "reduce"))
-        stages, step = [ms for ms in found if ms is not None], finite(row["step_ms"])
-        if step is not None and len(stages) == 4:
-            return Copies(mode=mode_name(row), copies_ms=sum(stages), step_ms=step)
-    return None
+    return here[here["mode"] == "ddp"]
 
 
 def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, times: RoundTimes) -> ScalingLoss | None:
@@ -299,7 +273,7 @@ def slow_ranks(manifest: Manifest, cases: pd.DataFrame, times: RoundTimes) -> li
     return [
         replace(found, of=label)
         for label, group in by_compile_label(cases)
-        if (found := _slow_rank(_at_headline(group), times, hosts)) is not None
+        if (found := _slow_rank(_ddp_at_headline(group), times, hosts)) is not None
     ]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.buckets import MIB
+from ddp_bench.bench.stats.interval import Interval
 
-MIB = 2**20
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 DASH = "\N{EN DASH}"

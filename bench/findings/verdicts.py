@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.findings.numbers import about, between, percent, quantity, short, span
 from ddp_bench.bench.findings.numbers import with_interval as written
 from ddp_bench.bench.results.comparisons import EQUAL, OPEN, TOO_FEW, UNRESOLVED, Comparison
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 from ddp_bench.bench.text import listed
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
@@ -158,6 +158,9 @@ class WrapperVerdict(RatioVerdict):
     of_ideal: tuple[tuple[str, Interval], ...] = ()
     """By mode the share of ideal scaling that it reaches."""
     strong: bool = False
+    copies_ms: float | None = None
+    """What DataParallel copies in a step, beside what DDP's communication adds to its own."""
+    ddp_adds_ms: Interval | None = None
     one_device: Ratio | None = None
     """One device alone over these devices, where it is faster."""
 
@@ -167,6 +170,11 @@ class WrapperVerdict(RatioVerdict):
         if self.of_ideal and not self.within_margin and self.answer not in (UNRESOLVED, EQUAL):
             reached = ", ".join(f"{mode} {percent(share)}" for mode, share in self.of_ideal)
             said += f"; of ideal {'strong ' if self.strong else ''}scaling: {reached}"
+            if self.copies_ms is not None and self.ddp_adds_ms is not None:
+                copies, adds = quantity(self.copies_ms, "ms", 2), written(self.ddp_adds_ms, "ms")
+                said += (
+                    f"; {self.of_ideal[-1][0]} copies for {copies} a step, DDP's communication adds {adds}"
+                )
         alone = f" {self.one_device.says(subject='One device alone')}." if self.one_device else ""
         return f"{said}.{alone}"
 
@@ -263,6 +271,8 @@ class CommunicationVerdict(Verdict):
     place: str
     alone_ms: Interval | None = None
     hidden_pct: Interval | None = None
+    skew_ms: Interval | None = None
+    """Own work of the slowest rank beyond that of the fastest."""
     is_vague: bool = False
     """Whether what is hidden was measured, but is not known to 50 percentage points."""
 
@@ -281,7 +291,9 @@ class CommunicationVerdict(Verdict):
             return f"{said}{vague if self.is_vague else ''}."
         if hidden.high < 0:
             slows = "none is hidden, and it slows the compute or makes ranks wait"
-            return f"{said}, more than {takes}: {slows}."
+            skew = self.skew_ms
+            apart = f", whose own work is {written(skew, 'ms')} apart" if skew and skew.low > 0 else ""
+            return f"{said}, more than {takes}: {slows}{apart}."
         if hidden.estimate < 0:
             return f"{said}, about {takes}: whether any is hidden is unresolved."
         return f"{said}; of {takes}, {hidden.estimate:.0f}% {between(hidden, 0)} is hidden."

@@ -10,17 +10,20 @@ from typing import Any
 import pandas as pd
 
 from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
+from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.findings.numbers import TIMES, count, finite, plural, with_interval
-from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.results.comparisons import compile_mode
 from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 Row = Mapping[Any, Any] | pd.Series
 """A row of a results table, by column."""
 
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
 """Stands beside every number that was measured on CPU cores."""
+
+DEFAULT_CAP = "Cap default is PyTorch's: a first bucket of 1 MiB, then 25 MiB"
+"""Stands where other caps are shown beside it."""
 
 _DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, carried out on CPU cores by one process"
 

@@ -92,9 +92,9 @@ def main(given: Sequence[str]) -> int:
 
 def _main(out: Path, top: Path | None, arguments: Sequence[str]) -> int:
     settings = settings_of(arguments)
-    from ddp_bench.bench.worker.job import prepare
+    from ddp_bench.bench.worker.job import resolve_job
 
-    prepare(settings)
+    resolve_job(settings)
     spec = settings.workload or ""
     file = Path(str(getattr(sys.modules[spec.partition(":")[0]], "__file__", None)))
     top = top or repository_with(file.resolve()) or repository_of(Path.cwd())

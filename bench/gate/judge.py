@@ -17,13 +17,8 @@ from ddp_bench.bench.results.columns import Metric
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.stats import (
-    Interval,
-    difference_of_runs,
-    median_interval,
-    ratio_of_runs,
-    variance_between,
-)
+from ddp_bench.bench.stats.interval import Interval, median_interval
+from ddp_bench.bench.stats.two_runs import difference_of_runs, ratio_of_runs, variance_between
 
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""

@@ -24,7 +24,7 @@ from ddp_bench.bench.results.schema import METRICS, records
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.results.tables import readable
 from ddp_bench.bench.settings import IMAGES, RANK_PER_DEVICE
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 SWEPT = ("mode", "num_devices", "compile", *DDP_AXES, *PIPELINE_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""

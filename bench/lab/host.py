@@ -22,9 +22,9 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousPara
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from ddp_bench.bench.cluster.process import ignore_signals
+from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.lab.command import is_bench_run, is_torchrun
 from ddp_bench.bench.lab.link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
-from ddp_bench.bench.run.failures import RESTART_EXIT_CODE
 
 MOST_RESTARTS = 100
 """Of `bench.run`, whose ranks go on where those before them died; those of other programs stay dead.
@@ -44,7 +44,7 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         codes = [failure.exitcode for failure in result.failures.values()]
-        if not all(code < 0 or code in (0, RESTART_EXIT_CODE) for code in codes):
+        if not all(code < 0 or code in (0, ExitCode.START_AGAIN) for code in codes):
             self._remaining_restarts = 0
         return result
 

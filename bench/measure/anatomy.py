@@ -20,7 +20,7 @@ from torch import Tensor
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import PHASES, Trainer, hooked, lead_in, no_gc
 from ddp_bench.bench.modes.ddp import NEVER, DistributedMode
-from ddp_bench.bench.modes.dp import HostDataParallel
+from ddp_bench.bench.modes.dp import DataParallelStandIn
 from ddp_bench.bench.results.measured import BlockTimes
 
 HOST_STAGES = {
@@ -145,7 +145,7 @@ def _dp_stages(anatomy: Anatomy, samples: dict[str, list[float]]) -> Iterator[No
     if not isinstance(parallel, torch.nn.DataParallel):
         yield
         return
-    stages = HOST_STAGES if isinstance(parallel, HostDataParallel) else CUDA_STAGES
+    stages = HOST_STAGES if isinstance(parallel, DataParallelStandIn) else CUDA_STAGES
     timed = {
         method: partial(_timed, samples.setdefault(column, []), parallel.device_ids)
         for method, column in stages.items()

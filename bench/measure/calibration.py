@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.measure.anatomy import Anatomy, ready_hooks
 from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.models.workload import Batch, Loss
 
 

@@ -16,8 +16,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ddp_bench.bench.axes import DDP_DEFAULTS, DDP_KINDS
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.modes.base import Mode, Place, Unsupported
 from ddp_bench.bench.modes.compiled import built_for, compiles_as
 from ddp_bench.bench.text import listed
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
 
-OF_TORCH_2_15 = ("batched_grad_copy", "lazy_bucket_allocation")
-"""Constructor arguments that an older torch lacks; given only where they are on."""
+ARGUMENTS = [name for name, kind in DDP_KINDS.items() if kind == "argument" and name != "bucket_cap_mb"]
+"""Settings that DDP's constructor takes by their own name."""
 
 NAMED = 3
 """Parameters that a reason names."""
@@ -231,23 +232,19 @@ def why_ddp_stopped(text: str, module: nn.Module) -> str:
 
 def _constructor_settings(case: Case) -> dict[str, Any]:
     known = inspect.signature(DistributedDataParallel.__init__).parameters
-    settings: dict[str, Any] = {
-        "gradient_as_bucket_view": case.gradient_as_bucket_view,
-        "static_graph": case.static_graph,
-        "find_unused_parameters": case.find_unused_parameters,
-        "skip_all_reduce_unused_params": case.skip_all_reduce_unused_params,
-        # torch 2.15 renamed it; the old name warns there.
-        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": case.sync_buffers,
-    }
+    # torch 2.15 renamed it; the old name warns there.
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    given = [name for name in ARGUMENTS if getattr(case, name) != DDP_DEFAULTS[name]]
+    settings = case.bucket_cap_mb.arguments() | {name: getattr(case, name) for name in given}
+    settings |= {buffers: case.sync_buffers}
     if case.ddp_mixed_precision != "none":
         from torch.nn.parallel.distributed import _MixedPrecision  # private, so it may go
 
         half = torch.bfloat16
         settings["mixed_precision"] = _MixedPrecision(half, half, half)
-    newer = case.bucket_cap_mb.arguments() | {name: True for name in OF_TORCH_2_15 if getattr(case, name)}
-    if missing := sorted(newer.keys() - known.keys()):
+    if missing := sorted(settings.keys() - known.keys()):
         raise Unsupported(f"torch {torch.__version__} has no {missing[0]} (2.15 has)")
-    return settings | newer
+    return settings
 
 
 def _register_hook(ddp: DistributedDataParallel, name: str, group: dist.ProcessGroup | None) -> None:

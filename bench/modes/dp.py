@@ -45,7 +45,7 @@ class DataParallelMode(Mode):
             self.wrapped = CudaDataParallel(module, device_ids=devices_of(case, place))
         else:
             cores = [place.cores[i % len(place.cores)] for i in range(case.num_devices)]
-            self.wrapped = HostDataParallel(module, cores)
+            self.wrapped = DataParallelStandIn(module, cores)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """DP has no such mode: its gradients are always summed."""
@@ -53,7 +53,7 @@ class DataParallelMode(Mode):
 
     def close(self) -> None:
         """Stop the stand-in's threads."""
-        if isinstance(self.wrapped, HostDataParallel):
+        if isinstance(self.wrapped, DataParallelStandIn):
             self.wrapped.close()
 
 
@@ -76,7 +76,7 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
         return super().parallel_apply([entered(replica) for replica in replicas], inputs, kwargs)
 
 
-class HostDataParallel(nn.DataParallel[nn.Module]):
+class DataParallelStandIn(nn.DataParallel[nn.Module]):
     """`nn.DataParallel` over CPU cores: `cores[i]` runs replica i, replica 0 is the master itself."""
 
     def __init__(self, module: nn.Module, cores: Sequence[int]) -> None:
@@ -180,7 +180,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, _anchor: Tensor, owner: HostDataParallel, outputs: Sequence[Sequence[Tensor]]
+        ctx: Any, _anchor: Tensor, owner: DataParallelStandIn, outputs: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, ...]:
         ctx.owner, ctx.outputs = owner, outputs
         ctx.set_materialize_grads(False)

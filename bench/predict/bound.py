@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
+from ddp_bench.bench.buckets import PYTORCH_CAPS
 from ddp_bench.bench.findings.numbers import short
 from ddp_bench.bench.findings.verdicts import Finding
-from ddp_bench.bench.layout import PYTORCH_CAPS
 from ddp_bench.bench.predict.calibration import Calibration
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario, cost_band

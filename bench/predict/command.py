@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddp_bench.bench import cli
+from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.case import HALF_HOOKS
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.predict import output
 from ddp_bench.bench.predict.calibration import check_same, load_calibration
 from ddp_bench.bench.predict.from_pass import Source, read_source
@@ -32,7 +32,7 @@ from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
 from ddp_bench.bench.results.disk import MOST_JSON_BYTES, read_text
 from ddp_bench.bench.results.store import CALIBRATION, RunData, load_run, write_output
 from ddp_bench.bench.settings import PRECISIONS
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 T = TypeVar("T")
 

@@ -17,13 +17,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from ddp_bench.bench.buckets import BucketCaps, BucketLayout, assign_cap, bucket_bytes
 from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.numbers import plural
-from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.manifest import MANIFEST
 from ddp_bench.bench.predict.allreduce import Samples, measured_curve
-from ddp_bench.bench.predict.buckets import assign_cap, bucket_bytes
 from ddp_bench.bench.predict.calibration import (
     Calibration,
     Parameter,

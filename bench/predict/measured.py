@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.case import wire_share
 from ddp_bench.bench.conditions import machine_name
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.wording import step_labels, unit_of, units_per_sample
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.predict.allreduce import AllReduceTimes, Samples, measured_curve
 from ddp_bench.bench.predict.calibration import Identity, differences
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes

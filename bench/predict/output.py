@@ -25,7 +25,7 @@ from ddp_bench.bench.predict.scaling_limit import RULE, Line
 from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.results.disk import parse_json
 from ddp_bench.bench.results.store import write_output
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.bench.text import visible
 
 VERSION = 3

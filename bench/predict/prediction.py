@@ -16,13 +16,13 @@ import numpy as np
 import scipy
 from msgspec import Meta
 
+from ddp_bench.bench.buckets import assign_cap
 from ddp_bench.bench.cli import command, speaker
 from ddp_bench.bench.predict.allreduce import AllReduceTimes, Samples, on_shared_cores
-from ddp_bench.bench.predict.buckets import assign_cap
 from ddp_bench.bench.predict.calibration import Calibration
 from ddp_bench.bench.predict.scenario import Scenario, as_calibrated, batch_per_device, cost_band, own_curves
 from ddp_bench.bench.predict.timeline import Compute, SimulatedStep, make_work, simulate
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 RESAMPLES = 200
 
@@ -347,7 +347,7 @@ def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simul
 
 
 def _widening(calibration: Calibration) -> float:
-    """Hesterberg's factor for few rounds (source: `bench.stats.ratio_of_medians`)."""
+    """Hesterberg's factor for few rounds (source: `bench.stats.two_runs.ratio_of_medians`)."""
     rounds = min((len(s) for s in (calibration.backward_ms, calibration.forward_ms) if len(s) > 1), default=0)
     if not rounds:
         return 1.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ddp_bench.bench.buckets import PYTORCH_CAPS, BucketCaps
 from ddp_bench.bench.case import wire_share
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
 from ddp_bench.bench.predict.allreduce import (
     AllReduceTimes,
     CostBand,

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_bench.bench.predict.buckets import Layout
+from ddp_bench.bench.buckets import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES
-from ddp_bench.bench.estimate import MIN_ROUNDS
-from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.comparisons import ONE, Comparison, compared, compile_mode, over_default
@@ -21,7 +20,8 @@ from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import BUCKETS, CASES, METRICS, records, typed_frame
 from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.settings import RANK_PER_DEVICE
-from ddp_bench.bench.stats import Interval, median_interval, median_intervals, paired_ratio
+from ddp_bench.bench.stats.interval import Interval, median_interval, median_intervals, paired_ratio
+from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from ddp_bench.bench.gpus import ClockReason
-from ddp_bench.bench.stats import median_interval
+from ddp_bench.bench.stats.interval import median_interval
 
 ByRound: TypeAlias = dict[int, float]
 

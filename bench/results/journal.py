@@ -16,9 +16,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.cli import to_json
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import Count, Record
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.case_columns import STATUSES

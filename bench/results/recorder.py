@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.cli import command
 from ddp_bench.bench.cluster.process import uninterrupted
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned, plan_hash
 from ddp_bench.bench.results.aggregate import (
     Outcome,
@@ -30,7 +30,7 @@ from ddp_bench.bench.results.disk import remove_unfinished
 from ddp_bench.bench.results.journal import Curve, End, Journal, Layout, Settled
 from ddp_bench.bench.results.round_times import ByRound, CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
-from ddp_bench.bench.results.store import MEASURED, RunWriter, read_manifest
+from ddp_bench.bench.results.store import RUN_FILES, RunWriter, read_manifest
 from ddp_bench.bench.results.tables import read_blocks, readable, repair_allreduce, repair_blocks
 from ddp_bench.bench.results.typical import FITTED
 from ddp_bench.bench.settings import IMAGES
@@ -95,7 +95,7 @@ class Recorder:
                 raise UsageError(f"{journal.path} tells of no plan: its first line is damaged; restore it")
             if plan_hash(journal.state.plan) != read_manifest(folder).plan_hash:
                 raise UsageError(f"{journal.path} tells of another plan than manifest.json; restore both")
-            remove_unfinished(folder, MEASURED)
+            remove_unfinished(folder, RUN_FILES)
             plan = [p.case for p in journal.state.plan]
             num_ranks = {case.case_id: case.num_ranks for case in plan}
             repair_blocks(folder / "blocks.csv", num_ranks)

@@ -21,7 +21,7 @@ import pandas as pd
 
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS, GPUS, GpuLoad
 from ddp_bench.bench.results.schema import CASES
-from ddp_bench.bench.stats import Samples
+from ddp_bench.bench.stats.interval import Samples
 
 ByRound: TypeAlias = dict[int, float]
 Row: TypeAlias = Mapping[str, Any]

@@ -45,7 +45,7 @@ LOCK = ".lock"
 _MOST_NAME = 150
 """Characters of a file's name before its ending; file systems take 255 bytes."""
 
-MEASURED = frozenset({*FILES, MANIFEST, JOURNAL, CALIBRATION, LOCK})
+RUN_FILES = frozenset({*FILES, MANIFEST, JOURNAL, CALIBRATION, LOCK})
 """Files of a results folder that cannot be made again, by name: no command writes its output over one."""
 
 
@@ -251,7 +251,7 @@ def write_output(target: Path, write: Callable[[Path], object], *, option: str) 
 
     Raises UsageError where it cannot be written, or is what a run has measured.
     """
-    if target.name in MEASURED and target.exists():
+    if target.name in RUN_FILES and target.exists():
         raise UsageError(f"{option} {target} is a file of a run's results; name another file")
     try:
         replace_file(target, write)

@@ -8,9 +8,9 @@ from statistics import fmean
 
 import numpy as np
 
-from ddp_bench.bench.estimate import Array, Function, SeriesNoise, TwoWayFit, fit
 from ddp_bench.bench.results.round_times import ByRound, CaseTimes
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.one_run import Array, Function, SeriesNoise, TwoWayFit, fit
 
 Column = tuple[str, str]
 """A case id and a phase."""

@@ -1,21 +1,96 @@
-"""Brings the files of a run that broke off up to date and builds its report, without its ranks."""
+"""The end of a run: its files, its page, and what is said; also of one that broke off, without ranks."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench import github
+from ddp_bench.bench.cli import speaker, to_json
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.manifest import Timing
+from ddp_bench.bench.predict.bound import bound
+from ddp_bench.bench.predict.calibration import load_calibration
+from ddp_bench.bench.predict.from_pass import write_calibration
 from ddp_bench.bench.results.journal import JOURNAL, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
+from ddp_bench.bench.run.summary import print_not_measured, print_summary, summary_of
+from ddp_bench.bench.settings import ResolvedSettings
 
 STOPPED_BY_ERROR = "stopped by an error"
 """Why a run ended that said itself what was wrong: nothing more is printed then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How a run is to be carried out, not what is measured."""
+
+    arguments: Sequence[str] = ()
+    """The command line."""
+    resume: Path | None = None
+    quiet: bool = False
+    as_json: bool = False
+
+
+def close(
+    recorder: Recorder,
+    settings: ResolvedSettings,
+    parameters: Sequence[tuple[str, int, str]],
+    how: How,
+    *,
+    startup_s: float,
+    over_s: float,
+    stopped_because: str,
+) -> int:
+    """Write what a run that came to its end leaves, and say what was found; the exit code.
+
+    `over_s` is when start-up was over, on the monotonic clock, had all attempts followed it without a break.
+    """
+    cases = recorder.write()
+    folder = recorder.folder
+    timing = msgspec.structs.replace(
+        timing_of(recorder, time.monotonic() - over_s, stopped_because), startup_s=startup_s
+    )
+    recorder.tell(timing=timing)
+    missing = None
+    if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
+        print(f"{speaker()}: {missing}", file=sys.stderr)
+    # The report is a separate package; only a finished run reaches for it.
+    from ddp_bench.report.build import build, write_markdown
+
+    page = build([folder], folder / "report.html")
+    measured_s = time.monotonic() - over_s
+    timing = msgspec.structs.replace(
+        timing,
+        total_s=round(startup_s + measured_s, 2),
+        timed_share_pct=round(100 * recorder.timed_s / measured_s, 1),
+    )
+    recorder.tell(timing=timing)
+    conclusion = conclude(folder, recorder.manifest, cases, recorder.times, recorder.comparisons)
+    if settings.calibrate and missing is None:
+        found = (*conclusion.found, bound(load_calibration(folder)))
+        conclusion = dataclasses.replace(conclusion, found=found)
+    if how.as_json:
+        print(to_json(summary_of(folder, cases, conclusion, timing)))
+    elif not how.quiet:
+        print_summary(cases, conclusion, timing, page)
+    recorder.close(stopped_because)
+    missing_modes = why_not_measured(cases, settings.modes)
+    if not how.quiet:
+        wrong = [github.Annotation("error", speaker(), reason) for reason in missing_modes]
+        github.show(wrong, lambda: write_markdown([folder], None))
+    if missing_modes:
+        print_not_measured(folder, missing_modes)
+    return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK
 
 
 def finish(folder: Path, because: str) -> str:

@@ -1,4 +1,4 @@
-"""The conductor of a run: has it prepared, opens its folder, measures, and goes on where workers are lost.
+"""The conductor of a run: has it resolved, opens its folder, measures, and goes on where workers are lost.
 
 One process decides, keeps time and writes; it imports no torch. On one machine it is the command itself.
 Under torchrun or srun it is the first rank's process, and that rank a child of it; there a lost worker ends
@@ -12,25 +12,17 @@ import dataclasses
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from ddp_bench.bench import github, plan
-from ddp_bench.bench.cli import speaker, to_json
+from ddp_bench.bench import plan
+from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.cluster.process import ignore_signals, interrupted_by_signals
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.findings.notes import why_not_measured
-from ddp_bench.bench.predict.bound import bound
-from ddp_bench.bench.predict.calibration import load_calibration
-from ddp_bench.bench.predict.from_pass import write_calibration
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.close import STOPPED_BY_ERROR, finish_and_say, timing_of
-from ddp_bench.bench.run.described import check_alike, new_manifest, print_plan
-from ddp_bench.bench.run.failures import MOST_IDLE_ATTEMPTS, RESTART_EXIT_CODE, Failure, is_stuck
+from ddp_bench.bench.run.begin import START_LIMIT_S, check_alike, have_resolved, new_manifest
+from ddp_bench.bench.run.close import STOPPED_BY_ERROR, How, close, finish_and_say
+from ddp_bench.bench.run.failures import MOST_IDLE_ATTEMPTS, Failure, is_stuck
 from ddp_bench.bench.run.reopen import (
     begin_attempt,
     check_same,
@@ -40,24 +32,9 @@ from ddp_bench.bench.run.reopen import (
     settle_fault,
 )
 from ddp_bench.bench.run.session import Session
-from ddp_bench.bench.run.summary import print_not_measured, print_summary, summary_of
 from ddp_bench.bench.run.workers import LostError, Workers
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
-
-START_LIMIT_S = 600.0
-"""Limit for what is done before the first case, such as reading drivers and slow file systems."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class How:
-    """How a run is to be carried out, not what is measured."""
-
-    arguments: Sequence[str] = ()
-    """The command line."""
-    resume: Path | None = None
-    quiet: bool = False
-    as_json: bool = False
 
 
 class Conductor:
@@ -76,7 +53,7 @@ class Conductor:
         self._how = how
         self._workers = workers
         self._began_s = began_s
-        self._prepared: m.Prepared | None = None
+        self._job: m.ResolvedJob | None = None
         self._profiled: m.Profiled | None = None
         self._recorder: Recorder | None = None
         self._console = Console(silent=how.quiet)
@@ -115,27 +92,27 @@ class Conductor:
                     said = f"gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row"
                     return self._ended("the ranks died", ExitCode.NOT_MEASURED, said)
             else:
-                return self._conclude(reason)
+                return self._closed(reason)
 
     def _attempt(self) -> str:
         """Start the workers and measure until there is a reason to stop: that reason."""
-        if self._prepared is None:
-            self._prepared = prepare(self._workers, self._asked)
-        prepared, workers = self._prepared, self._workers
+        if self._job is None:
+            self._job = have_resolved(self._workers, self._asked)
+        job, workers = self._job, self._workers
         workers.open()
-        workers.grow(plan.world_size(prepared.plan))
+        workers.grow(plan.world_size(job.plan))
         if self._profiled is None:
-            profile = m.Profile(settings=prepared.settings)
+            profile = m.Profile(settings=job.settings)
             self._profiled = workers.value(0, profile, m.Profiled, "start-up", START_LIMIT_S)
-        begun = self._begin(prepared)
-        recorder = self._opened(prepared, self._profiled, begun)
+        begun = self._begin(job)
+        recorder = self._opened(job, self._profiled, begun)
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
         self._over_s = time.monotonic() - recorder.elapsed_s
         session = Session(
             workers=workers,
-            settings=prepared.settings,
-            plan=prepared.plan,
+            settings=job.settings,
+            plan=job.plan,
             begun=begun,
             recorder=recorder,
             console=self._console,
@@ -144,25 +121,39 @@ class Conductor:
         workers.end()
         return reason
 
-    def _begin(self, prepared: m.Prepared) -> list[m.Begun]:
+    def _closed(self, stopped_because: str) -> int:
+        assert self._recorder is not None  # this and the others by the first attempt
+        assert self._job is not None
+        assert self._profiled is not None
+        return close(
+            self._recorder,
+            self._job.settings,
+            self._profiled.parameters,
+            self._how,
+            startup_s=self._startup_s or 0.0,
+            over_s=self._over_s,
+            stopped_because=stopped_because,
+        )
+
+    def _begin(self, job: m.ResolvedJob) -> list[m.Begun]:
         """Have all workers take their devices and meet. Raises UsageError where their hosts differ."""
-        workers, settings = self._workers, prepared.settings
-        local_size = len(workers) if workers.launched is None else prepared.machine.ranks_per_node
+        workers, settings = self._workers, job.settings
+        local_size = len(workers) if workers.launched is None else job.machine.ranks_per_node
         begin = m.Begin(
             settings=settings,
-            cases=tuple(p.case for p in prepared.plan if p.skip_reason is None),
+            cases=tuple(p.case for p in job.plan if p.skip_reason is None),
             world_size=len(workers),
             local_world_size=local_size or len(workers),
             meeting=workers.name,
             port=workers.store_port,
-            seen=prepared.seen,
+            seen=job.seen,
         )
         everyone = dict.fromkeys(range(len(workers)), begin)
         begun = [*workers.values(everyone, m.Begun, "start-up", START_LIMIT_S).values()]
         check_alike(begun)
         return begun
 
-    def _opened(self, prepared: m.Prepared, profiled: m.Profiled, begun: Sequence[m.Begun]) -> Recorder:
+    def _opened(self, job: m.ResolvedJob, profiled: m.Profiled, begun: Sequence[m.Begun]) -> Recorder:
         """The record of the run, whose folder is opened with the first attempt."""
         oom_kills = {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}
         if (recorder := self._recorder) is not None:
@@ -170,10 +161,10 @@ class Conductor:
             begin_attempt(recorder, oom_kills)
             return recorder
         how = self._how
-        manifest = new_manifest(prepared, profiled, how.arguments, begun)
+        manifest = new_manifest(job, profiled, how.arguments, begun)
         if how.resume is not None:
             check_same(how.resume, resumable_manifest(how.resume), manifest)
-        opened = open_run(prepared.settings, prepared.plan, manifest, oom_kills, resume=how.resume)
+        opened = open_run(job.settings, job.plan, manifest, oom_kills, resume=how.resume)
         self._recorder = opened.recorder
         for note in opened.notes:
             self._console.note(note)
@@ -193,7 +184,7 @@ class Conductor:
         self._write_down(lost.failure)
         if self._workers.launched is not None:
             self._ended("a rank was lost" if lost.failure else "the ranks have to start again", 0)
-            return RESTART_EXIT_CODE
+            return ExitCode.START_AGAIN
         self._workers.end_at_once()
         return None
 
@@ -229,79 +220,10 @@ class Conductor:
             if self._recorder is not None and (under_way := self._recorder.journal.state.under_way):
                 what = under_way.what
             self._lost(self._workers.died(what))
-            return RESTART_EXIT_CODE
+            return ExitCode.START_AGAIN
         if self._recorder is not None:
             self._ended("interrupted", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
-
-    def _conclude(self, stopped_because: str) -> int:
-        """Write what a run that came to its end leaves, and say what was found; the exit code."""
-        assert self._recorder is not None  # this and the others by the first attempt
-        assert self._prepared is not None
-        assert self._profiled is not None
-        recorder, how = self._recorder, self._how
-        startup_s, over_s = self._startup_s or 0.0, self._over_s
-        cases = recorder.write()
-        folder, settings = recorder.folder, self._prepared.settings
-        timing = msgspec.structs.replace(
-            timing_of(recorder, time.monotonic() - over_s, stopped_because), startup_s=startup_s
-        )
-        recorder.tell(timing=timing)
-        missing = None
-        if settings.calibrate and (missing := write_calibration(folder, list(self._profiled.parameters))):
-            print(f"{speaker()}: {missing}", file=sys.stderr)
-        # The report is a separate package; only a finished run reaches for it.
-        from ddp_bench.report.build import build, write_markdown
-
-        page = build([folder], folder / "report.html")
-        measured_s = time.monotonic() - over_s
-        timing = msgspec.structs.replace(
-            timing,
-            total_s=round(startup_s + measured_s, 2),
-            timed_share_pct=round(100 * recorder.timed_s / measured_s, 1),
-        )
-        recorder.tell(timing=timing)
-        conclusion = conclude(folder, recorder.manifest, cases, recorder.times, recorder.comparisons)
-        if settings.calibrate and missing is None:
-            found = (*conclusion.found, bound(load_calibration(folder)))
-            conclusion = dataclasses.replace(conclusion, found=found)
-        if how.as_json:
-            print(to_json(summary_of(folder, cases, conclusion, timing)))
-        elif not how.quiet:
-            print_summary(cases, conclusion, timing, page)
-        recorder.close(stopped_because)
-        missing_modes = why_not_measured(cases, settings.modes)
-        if not how.quiet:
-            wrong = [github.Annotation("error", speaker(), reason) for reason in missing_modes]
-            github.show(wrong, lambda: write_markdown([folder], None))
-        if missing_modes:
-            print_not_measured(folder, missing_modes)
-        return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK
-
-
-def prepare(workers: Workers, asked: Settings) -> m.Prepared:
-    """Have the first worker resolve and plan what was asked for. Raises UsageError, LostError."""
-    workers.open()
-    there = workers.launched
-    if there is not None:
-        look = dict.fromkeys(range(len(workers)), m.Look(device=asked.device))
-        seen = workers.values(look, m.SeenGpus | None, "start-up", START_LIMIT_S).values()
-        there = msgspec.structs.replace(there, seen=tuple(one for one in seen if one is not None))
-    ask = m.Prepare(asked=asked, launched=there)
-    found: m.Prepared = workers.value(0, ask, m.Prepared, "start-up", START_LIMIT_S)
-    if not workers.suit(found.settings.device):
-        workers.open()
-        ask = m.Prepare(asked=dataclasses.replace(asked, device=found.settings.device))
-        found = workers.value(0, ask, m.Prepared, "start-up", START_LIMIT_S)
-    return found
-
-
-def show_plan(workers: Workers, prepared: m.Prepared) -> None:
-    """Print the plan and how long it takes."""
-    # Eager: a plan should not take the minutes of a compiler, nor need one.
-    first = m.Probe(case=dataclasses.replace(prepared.plan[0].case, compile="off"))
-    steps_ms: list[float] = workers.value(0, first, list[float], "the probe of single", START_LIMIT_S)
-    print_plan(prepared, steps_ms)
 
 
 def _with_stacks(failure: Failure, folder: Path) -> Failure:

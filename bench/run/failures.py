@@ -12,9 +12,6 @@ from ddp_bench.bench.sysfs import ranges
 from ddp_bench.bench.text import visible
 from ddp_bench.bench.worker.messages import Report
 
-RESTART_EXIT_CODE = 75
-"""The ranks of a launcher can go no further (EX_TEMPFAIL): it is to start all of them again."""
-
 MOST_IDLE_ATTEMPTS = 2
 """So many attempts in a row may achieve nothing: one can be chance, two have a cause that stays."""
 

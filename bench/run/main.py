@@ -149,10 +149,12 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
         check_claimable(Path(settings.out))
     with running_workers(settings) as workers:
         # Pandas and scipy take a second, in which the workers import torch.
-        from ddp_bench.bench.run.conductor import Conductor, How, prepare, show_plan
+        from ddp_bench.bench.run.begin import have_resolved, show_plan
+        from ddp_bench.bench.run.close import How
+        from ddp_bench.bench.run.conductor import Conductor
 
         if how["dry_run"]:
-            show_plan(workers, prepare(workers, settings))
+            show_plan(workers, have_resolved(workers, settings))
             return ExitCode.OK
         done = How(arguments=arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
         return Conductor(settings, done, workers, began_s=began_s).run()

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import stdtrit
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.console import format_s
-from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.expected_time import timed_block_s
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.recorder import Recorder
@@ -25,7 +24,8 @@ from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
 from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.settings import ResolvedSettings
-from ddp_bench.bench.stats import paired_ratio
+from ddp_bench.bench.stats.interval import paired_ratio
+from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 from ddp_bench.bench.worker.messages import GroupKey
 
 FIRST_LOOK = 10

@@ -13,12 +13,12 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from ddp_bench.bench.buckets import MIB, BucketLayout
 from ddp_bench.bench.cli import print_table, speaker
 from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.findings import Conclusion
 from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import (
-    MIB,
     duration,
     finite,
     number,
@@ -28,6 +28,7 @@ from ddp_bench.bench.findings.numbers import (
     with_interval,
 )
 from ddp_bench.bench.findings.wording import (
+    DEFAULT_CAP,
     compile_label,
     estimate,
     hidden_percent,
@@ -38,7 +39,6 @@ from ddp_bench.bench.findings.wording import (
     unit_of_cases,
     workload_parts,
 )
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import Record, Timing, said
 from ddp_bench.bench.results.comparisons import by_compile, compile_mode
 from ddp_bench.bench.results.schema import CASES, records
@@ -65,6 +65,8 @@ def print_summary(cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, p
         print(visible(f"{row['case_id']}: {row['status']}: {why}"))
     if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
         print("* more devices than there are: they share cores or GPUs")
+    if {"default"} < set(cases["bucket_cap_mb"].dropna()):
+        print(DEFAULT_CAP)
     for line in stand_ins(cases):
         print(line)
     print(

@@ -1,1 +1,1 @@
-"""Finds the bucket cap with the shortest step: calibrates, predicts, and proves it by measurement."""
+"""Finds the bucket cap with which DDP trains fastest: a run whose slowest cases leave one after another."""

@@ -36,7 +36,7 @@ class Job:
     plan: list[Planned]
 
 
-def prepare(asked: Settings, launched: Launched | None = None) -> Job:
+def resolve_job(asked: Settings, launched: Launched | None = None) -> Job:
     """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here.
 
     `launched` is what torchrun or srun has started.

@@ -23,9 +23,6 @@ from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.rank import ADDRESS_KEY, Rank, joined_store, waiting_for, waits_for
 from ddp_bench.bench.worker.tracebacks import bounded
 
-LOST_EXIT_CODE = 75
-"""A worker whose conductor has gone (EX_TEMPFAIL): a launcher may start all anew."""
-
 CONNECT_S = 600.0
 """So long a worker looks for its conductor: allocations and slow file systems can take minutes."""
 
@@ -58,7 +55,7 @@ class Connection:
             try:
                 self._socket.sendall(m.encode(answer))
             except OSError:
-                os._exit(LOST_EXIT_CODE)
+                os._exit(ExitCode.START_AGAIN)
 
     def _listen(self) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
@@ -69,7 +66,7 @@ class Connection:
                 else:
                     self.commands.put(command)
         # A worker that computes on would notice nothing before its next answer.
-        os._exit(LOST_EXIT_CODE)
+        os._exit(ExitCode.START_AGAIN)
 
     def _told(self) -> m.Told:
         return m.Told(waits_for=waits_for(), where=self._where(), stacks=bounded(stacks()))
@@ -126,7 +123,7 @@ def start(address: tuple[str, int], token: str, *, forked: bool) -> NoReturn:
 
     with contextlib.suppress(OSError):
         guarded("run", work)
-    os._exit(LOST_EXIT_CODE)
+    os._exit(ExitCode.START_AGAIN)
 
 
 def join() -> NoReturn:

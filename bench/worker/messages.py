@@ -12,9 +12,9 @@ from typing import Any, TypeAlias, Union
 
 import msgspec
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.cli import to_json
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
 from ddp_bench.bench.plan import Machine, Planned
 from ddp_bench.bench.results.measured import BlockTimes, Compilation, DeviceMemory
@@ -67,8 +67,8 @@ class Look(Command, frozen=True):
     device: str
 
 
-class Prepare(Command, frozen=True):
-    """Resolve what was asked for on this machine, load the workload, and plan: a `Prepared`."""
+class Resolve(Command, frozen=True):
+    """Resolve what was asked for on this machine, load the workload, and plan: a `ResolvedJob`."""
 
     asked: Settings
     launched: Launched | None = None
@@ -271,7 +271,7 @@ class Launched(Record, frozen=True):
     """The GPUs that each rank sees, by rank; none on CPU cores."""
 
 
-class Prepared(Record, frozen=True):
+class ResolvedJob(Record, frozen=True):
     """A run, validated and planned for this machine."""
 
     settings: ResolvedSettings

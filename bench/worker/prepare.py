@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.case import Case, split_of
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.measure.timed import Trainer, run_block
@@ -40,7 +40,7 @@ STILL_FASTER = 0.95
 
 
 @dataclass
-class LiveCase:
+class HeldCase:
     """A case as a rank that takes part holds it."""
 
     case: Case
@@ -58,7 +58,7 @@ class LiveCase:
             self.trainer = None
 
 
-def warm(live: LiveCase, asked: Warm, *, prover: Prover, settings: Settings, clock: Clock) -> Warmed:
+def warm(live: HeldCase, asked: Warm, *, prover: Prover, settings: Settings, clock: Clock) -> Warmed:
     """Build a case and warm it up. Raises Unsupported, or what the model raises."""
     case, place = live.case, prover.place
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'

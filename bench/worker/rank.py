@@ -51,8 +51,8 @@ from ddp_bench.bench.worker.devices import (
     seen_gpus,
     this_machine,
 )
-from ddp_bench.bench.worker.job import Job, prepare, workload_of
-from ddp_bench.bench.worker.prepare import LiveCase, warm
+from ddp_bench.bench.worker.job import Job, resolve_job, workload_of
+from ddp_bench.bench.worker.prepare import HeldCase, warm
 from ddp_bench.bench.worker.proof import Prover, fingerprint
 from ddp_bench.bench.worker.update_proof import prove_update
 from ddp_bench.bench.worker.work import measure
@@ -100,7 +100,7 @@ class Rank:
         self._metering: DeviceMeter | None = None
         self._telemetry: Telemetry | None = None
         self._groups: dict[m.GroupKey, dist.ProcessGroup | None] = {}
-        self._live: dict[int, LiveCase] = {}
+        self._live: dict[int, HeldCase] = {}
         self._bound_cores = ""
         self._of_this_run = contextlib.ExitStack()
 
@@ -141,10 +141,10 @@ class Rank:
         is_gpu = asked.device != "cpu" and torch.cuda.is_available()
         return seen_gpus(self._local_rank) if is_gpu else None
 
-    def _prepare(self, asked: m.Prepare) -> m.Prepared:
-        job = self._job = prepare(asked.asked, asked.launched)
+    def _resolve(self, asked: m.Resolve) -> m.ResolvedJob:
+        job = self._job = resolve_job(asked.asked, asked.launched)
         seen = asked.launched.seen if asked.launched is not None else ()
-        return m.Prepared(settings=job.settings, machine=job.machine, plan=tuple(job.plan), seen=seen)
+        return m.ResolvedJob(settings=job.settings, machine=job.machine, plan=tuple(job.plan), seen=seen)
 
     def _probe(self, asked: m.Probe) -> list[float]:
         assert self._job is not None  # what this rank has prepared
@@ -290,7 +290,7 @@ class Rank:
         return m.Proven(gradient_error=error, split_effect=self._prover.split_effect(asked.case))
 
     def _warm(self, asked: m.Warm) -> m.Warmed:
-        live = LiveCase(asked.case, self._case_group(asked.case), asked.oversubscribed)
+        live = HeldCase(asked.case, self._case_group(asked.case), asked.oversubscribed)
         self._live[asked.index] = live
         found = warm(live, asked, prover=self._prover, settings=self._settings, clock=self._clock)
         # Another rank may need it for the next case: DP trains on everyone's GPU.
@@ -354,7 +354,7 @@ class Rank:
         return None
 
 
-BEFORE_CASES = (m.Open, m.Look, m.Prepare, m.Probe, m.Profile, m.Begin)
+BEFORE_CASES = (m.Open, m.Look, m.Resolve, m.Probe, m.Profile, m.Begin)
 """Commands that concern the run as a whole."""
 
 IN_STEP = (m.Wait, m.Meter, m.Rate, m.Prove, m.Warm, m.Block, m.Curve, m.Settle)

@@ -19,7 +19,7 @@ from ddp_bench.bench.measure.trace import run_trace
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.measured import BlockTimes
-from ddp_bench.bench.worker.prepare import LiveCase
+from ddp_bench.bench.worker.prepare import HeldCase
 
 ANATOMY_STEPS = 2
 """Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
@@ -37,7 +37,7 @@ Work = Callable[[], BlockTimes]
 
 
 def measure(
-    live: LiveCase,
+    live: HeldCase,
     phase: str,
     steps: int,
     *,
@@ -60,7 +60,7 @@ def measure(
 
 def _work(
     phase: str,
-    live: LiveCase,
+    live: HeldCase,
     trainer: Trainer,
     steps: int,
     place: Place,
@@ -95,7 +95,7 @@ def _settled(block: Work, group: Any, device: torch.device) -> BlockTimes:
     return block()
 
 
-def _replay(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
+def _replay(live: HeldCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
     assert live.layout is not None  # a case that communicates has buckets
     sizes = live.layout.num_bytes
     if live.case.comm_hook in HALF_HOOKS:
@@ -104,12 +104,12 @@ def _replay(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> Blo
     return replay.measured(clock, first=trainer.mode.broadcast_buffers)
 
 
-def _calibration(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
+def _calibration(live: HeldCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
     assert live.layout is not None  # a case that communicates has buckets
     return run_calibration(trainer, live.layout, live.group, place.device, clock)
 
 
-def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
+def _anatomy(live: HeldCase, trainer: Trainer, place: Place) -> BlockTimes:
     if live.case.is_staged:
         from ddp_bench.bench.measure.pipeline import run_pipeline_anatomy  # imported with such a case
 

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, Planned, expand, round_order
 from ddp_bench.bench.resolve import with_device_defaults

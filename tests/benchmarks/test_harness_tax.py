@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rank_pool import Ranks
 
-from ddp_bench.bench.stats import median_interval
+from ddp_bench.bench.stats.interval import median_interval
 
 LOOPS = """
 import random, time

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults

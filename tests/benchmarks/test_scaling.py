@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from published import from_throughput, gradients_in_backward_order
 
-from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.predict.buckets import assign_cap
+from ddp_bench.bench.buckets import BucketCaps, assign_cap
 from ddp_bench.bench.predict.calibration import Calibration, Identity
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.scenario import Scenario, cost_band

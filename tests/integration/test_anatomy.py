@@ -12,7 +12,7 @@ from torch import nn
 from ddp_bench.bench.measure.anatomy import _dp_stages, bucket_ready_ms, run_anatomy
 from ddp_bench.bench.measure.timed import Trainer, no_gc
 from ddp_bench.bench.modes import Place, build_mode
-from ddp_bench.bench.modes.dp import HostDataParallel
+from ddp_bench.bench.modes.dp import DataParallelStandIn
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
 
@@ -53,7 +53,7 @@ def test_phases_and_dp_stages_make_up_the_step_and_leave_nothing_in_it(waited_fo
     assert min(backward) > 0
     assert sum(backward) < detail["backward_ms"]
     assert 0 < detail["dp_device0_pct"] < 100
-    assert isinstance(made.mode.wrapped, HostDataParallel)
+    assert isinstance(made.mode.wrapped, DataParallelStandIn)
     assert "apply_replicas" not in vars(made.mode.wrapped), "the class's own method shows again"
     assert type(made) is Trainer
     assert not any(parameter._post_accumulate_grad_hooks for parameter in made.mode.module.parameters())

@@ -13,9 +13,8 @@ from made import case_of
 from published import gradients_in_backward_order
 from test_modes import RESNET18_LAYOUTS
 
-from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.buckets import BucketCaps, assign, assign_cap, bucket_bytes, cap_limits
 from ddp_bench.bench.modes.ddp import DistributedMode, Place
-from ddp_bench.bench.predict.buckets import assign, assign_cap, bucket_bytes, cap_limits
 from ddp_bench.models.registry import resnet_workload
 
 ARCHS = ("resnet20", "resnet18", "resnet50", "resnext50_32x4d")

@@ -141,7 +141,7 @@ def test_a_run_checks_the_folder_before_it_begins(tmp_path):
     (tmp_path / "bad.png").write_text("no image")
     asked = Settings(arch="resnet20", modes=("single",), gpus=(1,), device="cpu", data=str(tmp_path))
     with pytest.raises(UsageError, match="cannot read image"):
-        job.prepare(asked)
+        job.resolve_job(asked)
 
 
 def test_a_missing_folder_names_the_choices(tmp_path):

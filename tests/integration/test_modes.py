@@ -15,7 +15,7 @@ from torch.nn.parallel import scatter_gather
 from torchvision.models import resnet18
 
 from ddp_bench.bench.modes import Place, build_mode, devices_of
-from ddp_bench.bench.modes.dp import CudaDataParallel, HostDataParallel
+from ddp_bench.bench.modes.dp import CudaDataParallel, DataParallelStandIn
 
 COMMON = """
 from torchvision.models import resnet18
@@ -235,7 +235,7 @@ def test_the_stand_in_really_splits_the_batch():
     """As in nn.DataParallel, replica 0 sees its chunk only, and its BatchNorm statistics are kept."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.BatchNorm1d(1, momentum=1.0), nn.Linear(1, 2))
-    parallel = HostDataParallel(module, (0, 0))
+    parallel = DataParallelStandIn(module, (0, 0))
     parallel(torch.tensor([[1.0], [3.0], [10.0], [30.0]]))
     assert isinstance(module[0].running_mean, torch.Tensor)
     assert module[0].running_mean.item() == pytest.approx(2.0)
@@ -295,7 +295,7 @@ def test_the_stand_in_splits_and_joins_nested_values(loss, calls):
     """Twice as well: a loss may compare two outputs of one batch."""
     torch.manual_seed(0)
     plain = Nested().double()
-    parallel = HostDataParallel(copy.deepcopy(plain), (0, 0))
+    parallel = DataParallelStandIn(copy.deepcopy(plain), (0, 0))
     batch = nested_batch(4)
     found = [parallel(**batch) for _ in range(calls)]
     wanted = [plain(**batch) for _ in range(calls)]
@@ -323,7 +323,7 @@ def test_a_replica_of_the_stand_in_without_a_gradient_is_left_out():
         def forward(self, x):
             return super().forward(x) if x.sum() > 0 else torch.zeros(len(x), 2)
 
-    parallel = HostDataParallel(Gated(1, 2), (0, 0))
+    parallel = DataParallelStandIn(Gated(1, 2), (0, 0))
     parallel(torch.tensor([[1.0], [3.0], [-1.0], [-2.0]])).sum().backward()
     assert parallel.module.weight.grad.tolist() == [[4.0], [4.0]]
     parallel.close()
@@ -334,7 +334,7 @@ def test_the_stand_in_refuses_what_torch_does_not_gather():
         def forward(self, x):
             return super().forward(x), 0.5
 
-    parallel = HostDataParallel(Counting(2, 2), (0, 0))
+    parallel = DataParallelStandIn(Counting(2, 2), (0, 0))
     with pytest.raises(TypeError, match="gathers tensors, and the module's outputs hold a float"):
         parallel(torch.zeros(2, 2))
     with pytest.raises(TypeError):
@@ -363,7 +363,7 @@ class Recorded(nn.Module):
 @pytest.mark.parametrize("enabled", [True, False])
 def test_replicas_of_the_stand_in_compute_in_the_callers_autocast_type(dtype, *, enabled):
     module = Recorded("cpu")
-    parallel = HostDataParallel(module, (0, 0))
+    parallel = DataParallelStandIn(module, (0, 0))
     with torch.autocast("cpu", dtype=dtype, enabled=enabled):
         parallel(torch.zeros(4, 1))
     assert module.found == [(enabled, dtype)] * 2

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.modes import Place, Unsupported
 from ddp_bench.bench.modes.base import Mode
-from ddp_bench.bench.modes.ddp import OF_TORCH_2_15
-from ddp_bench.bench.modes.dp import HostDataParallel
+from ddp_bench.bench.modes.ddp import ARGUMENTS
+from ddp_bench.bench.modes.dp import DataParallelStandIn
 from ddp_bench.bench.worker import proof
 from ddp_bench.bench.worker.proof import ProofError, Prover, fingerprint
 from ddp_bench.models.registry import resnet_workload
@@ -50,8 +50,8 @@ def prefixed(self):
 @pytest.mark.parametrize(
     ("owner", "method", "fault", "said"),
     [
-        (HostDataParallel, "reduce_gradients", lambda _self: None, "gradients differ"),
-        (HostDataParallel, "replicate_weights", stale, "gradients differ"),
+        (DataParallelStandIn, "reduce_gradients", lambda _self: None, "gradients differ"),
+        (DataParallelStandIn, "replicate_weights", stale, "gradients differ"),
         (Mode, "state_dict", prefixed, "does not load into the plain module"),
     ],
     ids=["a lost replica", "stale weights", "a prefix in the state dict"],
@@ -87,10 +87,7 @@ def test_ddp_is_proven_under_every_setting(ddp):
     settings = [
         {},
         {"bucket_cap_mb": "0.1"},
-        {"gradient_as_bucket_view": True},
-        {"static_graph": True},
-        *({name: True} for name in OF_TORCH_2_15 if name in signature(DistributedDataParallel).parameters),
-        {"find_unused_parameters": True},
+        *({name: True} for name in ARGUMENTS if name in signature(DistributedDataParallel).parameters),
         {"sync_buffers": False},
         {"accumulate": 3},
         {"comm_hook": "fp16"},
@@ -446,7 +443,7 @@ PREPARED = """
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.worker.messages import Warm
-from ddp_bench.bench.worker.prepare import LiveCase, warm
+from ddp_bench.bench.worker.prepare import HeldCase, warm
 from ddp_bench.bench.worker.update_proof import prove_update
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
@@ -459,7 +456,7 @@ def proven(workload=None, **settings):
     workload = as_set(workload or resnet_workload("resnet20", 32), case)
     torch.manual_seed(0)
     prover = Prover(workload, make_module(workload), cluster.place, 0, equal_replicas=True)
-    live = LiveCase(case, group if case.mode == "ddp" else None)
+    live = HeldCase(case, group if case.mode == "ddp" else None)
     asked = Warm(index=0, case=case, oversubscribed=False, equal_replicas=True)
     try:
         prover.prove(case, live.group)

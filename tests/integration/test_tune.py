@@ -5,9 +5,8 @@ import json
 import pytest
 from commands import SMALL, python
 
-from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.buckets import BucketCaps, assign_cap, bucket_bytes
 from ddp_bench.bench.predict import main as predict
-from ddp_bench.bench.predict.buckets import assign_cap, bucket_bytes
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.tune import main as tune

@@ -8,7 +8,7 @@ from report_runs import case, measured, run
 
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 CPU = {"device_type": "cpu"}
 NAN = math.nan

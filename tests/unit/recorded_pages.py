@@ -15,7 +15,7 @@ from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Losses, Prediction
 from ddp_bench.bench.predict.scaling_limit import Line
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.build import render
 from ddp_bench.report.page import page
 

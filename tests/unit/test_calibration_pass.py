@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import case_of
 
+from ddp_bench.bench.buckets import BucketCaps, BucketLayout, assign_cap, bucket_bytes
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.measure import calibration, collectives
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
 from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
-from ddp_bench.bench.predict.buckets import assign_cap, bucket_bytes
 from ddp_bench.bench.predict.from_pass import calibration_of, slowdowns
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work, simulate
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame

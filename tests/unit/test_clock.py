@@ -9,7 +9,7 @@ import torch
 from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 from torch import backends
 
-from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.measure import calibration, collectives, hold
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, float32_precision, make_clock

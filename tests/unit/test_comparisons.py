@@ -33,7 +33,7 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import CASES, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.results.typical import Typical
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 NAN = math.nan
 

@@ -32,7 +32,7 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.run.phases import fixed_phases, is_calibrated
 from ddp_bench.bench.settings import Settings, as_options
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 WAYS = ("ddp_optimizer", "no_optimization", "python_reducer")
 

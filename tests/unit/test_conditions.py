@@ -13,7 +13,7 @@ from ddp_bench.bench.doctor.resources import RESOURCE_CHECKS
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import environment, machine, versions
 from ddp_bench.bench.manifest import Cgroup, RankPlace
-from ddp_bench.bench.run.described import check_alike
+from ddp_bench.bench.run.begin import check_alike
 from ddp_bench.bench.worker import rank as module
 from ddp_bench.bench.worker.messages import Begun
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from made import block, case_of, made_manifest
 from report_runs import case
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.cli import read_toml
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.disk import (
     make_folder,
@@ -42,7 +42,7 @@ from ddp_bench.bench.results.journal import (
 )
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import CASES, typed_frame
-from ddp_bench.bench.results.store import LOCK, MEASURED, FolderLock, RunWriter, claim, load_run
+from ddp_bench.bench.results.store import LOCK, RUN_FILES, FolderLock, RunWriter, claim, load_run
 from ddp_bench.bench.results.tables import read_blocks, repair_allreduce, repair_blocks
 from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.text import csv_cell, csv_text, markdown, visible
@@ -175,7 +175,7 @@ def test_what_a_killed_writer_began_goes_at_the_next_start(tmp_path, monkeypatch
     assert len([*tmp_path.iterdir()]) == 1
     for name in (".cases.csv-abcd_123", ".manifest.json-00000000", ".notes.txt-abcdefgh", "cases.csv"):
         (tmp_path / name).touch()
-    remove_unfinished(tmp_path, MEASURED)
+    remove_unfinished(tmp_path, RUN_FILES)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".notes.txt-abcdefgh", "cases.csv"]
 
 

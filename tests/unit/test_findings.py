@@ -93,6 +93,20 @@ def test_devices_that_lose_against_one_are_told():
     assert wrapper(1.5, 1.7, ddp=case("ddp", 2, 99.5)).one_device is None, "its interval holds 1"
 
 
+COPIES = {"dp_scatter_ms": 1, "dp_replicate_ms": 2, "dp_gather_ms": 3, "dp_reduce_ms": 14}
+
+
+def test_what_dp_copies_stands_beside_what_ddp_communicates():
+    ddp = case("ddp", 2, 160.0, **exposing(60, 70))
+    verdict = wrapper(0.75, 0.84, dp=case("dp", 2, 160.0, **COPIES), ddp=ddp)
+    assert (verdict.copies_ms, verdict.ddp_adds_ms.estimate) == (20, 65)
+    assert verdict.sentence.endswith(
+        "DP copies for 20 ms a step, DDP's communication adds 65 (60\N{EN DASH}70) ms."
+    )
+    on_gpus = {**COPIES, "dp_reduce_ms": None}  # its reduction is part of the backward
+    assert "copies" not in wrapper(0.75, 0.84, dp=case("dp", 2, 160.0, **on_gpus), ddp=ddp).sentence
+
+
 FEW = {"speedup_low": None, "speedup_high": None, "efficiency_low": None, "efficiency_high": None}
 
 
@@ -209,6 +223,16 @@ def test_what_communication_adds(name, answer, hidden, vague, excess):
     assert (verdict.answer, verdict.is_vague) == (answer, vague)
     assert (verdict.hidden_pct and verdict.hidden_pct.estimate) == hidden
     assert verdict.excess == (excess if excess is None else pytest.approx(excess))
+
+
+def test_how_far_ranks_are_apart_is_told_where_communication_hides_nothing():
+    row = DDP | measured(step_ms=100.0) | COMMUNICATIONS["none hidden"]
+    ends = {"rank_skew_ms": 17.0, "rank_skew_ms_high": 22.0}
+    known, unknown = (
+        found(SINGLE, row | ends | {"rank_skew_ms_low": low})[COMMUNICATION].sentence for low in (12, -1)
+    )
+    assert known.endswith("makes ranks wait, whose own work is 17 (12\N{EN DASH}22) ms apart.")
+    assert unknown.endswith("makes ranks wait.")
 
 
 def test_communication_was_not_measured():

@@ -22,14 +22,14 @@ from gate_runs import (
 from made import made_manifest
 from scipy.stats import binomtest
 
-from ddp_bench.bench import stats
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.judge import judge
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import model_change
 from ddp_bench.bench.results.schema import GATED
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats import two_runs
+from ddp_bench.bench.stats.interval import Interval
 
 
 def simulated(rng, *, slower=1.0, drift=0.0, num_rounds=20, **noise):
@@ -73,7 +73,7 @@ def test_a_regression_needs_the_interval_and_the_threshold(low, estimate, high, 
     ],
 )
 def test_a_against_a_hardly_ever_regresses(noise, monkeypatch):
-    monkeypatch.setattr(stats, "RESAMPLES", 200)
+    monkeypatch.setattr(two_runs, "RESAMPLES", 200)
     rng = np.random.default_rng(1)
     trials = 100
     alarms = sum(
@@ -84,7 +84,7 @@ def test_a_against_a_hardly_ever_regresses(noise, monkeypatch):
 
 @pytest.mark.parametrize("noise", [{"sd": 0.02}, {"sd": 0.015, "tail": 2.0}, {"sd": 0.01, "drift": 0.05}])
 def test_ten_percent_slower_is_caught(noise, monkeypatch):
-    monkeypatch.setattr(stats, "RESAMPLES", 200)
+    monkeypatch.setattr(two_runs, "RESAMPLES", 200)
     rng = np.random.default_rng(2)
     for _ in range(15):
         gate = gated(simulated(rng, **noise), simulated(rng, slower=1.1, **noise))

@@ -19,7 +19,7 @@ from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.github import MOST_ANNOTATIONS, Annotation, show
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 
 def edit(name, change):

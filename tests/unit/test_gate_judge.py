@@ -21,7 +21,8 @@ from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run, read_manifest
 from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.stats import Interval, paired_ratio, ratio_of_runs, with_change_of_runs
+from ddp_bench.bench.stats.interval import Interval, paired_ratio
+from ddp_bench.bench.stats.two_runs import ratio_of_runs, with_change_of_runs
 
 
 @cache

@@ -21,7 +21,7 @@ from ddp_bench.bench.findings.numbers import (
     with_interval,
 )
 from ddp_bench.bench.findings.wording import link_name, ranged
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import MOST_HALF_WIDTH, is_exposed_refused, predict, refusal, width_of
 from ddp_bench.bench.predict.scaling_limit import predicted_line
 from ddp_bench.bench.predict.scenario import Scenario
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 

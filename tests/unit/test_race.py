@@ -10,7 +10,7 @@ from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
 from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.run.schedule import FINAL_SHARE, LEAST_ROUNDS, dropped, num_kept
-from ddp_bench.bench.stats import paired_ratio
+from ddp_bench.bench.stats.interval import paired_ratio
 
 OF_FOUR = [(case, "default") for case in "abcd"]
 

@@ -182,7 +182,7 @@ def test_markdown_goes_into_a_file(usual, tmp_path, capsys):
     out = tmp_path / "summary.md"
     assert main([str(usual), "--markdown", "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
-    assert out.read_text(encoding="utf-8").startswith(dashed("## ResNet-50, 1--4 GPUs\n"))
+    assert out.read_text(encoding="utf-8").startswith(dashed("## ResNet-50, 1--2 GPUs\n"))
 
 
 def test_hostile_text_cannot_leave_its_cell():

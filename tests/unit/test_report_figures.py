@@ -21,7 +21,7 @@ from report_runs import (
 
 from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.build import render
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart

@@ -18,7 +18,7 @@ from ddp_bench.bench.findings.verdicts import (
 )
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ddp_bench.bench.results.store import failure_file
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.forest import against_default, ratio_ticks
 from ddp_bench.report.page import Files, cards, heading, model_name, page, status
@@ -127,11 +127,11 @@ def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio):
         (
             {"stopped_because": "time limit reached"},
             [wrapper(EQUAL), settings(UNRESOLVED)],
-            "Time limit reached, 1 of 2 ",
+            "1 of 2 ",
         ),
-        ({}, [settings(UNRESOLVED)], "Finished, inconclusive · "),
-        ({}, [wrapper(EQUAL)], "Finished, answered · 1 of 2 cases measured · "),
-        ({}, [], "Finished, nothing to compare · "),
+        ({}, [settings(UNRESOLVED)], "Inconclusive · "),
+        ({}, [wrapper(EQUAL)], "Answered · 1 of 2 cases measured · "),
+        ({}, [], "Nothing to compare · "),
         ({"stopped_because": "interrupted"}, [wrapper(EQUAL)], "Interrupted, "),
     ],
 )

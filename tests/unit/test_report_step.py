@@ -4,13 +4,15 @@ import pytest
 from report_runs import PHASES, case, communicating, measured, run, traced
 from sample_runs import EVERY_SAMPLE, sample
 
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.step import REST, breakdown, step_bars
 from ddp_bench.report.timeline import agreeing, steps_of
 
 
-def figure(cases):
-    found = breakdown(workloads(run(cases).cases)[0], key="k")
+def figure(cases, comparisons=()):
+    found = breakdown(workloads(run(cases).cases)[0], comparisons, key="k")
     assert found is not None
     return found
 
@@ -29,8 +31,8 @@ def written(shown):
     return [text.get_text() for text in shown.canvas().axes[0].texts]
 
 
-def labels(cases):
-    return [text.split(": ")[0] for text in written(figure(cases)) if ": " in text]
+def labels(shown):
+    return [text.split(": ")[0] for text in written(shown) if ": " in text]
 
 
 @pytest.mark.parametrize(
@@ -74,9 +76,10 @@ def exposing(exposed_ms, forward_ms, cap, *, width=4.0):
 def test_parts_that_differ_by_chance_are_drawn_alike_and_the_exposed_part_by_its_number():
     cases = [exposing(20.0, 20.0, "default"), exposing(40.0, 26.0, "1"), exposing(30.0, 23.0, "25")]
     found = bars(cases)
-    for name, ms in (("forward", 23.0), ("backward", 47.0), ("optimizer", 9.0), ("data", 1.0)):
+    parts = (("forward", 23.0), ("backward", 47.0), ("optimizer", 9.0), ("data", 1.0))
+    for name, ms in parts:
         assert [bar.parts[name] for bar in found] == [pytest.approx(ms)] * 3
-    assert [sum(bar.parts.values()) for bar in found] == pytest.approx([100.0, 120.0, 110.0])
+    assert [bar.parts["exposed communication"] for bar in found] == [20.0, 40.0, 30.0]
     assert {"20 ms", "40 ms", "30 ms"} <= set(written(figure(cases)))
 
 
@@ -126,7 +129,22 @@ CAPS = [communicating(2, 100.0 + cap, bucket_cap_mb=str(cap)) for cap in range(1
     ids=["the usual of many", "no several micro-batches", "the fastest of many caps"],
 )
 def test_which_cases_are_drawn(cases, shown):
-    assert labels(cases) == shown
+    assert labels(figure(cases)) == shown
+
+
+def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
+    default, faster, slower, unknown = cases = [
+        communicating(2, rate, bucket_cap_mb=cap)
+        for rate, cap in ((200.0, "default"), (220.0, "25"), (180.0, "1"), (202.0, "5"))
+    ]
+    ratios = {"25": (1.05, 1.15), "1": (0.85, 0.95), "5": (0.9, 1.12)}
+    comparisons = [
+        Comparison(row["case_id"], default["case_id"], Interval(1.0, *ratios[row["bucket_cap_mb"]]), 0.05, 20)
+        for row in (faster, slower, unknown)
+    ]
+    shown = figure(cases, comparisons)
+    assert labels(shown) == [f"DDP, 2 GPUs, cap {cap}" for cap in ("default", "25 MiB", "1 MiB")]
+    assert shown.caption.endswith("not known to differ: cap 5.")
 
 
 DEFAULT = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")

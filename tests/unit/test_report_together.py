@@ -10,7 +10,8 @@ from report_runs import case, drawn, run, usual_cases
 
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.stats import Interval, ratio_of_estimates
+from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.two_runs import ratio_of_estimates
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import LOOKS, MOST_RUNS
 from ddp_bench.report.main import main as report_command

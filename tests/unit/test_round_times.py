@@ -11,13 +11,13 @@ import scipy
 from gate_runs import STEADY, write_run
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.estimate import SeriesNoise, fit
 from ddp_bench.bench.gate.runs import checked, read_run
 from ddp_bench.bench.results import tables
 from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.results.store import RunWriter, load_run
 from ddp_bench.bench.results.typical import steady
+from ddp_bench.bench.stats.one_run import SeriesNoise, fit
 
 RNG = np.random.default_rng(3)
 

@@ -8,8 +8,8 @@ import pytest
 from commands import ROOT
 from published import from_throughput, gradients_in_backward_order
 
+from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.calibration import (
     AllReduceTimes,

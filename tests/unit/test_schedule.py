@@ -10,7 +10,6 @@ import pytest
 import scipy
 from made import cap_of, planned
 
-from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.run.phases import fixed_phases
 from ddp_bench.bench.run.reopen import Completion
@@ -25,7 +24,8 @@ from ddp_bench.bench.run.schedule import (
     is_look,
     resting_cases,
 )
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 
 
 def resolved(**stored):

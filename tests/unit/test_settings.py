@@ -4,8 +4,8 @@ import json
 import pytest
 
 from ddp_bench.bench.axes import DDP_SETTINGS, STEP_DEFAULTS
+from ddp_bench.bench.buckets import BucketCaps, BucketLayout
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.resolve import PRESETS, GpuKind, resolve, with_device_defaults
 from ddp_bench.bench.settings import Settings, as_options, options_of
 

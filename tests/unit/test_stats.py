@@ -7,15 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from ddp_bench.bench import stats
-from ddp_bench.bench.stats import (
-    Interval,
-    difference_of_medians,
-    median_interval,
-    median_intervals,
-    paired_ratio,
-    ratio_of_medians,
-)
+from ddp_bench.bench.stats import two_runs
+from ddp_bench.bench.stats.interval import Interval, median_interval, median_intervals, paired_ratio
+from ddp_bench.bench.stats.two_runs import difference_of_medians, ratio_of_medians
 
 
 def test_no_value_and_one_value_have_no_interval():
@@ -163,7 +157,7 @@ def test_columns_have_the_intervals_that_they_have_alone(num_rounds):
 @pytest.mark.parametrize("num_rounds", [3, 5, 20])
 @pytest.mark.parametrize("shape", ["normal", "heavy", "bimodal"])
 def test_intervals_of_ratios_contain_the_truth(num_rounds, shape, monkeypatch):
-    monkeypatch.setattr(stats, "RESAMPLES", 300)
+    monkeypatch.setattr(two_runs, "RESAMPLES", 300)
     rng = np.random.default_rng(num_rounds)
 
     def ratio():
@@ -182,7 +176,7 @@ def test_on_many_rounds_it_is_the_normal_theory_of_two_medians():
 
 @pytest.mark.parametrize("num_rounds", [3, 5, 20])
 def test_differences_contain_the_truth_of_figures_around_zero(num_rounds, monkeypatch):
-    monkeypatch.setattr(stats, "RESAMPLES", 300)
+    monkeypatch.setattr(two_runs, "RESAMPLES", 300)
     rng = np.random.default_rng(num_rounds)
 
     def difference():
@@ -199,7 +193,11 @@ def test_values_without_spread_give_the_ratio_itself():
 def variance_of_median(values):
     """The bootstrap's, for few rounds: Hesterberg (2015), section 3.4.1."""
     found = scipy_stats.bootstrap(
-        (values,), np.median, n_resamples=stats.RESAMPLES, method="percentile", rng=np.random.default_rng(0)
+        (values,),
+        np.median,
+        n_resamples=two_runs.RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
     )
     return float(found.standard_error) ** 2 * len(values) / (len(values) - 1)
 

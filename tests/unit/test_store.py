@@ -9,8 +9,8 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.schema import CASES, FILES, README, typed_frame, with_tables
 from ddp_bench.bench.results.store import (
-    MEASURED,
     MOST_FAILURE_BYTES,
+    RUN_FILES,
     FolderLock,
     RunWriter,
     check_claimable,
@@ -119,7 +119,7 @@ def test_a_page_without_a_place_for_a_table_is_refused():
         with_tables("# Results\n<!-- columns of cases.csv -->\n")
 
 
-@pytest.mark.parametrize("name", sorted(MEASURED))
+@pytest.mark.parametrize("name", sorted(RUN_FILES))
 def test_no_output_takes_the_place_of_what_was_measured(name, tmp_path):
     (tmp_path / name).write_text("measured")
     with pytest.raises(UsageError, match="is a file of a run's results"):

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from made import case_of
 
+from ddp_bench.bench.buckets import BucketCaps, BucketLayout
 from ddp_bench.bench.cluster.process import process_name
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.manifest import Cgroup, FirstHost, Gpu, RankPlace
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
 from ddp_bench.bench.run import workers as module
@@ -270,7 +270,7 @@ SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="
     [
         m.Tell(),
         m.Quit(),
-        m.Prepare(asked=SETTINGS, launched=m.Launched(world_size=4, ranks_per_node=2, seen=(SEEN,))),
+        m.Resolve(asked=SETTINGS, launched=m.Launched(world_size=4, ranks_per_node=2, seen=(SEEN,))),
         m.Warm(
             index=3, case=case_of(bucket_cap_mb="1/25"), oversubscribed=True, by_device=(1, 2), least_s=0.1
         ),

@@ -8,7 +8,7 @@ from gate_runs import MANIFEST, block_rows
 from made import made_manifest, planned, resolved, write_tables
 from torch import nn
 
-from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.results.aggregate import Outcome
 from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.models.workload import Workload

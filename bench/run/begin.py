@@ -1,10 +1,10 @@
-"""A run as it is described: its plan on the terminal, its manifest, and hosts that have to be alike."""
+"""The beginning of a run: what it resolves to, its plan on the terminal, its manifest, alike hosts."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from statistics import median
 
@@ -22,11 +22,42 @@ from ddp_bench.bench.manifest import Host, Manifest, OwnVersion
 from ddp_bench.bench.provenance import own_git_state, own_version
 from ddp_bench.bench.run import sustain
 from ddp_bench.bench.run.schedule import expected_half_width
+from ddp_bench.bench.run.workers import Workers
+from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.text import visible
-from ddp_bench.bench.worker.messages import Begun, Prepared, Profiled
+from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker.messages import Begun, Profiled, ResolvedJob
+
+START_LIMIT_S = 600.0
+"""Limit for what is done before the first case, such as reading drivers and slow file systems."""
 
 
-def print_plan(job: Prepared, steps_ms: Sequence[float]) -> None:
+def have_resolved(workers: Workers, asked: Settings) -> ResolvedJob:
+    """Have the first worker resolve and plan what was asked for. Raises UsageError, LostError."""
+    workers.open()
+    there = workers.launched
+    if there is not None:
+        look = dict.fromkeys(range(len(workers)), m.Look(device=asked.device))
+        seen = workers.values(look, m.SeenGpus | None, "start-up", START_LIMIT_S).values()
+        there = msgspec.structs.replace(there, seen=tuple(one for one in seen if one is not None))
+    ask = m.Resolve(asked=asked, launched=there)
+    found: ResolvedJob = workers.value(0, ask, ResolvedJob, "start-up", START_LIMIT_S)
+    if not workers.suit(found.settings.device):
+        workers.open()
+        ask = m.Resolve(asked=replace(asked, device=found.settings.device))
+        found = workers.value(0, ask, ResolvedJob, "start-up", START_LIMIT_S)
+    return found
+
+
+def show_plan(workers: Workers, job: ResolvedJob) -> None:
+    """Print the plan and how long it takes."""
+    # Eager: a plan should not take the minutes of a compiler, nor need one.
+    first = m.Probe(case=replace(job.plan[0].case, compile="off"))
+    steps_ms: list[float] = workers.value(0, first, list[float], "the probe of single", START_LIMIT_S)
+    print_plan(job, steps_ms)
+
+
+def print_plan(job: ResolvedJob, steps_ms: Sequence[float]) -> None:
     """Every case, why it is skipped, the order of the first round and the expected time."""
     runnable = [p for p in job.plan if p.skip_reason is None]
     order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
@@ -65,11 +96,11 @@ def print_plan(job: Prepared, steps_ms: Sequence[float]) -> None:
 
 
 def new_manifest(
-    prepared: Prepared, profiled: Profiled, arguments: Sequence[str], begun: Sequence[Begun]
+    job: ResolvedJob, profiled: Profiled, arguments: Sequence[str], begun: Sequence[Begun]
 ) -> Manifest:
     """What manifest.json says of a run that begins on the workers that have `begun`, by rank."""
     machines = [one.machine for one in begun if one.machine is not None]
-    settings = prepared.settings
+    settings = job.settings
     return Manifest(
         name=settings.name,
         run_id=uuid.uuid4().hex[:12],
@@ -80,7 +111,7 @@ def new_manifest(
         command=command("run", *arguments),
         settings=settings,
         seed=settings.seed,
-        plan_hash=plan.plan_hash(prepared.plan),
+        plan_hash=plan.plan_hash(job.plan),
         versions=profiled.versions,
         ddp_bench=OwnVersion(version=own_version()),
         git=own_git_state(),

@@ -1,160 +1,21 @@
-"""Intervals over rounds, the unit of repetition: see docs/measuring.md."""
+"""Figures of two separate runs, which share no rounds, subtracted and divided: see docs/gate.md."""
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import scipy
 
-Figures: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
-Samples: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+from ddp_bench.bench.stats.interval import ONE_SIGMA, Figures, Interval, median_interval
 
 RESAMPLES = 2000
 
-ONE_SIGMA = 0.6827
-"""Share of a normal distribution within one standard deviation: half such an interval is the error."""
-
 QUARTERS = 4
 """Parts of a run whose medians tell how it changes by itself; fewer would miss a change there and back."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A median and its interval; `low` and `high` are NaN where one round cannot give them."""
-
-    estimate: float
-    low: float
-    high: float
-
-    @property
-    def half_width(self) -> float:
-        """Half the interval over the estimate, a fraction; NaN when unknown."""
-        return (self.high - self.low) / (2 * self.estimate) if self.estimate else math.nan
-
-    def scaled(self, factor: float) -> Interval:
-        """The interval in another unit, or per something; `factor` is positive."""
-        return Interval(self.estimate * factor, self.low * factor, self.high * factor)
-
-    def inverted(self, factor: float = 1.0) -> Interval:
-        """`factor` over the interval, such as a rate from a time; what was low is high."""
-        return Interval(factor / self.estimate, factor / self.high, factor / self.low)
-
-    def exp(self) -> Interval:
-        """The interval of what this one is the logarithm of."""
-        # Beyond exp(700) a float overflows; such an interval says nothing anyway.
-        return Interval(*(math.exp(min(end, 700.0)) for end in (self.estimate, self.low, self.high)))
-
-    def log(self) -> Interval:
-        """The logarithm of a positive interval; without ends where one is not above 0."""
-        ends = (self.low, self.high) if min(self.low, self.high) > 0 else (math.nan, math.nan)
-        return Interval(*map(math.log, (self.estimate, *ends)))
-
-    def columns(self, name: str) -> dict[str, float]:
-        """The cells of a table that hold it: `name`, `name_low` and `name_high`."""
-        return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
-
-    def excludes(self, value: float) -> bool:
-        """Whether the interval is known and lies wholly above or below `value`."""
-        return self.low > value or self.high < value
-
-
-def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """Median with a distribution-free interval: two of the ordered values, or points between two of them.
-
-    The k-th smallest and k-th largest of n values enclose the population's median with a chance that the
-    binomial distribution tells, whatever the shape of the noise; between two such pairs it is interpolated
-    (Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics", 1986, which
-    moves the coverage by tenths of a percent). No resampling: the same rounds always give the same interval.
-
-    Few rounds do not reach the confidence with all of their range (95% needs six). Their range is widened
-    about its middle as Student's t grows with confidence at n - 1 degrees of freedom, which is exact for two
-    normal values; on a log scale where every value is positive, so that a rate cannot become negative.
-
-    Args:
-        values: one figure per round, any unit; NaN among them makes the result NaN.
-        confidence: coverage of the interval, a fraction.
-    """
-    sample = np.asarray(values, dtype=float)
-    if sample.size == 0:
-        return Interval(math.nan, math.nan, math.nan)
-    (found,) = median_intervals(sample[:, np.newaxis], confidence=confidence)
-    return found
-
-
-def median_intervals(samples: Samples, *, confidence: float = 0.95) -> list[Interval]:
-    """`median_interval` of every column.
-
-    Args:
-        samples: a row for each round, at least one, and a column for each figure.
-        confidence: coverage of each interval by itself, a fraction.
-    """
-    ordered = np.sort(samples, axis=0)
-    three = np.full((3, ordered.shape[1]), math.nan)
-    known = ~np.isnan(ordered[-1])
-    # Of figures near the largest float the ends are infinite.
-    with np.errstate(all="ignore"):
-        three[0] = np.median(ordered, axis=0)
-        if len(ordered) > 1:
-            three[1:, known] = _ends(ordered[:, known], confidence)
-    return [Interval(*column) for column in three.T.tolist()]
-
-
-def _ends(ordered: Samples, confidence: float) -> tuple[Figures, Figures]:
-    size = len(ordered)
-    if _coverage(1, size) < confidence:
-        return _widened(ordered[0], ordered[-1], size, confidence)
-    place, weight = _order_place(size, confidence)
-    outer_low, inner_low = ordered[place - 1 : place + 1]
-    inner_high, outer_high = ordered[-place - 1 :][:2]
-    return outer_low + weight * (inner_low - outer_low), outer_high + weight * (inner_high - outer_high)
-
-
-@functools.cache
-def _coverage(place: int, size: int) -> float:
-    """Chance that the `place`-th smallest and largest of `size` values enclose the median."""
-    return 1 - 2 * float(scipy.stats.binom.cdf(place - 1, size, 0.5))
-
-
-@functools.cache
-def _order_place(size: int, confidence: float) -> tuple[int, float]:
-    """Place of the order statistic whose pair still covers `confidence`, and how far to go to the next."""
-    place = max(int(scipy.stats.binom.ppf((1 - confidence) / 2, size, 0.5)), 1)
-    covered, next_covered = _coverage(place, size), _coverage(place + 1, size)
-    share = (covered - confidence) / (covered - next_covered)
-    return place, (size - place) * share / (place + (size - 2 * place) * share)
-
-
-def _widened(lowest: Figures, highest: Figures, size: int, confidence: float) -> tuple[Figures, Figures]:
-    t_wanted, t_range = (_t_of(covered, size) for covered in (confidence, _coverage(1, size)))
-    half = (highest - lowest) / 2 * t_wanted / t_range
-    low, high = (lowest + highest) / 2 - half, (lowest + highest) / 2 + half
-    positive = lowest > 0
-    if positive.any():
-        least, most = lowest[positive], highest[positive]
-        middle, half = np.sqrt(least) * np.sqrt(most), np.log(most / least) / 2 * t_wanted / t_range
-        # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
-        factor = np.exp(np.minimum(half, 300.0))
-        low[positive], high[positive] = middle / factor, middle * factor
-    return low, high
-
-
-@functools.cache
-def _t_of(confidence: float, size: int) -> float:
-    return float(scipy.stats.t.ppf((1 + confidence) / 2, size - 1))
-
-
-def paired_ratio(
-    numerator: Mapping[int, float], denominator: Mapping[int, float], *, confidence: float = 0.95
-) -> Interval:
-    """Median over the common rounds of the ratio formed inside each round, so that drift cancels."""
-    rounds = sorted(numerator.keys() & denominator.keys())
-    return median_interval([numerator[r] / denominator[r] for r in rounds], confidence=confidence)
 
 
 def difference_of_medians(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtr, stdtrit
 
-from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.stats.interval import Interval
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], float]
