@@ -27,6 +27,7 @@ from ddp_bench.report.caps import cap_ticks, in_order, placed, step_by_cap
 from ddp_bench.report.cases import WorkloadCases, workloads
 from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, chart
 from ddp_bench.report.figures import BARS, by_devices, counts_of, device_ticks, over_devices
+from ddp_bench.report.repeats import are_repeats, repeats
 from ddp_bench.report.table import Heading, Section, Table
 
 _CONFIDENCE = 0.95
@@ -81,8 +82,9 @@ def together(titles: Sequence[str], runs: Sequence[RunData]) -> Section | None:
     groups = [group for group in groups if len(group) > 1]
     if not groups:
         return None
+    again = [repeats(runs)] if are_repeats(runs) else []
     drawn: list[Figure] = []
-    tables, said = [], []
+    tables, said = [table for _, table in again], [sentence for sentence, _ in again]
     for i, group in enumerate(groups, 1):
         name = group[0].workload.label if len(groups) > 1 else ""
         found = _ratios(group)

@@ -1,4 +1,4 @@
-"""Figures of two separate runs, which share no rounds, subtracted and divided: see docs/gate.md."""
+"""Figures of separate runs, which share no rounds, subtracted and divided: see docs/gate.md."""
 
 from __future__ import annotations
 
@@ -78,6 +78,17 @@ def ratio_of_estimates(
         return None
     found = difference_of_estimates(one.log(), other.log(), confidence=confidence)
     return replace(found.exp(), estimate=one.estimate / other.estimate)
+
+
+def common_value(values: Sequence[Interval]) -> float:
+    """The value that repeated measurements have in common: the mean of their logarithms, by their precision.
+
+    Each counts by one over its variance, as in a meta-analysis of a fixed effect. Needs known intervals of
+    positive values.
+    """
+    logs = [value.log() for value in values]
+    weights = [(one.high - one.low) ** -2 for one in logs]
+    return math.exp(sum(w * one.estimate for w, one in zip(weights, logs, strict=True)) / sum(weights))
 
 
 def difference_of_runs(

@@ -77,6 +77,35 @@ def test_a_third_run_that_took_no_turns_is_warned_of():
     assert "Not interleaved" in page([*both, long_run(1.1, "third")]).together.warnings[0]
 
 
+def repeated(*rates, plan="p", **more):
+    """A run for each rate of DDP, whose speed-up is known to 1%."""
+    cases = [[case("single", 1, 100.0), case("ddp", 2, rate)] for rate in rates]
+    manifests = [{"plan_hash": plan, "run_id": str(i), **more} for i in range(len(rates))]
+    return [run(own, told) for own, told in zip(cases, manifests, strict=True)]
+
+
+def test_repeated_runs_say_how_many_intervals_hold_what_they_have_in_common():
+    """The mean of the logarithms is 161.0: of 164, known to 1%, the interval does not hold it."""
+    together = page(repeated(160.0, 161.0, 160.0, 160.0, 164.0)).together
+    assert together.findings[0].startswith("Repeated runs: 4 of 5 intervals hold the value")
+    (row,) = next(one.rows for one in together.tables if one.title == "Repeated runs")
+    assert row == ("DDP, 2 GPUs, cap default / single", "1.61", "1.1%", "1%", "4 of 5")
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        repeated(160.0, 161.0),
+        [*repeated(160.0, 161.0), *repeated(160.0, plan="other")],
+        repeated(160.0, 161.0, 162.0, plan=None),
+        repeated(160.0, 161.0, 162.0, interleaved_id="turns"),
+    ],
+    ids=["two", "another plan", "a plan that is not known", "in turns"],
+)
+def test_other_runs_repeat_nothing(runs):
+    assert not [one for one in page(runs).together.findings if "Repeated" in one]
+
+
 def test_only_what_can_change_a_step_is_listed_as_different_settings_first():
     def told(number, precision, torch, algorithm):
         settings = {"precision": precision, "out": f"{number}", "rounds": 10 * number, "name": f"n{number}"}
