@@ -12,6 +12,7 @@ from ddp_bench.report.drawing import Figure, Line, Mark, chart
 from ddp_bench.report.figures import BARS, on_devices
 
 ByCap = dict[str, Mark]
+_BESIDE = "Beside a mark: how many buckets its cap makes"
 _MOST_CAPS = 12
 _LONGEST_TICK = 10
 
@@ -27,14 +28,14 @@ def bucket_caps(workload: WorkloadCases, *, key: str) -> Figure | None:
     for num_devices, marks in sorted(by_count.items()):
         if len(marks) > 1:
             devices = on_devices(next(iter(marks.values())), workload.device, num_devices)
-            panels[f"{devices}: step time (ms)"] = [Line("DDP", "ddp", placed(marks, drawn), joined=False)]
+            title = f"{devices}: step time (ms)"
+            panels[title] = [Line("DDP", "ddp", placed(marks, drawn), joined=False)]
             said.append(f"{devices}: {_best_cap(marks)}")
     if not panels:
         return None
     equal = {cap: "=".join((cap, *workload.equal_layouts.get(cap, ()))) for cap in drawn}
     merged = ", ".join(name for cap, name in equal.items() if name != cap)
     notes = (
-        f"{DEFAULT_CAP}. " if "default" in drawn else "",
         "Cap 0 gives every parameter a bucket of its own. " if "0" in drawn else "",
         f"Caps that make the same buckets were measured once and share a mark: {merged}. " if merged else "",
         f"Of {len(caps)} caps {len(drawn)} are drawn, the shortest step among them. "
@@ -47,9 +48,9 @@ def bucket_caps(workload: WorkloadCases, *, key: str) -> Figure | None:
         panels=panels,
         x_label="bucket cap (MiB)",
         ticks=cap_ticks(equal.values()),
-        caption="; ".join(said) + ".",
-        how_to_read="Lower is better; the verdict says whether a difference is beyond the noise. The number "
-        f"beside a mark counts the buckets that its cap makes. {''.join(notes)}Step time is global batch / "
+        caption=". ".join(["; ".join(said), _BESIDE, *([DEFAULT_CAP] if "default" in drawn else [])]) + ".",
+        how_to_read="Lower is better; the verdict says whether a difference is beyond the noise. "
+        f"{''.join(notes)}Step time is global batch / "
         f"throughput. {BARS} Each panel has its own scale.",
         from_zero=False,
     )

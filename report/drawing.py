@@ -311,12 +311,16 @@ def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
         dodge = beside.index(line) - (len(beside) - 1) / 2 if line in beside else 0.0
         where = axes.transData + ScaledTranslation(5 * dodge / 72, 0, axes.figure.dpi_scale_trans)
         stroke = {"color": look["color"], "transform": where}
-        at, values = [mark.x for mark in line.marks], [mark.value.estimate for mark in line.marks]
         if line.joined:
+            # Shared devices tell nothing of scaling: no line leads to them, unless there are no others.
+            own = [mark for mark in line.marks if not mark.hollow] or line.marks
+            at, values = [mark.x for mark in own], [mark.value.estimate for mark in own]
             axes.plot(at, values, linestyle=look["linestyle"], linewidth=1.5, label=line.label, **stroke)
         if line.band:
             ends = ([mark.value.low for mark in line.marks], [mark.value.high for mark in line.marks])
-            axes.fill_between(at, *ends, color=look["color"], alpha=0.18, linewidth=0)
+            axes.fill_between(
+                [mark.x for mark in line.marks], *ends, color=look["color"], alpha=0.18, linewidth=0
+            )
         for mark in line.marks if look["marker"] else ():
             named = {"gid": tip(mark.tip)} if mark.tip else {}
             if not line.band and math.isfinite(mark.value.low):

@@ -36,7 +36,8 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
         return None
     counts = counts_of(lines)
     one = next((line.marks[0].value.estimate for line in lines if line.look == "single"), None)
-    dotted = [] if one is None else [ideal("ideal", {n: n * one for n in {1.0, *counts}})]
+    own = {mark.x for line in lines for mark in line.marks if not mark.hollow} or {*counts}
+    dotted = [] if one is None else [ideal("ideal", {n: n * one for n in {1.0, *own}})]
     (best, name), *others = _at_headline(lines)
     rest = "".join(f"; {label} {rate(m.value, workload.unit)}" for m, label in others)
     return over_devices(

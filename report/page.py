@@ -76,17 +76,13 @@ class Files:
 
 
 class Card(NamedTuple):
-    """One answer: `state` is `found`, `equal` or `open`, `label` names it in words, `paste` is code.
-
-    `leave` says that nothing is to be changed.
-    """
+    """One answer: `state` is `found`, `equal` or `open`, `label` names it in words, `paste` is code."""
 
     title: str
     state: str
     label: str
     sentence: str
     paste: str = ""
-    leave: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +103,8 @@ class Run:
     cautions: Sequence[Caution]
     notes: Sequence[str]
     figures: Sequence[Figure]
+    not_drawn: Sequence[str]
+    """Why a figure is missing."""
     more_figures: Sequence[Figure]
     tables: Sequence[Table]
     files: Files
@@ -211,15 +209,18 @@ def _run(
     measured = workloads(cases)
     typical = typical_of(run.times)
     main: list[Figure] = []
+    not_drawn: list[str] = []
     more: list[Figure] = []
     for i, workload in enumerate(measured, start=1):
         place = f"{key}-{i}"
+        one_step, why_not = timeline.one_step(workload, run.blocks, key=place)
+        not_drawn += [why_not] if why_not else []
         first = (
             figures.scaling(workload, key=place),
             forest.against_default(workload, comparisons, key=place),
             caps.bucket_caps(workload, key=place),
             step.breakdown(workload, comparisons, key=place),
-            timeline.one_step(workload, run.blocks, key=place),
+            one_step,
         )
         rest = (
             figures.efficiency(workload, key=place),
@@ -245,6 +246,7 @@ def _run(
         trust=conclusion.trust.sentence if conclusion.trust is not None else "",
         notes=conclusion.notes,
         figures=main,
+        not_drawn=tuple(dict.fromkeys(not_drawn)),
         more_figures=more,
         tables=tables.tables(with_rates(pd.concat(named), manifest, price), files.traces, comparisons)
         if named
@@ -362,7 +364,6 @@ def cards(verdicts: Iterable[Verdict]) -> list[Card]:
             label=verdict.label,
             sentence=visible(verdict.sentence),
             paste=visible(verdict.paste),
-            leave=verdict.question == CAP and verdict.answer == EQUAL,
         )
         for verdict in verdicts
     ]

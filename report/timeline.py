@@ -83,12 +83,15 @@ class Track:
         return known is None or waited is None or not (waited < known.low or waited > known.high)
 
 
-def one_step(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Figure | None:
-    """Draw one step of up to three DDP cases: default buckets, the best cap, one bucket; None without any."""
+def one_step(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> tuple[Figure | None, str]:
+    """Draw one step of up to three DDP cases: default buckets, the best cap, one bucket.
+
+    Without a figure why, or nothing where no step was looked at.
+    """
     rank, found, count = steps_of(workload.cases, blocks)
-    if not found:
-        return None
-    tracks, left_out = agreeing(found)
+    tracks, why_not = agreeing(found)
+    if not tracks:
+        return None, why_not
     ready, done = (any(getattr(track, name) for track in tracks) for name in ("ready", "done"))
     rows_pt = [min(_MOST_ROWS_PT, _LABELLED_ROW_PT * (len(track.sizes) + 0.6)) for track in tracks]
 
@@ -120,39 +123,37 @@ def one_step(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Figu
             "DDP launches a bucket once it and all before it are ready. Right of the dashed line all "
             "gradients are computed, so the step waits for what is hatched. Readiness is of the anatomy pass."
         )
-    return Figure(
+    figure = Figure(
         key=f"{key}-timeline",
         title="One step, drawn",
         caption=" ".join(
             [
                 f"DDP on {count}, rank {rank}: with {tracks[0].title} {_ends(tracks[0])}.",
                 *([_HIDES_NONE] if done and any(track.hides_none for track in tracks) else []),
-                *([left_out] if left_out else []),
             ]
         ),
         how_to_read=" ".join(how),
         height_pt=100 + sum(rows_pt) + 34 * len(rows_pt),
         draw=draw,
     )
+    return figure, ""
 
 
 def agreeing(tracks: Sequence[Track]) -> tuple[list[Track], str]:
-    """Leave readiness out of all steps where it contradicts in any of them, and say why; else empty.
+    """Leave out readiness that was not measured in all cases, and all steps where one contradicts; why.
 
     Readiness and all-reduces come from different steps, which took different times.
     """
-    bare = [replace(track, ready=()) for track in tracks]
+    if any(track.done for track in tracks) and not all(track.ready for track in tracks):
+        return [replace(track, ready=()) for track in tracks], ""
+    if not all(track.is_causal for track in tracks):
+        why = "readiness of gradients and all-reduces are of different steps, which contradict each other"
+        return [], f"No single step is drawn: {why}."
     wrong = next((track for track in tracks if not track.agrees), None)
-    if any(track.done for track in tracks):
-        if any(track.ready for track in tracks) and not all(track.ready for track in tracks):
-            return bare, "When gradients were ready is not drawn: it was not measured in all of these cases."
-        if not all(track.is_causal for track in tracks):
-            why = "measured in other steps, it contradicts the all-reduces"
-            return bare, f"When gradients were ready is not drawn: {why}."
     if wrong is not None and wrong.waited_ms is not None:
-        why = f"{wrong.title} waits {whole_ms(wrong.waited_ms)} in these few steps"
+        why = f"{wrong.title} waits {whole_ms(wrong.waited_ms)} in the few steps that were looked into"
         table = f"the table has {with_interval(wrong.exposed, 'ms')} of exposed communication"
-        return bare, f"The exposed part, and when gradients were ready, are not drawn: {why}, {table}."
+        return [], f"No single step is drawn: {why}, {table}."
     return list(tracks), ""
 
 

@@ -222,6 +222,7 @@ def _communication(row: Row) -> CommunicationVerdict | None:
         alone_ms=estimate(row, "comm_ms"),
         hidden_pct=hidden,
         skew_ms=estimate(row, "rank_skew_ms"),
+        on_cpu=text(row["device_type"]) == "cpu",
         is_vague=hidden is None and estimate(row, "hidden_pct") is not None,
     )
 

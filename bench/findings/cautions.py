@@ -105,7 +105,7 @@ class Trust:
             held = f"is {doubt}" if doubt else "holds"
             answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
         alone = f"ms and rates hold in this run alone ({', '.join(self.transfer)})"
-        where = alone if self.transfer else "the same on like machines"
+        where = alone if self.transfer else "ms and rates hold for another run"
         gpus = " Nothing of it tells which is faster on GPUs." if self.on_cpu else ""
         return f"Trust, on this machine: {answered}; {where}.{gpus}"
 

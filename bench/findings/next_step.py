@@ -112,8 +112,9 @@ def _less_exposed(
         halved = replace(first, modes=("ddp",), gpus=(num_devices,), bucket_cap_mb=caps, comm_hook=hooks)
         again = command("run", *as_options(halved, _ALL_BUT_WHERE))
         cost = next((one.cost for one in verdicts if isinstance(one, CommunicationVerdict)), None)
-        saved = f"can save at most {cost}" if cost else "halve the bytes"
-        return NextStep(f"no cap gains more than the margin; gradients in 16 bits {saved}", visible(again))
+        added = f"; communication adds {cost}" if cost else ""
+        why = f"no cap gains more than the margin, gradients in 16 bits halve what is sent{added}"
+        return NextStep(why, visible(again))
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
     if not several.any():
         return None

@@ -273,6 +273,7 @@ class CommunicationVerdict(Verdict):
     hidden_pct: Interval | None = None
     skew_ms: Interval | None = None
     """Own work of the slowest rank beyond that of the fastest."""
+    on_cpu: bool = False
     is_vague: bool = False
     """Whether what is hidden was measured, but is not known to 50 percentage points."""
 
@@ -291,6 +292,8 @@ class CommunicationVerdict(Verdict):
             return f"{said}{vague if self.is_vague else ''}."
         if hidden.high < 0:
             slows = "none is hidden, and it slows the compute or makes ranks wait"
+            if self.on_cpu:
+                slows = "none is hidden, for all-reduces run on the cores that compute, and ranks wait"
             skew = self.skew_ms
             apart = f", whose own work is {written(skew, 'ms')} apart" if skew and skew.low > 0 else ""
             return f"{said}, more than {takes}: {slows}{apart}."

@@ -113,8 +113,8 @@ def own_devices(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def place(row: Row) -> str:
-    """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 oversubscribed CPU cores`."""
-    shared = "oversubscribed " if truth(row["oversubscribed"]) else ""
+    """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 shared CPU cores`."""
+    shared = "shared " if truth(row["oversubscribed"]) else ""
     named = plural(int(row["num_devices"]), f"{shared}{device_noun(text(row['device_type']))}")
     num_hosts = int(finite(row["num_nodes"]) or 1)
     return f"{named} of {num_hosts:,d} hosts" if num_hosts > 1 else named

@@ -40,6 +40,7 @@ from ddp_bench.bench.findings.wording import (
     workload_parts,
 )
 from ddp_bench.bench.manifest import Record, Timing, said
+from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.comparisons import by_compile, compile_mode
 from ddp_bench.bench.results.schema import CASES, records
 from ddp_bench.bench.results.store import FAILURES, failure_file, shown
@@ -65,6 +66,8 @@ def print_summary(cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, p
         print(visible(f"{row['case_id']}: {row['status']}: {why}"))
     if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
         print("* more devices than there are: they share cores or GPUs")
+    if cases[EXPOSED_COMM].notna().any():
+        print("exposed: what communication adds to the step; hidden: what of its time alone it does not add")
     if {"default"} < set(cases["bucket_cap_mb"].dropna()):
         print(DEFAULT_CAP)
     for line in stand_ins(cases):

@@ -75,7 +75,7 @@ def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height():
         moments = [float(i) for i in range(n)]
         block = traced(row, 1, start_ms=moments, done_ms=[moment + 1.0 for moment in moments])
         data = run([row], timed_blocks=[block])
-        figure = one_step(workloads(data.cases)[0], data.blocks, key="k")
+        figure, _ = one_step(workloads(data.cases)[0], data.blocks, key="k")
         drawings.append(ET.fromstring(figure.svg()))
     few, many = (float(drawing.attrib["viewBox"].split()[3]) for drawing in drawings)
     assert few == many

@@ -68,7 +68,6 @@ def test_card_names_the_state_of_its_answer(verdict, state, label):
     (card,) = cards([verdict])
     assert (card.state, card.label, card.sentence) == (state, label, verdict.sentence)
     assert card.paste == verdict.paste
-    assert card.leave == (label == "keep the default")
 
 
 def test_heading_names_model_and_devices():

@@ -7,6 +7,7 @@ from sample_runs import EVERY_SAMPLE, sample
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import workloads
+from ddp_bench.report.page import page
 from ddp_bench.report.step import REST, breakdown, step_bars
 from ddp_bench.report.timeline import agreeing, steps_of
 
@@ -172,8 +173,8 @@ def test_steps_are_of_the_rank_that_is_last_and_the_nearest_to_the_median():
         for b in step(DEFAULT, (65.0, 70.0, end), rank=1, round_index=i)
     ]
     blocks += [b for i in range(3) for b in step(DEFAULT, (60.0, 61.0, 80.0), round_index=i)]
-    rank, (track,), left_out = tracks([DEFAULT], blocks)
-    assert (rank, left_out) == (1, "")
+    rank, (track,), why_not = tracks([DEFAULT], blocks)
+    assert (rank, why_not) == (1, "")
     assert (track.title, track.sizes) == ("cap default", (2**20, 3 * 2**20))
     assert (track.ready, track.launch) == ((10.0, 65.0), (10.0, 65.0))
     assert (track.start, track.done) == ((11.0, 70.0), (20.0, 85.0))
@@ -183,7 +184,8 @@ def test_all_cases_are_drawn_of_one_rank():
     other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2, bucket_bytes="1/2")
     blocks = step(DEFAULT, (60.0, 61.0, 80.0)) + step(DEFAULT, (60.0, 61.0, 99.0), rank=1)
     blocks += step(other, (60.0, 61.0, 82.0)) + step(other, (60.0, 61.0, 81.0), rank=1)
-    rank, found, _ = tracks([DEFAULT, other], blocks)
+    data = run([DEFAULT, other], timed_blocks=blocks)
+    rank, found, _ = steps_of(data.cases, data.blocks)
     assert rank == 1
     assert [max(track.done) for track in found] == [99.0, 81.0]
 
@@ -212,28 +214,32 @@ def test_missing_moments_are_left_out_never_zero():
 @pytest.mark.parametrize(
     ("ends", "why"),
     [
-        ((60.0, 59.0, 80.0), "contradicts the all-reduces"),
+        ((60.0, 59.0, 80.0), "contradict each other"),
         ((85.0, 86.0, 84.0), None),
-        ((60.0, 61.0, 95.0), "cap default waits 35 ms in these few steps, the table has 20.0"),
+        (
+            (60.0, 61.0, 95.0),
+            "cap default waits 35 ms in the few steps that were looked into",
+        ),
     ],
 )
-def test_readiness_that_contradicts_is_left_out_of_every_step(ends, why):
+def test_where_a_step_contradicts_none_is_drawn(ends, why):
     other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
     blocks = step(DEFAULT, ends) + step(other, (60.0, 61.0, 80.0))
-    _, found, left_out = tracks([DEFAULT, other], blocks)
+    _, found, why_not = tracks([DEFAULT, other], blocks)
     if why is None:  # an all-reduce that ends before it starts is not drawn
         assert [track.title for track in found] == ["cap 25 MiB, shortest step"]
         return
-    assert why in left_out
-    assert [track.ready for track in found] == [(), ()]
-    assert found[0].done[-1] == ends[-1]
+    assert found == []
+    assert why in why_not
+    (run_,) = page([run([DEFAULT, other], timed_blocks=blocks)]).runs
+    assert run_.not_drawn == (why_not,)
 
 
 def test_readiness_is_drawn_for_all_or_for_none():
     other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
     blocks = [*step(DEFAULT, (60.0, 61.0, 80.0)), step(other, (60.0, 61.0, 80.0))[1]]
-    _, found, left_out = tracks([DEFAULT, other], blocks)
-    assert "not measured in all" in left_out
+    _, found, why_not = tracks([DEFAULT, other], blocks)
+    assert why_not == ""
     assert [track.ready for track in found] == [(), ()]
 
 
