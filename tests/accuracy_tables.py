@@ -1,7 +1,8 @@
 """The tables in results/samples/accuracy/, on which rests what docs/accuracy.md and docs/gate.md say of runs.
 
 `python tests/accuracy_tables.py FOLDER` makes them of the groups of runs in FOLDER: of each case its figures,
-of each round its step times, and the calibrations by which others are predicted.
+of each round its step times, and the calibrations by which others are predicted; with `launches` before
+FOLDER the rounds of repeated launches, on which docs/measuring.md rests.
 """
 
 import csv
@@ -28,6 +29,7 @@ from ddp_bench.bench.stats.interval import Interval
 TABLES = ROOT / "results" / "samples" / "accuracy"
 FIGURES, ROUNDS = TABLES / "figures.csv", TABLES / "rounds.csv"
 CALIBRATIONS = TABLES / "calibrations.jsonl"
+LAUNCHES = TABLES / "launches.csv"
 
 CALIBRATED = "1gbit"
 """The rate at which each model was calibrated, with the default cap."""
@@ -43,8 +45,8 @@ ENDS = "", "_low", "_high"
 
 
 def key_of(row):
-    """What a case of these runs is told by: its bucket cap, or that it is one device alone."""
-    return SINGLE if row["mode"] == SINGLE else str(row["bucket_cap_mb"])
+    """What a case of these runs is told by: its bucket cap, or its mode."""
+    return str(row["bucket_cap_mb"]) if row["mode"] == "ddp" else str(row["mode"])
 
 
 def rounds_of(name, run):
@@ -126,10 +128,10 @@ def figures():
 
 
 @cache
-def rounds():
+def rounds(table=ROUNDS):
     """By run and case the step of each round, ms."""
     found = {}
-    with ROUNDS.open(encoding="utf-8", newline="") as file:
+    with table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             steps, r = found.setdefault(row.pop("run"), {}), int(row.pop("round"))
             for key, ms in row.items():
@@ -163,15 +165,30 @@ def main(folder):
         rows += figures_of(name, run, source)
         by_round += rounds_of(name, run)
     TABLES.mkdir(exist_ok=True)
-    for path, table in ((FIGURES, rows), (ROUNDS, by_round)):
-        columns = dict.fromkeys(column for row in table for column in row)
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, sorted(columns, key=by_cap), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(table)
+    write(FIGURES, rows)
+    write(ROUNDS, by_round)
     lines = (json.dumps(line, separators=(",", ":")) for line in kept)
     CALIBRATIONS.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
+def main_launches(folder):
+    """Write the rounds of launches, which lie in FOLDER/SERIES/LAUNCH."""
+    paths = sorted(path.parent for path in folder.glob("*/*/manifest.json"))
+    write(
+        LAUNCHES, [row for path in paths for row in rounds_of(str(path.relative_to(folder)), load_run(path))]
+    )
+
+
+def write(path, table):
+    columns = dict.fromkeys(column for row in table for column in row)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, sorted(columns, key=by_cap), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "launches":
+        main_launches(Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]))

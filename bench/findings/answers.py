@@ -15,6 +15,7 @@ from ddp_bench.bench.findings.verdicts import (
     RESOLVED,
     CommunicationVerdict,
     CompileVerdict,
+    Losses,
     Ratio,
     SettingsVerdict,
     Verdict,
@@ -111,6 +112,18 @@ def headline(cases: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
+def ddp_at_headline(cases: pd.DataFrame) -> pd.DataFrame:
+    """The DDP cases among `headline`."""
+    here = headline(cases)
+    return here[here["mode"] == "ddp"]
+
+
+def ddp_reference(ddp: pd.DataFrame) -> pd.Series:
+    """DDP without settings, else its first case."""
+    name = default_of(records(ddp))
+    return ddp[ddp["case_id"] == name].iloc[0]
+
+
 def _wrapper(rows: Mapping[str, Row], one: Comparison) -> WrapperVerdict:
     ddp, dp = rows[one.case_id], rows[one.reference_id]
     on_cpu = text(ddp["device_type"]) == "cpu"
@@ -126,18 +139,33 @@ def _wrapper(rows: Mapping[str, Row], one: Comparison) -> WrapperVerdict:
         margin=one.margin,
         is_advice=not on_cpu,
         of_ideal=() if one.answer == TOO_FEW else _of_ideal(ddp, dp),
-        copies_ms=_copies_ms(dp),
-        ddp_adds_ms=estimate(ddp, EXPOSED_COMM),
+        losses=_losses(ddp, dp),
         strong=text(ddp["scaling"]) == "strong",
         one_device=Ratio.of(mode_name(best), ONE_DEVICE, speedup) if speedup and speedup.high < 1 else None,
     )
 
 
-def _copies_ms(dp: Row) -> float | None:
-    """What DataParallel copies in a step; unknown on GPUs, where its reduction is part of the backward."""
-    found = [finite(dp[f"dp_{name}_ms"]) for name in ("replicate", "scatter", "gather", "reduce")]
-    stages = [ms for ms in found if ms is not None]
-    return sum(stages) if len(stages) == len(found) else None
+def _losses(ddp: Row, dp: Row) -> Losses | None:
+    """None where a part was not measured; on GPUs the reduction of DataParallel is part of the backward."""
+    copies = [finite(dp[f"dp_{name}_ms"]) for name in ("replicate", "scatter", "gather", "reduce")]
+    costs = [_cost_of_scaling(row) for row in (dp, ddp)]
+    communication = estimate(ddp, EXPOSED_COMM)
+    known = [ms for ms in (*costs, *copies) if ms is not None]
+    if communication is None or len(known) < len(costs) + len(copies):
+        return None
+    dp_ms, ddp_ms, *stages = known
+    return Losses(
+        dp=mode_name(dp),
+        dp_ms=dp_ms,
+        copies_ms=sum(stages),
+        ddp_ms=ddp_ms,
+        communication_ms=communication,
+    )
+
+
+def _cost_of_scaling(row: Row) -> float | None:
+    step, efficiency = finite(row["step_ms"]), finite(row["efficiency"])
+    return None if step is None or efficiency is None else step * (1 - efficiency)
 
 
 def _alone(row: Row, margin: float) -> WrapperVerdict | None:

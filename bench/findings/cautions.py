@@ -11,8 +11,8 @@ import pandas as pd
 
 from ddp_bench.bench.cli import command
 from ddp_bench.bench.cluster.load import MOST_BUSY, MOST_STEAL
-from ddp_bench.bench.findings.notes import SlowRank
 from ddp_bench.bench.findings.numbers import finite, plural, short
+from ddp_bench.bench.findings.slow_ranks import SlowRank
 from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.gpus import FAULTS
 from ddp_bench.bench.manifest import Manifest, RankPlace
@@ -42,7 +42,7 @@ WEAKENS = {
     "unequal weights": DIRECTION,
     "unequal clocks": DIRECTION,
     "other load": SIZES,
-    "unsteady": SIZES,
+    "uneven ranks": SIZES,
     "wide intervals": SIZES,
     "slowed GPUs": SIZES,
     "warm-up": SIZES,
@@ -54,6 +54,13 @@ WEAKENS = {
 }
 """The first claim that a kind of caution weakens: which is faster; by how much, in this run; whether times
 and rates are those of another run. Ratios are formed within rounds, so drift leaves them as they are."""
+
+
+_ANOTHER_LAUNCH = {
+    True: "another launch adds errors of about 2% to ratios of modes, 4% to ms and rates",
+    False: "what another launch adds was not measured on GPUs",
+}
+"""By whether it is on CPU cores; docs/measuring.md has the launches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +112,8 @@ class Trust:
             held = f"is {doubt}" if doubt else "holds"
             answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
         alone = f"ms and rates hold in this run alone ({', '.join(self.transfer)})"
-        where = alone if self.transfer else "ms and rates hold for another run"
-        gpus = " Nothing of it tells which is faster on GPUs." if self.on_cpu else ""
+        where = alone if self.transfer else _ANOTHER_LAUNCH[self.on_cpu]
+        gpus = " Nothing of it tells which is faster on GPUs: measure there." if self.on_cpu else ""
         return f"Trust, on this machine: {answered}; {where}.{gpus}"
 
 
@@ -160,13 +167,13 @@ def unequal_weights(cases: pd.DataFrame) -> Caution | None:
     )
 
 
-def unsteady(slow: Iterable[SlowRank]) -> Caution | None:
+def uneven_ranks(slow: Iterable[SlowRank]) -> Caution | None:
     """Find ranks of DDP that differ, another one from round to round."""
-    one = next((one for one in slow if one.is_unsteady), None)
+    one = next((one for one in slow if one.is_uneven), None)
     if one is None:
         return None
     return Caution(
-        kind="unsteady",
+        kind="uneven ranks",
         text=f"on {one.place} the slowest rank's own work takes {one.apart} longer than the fastest's, and "
         "it is not always the same rank",
         advice=f"{command('doctor')} for what else runs on the cores",

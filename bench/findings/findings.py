@@ -17,10 +17,11 @@ from ddp_bench.bench.findings.cautions import (
     throttled,
     unequal_clocks,
     unequal_weights,
-    unsteady,
+    uneven_ranks,
 )
 from ddp_bench.bench.findings.next_step import NextStep, next_step
-from ddp_bench.bench.findings.notes import SlowRank, notes, slow_ranks
+from ddp_bench.bench.findings.notes import notes
+from ddp_bench.bench.findings.slow_ranks import SlowRank, slow_ranks
 from ddp_bench.bench.findings.stability import cautions as of_rounds
 from ddp_bench.bench.findings.verdicts import Finding, Verdict
 from ddp_bench.bench.findings.wording import own_devices
@@ -71,7 +72,7 @@ def run_cautions(
         throttled(ok),
         unequal_clocks(ok),
         *of_rounds(cases, times, target=None if given.rounds else given.precision_target),
-        unsteady(slow),
+        uneven_ranks(slow),
         slow_links(manifest, cases),
     )
     return [caution for caution in found if caution is not None]

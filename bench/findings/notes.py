@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
-import scipy
 
 from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.findings.answers import by_compile_label, headline
+from ddp_bench.bench.findings.answers import by_compile_label, ddp_at_headline, ddp_reference, headline
 from ddp_bench.bench.findings.numbers import number, per_second, plural, rate, with_interval
+from ddp_bench.bench.findings.slow_ranks import SlowRank
 from ddp_bench.bench.findings.verdicts import Finding
 from ddp_bench.bench.findings.wording import (
     bits_per_s,
@@ -25,9 +25,8 @@ from ddp_bench.bench.findings.wording import (
     truth,
     unit_of,
 )
-from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import typical_of
-from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison, default_of
+from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.stats.interval import Interval
@@ -38,15 +37,6 @@ TCP_OVERHEAD = 1514 / 1448
 
 LINK_SLACK = 1.08
 """Communication over what the link allows, above which something else limits it."""
-
-SKEW_SHARE = 0.05
-"""Skew over the step below which ranks count as equally fast."""
-
-OFTEN = 0.75
-"""Share of the rounds in which a rank has to be the slowest to be named."""
-
-BY_CHANCE = 0.05
-"""Nor is a rank named that would be the slowest so often among equal ones with more than this probability."""
 
 _REASONS = 3
 _REASON_LENGTH = 160
@@ -90,42 +80,6 @@ class LinkLimit(Finding):
     def sentence(self) -> str:
         took = f"Over {self.link}, communication alone takes {with_interval(self.comm_ms, 'ms')}"
         return f"{took}; the link would allow {number(self.allowed_ms)} ms: here the cores limit it."
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowRank(Finding):
-    """The rank that others wait for, where ranks differ by a good part of the step."""
-
-    place: str
-    rank: int
-    host: str
-    often: int
-    num_rounds: int
-    is_chance: bool
-    """Whether equal ranks could look so."""
-    skew_ms: Interval
-    step_ms: float
-
-    @property
-    def is_unsteady(self) -> bool:
-        """Whether it is another rank from round to round."""
-        return self.is_chance and self.often < self.num_rounds
-
-    @property
-    def apart(self) -> str:
-        share = 100 * self.skew_ms.estimate / self.step_ms
-        return f"{with_interval(self.skew_ms, 'ms')} per step ({share:.0f}% of it)"
-
-    @property
-    def sentence(self) -> str:
-        if self.is_chance:
-            rounds = f"in all of {plural(self.num_rounds, 'round')}: too few to say whether it stays so"
-            slowest = f"Ranks: on {self.place} the slowest rank's own work takes {self.apart} longer"
-            return f"{slowest} than the fastest's, {rounds}."
-        who = f"rank {self.rank}{f' on {self.host}' if self.host else ''}"
-        slowest = f"{who} was the slowest in {self.often} of {self.num_rounds} rounds"
-        longer = f"its own work takes {self.apart} longer than the fastest rank's, and the others wait for it"
-        return f"Slow rank: on {self.place} {slowest}; {longer}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,13 +150,13 @@ def notes(
     bottlenecks = [
         finding and replace(finding, of=label)
         for label, group in by_compile_label(cases)
-        if not (ddp := _ddp_at_headline(group)).empty
+        if not (ddp := ddp_at_headline(group)).empty
         for finding in (_scaling_loss(group, ddp, times), _link_limit(ddp))
     ]
     measured = (cases["status"] == "ok").any()
     found = (
         *bottlenecks,
-        *(one for one in slow if not one.is_unsteady),
+        *(one for one in slow if not one.is_uneven),
         _overlap(cases, comparisons),
         _shared(cases),
         None if measured else NothingMeasured(),
@@ -212,13 +166,8 @@ def notes(
     return [finding for finding in found if finding is not None]
 
 
-def _ddp_at_headline(cases: pd.DataFrame) -> pd.DataFrame:
-    here = headline(cases)
-    return here[here["mode"] == "ddp"]
-
-
 def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, times: RoundTimes) -> ScalingLoss | None:
-    row = _reference(ddp)
+    row = ddp_reference(ddp)
     one_device = cases[cases["num_devices"] == 1]
     single, wrapped = (one_device[one_device["mode"] == mode] for mode in ("single", "ddp"))
     if text(row["scaling"]) != "weak" or truth(row["oversubscribed"]) or row["num_devices"] == 1:
@@ -247,7 +196,7 @@ def _link_limit(ddp: pd.DataFrame) -> LinkLimit | None:
     measured = ddp[ddp["comm_ms"].notna()]
     if measured.empty:
         return None
-    row = _reference(measured)
+    row = ddp_reference(measured)
     layout, per_s = BucketLayout.of_cell(row["bucket_bytes"]), bits_per_s(str(row["link"]))
     comm_ms = estimate(row, "comm_ms")
     if per_s is None or layout is None or comm_ms is None:
@@ -259,45 +208,6 @@ def _link_limit(ddp: pd.DataFrame) -> LinkLimit | None:
     if comm_ms.estimate <= LINK_SLACK * allowed_ms:
         return None
     return LinkLimit(link=link_name(str(row["link"])), comm_ms=comm_ms, allowed_ms=allowed_ms)
-
-
-def _reference(ddp: pd.DataFrame) -> pd.Series:
-    """DDP without settings, else its first case."""
-    name = default_of(records(ddp))
-    return ddp[ddp["case_id"] == name].iloc[0]
-
-
-def slow_ranks(manifest: Manifest, cases: pd.DataFrame, times: RoundTimes) -> list[SlowRank]:
-    """The slowest ranks of DDP, by mode of torch.compile, where ranks differ by a good part of the step."""
-    hosts = {rank.rank: rank.host for rank in manifest.ranks}
-    return [
-        replace(found, of=label)
-        for label, group in by_compile_label(cases)
-        if (found := _slow_rank(_ddp_at_headline(group), times, hosts)) is not None
-    ]
-
-
-def _slow_rank(ddp: pd.DataFrame, times: RoundTimes, hosts: Mapping[int, str]) -> SlowRank | None:
-    measured = ddp[(ddp["rank_skew_ms"] > SKEW_SHARE * ddp["step_ms_p50"]).fillna(value=False)]
-    if measured.empty:
-        return None
-    row = _reference(measured)
-    own = times.of_case(str(row["case_id"]))
-    rank, skew_ms = own.slowest_rank(), estimate(row, "rank_skew_ms")
-    if rank is None or skew_ms is None:
-        return None
-    often, num_rounds, num_ranks = own.slowest[rank], own.slowest.total(), int(row["num_devices"])
-    by_chance = min(num_ranks * scipy.stats.binom.sf(often - 1, num_rounds, 1 / num_ranks), 1.0)
-    return SlowRank(
-        place=place(row),
-        rank=rank,
-        host=hosts.get(rank, ""),
-        often=often,
-        num_rounds=num_rounds,
-        is_chance=often < OFTEN * num_rounds or by_chance > BY_CHANCE,
-        skew_ms=skew_ms,
-        step_ms=float(row["step_ms"]),
-    )
 
 
 def _overlap(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> Overlap | None:

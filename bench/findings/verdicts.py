@@ -151,6 +151,26 @@ class RatioVerdict(Verdict):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Losses:
+    """What a step of DP and one of DDP take longer than under ideal scaling, and what of it moves data."""
+
+    dp: str
+    dp_ms: float
+    copies_ms: float
+    ddp_ms: float
+    communication_ms: Interval
+
+    @property
+    def said(self) -> str:
+        dp, copies, ddp = (quantity(ms, "ms", 2) for ms in (self.dp_ms, self.copies_ms, self.ddp_ms))
+        communication = written(self.communication_ms, "ms")
+        return (
+            f"scaling costs a step of {self.dp} {dp}, {copies} of it in copies, and one of DDP {ddp}, "
+            f"{communication} of it in communication"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class WrapperVerdict(RatioVerdict):
     """DDP against DP; of a run with one of them, that one against one device."""
 
@@ -158,9 +178,7 @@ class WrapperVerdict(RatioVerdict):
     of_ideal: tuple[tuple[str, Interval], ...] = ()
     """By mode the share of ideal scaling that it reaches."""
     strong: bool = False
-    copies_ms: float | None = None
-    """What DataParallel copies in a step, beside what DDP's communication adds to its own."""
-    ddp_adds_ms: Interval | None = None
+    losses: Losses | None = None
     one_device: Ratio | None = None
     """One device alone over these devices, where it is faster."""
 
@@ -170,11 +188,8 @@ class WrapperVerdict(RatioVerdict):
         if self.of_ideal and not self.within_margin and self.answer not in (UNRESOLVED, EQUAL):
             reached = ", ".join(f"{mode} {percent(share)}" for mode, share in self.of_ideal)
             said += f"; of ideal {'strong ' if self.strong else ''}scaling: {reached}"
-            if self.copies_ms is not None and self.ddp_adds_ms is not None:
-                copies, adds = quantity(self.copies_ms, "ms", 2), written(self.ddp_adds_ms, "ms")
-                said += (
-                    f"; {self.of_ideal[-1][0]} copies for {copies} a step, DDP's communication adds {adds}"
-                )
+            if self.losses is not None:
+                said += f"; {self.losses.said}"
         alone = f" {self.one_device.says(subject='One device alone')}." if self.one_device else ""
         return f"{said}.{alone}"
 

@@ -28,10 +28,10 @@ from ddp_bench.bench.findings.notes import (
     LinkLimit,
     Overlap,
     ScalingLoss,
-    SlowRank,
     notes,
     why_not_measured,
 )
+from ddp_bench.bench.findings.slow_ranks import SlowRank
 from ddp_bench.bench.findings.verdicts import (
     CAP,
     COMMUNICATION,
@@ -96,15 +96,17 @@ def test_devices_that_lose_against_one_are_told():
 COPIES = {"dp_scatter_ms": 1, "dp_replicate_ms": 2, "dp_gather_ms": 3, "dp_reduce_ms": 14}
 
 
-def test_what_dp_copies_stands_beside_what_ddp_communicates():
-    ddp = case("ddp", 2, 160.0, **exposing(60, 70))
-    verdict = wrapper(0.75, 0.84, dp=case("dp", 2, 160.0, **COPIES), ddp=ddp)
-    assert (verdict.copies_ms, verdict.ddp_adds_ms.estimate) == (20, 65)
-    assert verdict.sentence.endswith(
-        "DP copies for 20 ms a step, DDP's communication adds 65 (60\N{EN DASH}70) ms."
-    )
-    on_gpus = {**COPIES, "dp_reduce_ms": None}  # its reduction is part of the backward
-    assert "copies" not in wrapper(0.75, 0.84, dp=case("dp", 2, 160.0, **on_gpus), ddp=ddp).sentence
+def test_what_scaling_costs_is_told_of_both():
+    """Efficiencies of 80% and 60%, of steps of 200 and 300 ms."""
+    dp = case("dp", 2, 160.0, **COPIES, **measured(step_ms=200.0))
+    ddp = case("ddp", 2, 120.0, **exposing(60, 70), **measured(step_ms=300.0))
+    verdict = wrapper(0.75, 0.84, dp=dp, ddp=ddp)
+    found = verdict.losses
+    assert (found.dp_ms, found.ddp_ms) == (pytest.approx(40), pytest.approx(120))
+    assert (found.copies_ms, found.communication_ms.estimate) == (20, 65)
+    assert found.said in verdict.sentence
+    on_gpus = dp | {"dp_reduce_ms": None}  # its reduction is part of the backward
+    assert wrapper(0.75, 0.84, dp=on_gpus, ddp=ddp).losses is None
 
 
 FEW = {"speedup_low": None, "speedup_high": None, "efficiency_low": None, "efficiency_high": None}
@@ -344,13 +346,13 @@ def test_slow_rank_is_named_with_its_host(own_ms, often, *, is_chance):
     assert (slow.rank, slow.host, slow.often, slow.num_rounds) == (1, "host1", often, len(own_ms))
     assert slow.is_chance == is_chance
     assert ("too few to say" in slow.sentence) == is_chance
-    assert "unsteady" not in [one.kind for one in made.cautions]
+    assert "uneven ranks" not in [one.kind for one in made.cautions]
 
 
-def test_ranks_that_take_turns_at_being_slow_are_unsteady():
+def test_ranks_that_take_turns_at_being_slow_are_uneven():
     made = linked(40.0, TURNS * 2, **measured(rank_skew_ms=12.0))
     assert made.found == ()
-    assert "unsteady" in made.trust.sizes
+    assert "uneven ranks" in made.trust.sizes
     assert linked(40.0, ((80.0, 81.0),) * 4, **measured(rank_skew_ms=1.0)).found == ()
 
 
@@ -390,7 +392,7 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, trans
     assert f"nothing is resolved, either may be faster; the bounds of that {bounds}; " in found.sentence
     equal = Trust.of(cautions, [EQUAL, UNRESOLVED], on_cpu=True).sentence
     assert equal.startswith("Trust, on this machine: what is resolved ")
-    assert equal.endswith(" on GPUs.")
+    assert equal.endswith(" on GPUs: measure there.")
 
 
 def test_why_ddp_scales_as_it_does_in_parts_that_add_up():
