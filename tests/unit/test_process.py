@@ -1,7 +1,6 @@
 """Processes and temporary folders, gone at the end and after a kill; Slurm's environment."""
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -34,19 +33,17 @@ print(sum(int(size) for size, given in flags if " hg" in given))
 """Prints the KiB of memory that this process has advised the kernel to keep in huge pages."""
 
 
-KEEPS = {"arena_max": "1", "mmap_max": "0", "trim_threshold": str(2**62)}
-
-
 @pytest.mark.parametrize(
     ("given", "added"),
     [
-        (None, {"hugetlb": "1", **KEEPS}),
-        ("glibc.malloc.check=3", {"check": "3", "hugetlb": "1", **KEEPS}),
-        ("glibc.malloc.hugetlb=0", {"hugetlb": "0", **KEEPS}),
+        (None, {"hugetlb": "1"}),
+        ("glibc.malloc.check=3", {"check": "3", "hugetlb": "1"}),
+        ("glibc.malloc.hugetlb=0", {"hugetlb": "0"}),
     ],
 )
 def test_settings_of_the_users_own_stay(given, added):
-    env = malloc_env({"GLIBC_TUNABLES": given} if given else {})
+    environment = {"GLIBC_TUNABLES": given} if given else {}
+    env = environment | malloc_env(environment)
     assert dict(one.split("=") for one in env["GLIBC_TUNABLES"].split(":")) == {
         f"glibc.malloc.{name}": value for name, value in added.items()
     }
@@ -66,35 +63,6 @@ def test_malloc_asks_the_kernel_for_huge_pages():
     ]
     assert asked_kib[0] == 0
     assert asked_kib[1] >= 32 * 1024, "8 times 4 MiB"
-
-
-STEPS = """
-import resource
-from concurrent.futures import ThreadPoolExecutor
-
-def step():  # memory of several sizes, taken by one thread and given back by another
-    for thread in threads:
-        thread.submit(lambda: [b"x" * 2**size for size in (12, 20, 26)]).result()
-
-threads = [ThreadPoolExecutor(1) for _ in range(2)]
-for _ in range(5):
-    step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-"""Prints the page faults of twenty steps that take the same memory again and again."""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are of glibc")
-def test_steps_that_need_the_same_memory_get_it_without_page_faults():
-    plain = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-    faults = [
-        int(subprocess.check_output([sys.executable, "-c", STEPS], env=plain | more))
-        for more in ({}, malloc_env({}))
-    ]
-    assert faults[1] < 20 <= faults[0]
 
 
 @pytest.mark.parametrize(
