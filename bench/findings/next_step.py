@@ -112,7 +112,7 @@ def _less_exposed(
         halved = replace(first, modes=("ddp",), gpus=(num_devices,), bucket_cap_mb=caps, comm_hook=hooks)
         again = command("run", *as_options(halved, _ALL_BUT_WHERE))
         cost = next((one.cost for one in verdicts if isinstance(one, CommunicationVerdict)), None)
-        added = f" of the {cost}, that communication adds" if cost else ""
+        added = f" of what communication adds, {cost}" if cost else ""
         why = f"no cap gains more than the margin; gradients in 16 bits may spare a half{added}"
         return NextStep(why, visible(again))
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap

@@ -157,7 +157,7 @@ def test_where_no_cap_helps_fewer_bytes_are_tried_and_not_other_buckets():
     ):
         step, module, given = following(*by, cases=(SINGLE, DP, row, *caps), **asked, **settings)
         assert module == command
-        cost = "a half of the 12.0 (11.0\N{EN DASH}13.0) ms, 12% of the step of 100 ms"
+        cost = "a half of what communication adds, 12.0 (11.0\N{EN DASH}13.0) ms, 12% of the step of 100 ms"
         assert (cost in step.why) == (module == "bench.run")
         assert {name: getattr(given, name) for name in options} == options
     _, module, _ = following(*by[:3], cases=(SINGLE, DP, row, *caps[:2]), **asked)
