@@ -8,7 +8,7 @@ from statistics import median, stdev
 
 from ddp_bench.bench.conditions import machine_kind
 from ddp_bench.bench.findings.next_step import took_turns
-from ddp_bench.bench.findings.numbers import TIMES, number, short
+from ddp_bench.bench.findings.numbers import TIMES, number, short_percent
 from ddp_bench.bench.findings.wording import Row, case_label, device_noun, estimate, text, truth
 from ddp_bench.bench.results.comparisons import over_eager
 from ddp_bench.bench.results.schema import records
@@ -21,7 +21,7 @@ LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
 
-def are_repeats(runs: Sequence[RunData]) -> bool:
+def _are_repeats(runs: Sequence[RunData]) -> bool:
     """Whether runs measured the same plan on one kind of machine, one after another."""
     manifests = [run.manifest for run in runs]
     plans = {manifest.plan_hash for manifest in manifests}
@@ -30,12 +30,18 @@ def are_repeats(runs: Sequence[RunData]) -> bool:
     return alike and len(runs) >= LEAST_RUNS and not took_turns(manifests)
 
 
-def repeats(runs: Sequence[RunData]) -> tuple[str, Table]:
-    """Say how many intervals of repeated runs hold their common value, in all and ratio by ratio."""
+def repeats(runs: Sequence[RunData]) -> tuple[str, Table] | None:
+    """Say how many intervals of repeated runs hold their common value, in all and ratio by ratio.
+
+    None for runs that do not repeat one another, or know no ratio.
+    """
+    if not _are_repeats(runs):
+        return None
     found: dict[str, list[Interval]] = {}
     for run in runs:
         for name, ratio in _ratios(run):
-            found.setdefault(name, []).append(ratio)
+            if not math.isnan(ratio.low):
+                found.setdefault(name, []).append(ratio)
     rows, held, total = [], 0, 0
     for name, ratios in found.items():
         if len(ratios) < LEAST_RUNS:
@@ -45,8 +51,10 @@ def repeats(runs: Sequence[RunData]) -> tuple[str, Table]:
         held, total = held + holding, total + len(ratios)
         scatter = stdev(math.log(ratio.estimate) for ratio in ratios)
         width = median(ratio.half_width for ratio in ratios)
-        cells = (*map(_percent, (scatter, width)), f"{holding} of {len(ratios)}")
+        cells = (*map(short_percent, (scatter, width)), f"{holding} of {len(ratios)}")
         rows.append((name, number(common), *cells))
+    if not rows:
+        return None
     said = f"Repeated runs: {held} of {total} intervals hold the value that the runs have in common"
     columns = (
         Heading("Ratio"),
@@ -60,8 +68,7 @@ def repeats(runs: Sequence[RunData]) -> tuple[str, Table]:
         "each by its interval. An interval of 95% holds it in 19 of 20 runs: where intervals tell what the "
         "next run brings, half of one is about twice the scatter of the runs."
     )
-    share = f", {100 * held / total:.0f}%" if total else ""
-    return f"{said}{share}.", Table("Repeated runs", note, columns, tuple(rows))
+    return f"{said}, {100 * held / total:.0f}%.", Table("Repeated runs", note, columns, tuple(rows))
 
 
 def _ratios(run: RunData) -> Iterator[tuple[str, Interval]]:
@@ -71,20 +78,11 @@ def _ratios(run: RunData) -> Iterator[tuple[str, Interval]]:
     across = over_eager(run.compared, rows)
     for one in run.compared:
         if one not in across and {one.case_id, one.reference_id} <= names.keys():
-            yield from _known(f"{names[one.case_id]} / {names[one.reference_id]}", one.ratio)
+            yield f"{names[one.case_id]} / {names[one.reference_id]}", one.ratio
     for row in rows:
         speedup = estimate(row, "speedup")
         if text(row["mode"]) != "single" and speedup is not None:
-            yield from _known(f"{names[text(row['case_id'])]} / single", speedup)
-
-
-def _percent(share: float) -> str:
-    return f"{short(100 * share, 2)}%"
-
-
-def _known(name: str, ratio: Interval) -> Iterator[tuple[str, Interval]]:
-    if not math.isnan(ratio.low):
-        yield name, ratio
+            yield f"{names[text(row['case_id'])]} / single", speedup
 
 
 def _name(row: Row) -> str:

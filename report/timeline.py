@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.findings.numbers import finite, mib, plural, with_interval
-from ddp_bench.bench.findings.wording import Row, cap_label, estimate, hidden_share, text, truth
+from ddp_bench.bench.findings.wording import Row, cap_label, estimate, hidden_share, hides_none, text, truth
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.stats.interval import Interval
@@ -211,9 +211,8 @@ def _track(row: Row, role: str, details: Mapping[tuple[Any, ...], Sequence[Momen
     layout = BucketLayout.of_cell(row["bucket_bytes"])
     sizes = layout.num_bytes if layout is not None else (0,) * max(map(len, found))
     ready, start, done = (moments if len(moments) == len(sizes) else () for moments in found)
-    hidden = hidden_share(row)
-    hides_none = hidden is not None and hidden.high < 0
-    return Track(role, tuple(sizes), estimate(row, EXPOSED_COMM), hides_none, ready, start, done)
+    exposed, no_use = estimate(row, EXPOSED_COMM), hides_none(hidden_share(row))
+    return Track(role, tuple(sizes), exposed, no_use, ready, start, done)
 
 
 def _chosen_roles(cases: pd.DataFrame) -> list[tuple[Row, str]]:

@@ -27,7 +27,7 @@ from ddp_bench.report.caps import cap_ticks, in_order, placed, step_by_cap
 from ddp_bench.report.cases import WorkloadCases, workloads
 from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, chart
 from ddp_bench.report.figures import BARS, by_devices, counts_of, device_ticks, over_devices
-from ddp_bench.report.repeats import are_repeats, repeats
+from ddp_bench.report.repeats import repeats
 from ddp_bench.report.table import Heading, Section, Table
 
 _CONFIDENCE = 0.95
@@ -82,9 +82,10 @@ def together(titles: Sequence[str], runs: Sequence[RunData]) -> Section | None:
     groups = [group for group in groups if len(group) > 1]
     if not groups:
         return None
-    again = [repeats(runs)] if are_repeats(runs) else []
     drawn: list[Figure] = []
-    tables, said = [table for _, table in again], [sentence for sentence, _ in again]
+    tables, said = [], []
+    if (again := repeats(runs)) is not None:
+        said, tables = [again[0]], [again[1]]
     for i, group in enumerate(groups, 1):
         name = group[0].workload.label if len(groups) > 1 else ""
         found = _ratios(group)

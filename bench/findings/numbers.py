@@ -119,6 +119,11 @@ def ratio(found: Interval) -> str:
     return f"{found.estimate:.2f} {between(found)}" if _is_known(found) else f"{found.estimate:.2f}"
 
 
+def short_percent(share: float) -> str:
+    """Write a fraction in percent with two digits: `4.5%`."""
+    return f"{short(100 * share, 2)}%"
+
+
 def percent(share: Interval) -> str:
     """Write a fraction in percent with its interval, where that is known."""
     written = f"{100 * share.estimate:.0f}%"

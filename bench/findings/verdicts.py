@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddp_bench.bench.findings.numbers import about, between, percent, quantity, short, span
+from ddp_bench.bench.findings.numbers import about, between, percent, quantity, short_percent, span
 from ddp_bench.bench.findings.numbers import with_interval as written
+from ddp_bench.bench.findings.wording import hides_none
 from ddp_bench.bench.results.comparisons import EQUAL, OPEN, TOO_FEW, UNRESOLVED, Comparison
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.bench.stats.one_run import MIN_ROUNDS
@@ -24,10 +25,6 @@ LITTLE_EXPOSED = 0.05
 
 _LEAST_GAIN = 0.001
 """A smaller gain is said as this one."""
-
-
-def _percent(share: float) -> str:
-    return f"{short(100 * share, 2)}%"
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,7 @@ class RatioVerdict(Verdict):
     @property
     def compared(self) -> str:
         """The comparison, without a capital letter and a full stop."""
-        where, ratio, margin = f" {self.where}", self.ratio, _percent(self.margin)
+        where, ratio, margin = f" {self.where}", self.ratio, short_percent(self.margin)
         if self.answer == TOO_FEW and self.comparisons:
             few = f"{self.comparisons[0].num_rounds}, {MIN_ROUNDS} at least"
             return f"too few rounds{where} to compare {ratio.faster} with {ratio.slower}: {few}"
@@ -141,8 +138,8 @@ class RatioVerdict(Verdict):
     @property
     def label(self) -> str:
         if self.answer == EQUAL:
-            return f"no difference above {_percent(self.margin)}"
-        less = f", by less than {_percent(self.margin)}" if self.within_margin else ""
+            return f"no difference above {short_percent(self.margin)}"
+        less = f", by less than {short_percent(self.margin)}" if self.within_margin else ""
         return self.answer if self.is_open else f"{self.ratio.faster} is faster{less}"
 
     @property
@@ -258,7 +255,7 @@ class SettingsVerdict(Verdict):
     @property
     def _most(self) -> str:
         assert self.nearest is not None
-        return _percent(max(self.nearest[1].high - 1, _LEAST_GAIN))
+        return short_percent(max(self.nearest[1].high - 1, _LEAST_GAIN))
 
     @property
     def label(self) -> str:
@@ -305,7 +302,7 @@ class CommunicationVerdict(Verdict):
         if hidden is None:
             vague = "; how much of it is hidden is not known to 50 percentage points"
             return f"{said}{vague if self.is_vague else ''}."
-        if hidden.high < 0:
+        if hides_none(hidden):
             slows = "none is hidden, and it slows the compute or makes ranks wait"
             if self.on_cpu:
                 slows = "none is hidden, for all-reduces run on the cores that compute, and ranks wait"

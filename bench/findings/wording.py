@@ -62,7 +62,12 @@ def hidden_percent(row: Row, written: Callable[[Interval], str]) -> str:
     found = hidden_share(row)
     if found is None:
         return ""
-    return "none" if found.high < 0 else written(found)
+    return "none" if hides_none(found) else written(found)
+
+
+def hides_none(hidden: Interval | None) -> bool:
+    """Whether communication is known to add more than it takes alone."""
+    return hidden is not None and hidden.high < 0
 
 
 def hidden_share(row: Row) -> Interval | None:

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.cluster.process import end_all, ended_with_us, malloc_env, uninterrupted
+from ddp_bench.bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
 from ddp_bench.bench.cluster.scratch import PREFIX, locks, scratch_folder
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.code import Code
 from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path
-from ddp_bench.bench.gpus import gpus
 from ddp_bench.bench.manifest import Manifest, WorkloadCode
 from ddp_bench.bench.package import OWN_FOLDERS, ROOT, own_command
 from ddp_bench.bench.provenance import (
@@ -73,12 +72,7 @@ class Checkout:
         return subprocess.Popen(
             ended_with_us([*how, *arguments]),
             cwd=self.folder,
-            env={
-                **os.environ,
-                **({} if gpus() else malloc_env(os.environ)),
-                **self.environment,
-                **(environment or {}),
-            },
+            env={**os.environ, **huge_pages_env(os.environ), **self.environment, **(environment or {})},
             pass_fds=locks(),  # where this process is killed, the run still needs its checkout
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -48,7 +48,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ddp_bench.bench.cli import Parser, command, guarded, positive_int, speaker
-from ddp_bench.bench.cluster.process import malloc_env
+from ddp_bench.bench.cluster.process import huge_pages_env
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gpus import gpus
 from ddp_bench.bench.lab import namespaces, rates
@@ -167,7 +167,7 @@ def run(options: LabOptions) -> int:
             job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.command)
             environment = os.environ | host_environment(host, link, gpu_shares[host])
             environment |= torchrun_environment(job)
-            environment |= {} if gpu_shares[host] else malloc_env(environment)
+            environment |= {} if gpu_shares[host] else huge_pages_env(environment)
             with pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):

@@ -26,13 +26,12 @@ from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.text import visible
 from ddp_bench.bench.worker import messages as m
-from ddp_bench.bench.worker.messages import Begun, Profiled, ResolvedJob
 
 START_LIMIT_S = 600.0
 """Limit for what is done before the first case, such as reading drivers and slow file systems."""
 
 
-def have_resolved(workers: Workers, asked: Settings) -> ResolvedJob:
+def have_resolved(workers: Workers, asked: Settings) -> m.ResolvedJob:
     """Have the first worker resolve and plan what was asked for. Raises UsageError, LostError."""
     workers.open()
     there = workers.launched
@@ -41,15 +40,15 @@ def have_resolved(workers: Workers, asked: Settings) -> ResolvedJob:
         seen = workers.values(look, m.SeenGpus | None, "start-up", START_LIMIT_S).values()
         there = msgspec.structs.replace(there, seen=tuple(one for one in seen if one is not None))
     ask = m.Resolve(asked=asked, launched=there)
-    found: ResolvedJob = workers.value(0, ask, ResolvedJob, "start-up", START_LIMIT_S)
+    found: m.ResolvedJob = workers.value(0, ask, m.ResolvedJob, "start-up", START_LIMIT_S)
     if not workers.suit(found.settings.device):
         workers.open()
         ask = m.Resolve(asked=replace(asked, device=found.settings.device))
-        found = workers.value(0, ask, ResolvedJob, "start-up", START_LIMIT_S)
+        found = workers.value(0, ask, m.ResolvedJob, "start-up", START_LIMIT_S)
     return found
 
 
-def show_plan(workers: Workers, job: ResolvedJob) -> None:
+def show_plan(workers: Workers, job: m.ResolvedJob) -> None:
     """Print the plan and how long it takes."""
     # Eager: a plan should not take the minutes of a compiler, nor need one.
     first = m.Probe(case=replace(job.plan[0].case, compile="off"))
@@ -57,7 +56,7 @@ def show_plan(workers: Workers, job: ResolvedJob) -> None:
     print_plan(job, steps_ms)
 
 
-def print_plan(job: ResolvedJob, steps_ms: Sequence[float]) -> None:
+def print_plan(job: m.ResolvedJob, steps_ms: Sequence[float]) -> None:
     """Every case, why it is skipped, the order of the first round and the expected time."""
     runnable = [p for p in job.plan if p.skip_reason is None]
     order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
@@ -96,7 +95,7 @@ def print_plan(job: ResolvedJob, steps_ms: Sequence[float]) -> None:
 
 
 def new_manifest(
-    job: ResolvedJob, profiled: Profiled, arguments: Sequence[str], begun: Sequence[Begun]
+    job: m.ResolvedJob, profiled: m.Profiled, arguments: Sequence[str], begun: Sequence[m.Begun]
 ) -> Manifest:
     """What manifest.json says of a run that begins on the workers that have `begun`, by rank."""
     machines = [one.machine for one in begun if one.machine is not None]
@@ -124,7 +123,7 @@ def new_manifest(
     )
 
 
-def check_alike(found: Sequence[Begun]) -> None:
+def check_alike(found: Sequence[m.Begun]) -> None:
     """Raise UsageError with every difference between hosts; the first rank of each speaks for it."""
     hosts = {str(one.machine.host): one.conditions for one in found if one.machine is not None}
     differences = []

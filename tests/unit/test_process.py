@@ -14,8 +14,8 @@ from ddp_bench.bench.cluster.process import (
     end_all,
     ended_with_us,
     host_names,
+    huge_pages_env,
     interrupted_by_signals,
-    malloc_env,
     ranks_environment,
     tasks_per_node,
     uninterrupted,
@@ -43,11 +43,11 @@ print(sum(int(size) for size, given in flags if " hg" in given))
 )
 def test_settings_of_the_users_own_stay(given, added):
     environment = {"GLIBC_TUNABLES": given} if given else {}
-    env = environment | malloc_env(environment)
+    env = environment | huge_pages_env(environment)
     assert dict(one.split("=") for one in env["GLIBC_TUNABLES"].split(":")) == {
         f"glibc.malloc.{name}": value for name, value in added.items()
     }
-    assert malloc_env(env) == {}
+    assert huge_pages_env(env) == {}
 
 
 def test_malloc_asks_the_kernel_for_huge_pages():
@@ -59,7 +59,7 @@ def test_malloc_asks_the_kernel_for_huge_pages():
     plain = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
     asked_kib = [
         int(subprocess.check_output([sys.executable, "-c", ALLOCATE], env=plain | more))
-        for more in ({}, malloc_env({}))
+        for more in ({}, huge_pages_env({}))
     ]
     assert asked_kib[0] == 0
     assert asked_kib[1] >= 32 * 1024, "8 times 4 MiB"

@@ -99,8 +99,9 @@ def test_repeated_runs_say_how_many_intervals_hold_what_they_have_in_common():
         [*repeated(160.0, 161.0), *repeated(160.0, plan="other")],
         repeated(160.0, 161.0, 162.0, plan=None),
         repeated(160.0, 161.0, 162.0, interleaved_id="turns"),
+        [run([case("single", 1, 100.0)], {"plan_hash": "p"}) for _ in range(3)],
     ],
-    ids=["two", "another plan", "a plan that is not known", "in turns"],
+    ids=["two", "another plan", "a plan that is not known", "in turns", "no ratio"],
 )
 def test_other_runs_repeat_nothing(runs):
     assert not [one for one in page(runs).together.findings if "Repeated" in one]
