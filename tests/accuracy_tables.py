@@ -16,13 +16,13 @@ from statistics import median
 from commands import ROOT
 
 from ddp_bench.bench.buckets import BucketCaps
-from ddp_bench.bench.gate.runs import checked
 from ddp_bench.bench.predict.calibration import VERSION, Calibration
 from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario, cost_band
+from ddp_bench.bench.results.aggregate import fits_of_cases, typical_of, units_per_step
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 
@@ -39,7 +39,7 @@ PERFECT, CONSTANT, LONGER = "perfect_ms", "constant_ms", "longer_ms"
 """Rules of thumb: no communication; the calibrated step everywhere; the longer of compute and all-reduce."""
 
 FITTED = "fitted_images_per_s"
-"""Throughput as the gate reads it: of one fit over all rounds and passes."""
+"""Throughput of one fit over all rounds and passes, by its rounds alone: without what a launch adds."""
 
 ENDS = "", "_low", "_high"
 
@@ -59,11 +59,18 @@ def rounds_of(name, run):
     ]
 
 
+def rounds_of_launches(name, run):
+    """The same, with the launch of each round."""
+    launches = run.times.launches
+    return [row | {"launch": launches[row["round"]]} for row in rounds_of(name, run)]
+
+
 def figures_of(name, run, source):
     """A row for each case; where `source` is a calibration that was not fitted to it, with its prediction."""
     environment = run.manifest.environment
     held = {case.case_id: case for case in predicted(run, source)} if source else {}
-    fitted = {case.case_id: case.fitted["images_per_s"] for case in checked(run).cases}
+    by_rounds = typical_of(run.times, ())
+    fitted = fits_of_cases(run.cases.to_dict("records"), by_rounds, units_per_step(run.cases))
     for row in run.cases.to_dict("records"):
         case_id = str(row["case_id"])
         found = {
@@ -74,7 +81,7 @@ def figures_of(name, run, source):
             **{column: row[column] for column in ("arch", "link", "num_devices", "global_batch")},
         }
         formed = {f"images_per_s{end}": float(row[f"images_per_s{end}"]) for end in ENDS}
-        formed |= fitted[case_id].columns(FITTED)
+        formed |= fitted[case_id]["images_per_s"].columns(FITTED)
         formed["measured_ms"] = 1000 * float(row["global_batch"]) / formed["images_per_s"]
         if (case := held.get(case_id)) is not None:
             formed |= case.predicted_ms.columns("predicted_ms")
@@ -174,9 +181,8 @@ def main(folder):
 def main_launches(folder):
     """Write the rounds of launches, which lie in FOLDER/SERIES/LAUNCH."""
     paths = sorted(path.parent for path in folder.glob("*/*/manifest.json"))
-    write(
-        LAUNCHES, [row for path in paths for row in rounds_of(str(path.relative_to(folder)), load_run(path))]
-    )
+    runs = {str(path.relative_to(folder)): load_run(path) for path in paths}
+    write(LAUNCHES, [row for name, run in runs.items() for row in rounds_of_launches(name, run)])
 
 
 def write(path, table):

@@ -56,13 +56,6 @@ WEAKENS = {
 and rates are those of another run. Ratios are formed within rounds, so drift leaves them as they are."""
 
 
-_ANOTHER_LAUNCH = {
-    True: "another launch adds errors of about 2% to ratios of modes, 4% to ms and rates",
-    False: "what another launch adds was not measured on GPUs",
-}
-"""By whether it is on CPU cores; docs/measuring.md has the launches."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Caution:
     """Something to know before trusting a run; `case_id` is the worst of the cases concerned, if any."""
@@ -89,15 +82,19 @@ class Trust:
     answers: frozenset[str]
     """What was answered, as `Verdict.answer`."""
     on_cpu: bool
+    num_launches: int
+    """Of the workers: how often a run has begun, as it were."""
 
     @classmethod
-    def of(cls, cautions: Sequence[Caution], answers: Collection[str], *, on_cpu: bool) -> Trust:
+    def of(
+        cls, cautions: Sequence[Caution], answers: Collection[str], *, on_cpu: bool, num_launches: int
+    ) -> Trust:
         """Sort cautions by what they weaken of these answers."""
         against = {
             claim: tuple(one.kind for one in cautions if WEAKENS[one.kind] == claim)
             for claim in (DIRECTION, SIZES, TRANSFER)
         }
-        return cls(**against, answers=frozenset(answers), on_cpu=on_cpu)
+        return cls(**against, answers=frozenset(answers), on_cpu=on_cpu, num_launches=num_launches)
 
     @property
     def sentence(self) -> str:
@@ -112,9 +109,18 @@ class Trust:
             held = f"is {doubt}" if doubt else "holds"
             answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
         alone = f"ms and rates hold in this run alone ({', '.join(self.transfer)})"
-        where = alone if self.transfer else _ANOTHER_LAUNCH[self.on_cpu]
+        where = alone if self.transfer else self._next_run
         gpus = " Nothing of it tells which is faster on GPUs: measure there." if self.on_cpu else ""
         return f"Trust, on this machine: {answered}; {where}.{gpus}"
+
+    @property
+    def _next_run(self) -> str:
+        """What intervals say of it: docs/measuring.md, "Another launch"."""
+        if self.on_cpu:
+            return "the next run within the hour has its ratios within them too, ms and rates up to 4% off"
+        if self.num_launches > 1:
+            return f"they hold the next run too, as far as {self.num_launches} launches of the ranks tell"
+        return "what another launch of the ranks adds is not known"
 
 
 class LoadShares(NamedTuple):

@@ -95,11 +95,13 @@ def conclude(
     slow = slow_ranks(manifest, cases, times)
     cautions = run_cautions(manifest, cases, times, slow)
     on_cpu = bool((cases["device_type"] == "cpu").any())
+    answers, num_launches = [one.answer for one in answered], max(times.launches.values(), default=1)
+    trust = Trust.of(cautions, answers, on_cpu=on_cpu, num_launches=num_launches)
     return Conclusion(
         verdicts=answered,
         found=tuple(notes(cases, times, comparisons, slow)),
         cautions=tuple(cautions),
-        trust=Trust.of(cautions, [one.answer for one in answered], on_cpu=on_cpu) if answered else None,
+        trust=trust if answered else None,
         next_step=next_step(folder, manifest, cases, comparisons, answered, resumable=resumable),
     )
 

@@ -99,7 +99,7 @@ def checked(run: RunData) -> GateRun:
     _check(run)
     rows = records(run.cases)
     with readable(run.path / "blocks.csv"):
-        fits = fits_of_cases(rows, typical_of(run.times), units_per_step(run.cases))
+        fits = fits_of_cases(rows, typical_of(run.times, rows), units_per_step(run.cases))
         rounds = metrics_by_round(run.cases, run.times)
     made = []
     for row in rows:

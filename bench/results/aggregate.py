@@ -100,7 +100,7 @@ def case_rows(
         run: columns that are the same for every case of the run.
         typical: the fit of the blocks, where it is known already.
     """
-    typical = typical or typical_of(times)
+    typical = typical or typical_of(times, [_identity(outcome) for outcome in outcomes])
     singles = {o.planned.case.compile: c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"}
     units = {c: o.planned.case.units_per_step for c, o in _by_id(outcomes)}
     vs_default = over_default(comparisons, [_identity(outcome) for outcome in outcomes])
@@ -148,9 +148,9 @@ def case_rows(
     return typed_frame(rows, CASES)
 
 
-def typical_of(times: RoundTimes) -> Typical:
-    """The fit of a run's step times."""
-    return Typical.of({phase: times.step_ms(phase) for phase in FITTED})
+def typical_of(times: RoundTimes, rows: Iterable[Mapping[Any, Any]]) -> Typical:
+    """The fit of a run's step times; `rows` are of cases.csv or of a plan."""
+    return Typical.of({phase: times.step_ms(phase) for phase in FITTED}, rows, times.launches)
 
 
 def comparisons_of(
@@ -158,11 +158,9 @@ def comparisons_of(
     times: RoundTimes,
     units: Mapping[str, int],
     margin: float,
-    *,
-    typical: Typical | None = None,
+    typical: Typical,
 ) -> list[Comparison]:
-    """The comparisons of a run that were measured; `typical` is the fit of `times`, where it is known."""
-    typical = typical or typical_of(times)
+    """The comparisons of a run that were measured; `typical` is the fit of `times`."""
     rounds = {case_id: len(found) for case_id, found in times.step_ms("timed").items()}
     return compared(pairs, typical, units=units, num_rounds=rounds, margin=margin)
 

@@ -56,6 +56,8 @@ def block_rows(
     position: int,
     started_s: float,
     times: Sequence[tuple[str, int, BlockTimes]],
+    *,
+    launch: int = 1,
 ) -> list[dict[str, Any]]:
     """The rows of blocks.csv of one block: of each rank that took part its host, number and times."""
     return [
@@ -64,6 +66,7 @@ def block_rows(
             "phase": phase,
             "round": round_index,
             "position": position,
+            "launch": launch,
             "rank": rank,
             "host": host,
             "started_s": round(started_s, 4),

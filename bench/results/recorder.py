@@ -61,6 +61,8 @@ class Recorder:
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
+        self.launch = 1
+        """Of the workers that measure now; the blocks of each start of them count alike."""
         self.manifest = read_manifest(self.folder)
         """As it is on disk."""
         self._run = {
@@ -104,6 +106,10 @@ class Recorder:
         except OSError as error:
             raise UsageError(f"{folder} cannot be opened: {error.strerror}; free or restore it") from None
         return cls(writer, journal)
+
+    def begin_launch(self) -> None:
+        """Workers have been started; those before them have measured what is there."""
+        self.launch = 1 + max(self.times.launches.values(), default=0)
 
     def measured(self) -> frozenset[Block]:
         """Every block on disk, of every phase."""
@@ -182,9 +188,7 @@ class Recorder:
         settled = self.journal.state.settled
         skipped = {index for index, known in settled.items() if known.status == "skipped"}
         return pairs_of(
-            {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
-            for index, p in enumerate(self._plan)
-            if p.skip_reason is None and index not in skipped
+            _row(p) for index, p in enumerate(self._plan) if p.skip_reason is None and index not in skipped
         )
 
     def images_per_s(self) -> dict[str, ByRound]:
@@ -206,9 +210,9 @@ class Recorder:
                 shown.append(Outcome(planned, "skipped", NOT_REACHED, known.facts))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        typical = typical_of(self.times)
+        typical = typical_of(self.times, [_row(planned) for planned in self._plan])
         self.comparisons = comparisons_of(
-            self.pairs(), self.times, self._units_per_step(), self.manifest.margin, typical=typical
+            self.pairs(), self.times, self._units_per_step(), self.manifest.margin, typical
         )
         self.cases = case_rows(shown, self.times, self.comparisons, run=self._run, typical=typical)
         with self._writing():
@@ -241,6 +245,12 @@ class Recorder:
     def half_width(self) -> float:
         """The widest throughput interval as last written, a fraction; NaN before two rounds."""
         return worst_half_width(self.cases)
+
+
+def _row(planned: Planned) -> dict[str, Any]:
+    """What names a case among those of its run."""
+    case = planned.case
+    return {**case.stored(), "case_id": case.case_id, "oversubscribed": planned.oversubscribed}
 
 
 def resume_command(folder: Path) -> str:

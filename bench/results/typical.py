@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
-from ddp_bench.bench.results.round_times import ByRound, CaseTimes
+from ddp_bench.bench.results.round_times import ByRound, CaseTimes, Row
 from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.launches import Launches
 from ddp_bench.bench.stats.one_run import Array, Function, SeriesNoise, TwoWayFit, fit
 
 Column = tuple[str, str]
@@ -20,19 +22,54 @@ FITTED = ("timed", "no_sync", "comm")
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
+LAUNCH_SD, LAUNCH_FREEDOM = 0.012, 10.0
+"""What a launch does to a mode on so many CPU cores, of logarithms: docs/measuring.md, "Another launch".
+
+On GPUs it was not measured: there the launches of a run tell it, if it has several.
+"""
+
+TIMES_USUAL = {"dp": 2.5}
+"""What it does to a mode on CPU cores, over that: DP's stand-in allocates from several threads."""
+
 
 class Typical:
     """Fitted step times, in ms, of cases and phases that were visited in common rounds."""
 
-    def __init__(self, step_ms: Mapping[Column, ByRound]) -> None:
-        """Fit what was measured: ms per step by case, phase and round."""
+    def __init__(
+        self, step_ms: Mapping[Column, ByRound], rows: Iterable[Row] = (), launches: Mapping[int, int] = {}
+    ) -> None:
+        """Fit what was measured.
+
+        Args:
+            step_ms: ms per step by case, phase and round.
+            rows: of cases.csv or of a plan; without them what another launch adds is left out.
+            launches: the launch of the workers by round, the first where it is not told.
+        """
         self._columns = {column: place for place, column in enumerate(_connected(step_ms))}
-        self._fit = _fitted([step_ms[column] for column in self._columns])
+        columns = [step_ms[column] for column in self._columns]
+        rounds = sorted({r for by_round in columns for r in by_round})
+        groups = _groups(self._columns, rows)
+        shifts = None
+        if groups:
+            distinct = [*dict.fromkeys(groups)]
+            shifts = Launches(
+                [launches.get(r, 1) for r in rounds], [distinct.index(group) for group in groups]
+            )
+            if all(device_type == "cpu" for device_type, *_ in groups):
+                times = [TIMES_USUAL.get(mode, 1.0) for _, mode, *_ in distinct]
+                shifts = replace(shifts, times_usual=times, known=LAUNCH_SD, known_freedom=LAUNCH_FREEDOM)
+        self._fit = _fitted(rounds, columns, shifts)
 
     @classmethod
-    def of(cls, phases: Mapping[str, Mapping[str, ByRound]]) -> Typical:
-        """From step times by phase, case and round."""
-        return cls({(c, p): rounds for p in FITTED for c, rounds in phases.get(p, {}).items() if rounds})
+    def of(
+        cls,
+        phases: Mapping[str, Mapping[str, ByRound]],
+        rows: Iterable[Row] = (),
+        launches: Mapping[int, int] = {},
+    ) -> Typical:
+        """From step times by phase, case and round; the others as of the class."""
+        found = {(c, p): rounds for p in FITTED for c, rounds in phases.get(p, {}).items() if rounds}
+        return cls(found, rows, launches)
 
     def has(self, *columns: Column) -> bool:
         """Whether all of these were measured, in rounds that connect them."""
@@ -97,8 +134,16 @@ def _difference(first: int, second: int) -> Function:
     return lambda log_ms: float(log_ms[first] - log_ms[second])
 
 
-def _fitted(columns: Sequence[ByRound]) -> TwoWayFit | None:
-    rounds = sorted({r for by_round in columns for r in by_round})
+def _groups(columns: Iterable[Column], rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    """By column what one launch shifts alike: a mode on so many devices, whatever DDP's settings."""
+    names = ("device_type", "mode", "num_devices", "compile")
+    group = {str(row["case_id"]): tuple(str(row.get(name)) for name in names) for row in rows}
+    known = [column for column in columns if column[0] in group]
+    # An all-reduce by itself does not compute.
+    return [(*group[case_id], "comm" * (phase == "comm")) for case_id, phase in known]
+
+
+def _fitted(rounds: Sequence[int], columns: Sequence[ByRound], launches: Launches | None) -> TwoWayFit | None:
     if not rounds:
         return None
     place = {r: row for row, r in enumerate(rounds)}
@@ -106,7 +151,7 @@ def _fitted(columns: Sequence[ByRound]) -> TwoWayFit | None:
     for column, by_round in enumerate(columns):
         for r, ms in by_round.items():
             step_ms[place[r], column] = ms
-    return fit(step_ms)
+    return fit(step_ms, launches)
 
 
 def _connected(step_ms: Mapping[Column, ByRound]) -> list[Column]:

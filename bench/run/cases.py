@@ -36,6 +36,8 @@ from ddp_bench.bench.worker import messages as m
 LAST_STEPS = 3
 """Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""
 
+PREPARATION = "its preparation"
+
 PROVEN = "Parameters after 2 steps prove nothing of"
 """What is said of a case whose first steps tell nothing."""
 
@@ -59,9 +61,7 @@ class Cases:
         self.workers = workers
         self.settings = settings
         self.plan = plan
-        self._infos: Sequence[RankPlace] = [one.place for one in begun]
-        fingerprints = {one.fingerprint for one in begun}
-        self._equal_replicas = len(begun) > 1 and len(fingerprints) == 1 and fingerprints != {""}
+        self._began(begun)
         self.recorder = recorder
         self.console = console
         self._earlier = recorder.measured()
@@ -70,7 +70,6 @@ class Cases:
         self._stop_rule = StopRule(settings, recorder, self._rounds_s)
         self._schedule = Schedule(settings)
         self._said: set[str] = set()
-        self._groups: set[m.GroupKey] = set()
         self.live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order."""
         turns = os.environ.get(TURNS_ENV)
@@ -79,6 +78,15 @@ class Cases:
             p.case.mode == "dp" and not p.skip_reason for p in plan
         )
         """Whether other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
+
+    def _began(self, begun: Sequence[m.Begun]) -> None:
+        """Take workers that have met and hold nothing yet."""
+        self._infos: Sequence[RankPlace] = [one.place for one in begun]
+        fingerprints = {one.fingerprint for one in begun}
+        self._equal_replicas = len(begun) > 1 and len(fingerprints) == 1 and fingerprints != {""}
+        self._groups: set[m.GroupKey] = set()
+        self.making_s = 0.0
+        """Seconds of making process groups, of building cases and of warming them up."""
 
     def elapsed_s(self) -> float:
         """Seconds since the run began, attempts before this one included, breaks between them not."""
@@ -89,39 +97,25 @@ class Cases:
         case, settings = planned.case, self.settings
         live = LiveCase(index, case, planned.oversubscribed)
         self.next_turn()
-        if case.backend and live.group not in self._groups:
-            everyone = self.told(m.Group(group=live.group), len(self.workers))
-            if self._done(live, "its process group", everyone, limit_s=preparing_s(settings)) is None:
-                return
-            self._groups.add(live.group)
-        what = "its preparation"
-        limit_s = preparing_s(settings, split_of(case).num_forwards * case.accumulate)
-        began_s, by_device = self.elapsed_s(), None
+        if not self._has_group(live):
+            return
+        limit_s = _preparing_s(case, settings)
+        began_s = self.elapsed_s()
         if case.is_staged:
-            found = self._done(live, what, {0: m.Split(case=case)}, limit_s=limit_s)
+            found = self._done(live, PREPARATION, {0: m.Split(case=case)}, limit_s=limit_s)
             if found is None:
                 return
-            by_device = tuple(found[0])
-        equal = self._equal_replicas
-        prove = m.Prove(case=case, by_device=by_device, equal_replicas=equal)
-        proven = self._done(live, what, self.told(prove, case.num_ranks), limit_s=limit_s)
+            live.by_device = tuple(found[0])
+        prove = m.Prove(case=case, by_device=live.by_device, equal_replicas=self._equal_replicas)
+        proven = self._done(live, PREPARATION, self.told(prove, case.num_ranks), limit_s=limit_s)
         if proven is None:
             return
-        warm = m.Warm(
-            index=index,
-            oversubscribed=planned.oversubscribed,
-            case=case,
-            by_device=by_device,
-            equal_replicas=equal,
-            least_s=least_warmup_s(self.plan, settings),
-        )
-        told = self._done(live, what, self.told(warm, case.num_ranks), limit_s=limit_s)
-        if told is None:
+        warmed = self._warmed(live, compares=True)
+        if warmed is None:
             return
-        compared = self._done(live, what, {0: m.Compare(index=index)}, limit_s=limit_s)
+        compared = self._done(live, PREPARATION, {0: m.Compare(index=index)}, limit_s=limit_s)
         if compared is None:
             return
-        warmed = [msgspec.convert(told[rank], m.Warmed) for rank in range(case.num_ranks)]
         by_rank = [one.times.steps_ms for one in warmed]
         live.layout = warmed[0].layout
         live.longest_step_s = max(map(max, by_rank)) / 1000
@@ -133,12 +127,49 @@ class Cases:
         facts = {
             "device_name": self._infos[0].device_name,
             "link": self._infos[0].link,
-            **facts_of(case, msgspec.convert(proven[0], m.Proven), warmed, update, by_device),
+            **facts_of(case, msgspec.convert(proven[0], m.Proven), warmed, update, live.by_device),
         }
         self.recorder.set_outcome(index, "ok", facts=facts)
         self.recorder.set_layout(case.case_id, live.layout)
         self._record(live, "warmup", 0, len(self.live), began_s, {r: w.times for r, w in enumerate(warmed)})
         self.live.append(live)
+
+    def _prepare_again(self, live: LiveCase) -> None:
+        """Build and warm up, on new workers, a case that others have proven; dropped where that fails."""
+        self.next_turn()
+        if not self._has_group(live) or self._warmed(live, compares=False) is None:
+            self.live.remove(live)
+
+    def _has_group(self, live: LiveCase) -> bool:
+        """Have the process group of a case made, if it needs one; False where that fails."""
+        if not live.case.backend or live.group in self._groups:
+            return True
+        began_s = self.elapsed_s()
+        everyone = self.told(m.Group(group=live.group), len(self.workers))
+        made = self._done(live, "its process group", everyone, limit_s=preparing_s(self.settings))
+        if made is None:
+            return False
+        self._groups.add(live.group)
+        self.making_s += self.elapsed_s() - began_s
+        return True
+
+    def _warmed(self, live: LiveCase, *, compares: bool) -> list[m.Warmed] | None:
+        """Have a case built and warmed up; None where that fails."""
+        case, began_s = live.case, self.elapsed_s()
+        warm = m.Warm(
+            index=live.index,
+            case=case,
+            by_device=live.by_device,
+            equal_replicas=self._equal_replicas,
+            least_s=least_warmup_s(self.plan, self.settings),
+            compares=compares,
+        )
+        commands = self.told(warm, case.num_ranks)
+        told = self._done(live, PREPARATION, commands, limit_s=_preparing_s(case, self.settings))
+        self.making_s += self.elapsed_s() - began_s
+        if told is None:
+            return None
+        return [msgspec.convert(told[rank], m.Warmed) for rank in range(case.num_ranks)]
 
     def _measure_block(
         self,
@@ -219,7 +250,10 @@ class Cases:
         seconds = self.elapsed_s() - started_s
         self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
-        self.recorder.add_block(block_rows(case_id, phase, round_index, position, started_s, found))
+        launch = self.recorder.launch
+        self.recorder.add_block(
+            block_rows(case_id, phase, round_index, position, started_s, found, launch=launch)
+        )
 
     def drop(self, live: LiveCase) -> None:
         """Measure a case no further."""
@@ -256,6 +290,11 @@ class Cases:
         if what not in self._said:
             self.console.note(line)
         self._said.add(what)
+
+
+def _preparing_s(case: Case, settings: ResolvedSettings) -> float:
+    """How long preparing a case may take."""
+    return preparing_s(settings, split_of(case).num_forwards * case.accumulate)
 
 
 def are_in_step(reports: Mapping[int, m.Report]) -> bool:

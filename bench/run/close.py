@@ -57,8 +57,12 @@ def close(
     """
     cases = recorder.write()
     folder = recorder.folder
+    measured_s = time.monotonic() - over_s
     timing = msgspec.structs.replace(
-        timing_of(recorder, time.monotonic() - over_s, stopped_because), startup_s=startup_s
+        timing_of(recorder, measured_s, stopped_because),
+        startup_s=startup_s,
+        total_s=round(startup_s + measured_s, 2),
+        timed_share_pct=round(100 * recorder.timed_s / measured_s, 1),
     )
     recorder.tell(timing=timing)
     missing = None
@@ -68,13 +72,6 @@ def close(
     from ddp_bench.report.build import build, write_markdown
 
     page = build([folder], folder / "report.html")
-    measured_s = time.monotonic() - over_s
-    timing = msgspec.structs.replace(
-        timing,
-        total_s=round(startup_s + measured_s, 2),
-        timed_share_pct=round(100 * recorder.timed_s / measured_s, 1),
-    )
-    recorder.tell(timing=timing)
     conclusion = conclude(folder, recorder.manifest, cases, recorder.times, recorder.comparisons)
     if settings.calibrate and missing is None:
         found = (*conclusion.found, bound(load_calibration(folder)))

@@ -99,8 +99,7 @@ class Conductor:
         if self._job is None:
             self._job = have_resolved(self._workers, self._asked)
         job, workers = self._job, self._workers
-        workers.open()
-        workers.grow(plan.world_size(job.plan))
+        self._start_workers(job)
         if self._profiled is None:
             profile = m.Profile(settings=job.settings)
             self._profiled = workers.value(0, profile, m.Profiled, "start-up", START_LIMIT_S)
@@ -116,10 +115,25 @@ class Conductor:
             begun=begun,
             recorder=recorder,
             console=self._console,
+            start_anew=self._start_anew,
         )
         reason = session.run()
         workers.end()
         return reason
+
+    def _start_workers(self, job: m.ResolvedJob) -> None:
+        self._workers.open()
+        self._workers.grow(plan.world_size(job.plan))
+
+    def _start_anew(self) -> list[m.Begun]:
+        """End the workers and start others, which meet."""
+        assert self._job is not None  # what the first attempt has found
+        assert self._recorder is not None
+        self._workers.end()
+        self._start_workers(self._job)
+        begun = self._begin(self._job)
+        begin_attempt(self._recorder, _oom_kills(begun))
+        return begun
 
     def _closed(self, stopped_because: str) -> int:
         assert self._recorder is not None  # this and the others by the first attempt
@@ -155,7 +169,7 @@ class Conductor:
 
     def _opened(self, job: m.ResolvedJob, profiled: m.Profiled, begun: Sequence[m.Begun]) -> Recorder:
         """The record of the run, whose folder is opened with the first attempt."""
-        oom_kills = {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}
+        oom_kills = _oom_kills(begun)
         if (recorder := self._recorder) is not None:
             recorder.tell(restarts=recorder.manifest.restarts + 1)
             begin_attempt(recorder, oom_kills)
@@ -224,6 +238,11 @@ class Conductor:
         if self._recorder is not None:
             self._ended("interrupted", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
+
+
+def _oom_kills(begun: Sequence[m.Begun]) -> dict[str, int]:
+    """Of each host so far."""
+    return {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}
 
 
 def _with_stacks(failure: Failure, folder: Path) -> Failure:

@@ -124,6 +124,7 @@ def begin_attempt(recorder: Recorder, oom_kills: Mapping[str, int]) -> None:
     """Note that workers have met."""
     attempt = Attempt(run_id=_run_id(), progress=progress_in(recorder), oom_kills=dict(oom_kills))
     recorder.journal.write(attempt, sync=True)
+    recorder.begin_launch()
 
 
 def _code_of(recorder: Recorder, now: Manifest) -> WorkloadCode | None:

@@ -21,6 +21,7 @@ from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.typical import LAUNCH_FREEDOM, LAUNCH_SD
 from ddp_bench.bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
 from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.settings import ResolvedSettings
@@ -54,6 +55,12 @@ FINAL_SHARE = 0.6
 LEAST_ROUNDS = 4
 """No case is dropped earlier: a single disturbance must not decide."""
 
+LAUNCH_EVERY = 8
+"""Workers measure for about so many times what it takes to start them."""
+
+USUAL_START_S = 8.0
+"""What that takes on CPU cores; for a forecast."""
+
 TIMED_SHARE = 0.55
 """Share of the measuring time that timed steps took where all kinds of blocks were due; for a forecast."""
 
@@ -76,6 +83,8 @@ class LiveCase:
     """Of the warm-up, over all ranks."""
     step_s: float = 0.0
     """A usual one at the end of the warm-up, on the slowest rank."""
+    by_device: tuple[int, ...] | None = None
+    """Layers of each device, of a case that is split by them."""
 
     @property
     def group(self) -> GroupKey:
@@ -133,13 +142,13 @@ class Schedule:
                 (one, phase)
                 for phase in phases
                 for one in cases
-                if self._has_enough(one) and phase in self._passes(one.case)
+                if self.has_enough(one) and phase in self._passes(one.case)
             ]
             for one, phase in self._affordable(wanted, kind, per_round=most):
                 chosen.setdefault(one.index, []).append(phase)
         shared = [one for one in live if one not in own]
-        chosen |= {one.index: ["timed"] for one in shared if not self._has_enough(one)}
-        for one in self._shared([one for one in shared if self._has_enough(one)]):
+        chosen |= {one.index: ["timed"] for one in shared if not self.has_enough(one)}
+        for one in self._shared([one for one in shared if self.has_enough(one)]):
             chosen[one.index] = self._passes_of_shared(one.case)
         seed = f"{self.settings.seed}/{round_index}"
         return {index: shuffled(phases, f"{seed}/{index}") for index, phases in chosen.items()}
@@ -149,7 +158,7 @@ class Schedule:
         if self.settings.rounds is not None:
             return ""
         round_s = sum(self._expected_s(one, "timed") for one in live)
-        open_s = sum(self._expected_s(one, "timed") for one in live if not self._has_enough(one))
+        open_s = sum(self._expected_s(one, "timed") for one in live if not self.has_enough(one))
         calibration_s = LEAST_VISITS["calibration"] * sum(
             self._expected_s(one, "calibration")
             for one in live
@@ -167,7 +176,7 @@ class Schedule:
             f"{100 * self._expected_s(longest, 'timed') / round_s:.0f}% of a round)"
         )
 
-    def _has_enough(self, one: LiveCase) -> bool:
+    def has_enough(self, one: LiveCase) -> bool:
         """Whether its timed blocks are enough for an interval."""
         return self.visits[one.case.case_id, "timed"] >= MIN_ROUNDS
 
@@ -262,7 +271,8 @@ def expected_half_width(
 ) -> float | None:
     """Half the interval of a ratio of two cases, as a fraction; None where nothing is known or compared.
 
-    Every case is taken to scatter as the steps of a probe do, from round to round by chance alone.
+    Every case is taken to scatter as the steps of a probe do, from round to round by chance alone. On GPUs
+    what another launch adds is not known.
 
     Args:
         plan: the cases.
@@ -280,7 +290,11 @@ def expected_half_width(
     rounds = settings.rounds or int(TIMED_SHARE * expected_s / round_s)
     if rounds < MIN_ROUNDS:
         return None
-    return float(stdtrit(rounds - 1, 0.975)) * scatter * math.sqrt(2 / rounds)
+    of_rounds = float(stdtrit(rounds - 1, 0.975)) * scatter * math.sqrt(2 / rounds)
+    if settings.device != "cpu":
+        return of_rounds
+    launches = max(round(expected_s / (LAUNCH_EVERY * USUAL_START_S)), 1)
+    return math.hypot(of_rounds, float(stdtrit(LAUNCH_FREEDOM, 0.975)) * LAUNCH_SD * math.sqrt(2 / launches))
 
 
 class StopRule:
@@ -338,6 +352,34 @@ class StopRule:
     def out_of_time(self) -> bool:
         left = self.left_s()
         return left is not None and left <= 0
+
+
+class LaunchRule:
+    """Decides when workers are started anew, so that a run holds several launches: see docs/measuring.md.
+
+    They come at even intervals, as many as keep what starting takes below a tenth of the time or so.
+    """
+
+    def __init__(self, stop_rule: StopRule, now_s: float, took_s: float) -> None:
+        """Workers have been made ready at `now_s`; of what that took, `took_s` comes with each launch."""
+        self._stop_rule = stop_rule
+        stop_rule.left_share(0)  # of what is left from now on
+        self._first_s = self._since_s = now_s
+        self._took_s = took_s
+
+    def started(self, now_s: float, took_s: float) -> None:
+        """Others have been made ready, which took so many seconds."""
+        self._since_s, self._took_s = now_s, took_s
+
+    def is_due(self, now_s: float, num_rounds: int) -> bool:
+        """Whether workers are to be started anew after so many rounds."""
+        every_s, left = LAUNCH_EVERY * self._took_s, self._stop_rule.left_share(num_rounds)
+        if left < 1:
+            measuring_s = (now_s - self._first_s) / (1 - left)
+            every_s = measuring_s / max(round(measuring_s / max(every_s, 1e-9)), 1)
+            if left * measuring_s < every_s / 2:
+                return False
+        return now_s - self._since_s >= every_s
 
 
 def dropped(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads
@@ -18,7 +18,14 @@ from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.run.failures import block_s
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_traced, unfinished
 from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.run.schedule import FIRST_LOOK, LiveCase, dropped, is_look, resting_cases
+from ddp_bench.bench.run.schedule import (
+    FIRST_LOOK,
+    LaunchRule,
+    LiveCase,
+    dropped,
+    is_look,
+    resting_cases,
+)
 from ddp_bench.bench.run.summary import case_table
 from ddp_bench.bench.worker import messages as m
 
@@ -29,11 +36,14 @@ WRITE_EVERY_S = 10.0
 class Session(Cases):
     """Measures a run, from the first case to the last block."""
 
-    def __init__(self, **more: Any) -> None:
-        """As `Cases`."""
+    def __init__(self, *, start_anew: Callable[[], Sequence[m.Begun]], **more: Any) -> None:
+        """As `Cases`; `start_anew` ends the workers and starts others."""
         super().__init__(**more)
+        self._start_anew = start_anew
         self._resting: frozenset[str] = frozenset()
         self._written_s = 0.0
+        self._before: Sequence[LoadReading | None] = []
+        self._launches: LaunchRule | None = None
 
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
@@ -44,17 +54,21 @@ class Session(Cases):
         measure_curves(self)
         self._count_earlier()
         self._say_if_too_short()
-        before = self._load()
+        if self.workers.launched is None and interleaved_id() is None:
+            self._launches = LaunchRule(self._stop_rule, self.elapsed_s(), self.making_s)
+        self._before = self._load()
         num_rounds = earlier_rounds = self.recorder.rounds
         if self.settings.rounds is not None:
             for round_index in range(1, num_rounds + 1):
                 self._measure_round(round_index)  # what an earlier attempt left out of it
         while not (reason := self._reason_to_stop(num_rounds)):
+            if self._launches and self._launches.is_due(self.elapsed_s(), num_rounds):
+                self._launch_again()
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_slowest(num_rounds)
         if num_rounds > earlier_rounds:
-            self._note_load(before)
+            self._note_load()
         # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
         self._sustain()
         self._trace_last()
@@ -62,18 +76,36 @@ class Session(Cases):
         self._turns.close()
         return reason
 
+    def _launch_again(self) -> None:
+        """Go on with other workers: what is timed depends a little on how processes come to lie in memory."""
+        self._note_load()
+        began_s = self.elapsed_s()
+        self._show("starting the workers again", 0, 1)
+        self.recorder.note(None, "starting the workers again")
+        self._began(self._start_anew())
+        own = [live for live in self.live if not live.oversubscribed]
+        if self.settings.rounds is None and own:
+            # They take long to prepare, and say nothing of scaling.
+            self.live = [one for one in self.live if one in own or not self._schedule.has_enough(one)]
+        for live in [*self.live]:
+            self._prepare_again(live)
+        self.between(m.Freeze(), "the work between cases")
+        self._before = self._load()
+        if self._launches:
+            self._launches.started(self.elapsed_s(), took_s=self.elapsed_s() - began_s)
+
     def _load(self) -> list[LoadReading | None]:
         found: list[LoadReading | None] = self.between(
             m.Load(), "reading the machine's load", LoadReading | None
         )
         return found
 
-    def _note_load(self, before: Sequence[LoadReading | None]) -> None:
+    def _note_load(self) -> None:
         """Record what else used the cores during the rounds; of runs in turns it is mostly the other run."""
         after = self._load()
         if interleaved_id() is not None:
             return
-        loads, earlier = other_loads(before, after), self.recorder.manifest.load
+        loads, earlier = other_loads(self._before, after), self.recorder.manifest.load
         if len(earlier) == len(loads):
             loads = [mean_load(*pair) for pair in zip(loads, earlier, strict=True)]
         self.recorder.tell(load=tuple(loads))

@@ -41,7 +41,7 @@ from ddp_bench.bench.findings.wording import (
 )
 from ddp_bench.bench.manifest import Record, Timing, said
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
-from ddp_bench.bench.results.comparisons import by_compile, compile_mode
+from ddp_bench.bench.results.comparisons import ANSWERS, by_compile, compile_mode
 from ddp_bench.bench.results.schema import CASES, records
 from ddp_bench.bench.results.store import FAILURES, failure_file, shown
 from ddp_bench.bench.text import visible
@@ -95,9 +95,7 @@ class Answer(Record, frozen=True, omit_defaults=False):
     """What a run says of one question."""
 
     question: Annotated[str, said("what is answered, such as wrapper or communication")]
-    answer: Annotated[
-        str, said("of a comparison faster, slower, equal or unresolved; resolved: nothing was compared")
-    ]
+    answer: Annotated[str, said(f"of a comparison {', '.join(ANSWERS)}; resolved: nothing was compared")]
     sentence: str
     paste: Annotated[str, said("a line of code that follows from it; may be empty")]
 

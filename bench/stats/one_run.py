@@ -4,7 +4,9 @@ The fit is Huber's. A round's effect is common to the cases visited in it; every
 a case) has one location. Every rate, speed-up, efficiency and comparison is formed of the same fitted
 numbers, so quotients agree exactly. Errors come from each round's influence on the fit. Neighbouring rounds
 resemble each other: their lag-1 correlation is estimated, taken a little larger than found, and widens the
-error and lowers Student's degrees of freedom as an AR(1) series does. `docs/measuring.md` has the coverage.
+error and lowers Student's degrees of freedom as an AR(1) series does. Each launch of the workers shifts the
+cases of a group, such as all of DDP on two devices, by one draw, which no number of rounds averages out.
+`docs/measuring.md` has the coverage.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtr, stdtrit
 
 from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.launches import Launches
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], float]
@@ -51,6 +54,9 @@ class TwoWayFit:
     """Part of the influence that comes of single visits; what a quotient has."""
     round_influence: Array
     """Per round: the same shift for every column; only a column's own rate has it."""
+    launch_influence: Array
+    """What the shift of each group in each launch, by one standard deviation, does to a column."""
+    launch_freedom: float
     visits: npt.NDArray[np.int64]
     case_correlation: float
     round_correlation: float
@@ -91,7 +97,7 @@ class TwoWayFit:
         return values, gradients
 
     def _errors(self, gradients: Array) -> tuple[Array, Array, Array]:
-        """Per function: standard error, degrees of freedom, and the influence of every round on it."""
+        """Per function: standard error, degrees of freedom, and the influence of rounds and launches."""
         visits = np.where(gradients != 0, self.visits, len(self.round_effect)).min(axis=1)
         rounds = np.full(len(gradients), len(self.round_effect))
         of_case = gradients @ np.nan_to_num(self.case_influence).T
@@ -102,13 +108,17 @@ class TwoWayFit:
         case_part = of_case * np.sqrt(case_factor)[:, None]
         round_part = of_round * np.sqrt(round_factor)[:, None]
         both = case_part + round_part
+        launch_part = gradients @ self.launch_influence.T
         variance = (both**2).sum(axis=1) * visits / np.maximum(visits - 1, 1)
-        shares = np.array([(case_part**2).sum(axis=1), (round_part**2).sum(axis=1)])
-        spread = shares[0] ** 2 / case_freedom + shares[1] ** 2 / round_freedom
+        variance = variance + (launch_part**2).sum(axis=1)
+        shares = np.array([(part**2).sum(axis=1) for part in (case_part, round_part, launch_part)])
+        freedoms = (case_freedom, round_freedom, np.full(len(gradients), self.launch_freedom))
+        spread = sum(share**2 / of_part for share, of_part in zip(shares, freedoms, strict=True))
         freedom = np.where(
             spread > 0, shares.sum(axis=0) ** 2 / np.where(spread > 0, spread, 1), case_freedom
         )
-        return np.where(visits >= MIN_ROUNDS, np.sqrt(variance), math.nan), np.maximum(freedom, 1.0), both
+        errors = np.where(visits >= MIN_ROUNDS, np.sqrt(variance), math.nan)
+        return errors, np.maximum(freedom, 1.0), np.hstack([both, launch_part])
 
 
 @dataclass(frozen=True)
@@ -144,14 +154,15 @@ class SeriesNoise:
         return Interval(estimate, estimate - half, estimate + half)
 
 
-def fit(step_ms: Array) -> TwoWayFit:
+def fit(step_ms: Array, launches: Launches | None = None) -> TwoWayFit:
     """Fit rounds x columns of step times in ms, in the order of time; NaN where a round has no visit.
 
     Raises:
         ValueError: two groups of columns share no round, so nothing compares them.
     """
     x = np.log(step_ms)
-    x = x[np.isfinite(x).any(axis=1)]
+    rows = np.isfinite(x).any(axis=1)
+    x = x[rows]
     used = np.flatnonzero(np.isfinite(x).any(axis=0))
     x, num_columns = x[:, used], step_ms.shape[1]
     seen = np.isfinite(x)
@@ -188,11 +199,18 @@ def fit(step_ms: Array) -> TwoWayFit:
     case_influence[:, used] = of_case
     log_ms, all_visits = np.full(num_columns, math.nan), np.zeros(num_columns, dtype=np.int64)
     log_ms[used], all_visits[used] = location, visits
+    launch_influence, launch_freedom = np.zeros((0, num_columns)), 1.0
+    if launches is not None:
+        whole = np.zeros(step_ms.shape)
+        whole[np.ix_(rows, used)] = residual
+        launch_influence, launch_freedom = launches.influence(whole, np.isfinite(np.log(step_ms)))
     return TwoWayFit(
         log_ms=log_ms,
         round_effect=effect,
         case_influence=case_influence,
         round_influence=of_round,
+        launch_influence=launch_influence,
+        launch_freedom=launch_freedom,
         visits=all_visits,
         case_correlation=_correlation(of_case, seen, pooled=max(len(used) - 1, 1), caution=_CAUTION),
         round_correlation=_correlation(

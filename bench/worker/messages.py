@@ -149,10 +149,11 @@ class Warm(Command, frozen=True):
 
     index: int
     case: Case
-    oversubscribed: bool
     by_device: tuple[int, ...] | None = None
     equal_replicas: bool = False
     least_s: float = 0.0
+    compares: bool = True
+    """Whether `Compare` follows."""
 
 
 class Compare(Command, frozen=True):

@@ -45,7 +45,6 @@ class HeldCase:
 
     case: Case
     group: dist.ProcessGroup | None
-    oversubscribed: bool = False
     trainer: Trainer | None = None
     layout: BucketLayout | None = None
     first: FirstSteps | None = None
@@ -68,7 +67,8 @@ def warm(live: HeldCase, asked: Warm, *, prover: Prover, settings: Settings, clo
     stages = prover.splitter.stages(asked.by_device)
     mode = build_mode(case, module, place, live.group, equal_replicas=asked.equal_replicas, stages=stages)
     live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
-    live.first = first = FirstSteps(case, live.trainer, keeps=place.rank == 0, kinds=prover.switched_off)
+    keeps = asked.compares and place.rank == 0
+    live.first = first = FirstSteps(case, live.trainer, keeps=keeps, kinds=prover.switched_off)
     with mode.compiles_as_asked():
         first_ms = [*_step_ms(live.trainer, clock)]
         first.after_step()

@@ -1,5 +1,6 @@
 """A machine that changes by itself, between runs and between launches: what the gate makes of it."""
 
+import math
 import re
 import shlex
 from functools import cache
@@ -19,7 +20,7 @@ from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run, read_manifest
-from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.results.typical import LAUNCH_SD, Typical
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.stats.interval import Interval, paired_ratio
 from ddp_bench.bench.stats.two_runs import ratio_of_runs, with_change_of_runs
@@ -38,14 +39,23 @@ def singles():
     return found
 
 
+def with_launch(fit):
+    """As a run's own intervals are: the error of its launch added to that of its rounds."""
+    log, reach = fit.log(), 1.96 * LAUNCH_SD
+    low, high = math.hypot(log.estimate - log.low, reach), math.hypot(log.high - log.estimate, reach)
+    ends = Interval(log.estimate, log.estimate - low, log.estimate + high).exp()
+    return Interval(fit.estimate, ends.low, ends.high)
+
+
 def changes(slower=1.0):
     """Which pairs of runs of a model on a machine are a change: by their rounds alone, and to the gate."""
     by_rounds, whole = [], []
     for (row, fit, rates), (other, later_fit, later_rates) in combinations(singles(), 2):
         if (row["arch"], row["cpu"]) != (other["arch"], other["cpu"]):
             continue
-        candidate = later_fit.scaled(1 / slower), [rate / slower for rate in later_rates]
-        ratio, wider = ratio_of_runs((candidate[0], fit), (candidate[1], rates), confidence=0.98)
+        later, now = later_fit.scaled(1 / slower), [rate / slower for rate in later_rates]
+        ratio, _ = ratio_of_runs((later, fit), (now, rates), confidence=0.98)
+        _, wider = ratio_of_runs((with_launch(later), with_launch(fit)), (now, rates), confidence=0.98)
         assert ratio.low < wider.estimate == ratio.estimate < ratio.high
         assert wider.low <= ratio.low * (1 + 1e-9)
         assert wider.high >= ratio.high * (1 - 1e-9)
@@ -57,7 +67,7 @@ def changes(slower=1.0):
 def test_runs_of_the_same_code_are_seldom_a_change():
     """Oracle: the same plain model on the same machine, hours apart; the truth of every pair is 1."""
     by_rounds, whole = changes()
-    assert (len(whole), sum(by_rounds), sum(whole)) == (85, 27, 5), "as docs/gate.md says"
+    assert (len(whole), sum(by_rounds), sum(whole)) == (85, 27, 4), "as docs/gate.md says"
 
 
 def test_a_run_that_is_much_slower_is_a_change():
@@ -102,13 +112,12 @@ def loaded(steps, *paces):
 
 
 LONG = {key: [*series] * 4 for key, series in STEADY.items()}
-SLOWER = slowed(1 / 0.9, steps=LONG)
 
 
 def test_a_machine_that_changes_by_itself_leaves_it_undecided():
     """The code is at 0.90x; the machine was taken away, so that the runs have 0.43x."""
     base = made_run(LONG, git={"commit": "0123456789abcdef"})
-    gate = gated(base, loaded(SLOWER, 0.75, 0.35, 0.55, 0.4))
+    gate = gated(base, loaded(slowed(1 / 0.9, steps=LONG), 0.75, 0.35, 0.55, 0.4))
     rates = of_metric(gate, "images_per_s")
     assert all(c.ratio is not None and 0.40 < c.ratio.estimate < 0.46 for c in rates)
     assert {(c.verdict, c.suspected) for c in rates} == {("inconclusive", True)}
@@ -149,7 +158,8 @@ CLEAN = {"git": {"commit": "0123456789abcdef", "dirty": False}}
 def test_the_same_code_under_the_same_conditions_is_no_regression(now, code, tmp_path, capsys):
     base = write_run(tmp_path / "base", LONG, **CLEAN)
     slow = write_run(tmp_path / "slow", loaded(LONG, 0.43), **now)
-    ratios_only = ["--ratios-only"] * ("versions" in now)
+    # One launch on CPU cores tells ratios of modes to some 15% at 98%.
+    ratios_only = ["--ratios-only", "--threshold", "25%"] if "versions" in now else []
     assert main([str(base), str(slow), *ratios_only]) in (code, 0 if ratios_only else code)
     last = capsys.readouterr().out.splitlines()[-1]
     assert ("the machine changed" in last) == (code == 3)
@@ -177,10 +187,11 @@ def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path):
 def test_a_strict_gate_does_not_pass_while_anything_is_open(tmp_path):
     wild = {**LONG, ("ddp", 2): [ms * (1, 3)[i % 2] for i, ms in enumerate(LONG["ddp", 2])]}
     base, same = (str(write_run(tmp_path / name, wild)) for name in ("a", "b"))
-    assert main([base, same]) == 0
-    assert main([base, same, "--strict"]) == 3
+    roughly = ("--threshold", "25%")
+    assert main([base, same, *roughly]) == 0
+    assert main([base, same, *roughly, "--strict"]) == 3
     steady = [str(write_run(tmp_path / name, LONG, no_sync_ms=60.0)) for name in ("c", "d")]
-    assert main([*steady, "--strict"]) == 0
+    assert main([*steady, *roughly, "--strict"]) == 0
 
 
 @pytest.mark.parametrize("run", ["cpu-lab-1gbit-2hosts", "predictions/resnet18-2hosts/1gbit"])

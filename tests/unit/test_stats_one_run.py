@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from ddp_bench.bench.stats import one_run
+from ddp_bench.bench.stats.launches import Launches
 from ddp_bench.bench.stats.one_run import MIN_ROUNDS, fit
 
 LOG_MS = np.log([100.0, 80.0, 130.0, 55.0])
@@ -292,3 +293,46 @@ def test_intervals_hold_as_often_as_they_say(kind, num_rounds, runs):
         together.append(all(covered(found, together=True)))
     assert 0.95 - error <= np.mean(pointwise) <= 0.99
     assert 0.95 - error <= np.mean(together) <= min(0.95 + error, 1)
+
+
+def launched(num_launches, num_rounds, **known):
+    """Of five columns three are of one group."""
+    return Launches([r * num_launches // num_rounds for r in range(num_rounds)], [0, 1, 2, 2, 2], **known)
+
+
+@pytest.mark.parametrize("num_launches", [1, 3])
+def test_without_noise_a_ratio_of_groups_has_the_error_that_is_known_of_launches(num_launches):
+    """Launches that agree exactly make the known error smaller by their degrees of freedom."""
+    step_ms = np.exp(np.resize(LOG_MS, 5) + np.linspace(0, 0.4, 18)[:, None])
+    found = fit(step_ms, launched(num_launches, 18, known=0.02, known_freedom=10))
+    across, within = found.intervals([difference(0, 1), difference(2, 3)])
+    freedom = 10 + 2 * (num_launches - 1)
+    sd = 0.02 * math.sqrt(10 / freedom * 2 / num_launches)
+    assert across.high - across.estimate == pytest.approx(stats.t.ppf(0.975, freedom) * sd, rel=1e-6)
+    assert within.high - within.low == pytest.approx(0, abs=1e-9), "columns of a group share the launch"
+
+
+def test_launches_of_unequal_length_count_by_their_rounds():
+    step_ms = np.exp(np.resize(LOG_MS, 5) + np.zeros((16, 1)))
+    launches = Launches([0] * 4 + [1] * 12, [0, 1, 2, 2, 2], known=0.02, known_freedom=1e9)
+    (found,) = fit(step_ms, launches).intervals([difference(0, 4)])
+    wanted = 1.96 * 0.02 * math.sqrt(2 * (0.25**2 + 0.75**2))
+    assert found.high - found.estimate == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("runs", [100, pytest.param(500, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(("num_launches", "known"), [(1, 0.02), (3, 0.02), (4, 0.0)])
+def test_intervals_hold_what_launches_do(num_launches, known, runs):
+    """Within three standard errors; by rounds alone most of them would not."""
+    error = 3 * math.sqrt(0.95 * 0.05 / runs)
+    rng, held, alone = np.random.default_rng([12, num_launches]), [], []
+    num_rounds = 12 * num_launches
+    launches = launched(num_launches, num_rounds, known=known, known_freedom=10 * (known > 0))
+    for _ in range(runs):
+        shift = 0.02 * rng.standard_normal((num_launches, 3))
+        log_ms = shift[launches.of_round][:, launches.of_column] + noise("iid", rng, num_rounds) / 4
+        for found, group in ((held, launches), (alone, None)):
+            across = fit(np.exp(log_ms), group).intervals([difference(4, 0), difference(1, 0)])
+            found += [one.low <= 0 <= one.high for one in across]
+    assert 0.95 - error <= np.mean(held) <= 0.995
+    assert np.mean(alone) < 0.8
