@@ -25,6 +25,7 @@ from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.schema import GATED, units_of
 from ddp_bench.bench.run.summary import summary_of
+from ddp_bench.bench.settings import as_text
 
 COMPARISON_COLUMNS = {
     "case_id": "string",
@@ -93,10 +94,9 @@ def compare(
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
-    # As digits: 1e-05 is how Python writes a small number.
-    written = threshold if isinstance(threshold, str) else f"{threshold:.15f}".rstrip("0").rstrip(".")
-    share = cli.named("threshold", cli.fraction, written)
-    first, second = (read_run(_path(run)) for run in (baseline, candidate))
+    share = cli.named("threshold", cli.fraction, as_text(threshold))
+    paths = (run.path if isinstance(run, Run) else Path(run).expanduser() for run in (baseline, candidate))
+    first, second = map(read_run, paths)
     gate = gate_of(
         first,
         second,
@@ -126,7 +126,3 @@ def _row(found: Mapping[str, Any], units: Mapping[str, str]) -> dict[str, Any]:
         "num_rounds_baseline": rounds[0],
         "num_rounds_candidate": rounds[1],
     }
-
-
-def _path(run: Run | str | os.PathLike[str]) -> Path:
-    return run.path if isinstance(run, Run) else Path(run).expanduser()

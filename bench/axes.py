@@ -9,36 +9,29 @@ from typing import Any
 from ddp_bench.bench import cli
 from ddp_bench.bench.buckets import PYTORCH_CAPS, BucketCaps
 
-SCHEDULES = ("gpipe", "1f1b")
-NO, YES = False, True
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
-COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune")
 DDP_OPTIMIZER, PYTHON_REDUCER = "ddp_optimizer", "python_reducer"
 
 
 def _compile_modes(text: str) -> tuple[str, ...]:
     """Modes of torch.compile, `off` before the others: it is what they are compared with."""
-    named = cli.choice(("on", *COMPILE_MODES))
+    named = cli.choice(("on", "off", "default", "reduce-overhead", "max-autotune"))
     modes = cli.csv(lambda part: "default" if named(part) == "on" else part)(text)
     return tuple(sorted(modes, key=lambda mode: mode != "off"))
 
 
-def _axis(
-    default: Any,
-    parse: Callable[[str], Any],
-    meaning: str,
-    metavar: str,
-    *,
-    column: str,
-    short: str,
-    **more: Any,
-) -> Any:
-    facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "short": short}
-    return field(default=default, metadata=facts | {"kind": "argument", "unmeasured": ()} | more)
+def option(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, **more: Any) -> Any:
+    """A field that a user can give: its default, its parser, what `--help` says, and what else is known."""
+    return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar, **more})
 
 
-def _switch(meaning: str, short: str, *, default: bool = NO, column: str = "DDP setting", **more: Any) -> Any:
-    return _axis(default, cli.switch, meaning, "on,off", column=column, short=short, **more)
+def _axis(*facts: Any, **more: Any) -> Any:
+    usual: dict[str, Any] = {"short": "", "kind": "argument", "unmeasured": ()}
+    return option(*facts, **usual | more)
+
+
+def _switch(meaning: str, short: str, *, default: bool = False, **more: Any) -> Any:
+    return _axis(default, cli.switch, meaning, "on,off", short=short, **{"column": "DDP setting"} | more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +100,7 @@ class DdpSettings:
     sync_buffers: bool = _switch(
         "DDP: broadcast buffers in the forward",
         "nobuf",
-        default=YES,
+        default=True,
         column="whether DDP broadcasts buffers in the forward",
         kind="training",
     )
@@ -123,7 +116,6 @@ class DdpSettings:
         "DDP: gradient compression",
         "HOOK,…",
         column="DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`",
-        short="",
         kind="training",
     )
     accumulate: int = _axis(
@@ -142,16 +134,8 @@ class DdpSettings:
         "its all-reduces are compiled (experimental)",
         "WAY,…",
         column="compiled DDP: `ddp_optimizer`, `no_optimization` or `python_reducer`",
-        short="",
         kind="other",
     )
-
-
-def _of_step(
-    default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, *, column: str, label: str
-) -> Any:
-    facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "label": label}
-    return field(default=default, metadata=facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,31 +146,31 @@ class StepSettings:
     field of the same name, where None means "by device".
     """
 
-    channels_last: bool = _of_step(
-        NO,
+    channels_last: bool = option(
+        False,
         cli.switch,
         "images and weights in memory format channels_last (GPU on, CPU off)",
         "on|off",
         column="whether images and weights are in memory format channels_last",
         label="channels_last",
     )
-    fused_optimizer: bool = _of_step(
-        NO,
+    fused_optimizer: bool = option(
+        False,
         cli.switch,
         "the optimizer's fused kernels (GPU on where it has them, CPU off)",
         "on|off",
         column="whether the optimizer runs its fused kernels",
         label="fused optimizer",
     )
-    cudnn_benchmark: bool = _of_step(
-        NO,
+    cudnn_benchmark: bool = option(
+        False,
         cli.switch,
         "let cuDNN time its algorithms and take the fastest",
         "on|off",
         column="whether cuDNN chose its algorithms by timing them",
         label="cuDNN benchmark",
     )
-    compile: str = _of_step(
+    compile: str = option(
         "off",
         _compile_modes,
         "torch.compile: off, on (default), reduce-overhead (CUDA graphs), max-autotune; several are compared",
@@ -202,11 +186,10 @@ class PipelineSettings:
 
     pipeline_schedule: str = _axis(
         "gpipe",
-        cli.choice(SCHEDULES),
+        cli.choice(("gpipe", "1f1b")),
         "pipeline: order of the micro-batches' forwards and backwards",
         "NAME,…",
         column="pipeline: order of forwards and backwards, `gpipe` or `1f1b`",
-        short="",
     )
     micro_batches: int = _axis(
         4,
@@ -230,7 +213,6 @@ DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
 
 DDP_KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in DDP_SETTINGS}
 
-
 DEFAULT_CAPS = ("default", "1", "25", "100")
 """A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
 
@@ -239,10 +221,7 @@ def _swept(name: str, *values: Any) -> Any:
     """The option of an axis: `values`, or its default alone, where the user gives none."""
     setting = next(s for s in (*DDP_SETTINGS, *PIPELINE_SETTINGS) if s.name == name)
     facts = setting.metadata
-    return field(
-        default=values or (setting.default,),
-        metadata={"parse": cli.csv(facts["parse"]), "help": facts["help"], "metavar": facts["metavar"]},
-    )
+    return option(values or (setting.default,), cli.csv(facts["parse"]), facts["help"], facts["metavar"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,6 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
 
     @property
     def is_staged(self) -> bool:
-        """Whether each device has some of the layers."""
         return self.mode in STAGED
 
     @property

@@ -7,12 +7,10 @@ import importlib
 import platform
 import sys
 from collections.abc import Sequence
-from importlib import metadata
-from typing import NoReturn
 
 from ddp_bench.bench.cli import Parser, command, did_you_mean, guarded
-from ddp_bench.bench.cluster.process import leave
 from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.package import version_of
 
 COMMANDS = {
     "run": "measure training in every mode, and how it scales",
@@ -43,17 +41,6 @@ def parser() -> Parser:
     return made
 
 
-def versions() -> str:
-    """Return this project's version, torch's and Python's, without importing torch."""
-    found = []
-    for package in ("ddp-bench", "torch"):
-        try:
-            found.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            found.append(f"{package} not installed")
-    return ", ".join([*found, f"Python {platform.python_version()}"])
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run the command that the first argument names; its exit code."""
     name = arguments[0] if arguments else ""
@@ -70,10 +57,6 @@ def _without_command(arguments: Sequence[str]) -> int:
         raise UsageError(f"unknown command {arguments[0]!r}; {did_you_mean(arguments[0], COMMANDS)}")
     if not parser().parse_args(arguments).version:
         raise UsageError(f"name a command: {', '.join(COMMANDS)}; see {command()} --help")
-    print(versions())
+    found = [f"{package} {version_of(package) or 'not installed'}" for package in ("ddp-bench", "torch")]
+    print(", ".join([*found, f"Python {platform.python_version()}"]))
     return ExitCode.OK
-
-
-def start(arguments: Sequence[str]) -> NoReturn:
-    """Run a command as this process, and leave with its exit code."""
-    leave(main(arguments))

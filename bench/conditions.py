@@ -88,12 +88,8 @@ def needed(manifest: Manifest, question: Question) -> dict[str, str]:
 
 def conditions_of(manifest: Manifest) -> list[Condition]:
     """Every condition that a manifest tells: the table of what is needed for which question."""
-    machine, versions, model, settings = (
-        manifest.environment,
-        manifest.versions,
-        manifest.model,
-        manifest.settings,
-    )
+    machine, versions = manifest.environment, manifest.versions
+    model, settings = manifest.model, manifest.settings
     gpus = machine.gpus or ()
     known = machine.gpus is not None and all(gpu.name for gpu in gpus)
     from_files = settings.data not in ("device", "host")

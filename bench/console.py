@@ -70,12 +70,8 @@ class Console:
 
     def _started(self) -> Progress:
         if self._progress is None:
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                TextColumn("{task.fields[left]}"),
-            )
-            self._progress = Progress(*columns)
+            what, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}")
+            self._progress = Progress(what, BarColumn(), left)
             self._progress.add_task("", total=1, left="")
             self._live = Live(console=self._rich, transient=True)
             self._live.start()

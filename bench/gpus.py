@@ -65,24 +65,20 @@ def gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
 
     Without `uuids`, and where NVML lacks one of them, of those that CUDA_VISIBLE_DEVICES leaves.
     """
-    try:
-        with nvml_devices() as handles:
-            return [_gpu(handle) for handle in _chosen(uuids, handles)]
-    except pynvml.NVMLError:
-        return []
+    with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
+        return [_gpu(handle) for handle in _chosen(uuids, handles)]
+    return []
 
 
 def pairs(uuids: Sequence[str]) -> list[GpuPair]:
     """How each two of the GPUs with these UUIDs reach each other, by their places; empty without a driver."""
     if len(uuids) < 2:
         return []
-    try:
-        with nvml_devices() as handles:
-            found = list(enumerate(_named(uuids, handles)))
-            known = [(place, handle) for place, handle in found if handle is not None]
-            return [pair(i, j, a, b) for (i, a), (j, b) in itertools.combinations(known, 2)]
-    except pynvml.NVMLError:
-        return []
+    with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
+        found = list(enumerate(_named(uuids, handles)))
+        known = [(place, handle) for place, handle in found if handle is not None]
+        return [pair(i, j, a, b) for (i, a), (j, b) in itertools.combinations(known, 2)]
+    return []
 
 
 def pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
@@ -155,7 +151,6 @@ def _named(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:
 
 
 def _gpu(handle: Any) -> Gpu:
-    """What is known of a GPU; the memory of one that MIG splits is not what its slices have."""
     mig = is_mig(handle)
     name, memory = ask_nvml("nvmlDeviceGetName", handle), ask_nvml("nvmlDeviceGetMemoryInfo", handle)
     limit_mw = ask_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)

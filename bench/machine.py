@@ -7,13 +7,13 @@ import os
 import platform
 import re
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 
 from ddp_bench.bench import sysfs
 from ddp_bench.bench.manifest import Cgroup, FirstHost, Limit
+from ddp_bench.bench.package import version_of
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
 
@@ -49,11 +49,7 @@ def versions() -> dict[str, str]:
     import torch  # seconds, which not every command has to pay
 
     found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    found |= {package: known for package in PACKAGES if (known := version_of(package)) is not None}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available():
@@ -95,14 +91,15 @@ def _limit(value: float) -> Limit:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that change how fast a step is, by name; credentials are left out."""
-    found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENV_PREFIXES)}
-    return {name: HIDDEN if _is_credential(name, value) else value for name, value in found.items()}
+    """The environment variables that change how fast a step is, by name.
 
-
-def _is_credential(name: str, value: str) -> bool:
-    """Whether a variable looks as if it held one; in doubt it does, so that it is never written down."""
-    return _SECRET_NAME.search(name) is not None or _SECRET_VALUE.search(value) is not None
+    What looks like a credential is hidden, also in doubt, so that it is never written down.
+    """
+    return {
+        name: HIDDEN if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value) else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(ENV_PREFIXES)
+    }
 
 
 def cpu_model() -> str:

@@ -162,7 +162,7 @@ class Timing(Record, frozen=True):
     timed_steps_s: Annotated[Amount | None, public("in timed steps", unit="s")] = None
     rounds: Annotated[Count | None, public()] = None
     stopped_because: Annotated[str | None, public()] = None
-    total_s: Annotated[Amount | None, public("from the command to the end", unit="s")] = None
+    total_s: Annotated[Amount | None, public("from the command to its page", unit="s")] = None
     timed_share_pct: Annotated[
         Amount | None, public("share of the time after start-up in timed steps", unit="%")
     ] = None
@@ -232,12 +232,8 @@ class Manifest(Record, frozen=True):
         return self.settings.margin or MARGINS["cuda" if self.settings.device == "cuda" else "cpu"]
 
     def as_json(self) -> bytes:
-        """The text of manifest.json."""
-        plain = msgspec.to_builtins(self) | {
-            "schema_version": SCHEMA_VERSION,
-            "settings": self.settings.stored(),
-        }
-        return f"{cli.to_json(plain, indent=1)}\n".encode()
+        apart = {"schema_version": SCHEMA_VERSION, "settings": self.settings.stored()}
+        return f"{cli.to_json(msgspec.to_builtins(self) | apart, indent=1)}\n".encode()
 
 
 T = TypeVar("T")

@@ -1,8 +1,9 @@
-"""Where this package lies, and how its own processes start."""
+"""Where this package lies, how its own processes start, and which version of a package is installed."""
 
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1].resolve()
@@ -20,3 +21,11 @@ def own_command(*arguments: str, python: str = sys.executable) -> list[str]:
     With `-m` and one of our modules as first arguments it runs that module.
     """
     return [python, str(PACKAGE / "__main__.py"), *arguments]
+
+
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -9,15 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_bench.bench.axes import (
-    DDP_AXES,
-    DDP_DEFAULTS,
-    DDP_OPTIMIZER,
-    PIPELINE_AXES,
-    STEP_DEFAULTS,
-    stored,
-)
-from ddp_bench.bench.buckets import BucketCaps
+from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, DDP_OPTIMIZER, PIPELINE_AXES, STEP_DEFAULTS, stored
 from ddp_bench.bench.case import GRAPH_MODES, Case
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
@@ -148,8 +140,9 @@ def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned
     on_a_node = min(case.num_devices, per_node) if case.mode in RANK_PER_DEVICE else case.num_devices
     shared = _is_shared(case, machine, on_a_node)
     reason = _skip_reason(case, machine, on_a_node, shared=shared)
-    if shared and not settings.caps_given and case.mode == "ddp":
-        reason = reason or _untold(case, settings.bucket_cap_mb[0])
+    is_unasked = not settings.caps_given and case.bucket_cap_mb != settings.bucket_cap_mb[0]
+    if reason is None and case.mode == "ddp" and shared and is_unasked:
+        reason = "caps tell little where devices are shared; --bucket-cap-mb measures those that it names"
     return Planned(case=case, num_nodes=nodes, oversubscribed=shared, skip_reason=reason)
 
 
@@ -159,13 +152,6 @@ def _is_shared(case: Case, machine: Machine, on_a_node: int) -> bool:
     if case.mode in RANK_PER_DEVICE and used:
         return len(set(used)) < len(used)
     return on_a_node > (machine.devices_per_process or machine.devices_per_node)
-
-
-def _untold(case: Case, first: BucketCaps) -> str | None:
-    """Why a cap that nobody asked for is not measured where devices are shared: it would tell little."""
-    if case.bucket_cap_mb == first:
-        return None
-    return "caps tell little where devices are shared; --bucket-cap-mb measures those that it names"
 
 
 def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) -> str | None:
@@ -194,7 +180,7 @@ def _senseless(case: Case) -> str | None:
     if case.skip_all_reduce_unused_params and not (case.find_unused_parameters or case.static_graph):
         ways = "--find-unused-parameters on or --static-graph on"
         return f"nothing looks for unused parameters; {ways} measures it"
-    caps = case.bucket_cap_mb.mib
+    caps, unknown = case.bucket_cap_mb.mib, _unknown_to_python_reducer(case)
     refusals = {
         "DataParallel cannot replicate a compiled module": case.mode == "dp",
         f"{case.mode} is compared uncompiled": case.mode in COMPARATORS,
@@ -204,9 +190,7 @@ def _senseless(case: Case) -> str | None:
         "torch's DDPOptimizer refuses a cap below its first bucket of 1 MiB": (
             case.mode == "ddp" and len(caps) == 1 and caps[0] < 1 and case.optimize_ddp == DDP_OPTIMIZER
         ),
-        f"DDP's Python reducer knows no {_unknown_to_python_reducer(case)}": (
-            case.has_python_reducer and _unknown_to_python_reducer(case) != ""
-        ),
+        f"DDP's Python reducer knows no {unknown}": case.has_python_reducer and unknown != "",
     }
     found = next((why for why, holds in refusals.items() if holds), None)
     return None if found is None or case.compile == "off" else f"{found}; --compile off measures it"

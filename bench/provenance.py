@@ -11,12 +11,11 @@ import sysconfig
 import tomllib
 from collections.abc import Iterable
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ddp_bench.bench.manifest import Git, WorkloadCode
-from ddp_bench.bench.package import OWN_FOLDERS, PACKAGE, ROOT
+from ddp_bench.bench.package import OWN_FOLDERS, PACKAGE, ROOT, version_of
 
 GIT_TIMEOUT_S = 10
 
@@ -102,10 +101,7 @@ def own_version() -> str | None:
             return str(project["version"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    try:
-        return metadata.version("ddp-bench")
-    except metadata.PackageNotFoundError:
-        return None
+    return version_of("ddp-bench")
 
 
 def workload_code(spec: str) -> WorkloadCode:
@@ -122,9 +118,11 @@ def workload_code(spec: str) -> WorkloadCode:
     top = repository_with(file)
     if top is None:
         # Without a repository, the code is what is imported under the same name.
-        files, root = imported_as(name.partition(".")[0]), import_root(name, file) or file.parent
+        package, modules = name.partition(".")[0], _imported().items()
+        files = {Path(path).resolve() for one, path in modules if one.partition(".")[0] == package}
+        root = import_root(name, file) or file.parent
     else:
-        files, root = imported_below(top), top
+        files, root = {*imported_below(top).values()}, top
     state = Git() if top is None else commit_of(top)
     # Its commit may not have the file.
     untracked = top is not None and state.commit is not None and not is_tracked(file, top)
@@ -132,7 +130,7 @@ def workload_code(spec: str) -> WorkloadCode:
         spec=spec,
         file=file.relative_to(root).as_posix(),
         sha256=sha256(file),
-        code_sha256=code_sha256({*files.values(), file}, root),
+        code_sha256=code_sha256({*files, file}, root),
         repository=None if top is None else repository_name(top),
         origin=None if top is None else origin(top),
         commit=state.commit,
@@ -153,22 +151,17 @@ def imported_below(top: Path) -> dict[str, Path]:
         real = Path(folder).resolve()
         return real if is_own(real, top) and others.isdisjoint((real, *real.parents)) else None
 
-    found = {}
-    for name, module in list(sys.modules.items()):
-        told = getattr(module, "__file__", None)
-        if isinstance(told, str) and (folder := own(os.path.dirname(told))) is not None:  # noqa: PTH120
-            found[name] = folder / os.path.basename(told)  # noqa: PTH119 - in each of thousands of modules
-    return found
+    return {
+        name: folder / os.path.basename(told)  # noqa: PTH119 - in each of thousands of modules
+        for name, told in _imported().items()
+        if (folder := own(os.path.dirname(told))) is not None  # noqa: PTH120
+    }
 
 
-def imported_as(package: str) -> dict[str, Path]:
-    """The files of a package that this process has imported, by module, wherever they are."""
-    found = {}
-    for name, module in list(sys.modules.items()):
-        told = getattr(module, "__file__", None)
-        if isinstance(told, str) and name.partition(".")[0] == package:
-            found[name] = Path(told).resolve()
-    return found
+def _imported() -> dict[str, str]:
+    """The file of every module of this process that tells one, by module."""
+    told = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    return {name: file for name, file in told.items() if isinstance(file, str)}
 
 
 def import_root(module: str, file: Path) -> Path | None:

@@ -27,9 +27,6 @@ Two medians of 20 such rounds differ by 1.5% (standard deviation): a comparison 
 MOST_BUSY = 0.2
 """Share of the cores' time that others may use before the step is timed."""
 
-LOOK_S = 0.2
-"""So long the load of the cores is looked at."""
-
 
 class NoisyMachineWarning(pytest.PytestWarning):
     """The times of a step may say more about the machine than about the step."""
@@ -129,7 +126,7 @@ def _busy_share(used: Sequence[int]) -> float:
     """Return the share of time for which others use the cores `used`, or all, whichever is more."""
     import psutil  # sessions without the fixture do without
 
-    loads = psutil.cpu_percent(LOOK_S, percpu=True)
+    loads = psutil.cpu_percent(interval=0.2, percpu=True)
     chosen = [loads[core] for core in used if core < len(loads)]
     return float(max(sum(some) / len(some) for some in (loads, chosen) if some)) / 100
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.axes import NO
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.settings import LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of
 
@@ -61,8 +60,8 @@ def resolve(
             if key not in known:
                 raise UsageError(f"{where}unknown key {raw_key!r}; {cli.did_you_mean(key, known)}")
             values[key] = cli.named(key, known[key].metadata["parse"], as_text(raw), where=where)
-        if "workload" in layer:
-            values.pop("arch", None) if "arch" not in layer else None
+        if "workload" in layer and "arch" not in layer:
+            values.pop("arch", None)
     return Settings(**values, preset=preset, caps_given="bucket_cap_mb" in values)
 
 
@@ -100,7 +99,7 @@ def with_device_defaults(
         "precision": precision,
         "channels_last": gpu is not None,
         "fused_optimizer": gpu is not None and precision != "fp16" and "fsdp" not in settings.modes,
-        "cudnn_benchmark": NO,
+        "cudnn_benchmark": False,
         "compile": ("off",),
         "margin": MARGINS[device_type],
     }

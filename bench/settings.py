@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.axes import (
-    NO,
-    STEP_DEFAULTS,
-    STEP_SETTINGS,
-    YES,
-    Swept,
-    stored,
-)
+from ddp_bench.bench.axes import STEP_DEFAULTS, STEP_SETTINGS, Swept, option, stored
 from ddp_bench.bench.errors import UsageError
 
 STAGED = ("partition", "pipeline")
@@ -45,12 +38,6 @@ MOST_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""
 
 
-def _setting(
-    default: Any, parse: Callable[[str], Any], meaning: str, metavar: str = "VALUE", **more: Any
-) -> Any:
-    return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar, **more})
-
-
 def _decided(default: Any) -> Any:
     """A field that is no option of its own."""
     return field(default=default, metadata={"public": True})
@@ -65,124 +52,124 @@ def is_public(setting: Field[Any]) -> bool:
 def _by_device(name: str) -> Any:
     """The option of a step setting, which the device decides where the user does not."""
     facts = next(s for s in STEP_SETTINGS if s.name == name).metadata
-    return _setting(None, facts["parse"], facts["help"], facts["metavar"])
+    return option(None, facts["parse"], facts["help"], facts["metavar"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Swept):
     """A run as asked for. None means "by device" or "by workload": see `ResolvedSettings`."""
 
-    modes: tuple[str, ...] = _setting(
+    modes: tuple[str, ...] = option(
         ("dp", "ddp"),
         cli.csv(cli.choice(MODES)),
         "modes beside single: dp, ddp; to compare with them fsdp, partition, pipeline",
         "MODE,…",
     )
-    gpus: tuple[int, ...] | None = _setting(
+    gpus: tuple[int, ...] | None = option(
         None, cli.csv(cli.positive_int), "device counts (without a GPU: CPU cores)", "N,…"
     )
-    arch: str | None = _setting(
+    arch: str | None = option(
         None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME", public=True
     )
-    workload: str | None = _setting(None, str, "your own model instead of --arch", "package.module:name")
-    batch_size: int | None = _setting(
+    workload: str | None = option(None, str, "your own model instead of --arch", "package.module:name")
+    batch_size: int | None = option(
         None, cli.positive_int, "samples per device (weak scaling) or in all (strong)", "N"
     )
-    image_size: int | None = _setting(None, cli.positive_int, "image height and width, pixels", "N")
-    data: str = _setting(
+    image_size: int | None = option(None, cli.positive_int, "image height and width, pixels", "N")
+    data: str = option(
         "device",
         str,
         "batches: synthetic on the device, on the host, or a folder of images",
         "device|host|DIR",
     )
-    data_workers: int = _setting(2, cli.whole_number, "loader processes per rank, with a folder", "N")
-    prefetch: bool = _setting(
-        YES, cli.switch, "copy the next batch of host or folder data to a GPU during the step", "on|off"
+    data_workers: int = option(2, cli.whole_number, "loader processes per rank, with a folder", "N")
+    prefetch: bool = option(
+        True, cli.switch, "copy the next batch of host or folder data to a GPU during the step", "on|off"
     )
-    scaling: str = _setting(
+    scaling: str = option(
         "weak",
         cli.choice(("weak", "strong")),
         "what stays fixed: batch per device, or in all",
         "weak|strong",
     )
-    precision: str | None = _setting(
+    precision: str | None = option(
         None, cli.choice(PRECISIONS), "arithmetic (CPU fp32, GPU bf16 where it has it)", "|".join(PRECISIONS)
     )
     channels_last: bool | None = _by_device("channels_last")
     fused_optimizer: bool | None = _by_device("fused_optimizer")
     cudnn_benchmark: bool | None = _by_device("cudnn_benchmark")
     compile: tuple[str, ...] | None = _by_device("compile")
-    device: str = _setting("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
-    backend: str = _setting(
+    device: str = option("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
+    backend: str = option(
         "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
     )
-    numa_bind: bool = _setting(
-        YES, cli.switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off"
+    numa_bind: bool = option(
+        True, cli.switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off"
     )
-    rounds: int | None = _setting(
+    rounds: int | None = option(
         None, cli.positive_int, "exactly N rounds (default: until the target or the time limit)", "N"
     )
-    precision_target: float | None = _setting(
+    precision_target: float | None = option(
         None,
         cli.fraction,
         "stop when every throughput is known to ± this (default: when comparisons are, to half the margin)",
         "2%",
     )
-    margin: float | None = _setting(
+    margin: float | None = option(
         None, cli.fraction, "differences up to this count as none (CPU 5%%, GPU 1%%)", "5%"
     )
-    max_time: float | None = _setting(
+    max_time: float | None = option(
         None,
         cli.duration_s,
         "start no case after this long (CPU 200s, GPU 10m, a race 150s; with --rounds none)",
         "10m",
     )
-    race: bool = _setting(
-        NO, cli.switch, "drop the slowest cases one after another: more rounds for the others", "on"
+    race: bool = option(
+        False, cli.switch, "drop the slowest cases one after another: more rounds for the others", "on"
     )
-    sustain: float | None = _setting(
+    sustain: float | None = option(
         None,
         cli.duration_s,
         "after the rounds, train each case without a pause for so long (default: not at all)",
         "5m",
     )
-    case_timeout: float | None = _setting(
+    case_timeout: float | None = option(
         None, cli.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"
     )
-    steps: int | None = _setting(
+    steps: int | None = option(
         None, cli.positive_int, "steps per block (CPU 1, GPU as many as take 1 s)", "N"
     )
-    trace: bool = _setting(NO, cli.switch, "keep a Chrome trace per case and rank", "on")
-    telemetry: bool = _setting(
-        YES, cli.switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
+    trace: bool = option(False, cli.switch, "keep a Chrome trace per case and rank", "on")
+    telemetry: bool = option(
+        True, cli.switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
     )
-    allreduce_curve: bool = _setting(
-        NO, cli.switch, "also time the all-reduce by itself over message sizes", "on"
+    allreduce_curve: bool = option(
+        False, cli.switch, "also time the all-reduce by itself over message sizes", "on"
     )
-    calibrate: bool = _setting(
-        NO, cli.switch, "also measure what predictions and tuning need: calibration.json", "on"
+    calibrate: bool = option(
+        False, cli.switch, "also measure what predictions and tuning need: calibration.json", "on"
     )
-    passes: tuple[str, ...] = _setting(
+    passes: tuple[str, ...] = option(
         PASSES,
         cli.csv(cli.choice((*PASSES, "none"))),
         "what to measure beside throughput: fewer leave time for more rounds; none: throughput alone",
         "PASS,…",
     )
-    sweep: str = _setting(
+    sweep: str = option(
         "grid",
         cli.choice(("grid", "star")),
         "DDP settings: every combination, or one varied at a time from the first of each",
         "grid|star",
     )
-    seed: int = _setting(0, cli.whole_number, "seed of weights, batches and order", "N")
-    name: str = _setting("run", str, "label in the results folder's name", "NAME")
+    seed: int = option(0, cli.whole_number, "seed of weights, batches and order", "N")
+    name: str = option("run", str, "label in the results folder's name", "NAME")
     preset: str | None = _decided(None)
     """Where values came from."""
-    caps_given: bool = _decided(NO)
+    caps_given: bool = _decided(False)
     """Whether anyone but the default chose `bucket_cap_mb`."""
     least_block_s: float | None = _decided(None)
     """Least seconds of a block, where `steps` leaves it open."""
-    out: str | None = _setting(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
+    out: str | None = option(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
 
     def __post_init__(self) -> None:
         """Reject what no machine could run."""
@@ -278,5 +265,5 @@ def as_text(raw: Any) -> str:
     if isinstance(raw, list | tuple):
         return ",".join(as_text(item) for item in raw)
     if isinstance(raw, float):
-        return f"{raw:.15f}".rstrip("0").rstrip(".")
+        return f"{raw:.15f}".rstrip("0").rstrip(".")  # 1e-05 is no option's number
     return str(raw)

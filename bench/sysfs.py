@@ -23,9 +23,8 @@ def text(path: Path) -> str | None:
 
 def number(path: Path) -> int | None:
     """The file's content as a whole number."""
-    content = text(path)
     try:
-        return None if content is None else int(content)
+        return int(text(path) or "")
     except ValueError:
         return None
 
@@ -99,7 +98,13 @@ def _least(root: Path, controller: str, read: Callable[[Path], float | None]) ->
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The process's group of this controller and all that enclose it, whichever of v1 and v2 manages it."""
+    """The process's group of this controller and all that enclose it."""
+    for base, folder in _own_groups(root, controller):
+        yield from (up for up in (folder, *folder.parents) if up.is_relative_to(base))
+
+
+def _own_groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
+    """Where the controller is mounted, and the process's group there, whichever of v1 and v2 manages it."""
     for line in (text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -108,8 +113,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         mounts = (controllers, controller) if controllers else ("", "unified")
         for mount in dict.fromkeys(mounts):
             base = root / "sys/fs/cgroup" / mount
-            folder = base / path.lstrip("/")
-            yield from (up for up in (folder, *folder.parents) if up.is_relative_to(base))
+            yield base, base / path.lstrip("/")
 
 
 def _quota(folder: Path) -> float | None:
@@ -126,29 +130,17 @@ def _quota(folder: Path) -> float | None:
 
 
 def _limit(folder: Path) -> float | None:
-    content = text(folder / "memory.max")
-    if content == "max":
+    if text(folder / "memory.max") == "max":
         return math.inf
     value = number(folder / "memory.max")
     value = number(folder / "memory.limit_in_bytes") if value is None else value
-    if value is None:
-        return None
-    return math.inf if value >= NO_LIMIT_BYTES else value
+    return math.inf if value is not None and value >= NO_LIMIT_BYTES else value
 
 
 def oom_kills() -> int | None:
     """Processes that the kernel has ended for want of memory, here or in this group; None if unknown."""
-    found = "\n".join(text(file) or "" for file in _oom_files())
+    groups = [folder for _, folder in _own_groups(Path("/"), "memory")]
+    files = [folder / name for folder in groups for name in ("memory.events", "memory.oom_control")]
+    found = "\n".join(text(file) or "" for file in (Path("/proc/vmstat"), *files))
     counts = [int(number) for number in re.findall(r"^oom_kill (\d+)$", found, re.MULTILINE)]
     return sum(counts) if counts else None
-
-
-def _oom_files() -> list[Path]:
-    groups = re.findall(r"^(\d+):([^:]*):(.*)$", text(Path("/proc/self/cgroup")) or "", re.MULTILINE)
-    root = Path("/sys/fs/cgroup")
-    files = [Path("/proc/vmstat")]
-    files += [root / path.lstrip("/") / "memory.events" for _, names, path in groups if not names]
-    files += [
-        root / "memory" / path.lstrip("/") / "memory.oom_control" for _, n, path in groups if n == "memory"
-    ]
-    return files

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 _FORMULA = re.compile(r"'*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
-_QUOTED_FORMULA = re.compile(r"'+[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _CODED = re.compile(r"\\(\\|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _MARKUP = re.compile(r"[\\`*_<>#!|~&$@]|\](?=[\[(:])|://|(?<=[wW]{3})\.")
 
@@ -34,14 +33,14 @@ def csv_cell(text: str) -> str:
     """
     if "\\" in text or not text.isprintable():
         text = visible(text.replace("\\", "\\\\"))
-    if text[:1] in _STARTS and _FORMULA.match(text) and not _NUMBER.fullmatch(text):
+    if _FORMULA.match(text) and not _NUMBER.fullmatch(text):
         return f"'{text}"
     return text
 
 
 def csv_text(cell: str) -> str:
     """The text of which `csv_cell` made `cell`."""
-    if cell[:1] == "'" and _QUOTED_FORMULA.match(cell):
+    if cell[:1] == "'" and _FORMULA.match(cell):
         cell = cell[1:]
     return _CODED.sub(_decoded, cell) if "\\" in cell else cell
 
@@ -51,9 +50,6 @@ def markdown(text: str) -> str:
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     # Entities rather than backslashes: GitHub reads mentions and dollars after it has taken backslashes out.
     return _MARKUP.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)
-
-
-_STARTS = frozenset("'=+-@\uff1d\uff0b\uff0d\uff20")
 
 
 def _code(character: str) -> str:

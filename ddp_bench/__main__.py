@@ -43,9 +43,10 @@ def run(arguments: list[str]) -> NoReturn:
         sys.argv[1:] = arguments[2:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         sys.exit()
-    from ddp_bench.bench.commands import start
+    from ddp_bench.bench.cluster.process import leave
+    from ddp_bench.bench.commands import main
 
-    start(arguments)
+    leave(main(arguments))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,6 @@ def _check_signature(workload: Workload, field: str) -> None:
 
 
 def _check_forward(workload: Workload, module: nn.Module, batch: Batch) -> None:
-    """Raise UsageError where the module does not take the inputs of a pair."""
     if workload.batch_loss is not None:
         return
     inputs, _ = batch

@@ -16,8 +16,6 @@ from ddp_bench.models.nested import map_tensors, tensors_of
 from ddp_bench.models.profile import num_outputs
 from ddp_bench.models.workload import Batch, Workload, is_pair_of_tensors, make_batch
 
-__all__ = ["BatchSource", "PrefetchSource", "open_source"]
-
 _POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
 
 
@@ -96,7 +94,6 @@ class PrefetchSource(BatchSource):
             return error
 
     def close(self) -> None:
-        """Drop the batch that is ahead, and close the source."""
         self._ahead = None
         self._source.close()
 

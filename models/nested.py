@@ -5,7 +5,7 @@ The containers are those that `nn.DataParallel` scatters and gathers. What is no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -79,16 +79,14 @@ def describe(value: Any) -> str:
         return "None"
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    if type(value) is tuple:
-        return f"({_several(value, [describe(part) for part in value[:MOST_DESCRIBED]])})"
-    if type(value) is list:
-        return f"[{_several(value, [describe(part) for part in value[:MOST_DESCRIBED]])}]"
-    if type(value) is dict:
+    kind = type(value)
+    if kind is dict:
         shown = [f"{key!r}: {describe(value[key])}" for key in list(value)[:MOST_DESCRIBED]]
-        return f"{{{_several(value, shown)}}}"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
-
-
-def _several(value: Collection[Any], shown: list[str]) -> str:
-    return ", ".join([*shown, *(["…"] if len(value) > MOST_DESCRIBED else [])])
+    elif kind in (tuple, list):
+        shown = [describe(part) for part in value[:MOST_DESCRIBED]]
+    else:
+        return f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
+    if len(value) > MOST_DESCRIBED:
+        shown.append("…")
+    brackets = "()" if kind is tuple else "[]" if kind is list else "{}"
+    return f"{brackets[0]}{', '.join(shown)}{brackets[1]}"

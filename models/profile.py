@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,38 +18,34 @@ from ddp_bench.models.workload import Batch, Workload, arguments_of, make_batch,
 _BATCH_SIZE = 2  # some models squeeze away a batch of one
 
 
-@dataclass(frozen=True)
-class _Forward:
-    module: nn.Module
-    outputs: object = None
-    flops: int | None = None
-
-
 def profile_workload(workload: Workload) -> Model:
     """Count parameters, gradient bytes and forward FLOPs, at no cost where the model runs on the meta device.
 
     FLOPs are those of matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them:
     twice the multiply-adds that torchvision publishes. Raises UserCodeError where the module cannot be made.
     """
-    forward = _forward(workload)
-    params = list(forward.module.parameters())
+    module, _, flops = _forward(workload)
+    params = list(module.parameters())
     return Model(
         arch=workload.name,
         num_params=sum(param.numel() for param in params),
         gradient_bytes=sum(param.numel() * param.element_size() for param in params if param.requires_grad),
         # of one row; a count of zero means that the counter knows none of the model's operators
-        forward_flops_per_image=forward.flops // _BATCH_SIZE if forward.flops else None,
+        forward_flops_per_image=flops // _BATCH_SIZE if flops else None,
     )
 
 
 def num_outputs(workload: Workload) -> int | None:
     """Classes of a classifier, the second dimension of its outputs (N, classes); None for other outputs."""
-    outputs = _forward(workload).outputs
+    _, outputs, _ = _forward(workload)
     return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim == 2 else None
 
 
-def _forward(workload: Workload) -> _Forward:
-    """One forward in eval mode, on the meta device or else on the CPU; without outputs where neither runs."""
+def _forward(workload: Workload) -> tuple[nn.Module, object, int | None]:
+    """The module, and outputs and FLOPs of one forward in eval mode: on the meta device, or else on the CPU.
+
+    Both are None where it runs on neither.
+    """
     with torch.random.fork_rng(devices=[]):
         batch = make_batch(workload, batch_size=_BATCH_SIZE, generator=torch.Generator().manual_seed(0))
         try:
@@ -62,10 +57,10 @@ def _forward(workload: Workload) -> _Forward:
         try:
             return _count(workload, module, batch)
         except RAISED_BY_USERS:  # training will show the user's error; the sizes are still known
-            return _Forward(module)
+            return module, None, None
 
 
-def _count(workload: Workload, module: nn.Module, batch: Batch) -> _Forward:
+def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Module, object, int]:
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), unfused_encoders(), counter:
         module.eval()
@@ -75,7 +70,7 @@ def _count(workload: Workload, module: nn.Module, batch: Batch) -> _Forward:
         else:
             arguments, named = arguments_of(batch[0])
             outputs = module(*arguments, **named)
-    return _Forward(module, outputs, counter.get_total_flops())
+    return module, outputs, counter.get_total_flops()
 
 
 @contextlib.contextmanager

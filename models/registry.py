@@ -27,7 +27,13 @@ from ddp_bench.models.nested import describe
 from ddp_bench.models.resnet import RESNET20_CLASSES, resnet20, resnet_layers
 from ddp_bench.models.workload import Batch, Workload, one_line
 
-_TORCHVISION_ARCHS = (
+_IMAGENET_CLASSES = 1000
+
+UNUSED_HEAD = "resnet18-aux"
+"""ResNet-18 with an auxiliary classifier that no step uses, as one left over from pretraining."""
+
+ARCHS: tuple[str, ...] = (
+    "resnet20",
     "resnet18",
     "resnet34",
     "resnet50",
@@ -35,13 +41,8 @@ _TORCHVISION_ARCHS = (
     "resnet152",
     "resnext50_32x4d",
     "wide_resnet50_2",
+    UNUSED_HEAD,
 )
-_IMAGENET_CLASSES = 1000
-
-UNUSED_HEAD = "resnet18-aux"
-"""ResNet-18 with an auxiliary classifier that no step uses, as one left over from pretraining."""
-
-ARCHS: tuple[str, ...] = ("resnet20", *_TORCHVISION_ARCHS, UNUSED_HEAD)
 """Built-in architectures: ResNet-20 for 32x32 images, the others from torchvision, without weights."""
 
 LOADING_LIMIT_S = 300.0

@@ -64,12 +64,6 @@ class CifarResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    @property
-    def layers(self) -> list[nn.Module]:
-        """The same as a sequence."""
-        mean = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return [nn.Sequential(self.conv, self.bn, nn.ReLU()), *self.blocks, *mean, self.fc]
-
     def forward(self, images: Tensor) -> Tensor:
         features = self.blocks(functional.relu(self.bn(self.conv(images))))
         logits: Tensor = self.fc(features.mean(dim=(2, 3)))
@@ -79,7 +73,8 @@ class CifarResNet(nn.Module):
 def resnet_layers(module: nn.Module) -> list[nn.Module]:
     """Give the layers of ResNet-20 or of one of torchvision's ResNets, its blocks unbroken."""
     if isinstance(module, CifarResNet):
-        return module.layers
+        stem = nn.Sequential(module.conv, module.bn, nn.ReLU())
+        return [stem, *module.blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), module.fc]
     parts = dict(module.named_children())
     stem = nn.Sequential(*(parts[name] for name in ("conv1", "bn1", "relu", "maxpool")))
     stages = [parts[f"layer{number}"] for number in (1, 2, 3, 4)]

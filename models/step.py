@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from ddp_bench.bench.axes import StepSettings
 from ddp_bench.bench.errors import RAISED_BY_USERS
-from ddp_bench.models.workload import Workload, images_in, make_batch
+from ddp_bench.models.nested import tensors_of
+from ddp_bench.models.workload import Workload, is_image, make_batch
 
 MOST_GRAPHS = 256
 """Graphs that dynamo may hold of one function: every case has its own, where its limit of 8 is for reuse."""
@@ -46,7 +47,8 @@ def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> n
 def takes_images(workload: Workload) -> bool:
     """Whether some of the workload's inputs have the four dimensions that channels_last is for."""
     batch = make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
-    return bool(images_in(workload, batch))
+    inputs = batch if workload.batch_loss is not None else batch[0]
+    return any(map(is_image, tensors_of(inputs)))
 
 
 def has_fused_optimizer(workload: Workload) -> bool:

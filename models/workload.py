@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
 from ddp_bench.bench.settings import MOST_UNITS
-from ddp_bench.models.nested import describe, leaves_of, map_tensors, tensors_of
+from ddp_bench.models.nested import describe, leaves_of, map_tensors
 
 Batch = Any
 """Tensors in any nesting of tuples, lists and dicts; dimension 0 of each is the batch. Mostly a pair
@@ -217,12 +217,6 @@ def is_pair_of_tensors(batch: Batch) -> bool:
     return isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
 
 
-def images_in(workload: Workload, batch: Batch) -> list[Tensor]:
-    """The tensors (N, C, H, W) among the inputs of a batch; in all of it where there is `batch_loss`."""
-    inputs = batch if workload.batch_loss is not None else batch[0]
-    return [tensor for tensor in tensors_of(inputs) if _is_image(tensor)]
-
-
 def in_format(workload: Workload, batch: Batch) -> Batch:
     """Bring the images of a batch into the workload's memory format; all else stays as it is."""
     if not workload.channels_last:
@@ -234,10 +228,11 @@ def in_format(workload: Workload, batch: Batch) -> Batch:
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if _is_image(tensor) else tensor
+    return tensor.contiguous(memory_format=torch.channels_last) if is_image(tensor) else tensor
 
 
-def _is_image(tensor: Tensor) -> bool:
+def is_image(tensor: Tensor) -> bool:
+    """Whether a tensor has the shape (N, C, H, W), and is no mask."""
     return tensor.ndim == 4 and tensor.dtype != torch.bool
 
 

@@ -136,8 +136,4 @@ def write_png(runs: Sequence[Path], folder: Path, *, predictions: Path | None = 
 def _write(out: Path, content: str | bytes, *, option: str = "--out") -> None:
     """Write a file whole or not at all. Raises UsageError where it cannot be written."""
     data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
-
-    def write(part: Path) -> None:
-        part.write_bytes(data)
-
-    write_output(out, write, option=option)
+    write_output(out, lambda part: part.write_bytes(data), option=option)

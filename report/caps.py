@@ -9,7 +9,7 @@ from ddp_bench.bench.findings.wording import DEFAULT_CAP, cap_label, text
 from ddp_bench.bench.results.schema import records
 from ddp_bench.report.cases import WorkloadCases, mark, step_time, usual_settings
 from ddp_bench.report.drawing import Figure, Line, Mark, chart
-from ddp_bench.report.figures import BARS, on_devices
+from ddp_bench.report.figures import BARS, evenly, on_devices
 
 ByCap = dict[str, Mark]
 _BESIDE = "Beside a mark: how many buckets its cap makes"
@@ -22,12 +22,12 @@ def bucket_caps(workload: WorkloadCases, *, key: str) -> Figure | None:
     by_count = step_by_cap(workload)
     caps = in_order(by_count.values())
     best = {min(marks, key=lambda cap: marks[cap].value.estimate) for marks in by_count.values()}
-    evenly = {caps[round(i * (len(caps) - 1) / (_MOST_CAPS - 1))] for i in range(_MOST_CAPS) if caps}
-    drawn = caps if len(caps) <= _MOST_CAPS else [cap for cap in caps if cap in best | evenly]
+    chosen = best | {caps[i] for i in evenly(len(caps), _MOST_CAPS)}
+    drawn = [cap for cap in caps if cap in chosen]
     panels, said = {}, []
     for num_devices, marks in sorted(by_count.items()):
         if len(marks) > 1:
-            devices = on_devices(next(iter(marks.values())), workload.device, num_devices)
+            devices = on_devices(next(iter(marks.values()))._replace(x=num_devices), workload.device)
             title = f"{devices}: step time (ms)"
             panels[title] = [Line("DDP", "ddp", placed(marks, drawn), joined=False)]
             said.append(f"{devices}: {_best_cap(marks)}")

@@ -51,8 +51,9 @@ def groups(manifest: Manifest, cases: pd.DataFrame) -> list[Group]:
     """Return the conditions in groups, without empty facts and groups."""
     timing, machine, git = manifest.timing, manifest.environment, manifest.git
     model, code = manifest.model, manifest.workload or WorkloadCode()
+    flops = model.forward_flops_per_image
     row: Row = cases.iloc[0] if len(cases) else {}
-    each = units_per_sample(row)
+    each, shares = units_per_sample(row), load_shares(manifest)
     gpus = Counter(
         ", ".join(filter(None, (gpu.name, quantity(gpu.memory_mib, "MiB")))) for gpu in machine.gpus or ()
     )
@@ -65,7 +66,9 @@ def groups(manifest: Manifest, cases: pd.DataFrame) -> list[Group]:
                 "total time": duration(timing.total_s),
                 "start-up": duration(timing.startup_s),
                 "share of time measured": quantity(timing.timed_share_pct, "%"),
-                "cores used by others": _load(manifest),
+                "cores used by others": f"{100 * shares.busy:.0f}%, other guests {100 * shares.steal:.0f}%"
+                if shares
+                else "",
                 "rounds": timing.rounds,
                 "stopped because": timing.stopped_because,
                 "seed": manifest.seed,
@@ -79,10 +82,7 @@ def groups(manifest: Manifest, cases: pd.DataFrame) -> list[Group]:
                 "model": model.arch,
                 "parameters": count(model.num_params),
                 "gradients per step": mib(model.gradient_bytes),
-                "forward pass": quantity(
-                    None if model.forward_flops_per_image is None else model.forward_flops_per_image / 1e9,
-                    f"GFLOP/{singular(samples_noun(row))}",
-                ),
+                "forward pass": quantity(flops and flops / 1e9, f"GFLOP/{singular(samples_noun(row))}"),
                 "throughput counts": ""
                 if unit_of(row) == IMAGES
                 else unit_of(row) + ("" if each == 1 else f", {each:,d} per sample"),
@@ -136,12 +136,6 @@ def _group(title: str, facts: Mapping[str, Any], codes: Mapping[str, Any] | None
     pairs = [(facts, False), (codes or {}, True)]
     shown = [Fact(name, plain(value), code) for told, code in pairs for name, value in told.items()]
     return Group(title, tuple(fact for fact in shown if fact.value))
-
-
-def _load(manifest: Manifest) -> str:
-    """Say how much of the ranks' cores others used during the rounds, of the machine with the most."""
-    shares = load_shares(manifest)
-    return f"{100 * shares.busy:.0f}%, other guests {100 * shares.steal:.0f}%" if shares else ""
 
 
 def ranks(manifest: Manifest) -> Table | None:

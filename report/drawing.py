@@ -69,11 +69,9 @@ LOOKS: dict[str, dict[str, Any]] = {
 """Lines and marks by what they stand for: a mode, or one of several runs."""
 
 _RC: Any = {
-    **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "legend.labelcolor", "text.color"), INK),
-    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), INK),
     **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
-    **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize", "legend.fontsize"), 11),
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 11),
+    **dict.fromkeys(("font.size", "axes.titlesize"), 11),
     **dict.fromkeys(("axes.spines.left", "axes.spines.right", "axes.spines.top", "legend.frameon"), False),
     **dict.fromkeys(("axes.facecolor", "figure.facecolor", "svg.fonttype"), "none"),
     "axes.grid": True,
@@ -317,10 +315,8 @@ def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
             at, values = [mark.x for mark in own], [mark.value.estimate for mark in own]
             axes.plot(at, values, linestyle=look["linestyle"], linewidth=1.5, label=line.label, **stroke)
         if line.band:
-            ends = ([mark.value.low for mark in line.marks], [mark.value.high for mark in line.marks])
-            axes.fill_between(
-                [mark.x for mark in line.marks], *ends, color=look["color"], alpha=0.18, linewidth=0
-            )
+            areas = [(mark.x, mark.value.low, mark.value.high) for mark in line.marks]
+            axes.fill_between(*zip(*areas, strict=True), color=look["color"], alpha=0.18, linewidth=0)
         for mark in line.marks if look["marker"] else ():
             named = {"gid": tip(mark.tip)} if mark.tip else {}
             if not line.band and math.isfinite(mark.value.low):

@@ -6,7 +6,6 @@ Each function returns None where there is nothing to draw.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from ddp_bench.bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
@@ -14,19 +13,21 @@ from ddp_bench.bench.findings.stability import pace
 from ddp_bench.bench.findings.wording import Row, case_label, estimate, settings_label, short_mode, text
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.round_times import ByRound, RoundTimes
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.typical import Typical
 from ddp_bench.report.cases import WorkloadCases, answered_ratio, by_mode, headline_count, mark
 from ddp_bench.report.drawing import Figure, Line, Mark, bare, chart, ideal
 
-BARS = "Bars are 95% intervals over rounds."
+BARS = "Bars are 95% intervals."
 """What the bars of every chart are."""
 
 LOG_FROM = 16
 """Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
 
-_UNITS = {"efficiency": "%", "peak_mem_mib": "MiB"}
+_LOOKS: Mapping[str, str] = {"single": "single", "dp": "dp", "ddp": "ddp"}
+_DRAWN = {"efficiency": (100.0, "%"), "peak_mem_mib": (1.0, "MiB")}
+"""Factor and unit of columns that are no rates."""
 
 
 def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
@@ -54,7 +55,7 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
 
 def efficiency(workload: WorkloadCases, *, key: str) -> Figure | None:
     """Draw efficiency in percent against devices, 100 being ideal."""
-    lines = [line for line in by_devices(workload, "efficiency", 100.0) if line.look != "single"]
+    lines = [line for line in by_devices(workload, "efficiency") if line.look != "single"]
     if not lines:
         return None
     counts, marks = counts_of(lines), _at_headline(lines)
@@ -79,8 +80,7 @@ def dp_against_ddp(
     marks, other = [], "DP"
     for row in records(by_mode(workload.cases, "ddp")):
         reference = dp.get(row["num_devices"])
-        ratio = None if reference is None else answered_ratio(row, reference, comparisons, typical)
-        if reference is not None and ratio is not None:
+        if reference and (ratio := answered_ratio(row, reference, comparisons, typical)):
             marks.append(mark(row["num_devices"], ratio, row, TIMES))
             other = short_mode(reference)
     if not marks:
@@ -139,14 +139,10 @@ def over_devices(
     return chart(panels=panels, ticks=ticks, log_x=is_long, log_y=log_y and is_long, **words)
 
 
-def by_devices(
-    workload: WorkloadCases,
-    column: str,
-    factor: float = 1.0,
-    looks: Mapping[str, str] = MappingProxyType({"single": "single", "dp": "dp", "ddp": "ddp"}),
-) -> list[Line]:
-    """Make a line per mode of `column` times `factor` over device counts, DDP at its usual settings."""
-    made, unit = [], _UNITS.get(column, per_second(workload.unit))
+def by_devices(workload: WorkloadCases, column: str, looks: Mapping[str, str] = _LOOKS) -> list[Line]:
+    """Make a line per mode of `column` over device counts, DDP at its usual settings."""
+    made = []
+    factor, unit = _DRAWN.get(column, (1.0, per_second(workload.unit)))
     for mode, look in looks.items():
         rows = records(by_mode(workload.cases, mode))
         known = [(row, found) for row in rows if (found := estimate(row, column)) is not None]
@@ -173,9 +169,16 @@ def device_ticks(counts: Iterable[float], lines: Iterable[Line] = ()) -> dict[fl
     return {n: f"{n:.0f}\nshared" if n in shared else f"{n:.0f}" for n in sorted({1.0, *counts})}
 
 
-def on_devices(at: Mark, device: str, num_devices: float | None = None) -> str:
+def evenly(how_many: int, most: int) -> list[int]:
+    """Return the places of at most `most` of so many, the first and the last among them."""
+    if how_many <= most:
+        return [*range(how_many)]
+    return [round(i * (how_many - 1) / (most - 1)) for i in range(most)]
+
+
+def on_devices(at: Mark, device: str) -> str:
     """Return `2 GPUs`, and whether they are shared."""
-    return plural(at.x if num_devices is None else num_devices, device) + (" (shared)" if at.hollow else "")
+    return plural(at.x, device) + (" (shared)" if at.hollow else "")
 
 
 def _at_headline(lines: Sequence[Line]) -> list[tuple[Mark, str]]:
@@ -185,10 +188,8 @@ def _at_headline(lines: Sequence[Line]) -> list[tuple[Mark, str]]:
     return sorted(((m, label) for m, label in marks if m.x == at), key=lambda pair: -pair[0].value.estimate)
 
 
-# Rounds over time -------------------------------------------------------------------------------------------
-
 _FEWEST_ROUNDS = 3
-_MOST_TICKS = 8
+_MOST_TICKS = 9
 
 
 def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | None:
@@ -212,14 +213,12 @@ def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | N
         f"{quantity(100 * overall[r], '%')} (round {r})"
         for r in (min(overall, key=overall.__getitem__), max(overall, key=overall.__getitem__))
     )
-    last = len(every) - 1
-    places = {every[round(i * last / min(last, _MOST_TICKS))] for i in range(min(last, _MOST_TICKS) + 1)}
     return chart(
         key=f"{key}-rounds",
         title="Rounds over time",
         panels={"throughput (% of the case's median)": lines},
         x_label="round",
-        ticks={float(r): f"{r}" for r in sorted(places)},
+        ticks={float(every[i]): f"{every[i]}" for i in evenly(len(every), _MOST_TICKS)},
         caption=f"Over {plural(len(every), 'round')} the median case ran between {low} and {high} of its own "
         "median.",
         how_to_read="A level line is good. A slope shows a machine that warms up or throttles; a dip of "
@@ -230,5 +229,5 @@ def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | N
     )
 
 
-def _percent(by_round: Mapping[int, float] | ByRound) -> tuple[Mark, ...]:
+def _percent(by_round: Mapping[int, float]) -> tuple[Mark, ...]:
     return tuple(Mark(float(r), bare(100 * by_round[r])) for r in sorted(by_round))

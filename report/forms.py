@@ -53,13 +53,12 @@ def forms(measured: Sequence[WorkloadCases], *, key: str) -> Section | None:
     return Section(
         "Forms of parallel training",
         notes,
-        [figure for figure in drawn if figure is not None],
-        [made] if made is not None else [],
+        list(filter(None, drawn)),
+        list(filter(None, [made])),
     )
 
 
 def _figure(workload: WorkloadCases, *, key: str) -> Figure | None:
-    """Draw throughput and memory of every form of parallel training over device counts."""
     unit, looks = per_second(workload.unit), {mode: f"run{i}" for i, mode in enumerate(FORMS, start=1)}
     panels = {
         f"throughput ({unit})": by_devices(workload, "images_per_s", looks=looks),
@@ -100,7 +99,6 @@ def _best(workload: WorkloadCases, most: float) -> str:
 
 
 def _table(rows: pd.DataFrame) -> Table | None:
-    """Tabulate the forms of parallel training."""
     return table(
         "Side by side",
         "Layers are split by the time that each takes. The bubble is the share of the stages' time in which "

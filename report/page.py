@@ -21,6 +21,7 @@ from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER
+from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import FAILURES, RunData
 from ddp_bench.bench.text import visible
 from ddp_bench.report import caps, conditions, figures, forest, step, tables, timeline
@@ -207,7 +208,7 @@ def _run(
     cases, manifest = run.cases, run.manifest
     conclusion, comparisons = conclude_run(run), run.compared
     measured = workloads(cases)
-    typical = typical_of(run.times)
+    typical = typical_of(run.times, records(run.cases))
     main: list[Figure] = []
     not_drawn: list[str] = []
     more: list[Figure] = []

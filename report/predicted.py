@@ -11,7 +11,7 @@ from ddp_bench.bench.cli import command
 from ddp_bench.bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
 from ddp_bench.bench.findings.wording import Row, cap_label, device_noun, estimate, link_name, settings, text
 from ddp_bench.bench.predict import scaling_limit
-from ddp_bench.bench.predict.calibration import Identity, differences
+from ddp_bench.bench.predict.calibration import differences
 from ddp_bench.bench.predict.held_out import error_sizes
 from ddp_bench.bench.predict.measured import ddp_cases, identity
 from ddp_bench.bench.predict.output import Predictions
@@ -19,7 +19,7 @@ from ddp_bench.bench.predict.prediction import Prediction
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.report.cases import mark
 from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, Mark, bare, ideal
-from ddp_bench.report.figures import device_ticks, over_devices
+from ddp_bench.report.figures import counts_of, device_ticks, over_devices
 from ddp_bench.report.table import Heading, Section, Table
 
 
@@ -44,8 +44,7 @@ def predicted(run: RunData, predictions: Predictions, *, key: str) -> Section:
         for i, of_cap in enumerate(by_cap, start=1)
         for name in ("images_per_s", "efficiency")
     ]
-    tables = [table for table in made if table is not None]
-    return Section("On hardware you do not have", notes, figures, tables)
+    return Section("On hardware you do not have", notes, figures, list(filter(None, made)))
 
 
 def _shown(line: scaling_limit.Line) -> list[Prediction]:
@@ -74,8 +73,7 @@ def _figure(
         )
         for i, line in enumerate(lines, start=1)
     ]
-    pairs = list(zip(lines, drawn, strict=True))
-    breaks = [m for line, shown in pairs for m in shown.marks if m.x == line.broken_at]
+    breaks = [m for line, own in zip(lines, drawn, strict=True) for m in own.marks if m.x == line.broken_at]
     link = predictions.identity.link
     measured = Line(
         f"measured, {link_name(link)}" if link else "measured",
@@ -90,7 +88,7 @@ def _figure(
     broken = Line(
         "breaks here", "break", tuple(Mark(m.x, bare(m.value.estimate)) for m in breaks), joined=False
     )
-    counts = sorted({m.x for line in (*drawn, measured) for m in line.marks})
+    counts = counts_of((*drawn, measured))
     first = _shown(lines[0])[0]
     one = 100.0
     if rate and first.images_per_s is not None and first.efficiency is not None:
@@ -135,18 +133,15 @@ def _measured(run: RunData, predictions: Predictions, line: scaling_limit.Line) 
         "accumulate": line.first.accumulate,
     }
 
-    def of_any_batch(found: Identity) -> Identity:
-        # Under strong scaling the batch is another at every count, and lines tell theirs.
-        return replace(found, batch_per_device=1)
-
     def batch(row: Row) -> int:
         return int(row["batch_per_device"]) * (int(row["num_devices"]) if row["scaling"] == "strong" else 1)
 
-    wanted = of_any_batch(predictions.identity)
+    # Under strong scaling the batch is another at every count, and lines tell theirs.
+    wanted = replace(predictions.identity, batch_per_device=1)
     rows: list[Row] = [
         row
         for row in ddp_cases(run)
-        if not differences(of_any_batch(identity(run, row)), wanted)
+        if not differences(replace(identity(run, row), batch_per_device=1), wanted)
         and (text(row["scaling"]), batch(row)) == (line.first.scaling, line.first.batch_size)
         and not settings(row, usual)
     ]
@@ -157,8 +152,8 @@ def _unlike(run: RunData, predictions: Predictions) -> list[str]:
     unlike = [differences(predictions.identity, identity(run, case)) for case in ddp_cases(run)]
     if not unlike or not all(unlike):
         return []
-    sizes = [len(found) for found in unlike]
-    return [f"The calibration is not of this run: {'; '.join(unlike[sizes.index(min(sizes))])}."]
+    least = min(unlike, key=len)
+    return [f"The calibration is not of this run: {'; '.join(least)}."]
 
 
 def _predictions(predictions: Predictions) -> Table | None:
@@ -186,15 +181,8 @@ def _predictions(predictions: Predictions) -> Table | None:
         "Prediction (95% interval). Exposed communication is the step less the same step without "
         "communication; efficiency is throughput over devices times that of one."
     )
-    numbers = (
-        "Devices",
-        "Step",
-        "Throughput",
-        "Efficiency",
-        "Exposed communication",
-        "Waiting for the slowest",
-    )
-    columns = (Heading("Network"), Heading("Bucket cap"), *(Heading(name, "number") for name in numbers))
+    named = "Devices", "Step", "Throughput", "Efficiency", "Exposed communication", "Waiting for the slowest"
+    columns = (Heading("Network"), Heading("Bucket cap"), *(Heading(name, "number") for name in named))
     return Table("Predictions", note, columns, rows, (*refused, *predictions.notes)) if rows else None
 
 
@@ -225,10 +213,7 @@ def _validation(predictions: Predictions) -> Table | None:
         "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
         "predicted over measured, less one."
     )
-    sizes = error_sizes(predictions.validation)
-    said = (
-        f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
-        if sizes
-        else ""
-    )
-    return Table("Error of the predictions", note, columns, rows, (said,) if said else ())
+    below: list[str] = []
+    if sizes := error_sizes(predictions.validation):
+        below = [f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."]
+    return Table("Error of the predictions", note, columns, rows, tuple(below))

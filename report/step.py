@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
-from ddp_bench.bench.findings.numbers import finite, number, quantity, with_interval
+from ddp_bench.bench.findings.numbers import finite, quantity, with_interval
 from ddp_bench.bench.findings.wording import (
     Row,
     case_label,
@@ -96,11 +96,15 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
     longest = max(bar.total_ms for bar in bars)
     seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _LEAST_VISIBLE * longest}
     labels = [label for label in LOOKS if label in seen]
+    names = list(dict.fromkeys(setting_names(settings(row)) for row in records(like_default)))
+    left_out = f" Not drawn, as their step is not known to differ: {listed(names)}." if names else ""
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
         for place, bar in enumerate(bars):
-            name = printable(f"{case_label(bar.row, workload.device)}: {_step(bar)}")
+            step = step_time(bar.row)
+            written = quantity(bar.total_ms, "ms", 2) if step is None else with_interval(step, "ms")
+            name = printable(f"{case_label(bar.row, workload.device)}: {written}")
             above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
             axes.annotate(name, (0, place - _BAR_PT / _BAR_ROW_PT / 2), annotation_clip=False, **above)
             _draw_bar(axes, bar, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
@@ -132,7 +136,7 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
     return Figure(
         key=f"{key}-anatomy",
         title="Where a step goes",
-        caption=_caption(bars, workload) + _like_default(like_default),
+        caption=_caption(bars, workload) + left_out,
         how_to_read=" ".join(how),
         height_pt=60 + 15 * -(-len(labels) // _columns(labels)) + _BAR_ROW_PT * len(bars),
         draw=draw,
@@ -214,11 +218,6 @@ def _not_apart(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> set[st
     }
 
 
-def _like_default(cases: pd.DataFrame) -> str:
-    names = dict.fromkeys(setting_names(settings(row)) for row in records(cases))
-    return f" Not drawn, as their step is not known to differ: {listed(list(names))}." if names else ""
-
-
 def _chosen(cases: pd.DataFrame) -> pd.DataFrame:
     # A step of several micro-batches is as many times as long, and would flatten all others.
     once = cases[cases["accumulate"].fillna(1) == 1]
@@ -238,7 +237,7 @@ def _draw_bar(axes: Any, bar: Bar, place: int, labels: Iterable[str], *, per_pt:
         where = {"y": place, "width": ms, "left": left, "height": _BAR_PT / _BAR_ROW_PT}
         axes.barh(**where, **_fill(name))
         axes.barh(**where, color="none", edgecolor=INK, linewidth=0.7)
-        written = whole_ms(ms)
+        written = quantity(ms, "ms", 2)
         if ms > per_pt * (_CHARACTER_PT * len(written) + 6):
             box = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none"}
             middle = {"ha": "center", "va": "center_baseline", "fontsize": 10}
@@ -254,16 +253,6 @@ def _fill(label: str) -> dict[str, Any]:
 
 def _columns(labels: Sequence[str]) -> int:
     return 2 if any(len(label) > 24 for label in labels) else 3
-
-
-def _step(bar: Bar) -> str:
-    step = step_time(bar.row)
-    return whole_ms(bar.total_ms) if step is None else with_interval(step, "ms")
-
-
-def whole_ms(ms: float) -> str:
-    """Write whole milliseconds, of short times two digits."""
-    return f"{ms:,.0f} ms" if ms >= 10 else f"{number(ms, 2)} ms"
 
 
 def _caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:

@@ -77,8 +77,13 @@ def _in_text(title: str) -> str:
     return title if is_name else title[:1].lower() + title[1:]
 
 
-def table(title: str, note: str, cases: pd.DataFrame, columns: Iterable[Column]) -> Table | None:
-    """Make a table without rows and columns that are blank but for names; None when nothing is left."""
+def table(
+    title: str, note: str, cases: pd.DataFrame, columns: Iterable[Column], *, below: Iterable[str] = ()
+) -> Table | None:
+    """Make a table without rows and columns that are blank but for names; None when nothing is left.
+
+    `below` stands after the meanings of the columns.
+    """
     columns = list(columns)
     values = [i for i, column in enumerate(columns) if column not in NAME]
     rows = [tuple(column.cell(row) for column in columns) for row in records(cases)]
@@ -89,7 +94,7 @@ def table(title: str, note: str, cases: pd.DataFrame, columns: Iterable[Column])
     headings = [columns[i].heading for i in kept]
     meanings = [f"{columns[i].heading.name}: {columns[i].meaning}." for i in kept if columns[i].meaning]
     cells = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table(title, note, tuple(headings), cells, tuple(meanings))
+    return Table(title, note, tuple(headings), cells, (*meanings, *below))
 
 
 def words(name: str, cell: Callable[[Row], str], kind: str = "") -> Column:

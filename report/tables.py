@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -22,18 +22,23 @@ from ddp_bench.bench.findings.numbers import (
 )
 from ddp_bench.bench.findings.wording import (
     Row,
+    case_label,
+    device_noun,
     estimate,
+    hidden_percent,
+    hidden_share,
+    ranged,
     settings_label,
     short_mode,
     text,
     truth,
     unit_of_cases,
 )
+from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.comparisons import Comparison, over_eager
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.report.cases import EPOCH_IMAGES, unshared
-from ddp_bench.report.communication import EXPOSED, HIDDEN, communication
 from ddp_bench.report.table import NAME, Column, Heading, Link, Table, figures, table, whole, words
 
 _ID = words("Id", lambda row: text(row["case_id"]))
@@ -46,6 +51,8 @@ _PARTS = (
 _ROUNDS = whole("Rounds", "num_rounds")
 SPEEDUP = figures("Speed-up", "speedup", TIMES)
 _EFFICIENCY = figures("Efficiency", "efficiency", "%", 100.0)
+_EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
+_HIDDEN = words("Hidden (%)", lambda row: hidden_percent(row, with_interval), "number")
 _COST = figures("Cost of an epoch", "epoch_cost")
 
 
@@ -59,7 +66,7 @@ _AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number")
 
 
 def tables(
-    ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]], comparisons: Sequence[Comparison] = ()
+    ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]], comparisons: Sequence[Comparison]
 ) -> list[Table]:
     """Make the tables of the measured cases, the results first.
 
@@ -88,21 +95,17 @@ def tables(
 
 def _results(ok: pd.DataFrame) -> Table | None:
     own = unshared(ok)
-    columns = (
-        *NAME, figures("Throughput", "images_per_s", per_second(unit_of_cases(ok))), _AGAINST, SPEEDUP,
-        _EFFICIENCY, EXPOSED, HIDDEN, _COST, _ROUNDS,
-    )  # fmt: skip
-    made = table(
+    folded = len(ok) - len(own)
+    throughput = figures("Throughput", "images_per_s", per_second(unit_of_cases(ok)))
+    return table(
         "Results",
-        "Estimate (95% interval over rounds); the ratios to DDP's default at the same number of devices hold "
+        "Estimate (95% interval); the ratios to DDP's default at the same number of devices hold "
         "all at once. Speed-up is throughput over that of “single”, efficiency is speed-up / devices. "
         "Exposed is what communication adds to the step, hidden the share of communication that it does not.",
         own,
-        columns,
+        (*NAME, throughput, _AGAINST, SPEEDUP, _EFFICIENCY, _EXPOSED, _HIDDEN, _COST, _ROUNDS),
+        below=[f"{plural(folded, 'case')} on shared devices: see “Every column”."] if folded else [],
     )
-    folded = len(ok) - len(own)
-    left_out = (f"{plural(folded, 'case')} on shared devices: see “Every column”.",) if folded else ()
-    return replace(made, below=left_out) if made is not None else None
 
 
 def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> Table | None:
@@ -126,8 +129,8 @@ def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> T
         figures("Reserved memory", "reserved_mem_mib", "MiB"),
         figures("Epoch", "epoch_h", "h"),
         _COST,
-        words("Proof: gradients off by", _error("gradient_error"), "number"),
-        words("Proof: two steps off by", _error("update_error"), "number"),
+        words("Proof: gradients off by", lambda row: _power_of_ten(row["gradient_error"]), "number"),
+        words("Proof: two steps off by", lambda row: _power_of_ten(row["update_error"]), "number"),
         _ROUNDS,
         Column(Heading("Traces", "links"), lambda row: traces.get(text(row["case_id"]), ())),
         *_PARTS,
@@ -153,14 +156,10 @@ def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> T
     return table("Every column", note + said, ok, columns)
 
 
-def _error(column: str) -> Callable[[Row], str]:
+def _power_of_ten(cell: Any) -> str:
     """Write an error of the proof, of which the power of ten matters."""
-
-    def show(row: Row) -> str:
-        found = finite(row[column])
-        return "" if found is None else f"{found:.0e}" if found else "0"
-
-    return show
+    found = finite(cell)
+    return "" if found is None else f"{found:.0e}" if found else "0"
 
 
 _MOST_UNKNOWN_COST_PCT = 25.0
@@ -168,13 +167,14 @@ _MOST_UNKNOWN_COST_PCT = 25.0
 
 
 def _anatomy(ok: pd.DataFrame) -> Table | None:
-    def phase(name: str, column: str) -> Column:
+    def phase(name: str) -> Column:
         def cell(row: Row) -> str:
-            found = estimate(row, column)
-            once = found is not None and math.isnan(found.low) and found.estimate >= 10
-            return count(found.estimate) if once and found is not None else with_interval(found)
+            found = estimate(row, f"{name}_ms")
+            if found is not None and math.isnan(found.low) and found.estimate >= 10:
+                return count(found.estimate)
+            return with_interval(found)
 
-        return words(f"{name} (ms)", cell, "number")
+        return words(f"{name.capitalize()} (ms)", cell, "number")
 
     def cost(row: Row) -> str:
         """Write what instruments cost, which cannot be less than nothing."""
@@ -192,10 +192,11 @@ def _anatomy(ok: pd.DataFrame) -> Table | None:
         "its instruments make the step. Backward includes exposed communication.",
         ok,
         (
-            *NAME, phase("Data", "data_ms"), phase("Forward", "forward_ms"), phase("Backward", "backward_ms"),
-            phase("Optimizer", "optimizer_ms"), words("Cost of instruments (%)", cost, "number"),
+            *NAME,
+            *map(phase, ("data", "forward", "backward", "optimizer")),
+            words("Cost of instruments (%)", cost, "number"),
         ),
-    )  # fmt: skip
+    )
 
 
 def _dp_stages(dp: pd.DataFrame) -> Table | None:
@@ -238,17 +239,85 @@ def _sizes(row: Row) -> str:
     return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
 
 
+_APART_PCT = 10
+_NAMED = 6
+
+
+def communication(ok: pd.DataFrame) -> Table | None:
+    """Show several measures of communication, what each means, and why trace and subtraction disagree."""
+    ddp = ok[(ok["mode"] == "ddp") & (ok["num_devices"] > 1)]
+    columns = (
+        *NAME,
+        figures("Communication alone", "comm_ms", "ms", meaning="what a step sends, DDP's buffers and then "
+                "its buckets, back to back with no compute beside it"),
+        figures("Buffers", "buffers_ms", "ms", meaning="the part of it that broadcasts DDP's buffers"),
+        figures("Bus bandwidth", "bus_gb_per_s", "GB/s", meaning="bytes of the buckets / their part of "
+                "communication alone x 2 (n - 1) / n, as nccl-tests defines it"),
+        _EXPOSED._replace(meaning="the step minus the same step without synchronising, in the same round: "
+                           "time that communication adds"),
+        _HIDDEN._replace(meaning="100 x (1 - exposed / alone); none where it adds more than it takes "
+                          "alone; empty where it is not known to 50 points"),
+        figures("Overlap, trace", "overlap_trace_pct", "%", meaning="time in which both compute and "
+                "communication run, over the time communication runs, per rank"),
+        figures("Overlap, DDP window", "overlap_window_pct", "%", meaning="DDP's own logger: the part of its "
+                "communication window that lies inside the backward"),
+        figures("Compute slow-down", "compute_slowdown", TIMES, meaning="time to the last gradient beside "
+                "communication, over the same time without it"),
+        figures("Rank skew", "rank_skew_ms", "ms", meaning="slowest minus fastest rank's own work; the "
+                "others wait for the slowest"),
+        figures("Step without synchronising", "no_sync_step_ms", "ms", meaning="the step under no_sync: "
+                "compute, optimizer and batch"),
+    )  # fmt: skip
+    note = (
+        "Per step of every DDP case on several devices: several measures of the same thing side by side, "
+        "because each leaves something out."
+    )
+    return table("Communication", note, ddp, columns, below=_disagreement(ddp))
+
+
+def _disagreement(ddp: pd.DataFrame) -> list[str]:
+    """Say why the trace's overlap and the hidden share are not the same, where they are far apart."""
+    apart = []
+    for row in records(ddp):
+        trace, hidden = finite(row["overlap_trace_pct"]), hidden_share(row)
+        if trace is not None and hidden is not None and abs(trace - hidden.estimate) > _APART_PCT:
+            apart.append((row, trace > hidden.estimate))
+    if not apart:
+        return []
+    why = {
+        True: " Hidden counts the time that communication adds to the step, so compute that it slows and "
+        "waiting for other ranks count as exposed; the trace counts all time in which both run.",
+        False: " Where the trace shows less, communication ran in gaps between operators, which it does not "
+        "lengthen, or took longer under the profiler than alone.",
+    }
+    said = "".join(words for higher, words in why.items() if any(above == higher for _, above in apart))
+    numbers = []
+    for row, _ in apart[:_NAMED]:
+        measured = (
+            ("trace", ranged(row, "overlap_trace_pct", "%")),
+            ("hidden", ranged(row, "hidden_pct", "%")),
+            ("compute slowed", ranged(row, "compute_slowdown", TIMES)),
+        )
+        name = case_label(row, device_noun(text(row["device_type"])))
+        numbers.append(f"{name}: " + ", ".join(f"{what} {value}" for what, value in measured if value))
+    more = f"; {plural(len(apart) - _NAMED, 'more case')}" if len(apart) > _NAMED else ""
+    far = f"The trace's overlap and the hidden share are more than {_APART_PCT} points apart in "
+    return [f"{far}{plural(len(apart), 'case')}.{said}", f"{'; '.join(numbers)}{more}."]
+
+
 def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | None:
-    """Tabulate what compiling took, what graphs it made, and how much faster they are."""
     compiled = ok[ok["num_graphs"].notna()]
     ratios = {one.case_id: one.ratio for one in over_eager(comparisons, records(ok))}
-    experimental = (compiled["optimize_ddp"] == PYTHON_REDUCER).any()
+    experimental = (
+        "python_reducer is experimental in PyTorch: the backward is compiled with its all-reduces, which the "
+        "compiler joins into buckets; buffers are not broadcast."
+    )
 
     def way(row: Row) -> str:
         found = text(row["optimize_ddp"]) if row["mode"] == "ddp" else ""
         return f"{found} (experimental)" if found == PYTHON_REDUCER else found
 
-    made = table(
+    return table(
         "torch.compile",
         "Compiled cases. Seconds are those that the first rank spent in the compiler, backward included: "
         "what its caches held already took less. Under ddp_optimizer the forward is split where DDP's "
@@ -269,15 +338,8 @@ def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | N
                 "number",
             ),
         ),
+        below=[experimental] if (compiled["optimize_ddp"] == PYTHON_REDUCER).any() else [],
     )
-    said = (
-        "python_reducer is experimental in PyTorch: the backward is compiled with its all-reduces, which the "
-        "compiler joins into buckets; buffers are not broadcast."
-    )
-    return replace(made, below=(said,)) if made is not None and experimental else made
-
-
-# What was not measured ------------------------------------------------------
 
 
 def unmeasured(cases: pd.DataFrame, failures: Mapping[str, Link]) -> Table | None:

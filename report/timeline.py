@@ -15,14 +15,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.findings.numbers import finite, mib, plural, with_interval
+from ddp_bench.bench.findings.numbers import finite, mib, plural, quantity, with_interval
 from ddp_bench.bench.findings.wording import Row, cap_label, estimate, hidden_share, hides_none, text, truth
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import WorkloadCases, caps_at_headline
 from ddp_bench.report.drawing import COLOURS, INK, MUTED, PAPER, Figure, printable, time_axis
-from ddp_bench.report.step import whole_ms
 
 _LABELLED_ROW_PT, _MOST_ROWS_PT = 13, 170
 _READY: dict[str, Any] = {
@@ -123,15 +122,11 @@ def one_step(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> tupl
             "DDP launches a bucket once it and all before it are ready. Right of the dashed line all "
             "gradients are computed, so the step waits for what is hatched. Readiness is of the anatomy pass."
         )
+    no_use = f" {_HIDES_NONE}" if done and any(track.hides_none for track in tracks) else ""
     figure = Figure(
         key=f"{key}-timeline",
         title="One step, drawn",
-        caption=" ".join(
-            [
-                f"DDP on {count}, rank {rank}: with {tracks[0].title} {_ends(tracks[0])}.",
-                *([_HIDES_NONE] if done and any(track.hides_none for track in tracks) else []),
-            ]
-        ),
+        caption=f"DDP on {count}, rank {rank}: with {tracks[0].title} {_ends(tracks[0])}.{no_use}",
         how_to_read=" ".join(how),
         height_pt=100 + sum(rows_pt) + 34 * len(rows_pt),
         draw=draw,
@@ -150,10 +145,10 @@ def agreeing(tracks: Sequence[Track]) -> tuple[list[Track], str]:
         why = "readiness of gradients and all-reduces are of different steps, which contradict each other"
         return [], f"No single step is drawn: {why}."
     wrong = next((track for track in tracks if not track.agrees), None)
-    if wrong is not None and wrong.waited_ms is not None:
-        why = f"{wrong.title} waits {whole_ms(wrong.waited_ms)} in the few steps that were looked into"
-        table = f"the table has {with_interval(wrong.exposed, 'ms')} of exposed communication"
-        return [], f"No single step is drawn: {why}, {table}."
+    if wrong is not None:
+        waits, known = quantity(wrong.waited_ms, "ms", 2), with_interval(wrong.exposed, "ms")
+        why = f"{wrong.title} waits {waits} in the few steps that were looked into"
+        return [], f"No single step is drawn: {why}, the table has {known} of exposed communication."
     return list(tracks), ""
 
 
@@ -224,11 +219,8 @@ def _chosen_roles(cases: pd.DataFrame) -> list[tuple[Row, str]]:
     default = next((row for row in rows if text(row["bucket_cap_mb"]) == "default"), rows[0])
     single = next((row for row in rows if finite(row["num_buckets"]) == 1), None)
     chosen: dict[str, tuple[Row, list[str]]] = {}
-    for row, what in (
-        (default, ""),
-        (best, "shortest step" if len(rows) > 1 else ""),
-        (single, "one bucket"),
-    ):
+    wanted = ((default, ""), (best, "shortest step" if len(rows) > 1 else ""), (single, "one bucket"))
+    for row, what in wanted:
         if row is not None:
             chosen.setdefault(text(row["case_id"]), (row, []))[1].append(what)
     return [
@@ -260,9 +252,9 @@ def _draw_track(axes: Any, track: Track) -> None:
 def _ends(track: Track) -> str:
     said = []
     if track.ready:
-        said.append(f"the last gradient is ready after {whole_ms(max(track.ready))}")
+        said.append(f"the last gradient is ready after {quantity(max(track.ready), 'ms', 2)}")
     if track.done:
         count = len(track.sizes)
         which = "its all-reduce" if count == 1 else f"the last of {plural(count, 'all-reduce')}"
-        said.append(f"{which} is done after {whole_ms(max(track.done))}")
+        said.append(f"{which} is done after {quantity(max(track.done), 'ms', 2)}")
     return ", ".join(said)

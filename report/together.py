@@ -18,7 +18,7 @@ from ddp_bench.bench.findings.next_step import (
 from ddp_bench.bench.findings.numbers import TIMES, between, per_second, plural, times, with_interval
 from ddp_bench.bench.findings.wording import Row, cap_label, case_label, estimate, short_mode, text, truth
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
-from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, UNRESOLVED, Comparison
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.stats.interval import paired_ratio
@@ -94,7 +94,7 @@ def together(titles: Sequence[str], runs: Sequence[RunData]) -> Section | None:
             replace(figure, title=f"{figure.title}: {name}") if name else figure
             for figure in _figures(group[:MOST_RUNS], f"together-{i}")
         ]
-        tables += [made for made in [_table(group, found)] if made is not None]
+        tables += filter(None, [_table(group, found)])
     return Section(
         title="The runs side by side",
         findings=said,
@@ -157,23 +157,19 @@ def _findings(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Compari
 
 def _sentences(title: str, first: str, compared: Mapping[str, Comparison]) -> list[str]:
     of = f"of {plural(len(compared), 'case')}"
-    ordered = sorted(compared.items(), key=lambda pair: -abs(math.log(pair[1].ratio.estimate)))
-    beyond = {
-        answer: [(name, one) for name, one in ordered if one.answer == answer and not one.within_margin]
-        for answer in (FASTER, SLOWER)
-    }
-    equal = [name for name, one in ordered if one.within_margin and one.answer in (FASTER, SLOWER, EQUAL)]
-    clear = {name for pairs in beyond.values() for name, _ in pairs} | {*equal}
-    left = [(name, one) for name, one in ordered if name not in clear]
+    found: dict[str, list[tuple[str, Comparison]]] = {FASTER: [], SLOWER: [], EQUAL: [], UNRESOLVED: []}
+    for name, one in sorted(compared.items(), key=lambda pair: -abs(math.log(pair[1].ratio.estimate))):
+        answer = UNRESOLVED if one.answer in OPEN else EQUAL if one.within_margin else one.answer
+        found[answer].append((name, one))
     parts = [
-        f"{title} is {answer} than {first} in {len(pairs)} {of}: {_listed(pairs)}."
-        for answer, pairs in beyond.items()
-        if pairs
+        f"{title} is {answer} than {first} in {len(found[answer])} {of}: {_listed(found[answer])}."
+        for answer in (FASTER, SLOWER)
+        if found[answer]
     ]
-    if equal:
-        margin = f"{100 * ordered[0][1].margin:g}%"
+    if equal := found[EQUAL]:
+        margin = f"{100 * equal[0][1].margin:g}%"
         parts.append(f"No difference above {margin} between {title} and {first} in {len(equal)} {of}.")
-    if left:
+    if left := found[UNRESOLVED]:
         parts.append(f"Not told apart are {title} and {first} in {len(left)} {of}: {_listed(left)}.")
     return parts
 
@@ -218,54 +214,45 @@ def _device(group: Sequence[MeasuredRun]) -> str:
     return kinds.pop() if len(kinds) == 1 else "device"
 
 
-def _figures(group: Sequence[MeasuredRun], key: str) -> list[Figure]:
-    per_s, made = per_second(_unit(group)), []
-    if _unit(group):
-        made.append(
-            _against_devices(
-                group, "images_per_s", 1.0, per_s, key=f"{key}-throughput",
-                title="Throughput of every run", quantity=f"throughput ({per_s})", how="Higher is better. ",
-            )
-        )  # fmt: skip
-    how = (
+_WORDS = {
+    "images_per_s": ("throughput", "Throughput of every run", "Higher is better. "),
+    "efficiency": (
+        "efficiency",
+        "Scaling efficiency of every run",
         "Efficiency is throughput over that of the run's own “single”, divided by the number of devices: it "
-        "compares machines of different speed. "
+        "compares machines of different speed. ",
+    ),
+}
+"""By column what it shows, the title of its figure, and how to read that."""
+
+
+def _figures(group: Sequence[MeasuredRun], key: str) -> list[Figure]:
+    unit = _unit(group)
+    made = (
+        _against_devices(group, "images_per_s", per_second(unit), key) if unit else None,
+        _against_devices(group, "efficiency", "%", key),
+        _caps(group, key),
     )
-    made.append(
-        _against_devices(
-            group, "efficiency", 100.0, "%", key=f"{key}-efficiency",
-            title="Scaling efficiency of every run", quantity="efficiency (%)", how=how,
-        )
-    )  # fmt: skip
-    return [figure for figure in (*made, _caps(group, key)) if figure is not None]
+    return [figure for figure in made if figure is not None]
 
 
-def _against_devices(
-    group: Sequence[MeasuredRun],
-    column: str,
-    factor: float,
-    unit: str,
-    *,
-    key: str,
-    title: str,
-    quantity: str,
-    how: str,
-) -> Figure | None:
+def _against_devices(group: Sequence[MeasuredRun], column: str, unit: str, key: str) -> Figure | None:
     """Draw a panel per mode that several runs have, and a line per run."""
+    what, title, how = _WORDS[column]
     device, panels, said = _device(group), {}, []
-    found = [(run, line) for run in group for line in by_devices(run.workload, column, factor)]
+    found = [(run, line) for run in group for line in by_devices(run.workload, column)]
     for mode in ("dp", "ddp"):
         lines = [line._replace(label=run.title, look=run.look) for run, line in found if line.look == mode]
         if len(lines) > 1:
             rows = (row for run in group for row in records(run.workload.cases))
             name = " and ".join(dict.fromkeys(short_mode(row) for row in rows if text(row["mode"]) == mode))
-            panels[f"{name}: {quantity}"] = lines
+            panels[f"{name}: {what} ({unit})"] = lines
             said.append(f"{name} on {_best_first(lines, device, unit)}.")
     counts = counts_of(line for lines in panels.values() for line in lines)
     if not counts or counts == [1.0]:
         return None
     return over_devices(
-        key=key,
+        key=f"{key}-{what}",
         title=title,
         panels=panels,
         x_label=f"devices ({device}s)",
@@ -340,7 +327,7 @@ def _table(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison
             cells += [with_interval(rate), with_interval(ratio)]
         rows.append((name, *cells))
     note = (
-        "Throughput with its 95% interval over rounds, of cases that several runs measured, and its ratio to "
+        "Throughput with its 95% interval, of cases that several runs measured, and its ratio to "
         "the first run's. The intervals of the ratios hold all at once"
     )
     note += (

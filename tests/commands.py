@@ -1,35 +1,24 @@
 """The suite's commands, run as a user types them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TypeVar
 
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-T = TypeVar("T")
 SMALL = ("--arch", "resnet20", "--batch-size", "8", "--device", "cpu")
 
 
-def start_run(*arguments: str, stdout: IO[str], stderr: IO[str]) -> subprocess.Popen[str]:
+def start_run(*arguments, stdout, stderr):
     """`bench.run`, under way."""
     command = [sys.executable, "-m", "bench.run", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True)
 
 
-def finished(
-    command: Sequence[str],
-    cwd: Path = ROOT,
-    env: Mapping[str, str | None] | None = None,
-    *,
-    timeout_s: float = 280,
-) -> subprocess.CompletedProcess[str]:
+def finished(command, cwd=ROOT, env=None, *, timeout_s=280):
     """A command that has ended; of this environment with `env`, where None takes a name away."""
     full = {**os.environ, **(env or {})}
     return subprocess.run(
@@ -43,21 +32,17 @@ def finished(
     )
 
 
-def python(
-    *arguments: str, env: Mapping[str, str | None] | None = None, timeout_s: float = 280
-) -> subprocess.CompletedProcess[str]:
+def python(*arguments, env=None, timeout_s=280):
     """This interpreter with `arguments`, finished."""
     return finished([sys.executable, *arguments], env=env, timeout_s=timeout_s)
 
 
-def bench_run(
-    *arguments: str, env: Mapping[str, str | None] | None = None
-) -> subprocess.CompletedProcess[str]:
+def bench_run(*arguments, env=None):
     """`bench.run`, finished."""
     return python("-m", "bench.run", *arguments, env=env)
 
 
-def eventually(holds: Callable[[], T], within_s: float = 60) -> T:
+def eventually(holds, within_s=60):
     """What `holds` returns as soon as it is true; a failure of the test if that never comes."""
     until_s = time.monotonic() + within_s
     while not (found := holds()):
@@ -66,7 +51,7 @@ def eventually(holds: Callable[[], T], within_s: float = 60) -> T:
     return found
 
 
-def has_ended(pid: int) -> bool:
+def has_ended(pid):
     """Whether a process is gone, or waits for its parent to ask how it ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -3,23 +3,19 @@
 Workers do them within a user's workload; the conductor where it writes, and between rounds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import resource
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
 import psutil
 
 OUT = Path(os.environ["FAULTS_OUT"])
 MARKERS = Path(os.environ["FAULTS_MARKERS"])
-DEEDS: list[dict[str, Any]] = json.loads(os.environ["FAULTS_DEEDS"])
+DEEDS = json.loads(os.environ["FAULTS_DEEDS"])
 CLOCK = MARKERS / "clock_s"
 OF_CONDUCTOR = ("between", "write")
 """Where the process strikes that decides and writes."""
@@ -27,17 +23,19 @@ OF_CONDUCTOR = ("between", "write")
 born_s = time.time()
 """When this process began, or as a worker loaded the workload."""
 
-_seen: dict[str, list[Any]] = {deed["name"]: [] for deed in DEEDS}
+ASSERTED = "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
+
+_seen = {deed["name"]: [] for deed in DEEDS}
 _write = os.write
 _time = time.time
 
 
-def rank() -> int:
+def rank():
     """Of this process, which may be a fork; -1 in a conductor."""
     return int(os.environ.get("RANK", "-1"))
 
 
-def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | None:
+def strike(where, content=b"", descriptor=-1):
     """Do the first deed whose moment has come; the number that it leaves to its caller, if any.
 
     That is a factor for the model's output, or the bytes of `content` that were written before the deed.
@@ -64,44 +62,40 @@ def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | No
     return None
 
 
-def is_past(name: str) -> bool:
+def is_past(name):
     """Whether a deed was done before this process began; for a conductor, which goes on, before now."""
     made = [marker.stat().st_mtime for marker in MARKERS.glob(f"{name}.*.json")]
     return any(at_s < born_s or rank() < 0 for at_s in made)
 
 
-def under_way() -> dict[str, Any]:
+def under_way():
     """What the journal's last note says; it was written before the workers began."""
     journal = OUT / "journal.jsonl"
-    if not journal.exists():
-        return {"what": "opening the folder"}
-    for line in reversed(journal.read_text(errors="replace").splitlines()):
-        if line.startswith('{"event": "underway"'):
-            found: dict[str, Any] = json.loads(line)
-            return found
-    return {"what": "opening the folder"}
+    lines = journal.read_text(errors="replace").splitlines() if journal.exists() else []
+    noted = [line for line in lines if line.startswith('{"event": "underway"')]
+    return json.loads(noted[-1]) if noted else {"what": "opening the folder"}
 
 
-def mark(name: str, now: dict[str, Any]) -> bool:
+def mark(name, now):
     """Leave proof of the deed, with what was on disk before it; False if it was done already."""
     try:
         with (MARKERS / f"{name}.{rank()}.json").open("x") as file:
-            json.dump({"now": now, "parent": os.getppid()}, file)
+            json.dump({"now": now}, file)
     except FileExistsError:
         return False
     shutil.copyfile(OUT / "blocks.csv", MARKERS / f"{name}.{rank()}.csv")
     return True
 
 
-def act(deed: dict[str, Any]) -> float | None:
+def act(deed):
     """Do it. What ends this process, or waits for its end, does not return."""
     argument = deed["argument"]
-    acts: dict[str, Callable[[], Any]] = {
+    acts = {
         "signal": lambda: signal_ranks(argument, deed),
         "signal parent": lambda: signal_conductor(argument),
         "raise": raise_error,
-        "out of memory": raise_out_of_memory,
-        "device assert": raise_device_assert,
+        "out of memory": lambda: raise_of_torch("OutOfMemoryError", "CUDA out of memory"),
+        "device assert": lambda: raise_of_torch("AcceleratorError", ASSERTED),
         "not a number": lambda: math.nan,
         "eat memory": eat_memory,
         "fill disk": lambda: fill_disk(OUT.parent / "filler"),
@@ -110,11 +104,10 @@ def act(deed: dict[str, Any]) -> float | None:
         "wait": lambda: wait_for(MARKERS / f"{deed['name']}.go"),
         "turn clock": lambda: CLOCK.write_text(str(argument)) and None,
     }
-    result: float | None = acts[deed["act"]]()
-    return result
+    return acts[deed["act"]]()
 
 
-def signal_ranks(number: int, deed: dict[str, Any]) -> None:
+def signal_ranks(number, deed):
     """Signal this rank; the conductor signals those that the deed names."""
     if deed["where"] not in OF_CONDUCTOR:
         os.kill(os.getpid(), number)
@@ -128,43 +121,36 @@ def signal_ranks(number: int, deed: dict[str, Any]) -> None:
             time.sleep(0.01)
 
 
-def conductor() -> int:
+def conductor():
     """The process that decides and writes: of which a worker is a child, or a grandchild."""
     own = psutil.Process()
     if rank() < 0:
         return own.pid
     parent = own.parent()
-    assert parent is not None
     return parent.ppid() if "worker.forks" in " ".join(parent.cmdline()) else parent.pid
 
 
-def signal_conductor(number: int) -> None:
+def signal_conductor(number):
     os.kill(conductor(), number)
     wait_for(MARKERS / "never")
 
 
-def raise_error() -> NoReturn:
+def raise_error():
     raise ValueError("no such sample")
 
 
-def raise_out_of_memory() -> NoReturn:
+def raise_of_torch(kind, text):
     import torch  # the conductor has none
 
-    raise torch.OutOfMemoryError("CUDA out of memory")
+    raise getattr(torch, kind)(text)
 
 
-def raise_device_assert() -> NoReturn:
-    import torch
-
-    raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
-
-
-def eat_memory() -> NoReturn:
+def eat_memory():
     eaten = [bytearray(b"x" * 2**24) for _ in range(300)]
     raise AssertionError(f"{len(eaten)} pieces of 16 MiB fitted in")
 
 
-def fill_disk(filler: Path) -> None:
+def fill_disk(filler):
     """Leave no room: on a disk of its own, or else for the conductor alone, by its limit of file sizes."""
     if not filler.parent.is_mount():
         size = (OUT / "blocks.csv").stat().st_size + 10
@@ -178,7 +164,7 @@ def fill_disk(filler: Path) -> None:
             return
 
 
-def wait_for(path: Path) -> None:
+def wait_for(path):
     deadline_s = time.monotonic() + 200
     while not path.exists():
         if time.monotonic() > deadline_s:
@@ -186,7 +172,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-def _hooked_write(descriptor: int, content: bytes) -> int:
+def _hooked_write(descriptor, content):
     file = Path(f"/proc/self/fd/{descriptor}").readlink()
     if DEEDS and file == OUT / "blocks.csv":
         done = int(strike("write", content, descriptor) or 0)
@@ -197,11 +183,11 @@ def _hooked_write(descriptor: int, content: bytes) -> int:
     return written
 
 
-def _hooked_time() -> float:
+def _hooked_time():
     return _time() + (float(CLOCK.read_text() or 0) if CLOCK.exists() else 0.0)
 
 
-def install() -> None:
+def install():
     """Have every write of this process looked at, and its wall clock turned."""
     os.write = _hooked_write
     time.time = _hooked_time

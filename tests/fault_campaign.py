@@ -1,17 +1,13 @@
 """One results folder through faults and resumes, and what is asked of it after each."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import psutil
@@ -43,17 +39,17 @@ class Deed:
 
     name: str
     act: str
-    argument: Any = None
-    ranks: Sequence[int] = (0,)
+    argument: object = None
+    ranks: tuple[int, ...] = (0,)
     where: str = "forward"
     what: str = ""
-    cases: Sequence[int] = ()
+    cases: tuple[int, ...] = ()
     nth: int = 1
     after: str = ""
     """A deed of an earlier attempt, without which this one waits."""
 
 
-def deed(kind: str, moment: str, act: str, argument: Any = None, **more: Any) -> Deed:
+def deed(kind, moment, act, argument=None, **more):
     """A deed at a named moment; which block of those that fit is drawn from the name."""
     name = f"{kind}-{moment}"
     when = {
@@ -79,31 +75,22 @@ class Ended:
     manifest: Manifest
 
 
-@dataclass
 class Campaign:
     """A run in `folder/run` that goes on from start to start."""
 
-    folder: Path
-    sweep: Sequence[str] = SWEEP
-    out: Path = field(init=False)
-    ended: dict[str, Ended] = field(default_factory=dict)
-    """By the name of the deed that ended it; the last one is `end`."""
-
-    def __post_init__(self) -> None:
-        self.out = self.folder / "run"
+    def __init__(self, folder, sweep=SWEEP):
+        self.folder, self.sweep = folder, sweep
+        self.out, self.markers = folder / "run", folder / "markers"
         self.markers.mkdir(parents=True)
+        self.ended = {}
+        """By the name of the deed that ended it; the last one is `end`."""
 
     @property
-    def markers(self) -> Path:
-        return self.folder / "markers"
+    def resume(self):
+        """The options that go on; the workload, first in every sweep, is named again."""
+        return ("--resume", str(self.out), *self.sweep[:2])
 
-    @property
-    def resume(self) -> tuple[str, ...]:
-        """The options that go on; a workload is named again."""
-        workload = [self.sweep[i : i + 2] for i, option in enumerate(self.sweep) if option == "--workload"]
-        return ("--resume", str(self.out), *(word for pair in workload for word in pair))
-
-    def environment(self, *deeds: Deed) -> dict[str, str]:
+    def environment(self, *deeds):
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(HERE / "faults" / "hooks"), str(HERE), str(ROOT)]),
@@ -112,19 +99,19 @@ class Campaign:
             "FAULTS_DEEDS": json.dumps([asdict(d) for d in deeds]),
         }
 
-    def command(self, *more: str) -> list[str]:
+    def command(self, *more):
         """A new run where there is none yet, else its resume."""
         begun = (self.out / "manifest.json").exists()
         how = self.resume if begun else (*self.sweep, "--out", str(self.out))
         return [sys.executable, "-m", "bench.run", *how, "--quiet", *more]
 
-    def start(self, *deeds: Deed, within: Sequence[str] = (), more: Sequence[str] = ()) -> Ended:
+    def start(self, *deeds, within=(), more=()):
         """`run`, and what is in the folder then."""
         ended = self.look(*self.run(*deeds, within=within, more=more))
         self.ended.update({d.name: ended for d in deeds} or {"end": ended})
         return ended
 
-    def run(self, *deeds: Deed, within: Sequence[str] = (), more: Sequence[str] = ()) -> tuple[int, str]:
+    def run(self, *deeds, within=(), more=()):
         """Run or resume with `deeds`; the exit code and stderr, when every process has gone."""
         with (self.folder / "stderr.txt").open("w+") as log:
             done = subprocess.run(
@@ -140,24 +127,24 @@ class Campaign:
             log.seek(0)
             return done.returncode, log.read()
 
-    def look(self, code: int, error: str) -> Ended:
+    def look(self, code, error):
         run = load_run(self.out)
         return Ended(code, error, run.cases, frozenset(lines(self.out / "blocks.csv")), run.manifest)
 
-    def await_end(self) -> None:
+    def await_end(self):
         """Wait until no process of this run is left."""
         deadline_s = time.monotonic() + GONE_LIMIT_S
         while left := [p for p in psutil.process_iter() if self._is_ours(p)]:
             assert time.monotonic() < deadline_s, f"still there: {[(p.pid, p.cmdline()) for p in left]}"
             time.sleep(0.05)
 
-    def _is_ours(self, process: psutil.Process) -> bool:
+    def _is_ours(self, process):
         try:
             return process.environ().get("FAULTS_MARKERS") == str(self.markers)
         except psutil.Error:
             return False
 
-    def kept(self, name: str) -> Ended:
+    def kept(self, name):
         """The fault happened, cost nothing that was finished, and the resumed run came to its end."""
         proofs = sorted(self.markers.glob(f"{name}.*.csv"))
         assert proofs, f"{name} never happened: {self.ended[name].error}"
@@ -172,36 +159,30 @@ class Campaign:
         assert not blocks.duplicated(["case_id", "phase", "round", "rank"]).any()
         return ended
 
-    def check(self, name: str, undisturbed: pd.DataFrame) -> Ended:
+    def check(self, name, undisturbed):
         """As `kept`, and the resumed run is an undisturbed one."""
         pd.testing.assert_frame_equal(self.ended["end"].cases[SAME], undisturbed)
         return self.kept(name)
 
-    def reasons(self, name: str) -> str:
+    def reasons(self, name):
         """Reasons of the cases that did not end well in the start in which `name` was done."""
         cases = self.ended[name].cases
-        return "\n".join(
-            f"{case_id}: {status}: {reason}"
-            for case_id, status, reason in zip(
-                cases["case_id"], cases["status"], cases["reason"].fillna(""), strict=True
-            )
-            if status != "ok"
-        )
+        return cases.loc[cases["status"] != "ok", ["case_id", "status", "reason"]].to_string()
 
-    def outcome(self, name: str) -> tuple[str, str]:
+    def outcome(self, name):
         """Status and reason of the case in which `name` was done, right after that start."""
         marker = next(self.markers.glob(f"{name}.*.json"))
         row = self.ended[name].cases.iloc[json.loads(marker.read_text())["now"]["index"]]
         return str(row["status"]), str(row["reason"])
 
 
-def lines(path: Path) -> list[str]:
+def lines(path):
     """Whole lines of a table."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def damage(out: Path, seed: str) -> set[str]:
+def damage(out, seed):
     """Cut the table in the middle of a row and put garbage at the journal's end; the rows that went."""
     draw = random.Random(seed)
     table = out / "blocks.csv"
@@ -216,7 +197,7 @@ def damage(out: Path, seed: str) -> set[str]:
     return {line for line in before if line.split(",")[:3] == block}
 
 
-def forget(campaign: Campaign, gone: set[str]) -> None:
+def forget(campaign, gone):
     """Do not ask after rows that were damaged away."""
     for proof in campaign.markers.glob("*.csv"):
         proof.write_text("".join(line for line in lines(proof) if line not in gone))

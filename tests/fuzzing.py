@@ -1,15 +1,11 @@
 """Hostile input, by one generator: texts, JSON values, files and tables that a stranger may hand on.
 
-Tests take of it what they need with `@given(DRAWS)`, the same examples in every run; `attacks.py` plays whole
-commands with it. `pytest tests/fuzz --hypothesis-profile thorough` takes forty times as many, other ones each
-time.
+Tests take of it what they need with `@given(DRAWS)`, the same examples in every run; `test_attacks.py` plays
+whole commands with it. `pytest tests/fuzz --hypothesis-profile thorough` takes forty times as many, other
+ones each time.
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -30,28 +26,28 @@ WORDS = (
     *("<script>", "%s{0}", "a\x00b", "a\nb", "\udcff", "--", "---", "1,2", "default,25", "on", "ddp", "90s"),
     *("2%", "cpu", "1gbit"),
 )
-VALUES: tuple[Any, ...] = (
+VALUES = (
     *(None, 0, -1, 5, 0.25, 1e308, float("nan"), float("inf"), 2**70, 10**400, True, "", "x", "\x1b[31m"),
     *([], ["x"], [[]], [0.5], [1e-9, 3], {}, {"a": {}}, ["9" * 5000]),
 )
 
 
-def bounded(num_examples: int) -> Callable[[Any], Any]:
+def bounded(num_examples):
     """An eighth of `num_examples`; with the profile `thorough` ten times as many as `num_examples`."""
     is_quick = settings.default.max_examples == QUICK_EXAMPLES
     return settings(max_examples=max(num_examples // 8, 1) if is_quick else 10 * num_examples)
 
 
-def word(draw: random.Random) -> str:
+def word(draw):
     """A text that means harm, or any."""
     if draw.random() < 0.2:
         return "".join(map(chr, draw.choices(range(0x3000), k=draw.randrange(12))))
     return draw.choice(NUMBERS + WORDS)
 
 
-def options(draw: random.Random, known: Sequence[str]) -> tuple[str, ...]:
+def options(draw, known):
     """A command line of known options and hostile words."""
-    line: list[str] = []
+    line = []
     for _ in range(draw.randrange(6)):
         name, value, form = draw.choice(known), word(draw), draw.random()
         line += (
@@ -64,7 +60,7 @@ def options(draw: random.Random, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(line)
 
 
-def edited(value: Any, draw: random.Random) -> Any:
+def edited(value, draw):
     """The value with one thing in it, at any depth, replaced, removed or repeated."""
     if not isinstance(value, dict | list) or not value or draw.random() < 0.1:
         return draw.choice((*VALUES, word(draw)))
@@ -80,7 +76,7 @@ def edited(value: Any, draw: random.Random) -> Any:
     return {**value, key: edited(value[key], draw)}
 
 
-def mutated(content: bytes, seed: int) -> bytes:
+def mutated(content, seed):
     """`content` with some bytes changed, put in or left out, or cut short, as the seed has it."""
     draw = random.Random(seed)
     changed = bytearray(content)
@@ -90,7 +86,7 @@ def mutated(content: bytes, seed: int) -> bytes:
     return bytes(changed[: draw.randrange(len(changed) + 1)] if draw.random() < 0.1 else changed)
 
 
-def damaged_table(text: str, draw: random.Random) -> str:
+def damaged_table(text, draw):
     """A CSV table with a cell, a row, a column or its head changed."""
     header, *rows = [line.split(",") for line in text.splitlines()]
     if not rows:
@@ -110,7 +106,7 @@ def damaged_table(text: str, draw: random.Random) -> str:
     return "".join(f"{','.join(cells)}\n" for cells in [header, *rows])
 
 
-def read_or_refused(reading: Callable[[], object]) -> bool:
+def read_or_refused(reading):
     """Whether it was read; a refusal must be one harmless line."""
     refusal = None
     try:

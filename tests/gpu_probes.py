@@ -4,21 +4,15 @@
 CPU core, and what needs CUDA says "skipped: no GPU". A probe that raises says so and the next one goes on.
 """
 
-from __future__ import annotations
-
-import importlib
 import json
-import os
 import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
@@ -39,7 +33,7 @@ from ddp_bench.models.workload import make_module
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if HAS_GPU else torch.device("cpu")
 NO_GPU = {"skipped": "no GPU"}
-SMALL: dict[str, Any] = {"arch": "resnet20", "batch_size": 4, "image_size": 32, "device": "cpu"}
+SMALL = {"arch": "resnet20", "batch_size": 4, "image_size": 32, "device": "cpu"}
 """Settings of a machine without a GPU."""
 TURNS = 20 if HAS_GPU else 3
 STEPS = 5 if HAS_GPU else 1
@@ -47,11 +41,11 @@ ASSERTS_AFTER_S = 12.0 if HAS_GPU else 4.0
 """Since the first forward of a process: its cases are prepared by then, and rounds under way."""
 
 
-def say(name: str, **figures: Any) -> None:
+def say(name, **figures):
     print(json.dumps({"probe": name, **figures}), flush=True)
 
 
-def trainer_of(**settings: Any) -> tuple[Trainer, str]:
+def trainer_of(**settings):
     """The suite's step of `single`, with its defaults for this device; the trainer and its precision."""
     job = resolve_job(Settings(modes=("single",), **(settings if HAS_GPU else SMALL | settings)))
     case = job.plan[0].case
@@ -68,34 +62,11 @@ def trainer_of(**settings: Any) -> tuple[Trainer, str]:
     return Trainer(case, SingleMode(module), job.workload, source), case.precision
 
 
-def step_ms(step: Callable[[], None], *, lead_in: int = 2) -> float:
+def step_ms(step, *, lead_in=2):
     return run_block(step, STEPS, make_clock(DEVICE), lead_in=lead_in).block_ms / STEPS
 
 
-def versions() -> None:
-    """What is installed, and which GPU this is."""
-    names = ("torch", "torchvision", "pandas", "matplotlib", "scipy", "rich", "jinja2", "psutil", "pynvml")
-    found = {}
-    for name in (*names, "packaging", "pytest_benchmark"):
-        try:
-            found[name] = str(getattr(importlib.import_module(name), "__version__", "?"))
-        except ImportError as error:
-            found[name] = f"missing: {error}"
-    say("versions", python=sys.version.split()[0], cores=os.cpu_count(), **found)
-    if HAS_GPU:
-        facts = torch.cuda.get_device_properties(0)
-        say(
-            "gpu",
-            name=facts.name,
-            gib=round(facts.total_memory / 2**30, 1),
-            capability=f"{facts.major}.{facts.minor}",
-            cuda=torch.version.cuda,
-            cudnn=torch.backends.cudnn.version(),
-            nccl=".".join(map(str, torch.cuda.nccl.version())),
-        )
-
-
-def events() -> None:
+def events():
     """CUDA events against the wall clock, over the same steps."""
     trainer, _ = trainer_of()
     step_ms(trainer.step)
@@ -108,13 +79,13 @@ def events() -> None:
     say("events over wall clock", median=statistics.median(ratios), least=min(ratios), most=max(ratios))
 
 
-def hold_length() -> None:
+def hold_length():
     """How long a hold lasts against what was asked, and what small kernels take behind one and without."""
     if not HAS_GPU:
         return say("hold", **NO_GPU)
     small = torch.zeros(1024, device=DEVICE)
 
-    def work() -> None:
+    def work():
         for _ in range(100):
             small.add_(1)
 
@@ -134,16 +105,16 @@ def hold_length() -> None:
     return say("100 small kernels", queue_ms=queue_ms, free_ms=free_ms, behind_a_hold_ms=clock.read_ms()[0])
 
 
-def proof_dtype() -> None:
+def proof_dtype():
     """In which type the proof of the default model runs, and how long its first gradient takes."""
     job = resolve_job(Settings(modes=("single",), **({} if HAS_GPU else SMALL)))
-    place = Place(rank=0, local_rank=0, device=DEVICE, cores=(0,))
+    place = Place(rank=0, device=DEVICE, cores=(0,))
     prover = Prover(job.workload, make_module(job.workload), place, seed=0)
     began_s = time.perf_counter()
     say("proof", dtype=str(prover.dtype), why=prover.why_float32, seconds=time.perf_counter() - began_s)
 
 
-def allocations() -> None:
+def allocations():
     """What each of the first steps asks the driver for."""
     if not HAS_GPU:
         return say("allocations", **NO_GPU)
@@ -156,14 +127,14 @@ def allocations() -> None:
     return say("allocations", by_step=found)
 
 
-def dp_on_one_gpu() -> None:
+def dp_on_one_gpu():
     """`nn.DataParallel` of two replicas on one GPU, under bf16 autocast: types and gradients."""
     if not HAS_GPU:
         return say("dp", **NO_GPU)
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 900, 10)).to(DEVICE)
     images, labels = torch.randn(8, 3, 32, 32, device=DEVICE), torch.arange(8, device=DEVICE)
-    found: dict[str, Any] = {}
+    found = {}
     for name, model in (("plain", plain), ("dp", nn.DataParallel(plain, device_ids=[0, 0]))):
         plain.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -175,12 +146,12 @@ def dp_on_one_gpu() -> None:
     return say("dp", plain_dtype=dtype, dp_dtype=dp_dtype, gradient_error=error)
 
 
-def pieces() -> None:
+def pieces():
     for one in (events, hold_length, proof_dtype, allocations, dp_on_one_gpu):
         guarded(one)
 
 
-def profiler() -> None:
+def profiler():
     """Steps before and after a profile, in one process."""
     trainer, _ = trainer_of()
     step_ms(trainer.step)
@@ -193,7 +164,7 @@ def profiler() -> None:
     say("after over before a profile", ratio=ratio, before_ms=before, after_ms=after)
 
 
-def bare() -> None:
+def bare():
     """A loop as a user writes it and the suite's own step, in turns."""
     trainer, precision = trainer_of()
     inputs, labels = trainer._fetch()
@@ -201,7 +172,7 @@ def bare() -> None:
     autocast = torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=precision == "bf16")
     optimizer = trainer.optimizer
 
-    def loop() -> None:
+    def loop():
         optimizer.zero_grad(set_to_none=True)
         with autocast:
             loss = cross_entropy(model(inputs), labels)
@@ -221,7 +192,7 @@ def bare() -> None:
     )
 
 
-def matrix() -> None:
+def matrix():
     """Matrix rate by size and by warm-up."""
     for size in (2048, 4096, 8192, 16384) if HAS_GPU else (256,):
         factors = [torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)]
@@ -229,7 +200,7 @@ def matrix() -> None:
         for warm_up_s in (0.0, 0.1, 0.5, 2.0) if HAS_GPU else (0.0,):
             time.sleep(1.0 if HAS_GPU else 0.0)  # the clock falls meanwhile
 
-            def multiply() -> None:
+            def multiply():
                 torch.mm(factors[0], factors[1], out=product)  # noqa: B023 - called within this turn
 
             until_s = time.perf_counter() + warm_up_s
@@ -240,7 +211,7 @@ def matrix() -> None:
             say("matrix", size=size, warm_up_s=warm_up_s, tflop_per_s=2 * size**3 / ms / 1e9)
 
 
-def defaults() -> None:
+def defaults():
     """Precision, memory format and fused optimizer, all combinations in turns in one process."""
     wanted = [
         {"precision": precision, "channels_last": channels_last, "fused_optimizer": fused}
@@ -249,7 +220,7 @@ def defaults() -> None:
         for fused in (False, True)
     ]
     trainers = [(settings, *trainer_of(**settings)) for settings in wanted]
-    times: list[list[float]] = [[] for _ in trainers]
+    times = [[] for _ in trainers]
     until_s = time.perf_counter() + (180.0 if HAS_GPU else 0.0)
     while time.perf_counter() < until_s or len(times[0]) < 3:
         for found, (_, trainer, precision) in zip(times, trainers, strict=True):
@@ -265,7 +236,7 @@ class Asserting(nn.Linear):
 
     began_s = 0.0
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         Asserting.began_s = Asserting.began_s or time.monotonic()
         if time.monotonic() > Asserting.began_s + ASSERTS_AFTER_S and _is_first_time():
             table = torch.zeros(4, device=images.device)
@@ -273,7 +244,7 @@ class Asserting(nn.Linear):
         return super().forward(images.flatten(1))
 
 
-def _is_first_time() -> bool:
+def _is_first_time():
     """Whether no process before has asked, as a file in the current folder tells."""
     try:
         Path("has-asserted").touch(exist_ok=False)
@@ -282,19 +253,19 @@ def _is_first_time() -> bool:
     return True
 
 
-def _images(batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _images(batch_size, generator):
     return torch.randn(batch_size, 3, 8, 8, generator=generator), torch.zeros(batch_size, dtype=torch.long)
 
 
 asserting = Workload(name="asserting", module=lambda: Asserting(192, 4), batch=_images, image_size=8)
 
 
-def _synchronize() -> None:
+def _synchronize():
     if HAS_GPU:
         torch.cuda.synchronize()
 
 
-def guarded(work: Callable[[], None]) -> None:
+def guarded(work):
     try:
         work()
     except Exception as error:  # noqa: BLE001 - the next probe is worth as much
@@ -302,5 +273,5 @@ def guarded(work: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    known = (versions, pieces, profiler, bare, matrix, defaults)
+    known = (pieces, profiler, bare, matrix, defaults)
     guarded({one.__name__: one for one in known}[sys.argv[1]])

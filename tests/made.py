@@ -13,7 +13,7 @@ from ddp_bench.bench.case import Case
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
 from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, units_per_step
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, typical_of, units_per_step
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, COMPARISONS, records, typed_frame
@@ -60,7 +60,8 @@ def cap_of(case: Case) -> str:
 def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> list[Comparison]:
     """The comparisons of these cases by these blocks."""
     ok = cases[cases["status"] == "ok"]
-    return comparisons_of(pairs_of(records(ok)), times, units_per_step(ok), margin)
+    typical = typical_of(times, records(cases))
+    return comparisons_of(pairs_of(records(ok)), times, units_per_step(ok), margin, typical)
 
 
 def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:

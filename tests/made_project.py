@@ -1,9 +1,6 @@
 """A project of a user's: a git repository with a workload, of which the second commit is slower."""
 
-from __future__ import annotations
-
 import subprocess
-from pathlib import Path
 
 NET = """
 import torch
@@ -31,13 +28,13 @@ RUN = (
 )
 
 
-def git(folder: Path, *arguments: str) -> str:
+def git(folder, *arguments):
     """Git, as nobody in particular and without anybody's settings."""
     who = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
     return subprocess.check_output(["git", *who, *arguments], cwd=folder, text=True).strip()
 
 
-def commit(folder: Path, files: dict[str, str], *, message: str = "a change") -> str:
+def commit(folder, files):
     """Write these files into a repository, made where there is none, and commit them; the commit."""
     if not (folder / ".git").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,5 +43,5 @@ def commit(folder: Path, files: dict[str, str], *, message: str = "a change") ->
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", message)
+    git(folder, "commit", "--quiet", "--message", "a change")
     return git(folder, "rev-parse", "HEAD")

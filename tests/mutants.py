@@ -7,8 +7,6 @@ draws small changes of the pure core, runs each against the tests that cover its
 test noticed. Exit status 1 where fewer than 85% are noticed.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import copy
@@ -18,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +58,14 @@ class Mutant:
     line: int
     change: str
 
-    def source(self) -> str:
+    def source(self):
         """The file's text with the change."""
         tree = _parsed(self.path)
         _change(list(_computed(tree))[self.index])
         return ast.unparse(tree)
 
 
-def mutants(path: str) -> list[Mutant]:
+def mutants(path):
     """Every mutant of a file."""
     found = []
     for index, node in enumerate(_computed(_parsed(path))):
@@ -78,11 +75,11 @@ def mutants(path: str) -> list[Mutant]:
     return found
 
 
-def _parsed(path: str) -> ast.Module:
+def _parsed(path):
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
-def _computed(tree: ast.Module) -> Iterator[ast.AST]:
+def _computed(tree):
     """Nodes of what functions compute: no annotations, no defaults, no messages of errors."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
@@ -90,7 +87,7 @@ def _computed(tree: ast.Module) -> Iterator[ast.AST]:
                 yield from _inside(statement)
 
 
-def _inside(node: ast.AST) -> Iterator[ast.AST]:
+def _inside(node):
     if isinstance(node, ast.FunctionDef | ast.Raise | ast.Assert):
         return
     yield node
@@ -101,7 +98,7 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
                     yield from _inside(part)
 
 
-def _change(node: ast.AST) -> str | None:  # noqa: PLR0911 - one branch a kind of node
+def _change(node):  # noqa: PLR0911 - one branch a kind of node
     """Change this node itself, none of those below it; how, or None where nothing can be changed."""
     match node:
         case ast.Compare(ops=[op, *others]):
@@ -134,17 +131,17 @@ def _change(node: ast.AST) -> str | None:  # noqa: PLR0911 - one branch a kind o
     return None
 
 
-def covering(data: CoverageData, mutant: Mutant) -> list[str]:
+def covering(data, mutant):
     """Node ids of the tests that ran the mutant's line, those of the fewest covered files first."""
     contexts = data.contexts_by_lineno(str(ROOT / mutant.path)).get(mutant.line, [])
     return sorted({context.split("|")[0] for context in contexts if "::" in context}, key=_rank)
 
 
-def _rank(node_id: str) -> tuple[bool, str]:
+def _rank(node_id):
     return "/unit/" not in f"/{node_id}", node_id
 
 
-def survives(mutant: Mutant, tests: Sequence[str], place: Path) -> bool:
+def survives(mutant, tests, place):
     """Whether every test passes although the code in `place` is the mutant's."""
     if not tests:
         return True
@@ -170,7 +167,7 @@ def survives(mutant: Mutant, tests: Sequence[str], place: Path) -> bool:
     return done.returncode == 0
 
 
-def main() -> int:
+def main():
     """Draw, run, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--number", type=int, default=200)
@@ -182,14 +179,14 @@ def main() -> int:
     every = [mutant for path in TARGETS for mutant in mutants(path)]
     drawn = random.Random(options.seed).sample(every, options.number)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
-        places: SimpleQueue[Path] = SimpleQueue()
+        places = SimpleQueue()
         for index in range(options.workers):
             ignored = shutil.ignore_patterns(".git", ".hypothesis", "__pycache__", ".*_cache")
             # With its links: the tests import what they lead to, and that is changed.
             place = shutil.copytree(ROOT, Path(folder, str(index)), symlinks=True, ignore=ignored)
             places.put(Path(place))
 
-        def check(mutant: Mutant) -> bool:
+        def check(mutant):
             place = places.get()
             try:
                 return survives(mutant, covering(data, mutant), place)

@@ -10,8 +10,6 @@ On a machine without a GPU, `--rehearse` runs the same commands on CPU cores wit
 those that need CUDA answer "skipped: no GPU".
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv
@@ -24,10 +22,8 @@ import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGE_S = 9.5 * 60
@@ -54,23 +50,22 @@ class Item:
     """None: it needs CUDA."""
 
 
-def run(name: str, limit_s: float, *arguments: str, small: tuple[str, ...] | None = (*SMALL, "3s")) -> Item:
+def run(name, limit_s, *arguments, small=(*SMALL, "3s")):
     """`bench.run` into a folder of its own; `{work}` is the stage's."""
     command = (PYTHON, "-m", "bench.run", *arguments, "--out", f"{{work}}/{name}")
     return Item(name, limit_s, command, small)
 
 
-def probe(name: str, limit_s: float) -> Item:
+def probe(name, limit_s):
     """One of `tests/gpu_probes.py`, which knows by itself what a machine without a GPU can show."""
     return Item(name, limit_s, (PYTHON, str(ROOT / "tests" / "gpu_probes.py"), name))
 
 
 DDP_ALONE = ("--modes", "ddp", "--gpus", "1", "--max-time", "60s")
 
-STAGES: dict[int, tuple[Item, ...]] = {
+STAGES = {
     1: (
         Item("nvidia-smi", 20, ("nvidia-smi",), None),
-        probe("versions", 60),
         Item("doctor", 60, (PYTHON, "-m", "bench.doctor", "--json"), ()),
         run("first", 150, "--modes", "dp,ddp", "--gpus", "1", "--max-time", "60s", "--trace", "on"),
         probe("pieces", 90),
@@ -112,7 +107,7 @@ STAGES: dict[int, tuple[Item, ...]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
     """Run a stage; 0 when it came to its end, whatever became of its commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("stage", type=int, choices=STAGES)
@@ -136,13 +131,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def results(items: Sequence[Item], work: Path, *, rehearse: bool) -> Iterator[dict[str, Any]]:
+def results(items, work, *, rehearse):
     """What became of each command, in turn."""
     began_s = time.monotonic()
     for number, item in enumerate(items, start=1):
         left_s = STAGE_S - (time.monotonic() - began_s)
         limit_s = min(item.limit_s, REHEARSED_S) if rehearse else item.limit_s
-        row: dict[str, Any] = {"item": item.name, "limit_s": limit_s, "rc": None, "seconds": None}
+        row = {"item": item.name, "limit_s": limit_s, "rc": None, "seconds": None}
         if rehearse and item.rehearsal is None:
             yield row | {"last": ["skipped: no GPU"]}
         elif left_s < limit_s:
@@ -153,7 +148,7 @@ def results(items: Sequence[Item], work: Path, *, rehearse: bool) -> Iterator[di
             yield row | done(command, limit_s, work / f"{number:02}-{item.name}.log", work / item.name)
 
 
-def done(command: Sequence[str], limit_s: float, log: Path, results_folder: Path) -> dict[str, Any]:
+def done(command, limit_s, log, results_folder):
     """Run one command to its end or its limit: return code, seconds, last lines, rows by status."""
     began_s = time.monotonic()
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
@@ -171,7 +166,7 @@ def done(command: Sequence[str], limit_s: float, log: Path, results_folder: Path
             )
         except OSError as error:
             return {"rc": 127, "seconds": 0.0, "last": [str(error)]}
-        rc: int | None = None
+        rc = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             rc = process.wait(limit_s)
         _end(process)
@@ -186,7 +181,7 @@ def done(command: Sequence[str], limit_s: float, log: Path, results_folder: Path
     }
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process):
     """End the command's whole process group, whether or not the command itself has ended."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -195,7 +190,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(GRACE_S)
 
 
-def cases_of(folder: Path) -> dict[str, int]:
+def cases_of(folder):
     """Rows of a run's cases.csv by status; empty for what is no run."""
     try:
         with (folder / "cases.csv").open(newline="") as file:
@@ -204,7 +199,7 @@ def cases_of(folder: Path) -> dict[str, int]:
         return {}
 
 
-def archive(work: Path, target: Path) -> None:
+def archive(work, target):
     """Everything in `work`, without traces and then without the largest files where it is too large."""
     files = sorted((p for p in work.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     plain = [p for p in files if "traces" not in p.parts]
@@ -218,7 +213,7 @@ def archive(work: Path, target: Path) -> None:
     part.replace(target)
 
 
-def line_of(row: dict[str, Any]) -> str:
+def line_of(row):
     """One line of the table."""
     rc = "-" if row["rc"] is None else str(row["rc"])
     seconds = "-" if row["seconds"] is None else f"{row['seconds']:.1f}"
@@ -227,7 +222,7 @@ def line_of(row: dict[str, Any]) -> str:
     return f"{row['item']:<14} {row['limit_s']:>7.0f} {rc:>4} {seconds:>8}  {said[:70]}"
 
 
-def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+def table(rows):
     """All rows under their heading, and the time that they took."""
     total_s = sum(row["seconds"] or 0.0 for row in rows)
     heading = f"{'item':<14} {'limit s':>7} {'rc':>4} {'seconds':>8}  rows of cases.csv, or the last line"

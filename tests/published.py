@@ -1,17 +1,14 @@
 """A calibration from a model's arithmetic and one published throughput, to judge predictions by."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddp_bench.bench.predict.calibration import Calibration, Identity, Parameter
-from ddp_bench.models.workload import Workload, make_batch
+from ddp_bench.bench.predict.calibration import Calibration, Parameter
+from ddp_bench.models.workload import make_batch
 
 FORWARD_SHARE = 1 / 3
 """A backward does twice the arithmetic of its forward: gradients of inputs and of weights."""
@@ -29,7 +26,7 @@ class Gradient:
     forward_flops: float
 
 
-def gradients_in_backward_order(workload: Workload) -> list[Gradient]:
+def gradients_in_backward_order(workload):
     """The workload's trainable parameters, last registered first, as a backward reaches them to close.
 
     A module's FLOPs stand at its first parameter in this order. Counted on the meta device; a workload whose
@@ -53,7 +50,7 @@ def gradients_in_backward_order(workload: Workload) -> list[Gradient]:
     return found
 
 
-def from_throughput(identity: Identity, gradients: Sequence[Gradient], *, images_per_s: float) -> Calibration:
+def from_throughput(identity, gradients, *, images_per_s):
     """The calibration that a single device's published throughput allows.
 
     Assumes that a third of the step is forward, the rest backward, the optimizer counting to the backward's
@@ -62,13 +59,14 @@ def from_throughput(identity: Identity, gradients: Sequence[Gradient], *, images
     """
     step_ms = identity.batch_per_device * 1000 / images_per_s
     backward_ms = step_ms * (1 - FORWARD_SHARE)
+    done = [*accumulate(gradient.forward_flops for gradient in gradients)]
     return Calibration(
         identity=identity,
         num_ranks=1,
         num_nodes=1,
         parameters=tuple(
-            Parameter(name=gradient.name, num_bytes=gradient.num_bytes, ready_ms=share * backward_ms)
-            for gradient, share in zip(gradients, flop_shares(gradients), strict=True)
+            Parameter(name=one.name, num_bytes=one.num_bytes, ready_ms=flops / done[-1] * backward_ms)
+            for one, flops in zip(gradients, done, strict=True)
         ),
         forward_ms=(step_ms * FORWARD_SHARE,),
         backward_ms=(backward_ms,),
@@ -77,10 +75,3 @@ def from_throughput(identity: Identity, gradients: Sequence[Gradient], *, images
         single_step_ms=(step_ms,),
         notes=("ready times from the model's FLOPs, not measured",),
     )
-
-
-def flop_shares(gradients: Sequence[Gradient]) -> list[float]:
-    """Share of the FLOPs done when each gradient is ready, rising to 1."""
-    weights = [gradient.forward_flops for gradient in gradients]
-    total = sum(weights)
-    return [done / total for done in accumulate(weights)]

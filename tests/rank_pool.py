@@ -5,8 +5,6 @@ script after another, so that they meet once.
 Scripts have the names of `real_ranks`, and change modules by `patch`.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing
@@ -14,9 +12,7 @@ import os
 import sys
 import textwrap
 import traceback
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any, NoReturn
+from multiprocessing.connection import wait
 
 import pytest
 from commands import ROOT
@@ -25,7 +21,7 @@ PRELOADED = ("pytest", "torch._dynamo", "torchvision.models", "real_ranks", "ddp
 LIMIT_S = 120.0
 
 
-def run_ranks(script: str, num_ranks: int, folder: Path) -> list[Any]:
+def run_ranks(script, num_ranks, folder):
     """What each of as many new processes passes to `report` in `script`, which has them meet if need be."""
     ranks = Ranks(num_ranks, folder, meet=False)
     try:
@@ -37,13 +33,11 @@ def run_ranks(script: str, num_ranks: int, folder: Path) -> list[Any]:
 class Ranks:
     """Processes on this machine that meet as under torchrun: at a store that somebody else hosts."""
 
-    def __init__(self, num_ranks: int, folder: Path, *, meet: bool = True) -> None:
+    def __init__(self, num_ranks, folder, *, meet=True):
         self._num_ranks, self._folder, self._meet = num_ranks, folder, meet
-        self._store: Any = None
-        self._processes: list[Any] = []
-        self._connections: list[Connection[Any, Any]] = []
+        self._processes, self._connections, self._store = [], [], None
 
-    def play(self, script: str) -> list[Any]:
+    def play(self, script):
         """Run `script` in all of them; what each passed to `report`, by rank. A failure ends them."""
         if not self._processes:
             self._start()
@@ -65,14 +59,14 @@ class Ranks:
                 self._fail(f"ranks {[*waiting.values()]} are not done after {LIMIT_S:g} s")
         return [json.loads(found[rank]) for rank in range(self._num_ranks)]
 
-    def end(self) -> None:
+    def end(self):
         """End them, whatever they do."""
         for process in self._processes:
             process.kill()
             process.join()
         self._processes, self._connections, self._store = [], [], None
 
-    def _start(self) -> None:
+    def _start(self):
         from torch.distributed import TCPStore  # most tests need no torch
 
         pool = multiprocessing.get_context("forkserver")
@@ -87,15 +81,13 @@ class Ranks:
             self._processes[-1].start()
             theirs.close()
 
-    def _fail(self, why: str) -> NoReturn:
+    def _fail(self, why):
         self.end()
         logs = [self._folder / f"{rank}.txt" for rank in range(self._num_ranks)]
         raise AssertionError("\n".join([why, *(log.read_text()[-4000:] for log in logs if log.exists())]))
 
 
-def _serve(
-    connection: Connection[Any, Any], rank: int, num_ranks: int, port: int, folder: Path, meet: bool
-) -> None:
+def _serve(connection, rank, num_ranks, port, folder, meet):
     """One rank: its own environment and output, then scripts until there is nobody to send one."""
     with (folder / f"{rank}.txt").open("w") as log:
         os.dup2(log.fileno(), 1)
@@ -112,7 +104,7 @@ def _serve(
     names = dict(vars(real_ranks))
     names["torch"].set_num_threads(1)
     if meet:
-        names["cluster"] = real_ranks.Cluster("cpu")
+        names["cluster"] = real_ranks.Cluster()
     while True:
         try:
             script = connection.recv()
@@ -121,9 +113,9 @@ def _serve(
         connection.send(_played(script, names))
 
 
-def _played(script: str, names: dict[str, Any]) -> tuple[bool, str]:
+def _played(script, names):
     """Whether the script came to its end, and its report as JSON, or the traceback."""
-    patch, reports = pytest.MonkeyPatch(), list[Any]()
+    patch, reports = pytest.MonkeyPatch(), []
     names["torch"].manual_seed(0)
     try:
         code = compile(textwrap.dedent(script), "script", "exec")

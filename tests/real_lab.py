@@ -1,19 +1,15 @@
 """Real labs, the program of their ranks, and what the machine shows of them."""
 
-from __future__ import annotations
-
 import json
 import os
-import signal
 import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
 
 from commands import ROOT, python
 
-from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.results.store import load_run
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -60,13 +56,13 @@ LINK_MS = GRADIENT_BYTES * 8 / 1e9 * 1000
 """Two ranks send every gradient byte once each way, at 1 Gbit/s."""
 
 
-def least_s(num_bytes: int, bit_per_s: float) -> float:
+def least_s(num_bytes, bit_per_s):
     """The link's own time for an all-reduce of two ranks: every byte once each way, but for a burst."""
     burst_bytes = 2 * max(70_000, bit_per_s * 0.002 / 8)
     return (num_bytes - burst_bytes) * 8 / bit_per_s
 
 
-def buckets_at_1_gbit(out: Path) -> RunData:
+def buckets_at_1_gbit(out):
     """`bench.run` of DDP with many buckets and with one, over a link of 1 Gbit/s."""
     lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "1gbit", "--", "python", "-m", "bench.run"]
     sweep = ["--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "1,100", "--rounds", "5", "--device", "cpu"]
@@ -75,7 +71,7 @@ def buckets_at_1_gbit(out: Path) -> RunData:
     return load_run(out)
 
 
-def namespaces_in_use() -> set[str]:
+def namespaces_in_use():
     """Network namespaces that any process of the machine is in."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
@@ -89,14 +85,7 @@ def namespaces_in_use() -> set[str]:
 class Lab:
     """A started `bench.lab` of 2 hosts whose ranks run PROGRAM."""
 
-    def __init__(
-        self,
-        folder: Path,
-        rate: str,
-        *arguments: str,
-        options: tuple[str, ...] = (),
-        starter: tuple[str, ...] = ("python", "-m"),
-    ) -> None:
+    def __init__(self, folder, rate, *arguments, options=(), starter=("python", "-m")):
         folder.mkdir(exist_ok=True)
         self.folder = folder
         module = f"lab_program_{uuid.uuid4().hex}"
@@ -112,33 +101,33 @@ class Lab:
             text=True,
         )
 
-    def ranks_started(self, num_ranks: int = 2) -> bool:
+    def ranks_started(self, num_ranks=2):
         return all((self.folder / f"rank{rank}.json").exists() for rank in range(num_ranks))
 
-    def namespaces(self) -> set[str]:
+    def namespaces(self):
         """The ranks' network namespaces."""
         return {facts["NETNS"] for facts in self.ranks()}
 
-    def ranks(self, num_ranks: int = 2) -> list[dict[str, Any]]:
+    def ranks(self, num_ranks=2):
         """What each rank wrote down: its environment, namespace, cores and times."""
         return [json.loads((self.folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
 
-    def fastest_s(self) -> float:
+    def fastest_s(self):
         """After its end: how long the fastest all-reduce took the slower of two ranks, in seconds."""
         return max(min(facts["times_s"]) for facts in self.ranks())
 
-    def end(self) -> tuple[int, str, str]:
+    def end(self):
         """Exit code, standard output and standard error."""
         out, err = self.process.communicate(timeout=120)
         return self.process.returncode, out, err
 
-    def kill(self) -> None:
+    def kill(self):
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
+            self.process.kill()
             self.process.communicate(timeout=60)
 
 
-def machine_network() -> str:
+def machine_network():
     """What the machine's own namespace and its named ones look like."""
     views = (["ip", "-brief", "link"], ["ip", "-brief", "address"], ["ip", "netns", "list"])
     seen = [subprocess.run(view, capture_output=True, text=True, check=True).stdout for view in views]

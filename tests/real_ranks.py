@@ -1,13 +1,10 @@
 """What scripts of ranks see: all names of this file, and by `Cluster` each other."""
 
-from __future__ import annotations
-
 import copy  # noqa: F401 - for scripts, and so are others
 import json  # noqa: F401
 import os
 from dataclasses import replace  # noqa: F401
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,35 +26,31 @@ LIMIT = timedelta(minutes=5)
 class Cluster:
     """This rank and its peers, by the environment that a launcher sets."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self):
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ["LOCAL_RANK"])
         self.is_first = self.rank == 0
-        device = torch.device("cuda", local_rank) if device_type == "cuda" else torch.device("cpu")
-        cores = allowed_cores()
-        if device_type == "cuda":
-            torch.cuda.set_device(device)
-        else:
-            pin(cores[local_rank % len(cores)])
-        self.place = Place(rank=self.rank, local_rank=local_rank, device=device, cores=cores)
+        cores, device = allowed_cores(), torch.device("cpu")
+        pin(cores[local_rank % len(cores)])
+        self.place = Place(rank=self.rank, device=device, cores=cores)
         dist.init_process_group("gloo", timeout=LIMIT)
 
-    def group(self, num_ranks: int, backend: str) -> dist.ProcessGroup | None:
+    def group(self, num_ranks, backend):
         made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=LIMIT)
         return made if isinstance(made, dist.ProcessGroup) else None
 
-    def barrier(self) -> None:
+    def barrier(self):
         dist.barrier()
 
-    def gather(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * self.world_size
+    def gather(self, value):
+        found = [None] * self.world_size
         dist.all_gather_object(found, value)
         return found
 
-    def from_first(self, value: Any) -> Any:
+    def from_first(self, value):
         found = [value]
         dist.broadcast_object_list(found, 0)
         return found[0]
 
-    def close(self) -> None:
+    def close(self):
         dist.destroy_process_group()

@@ -1,13 +1,8 @@
 """Holds documents and results folders against the printed JSON Schemas, by `jsonschema` and `csv` alone."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from jsonschema import Draft202012Validator
 
@@ -19,17 +14,17 @@ _FROM_TEXT = {"integer": int, "number": float, "boolean": {"True": True, "False"
 
 
 @functools.cache
-def _validator(name: str) -> Draft202012Validator:
+def _validator(name):
     return Draft202012Validator(json_schema(name))
 
 
-def problems(name: str, document: Any) -> list[str]:
+def problems(name, document):
     """What the schema `name` has against a document."""
     errors = _validator(name).iter_errors(document)
     return [f"{name} {error.json_path}: {error.message[:300]}" for error in errors]
 
 
-def problems_of_run(folder: Path) -> list[str]:
+def problems_of_run(folder):
     """What the schemas have against the files of a results folder."""
     found = problems("manifest", json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
     for name in TABLES:
@@ -39,14 +34,14 @@ def problems_of_run(folder: Path) -> list[str]:
     return found
 
 
-def rows(path: Path, properties: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def rows(path, properties):
     """The rows of a table as objects, each value of the type that its schema asks for."""
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             yield {name: _value(text, properties.get(name, {})) for name, text in row.items()}
 
 
-def _value(text: str, described: dict[str, Any]) -> Any:
+def _value(text, described):
     if text == "":
         return None
     types = described.get("type", "string")

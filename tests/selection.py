@@ -3,15 +3,11 @@
 What every change has to wait for is counted: processes that tests start, and seconds.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
@@ -29,11 +25,11 @@ LAST_RECORDED_S = 344
 """What they took on two cores, in a fresh environment."""
 
 STARTS_A_PROCESS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "tests.rank"})
-_STARTED: list[str] = []
+_STARTED = []
 _BEGAN_S = time.monotonic()
 
 
-def _count_processes(event: str, _arguments: tuple[Any, ...]) -> None:
+def _count_processes(event, _arguments):
     if event in STARTS_A_PROCESS:
         _STARTED.append(event)
 
@@ -41,7 +37,7 @@ def _count_processes(event: str, _arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_count_processes)
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+def pytest_xdist_auto_num_workers(config):
     """Workers for `-n auto`: none for benchmarks, nor for named files, which start sooner without."""
     files_alone = bool(config.args) and all(".py" in argument for argument in config.args)
     if files_alone or config.getoption("benchmark_only") or not hasattr(os, "sched_getaffinity"):
@@ -53,17 +49,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 class Scheduler(LoadFileScheduling):
     """Whole files to workers, and all that start processes to one, the longest part first."""
 
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
         return "processes" if Path(file).parent.name in FOLDERS_OF_PROCESSES else file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+def pytest_xdist_make_scheduler(config, log):
     """Pytest-xdist's own groups need a test's id to change, which pytest 9.2 no longer allows."""
     return Scheduler(config, log)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Leave the campaign out, unless `-m` is given or its file or folder is named."""
     left_out = set() if config.option.markexpr else {item for item in items if _is_left_out(config, item)}
     config.stash[LEFT_OUT] = len(left_out)
@@ -72,25 +68,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:
+def _is_left_out(config, item):
     named = {config.invocation_params.dir / argument.split("::")[0] for argument in config.args}
     return item.get_closest_marker("campaign") is not None and not named & {item.path, item.path.parent}
 
 
-def pytest_testnodedown(node: Any) -> None:
+def pytest_testnodedown(node):
     """Take over what a worker left out, of which all collect the same, and what it started."""
     found = getattr(node, "workeroutput", {})
     node.config.stash[LEFT_OUT] = found.get("left_out", 0)
     node.config.stash[OF_WORKERS] = node.config.stash.get(OF_WORKERS, 0) + found.get("started", 0)
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+def pytest_sessionstart(session):
     """What pytest and its plugins have started does not count."""
     session.config.stash[BEFORE] = len(_STARTED)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+def pytest_sessionfinish(session):
     """Say last what did not run, so that green never means untried; fail where too much was started."""
     config = session.config
     started = len(_STARTED) - config.stash.get(BEFORE, 0)
@@ -112,7 +108,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     terminal.write_line(not_run(config.stash.get(LEFT_OUT, 0), skipped))
 
 
-def not_run(num_left_out: int, skip_reasons: list[str]) -> str:
+def not_run(num_left_out, skip_reasons):
     """One line: tests of the campaign that were left out, and skipped tests by their reason."""
     parts = []
     if num_left_out:

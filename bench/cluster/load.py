@@ -56,7 +56,8 @@ def read_load() -> LoadReading | None:
     try:
         times = psutil.cpu_times(percpu=True)
         process = psutil.Process()
-        own_s = sum(sum(_cpu_s(one)) for one in [process, *process.children(recursive=True)])
+        # User and system time, of itself and of children that have ended.
+        own_s = sum(sum(one.cpu_times()[:4]) for one in [process, *process.children(recursive=True)])
         return LoadReading(
             machine=_BOOT_ID.read_text(encoding="ascii").strip(),
             cores=tuple(core for core in allowed_cores() if core < len(times)),
@@ -68,11 +69,6 @@ def read_load() -> LoadReading | None:
         )
     except (OSError, AttributeError, psutil.Error):
         return None
-
-
-def _cpu_s(process: psutil.Process) -> tuple[float, ...]:
-    found = process.cpu_times()
-    return (found.user, found.system, found.children_user, found.children_system)
 
 
 def other_loads(before: Sequence[LoadReading | None], after: Sequence[LoadReading | None]) -> list[Load]:

@@ -6,19 +6,19 @@ import contextlib
 import importlib
 import itertools
 import math
-import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import psutil
 import pynvml
 
 from ddp_bench.bench import sysfs
+from ddp_bench.bench.cluster.process import allowed_cores
 from ddp_bench.bench.gpus import ask_nvml, names_of, nvml_devices, pair, visible
 from ddp_bench.bench.machine import environment
 from ddp_bench.bench.manifest import GpuPair
@@ -108,32 +108,23 @@ class Gpu(Readings):
         return None if memory is None else int(getattr(memory, kind)) // 2**20
 
 
-class Host:
+class Host(contextlib.ExitStack):
     """Where the checks look, and what several of them read; NVML is open until the host is left.
 
     `root` is where /proc, /sys and /dev are found.
     """
 
-    def __init__(self, root: Path = Path("/"), env: Mapping[str, str] | None = None) -> None:
-        self.root, self.env = root, environment() if env is None else env
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root, self.env = root, environment()
         self.cpu, self.memory, self.disk, self.network, self.software = (Readings() for _ in range(5))
-        self._until_left = contextlib.ExitStack()
         # First what our own work would disturb: the load, then the GPUs, then the import of torch.
         self._watch()
         self._open_gpus()
         self.torch, self.torch_error = _torch()
         self.num_cuda_devices = attempt(lambda: int(self.torch.cuda.device_count()))
 
-    def __enter__(self) -> Self:
-        """Give this host, whose NVML is open already."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close NVML."""
-        self._until_left.close()
-
     def readings(self) -> dict[str, Any]:
-        """Everything that was read so far."""
         hardware = ("cpu", "memory", "disk", "network", "gpus", "num_gpus_present", "gpu_error", "pairs")
         return {part: getattr(self, part) for part in (*hardware, "software", "env")}
 
@@ -156,7 +147,7 @@ class Host:
 
     def _watch(self) -> None:
         """Read which cores are ours, and for `SAMPLE_S` who uses them, and swap."""
-        self.allowed = _allowed_cores()
+        self.allowed = frozenset(allowed_cores())
         self.quota = self.cpu.keep("quota", sysfs.cpu_quota(self.root))
         self.nodes = _nodes(self.root)
         flags = re.search(r"^flags\s*:(.*)$", sysfs.text(self.root / "proc/cpuinfo") or "", re.MULTILINE)
@@ -177,7 +168,7 @@ class Host:
         self.gpu_error: str | None = None
         self.pairs: tuple[GpuPair, ...] | None = None
         try:
-            handles = self._until_left.enter_context(nvml_devices())
+            handles = self.enter_context(nvml_devices())
         except pynvml.NVMLError as error:
             absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
             if error.value not in absent:
@@ -196,13 +187,6 @@ def _torch() -> tuple[Any, str | None]:
         return importlib.import_module("torch"), None
     except (ImportError, OSError, RuntimeError, AttributeError, ValueError) as error:
         return None, first_line(error)
-
-
-def _allowed_cores() -> frozenset[int]:
-    """Cores that the scheduler may put this process on; none where the system does not tell."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 0))
 
 
 def _nodes(root: Path) -> dict[int, frozenset[int]]:

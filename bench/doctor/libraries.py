@@ -57,7 +57,6 @@ SLOW_SETTINGS: tuple[tuple[str, tuple[str, ...], Status], ...] = (
 collective checked by another (PyTorch notes "CUDA environment variables" and "Distributed: debugging"); the
 others switch a transport off or write logs (NCCL user guide, "Environment variables")."""
 
-
 LOOK_UP_S = 1.0
 """How long to wait for the name service; gloo itself would wait for as long as it takes."""
 
@@ -92,7 +91,6 @@ class Network:
         self.ports = keep("ports", tuple(map(_port, sorted((host.root / RDMA).glob("*/ports/*")))))
 
     def names(self) -> str:
-        """Name every interface."""
         return ", ".join(f"{i.name}{'' if i.is_up else ' (down)'}" for i in self.interfaces or ()) or "none"
 
     def advice(self, library: str) -> str:

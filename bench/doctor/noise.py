@@ -18,9 +18,7 @@ from ddp_bench.bench.gate.judge import judge, launch_ratio
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.runs import LAUNCH, side_by_side
 from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.stats.interval import Interval, paired_ratio
-
-Array = np.ndarray[tuple[int], np.dtype[np.float64]]
+from ddp_bench.bench.stats.interval import Figures, Interval, paired_ratio
 
 ARCH, BATCH, STEPS = "resnet20", 8, 3
 """One device and the plain module; small, so that half a minute holds many blocks."""
@@ -119,15 +117,15 @@ def _half(interval: Interval) -> float:
     return (interval.high - interval.low) / 2
 
 
-def _within(baseline: ByRound, candidate: ByRound) -> Array:
+def _within(baseline: ByRound, candidate: ByRound) -> Figures:
     """Logs of the rounds' ratios over the launch's median: the noise between rounds alone."""
     logs = np.log([candidate[r] / baseline[r] for r in baseline.keys() & candidate.keys()])
-    centred: Array = logs - np.median(logs)
+    centred: Figures = logs - np.median(logs)
     return centred
 
 
 def _resolution(
-    seconds: float, num_rounds: int, within: Array, between: float, num_launches: int
+    seconds: float, num_rounds: int, within: Figures, between: float, num_launches: int
 ) -> Resolution:
     """Gates of that length from measured rounds drawn anew, each with the interval that a gate would have.
 

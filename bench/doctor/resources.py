@@ -176,19 +176,18 @@ def steal(host: Host) -> Answer:
 
 def numa(host: Host) -> Answer:
     """Check whether the kernel moves pages between NUMA nodes (sysctl/kernel, numa_balancing)."""
-    allowed = {number: len(cores & host.allowed) for number, cores in host.nodes.items()}
-    told = [
-        {"number": number, "num_cores": len(cores), "num_allowed": allowed[number]}
+    nodes = [
+        {"number": number, "num_cores": len(cores), "num_allowed": len(cores & host.allowed)}
         for number, cores in host.nodes.items()
     ]
-    host.cpu.keep("nodes", told or None)
+    host.cpu.keep("nodes", nodes or None)
     balancing = sysfs.number(host.root / "proc/sys/kernel/numa_balancing")
     host.cpu.keep("numa_balancing", None if balancing is None else balancing > 0)
-    if not allowed:
+    if not nodes:
         return UNKNOWN
-    if len(allowed) < 2:
+    if len(nodes) < 2:
         return Answer("ok", "1 node")
-    text = f"{len(allowed)} nodes, cores allowed on {sum(map(bool, allowed.values()))}"
+    text = f"{len(nodes)} nodes, cores allowed on {sum(node['num_allowed'] > 0 for node in nodes)}"
     if balancing:
         text += "; the kernel moves pages between them while steps run"
         return Answer("caution", text, "sudo sysctl kernel.numa_balancing=0")

@@ -5,7 +5,6 @@ Objects may have more keys than these: later versions, and users, add some.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -34,8 +33,11 @@ def json_schema(name: str) -> Schema:
 
 
 def _row(columns: tuple[Column, ...]) -> Schema:
-    needed = [column.name for column in columns if column.needed]
-    return _object({column.name: _cell(column) for column in columns}) | {"required": needed}
+    return {
+        "type": "object",
+        "properties": {column.name: _cell(column) for column in columns},
+        "required": [column.name for column in columns if column.needed],
+    }
 
 
 def _cell(column: Column) -> Schema:
@@ -55,14 +57,10 @@ def _cell(column: Column) -> Schema:
     return found
 
 
-def _object(properties: Mapping[str, Schema]) -> Schema:
-    return {"type": "object", "properties": dict(properties)}
-
-
 def _manifest() -> Schema:
     whole = msgspec.json.schema(Manifest)
     options = {one.name: {"description": one.metadata.get("help", "")} for one in fields(Settings)}
-    whole["$defs"]["Settings"] = _object(options)
+    whole["$defs"]["Settings"] = {"type": "object", "properties": options}
     return whole
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_bench.bench import cli
 from ddp_bench.bench.errors import ExitCode, UsageError
@@ -19,26 +18,23 @@ DEFAULT = "images_per_s"
 """Where a format takes one metric and none is named."""
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """A format that a run can be written in, and the options that change it."""
 
     meaning: str
-    takes: frozenset[str] = frozenset()
+    takes: tuple[str, ...] = ()
 
 
 FORMATS = {
-    "pytorch": Format("records of PyTorch's OSS benchmark database, schema v3", frozenset({"host_names"})),
+    "pytorch": Format("records of PyTorch's OSS benchmark database, schema v3", ("host_names",)),
     "bencher": Format("Bencher Metric Format, for `bencher run --adapter json`"),
-    "github-action": Format("custom JSON of github-action-benchmark, one metric", frozenset({"metric"})),
-    "pytest-benchmark": Format(
-        "JSON for `pytest-benchmark compare`, in seconds per step", frozenset({"host_names"})
-    ),
+    "github-action": Format("custom JSON of github-action-benchmark, one metric", ("metric",)),
+    "pytest-benchmark": Format("JSON for `pytest-benchmark compare`, in seconds per step", ("host_names",)),
     "prometheus": Format("text exposition format 0.0.4, also valid OpenMetrics"),
-    "nccl-tests": Format("allreduce.csv in the columns of all_reduce_perf's text", frozenset({"gpus"})),
+    "nccl-tests": Format("allreduce.csv in the columns of all_reduce_perf's text", ("gpus",)),
     ZIP: Format("one file to hand on, without names of hosts, folders and users; commands read it as a run"),
 }
-"""By the name of the function that writes it, in `formats` or `text_formats`; zip by `results.public`."""
+"""By the name of the function that writes it, in `formats`; zip by `results.public`."""
 
 PARSERS = {"metric": cli.choice(EXPORTED), "gpus": cli.positive_int, "host_names": bool}
 """Of the options that a format may take."""
@@ -93,7 +89,7 @@ def _main(argv: Sequence[str] | None) -> int:
     name = cli.named("format", cli.choice(FORMATS), options.format)
     asked = _asked(options, name)
     # pandas takes a second
-    from ddp_bench.bench.export import formats, text_formats
+    from ddp_bench.bench.export import formats
     from ddp_bench.bench.results import public
     from ddp_bench.bench.results.store import load_run, shown, write_output
 
@@ -101,7 +97,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if name == ZIP:
         print(shown(public.write_zip(run, options.out)))
         return ExitCode.OK
-    text: str = (vars(formats) | vars(text_formats))[name.replace("-", "_")](run, **asked)
+    text: str = vars(formats)[name.replace("-", "_")](run, **asked)
     if options.out is None:
         print(text)
     else:

@@ -66,7 +66,7 @@ class MeasuredCase:
         """What the case is, as text by column of cases.csv."""
         known = {c.name: _label(self.row.get(c.name)) for c in IDENTITY if c.name not in _NO_LABELS}
         known["data"] = data_kind(known["data"])
-        return {name: value for name, value in known.items() if value}
+        return filled(known)
 
     @property
     def timed_ms(self) -> tuple[float, ...]:

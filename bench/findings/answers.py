@@ -49,6 +49,7 @@ from ddp_bench.bench.results.comparisons import (
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.settings import MARGINS
 from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 
 ONE_DEVICE = "one device"
 
@@ -172,14 +173,10 @@ def _alone(row: Row, margin: float) -> WrapperVerdict | None:
     speedup = estimate(row, "speedup")
     if speedup is None:
         return None
-    within = 1 / (1 + margin) <= speedup.low and speedup.high <= 1 + margin
-    answer = EQUAL if within else UNRESOLVED
-    if math.isnan(speedup.low):
-        answer = TOO_FEW
-    elif speedup.excludes(1.0):
-        answer = FASTER if speedup.low > 1 else SLOWER
+    # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
+    compared = Comparison(str(row["case_id"]), ONE_DEVICE, speedup, margin, num_rounds=MIN_ROUNDS)
     return WrapperVerdict(
-        answer=answer,
+        answer=compared.answer,
         ratio=Ratio.of(mode_name(row), ONE_DEVICE, speedup),
         where=f"on {place(row)}",
         margin=margin,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ddp_bench.bench.axes import STEP_DEFAULTS, YES
+from ddp_bench.bench.axes import STEP_DEFAULTS
 from ddp_bench.bench.cli import command
 from ddp_bench.bench.findings.answers import by_compile_label, headline
 from ddp_bench.bench.findings.notes import failed_modes
@@ -42,7 +42,6 @@ CARRIED = (
 
 Without a search for unused parameters some models do not train under DDP.
 """
-
 
 LOOKS_FOR_UNUSED = "--find-unused-parameters on"
 """What the reason of a DDP case names that waits for gradients of parameters without one."""
@@ -132,7 +131,7 @@ def _no_cap_helps(verdicts: Sequence[Verdict]) -> bool:
 def _with_unused_parameters(settings: Settings, failed: set[str]) -> NextStep:
     """Measure DDP as it can train here, without the modes that `failed` for another reason."""
     kept = tuple(mode for mode in settings.modes if mode not in failed)
-    wanted = replace(settings, modes=kept, find_unused_parameters=(YES,))
+    wanted = replace(settings, modes=kept, find_unused_parameters=(True,))
     again = command("run", *as_options(wanted, _ALL_BUT_WHERE))
     return NextStep("let DDP search for parameters without gradient", visible(again))
 
@@ -202,8 +201,7 @@ def interleave_command(baseline: Manifest, candidate: Manifest) -> str:
     `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
     manifest does not know it.
     """
-    names = {setting.name for setting in options_of()} - LEFT_OUT
-    arguments = as_options(candidate.settings, names)
+    arguments = as_options(candidate.settings, _ALL_BUT_WHERE - LEFT_OUT)
     code = baseline.workload if candidate.settings.workload else baseline.git
     reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
     return visible(command("gate", "--interleave", reference, "--", *arguments))

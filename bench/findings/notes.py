@@ -174,7 +174,7 @@ def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, times: RoundTimes) -> 
         return None
     if single.empty or wrapped.empty:
         return None
-    typical = typical_of(times)
+    typical = typical_of(times, records(cases))
     step, local = ((row["case_id"], phase) for phase in ("timed", "no_sync"))
     alone, one = ((rows.iloc[0]["case_id"], "timed") for rows in (single, wrapped))
     parts = [typical.difference_ms(*pair) for pair in ((one, alone), (local, one), (step, local))]

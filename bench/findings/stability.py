@@ -19,7 +19,7 @@ from ddp_bench.bench.cli import command, speaker
 from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, rate
 from ddp_bench.bench.findings.wording import estimate, own_devices, unit_of_cases
-from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
+from ddp_bench.bench.results.aggregate import images_per_s_by_round, rate_half_widths, units_per_step
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import records
 
@@ -45,8 +45,8 @@ SMALLEST_SHARE = 0.2
 
 def cautions(cases: pd.DataFrame, times: RoundTimes, *, target: float | None) -> list[Caution]:
     """Return what speaks against a run, one per kind; `target` is the half interval wanted, a fraction."""
-    ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
-    ok = own_devices(ok)  # the others are measured a few times only, and say nothing of scaling
+    # Those that share devices are measured a few times only, and say nothing of scaling.
+    ok = own_devices(cases[(cases["status"] == "ok") & cases["images_per_s"].notna()])
     unit = unit_of_cases(ok)
     found = {
         case_id: rates
@@ -102,8 +102,8 @@ def _few_rounds(found: Mapping[str, ByRound]) -> Caution | None:
 
 
 def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float, unit: str) -> Caution | None:
-    half = (ok["images_per_s_high"] - ok["images_per_s_low"]) / (2 * ok["images_per_s"])
-    known = {str(i): float(h) for i, h in zip(ok["case_id"], half, strict=True) if not math.isnan(h)}
+    halves = rate_half_widths(ok, with_single=True)
+    known = {case_id: half for case_id, half in halves.items() if not math.isnan(half)}
     wide = [case_id for case_id, width in known.items() if width > target and case_id in found]
     if not wide:
         return None
@@ -160,7 +160,6 @@ def _drift(paces: ByRound, unit: str) -> tuple[Caution | None, float]:
 
 
 def _two_levels(found: Mapping[str, ByRound], unit: str) -> Caution | None:
-    """Find cases in two groups of rounds."""
     splits = {
         case_id: levels
         for case_id, by_round in found.items()
@@ -209,7 +208,6 @@ def split_levels(values: Sequence[float]) -> Levels | None:
 
 
 def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
-    """Find blocks far slower than their case's median."""
     logs = {c: -np.log(list(b.values())) for c, b in found.items() if len(b) >= FEWEST_ROUNDS}
     spreads = {
         c: float(scipy.stats.median_abs_deviation(values, scale="normal")) for c, values in logs.items()

@@ -29,7 +29,6 @@ _DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, carried out on CPU 
 
 _MODES = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
-_NO_UNIT_CAPS = {"", "default"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
 _PER_S = {"k": (1e3, "kbit/s"), "m": (1e6, "Mbit/s"), "g": (1e9, "Gbit/s")}
 
@@ -151,7 +150,7 @@ def short_mode(row: Row) -> str:
 
 def cap_label(cap: str) -> str:
     """Write a bucket cap with its unit."""
-    return cap if cap in _NO_UNIT_CAPS else f"{cap} MiB"
+    return cap if cap in ("", "default") else f"{cap} MiB"
 
 
 def settings(row: Row, reference: Row | None = None) -> dict[str, str]:

@@ -11,13 +11,10 @@ from ddp_bench.bench.cli import command
 from ddp_bench.bench.conditions import machine_kind
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate.compare import require_rounds
-from ddp_bench.bench.gate.main import BASELINES
 from ddp_bench.bench.gate.runs import checked, read_run
 from ddp_bench.bench.manifest import MANIFEST, Manifest
 from ddp_bench.bench.results.public import public_members
 from ddp_bench.bench.results.store import check_claimable, load_run
-
-_LONGEST_NAME = 40
 
 
 def fingerprint(manifest: Manifest) -> str:
@@ -31,12 +28,12 @@ def fingerprint(manifest: Manifest) -> str:
         name = "-".join(f"{count}x-{gpu}" for gpu, count in facts["gpus"])
     else:
         name = f"{facts['num_cores']}-cores-{facts['cpu_model']}"
-    readable = re.sub(r"[^a-z0-9]+", "-", name.lower())[:_LONGEST_NAME].strip("-")
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-")
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     return f"{readable}-torch{facts['torch'] or '-unknown'}-{digest}"
 
 
-def find(candidate: Path, root: Path = BASELINES) -> Path:
+def find(candidate: Path, root: Path) -> Path:
     """The baseline of the machine that measured `candidate`.
 
     Raises NotComparableError with the command that makes one where there is none.
@@ -50,7 +47,7 @@ def find(candidate: Path, root: Path = BASELINES) -> Path:
     return root / name
 
 
-def save(run: Path, root: Path = BASELINES) -> Path:
+def save(run: Path, root: Path) -> Path:
     """Keep a run as its machine's baseline: what an archive would hold of it, so nobody's name or folder.
 
     Raises UsageError where the run cannot serve as one or the machine has a baseline already.

@@ -23,18 +23,8 @@ from ddp_bench.bench.gate.code import Code
 from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path
 from ddp_bench.bench.manifest import Manifest, WorkloadCode
 from ddp_bench.bench.package import OWN_FOLDERS, ROOT, own_command
-from ddp_bench.bench.provenance import (
-    INSTALLED,
-    import_root,
-    is_own,
-    is_tracked,
-    repository_of,
-    run_git,
-)
+from ddp_bench.bench.provenance import INSTALLED, import_root, is_own, is_tracked, repository_of, run_git
 from ddp_bench.bench.settings import Settings
-
-GIT_TIMEOUT_S = 600
-"""A checkout of a large repository, or one that fetches its large files, takes minutes."""
 
 WORKING_TREE = "."
 """The reference that means the code as it stands, for the baseline too."""
@@ -249,7 +239,8 @@ def _remove_worktree(top: Path, place: Path) -> None:
 
 def _git(top: Path, *arguments: str, why: str) -> str:
     try:
-        done = run_git(top, *arguments, timeout_s=GIT_TIMEOUT_S)
+        # A checkout of a large repository, or one that fetches its large files, takes minutes.
+        done = run_git(top, *arguments, timeout_s=600)
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"--interleave: git cannot be run here: {error}") from None
     if done.returncode != 0:

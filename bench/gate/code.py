@@ -9,9 +9,6 @@ from typing import Annotated
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Git, Manifest, OwnVersion, Record, WorkloadCode, said
 
-SHORT = 7
-"""Digits of a commit that a reader is shown, as git does; JSON has all."""
-
 
 class CodeOfSide(Record, frozen=True, omit_defaults=False):
     """The code of a side."""
@@ -56,17 +53,14 @@ class Code:
         if not any(side.workload for side in sides):
             return []
         lines = [f"workload: {_between(*(_commit(side.workload) for side in sides))}"]
-        if self.is_identical:
-            lines.append(self._identical())
+        if self.is_identical and not self.interleaved:
+            lines.append("both runs imported identical code of the workload")
+        elif self.is_identical:
+            same = self.baseline.versions == self.candidate.versions
+            what = "this is an A/A comparison" if same else "what differs is the environment"
+            lines.append(f"both sides import identical code: {what}")
         own = [_own(side) for side in sides]
         return [*lines, f"measured with {_between(*own)}"] if all(own) else lines
-
-    def _identical(self) -> str:
-        if not self.interleaved:
-            return "both runs imported identical code of the workload"
-        same = self.baseline.versions == self.candidate.versions
-        what = "this is an A/A comparison" if same else "what differs is the environment"
-        return f"both sides import identical code: {what}"
 
     def of_both(self) -> CodeOfBoth:
         """The same for a program."""
@@ -79,8 +73,7 @@ class Code:
 
 def check_one_code(launches: Sequence[Manifest]) -> None:
     """Raise UsageError where the launches of a side measured different code: it was edited meanwhile."""
-    hashes = {_content(manifest) for manifest in launches}
-    if len(hashes) > 1:
+    if len({_content(manifest) for manifest in launches}) > 1:
         raise UsageError(
             "the workload's code was changed while it was measured; leave its files alone and measure again"
         )
@@ -117,4 +110,5 @@ def _own(manifest: Manifest) -> str:
 
 
 def _state(code: Git) -> str:
-    return str(code.commit)[:SHORT] + (" with uncommitted changes" if code.dirty else "")
+    # As many digits as git shows; JSON has all.
+    return str(code.commit)[:7] + (" with uncommitted changes" if code.dirty else "")

@@ -11,21 +11,21 @@ from ddp_bench.bench import cli, github
 from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
 from ddp_bench.bench.gate import baseline
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.compare import Gate, compare
+from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.interleave import measure_launches
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
 from ddp_bench.bench.gate.runs import GateRun, merged, read_run
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.text import markdown
 
-AUTO = "auto"
-"""As BASELINE: this machine's, of those that are kept."""
-
 
 def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Do what `options` ask for; `rest` is what stood from `--` on. The exit status."""
     if options.save_baseline is not None:
-        return _save(options, rest)
+        if options.runs or rest or options.interleave is not None:
+            raise UsageError("--save-baseline RUN stands alone; gate in a command of its own")
+        print(f"Baseline of this kind of machine: {baseline.save(options.save_baseline, options.baselines)}")
+        return ExitCode.OK
     try:
         return _gate(options, rest)
     except NotComparableError as error:
@@ -61,7 +61,13 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     elif options.markdown:
         print(gate_output.markdown(gate))
     elif not options.quiet:
-        _print(gate)
+        for line in gate_output.conditions(gate):
+            print(line)
+        if gate.comparisons:
+            cli.print_table(gate_output.table(gate))
+        for line in gate_output.notes(gate):
+            print(line)
+        print(gate_output.verdict(gate))
     return gate.exit_code
 
 
@@ -94,13 +100,6 @@ def _share(where: str, text: str) -> float:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _save(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    if options.runs or rest or options.interleave is not None:
-        raise UsageError("--save-baseline RUN stands alone; gate in a command of its own")
-    print(f"Baseline of this kind of machine: {baseline.save(options.save_baseline, options.baselines)}")
-    return ExitCode.OK
-
-
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
     if len(options.runs) != 2 or rest or options.python or options.out or options.launches:
         raise UsageError(f"name two results folders, or --interleave REF; see {cli.command('gate')} --help")
@@ -109,7 +108,7 @@ def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, Ga
         sides = [path / "baseline", path / "candidate"]
         if all(os.path.isdir(side) for side in sides):  # noqa: PTH112 - Path's raises where a name is too long
             raise UsageError(f"{path} holds both runs of a launch; name {sides[0]} {sides[1]}")
-    if first == Path(AUTO):
+    if first == Path("auto"):  # this machine's, of those that are kept
         first = baseline.find(second, options.baselines)
     runs = read_run(first), read_run(second)
     if first.samefile(second):
@@ -130,13 +129,3 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
     )
     baselines, candidates = zip(*launches, strict=True)
     return merged(baselines), merged(candidates)
-
-
-def _print(gate: Gate) -> None:
-    for line in gate_output.conditions(gate):
-        print(line)
-    if gate.comparisons:
-        cli.print_table(gate_output.table(gate))
-    for line in gate_output.notes(gate):
-        print(line)
-    print(gate_output.verdict(gate))

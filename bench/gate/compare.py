@@ -41,7 +41,6 @@ class Gate:
     confidence: float
     """Of each single interval."""
     code: Code
-    """Which code was compared."""
     on_cpu: bool
     """Whether CPU cores stood in for GPUs in any case."""
     interleaved: bool
@@ -107,8 +106,8 @@ def compare(
             "measure the same --modes, --gpus, --compile and DDP settings"
         )
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.ok]
-    for run, cases in ((baseline, [ours for ours, _ in both_ok]), (candidate, [c for _, c in both_ok])):
-        require_rounds(run, cases)
+    require_rounds(baseline, [ours for ours, _ in both_ok])
+    require_rounds(candidate, [theirs for _, theirs in both_ok])
     differing = run_differences(baseline, candidate, pairs, allow_changed_model=allow_changed_model)
     code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved)
     blocked = "" if ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
@@ -173,10 +172,9 @@ def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
     reason = "not in the candidate"
     if theirs is not None:
         reason = f"{theirs.row['status']}: {theirs.row.get('reason', 'no reason given')}"
-    stand_in = ours.row.get("impl") == "cpu_standin"
     return Comparison(
         case_id=ours.case_id,
-        stand_in=stand_in,
+        stand_in=ours.row.get("impl") == "cpu_standin",
         metric=None,
         verdict="missing",
         reason=reason,

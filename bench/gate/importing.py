@@ -29,9 +29,14 @@ from ddp_bench.bench.run.main import settings_of
 
 
 def moved_folder(folder: Path, top: Path, place: Path) -> Path:
-    """The same folder in the checkout `place` of the repository at `top`; one elsewhere stays."""
-    folder = folder.absolute()
-    return place / folder.resolve().relative_to(top) if _belongs(folder, top, place) else folder
+    """The same folder in the checkout `place` of the repository at `top`; one elsewhere stays.
+
+    So does one in the checkout, which may be in a folder for temporary files of the repository.
+    """
+    real = folder.resolve()
+    if is_own(real, top) and not real.is_relative_to(place):
+        return place / real.relative_to(top)
+    return folder.absolute()
 
 
 def moved_path(roots: Iterable[Path], top: Path, place: Path, *, python_path: str) -> str:
@@ -42,27 +47,15 @@ def moved_path(roots: Iterable[Path], top: Path, place: Path, *, python_path: st
     What git does not track, such as an environment, is in no checkout and stays where it is.
     """
     given = [Path(entry).absolute() for entry in python_path.split(os.pathsep) if entry]
-    found = dict.fromkeys(
-        moved
-        for entry in [*(Path(root) for root in roots), *given, *map(Path, filter(None, sys.path))]
-        for moved in _moved_entry(entry, top, place, is_given=entry in given)
-    )
-    return os.pathsep.join(map(str, found))
-
-
-def _moved_entry(entry: Path, top: Path, place: Path, *, is_given: bool) -> list[Path]:
-    """What stands for an entry of the path: its like in the checkout, itself, or nothing."""
-    moved = moved_folder(entry, top, place)
-    if moved != entry.absolute() and moved.exists():
-        return [moved]
-    # A tracked folder that the other commit lacks has nothing of it.
-    return [entry] if is_given and not is_tracked(entry.resolve(), top) else []
-
-
-def _belongs(folder: Path, top: Path, place: Path) -> bool:
-    """Whether a folder is in the repository; its checkout may be in a folder for temporary files there."""
-    real = folder.resolve()
-    return is_own(real, top) and not real.is_relative_to(place)
+    found = []
+    for entry in [*roots, *given, *map(Path, filter(None, sys.path))]:
+        moved = moved_folder(entry, top, place)
+        if moved != entry.absolute() and moved.exists():
+            found.append(moved)
+        elif entry in given and not is_tracked(entry.resolve(), top):
+            # A tracked folder that the other commit lacks has nothing of it.
+            found.append(entry)
+    return os.pathsep.join(map(str, dict.fromkeys(found)))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias, get_args
 
 import scipy
@@ -60,7 +60,6 @@ class Comparison(Record, frozen=True, omit_defaults=False):
 
     @property
     def column(self) -> Metric | None:
-        """The metric; None where the whole case is missing."""
         return None if self.metric is None else GATED[self.metric]
 
     @property
@@ -119,7 +118,12 @@ def compare_metric(
         step = fitted.estimate if fitted else statistics.median(steps.values())
         differences = difference_of_runs(fits, (left, right), confidence=confidence)
         ways = _one_and(differences[0], step), _one_and(differences[1], step)
-    return _separate(judged, measured, *ways)
+    # By their rounds, and with how much each run changed within itself.
+    alone, whole = (judged(measured, way) for way in ways)
+    if whole.verdict != "inconclusive" or alone.verdict not in ("regressed", "improved"):
+        return whole
+    suspected = alone.verdict == "regressed"
+    return replace(whole, reason="the runs themselves changed as much", suspected=suspected)
 
 
 def _one_and(difference: Interval, of: float) -> Interval:
@@ -127,26 +131,18 @@ def _one_and(difference: Interval, of: float) -> Interval:
     return Interval(*(1 + end / of for end in (difference.estimate, difference.low, difference.high)))
 
 
-def _separate(
-    judged: Callable[[Comparison, Interval], Comparison],
-    measured: Comparison,
-    by_rounds: Interval,
-    with_change: Interval,
-) -> Comparison:
-    """Judge two runs by their rounds, and by how much each changed within itself."""
-    alone, whole = judged(measured, by_rounds), judged(measured, with_change)
-    if whole.verdict != "inconclusive" or alone.verdict not in ("regressed", "improved"):
-        return whole
-    suspected = alone.verdict == "regressed"
-    return replace(whole, reason="the runs themselves changed as much", suspected=suspected)
-
-
 def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold: float) -> Comparison:
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
     before, after = measured.baseline, measured.candidate
     if before is not None and after is not None and abs(after - before) < metric.least_change:
         verdict = "unchanged"
-    return replace(measured, verdict=verdict, reason=_why(verdict, ratio, threshold, metric), ratio=ratio)
+    if verdict != "inconclusive":
+        reason = "" if metric.repeated else "one reading, no interval"
+    elif ratio.excludes(1.0):
+        reason = f"a change, but not clearly beyond {100 * threshold:g}%"
+    else:
+        reason = "the interval is too wide"
+    return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
 
 
 def _in_turns(
@@ -217,12 +213,3 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdi
         return "improved" if (change > 0) == higher_is_better else "regressed"
     low, high = (ratio.estimate, ratio.estimate) if exact else (ratio.low, ratio.high)
     return "unchanged" if low >= 1 - threshold and high <= 1 + threshold else "inconclusive"
-
-
-def _why(verdict: Verdict, ratio: Interval, threshold: float, metric: Metric) -> str:
-    """Why a verdict of `judge` is what it is; empty where that is plain."""
-    if verdict != "inconclusive":
-        return "" if metric.repeated else "one reading, no interval"
-    if ratio.excludes(1.0):
-        return f"a change, but not clearly beyond {100 * threshold:g}%"
-    return "the interval is too wide"

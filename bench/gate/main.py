@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +14,6 @@ DEFAULT_THRESHOLD = 0.05
 
 DEFAULT_LAUNCHES = 3
 """The fewest from which a spread between launches can be told."""
-
-BASELINES = Path("results/baselines")
 
 
 def parser() -> cli.Parser:
@@ -51,9 +48,9 @@ def parser() -> cli.Parser:
     what.add_argument(
         "--baselines",
         type=Path,
-        default=BASELINES,
+        default=Path("results/baselines"),
         metavar="DIR",
-        help=f"a baseline per kind of machine (default {BASELINES})",
+        help="a baseline per kind of machine (default %(default)s)",
     )
     how = made.add_argument_group("how to judge")
     how.add_argument(
@@ -101,19 +98,6 @@ def parser() -> cli.Parser:
     return made
 
 
-def _parsed(given: Sequence[str], *, has_run: bool) -> argparse.Namespace:
-    """The options of the gate itself. Raises UsageError for one that is not its own."""
-    made = parser()
-    options, unknown = made.parse_known_args(given)
-    if unknown and options.interleave is not None and not has_run:
-        example = cli.command("gate", "--interleave", options.interleave, "--", *unknown[:1])
-        run = cli.speaker("run")
-        raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; those of {run} stand behind --: {example} …")
-    if unknown:
-        made.error(f"{cli.UNRECOGNIZED}{' '.join(unknown)}")
-    return options
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
@@ -122,7 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(given: list[str]) -> int:
     split = given.index("--") if "--" in given else len(given)
-    options = _parsed(given[:split], has_run="--" in given)
+    made = parser()
+    options, unknown = made.parse_known_args(given[:split])
+    if unknown and options.interleave is not None and "--" not in given:
+        example = cli.command("gate", "--interleave", options.interleave, "--", *unknown[:1])
+        run = cli.speaker("run")
+        raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; those of {run} stand behind --: {example} …")
+    if unknown:
+        made.error(f"{cli.UNRECOGNIZED}{' '.join(unknown)}")
     from ddp_bench.bench.gate.command import gate_runs
 
     return gate_runs(options, given[split:])

@@ -63,7 +63,8 @@ def conditions(gate: Gate) -> list[str]:
 def notes(gate: Gate) -> list[str]:
     """How to read the table."""
     lines = []
-    if any(c.ratio is not None for c in gate.comparisons):
+    compared = [c for c in gate.comparisons if c.ratio is not None]
+    if compared:
         lines.append(
             f"ratio: candidate / baseline, {100 * gate.confidence:.4g}% intervals "
             f"({100 * FAMILY_CONFIDENCE:g}% for all together); "
@@ -74,7 +75,7 @@ def notes(gate: Gate) -> list[str]:
                 else "of the figures in cases.csv; they hold how much each run changed within itself."
             )
         )
-    if any(c.ratio is not None and c.column is not None and c.column.in_parts_of for c in gate.comparisons):
+    if any(c.column is not None and c.column.in_parts_of for c in compared):
         lines.append("of the step: candidate less baseline, in parts of the baseline's step.")
     if gate.model_change:
         lines.append(f"{gate.model_change}.")
@@ -85,8 +86,7 @@ def notes(gate: Gate) -> list[str]:
         lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
     if gate.only_in_baseline:
         lines.append(f"not measured in the candidate, not gated: {', '.join(gate.only_in_baseline)}")
-    is_worth_it = gate.differences or not gate.code.is_identical
-    if gate.interleave_command and is_worth_it and any(c.ratio is not None for c in gate.comparisons):
+    if compared and gate.interleave_command and (gate.differences or not gate.code.is_identical):
         unknown = f" {UNKNOWN_REF} " in gate.interleave_command
         where = f", {UNKNOWN_REF} being the baseline's commit" if unknown else ""
         lines.append(
@@ -240,10 +240,8 @@ def _named(c: Comparison) -> str:
     if c.column is None or c.ratio is None:
         what = f" {c.column.label}" if c.column else ""
         return f"{c.case_id}{what} is missing ({visible(c.reason)})"
-    then, now = (
-        _amount(c, value, unit) for value, unit in zip((c.baseline, c.candidate), c.units, strict=True)
-    )
-    return f"{c.case_id} {c.column.label} {then} -> {now}, {_ratio(c)}"
+    label, then, now, ratio = cells(c)[2:6]
+    return f"{c.case_id} {label} {then} -> {now}, {ratio}"
 
 
 def _longer(gate: Gate) -> str:

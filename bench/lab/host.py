@@ -108,8 +108,7 @@ def run_ranks(job: HostJob) -> dict[int, ProcessFailure]:
     except BaseException as error:
         ignore_signals()
         agent.stop()
-        stopped = _signalled(error)
-        if stopped is not None:
+        if stopped := _signalled(error):
             raise stopped from None
         raise
     finally:

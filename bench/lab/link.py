@@ -200,8 +200,6 @@ def job_exit_code(codes: Sequence[int]) -> int:
 
 
 def _in_largest_unit(value: float, units: Mapping[str, float]) -> str:
-    name, size = max(
-        ((name, size) for name, size in units.items() if value >= size * 0.999999),
-        key=lambda unit: unit[1],
-    )
+    """Write it in the largest unit that it reaches; `units` go from small to large."""
+    name, size = [unit for unit in units.items() if value >= unit[1] * 0.999999][-1]
     return f"{value / size:.10g}{name}"

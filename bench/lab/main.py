@@ -48,7 +48,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ddp_bench.bench.cli import Parser, command, guarded, positive_int, speaker
-from ddp_bench.bench.cluster.process import huge_pages_env
+from ddp_bench.bench.cluster.process import allowed_cores, huge_pages_env
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gpus import gpus
 from ddp_bench.bench.lab import namespaces, rates
@@ -100,11 +100,7 @@ class Stopped(BaseException):
 
 
 def parse(argv: Sequence[str]) -> LabOptions:
-    """Parse the command line.
-
-    Raises:
-        UsageError: a value that cannot be used, or no command after `--`.
-    """
+    """Parse the command line. Raises UsageError for a value that cannot be used, or no command after `--`."""
     parser = Parser(
         prog=command("lab"),
         usage="%(prog)s --hosts N --rate RATE [options] -- COMMAND [args...]",
@@ -152,8 +148,8 @@ def parse_hosts(text: str) -> int:
 def run(options: LabOptions) -> int:
     """Make a lab of one rate, run the job in it, and return the job's exit code."""
     (link,) = options.links
-    network = namespaces.LabNetwork(options.num_hosts, link)
-    cores = shares(sorted(os.sched_getaffinity(0)), options.num_hosts)
+    prefixes = namespaces.make_network(options.num_hosts, link)
+    cores = shares(allowed_cores(), options.num_hosts)
     gpu_shares = shares(visible_gpus(), options.num_hosts)
     if not options.quiet:
         line = summary(options.num_hosts, options.ranks_per_host, link, cores)
@@ -169,7 +165,7 @@ def run(options: LabOptions) -> int:
             environment |= torchrun_environment(job)
             environment |= {} if gpu_shares[host] else huge_pages_env(environment)
             with pinned(cores[host]):
-                hosts.append(_start(network, job, environment))
+                hosts.append(_start(prefixes[host], job, environment))
         for host, process in enumerate(hosts[1:], start=1):
             output = (process.stdout, host_name(host), sys.stderr, lambda: not stopping.is_set())
             printer = threading.Thread(target=rates.forward, args=output)
@@ -222,13 +218,11 @@ def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequen
     )
 
 
-def _start(
-    network: namespaces.LabNetwork, job: HostJob, environment: dict[str, str]
-) -> subprocess.Popen[str]:
+def _start(prefix: Sequence[str], job: HostJob, environment: dict[str, str]) -> subprocess.Popen[str]:
     """Start a host: host0 prints to the terminal, the others to a pipe; the job comes on standard input."""
     first = job.host == 0
     process = subprocess.Popen(
-        network.host_command(job.host, own_command("-m", "ddp_bench.bench.lab.host")),
+        [*prefix, *own_command("-m", "ddp_bench.bench.lab.host")],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=None if first else subprocess.PIPE,

@@ -28,25 +28,23 @@ from ddp_bench.bench.lab.link import (
 )
 
 _CLONE_NEWNET = 0x40000000
-_PACKAGES = {"ip": "iproute2", "tc": "iproute2"} | dict.fromkeys(
-    ("nsenter", "setpriv", "unshare"), "util-linux"
-)
+_TOOLS = {"iproute2": ("ip", "tc"), "util-linux": ("nsenter", "setpriv", "unshare")}
 _OWN_USER = ("unshare", "--user", "--map-root-user")
 _HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-def require_support(tools_path: str | None = None) -> None:
+def require_support() -> None:
     """Check for Linux, the tools, and the right to make namespaces.
 
-    Raises:
-        UsageError: the first thing that is missing, and what would bring it.
+    Raises UsageError for the first thing that is missing, and says what would bring it.
     """
     if sys.platform != "linux":
         raise UsageError("a lab needs Linux network namespaces; run it on Linux, or torchrun on real hosts")
-    path = tools_path or environment()["PATH"]
-    for tool, package in _PACKAGES.items():
-        if shutil.which(tool, path=path) is None:
-            raise UsageError(f"a lab needs the command {tool!r}, which is missing; install {package}")
+    path = environment()["PATH"]
+    for package, tools in _TOOLS.items():
+        for tool in tools:
+            if shutil.which(tool, path=path) is None:
+                raise UsageError(f"a lab needs the command {tool!r}, which is missing; install {package}")
     user = () if os.geteuid() == 0 else _OWN_USER[1:]
     if _run(["unshare", *user, "--net", *_HOST[1:], "true"]).returncode:
         raise UsageError(
@@ -61,36 +59,24 @@ def become_root(command: Sequence[str]) -> None:
         os.execvp(_OWN_USER[0], [*_OWN_USER, *command])
 
 
-class LabNetwork:
-    """Hosts in namespaces of their own, joined by a switch in another; this process moves to the switch."""
+def make_network(num_hosts: int, link: ShapedLink) -> list[list[str]]:
+    """Make hosts in namespaces of their own, joined by a switch in another, to which this process moves.
 
-    def __init__(self, num_hosts: int, link: ShapedLink) -> None:
-        """Make and shape the network.
-
-        Raises:
-            UsageError: the kernel lacks something, such as netem for a delay.
-        """
-        self._namespaces = [_new_namespace() for _ in range(num_hosts)]
-        os.close(_new_namespace())
-        netem_probe = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
-        if link.delay_s and _run(netem_probe).returncode:
-            raise UsageError("--delay needs the kernel's netem (module sch_netem), not here; leave it out")
-        _batch("ip", switch_commands([self._path(host) for host in range(num_hosts)]))
-        for host in range(num_hosts):
-            inside = self._inside(host)
-            _batch("ip", host_commands(host), inside)
-            _batch("tc", shaping_commands(INTERFACE, link, leaves_host=True), inside)
-            _batch("tc", shaping_commands(host_name(host), link, leaves_host=False))
-
-    def host_command(self, host: int, command: Sequence[str]) -> list[str]:
-        """`command` as the first process of the host, to be started by the lab's main thread, its parent."""
-        return [*self._inside(host), "setpriv", "--pdeathsig", "KILL", *_HOST, *command]
-
-    def _path(self, host: int) -> str:
-        return f"/proc/{os.getpid()}/fd/{self._namespaces[host]}"
-
-    def _inside(self, host: int) -> list[str]:
-        return ["nsenter", f"--net={self._path(host)}"]
+    Returns by host what comes before the command of its first process, whose parent has to be the main thread
+    of this process. Raises UsageError where the kernel lacks something, such as netem for a delay.
+    """
+    paths = [f"/proc/{os.getpid()}/fd/{_new_namespace()}" for _ in range(num_hosts)]
+    os.close(_new_namespace())
+    netem_probe = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    if link.delay_s and _run(netem_probe).returncode:
+        raise UsageError("--delay needs the kernel's netem (module sch_netem), not here; leave it out")
+    _batch("ip", switch_commands(paths))
+    inside = [["nsenter", f"--net={path}"] for path in paths]
+    for host, enter in enumerate(inside):
+        _batch("ip", host_commands(host), enter)
+        _batch("tc", shaping_commands(INTERFACE, link, leaves_host=True), enter)
+        _batch("tc", shaping_commands(host_name(host), link, leaves_host=False))
+    return [[*enter, "setpriv", "--pdeathsig", "KILL", *_HOST] for enter in inside]
 
 
 def _new_namespace() -> int:

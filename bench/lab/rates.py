@@ -20,8 +20,6 @@ from ddp_bench.bench.lab.command import is_bench_run
 from ddp_bench.bench.lab.link import ShapedLink, job_exit_code
 from ddp_bench.bench.package import own_command
 
-PLACEHOLDER = "{rate}"
-
 
 def commands(
     links: Sequence[ShapedLink], options: Sequence[str], command: Sequence[str]
@@ -29,9 +27,7 @@ def commands(
     """Write the `bench.lab` command of each link, by its rate; `options` are those that were given.
 
     Only `bench.run` asks the turn server for its turns: two of any other command would compute at once.
-
-    Raises:
-        UsageError: the job cannot take turns, or two links have one rate.
+    Raises UsageError where the job cannot take turns, or two links have one rate.
     """
     if not is_bench_run(command):
         raise UsageError(
@@ -43,7 +39,7 @@ def commands(
     # Of an option that stands twice the second counts.
     return {
         name: own_command("lab", *options, "--rate", name, "--")
-        + [argument.replace(PLACEHOLDER, name) for argument in command]
+        + [argument.replace("{rate}", name) for argument in command]
         for name in names
     }
 

@@ -47,7 +47,6 @@ class Anatomy:
 
     def __init__(self, trainer: Trainer, device: torch.device) -> None:
         self.trainer = trainer
-        self.mode = trainer.mode
         self._clock = make_clock(device)
         self._phases: list[tuple[str, Any]] = []
         self._ready: dict[int, Any] = {}
@@ -69,9 +68,19 @@ class Anatomy:
         ready = {index: ms(backward_start, moment) for index, moment in self._ready.items()}
         return phases, ready, ms(self._phases[0][1], self._phases[-1][1])
 
-    def note_ready(self, index: int) -> None:
-        """Parameter `index` has its gradient."""
-        self._ready[index] = self._clock.now()
+    @contextlib.contextmanager
+    def ready_hooks(self) -> Iterator[None]:
+        """Within it, the moment is noted when each gradient is ready."""
+
+        def note(index: int, _: Tensor) -> None:
+            self._ready[index] = self._clock.now()
+
+        trained = [p for p in self.trainer.mode.module.parameters() if p.requires_grad]
+        with contextlib.ExitStack() as hooks:
+            for index, parameter in enumerate(trained):
+                handle = parameter.register_post_accumulate_grad_hook(partial(note, index))
+                hooks.callback(handle.remove)
+            yield
 
     @contextlib.contextmanager
     def _marked(self, phase: str) -> Iterator[None]:
@@ -97,8 +106,8 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
     lead_in(trainer.step, device)
     with (
         no_gc(),
-        ready_hooks(anatomy),
-        _dp_stages(anatomy, samples),
+        anatomy.ready_hooks(),
+        _dp_stages(trainer, samples),
         _ddp_window(trainer, samples) as window,
     ):
         for _ in range(num_steps):
@@ -123,25 +132,8 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
 
 
 @contextlib.contextmanager
-def ready_hooks(anatomy: Anatomy) -> Iterator[None]:
-    """Within it, `anatomy` notes when each gradient is ready."""
-    handles = []
-    for index, parameter in enumerate(p for p in anatomy.mode.module.parameters() if p.requires_grad):
-
-        def note(_: Tensor, index: int = index) -> None:
-            anatomy.note_ready(index)
-
-        handles.append(parameter.register_post_accumulate_grad_hook(note))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextlib.contextmanager
-def _dp_stages(anatomy: Anatomy, samples: dict[str, list[float]]) -> Iterator[None]:
-    parallel = anatomy.mode.wrapped
+def _dp_stages(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[None]:
+    parallel = trainer.mode.wrapped
     if not isinstance(parallel, torch.nn.DataParallel):
         yield
         return

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.measure.anatomy import Anatomy, ready_hooks
+from ddp_bench.bench.measure.anatomy import Anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
 from ddp_bench.bench.measure.hold import MOST_QUEUED, rehearse
@@ -152,7 +152,7 @@ def trainable(workload: Workload) -> list[tuple[str, int, str]]:
 def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) -> dict[str, Any]:
     anatomy = Anatomy(trainer, device)
     lead_in(trainer.local_step, device)
-    with no_gc(), ready_hooks(anatomy):
+    with no_gc(), anatomy.ready_hooks():
         looks = [anatomy.measured(trainer.local_step)[:2] for _ in range(LOOKS)]
     count = sum(p.requires_grad for p in trainer.mode.module.parameters())
     # Buckets that were never rebuilt tell of no indices: they stand in reversed order then.

@@ -36,7 +36,6 @@ class Clock:
         self.mark()
 
     def mark(self) -> None:
-        """Note the next moment of the row."""
         self._marks.append(self.now())
 
     def read_ms(self) -> list[float]:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from ddp_bench.bench.case import HALF_HOOKS
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.hold import hold, rehearse
-from ddp_bench.bench.measure.timed import no_gc
+from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, no_gc
 from ddp_bench.bench.results.measured import BlockTimes
 
 SMALL_BYTES = 4096
@@ -37,8 +36,7 @@ class BucketReplay:
         group: dist.ProcessGroup | None,
         device: torch.device,
     ) -> None:
-        half = comm_hook in HALF_HOOKS
-        dtype = torch.float16 if comm_hook == "fp16" else torch.bfloat16 if half else torch.float32
+        dtype = AUTOCAST_DTYPES.get(comm_hook, torch.float32)
         ends = list(itertools.accumulate(size // 4 for size in bucket_bytes))
         storage = _storage(ends[-1], dtype, device)
         self._buckets = [storage[begin:end] for begin, end in itertools.pairwise([0, *ends])]

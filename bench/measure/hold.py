@@ -52,19 +52,15 @@ def hold(queue_ms: float, device: torch.device) -> None:
         return
     length_ms = min(LEAST_MS + MARGIN * queue_ms, MOST_MS)
     with torch.cuda.device(device):
-        _sleep(int(length_ms * _cycles_per_ms(device)))
+        # No public function of PyTorch queues a kernel that only keeps a stream busy.
+        torch.cuda._sleep(int(length_ms * _cycles_per_ms(device)))
 
 
 def _cycles_per_ms(device: torch.device) -> float:
     """Clock rate of the multiprocessors, by which a delay counts: now, as it follows load and temperature."""
     clock = CudaClock(device)
-    _sleep(PROBE_CYCLES)  # loads the kernel, and hides the launch of the one that is timed
+    torch.cuda._sleep(PROBE_CYCLES)  # loads the kernel, and hides the launch of the one that is timed
     clock.mark()
-    _sleep(PROBE_CYCLES)
+    torch.cuda._sleep(PROBE_CYCLES)
     clock.mark()
     return PROBE_CYCLES / clock.read_ms()[0]
-
-
-def _sleep(cycles: int) -> None:
-    """Queue a kernel that keeps the current stream busy; no public function of PyTorch does."""
-    torch.cuda._sleep(cycles)

@@ -89,7 +89,6 @@ def _ms(clock: Clock, marks: list[tuple[Any, Any]]) -> float:
 
 @contextlib.contextmanager
 def _noted(clock: Clock, marks: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Note when what is within it begins and ends."""
     start = clock.now()
     yield
     marks.append((start, clock.now()))

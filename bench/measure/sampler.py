@@ -36,9 +36,6 @@ NAME_LENGTH = 8
 LEAST_COUNTED_S = 0.2
 """Least time from which the energy counter tells the power: it moves in steps of up to 0.1 s."""
 
-GPU_PREFIX = "GPU-"
-"""NVML puts it before the UUID of a whole GPU; torch leaves it out."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -132,7 +129,8 @@ def chosen(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, SampledGpu
     """
     found: dict[str, SampledGpu] = {}
     for handle in handles:
-        uuid = str(ask_nvml("nvmlDeviceGetUUID", handle)).removeprefix(GPU_PREFIX)
+        # NVML puts GPU- before the UUID of a whole one; torch leaves it out.
+        uuid = str(ask_nvml("nvmlDeviceGetUUID", handle)).removeprefix("GPU-")
         if uuid in uuids and not is_mig(handle):
             found[uuid] = SampledGpu(handle)
     missing = [uuid for uuid in uuids if uuid not in found]

@@ -23,17 +23,11 @@ def build_mode(
     equal_replicas: bool = False,
     stages: Stages | None = None,
 ) -> Mode:
-    """Wrap `module`, already on `place.device`, as the case asks.
+    """Wrap `module`, already on `place.device`, as the case asks; every rank of `group` calls it together.
 
-    Args:
-        case: the case.
-        module: the plain module.
-        place: of this rank.
-        group: the case's ranks.
-        equal_replicas: the modules of all ranks are known to hold the same, and none has to be broadcast.
-        stages: how to split it over the devices, where the mode does.
-
-    Raises Unsupported where the installed torch lacks what the case needs.
+    With `equal_replicas` the modules of all ranks are known to hold the same, and none has to be broadcast.
+    `stages` says how to split it over the devices, where the mode does. Raises Unsupported where the torch
+    that is installed lacks what the case needs.
     """
     if case.mode == "ddp":
         return DistributedMode(case, module, place, group, equal_replicas=equal_replicas)

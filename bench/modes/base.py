@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +29,6 @@ class Place:
     """Where a rank runs. `cores` are the CPU cores of its machine that it may use, in order."""
 
     rank: int
-    local_rank: int
     device: torch.device
     cores: tuple[int, ...]
 
@@ -66,7 +64,7 @@ def gradients_of(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-class Mode(ABC):
+class Mode:
     """A module made ready to train in one of the modes."""
 
     wrapped: nn.Module
@@ -78,9 +76,12 @@ class Mode(ABC):
     broadcast_buffers: Callable[[], None] | None = None
     """Does what a step sends before its gradients; None where it sends nothing more."""
 
-    @abstractmethod
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, a backward leaves gradients local to the rank."""
+        """Within it, a backward leaves gradients local to the rank; of DDP alone.
+
+        DP always sums. FSDP and pipelines can hold nothing back: a forward needs what other ranks send.
+        """
+        return contextlib.nullcontext()
 
     def train(self, batch: Batch, loss: Loss) -> Tensor | None:
         """Forward and backward of this rank's batch; the loss, a mean over rows, where it is known."""
@@ -129,7 +130,3 @@ class SingleMode(Mode):
 
     def __init__(self, module: nn.Module) -> None:
         self.wrapped = self.module = module
-
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to hold back."""
-        return contextlib.nullcontext()

@@ -18,14 +18,6 @@ from ddp_bench.bench.results.measured import Compilation
 
 # Importing the compiler takes seconds, which eager cases do without.
 
-OR_EAGER = "or leave --compile off"
-
-
-NOTHING = (
-    "torch.compile made no graph of the model; where it is one of torch's own modules, such as "
-    "nn.Sequential, wrap it in a class of yours (torch 2.11 passes over them)"
-)
-
 
 def require_compiler(case: Case, device: torch.device) -> None:
     """Raise Unsupported where a compiled case has no compiler for its kernels."""
@@ -33,7 +25,7 @@ def require_compiler(case: Case, device: torch.device) -> None:
         return
     missing = _missing_on_gpu() if device.type == "cuda" else _missing_on_cpu()
     if missing:
-        raise Unsupported(f"torch.compile {missing}, {OR_EAGER}")
+        raise Unsupported(f"torch.compile {missing}, or leave --compile off")
 
 
 def _missing_on_cpu() -> str:
@@ -86,16 +78,13 @@ def compiles_as(case: Case) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_dynamo.config.patch(optimize_ddp=case.optimize_ddp))
         if case.has_python_reducer:
-            joined = {"_fuse_ddp_communication": True, **_bucket_size(case)}
+            joined: dict[str, Any] = {"_fuse_ddp_communication": True}
+            if caps := case.bucket_cap_mb.mib:
+                joined["_fuse_ddp_bucket_size"] = caps[0]
             stack.enter_context(_inductor.config.patch(joined))
             autograd = _dynamo.utils.maybe_enable_compiled_autograd
             stack.enter_context(autograd(True, fullgraph=False, dynamic=False))
         yield
-
-
-def _bucket_size(case: Case) -> dict[str, float]:
-    caps = case.bucket_cap_mb.mib
-    return {"_fuse_ddp_bucket_size": caps[0]} if caps else {}
 
 
 class CompileWatch:
@@ -109,7 +98,10 @@ class CompileWatch:
         since = [now - before for now, before in zip(_counted(), self._before, strict=True)]
         found = Compilation(since[0], *map(int, since[1:]))
         if not found.num_graphs:
-            raise Unsupported(NOTHING)
+            raise Unsupported(
+                "torch.compile made no graph of the model; where it is one of torch's own modules, such as "
+                "nn.Sequential, wrap it in a class of yours (torch 2.11 passes over them)"
+            )
         return found
 
 

@@ -35,12 +35,6 @@ ARGUMENTS = [name for name, kind in DDP_KINDS.items() if kind == "argument" and 
 NAMED = 3
 """Parameters that a reason names."""
 
-UNFINISHED = "Expected to have finished reduction in the prior iteration"
-"""What DDP says at the next step where one left gradients out."""
-
-LOGGED_ITERATIONS = 10
-"""DDP samples its own timings in these first iterations whatever the rate."""
-
 
 class DistributedMode(Mode):
     """One rank of a DDP case; every rank of `group` builds it at the same time."""
@@ -132,12 +126,23 @@ class DistributedMode(Mode):
     def settle(self) -> None:
         """Take DDP's logger, which synchronises the device, out of the timed steps."""
         self.sample_every(NEVER)
-        for _ in range(LOGGED_ITERATIONS):
+        for _ in range(10):  # it samples its first ten iterations whatever the rate
             self.ddp.reducer.prepare_for_forward()
 
     def why_stopped(self, error: RuntimeError) -> str:
-        """Name the parameters that a step did not use, whose gradients DDP waits for."""
-        return why_ddp_stopped(str(error), self.module)
+        """Name the parameters that a step did not use where DDP, which waits for them, refuses the next step.
+
+        Its error has their numbers. They may differ from step to step, which a static graph does not allow.
+        """
+        if "Expected to have finished reduction in the prior iteration" not in str(error):
+            return ""
+        numbers = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
+        trained = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
+        return (
+            "give --find-unused-parameters on, which searches the graph in every step: a step did not use "
+            f"{listed(unused, NAMED) or 'some parameters'}, whose gradients DDP waits for"
+        )
 
     def sample_every(self, iterations: int) -> None:
         self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # no public way
@@ -210,23 +215,6 @@ def why_ddp_waits(case: Case, module: nn.Module) -> str:
     return (
         "give --find-unused-parameters on, which searches the graph in every step, or --static-graph on: the "
         f"loss does not use {listed(unused, NAMED)}, whose gradients DDP waits for"
-    )
-
-
-def why_ddp_stopped(text: str, module: nn.Module) -> str:
-    """Say which parameters one step did not use where DDP refuses the next; empty for another error.
-
-    `text` is DDP's own, which numbers the parameters. They may differ from step to step, which a static graph
-    does not allow.
-    """
-    if UNFINISHED not in text:
-        return ""
-    numbers = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", text)
-    trained = [name for name, p in module.named_parameters() if p.requires_grad]
-    unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
-    return (
-        "give --find-unused-parameters on, which searches the graph in every step: a step did not use "
-        f"{listed(unused, NAMED) or 'some parameters'}, whose gradients DDP waits for"
     )
 
 

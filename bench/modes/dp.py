@@ -9,7 +9,6 @@ Either way replicas run in threads, and torch keeps autocast by thread: each ent
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,12 +46,7 @@ class DataParallelMode(Mode):
             cores = [place.cores[i % len(place.cores)] for i in range(case.num_devices)]
             self.wrapped = DataParallelStandIn(module, cores)
 
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """DP has no such mode: its gradients are always summed."""
-        return contextlib.nullcontext()
-
     def close(self) -> None:
-        """Stop the stand-in's threads."""
         if isinstance(self.wrapped, DataParallelStandIn):
             self.wrapped.close()
 
@@ -114,7 +108,6 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
         return [self.module, *self._copies]
 
     def apply_replicas(self, replicas: Sequence[nn.Module], chunks: Sequence[Arguments]) -> list[Any]:
-        """Forward of every replica in its own thread."""
         grad = torch.is_grad_enabled()
         autocast = _callers_autocast("cpu")
 
@@ -156,7 +149,6 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
         self._in_threads(_backward, by_replica)
 
     def reduce_gradients(self) -> None:
-        """Add the replicas' gradients to the master's."""
         self._awaits_backward = False
         with torch.no_grad():
             for replica in self._copies:
@@ -200,7 +192,6 @@ class _Gather(torch.autograd.Function):
 
 
 def _backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Backward from outputs with their gradients."""
     if outputs:
         torch.autograd.backward([output for output, _ in outputs], [gradient for _, gradient in outputs])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -39,17 +37,11 @@ class ShardedMode(Mode):
         fully_shard(module, mesh=mesh)
         self.wrapped = self.module = module
 
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing of a step can be held back: the forward needs the other ranks' shards."""
-        return contextlib.nullcontext()
-
     def gradients(self) -> dict[str, Tensor]:
-        """Whole gradients by parameter, gathered from all ranks of the case, which call it together."""
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         return {name: _whole(torch.zeros_like(p) if p.grad is None else p.grad) for name, p in trained}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Whole weights, gathered as `gradients` are."""
         return {name: _whole(value) for name, value in self.module.state_dict().items()}
 
 

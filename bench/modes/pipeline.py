@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,16 +63,10 @@ class PipelineMode(Mode):
         self._schedule.step(*((inputs,) if self._is_first else ()), return_outputs=False)
         return None
 
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing of a step can be held back: a stage computes with what the one before it sends."""
-        return contextlib.nullcontext()
-
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients of the whole model by parameter, from all stages, which call it together."""
         return self._gathered(gradients_of(self.module), self._trained)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights of the whole model, gathered as `gradients` are."""
         return self._gathered(self.module.state_dict(), self._whole)
 
     def _gathered(self, own: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -47,7 +47,6 @@ class CostCurve:
     points: tuple[tuple[float, float], ...] = ()
 
     def __call__(self, num_bytes: float) -> float:
-        """Milliseconds of one all-reduce of `num_bytes`."""
         if num_bytes <= 0 or not self.points:
             return 0.0
         at = bisect_left(self.points, (num_bytes, -math.inf))
@@ -98,8 +97,9 @@ class CostBand:
         if share == 0 or other is self.estimate:
             return self.estimate
         sizes = sorted({size for size, _ in (*self.estimate.points, *other.points)})
+        ends = [(s, self.estimate(s), other(s)) for s in sizes if self.estimate(s) > 0]
         return CostCurve(
-            tuple((s, _between(self.estimate(s), other(s), share)) for s in sizes if self.estimate(s) > 0)
+            tuple((s, one ** (1 - share) * two**share if two > 0 else one) for s, one, two in ends)
         )
 
 
@@ -128,30 +128,27 @@ def ring_factor(num_ranks: int) -> float:
 
 
 def at_ranks(
-    curve: CostCurve, *, measured: int, wanted: int, hop_ms: float, steps: Sequence[int] | None = None
+    curve: CostCurve, *, measured: int, wanted: int, hop_ms: float, steps: Callable[[int], int]
 ) -> CostCurve:
-    """Carry a curve of `measured` ranks over to `wanted`: ring law by size, `hop_ms` per latency step.
+    """Carry a curve of `measured` ranks over to `wanted`, both at least 2: ring law by size.
 
-    Args:
-        curve: measured over at least 2 ranks.
-        measured: its ranks.
-        wanted: the ranks asked for; 1 gives a curve of no time.
-        hop_ms: latency of one step between neighbours.
-        steps: latency steps at `measured` and `wanted` ranks; by default those of a ring, 2 (n - 1).
+    Latency is `hop_ms` for each of the `steps` that so many ranks take.
     """
-    if wanted < 2 or not curve.points:
-        return CostCurve()
-    before, after = steps or (2 * (measured - 1), 2 * (wanted - 1))
     ratio = ring_factor(wanted) / ring_factor(measured)
     # The latency within the measured curve, which the ring law must not stretch.
-    floor_ms = min(before * hop_ms, curve.points[0][1])
-    latency_ms = floor_ms * after / before
+    floor_ms = min(steps(measured) * hop_ms, curve.points[0][1])
+    latency_ms = floor_ms * steps(wanted) / steps(measured)
     return CostCurve(tuple((size, (ms - floor_ms) * ratio + latency_ms) for size, ms in curve.points))
+
+
+def ring_steps(num_ranks: int) -> int:
+    """Latency steps of a ring."""
+    return 2 * (num_ranks - 1)
 
 
 def tree_steps(num_ranks: int) -> int:
     """Latency steps of a double binary tree up and down (NCCL 2.4): 2 log2 n."""
-    return 2 * math.ceil(math.log2(num_ranks)) if num_ranks > 1 else 0
+    return 2 * math.ceil(math.log2(num_ranks))
 
 
 def hierarchical(intra: CostCurve, inter: CostCurve, *, overlap: float) -> CostCurve:
@@ -189,7 +186,7 @@ def on_shared_cores(
         num_bytes: of all gradients: where the two rates are compared.
     """
     (own, own_ranks), (wire, ranks) = calibrated, asked
-    if not own.points or not wire.points or min(own_ranks, ranks) < 2:
+    if not own.points or not wire.points:
         return slowdown, wire
     faster = own(num_bytes) / ring_factor(own_ranks) / (wire(num_bytes) / ring_factor(ranks))
     longer = max(core_share * faster, 1.0)
@@ -198,7 +195,3 @@ def on_shared_cores(
     compute = min(wanted, max(THREADS, slowdown.compute))
     starved = (1 - 1 / wanted) / (1 - 1 / compute) if compute > 1 else 1.0
     return Slowdown(compute=compute, comm=max(slowdown.comm * hindered, starved)), wire.scaled(longer)
-
-
-def _between(first: float, second: float, share: float) -> float:
-    return first ** (1 - share) * second**share if first > 0 and second > 0 else first

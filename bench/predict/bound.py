@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
-from ddp_bench.bench.buckets import PYTORCH_CAPS
 from ddp_bench.bench.findings.numbers import short
 from ddp_bench.bench.findings.verdicts import Finding
 from ddp_bench.bench.predict.calibration import Calibration
@@ -25,8 +24,7 @@ def bound_ms(calibration: Calibration) -> float:
     """
     c = calibration
     slowest = c.spread.factor(c.num_ranks)
-    scenario = Scenario(num_devices=c.num_ranks)
-    comm_ms = cost_band(c, scenario).estimate
+    comm_ms = cost_band(c, Scenario(num_devices=c.num_ranks)).estimate
     micro, copy_ms = c.compute(), median(c.copy_ms)
     compute = micro.scaled(slowest)
     num_bytes = [p.num_bytes for p in c.parameters]
@@ -58,9 +56,7 @@ class Bound(Finding):
     """How much there is to gain by other buckets than DDP's default, by the simulation."""
 
     least_ms: float
-    """The step that no layout can beat."""
     default_ms: float
-    """The step of DDP's default layout."""
 
     @property
     def sentence(self) -> str:
@@ -73,7 +69,7 @@ class Bound(Finding):
 
 def bound(calibration: Calibration) -> Bound:
     """Compare DDP's default with the least step, both simulated."""
-    scenario = Scenario(num_devices=calibration.num_ranks, bucket_cap_mb=PYTORCH_CAPS)
+    scenario = Scenario(num_devices=calibration.num_ranks)
     default = predict(calibration, scenario, resamples=0, model_error_pct=0.0)
     assert default.step_ms is not None  # an interval of no width is never refused
     return Bound(least_ms=bound_ms(calibration), default_ms=default.step_ms.estimate)

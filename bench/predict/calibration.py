@@ -106,7 +106,6 @@ class Calibration:
     scaling: Literal["weak", "strong"] = "weak"
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a step of no time."""
         if max(self.forward_ms) + max(self.backward_ms) < 1e-6:
             raise ValueError("forward and backward take no time")
 
@@ -123,7 +122,6 @@ class Calibration:
         )
 
     def slowdown(self) -> Slowdown:
-        """How many times as long compute and communication take beside each other."""
         return Slowdown(compute=median(self.compute_slowdown), comm=median(self.comm_slowdown))
 
     def to_json(self) -> str:
@@ -166,7 +164,7 @@ def differences(found: Identity, wanted: Identity) -> list[str]:
     ]
 
 
-def check_same(found: Identity, wanted: Identity, *, accept: bool = False) -> None:
+def check_same(found: Identity, wanted: Identity, *, accept: bool) -> None:
     """Raise UsageError naming the differences unless there are none or `accept` takes them."""
     found_differences = differences(found, wanted)
     if found_differences and not accept:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from ddp_bench.bench import cli
 from ddp_bench.bench.buckets import BucketCaps
@@ -28,13 +27,11 @@ from ddp_bench.bench.predict.networks import (
 )
 from ddp_bench.bench.predict.prediction import Prediction
 from ddp_bench.bench.predict.scaling_limit import predicted_line
-from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
+from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.results.disk import MOST_JSON_BYTES, read_text
 from ddp_bench.bench.results.store import CALIBRATION, RunData, load_run, write_output
 from ddp_bench.bench.settings import PRECISIONS
 from ddp_bench.bench.stats.interval import Interval
-
-T = TypeVar("T")
 
 
 def predicted(options: argparse.Namespace) -> int:
@@ -42,7 +39,6 @@ def predicted(options: argparse.Namespace) -> int:
     counts, scenarios = _scenarios(options)
     source = read_source(options.run, accept=options.accept)
     calibration = source.calibration
-    scenarios = [as_calibrated(calibration, one) for one in scenarios]
     _check_precision(options, calibration.identity.precision)
     validated, changed = (None, None) if options.validate is None else _validated(options, source)
     error = None if validated is None else model_error_pct(validated)
@@ -96,20 +92,21 @@ def _check_precision(options: argparse.Namespace, measured: str) -> None:
 
 
 def _scenarios(options: argparse.Namespace) -> tuple[tuple[int, ...], list[Scenario]]:
-    """Parse what is asked for: the numbers of devices, and each scenario, with the first of them."""
+    """Parse what is asked for: the numbers of devices, and each scenario, with the largest of them."""
     if options.gpus is None and options.validate is None:
         raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
     if options.gpus is None:
+        if options.csv is not None:
+            raise UsageError("--csv is a table of predictions; say for how many devices: --gpus 8,64")
         return (), []
-    counts = _parsed(options, "gpus", cli.csv(cli.positive_int))
+    counts = cli.named("gpus", cli.csv(cli.positive_int), options.gpus)
     intra = [None] if options.intra is None else named_networks(options.intra, level="intra")
     if len(intra) > 1:
         raise UsageError(f"--intra {options.intra} has several networks; name one, as {options.intra}:NAME")
     return counts, [
         Scenario(
             num_devices=max(counts),
-            network=joined if isinstance(joined, NetworkModel) else None,
-            measured=joined if isinstance(joined, MeasuredNetwork) else None,
+            network=joined,
             intra=intra[0],
             gpus_per_node=_whole(options, "gpus_per_node"),
             nics_per_node=_whole(options, "nics_per_node"),
@@ -117,10 +114,10 @@ def _scenarios(options: argparse.Namespace) -> tuple[tuple[int, ...], list[Scena
             batch_per_device=_whole(options, "batch_size"),
             scaling="" if options.scaling is None else cli.choice(("weak", "strong"))(options.scaling),
             comm_hook=cli.choice(("none", *HALF_HOOKS))(options.comm_hook),
-            accumulate=_parsed(options, "accumulate", cli.positive_int),
+            accumulate=cli.named("accumulate", cli.positive_int, options.accumulate),
         )
         for joined in _networks(options.network)
-        for cap in _parsed(options, "bucket_cap_mb", cli.csv(BucketCaps.parse))
+        for cap in cli.named("bucket_cap_mb", cli.csv(BucketCaps.parse), options.bucket_cap_mb)
     ]
 
 
@@ -149,16 +146,12 @@ def _networks_of(name: str) -> list[NetworkModel | MeasuredNetwork]:
 
 
 def _exists(name: str) -> bool:
-    """Whether a file or folder has that name."""
-    return bool(name) and os.path.exists(name)  # noqa: PTH110 - Path's raises where a name is too long
+    return os.path.exists(name)  # noqa: PTH110 - Path's raises where a name is too long
 
 
 def _whole(options: argparse.Namespace, name: str) -> int | None:
-    return None if getattr(options, name) is None else _parsed(options, name, cli.positive_int)
-
-
-def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T:
-    return cli.named(name, parse, getattr(options, name))
+    text = getattr(options, name)
+    return None if text is None else cli.named(name, cli.positive_int, text)
 
 
 def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOut], Interval | None]:

@@ -78,10 +78,7 @@ def read_source(folder: Path, *, accept: bool = False) -> Source:
 
 
 def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | None:
-    """Put `calibration.json` beside a run's tables, or return why its pass does not allow it.
-
-    `trainable` are the model's parameters as registered.
-    """
+    """Put `calibration.json` beside a run's tables, or return why its pass does not allow it."""
     try:
         save_calibration(folder, calibration_of(load_run(folder), trainable))
     except UsageError as missing:
@@ -113,46 +110,31 @@ def slowdowns(
     )
 
 
-@dataclass(frozen=True)
 class _Pass:
     """The calibration blocks of a case: details by round, one per rank."""
 
-    by_round: Mapping[int, Sequence[Mapping[str, Any]]]
-
-    @classmethod
-    def of(cls, blocks: pd.DataFrame) -> _Pass:
-        by_round: dict[int, list[Mapping[str, Any]]] = {}
+    def __init__(self, blocks: pd.DataFrame) -> None:
+        self.by_round: dict[int, list[Mapping[str, Any]]] = {}
         chosen = blocks[(blocks["phase"] == PHASE) & blocks["detail"].notna()]
         for r, text in zip(chosen["round"], chosen["detail"], strict=True):
-            by_round.setdefault(int(r), []).append(json.loads(text)["calibration"])
-        return cls(by_round)
-
-    @property
-    def all(self) -> list[Mapping[str, Any]]:
-        return [d for details in self.by_round.values() for d in details]
+            self.by_round.setdefault(int(r), []).append(json.loads(text)["calibration"])
+        self.all = [d for details in self.by_round.values() for d in details]
 
     def by_median(self, figure: Callable[[Mapping[str, Any]], float]) -> Samples:
         """One figure per round: the median over the ranks."""
         return tuple(median(map(figure, details)) for _, details in sorted(self.by_round.items()))
 
-    def slowdowns(self) -> tuple[Samples, Samples]:
-        """Of compute and of communication, by round."""
-        names = ("compute_alone_ms", "comm_alone_ms", "compute_end_ms", "comm_end_ms")
 
-        def of(d: Mapping[str, Any]) -> Slowdown:
-            return slowdowns(**{name: d[name] for name in names})
-
-        return self.by_median(lambda d: of(d).compute), self.by_median(lambda d: of(d).comm)
+def _slowdown(detail: Mapping[str, Any]) -> Slowdown:
+    names = ("compute_alone_ms", "comm_alone_ms", "compute_end_ms", "comm_end_ms")
+    return slowdowns(**{name: detail[name] for name in names})
 
 
 def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     """Calibrate from a run's pass, and measure the model's error on the run's other cases.
 
-    Args:
-        run: with a calibration pass.
-        trainable: the model's parameters as registered.
-
-    Raises UsageError where the run has no such pass, or blocks of it are missing.
+    `trainable` are the model's parameters as registered. Raises UsageError where the run has no such pass, or
+    blocks of it are missing.
     """
     case = next(iter(_looked_into(run)), None)
     if case is None:
@@ -161,7 +143,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         )
     blocks = run.blocks[run.blocks["case_id"] == case["case_id"]]
     where = f"{run.path}: {case['case_id']}"
-    looked = _Pass.of(blocks)
+    looked = _Pass(blocks)
     if (num_rounds := len(looked.by_round)) < LEAST_ROUNDS:
         raise UsageError(
             f"{where} was calibrated in {plural(num_rounds, 'round')}, and an interval takes {LEAST_ROUNDS}; "
@@ -181,7 +163,6 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         return tuple(typical[r] * split[part] / total / times for r in sorted(typical))
 
     backward_ms = lengths("backward")
-    compute_slowdown, comm_slowdown = looked.slowdowns()
     own = identity(run, case)
     found = Calibration(
         identity=own,
@@ -195,11 +176,11 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         allreduce=(allreduce_times(run, case),),
         comm_core_share=looked.by_median(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
         copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
-        compute_slowdown=compute_slowdown,
-        comm_slowdown=comm_slowdown,
+        compute_slowdown=looked.by_median(lambda d: _slowdown(d).compute),
+        comm_slowdown=looked.by_median(lambda d: _slowdown(d).comm),
         rank_spread=spread.of_ranks,
         slowest_spread=spread.of_slowest,
-        single_step_ms=single_steps(run, own.batch_per_device, own.step),
+        single_step_ms=single_steps(run, own),
         notes=(f"measured by the calibration pass on {case['case_id']}",),
         scaling="strong" if case["scaling"] == "strong" else "weak",
     )
@@ -216,13 +197,8 @@ def _parameters(
         )
     shares = np.median([np.divide(d["ready_ms"], d["backward_ms"] / accumulate) for d in looked.all], axis=0)
     return tuple(
-        Parameter(
-            name=trainable[i][0],
-            num_bytes=trainable[i][1],
-            kind=trainable[i][2],
-            ready_ms=min(float(share), 1.0) * backward_ms,
-        )
-        for i, share in zip(order, shares, strict=True)
+        Parameter(name=name, num_bytes=num_bytes, kind=kind, ready_ms=min(float(share), 1.0) * backward_ms)
+        for (name, num_bytes, kind), share in zip((trainable[i] for i in order), shares, strict=True)
     )
 
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.case import HALF_HOOKS
-from ddp_bench.bench.findings.wording import units_per_sample
+from ddp_bench.bench.findings.wording import text, units_per_sample
 from ddp_bench.bench.predict.calibration import Calibration
 from ddp_bench.bench.predict.measured import ddp_cases, single_steps
 from ddp_bench.bench.predict.networks import NetworkModel
@@ -38,7 +38,6 @@ class HeldOut:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError where it has neither a prediction nor a reason; a file may hold anything."""
         if self.predicted_ms is None and not self.reason:
             raise ValueError("a held-out case has neither a prediction nor a reason")
 
@@ -59,7 +58,8 @@ def held_out(
     """
     found = []
     for row in ddp_cases(run):
-        if row["case_id"] == fitted or row["comm_hook"] not in ("none", *HALF_HOOKS) or row["sync_batchnorm"]:
+        described = row["comm_hook"] in ("none", *HALF_HOOKS) and not row["sync_batchnorm"]
+        if row["case_id"] == fitted or not described or pd.isna(row["images_per_s"]):
             continue
         scenario = Scenario(
             num_devices=int(row["num_devices"]),
@@ -69,8 +69,6 @@ def held_out(
             comm_hook=str(row["comm_hook"]),
             accumulate=int(row["accumulate"]),
         )
-        if pd.isna(row["images_per_s"]):
-            continue
         prediction = predict(calibration, scenario, step_alone=True)
         found.append(
             HeldOut(
@@ -79,7 +77,7 @@ def held_out(
                 str(scenario.bucket_cap_mb),
                 float(row["global_batch"]) * units_per_sample(row) * 1000 / float(row["images_per_s"]),
                 prediction.step_ms,
-                "" if pd.isna(row["link"]) else str(row["link"]),
+                text(row["link"]),
                 prediction.reason,
             )
         )
@@ -101,8 +99,7 @@ def drift(calibration: Calibration, run: RunData) -> Interval | None:
 
     What a shared or throttled machine changed in between is no error of the simulation, but part of one.
     """
-    identity = calibration.identity
-    now = single_steps(run, identity.batch_per_device, identity.step)
+    now = single_steps(run, calibration.identity)
     if not now or not calibration.single_step_ms:
         return None
     return ratio_of_medians(now, calibration.single_step_ms)

@@ -45,18 +45,14 @@ def ddp_cases(run: RunData) -> list[dict[str, Any]]:
     """List the measured DDP cases of 2 devices or more whose layout is known."""
     cases = run.cases
     chosen = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["num_devices"] > 1)]
-    rows = records(chosen[chosen["bucket_bytes"].notna()])
-    return [{str(key): value for key, value in row.items()} for row in rows]
+    return records(chosen[chosen["bucket_bytes"].notna()])
 
 
-def single_steps(run: RunData, batch_per_device: int, step: str) -> Samples:
-    """List the step times of `single` with that batch, ms, one per round; empty if not measured.
-
-    `step` says how it is computed, as an `Identity` does.
-    """
+def single_steps(run: RunData, wanted: Identity) -> Samples:
+    """List the step times of `single` with that batch and step, ms, one per round; empty if not measured."""
     cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
-    rows = records(cases[cases["batch_per_device"] == batch_per_device])
-    same = next((str(row["case_id"]) for row in rows if _step(row) == step), "")
+    rows = records(cases[cases["batch_per_device"] == wanted.batch_per_device])
+    same = next((str(row["case_id"]) for row in rows if _step(row) == wanted.step), "")
     return tuple(run.times.step_ms("timed").get(same, {}).values())
 
 
@@ -124,11 +120,10 @@ def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
     num_ranks, backend = int(case["num_devices"]), str(case["backend"])
     rows = run.allreduce[(run.allreduce["num_devices"] == num_ranks) & (run.allreduce["backend"] == backend)]
     if len(rows):
+        columns = ["bytes", "time_ms_low", "time_ms", "time_ms_high"]
         points = tuple(
-            (int(size), tuple(x for x in (low, ms, high) if not math.isnan(x)))
-            for size, ms, low, high in zip(
-                rows["bytes"], rows["time_ms"], rows["time_ms_low"], rows["time_ms_high"], strict=True
-            )
+            (int(size), tuple(ms for ms in times if not math.isnan(ms)))
+            for size, *times in rows[columns].itertuples(index=False)
         )
         if replay:
             points = reconciled(points, sent, float(np.median(list(replay.values()))))
@@ -148,8 +143,8 @@ def bucket_ms_by_round(run: RunData, case_id: str) -> ByRound:
     blocks = run.blocks[(run.blocks["case_id"] == case_id) & (run.blocks["phase"] == "comm")]
     details = [json.loads(text) if isinstance(text, str) else {} for text in blocks["detail"]]
     buffers_ms = [float(detail.get("buffers_ms", 0.0)) for detail in details]
-    of_buckets = blocks.assign(block_ms=blocks["block_ms"] - buffers_ms)
-    return RoundTimes.of(of_buckets.assign(detail=None)).step_ms("comm").get(case_id, {})
+    of_buckets = blocks.assign(block_ms=blocks["block_ms"] - buffers_ms, detail=None)
+    return RoundTimes.of(of_buckets).step_ms("comm").get(case_id, {})
 
 
 def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Points:
@@ -197,8 +192,7 @@ def _reach(times: Samples) -> tuple[float, float]:
 
 
 def _moved(points: Points, by: Logs) -> Points:
-    factors = np.exp(by)
     return tuple(
         (size, tuple(ms * float(factor) for ms in times))
-        for (size, times), factor in zip(points, factors, strict=True)
+        for (size, times), factor in zip(points, np.exp(by), strict=True)
     )

@@ -55,7 +55,6 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     nics: Annotated[int, Meta(ge=1, le=2**20)] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for rates of which no curve can be made."""
         nodes = [nodes for nodes, _ in self.whole_job]
         if len(nodes) == 1 or nodes != sorted(set(nodes)):
             raise ValueError("whole_job has two numbers of nodes or more, from few to many")
@@ -68,8 +67,7 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         """Cost an all-reduce over GPUs or nodes; `nics` of a node share the work between nodes."""
         if num_members < 2:
             return CostBand.exact(CostCurve())
-        share = nics if self.level == "inter" else 1
-        curve = self._curve(num_members).with_lanes(share)
+        curve = self._curve(num_members).with_lanes(nics)
         return CostBand(curve, curve.scaled(self.low), curve.scaled(self.high))
 
     def job_band(self, num_ranks: int, num_nodes: int) -> CostBand:
@@ -91,9 +89,8 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         measured = CostCurve(
             tuple((float(size), factor * size / rate / 1e6) for size, rate in self.busbw_gb_per_s)
         )
-        steps = tree_steps(self.num_ranks), tree_steps(num_members)
         return at_ranks(
-            measured, measured=self.num_ranks, wanted=num_members, hop_ms=self.hop_ms, steps=steps
+            measured, measured=self.num_ranks, wanted=num_members, hop_ms=self.hop_ms, steps=tree_steps
         )
 
     def _of_rate(self, gb_per_s: float, num_members: int) -> CostCurve:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,8 +29,6 @@ from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.bench.text import visible
 
 VERSION = 3
-
-CSV_FIGURES = ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +95,12 @@ def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
 def _cells(p: Prediction) -> dict[str, Any]:
     """The row of predictions.csv."""
     row: dict[str, Any] = {"num_devices": p.num_devices, "bucket_cap_mb": p.bucket_cap_mb}
-    for name in CSV_FIGURES:
+    for name in ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms"):
         figure: Interval | None = getattr(p, name)
-        ends = ("", "", "") if figure is None else (figure.estimate, figure.low, figure.high)
+        ends = [""] * 3 if figure is None else [f"{end:.10g}" for end in astuple(figure)]
         middle = "step_ms_p50" if name == "step_ms" else name
         row |= dict(zip((middle, f"{name}_low", f"{name}_high"), ends, strict=True))
-    cells = {name: f"{value:.10g}" if isinstance(value, float) else value for name, value in row.items()}
-    return cells | {"network": p.network, "unit": p.unit, "reason": p.reason}
+    return row | {"network": p.network, "unit": p.unit, "reason": p.reason}
 
 
 def show(predictions: Sequence[Prediction]) -> None:
@@ -162,7 +159,7 @@ def notes(
     lines += [f"Network: {text}." for text in dict.fromkeys(one.network_source for one in scenarios)]
     if batches - {batch}:
         lines.append("Compute is taken as proportional to the batch; a small batch on a GPU takes longer.")
-    if on_cores and any(one.elsewhere for one in scenarios):
+    if on_cores and any(one.network is not None for one in scenarios):
         lines.append("Assumed: cores move the bytes, so a faster network takes more of them from compute.")
     if any(shares.get(BESIDE_OTHERS, 0) >= 5 for shares in lost):
         slower = "as much slower than alone as on the calibrated machine"

@@ -17,14 +17,14 @@ import scipy
 from msgspec import Meta
 
 from ddp_bench.bench.buckets import assign_cap
+from ddp_bench.bench.case import wire_share
 from ddp_bench.bench.cli import command, speaker
 from ddp_bench.bench.predict.allreduce import AllReduceTimes, Samples, on_shared_cores
 from ddp_bench.bench.predict.calibration import Calibration
+from ddp_bench.bench.predict.networks import MeasuredNetwork
 from ddp_bench.bench.predict.scenario import Scenario, as_calibrated, batch_per_device, cost_band, own_curves
 from ddp_bench.bench.predict.timeline import Compute, SimulatedStep, make_work, simulate
 from ddp_bench.bench.stats.interval import Interval
-
-RESAMPLES = 200
 
 MOST_HALF_WIDTH = 0.5
 """A figure whose 95% half-width is a larger share of its value says its order of magnitude at most."""
@@ -108,7 +108,6 @@ class Prediction:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError where it has neither figures nor a reason, or both; a file may hold anything."""
         figures = [f for f in (self.step_ms, self.images_per_s, self.efficiency) if f is not None]
         if len(figures) != (0 if self.reason else 3):
             raise ValueError("a prediction has neither figures nor a reason for none, or both")
@@ -140,20 +139,15 @@ def predict(
     calibration: Calibration,
     scenario: Scenario,
     *,
-    resamples: int = RESAMPLES,
+    resamples: int = 200,
     model_error_pct: float | None = None,
     step_alone: bool = False,
 ) -> Prediction:
-    """Predict one scenario. Deterministic: resampling is seeded.
+    """Predict one scenario. Deterministic: the `resamples` draws behind the intervals are seeded.
 
-    Args:
-        calibration: what was measured.
-        scenario: what is asked for.
-        resamples: draws behind the intervals.
-        model_error_pct: half-width of the model's error, instead of the calibration's own.
-        step_alone: refuse by the width of the step's interval, whatever that of throughput and efficiency.
-
-    Raises UsageError where the scenario asks for what its network or batch cannot give.
+    `model_error_pct` is the half-width of the model's error, instead of the calibration's own; `step_alone`
+    refuses by the width of the step's interval, whatever that of throughput and efficiency. Raises UsageError
+    where the scenario asks for what its network or batch cannot give.
     """
     scenario = as_calibrated(calibration, scenario)
     simulated = _simulated(calibration, scenario)
@@ -222,10 +216,8 @@ def is_exposed_refused(exposed_ms: Interval, step_ms: Interval) -> bool:
 def refusal(width: float, *, much: str = "", error_pct: float = 0.0) -> str:
     """Say why a prediction of this half-width over its value is not shown, and what would narrow it.
 
-    Args:
-        width: it goes as 1 / sqrt(rounds).
-        much: what of the step is extrapolated.
-        error_pct: the model's error that the interval holds.
+    The width goes as 1 / sqrt(rounds). `much` says what of the step is extrapolated, `error_pct` is the
+    model's error that the interval holds.
     """
     size = f"±{100 * width:,.0f}%" if width < 100 else "unbounded"
     times = (min(width, 1e9) / MOST_HALF_WIDTH) ** 2
@@ -274,9 +266,9 @@ def _resampled(
         return {name: again(getattr(calibration, name)) for name in names}
 
     found = replace(calibration, allreduce=curves(calibration.allreduce))
-    if scenario.measured is not None:
-        other = replace(scenario.measured, allreduce=curves(scenario.measured.allreduce))
-        scenario = replace(scenario, measured=other)
+    if isinstance(scenario.network, MeasuredNetwork):
+        other = replace(scenario.network, allreduce=curves(scenario.network.allreduce))
+        scenario = replace(scenario, network=other)
     steps = drawn(("forward_ms", "data_ms", "backward_ms", "optimizer_ms"))
     slow = drawn(("compute_slowdown", "comm_slowdown"))
     place = float(rng.triangular(-1, 0, 1))
@@ -289,13 +281,13 @@ def _resampled(
 
 def _is_on_shared_cores(calibration: Calibration, scenario: Scenario) -> bool:
     own = any(times.num_ranks == calibration.num_ranks > 1 for times in calibration.allreduce)
-    return calibration.identity.device_type == "cpu" and scenario.elsewhere and own
+    return calibration.identity.device_type == "cpu" and scenario.network is not None and own
 
 
 def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simulated:
     """Simulate a scenario from the medians of a calibration; `place` is that in the network's band."""
     n, times = scenario.num_devices, scenario.accumulate
-    batch = batch_per_device(c, scenario)
+    batch = batch_per_device(scenario)
     size = batch / c.identity.batch_per_device
     sizes = [p.num_bytes for p in c.parameters]
     layout = assign_cap(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in c.parameters])
@@ -321,7 +313,7 @@ def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simul
     own, single = step_of(micro.scaled(quiet)), step_of(micro.scaled(by_itself))
     slowest = c.spread.factor(n)
     ready_ms = [min(p.ready_ms, micro.backward_ms) * quiet * size * slowest for p in c.parameters]
-    work = make_work(sizes, ready_ms, layout, comm, wire_share=scenario.wire_share)
+    work = make_work(sizes, ready_ms, layout, comm, wire_share=wire_share(scenario.comm_hook))
     compute = own.scaled(slowest)
     copy_ms, residual_ms = (0.0, 0.0) if n == 1 else (median(c.copy_ms), median(c.residual_ms))
     step = simulate(work, compute, slowdown=slowdown, copy_ms=copy_ms, residual_ms=residual_ms)
@@ -356,13 +348,9 @@ def _widening(calibration: Calibration) -> float:
 
 
 def _interval(estimate: float, draws: Sequence[float], wider: float, error: float) -> Interval:
-    """Form the 95% interval of `draws` about `estimate`.
+    """Form the 95% interval of `draws` about `estimate`; without draws only the model's error is left.
 
-    Args:
-        estimate: from the figures themselves.
-        draws: from resamples of them; none leaves only the error.
-        wider: factor for few rounds, on the logarithm.
-        error: of the model, as a share, added in quadrature.
+    On the logarithm, `wider` is a factor for few rounds, and the error, a share, is added in quadrature.
     """
     low, high = np.quantile(draws, (0.025, 0.975)) if draws else (estimate, estimate)
     if estimate <= 0:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ddp_bench.bench.findings.wording import cap_label, device_noun
 from ddp_bench.bench.predict.calibration import Calibration
 from ddp_bench.bench.predict.prediction import Prediction, efficiency_of, predict
 from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
@@ -25,7 +26,6 @@ class Line:
     """One sentence: where scaling breaks, and what breaks it."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a line of nothing; a file may hold anything."""
         if not self.predictions:
             raise ValueError("a line has no predictions")
 
@@ -43,23 +43,21 @@ def predicted_line(
     fill: bool = False,
     model_error_pct: float | None = None,
 ) -> Line:
-    """Predict one scenario at several device counts, and find where it breaks.
+    """Predict one scenario at each of `counts` devices, whatever its own number, and find where it breaks.
 
-    Args:
-        calibration: what was measured.
-        scenario: its own number of devices does not count.
-        counts: of devices, at least one.
-        fill: also predict the powers of two up to the largest, and the break: a line to draw.
-        model_error_pct: as given to `predict`.
+    With `fill` also at the powers of two up to the largest, and at the break: a line to draw.
     """
+    scenario, most = as_calibrated(calibration, scenario), max(counts)
 
     def at(num_devices: int) -> Prediction:
         there = replace(scenario, num_devices=num_devices)
         found = predict(calibration, there, model_error_pct=model_error_pct)
         return replace(found, asked=num_devices in counts)
 
-    found, most = {n: at(n) for n in counts}, max(counts)
-    possible = _possible(calibration, scenario, most)
+    found = {n: at(n) for n in counts}
+    # A global batch has to be divided.
+    weak, batch = scenario.scaling == "weak", scenario.batch_per_device or 0
+    possible = [n for n in range(1, most + 1) if weak or batch % n == 0]
     breaks_at = _first_below(calibration, scenario, possible)
     deciding = found.get(breaks_at or most) or at(breaks_at or most)
     if fill:
@@ -74,9 +72,8 @@ def predicted_line(
 
 def _verdict(calibration: Calibration, p: Prediction, *, breaks: bool) -> str:
     """Say in one sentence where it breaks and the causes with their shares, or that it does not."""
-    device = "CPU core" if calibration.identity.device_type == "cpu" else "GPU"
-    cap = p.bucket_cap_mb if p.bucket_cap_mb == "default" else f"{p.bucket_cap_mb} MiB"
-    on, devices = f"On {p.network}, bucket cap {cap},", f"{p.num_devices} {device}"
+    device = device_noun(calibration.identity.device_type)
+    on, devices = f"On {p.network}, bucket cap {cap_label(p.bucket_cap_mb)},", f"{p.num_devices} {device}"
     if p.efficiency is None or p.lost is None:
         return f"{on} where scaling breaks is not known; at {devices}s {p.reason}."
     if not breaks:
@@ -88,13 +85,6 @@ def _verdict(calibration: Calibration, p: Prediction, *, breaks: bool) -> str:
         f"{on} scaling breaks at {devices}{'s' * (p.num_devices > 1)}, efficiency {percent}; "
         f"what breaks it: {cause}, {share:.0f}% of the time lost{f' (then {more})' if more else ''}."
     )
-
-
-def _possible(calibration: Calibration, scenario: Scenario, most: int) -> list[int]:
-    """List the device counts that can be predicted: all, or those that divide a global batch."""
-    scenario = as_calibrated(calibration, scenario)
-    weak, batch = scenario.scaling == "weak", scenario.batch_per_device or 0
-    return [n for n in range(1, most + 1) if weak or batch % n == 0]
 
 
 def _first_below(calibration: Calibration, scenario: Scenario, counts: Sequence[int]) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ddp_bench.bench.buckets import PYTORCH_CAPS, BucketCaps
-from ddp_bench.bench.case import wire_share
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict.allreduce import (
     AllReduceTimes,
@@ -14,6 +14,7 @@ from ddp_bench.bench.predict.allreduce import (
     at_ranks,
     hierarchical,
     measured_curve,
+    ring_steps,
     tree_steps,
 )
 from ddp_bench.bench.predict.calibration import Calibration
@@ -29,16 +30,15 @@ class Scenario:
     """One point to predict.
 
     `network` joins the nodes, `intra` the GPUs of a node. Without a network the calibration's own all-reduce
-    curve is carried over to `num_devices` by the ring law. `measured` replaces both.
+    curve is carried over to `num_devices` by the ring law. A measured one replaces `intra` too.
     """
 
     num_devices: int
-    network: NetworkModel | None = None
+    network: NetworkModel | MeasuredNetwork | None = None
     intra: NetworkModel | None = None
     gpus_per_node: int | None = None
     nics_per_node: int | None = None
     """NICs that share a node's work; by default the network's own count, or one per GPU."""
-    measured: MeasuredNetwork | None = None
     bucket_cap_mb: BucketCaps = PYTORCH_CAPS
     batch_per_device: int | None = None
     scaling: str = "weak"
@@ -51,40 +51,24 @@ class Scenario:
             raise UsageError(f"{self.num_devices} devices cannot be predicted; give 1 to {MOST_DEVICES}")
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether another network than the calibrated one joins the nodes."""
-        return self.network is not None or self.measured is not None
-
-    @property
-    def inside(self) -> NetworkModel | None:
-        """What joins the GPUs of a node."""
-        of_node = self.network if self.network is not None and self.network.level == "intra" else None
-        return self.intra or of_node
-
-    @property
     def network_name(self) -> str:
         """What joins the devices, in a word or two."""
-        if self.measured is not None:
-            return self.measured.name
+        if isinstance(self.network, MeasuredNetwork):
+            return self.network.name
         named = [net.name for net in (self.intra, self.network) if net is not None]
         return " + ".join(named) or "the network as measured"
 
     @property
     def network_source(self) -> str:
         """What its cost rests on, and what is assumed."""
+        measured = f": {self.network.source}" if isinstance(self.network, MeasuredNetwork) else ""
         named = [f"{net.name}: {net.source}" for net in (self.intra, self.network) if net is not None]
-        if named and self.measured is None:
+        if named and not measured:
             return "; ".join(named)
-        measured = f": {self.measured.source}" if self.measured is not None else ""
         return (
             f"{self.network_name}{measured}; assumed on other numbers of ranks: the ring law for bytes, a "
             "tree's or ring's steps for latency"
         )
-
-    @property
-    def wire_share(self) -> float:
-        """Share of fp32 gradients' bytes that is sent."""
-        return wire_share(self.comm_hook)
 
 
 def as_calibrated(calibration: Calibration, scenario: Scenario) -> Scenario:
@@ -94,12 +78,11 @@ def as_calibrated(calibration: Calibration, scenario: Scenario) -> Scenario:
     return replace(scenario, scaling=scaling, batch_per_device=scenario.batch_per_device or usual)
 
 
-def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
-    """Count samples per device and micro-batch; strong scaling divides the batch size over the devices.
+def batch_per_device(scenario: Scenario) -> int:
+    """Count samples per device and micro-batch of a scenario `as_calibrated`; strong scaling divides them.
 
-    Raises UsageError where it does not divide.
+    Raises UsageError where the batch does not divide over the devices.
     """
-    scenario = as_calibrated(calibration, scenario)
     batch = scenario.batch_per_device or 0
     if scenario.scaling == "weak":
         return batch
@@ -116,14 +99,15 @@ def cost_band(calibration: Calibration, scenario: Scenario) -> CostBand:
 
     Raises UsageError where the scenario names no network for what it asks.
     """
-    n = scenario.num_devices
+    n, network, inside = scenario.num_devices, scenario.network, scenario.intra
     if n == 1:
         return CostBand.exact(CostCurve())
-    if scenario.measured is not None:
-        return _nearest(scenario.measured.allreduce, n)
-    if scenario.network is None and scenario.intra is None:
+    if isinstance(network, MeasuredNetwork):
+        return _nearest(network.allreduce, n)
+    if network is None and inside is None:
         return _nearest(calibration.allreduce, n)
-    inside, network = scenario.inside, scenario.network
+    if inside is None and network is not None and network.level == "intra":
+        inside = network
     per_node = min(scenario.gpus_per_node or (1 if inside is None else 8), n)
     nodes = -(-n // per_node)
     if nodes > 1 and (network is None or network.level == "intra"):
@@ -153,27 +137,25 @@ def own_curves(allreduce: tuple[AllReduceTimes, ...]) -> dict[int, CostCurve]:
 
 
 def _nearest(allreduce: tuple[AllReduceTimes, ...], wanted: int) -> CostBand:
+    """Carry over the curve of the nearest number of ranks.
+
+    Latency grows as a tree's or a ring's steps, at best not at all.
+    """
     curves = own_curves(allreduce)
     if not curves:
         raise UsageError(
             "the calibration holds no all-reduce over 2 ranks or more; name one, as --network ib-400g"
         )
-    nearest = min(curves, key=lambda n: (abs(n - wanted), n))
-    backend = next(times.backend for times in allreduce if times.num_ranks == nearest)
-    return _carried(curves[nearest], nearest, wanted, backend=backend)
-
-
-def _carried(curve: CostCurve, measured: int, wanted: int, *, backend: str) -> CostBand:
-    """Carry a curve to `wanted` ranks: latency grows as a tree's or a ring's steps, at best not at all."""
+    measured = min(curves, key=lambda n: (abs(n - wanted), n))
+    curve = curves[measured]
     if measured == wanted or not curve.points:
         return CostBand.exact(curve)
-    ring = 2 * (measured - 1), 2 * (wanted - 1)
-    tree = tree_steps(measured), tree_steps(wanted)
 
-    def carried(steps: tuple[int, int]) -> CostCurve:
-        hop_ms = curve.points[0][1] / steps[0]
+    def carried(steps: Callable[[int], int]) -> CostCurve:
+        hop_ms = curve.points[0][1] / steps(measured)
         return at_ranks(curve, measured=measured, wanted=wanted, hop_ms=hop_ms, steps=steps)
 
-    slow, quick = carried(ring), carried(tree)
+    slow, quick = carried(ring_steps), carried(tree_steps)
+    backend = next(times.backend for times in allreduce if times.num_ranks == measured)
     estimate = quick if backend == "nccl" else slow
     return CostBand(estimate, quick, slow) if wanted > measured else CostBand.exact(estimate)

@@ -9,8 +9,6 @@ from statistics import mean, median
 
 import numpy as np
 
-EULER_GAMMA = float(np.euler_gamma)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankSpread:
@@ -77,5 +75,5 @@ def expected_max(samples: Sequence[float], num_ranks: int) -> float:
     excess = values[values > quartile] - quartile
     if not excess.size:
         return expected
-    tail = float(excess.mean()) * (math.log(num_ranks * excess.size / values.size) + EULER_GAMMA)
+    tail = float(excess.mean()) * (math.log(num_ranks * excess.size / values.size) + np.euler_gamma)
     return max(expected, quartile + tail)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_bench.bench.buckets import Layout
+from ddp_bench.bench.buckets import Layout, bucket_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,6 @@ class Compute:
 
     @property
     def total_ms(self) -> float:
-        """The step where nothing is communicated."""
         return self.before_ms + self.backward_ms + self.after_ms
 
     def scaled(self, factor: float) -> Compute:
@@ -93,10 +92,9 @@ def make_work(
 
     `wire_share` is the share of a gradient's bytes that is sent, 0.5 under an fp16 hook on fp32 gradients.
     """
-    sizes = [sum(num_bytes[i] for i in bucket) for bucket in layout]
     return [
         Work(num_bytes=size, ready_ms=max(ready_ms[i] for i in bucket), comm_ms=comm_ms(size * wire_share))
-        for size, bucket in zip(sizes, layout, strict=True)
+        for size, bucket in zip(bucket_bytes(num_bytes, layout), layout, strict=True)
     ]
 
 
@@ -236,13 +234,8 @@ def bubble_share(
 ) -> float:
     """Share of the stages' time in which they wait for each other, a fraction; communication takes none.
 
-    Args:
-        schedule: `gpipe` or `1f1b`.
-        forward_ms: of one micro-batch, by stage.
-        backward_ms: of one micro-batch, by stage.
-        num_micro_batches: of a step.
-
-    Equal stages give (n - 1) / (m + n - 1), as in the GPipe paper, section 2.3.
+    `schedule` is `gpipe` or `1f1b`; forwards and backwards are those of one micro-batch, by stage. Equal
+    stages give (n - 1) / (m + n - 1), as in the GPipe paper, section 2.3.
     """
     n = len(forward_ms)
     left = [operations(schedule, stage, n, num_micro_batches) for stage in range(n)]

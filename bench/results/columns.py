@@ -12,7 +12,6 @@ from ddp_bench.bench.settings import IMAGES
 MOST, LEAST = 1e15, 1e-15
 """Largest and, but for 0, smallest magnitude of a number; none beyond was measured, and it might overflow."""
 
-
 _UNITS: tuple[tuple[str, str], ...] = (
     (r"(.*_)?images_per_s(_.*)?", f"{IMAGES}/s"),
     (r"joules_per_image", "J/image"),
@@ -76,11 +75,6 @@ class Column:
         plain = re.sub(r"_(low|high)$", "", self.name)
         found = ((re.fullmatch(pattern, plain), unit) for pattern, unit in _UNITS)
         return next((match.expand(unit) for match, unit in found if match is not None), "")
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether there is anything to check in a cell."""
-        return self.needed or bool(self.among) or self.kind in ("int", "float")
 
     @property
     def allowed(self) -> str:

@@ -155,10 +155,10 @@ def _on_own_devices(rows: Iterable[Mapping[Any, Any]]) -> list[Mapping[Any, Any]
 
 def _within(rows: Iterable[Mapping[Any, Any]]) -> list[tuple[str, str]]:
     """The pairs of cases of one mode of torch.compile."""
-    several = [row for row in rows if row["num_devices"] > 1 and row["mode"] != "single"]
+    several = _on_own_devices(row for row in rows if row["num_devices"] > 1 and row["mode"] != "single")
     found = []
-    for count in sorted({int(row["num_devices"]) for row in _on_own_devices(several)}):
-        here = [row for row in _on_own_devices(several) if row["num_devices"] == count]
+    for count in sorted({int(row["num_devices"]) for row in several}):
+        here = [row for row in several if row["num_devices"] == count]
         default = default_of(here)
         if default is None:
             continue

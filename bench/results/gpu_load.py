@@ -70,8 +70,9 @@ class GpuLoad:
             row["temperature_c"] = max(degrees.values())
         if throttled:
             row["throttled_pct"] = fmean(throttled.values())
-        known = [why for why in ClockReason if why in self.reasons]
+        known = sorted(
+            (why for why in ClockReason if why in self.reasons), key=lambda why: -self.reasons[why]
+        )
         if known:
-            most_first = sorted(known, key=lambda why: -self.reasons[why])
-            row["throttle_reasons"] = ", ".join(most_first)
+            row["throttle_reasons"] = ", ".join(known)
         return row

@@ -36,9 +36,6 @@ MOST_CUT_LINES = 100
 _CASES = {column.name: column for column in CASES}
 
 
-Scalar: TypeAlias = bool | int | float | str | None
-
-
 class _Event(Record, frozen=True, tag_field="event", tag=str.lower):
     """A line of the journal; `event` names its kind."""
 
@@ -72,7 +69,7 @@ class Settled(_Event, frozen=True):
     index: Count
     status: Annotated[str, Meta(pattern=f"^({'|'.join(STATUSES)})$")]
     reason: str = ""
-    facts: dict[str, Scalar] = {}
+    facts: dict[str, bool | int | float | str | None] = {}
 
 
 class Retry(_Event, frozen=True):

@@ -21,7 +21,7 @@ from ddp_bench.bench.results.columns import Column
 from ddp_bench.bench.results.disk import MOST_TABLE_BYTES, read_bytes
 from ddp_bench.bench.results.recorder import NOT_REACHED
 from ddp_bench.bench.results.schema import FILES
-from ddp_bench.bench.results.store import RunData, write_output
+from ddp_bench.bench.results.store import RunData, csv_bytes, write_output
 from ddp_bench.bench.results.tables import readable
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.text import csv_cell, csv_text
@@ -102,11 +102,9 @@ def _aliases(run: RunData) -> dict[str, str]:
 
 
 def _manifest(whole: Manifest, hosts: Mapping[str, str]) -> Manifest:
-    """What is public of a manifest."""
     found: Manifest = _public(whole)
-    first, settings = found.environment, found.settings
-    asked = whole.settings
-    kinds = replace(settings, data=data_kind(asked.data), workload=asked.workload and "WORKLOAD")
+    first, asked = found.environment, whole.settings
+    kinds = replace(found.settings, data=data_kind(asked.data), workload=asked.workload and "WORKLOAD")
     return structs.replace(
         found,
         settings=kinds,
@@ -150,11 +148,8 @@ def _table(
         if column.name in (reader.fieldnames or ())
         and (column.kind != "text" or column.public or column.name in in_part)
     ]
-    made = io.StringIO(newline="")
-    writer = csv.writer(made, lineterminator="\n")
-    writer.writerow(names)
-    for row in reader:
-        writer.writerow(
-            csv_cell(in_part[name](csv_text(row[name]))) if name in in_part else row[name] for name in names
-        )
-    return made.getvalue().encode("utf-8")
+    rows = (
+        [csv_cell(in_part[name](csv_text(row[name]))) if name in in_part else row[name] for name in names]
+        for row in reader
+    )
+    return csv_bytes([names, *rows])

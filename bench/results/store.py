@@ -11,7 +11,7 @@ import io
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -96,36 +96,37 @@ def default_folder(*, host: str, name: str) -> Path:
     return Path("results") / f"{stamp}-{safe_host}-{name}"
 
 
+@contextlib.contextmanager
+def _writable(what: str, kind: str = "folder") -> Iterator[None]:
+    """Within it, an OSError is a UsageError: `what` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what} cannot be written: {error.strerror}; name another {kind}") from None
+
+
 def check_claimable(folder: Path, *, option: str = "--out") -> None:
     """Raise UsageError if `folder`, of `option`, holds anything or cannot be written; leaves no trace."""
     for parent in folder.absolute().parents:
         if (parent / MANIFEST).is_file() and (parent / "cases.csv").is_file():
             raise UsageError(f"{option} {folder} is inside the results of {parent}; name a folder elsewhere")
-    try:
-        if folder.exists():
-            if any(folder.iterdir()):
-                raise UsageError(f"{option} {folder} already holds a run or other files; name a new folder")
-            parent = folder
-        else:
-            parent = next(p for p in folder.absolute().parents if p.exists())
-        with tempfile.TemporaryFile(dir=parent):
+    with _writable(f"{option} {folder}"):
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{option} {folder} already holds a run or other files; name a new folder")
+        place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        with tempfile.TemporaryFile(dir=place):
             pass
-    except OSError as error:
-        raise UsageError(
-            f"{option} {folder} cannot be written: {error.strerror}; name another folder"
-        ) from None
 
 
 def claim(folder: Path) -> Path:
     """Make `folder` this run's own. Raises UsageError if it holds anything or cannot be written."""
     check_claimable(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MANIFEST).touch(exist_ok=False)
-    except FileExistsError:
-        raise UsageError(f"--out {folder} is a file or another run's folder; name a new folder") from None
-    except OSError as error:
-        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
+    with _writable(f"--out {folder}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / MANIFEST).touch(exist_ok=False)
+        except FileExistsError:
+            raise UsageError(f"--out {folder} is a file or another run's folder; name a new folder") from None
     return folder
 
 
@@ -138,10 +139,8 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._descriptor: int | None = None
-        try:
+        with _writable(str(folder)):
             descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise UsageError(f"{folder} cannot be written: {error.strerror}; name another folder") from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -186,15 +185,12 @@ class RunWriter:
         self._append(name, [[_cell(row.get(column.name)) for column in columns] for row in rows])
 
     def _append(self, name: str, lines: list[list[str]]) -> None:
-        text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        content = text.getvalue().encode("utf-8")
         table = self._tables[name]
         before = os.fstat(table)
         if before.st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, "it has been removed", str(self.folder))
         try:
-            append(table, content)
+            append(table, csv_bytes(lines))
             os.fsync(table)
         except OSError:
             with contextlib.suppress(OSError):
@@ -232,18 +228,17 @@ class RunWriter:
         """Replace a table as a whole, so that a reader never sees half of it."""
         names = [column.name for column in FILES[name]]
         lines = [names, *([_cell(v) for v in row] for row in rows[names].itertuples(index=False))]
-
-        def write(path: Path) -> None:
-            with path.open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file, lineterminator="\n").writerows(lines)
-                file.flush()
-                os.fsync(file.fileno())
-
-        replace_file(self.folder / name, write)
+        replace_file(self.folder / name, lambda path: path.write_bytes(csv_bytes(lines)))
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Replace `manifest.json`."""
         replace_file(self.folder / MANIFEST, lambda path: path.write_bytes(manifest.as_json()))
+
+
+def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
+    """The content of a table's file."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode("utf-8")
 
 
 def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:
@@ -253,12 +248,8 @@ def write_output(target: Path, write: Callable[[Path], object], *, option: str) 
     """
     if target.name in RUN_FILES and target.exists():
         raise UsageError(f"{option} {target} is a file of a run's results; name another file")
-    try:
+    with _writable(f"{option} {target}", "file"):
         replace_file(target, write)
-    except OSError as error:
-        raise UsageError(
-            f"{option} {target} cannot be written: {error.strerror}; name another file"
-        ) from None
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -11,7 +11,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
@@ -39,8 +39,6 @@ FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 
 _PIECE_ROWS = 50_000
-
-_BLOCK = ["case_id", "phase", "round"]
 
 _TRUTHS: dict[str, bool] = {"true": True, "false": False}
 
@@ -148,11 +146,11 @@ def load_blocks(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.Da
     """
     num_ranks = num_ranks or {}
     if is_large(path):
-        return read_longest(path, num_ranks)
+        return _read_longest(path, num_ranks)
     rows = read_table(path, BLOCKS)
     if rows.empty:
         return rows
-    same = [(rows[name] == rows[name].iloc[-1]).fillna(False) for name in _BLOCK]
+    same = [(rows[name] == rows[name].iloc[-1]).fillna(False) for name in ("case_id", "phase", "round")]
     last = same[0] & same[1] & same[2]
     lacks_ranks = last.sum() < num_ranks.get(rows["case_id"].iloc[-1], 1)
     return rows[~last] if lacks_ranks else rows
@@ -180,33 +178,28 @@ def _rows(lines: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
     if missing:
         raise ValueError(f"it lacks the column {missing[0]}")
     readers = [(name, _READERS[known[name].kind] if name in known else str) for name in header]
-    limited = [known[name] for name in header if name in known and known[name].is_limited]
+    checked = [known[name] for name in header if name in known]
     for number, cells in enumerate(lines, start=2):
         row = {name: read(cell) for (name, read), cell in zip(readers, cells, strict=True)}
-        for column in limited:
+        for column in checked:
             if not column.allows(row[column.name]):
                 raise ValueError(f"{column.name} is not {column.allowed} (line {number})")
         yield row
 
 
-def read_longest(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.DataFrame:
+def _read_longest(path: Path, num_ranks: Mapping[str, int]) -> pd.DataFrame:
     """Of every block the row of its longest rank, which alone makes its throughput; see `load_blocks`."""
-    whole = _whole(read_blocks(path), num_ranks or {})
-    longest = (max(rows, key=lambda row: float(row["block_ms"])) for rows in whole)
-    pieces = []
+    longest, pieces = _longest(path, num_ranks), []
     with readable(path):
         while piece := list(islice(longest, _PIECE_ROWS)):
             pieces.append(typed_frame(piece, BLOCKS))
     return pd.concat(pieces, ignore_index=True) if pieces else typed_frame([], BLOCKS)
 
 
-def _whole(
-    found: Iterator[list[dict[str, Any]]], num_ranks: Mapping[str, int]
-) -> Iterator[list[dict[str, Any]]]:
-    """The blocks but for a last one that lacks ranks."""
-    for rows, after in pairwise(chain(found, [None])):
+def _longest(path: Path, num_ranks: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    for rows, after in pairwise(chain(read_blocks(path), [None])):
         if rows and (after or len(rows) >= num_ranks.get(rows[0]["case_id"], 1)):
-            yield rows
+            yield max(rows, key=lambda row: float(row["block_ms"]))
 
 
 @contextlib.contextmanager
@@ -225,9 +218,7 @@ MOST_DROPPED = 10_000
 """Rows that a repair leaves out; a curve that was cut off has tens."""
 
 _TAIL_BYTES = 2**18
-_PHASE, _ROUND, _RANK = (
-    next(i for i, c in enumerate(BLOCKS) if c.name == n) for n in ("phase", "round", "rank")
-)
+_PHASE, _ROUND, _RANK = map([column.name for column in BLOCKS].index, ("phase", "round", "rank"))
 _HEADERS = {
     name: ",".join(column.name for column in columns).encode() + b"\n"
     for name, columns in (("blocks.csv", BLOCKS), ("allreduce.csv", ALLREDUCE))
@@ -238,11 +229,15 @@ def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> int:
     """Cut blocks.csv behind its last whole block; the number of bytes that went.
 
     A block is whole with a row of every rank: `num_ranks` by case. Only the end of the file is read: rows are
-    appended and synced block by block, so no crash damages more than the last. Raises OSError.
+    appended and synced block by block, so no crash damages more than the last. Raises OSError, and UsageError
+    for the columns of another version.
     """
     if not os.path.lexists(path):
         return 0
     with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
+        header = file.readline(MOST_LINE)
+        if header.startswith(b"case_id,") and header.endswith(b"\n") and header != _HEADERS["blocks.csv"]:
+            raise UsageError(f"{path} has other columns; go on with the ddp-bench that began the run")
         size = file.seek(0, os.SEEK_END)
         tail_bytes = _TAIL_BYTES
         while True:
@@ -261,39 +256,34 @@ def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> int:
 def _whole_bytes(tail: bytes, *, at_start: bool, num_ranks: Mapping[str, int]) -> int | None:
     """Bytes of `tail` up to the end of the last whole block; None where it begins before the tail."""
     lines = tail.splitlines(keepends=True)
-    if at_start and not (lines and lines[0] == _HEADERS["blocks.csv"]):
+    if at_start and lines[:1] != [_HEADERS["blocks.csv"]]:
         return 0
-    if not at_start:
-        lines = lines[1:]  # its begin is cut off
-    begin = len(tail) - sum(map(len, lines)) + (len(lines[0]) if at_start else 0)
-    rows = [_place_of(line) for line in (lines[1:] if at_start else lines)]
-    lengths = [len(line) for line in (lines[1:] if at_start else lines)]
-    # A machine that lost power may leave zeros: nothing behind the first broken row counts.
-    good = next((i for i, row in enumerate(rows) if row is None), len(rows))
-    if good == 0:
+    # Before the rows stands the header, or the end of a row that begins before the tail.
+    begin, lines = len(lines[0]), lines[1:]
+    found = list(_places(lines))
+    if not found:
         return begin if at_start else None
-    last = rows[good - 1]
-    first = good
-    while first and (row := rows[first - 1]) is not None and last is not None and row[:3] == last[:3]:
+    first = len(found)
+    while first and found[first - 1] == found[-1]:
         first -= 1
     if first == 0 and not at_start:
         return None
-    assert last is not None
-    whole = good - first >= num_ranks.get(last[0], 1)
-    return begin + sum(lengths[: good if whole else first])
+    is_whole = len(found) - first >= num_ranks.get(found[-1][0], 1)
+    return begin + sum(map(len, lines[: len(found) if is_whole else first]))
 
 
-def _place_of(line: bytes) -> tuple[str, str, str, str] | None:
-    """Case, phase, round and rank of a whole row; None for a broken one."""
-    if not line.endswith(b"\n") or b"\0" in line:
-        return None
-    try:
-        cells = next(csv.reader([line.decode("utf-8")], strict=True))
-    except (csv.Error, UnicodeDecodeError, StopIteration):
-        return None
-    if len(cells) != len(BLOCKS) or not cells[_RANK].isdigit():
-        return None
-    return cells[0], cells[_PHASE], cells[_ROUND], cells[_RANK]
+def _places(lines: Iterable[bytes]) -> Iterator[tuple[str, str, str]]:
+    """Case, phase and round of each row before the first broken one: a loss of power may leave zeros."""
+    for line in lines:
+        if not line.endswith(b"\n") or b"\0" in line:
+            return
+        try:
+            cells = next(csv.reader([line.decode("utf-8")], strict=True))
+        except (csv.Error, UnicodeDecodeError, StopIteration):
+            return
+        if len(cells) != len(BLOCKS) or not cells[_RANK].isdigit():
+            return
+        yield cells[0], cells[_PHASE], cells[_ROUND]
 
 
 def repair_allreduce(path: Path, done: set[tuple[int, str]]) -> None:

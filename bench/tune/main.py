@@ -1,7 +1,4 @@
-"""Find the DDP setting that trains a model fastest: a race, in which the slowest leave one after another.
-
-It is a run with the preset `tune`; other options override what that says.
-"""
+"""Find the DDP setting that trains a model fastest: a run with the preset `tune`."""
 
 from __future__ import annotations
 

@@ -58,23 +58,15 @@ def attempt(work: Callable[[], Any], *, is_of_a_case: bool = True) -> Report:
     """
     try:
         return Report(value=work())
-    except UserCodeError as error:
-        if not is_of_a_case:
-            raise
-        return _with_traceback(error)
-    except UsageError:
-        raise
     except RAISED_BY_USERS as error:  # whatever a model raises fails its case alone
-        return _with_traceback(error)
-
-
-def _with_traceback(error: BaseException) -> Report:
-    found = report_of(error)
-    if not found.is_failure:
-        return found
-    # Where memory ran out says little, and the reason says what helps.
-    place = place_of(error) if found.status == "failed" else ""
-    return replace(found, place=place, traceback=formatted(error))
+        if isinstance(error, UsageError) and not (is_of_a_case and isinstance(error, UserCodeError)):
+            raise
+        found = report_of(error)
+        if not found.is_failure:
+            return found
+        # Where memory ran out says little, and the reason says what helps.
+        place = place_of(error) if found.status == "failed" else ""
+        return replace(found, place=place, traceback=formatted(error))
 
 
 def report_of(error: BaseException) -> Report:

@@ -62,14 +62,11 @@ class Connection:
             while line := self._lines.readline(m.MOST_BYTES):
                 command = m.decode(line, m.AnyCommand)
                 if isinstance(command, m.Tell):
-                    self.send(self._told())
+                    self.send(m.Told(waits_for=waits_for(), where=self._where(), stacks=bounded(stacks())))
                 else:
                     self.commands.put(command)
         # A worker that computes on would notice nothing before its next answer.
         os._exit(ExitCode.START_AGAIN)
-
-    def _told(self) -> m.Told:
-        return m.Told(waits_for=waits_for(), where=self._where(), stacks=bounded(stacks()))
 
     def _where(self) -> str:
         frame = sys._current_frames().get(self._main)  # documented, though underscored
@@ -93,8 +90,7 @@ def serve(connection: Connection, rank: Rank) -> NoReturn:
             command = connection.commands.get()
         if isinstance(command, m.Quit):
             sys.stdout.flush()
-            # Not through the interpreter's end: gloo's threads may hold tensors until then, and letting go of
-            # them in an interpreter that shuts down aborts the process (pytorch/pytorch#179291).
+            # Not through the interpreter's end, for what `leave` in bench/cluster/process.py says.
             os._exit(ExitCode.OK)
         try:
             answer = rank.do(command)
@@ -134,8 +130,7 @@ def join() -> NoReturn:
     timer = threading.Timer(CONNECT_S, _give_up)
     timer.daemon = True
     timer.start()
-    store = joined_store()
-    rank.join(store)
+    store = rank.store = joined_store()
     while True:
         # What an attempt before this one has left there leads nowhere: torchrun keeps its store.
         with contextlib.suppress(OSError):

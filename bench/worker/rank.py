@@ -94,9 +94,8 @@ class Rank:
     def __init__(self, number: int, local_rank: int) -> None:
         self.number = number
         self._local_rank = local_rank
-        self._store: Store | None = None
+        self.store: Store | None = None
         self._job: Job | None = None
-        self._workload: Workload | None = None
         self._metering: DeviceMeter | None = None
         self._telemetry: Telemetry | None = None
         self._groups: dict[m.GroupKey, dist.ProcessGroup | None] = {}
@@ -127,12 +126,12 @@ class Rank:
     def _open(self, asked: m.Open) -> int:
         """Raises UsageError where the launcher's store is not to be had."""
         if asked.address:
-            self._store = joined_store()
-            self._store.set(ADDRESS_KEY, asked.address)
+            self.store = joined_store()
+            self.store.set(ADDRESS_KEY, asked.address)
             return 0
         listener = socket.create_server((m.LOOPBACK, 0))  # by itself it would listen on every interface
         port = int(listener.getsockname()[1])
-        self._store = TCPStore(
+        self.store = TCPStore(
             m.LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         return port
@@ -167,9 +166,9 @@ class Rank:
         settings = asked.settings
         self._settings = settings
         workload = self._loaded(settings)
-        self._workload = as_set(workload, asked.cases[0]) if asked.cases else workload
-        is_first_run = not dist.is_initialized()
-        if is_first_run:
+        if asked.cases:
+            workload = as_set(workload, asked.cases[0])
+        if not dist.is_initialized():
             self._take_place(settings, is_launched=not asked.port)
             self._meet(asked)
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark
@@ -177,9 +176,9 @@ class Rank:
         self._clock = make_clock(self.place.device)
         self._telemetry = sampled(settings, asked.cases, self.place)
         torch.manual_seed(settings.seed)
-        template = make_module(self._workload)
+        template = make_module(workload)
         self._prover = Prover(
-            self._workload, template, self.place, settings.seed, data_workers=settings.data_workers
+            workload, template, self.place, settings.seed, data_workers=settings.data_workers
         )
         told = self._machine(asked) if self._local_rank == 0 else None
         return m.Begun(
@@ -201,14 +200,14 @@ class Rank:
             torch.cuda.set_device(device)
         else:
             pin(cores[self._local_rank % len(cores)])
-        self.place = Place(rank=self.number, local_rank=self._local_rank, device=device, cores=cores)
+        self.place = Place(rank=self.number, device=device, cores=cores)
 
     def _meet(self, asked: m.Begin) -> None:
         sizes = {"WORLD_SIZE": asked.world_size, "LOCAL_WORLD_SIZE": asked.local_world_size}
         os.environ |= {name: str(value) for name, value in sizes.items()}
         if asked.port:
             os.environ |= {"MASTER_ADDR": m.LOOPBACK, "MASTER_PORT": str(asked.port)}
-        store = self._store or TCPStore(m.LOOPBACK, asked.port, is_master=False)
+        store = self.store or TCPStore(m.LOOPBACK, asked.port, is_master=False)
         with waiting_for("the other ranks"):
             dist.init_process_group(
                 "gloo",
@@ -217,11 +216,7 @@ class Rank:
                 world_size=asked.world_size,
                 timeout=COLLECTIVE_TIMEOUT,
             )
-        self._store = store
-
-    def join(self, store: Store) -> None:
-        """Take the launcher's store."""
-        self._store = store
+        self.store = store
 
     def _info(self) -> RankPlace:
         device = self.place.device
@@ -231,7 +226,7 @@ class Rank:
             host=host_name(),
             local_rank=self._local_rank,
             device=str(device) if is_gpu else f"core {min(allowed_cores())}",
-            device_name=_device_name(device if is_gpu else None),
+            device_name=torch.cuda.get_device_name(device) if is_gpu else "CPU core",
             link=os.environ.get("BENCH_LINK"),
             pid=os.getpid(),
             gpu=gpu_uuid(device.index) if is_gpu else None,
@@ -290,7 +285,7 @@ class Rank:
         return m.Proven(gradient_error=error, split_effect=self._prover.split_effect(asked.case))
 
     def _warm(self, asked: m.Warm) -> m.Warmed:
-        live = HeldCase(asked.case, self._case_group(asked.case), asked.oversubscribed)
+        live = HeldCase(asked.case, self._case_group(asked.case))
         self._live[asked.index] = live
         found = warm(live, asked, prover=self._prover, settings=self._settings, clock=self._clock)
         # Another rank may need it for the next case: DP trains on everyone's GPU.
@@ -375,10 +370,6 @@ def joined_store() -> Store:
             f"the ranks cannot meet at {where}: {first}; check MASTER_ADDR and the network"
         ) from None
     return store
-
-
-def _device_name(gpu: torch.device | None) -> str:
-    return "CPU core" if gpu is None else torch.cuda.get_device_name(gpu)
 
 
 def _group(num_ranks: int, backend: str) -> dist.ProcessGroup | None:

@@ -95,8 +95,6 @@ class Reference:
     def _add_gradients(
         self, case: Case, module: nn.Module, batches: Sequence[Batch], scale: float, *, again: bool
     ) -> None:
-        """Forward and backward of what each loss sees."""
-
         def loss_of(model: Any, part: Batch) -> Tensor:
             batch = map_tensors(lambda tensor: (tensor.flip(0) if again else tensor).to(self.device), part)
             with autocast_of(case):
@@ -220,7 +218,6 @@ class _Gathered(nn.Module):
         self._num_chunks = num_chunks
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Outputs of the whole batch."""
         before = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         after: list[dict[str, Tensor]] = []
 

@@ -54,7 +54,6 @@ class Splitter:
         return Stages(layers=functools.partial(layers_of, self.workload), by_device=by_device)
 
     def _check_batch(self) -> None:
-        """Raise Unsupported unless a batch is two tensors and the loss one of outputs and targets."""
         if self.workload.batch_loss is not None:
             raise Unsupported(
                 "the workload has batch_loss, which calls the whole model; a split one needs loss"

@@ -20,9 +20,6 @@ from ddp_bench.bench.package import OWN_FOLDERS
 MOST_CHARACTERS = 32_768
 """Of one rank's traceback: some 300 frames. Rank 0 receives as much from each that failed."""
 
-HEAD_SHARE = 0.25
-"""Of a traceback that is cut: what raised stands at its end."""
-
 MOST_CHAINED = 20
 """Errors that are looked through, one the cause of another; a chain of that length is a loop of retries."""
 
@@ -69,7 +66,7 @@ def bounded(text: str) -> str:
     """A traceback, or stacks, without its middle where it is longer than `MOST_CHARACTERS`."""
     if len(text) <= MOST_CHARACTERS:
         return text
-    head = int(HEAD_SHARE * MOST_CHARACTERS)
+    head = MOST_CHARACTERS // 4  # what raised stands at the end
     tail = MOST_CHARACTERS - head
     return f"{text[:head]}\n… {len(text) - head - tail:,d} characters are left out …\n{text[-tail:]}"
 
@@ -86,7 +83,7 @@ def place_of(error: BaseException) -> str:
             found = [frame for frame in _frames(one) if owner_of(frame.path) == owner]
             if found:
                 return _written(found[-1])
-    frames = [] if is_own else [frame for one in chain[:1] for frame in _frames(one)]
+    frames = [] if is_own else _frames(chain[0])
     return _written(frames[-1]) if frames else ""
 
 

@@ -68,7 +68,6 @@ class FirstSteps:
             self.end()
 
     def end(self) -> None:
-        """Put back what was switched off."""
         for part in self.switched_off:
             part.training = True
 
@@ -102,7 +101,8 @@ def _compared(case: Case, steps: FirstSteps, prover: Prover, found: Weights) -> 
     if error <= tolerance:
         return UpdateError(error=error)
     noise = _relative(prover.reference.update(case, steps.scales, again=True), reference)
-    return judged(error, tolerance, noise, f"{case.precision}{_with_hook(case)}")
+    hook = "" if case.comm_hook == "none" else f" with the {case.comm_hook} hook"
+    return judged(error, tolerance, noise, f"{case.precision}{hook}")
 
 
 def judged(error: float, tolerance: float, noise: float, what: str) -> UpdateError:
@@ -129,10 +129,6 @@ def _relative(update: Weights, reference: Weights) -> float:
     if off == 0:
         return 0.0
     return off / length if length else math.inf
-
-
-def _with_hook(case: Case) -> str:
-    return "" if case.comm_hook == "none" else f" with the {case.comm_hook} hook"
 
 
 def _on_host(value: Any) -> Any:

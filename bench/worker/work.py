@@ -33,8 +33,6 @@ MOST_BLOCKS = 3
 STEPS_ALONE = ("timed", "no_sync", "sustained")
 """Phases whose blocks are steps and nothing else; those of `sustained` follow each other without a pause."""
 
-Work = Callable[[], BlockTimes]
-
 
 def measure(
     live: HeldCase,
@@ -49,16 +47,15 @@ def measure(
     """Measure a block of `phase`, of `steps` steps where it is steps alone."""
     trainer = live.trainer
     assert trainer is not None  # it has been warmed up
-    work = _work(phase, live, trainer, steps, place, clock, keeps_trace=keeps_trace)
     with trainer.mode.compiles_as_asked():
-        times = work()
+        times = _measured(phase, live, trainer, steps, place, clock, keeps_trace=keeps_trace)
     if phase == "timed" and telemetry is not None:
         times = telemetry.of(times, gpus_of(live.case, place))
     trainer.check_loss()
     return times
 
 
-def _work(
+def _measured(
     phase: str,
     live: HeldCase,
     trainer: Trainer,
@@ -67,25 +64,26 @@ def _work(
     clock: Clock,
     *,
     keeps_trace: bool,
-) -> Work:
-    sizes = live.layout.num_bytes if live.layout is not None else ()
+) -> BlockTimes:
     if phase in STEPS_ALONE:
         step = trainer.local_step if phase == "no_sync" else trainer.step
-        gpus = gpus_of(live.case, place) if place.device.type == "cuda" else []
+        gpus = gpus_of(live.case, place)
         lead_in = 0 if phase == "sustained" else LEAD_IN_STEPS[place.device.type]
         block = partial(run_block, step, steps, clock, lead_in=lead_in, gpus=gpus)
-        return partial(_settled, block, live.group, place.device) if lead_in else block
+        return _settled(block, live.group, place.device) if lead_in else block()
     if phase == "comm":
-        return lambda: _replay(live, trainer, place, clock)
+        return _replay(live, trainer, place, clock)
     if phase == "anatomy":
-        return lambda: _anatomy(live, trainer, place)
+        return _anatomy(live, trainer, place)
     if phase == "calibration":
-        return lambda: _calibration(live, trainer, place, clock)
+        assert live.layout is not None  # a case that communicates has buckets
+        return run_calibration(trainer, live.layout, live.group, place.device, clock)
+    sizes = live.layout.num_bytes if live.layout is not None else ()
     group = live.group if live.case.communicates else None
-    return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, group=group, keep=keeps_trace)
+    return run_trace(trainer, TRACE_STEPS, place.device, sizes, group=group, keep=keeps_trace)
 
 
-def _settled(block: Work, group: Any, device: torch.device) -> BlockTimes:
+def _settled(block: Callable[[], BlockTimes], group: Any, device: torch.device) -> BlockTimes:
     """A block in which no rank of `group` (None: this one alone) asked for memory, or the last of some."""
     for _ in range(MOST_BLOCKS - 1):
         times = block()
@@ -102,11 +100,6 @@ def _replay(live: HeldCase, trainer: Trainer, place: Place, clock: Clock) -> Blo
         sizes = tuple(4 * count for count in live.layout.num_gradients)
     replay = BucketReplay(sizes, live.case.comm_hook, live.group, place.device)
     return replay.measured(clock, first=trainer.mode.broadcast_buffers)
-
-
-def _calibration(live: HeldCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
-    assert live.layout is not None  # a case that communicates has buckets
-    return run_calibration(trainer, live.layout, live.group, place.device, clock)
 
 
 def _anatomy(live: HeldCase, trainer: Trainer, place: Place) -> BlockTimes:

@@ -113,10 +113,8 @@
     return make("label", { className: "theme" }, "Theme ", choice);
   };
 
-  for (const section of document.querySelectorAll("[data-grid]")) {
-    const table = section.querySelector("table");
-    if (table.tBodies[0].rows.length < 2) continue;
-    sortable(table);
+  for (const table of document.querySelectorAll("[data-grid] table")) {
+    if (table.tBodies[0].rows.length > 1) sortable(table);
   }
   for (const article of document.querySelectorAll("article")) filterable(article);
   for (const pre of document.querySelectorAll(".command pre")) {

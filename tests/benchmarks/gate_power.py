@@ -5,8 +5,6 @@
 that it took. Without a wait (A/A), any alarm is false.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile
@@ -64,7 +62,7 @@ workload = Workload(
 RUN = "--workload net:workload --modes single --gpus 1 --batch-size 4 --steps 1 --rounds 40 --passes none"
 
 
-def is_alarm(project: Path, slow_down: float) -> bool:
+def is_alarm(project, slow_down):
     """Gate the project, slowed down, against its commit."""
     (project / "net.py").write_text(NET.format(slow_down=slow_down))
     gate = own_command("gate", "--interleave", "HEAD", "--quiet", "--", *RUN.split())
@@ -74,7 +72,7 @@ def is_alarm(project: Path, slow_down: float) -> bool:
     return code == 1
 
 
-def main() -> None:
+def main():
     """Run so many trials of each slow-down, and print a row of Markdown for each."""
     num_trials = int(sys.argv[1])
     print("| injected slow-down | called a regression | trials | rate [95%] |\n|---:|---:|---:|---:|")

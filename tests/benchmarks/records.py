@@ -6,24 +6,20 @@ prints the number of blocks, the processor time of every part and the peak memor
 times come from a fixed pattern. `os.fsync` is left out: its time is the disk's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.plan import Machine, Planned, expand, round_order
+from ddp_bench.bench.plan import Machine, expand, round_order
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, typical_of
 from ddp_bench.bench.results.comparisons import pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunWriter, claim
@@ -31,10 +27,9 @@ from ddp_bench.bench.results.tables import read_blocks
 from ddp_bench.bench.settings import Settings
 
 NUM_STEPS = 3
-CASES_PER_CAP = 48
 
 
-def plan(num_caps: int, num_ranks: int) -> list[Planned]:
+def plan(num_caps, num_ranks):
     settings = Settings(
         modes=("ddp",),
         gpus=(num_ranks,),
@@ -49,7 +44,7 @@ def plan(num_caps: int, num_ranks: int) -> list[Planned]:
     return expand(resolved, machine, arch="resnet50", image_size=224)
 
 
-def block(case_id: str, index: int, round_index: int, num_ranks: int) -> list[dict[str, Any]]:
+def block(case_id, index, round_index, num_ranks):
     rows = []
     for rank in range(num_ranks):
         steps = [100 + (7 * index + 3 * round_index + rank + step) % 11 / 10 for step in range(NUM_STEPS)]
@@ -71,12 +66,12 @@ def block(case_id: str, index: int, round_index: int, num_ranks: int) -> list[di
     return rows
 
 
-def main(num_caps: int, num_rounds: int, num_ranks: int, folder: Path) -> dict[str, Any]:
+def main(num_caps, num_rounds, num_ranks, folder):
     os.fsync = lambda _descriptor: None
-    cpu_s: dict[str, float] = {}
+    cpu_s = {}
 
     @contextmanager
-    def timed(part: str) -> Iterator[None]:
+    def timed(part):
         begun = time.process_time()
         yield
         cpu_s[part] = cpu_s.get(part, 0.0) + time.process_time() - begun
@@ -100,12 +95,13 @@ def main(num_caps: int, num_rounds: int, num_ranks: int, folder: Path) -> dict[s
     with timed("resume"):
         times = RoundTimes(read_blocks(folder / "blocks.csv"))
         batches = {p.case.case_id: p.case.global_batch for p in planned}
-        pairs = pairs_of(
+        rows = [
             {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
             for p in planned
-        )
-        comparisons = comparisons_of(pairs, times, batches, 0.05)
-        cases = case_rows(outcomes, times, comparisons)
+        ]
+        typical = typical_of(times, rows)
+        comparisons = comparisons_of(pairs_of(rows), times, batches, 0.05, typical)
+        cases = case_rows(outcomes, times, comparisons, typical=typical)
     with timed("findings"):
         made = conclude(folder, Manifest(), cases, times, comparisons)
     assert len(cases) == len(planned)

@@ -4,11 +4,6 @@ Both drive the same module, optimizer and batch, so nothing but the harness diff
 `python -m pytest tests/benchmarks --benchmark-only`.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from rank_pool import Ranks
 
@@ -17,17 +12,11 @@ from ddp_bench.bench.stats.interval import median_interval
 LOOPS = """
 import random, time
 from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.timed import Trainer, run_block
-from ddp_bench.bench.modes import build_mode
-from ddp_bench.bench.case import Case
-from ddp_bench.models.data import open_source
-from ddp_bench.models.registry import resnet_workload
-from torch.nn import functional
+from ddp_bench.bench.measure.timed import run_block
 
 n = cluster.world_size
-case = Case(mode="ddp" if n > 1 else "single", num_devices=n, arch="resnet18", image_size=64,
-            batch_per_device=16, scaling="weak", precision="fp32", data="device", device_type="cpu",
-            backend="gloo")
+case = case_of(mode="ddp" if n > 1 else "single", num_devices=n, arch="resnet18", image_size=64,
+               batch_per_device=16, backend="gloo")
 workload = resnet_workload("resnet18", 64)
 mode = build_mode(case, workload.module(), cluster.place, cluster.group(n, "gloo"))
 source = open_source(workload, data="device", batch_size=16, rank=cluster.rank, world_size=n,
@@ -64,7 +53,7 @@ report(pairs)
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("mode", "num_ranks"), [("single", 1), ("ddp", 2)])
-def test_the_harness_costs_nothing(benchmark: Any, tmp_path: Path, mode: str, num_ranks: int) -> None:
+def test_the_harness_costs_nothing(benchmark, tmp_path, mode, num_ranks):
     made = Ranks(num_ranks, tmp_path)
     rounds = 80 if num_ranks == 1 else 60
     pairs = benchmark.pedantic(lambda: made.play(LOOPS.replace("ROUNDS", str(rounds)))[0], rounds=1)

@@ -2,11 +2,6 @@
 quiet machine. Run with `python -m pytest tests/benchmarks/test_links.py --benchmark-only -s`.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from real_lab import LINK_MS, Lab, buckets_at_1_gbit
 
@@ -15,7 +10,7 @@ NUM_BYTES = 20_000_000
 
 @pytest.mark.lab
 @pytest.mark.parametrize(("rate", "bit_per_s", "repeats"), [("200mbit", 2e8, 2), ("1gbit", 1e9, 5)])
-def test_a_transfer(benchmark: Any, tmp_path: Path, rate: str, bit_per_s: float, repeats: int) -> None:
+def test_a_transfer(benchmark, tmp_path, rate, bit_per_s, repeats):
     lab = Lab(tmp_path / "lab", rate, "transfer", str(NUM_BYTES), str(repeats))
     code, _, err = benchmark.pedantic(lab.end, rounds=1)
     assert code == 0, err
@@ -26,7 +21,7 @@ def test_a_transfer(benchmark: Any, tmp_path: Path, rate: str, bit_per_s: float,
 
 
 @pytest.mark.lab
-def test_what_buckets_hide_at_1_gbit(benchmark: Any, tmp_path: Path) -> None:
+def test_what_buckets_hide_at_1_gbit(benchmark, tmp_path):
     run = benchmark.pedantic(lambda: buckets_at_1_gbit(tmp_path / "run"), rounds=1)
     cases = run.cases[run.cases["mode"] == "ddp"].set_index("bucket_cap_mb")
     whole, split = cases.loc["100"], cases.loc["1"]

@@ -7,10 +7,12 @@ WIDTHS = (1440, 390)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_figure_is_visible_and_fits(open_page, width):
+def test_every_figure_is_visible_and_fits_and_the_page_never_scrolls_sideways(open_page, width):
     tab = open_page(width)
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
     assert tab.locator("figure > svg[role=img]").first.is_visible()
-    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
+    unfold(tab, "details")
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
     figures = tab.locator("figure > svg[role=img]")
     assert figures.count() >= 5
     for figure in figures.all():
@@ -22,34 +24,21 @@ def test_every_figure_is_visible_and_fits(open_page, width):
         assert len(figure.get_attribute("aria-label")) > 40
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_page_never_scrolls_sideways(open_page, width):
-    tab = open_page(width)
-    assert tab.evaluate("document.documentElement.scrollWidth") == width
-    tab.locator("details").evaluate_all("all => all.forEach(e => { e.open = true })")
-    assert tab.evaluate("document.documentElement.scrollWidth") == width
-
-
-def test_no_figure_is_cut_on_paper(open_page):
+def test_no_figure_is_cut_on_paper_and_the_page_is_no_wider(open_page):
     """A page of paper has room for the highest figure, which is kept together."""
-    tab = open_page(690)
+    tab = open_page(690)  # A4 less its margins
     tab.emulate_media(media="print")
-    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 690
+    unfold(tab)
     for figure in tab.locator("figure").all():
         assert figure.evaluate("e => getComputedStyle(e).breakInside") == "avoid"
         assert figure.bounding_box()["height"] < 1000  # 297 mm less margins, at 96 pixels an inch
 
 
-def test_printed_page_is_no_wider_than_the_paper(open_page):
-    tab = open_page(690)  # A4 less its margins
-    tab.emulate_media(media="print")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 690
-
-
 def test_no_column_is_cut_on_a_narrow_screen(open_page):
     """A row becomes a block: every cell is seen whole, its heading before it."""
     tab = open_page(390)
-    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
+    unfold(tab)
     assert tab.locator(".scroll:has(table)").evaluate_all(
         "all => all.every(e => e.scrollWidth <= e.clientWidth)"
     )
@@ -63,7 +52,7 @@ def test_no_column_is_cut_on_a_narrow_screen(open_page):
 def test_no_word_of_a_heading_is_broken_on_a_narrow_screen(open_page):
     """A word that is broken has rectangles on two lines."""
     tab = open_page(390)
-    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
+    unfold(tab)
     broken = tab.locator("h1, h2, h3, th, .state, summary, .command button").evaluate_all(
         """all => all.flatMap(e => {
           const walker = document.createTreeWalker(e, NodeFilter.SHOW_TEXT);
@@ -193,8 +182,8 @@ def rates(table):
     return [float(cell.split()[0].replace(",", "")) for cell in column(table, "Throughput (images/s)")]
 
 
-def unfold(tab):
-    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
+def unfold(tab, folds="details.fold"):
+    tab.locator(folds).evaluate_all("all => all.forEach(e => { e.open = true })")
 
 
 def every_column(tab):

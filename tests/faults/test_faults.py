@@ -16,7 +16,7 @@ import pandas as pd
 import psutil
 import pytest
 from commands import ROOT, finished
-from fault_campaign import ONE_DEVICE, SAME, SWEEP, TWO_DEVICES, Campaign, Deed, damage, deed, forget
+from fault_campaign import SAME, SWEEP, TWO_DEVICES, Campaign, Deed, deed
 
 from ddp_bench.bench.cluster.process import host_name
 
@@ -41,22 +41,28 @@ def campaign(tmp_path):
     return Campaign(tmp_path)
 
 
+def ends(campaign, undisturbed, faults, **how):
+    """Each fault and its end, where one start does all and a resume comes to what an undisturbed run has."""
+    campaign.start(*faults, **how)
+    campaign.start()
+    for fault in faults:
+        ended = campaign.check(fault.name, undisturbed)
+        assert ended.code == 0, ended.error
+        yield fault, ended
+
+
 # Ranks that end.
 
 
 def test_a_killed_rank_costs_its_case_alone(campaign, undisturbed):
     """The launcher starts all ranks again, and between two rounds nothing is lost at all."""
     of_two = {"ranks": [1], "cases": TWO_DEVICES}
-    second = [deed("rank1_killed", moment, "signal", signal.SIGKILL, **of_two) for moment in MOMENTS[:2]]
-    second.append(deed("rank1_killed", "between_rounds", "signal", signal.SIGKILL, ranks=[1]))
-    first = [deed("rank0_killed", moment, "signal", signal.SIGKILL) for moment in MOMENTS[:2]]
-    first.append(deed("rank0_killed", "between_rounds", "signal", signal.SIGKILL, after=second[-1].name))
-    campaign.start(*second, *first)
-    campaign.start()
-    for fault in (*second, *first):
-        ended = campaign.check(fault.name, undisturbed)
-        assert ended.code == 0, ended.error
-        assert ended.manifest.restarts == len(second + first)
+    faults = [deed("rank1_killed", moment, "signal", signal.SIGKILL, **of_two) for moment in MOMENTS[:2]]
+    faults.append(deed("rank1_killed", "between_rounds", "signal", signal.SIGKILL, ranks=[1]))
+    faults += [deed("rank0_killed", moment, "signal", signal.SIGKILL) for moment in MOMENTS[:2]]
+    faults.append(deed("rank0_killed", "between_rounds", "signal", signal.SIGKILL, after=faults[2].name))
+    for fault, ended in ends(campaign, undisturbed, faults):
+        assert ended.manifest.restarts == len(faults)
         if "between" not in fault.name:
             status, reason = campaign.outcome(fault.name)
             assert status == "failed", fault.name
@@ -74,11 +80,7 @@ def test_a_stopped_rank_is_ended(campaign, undisturbed):
         deed("rank_stopped", moment, "signal", signal.SIGSTOP, ranks=[rank], cases=TWO_DEVICES)
         for moment, rank in zip(IN_BLOCKS, (1, 1, 0), strict=True)
     ]
-    campaign.start(*stopped, more=("--case-timeout", f"{TIMEOUT_S}s"))
-    campaign.start()
-    for fault in stopped:
-        ended = campaign.check(fault.name, undisturbed)
-        assert ended.code == 0, ended.error
+    for fault, _ in ends(campaign, undisturbed, stopped, more=("--case-timeout", f"{TIMEOUT_S}s")):
         status, reason = campaign.outcome(fault.name)
         assert status == "timeout", reason
         (rank,) = fault.ranks
@@ -92,51 +94,13 @@ def test_an_exception_on_one_rank(campaign, undisturbed):
         deed("exception_on_one_rank", moment, "raise", ranks=[1], cases=TWO_DEVICES, nth=1)
         for moment in IN_BLOCKS
     ]
-    campaign.start(*alone, more=("--case-timeout", "120s"))
-    campaign.start()
-    for fault in alone:
-        ended = campaign.check(fault.name, undisturbed)
-        assert ended.code == 0, ended.error
+    for fault, _ in ends(campaign, undisturbed, alone, more=("--case-timeout", "120s")):
         status, reason = campaign.outcome(fault.name)
         # In a block without communication the other rank comes to its end and hears of it there.
         of_one = "" if "no_sync" in fault.name else "; rank 1"
         assert status == "failed", reason
         where = r"tests/deeds\.py:\d+, in raise_error"
         assert re.search(rf"ValueError: no such sample \({where}{of_one}\)", reason), reason
-
-
-# What a user's model can do on all ranks.
-
-EVERYWHERE, DIVERGED = (
-    [deed(kind, moment, act, ranks=[0, 1], cases=TWO_DEVICES) for moment in IN_BLOCKS]
-    for kind, act in (("exception_on_every_rank", "raise"), ("loss_is_nan", "not a number"))
-)
-OUT_OF_MEMORY = [
-    deed("allocator_out_of_memory", moment, "out of memory", cases=ONE_DEVICE)
-    for moment in ("before_first_block", "in_timed_block", "in_anatomy_block")
-]
-SAID = {
-    "exception_on_every_rank": ("failed", "ValueError: no such sample"),
-    "loss_is_nan": ("failed", "loss is nan after"),
-    "allocator_out_of_memory": ("oom", "out of GPU memory; use a smaller --batch-size or smaller inputs"),
-}
-
-
-def test_a_model_that_fails_costs_its_cases_alone(campaign, undisturbed):
-    starts = (EVERYWHERE + OUT_OF_MEMORY, DIVERGED)
-    for faults in starts:
-        campaign.start(*faults)
-    campaign.start()
-    for faults in starts:
-        for fault in faults:
-            ended = campaign.check(fault.name, undisturbed)
-            assert ended.code == 0, ended.error
-            assert ended.manifest.restarts == 0, "an error on every rank needs no restart"
-            status, reason = campaign.outcome(fault.name)
-            expected, sentence = SAID[fault.name.split("-")[0]]
-            assert status == expected, fault.name
-            assert sentence in reason
-            assert ended.cases["status"].ne("ok").sum() == len(faults), campaign.reasons(fault.name)
 
 
 DEEP_SWEEP = (
@@ -217,20 +181,6 @@ def test_a_run_that_is_asked_to_end(campaign, undisturbed):
         assert ended.manifest.timing.stopped_because == "interrupted"
         assert ended.error.splitlines()[-1].endswith(f"python -m bench.run {shlex.join(campaign.resume)}")
         assert "Traceback" not in ended.error
-
-
-def test_a_cut_table_and_a_garbled_journal_cost_the_last_block_alone(campaign, undisturbed):
-    gone = {}
-    for fault in parent("files_damaged", signal.SIGKILL, "in_timed_block", "between_rounds", "while_writing"):
-        campaign.start(fault)
-        gone[fault.name] = damage(campaign.out, fault.name)
-        forget(campaign, gone[fault.name])
-    campaign.start()
-    again = {tuple(line.split(",")[:3]) for line in campaign.ended["end"].rows}
-    for name, lines in gone.items():
-        campaign.check(name, undisturbed)
-        assert {tuple(line.split(",")[:3]) for line in lines} <= again
-        assert not lines & campaign.ended["end"].rows
 
 
 # Its storage is lost: one line says how to go on.
@@ -371,11 +321,7 @@ def test_the_kernel_ends_a_rank_for_want_of_memory(campaign, memory_group, undis
         for moment in MOMENTS[:2]
     ]
     inside = ("sh", "-c", f'echo $$ > {memory_group}/cgroup.procs && exec "$@"', "sh")
-    campaign.start(*eaten, within=inside)
-    campaign.start()
-    for fault in eaten:
-        ended = campaign.check(fault.name, undisturbed)
-        assert ended.code == 0, ended.error
+    for fault, _ in ends(campaign, undisturbed, eaten, within=inside):
         status, reason = campaign.outcome(fault.name)
         assert status == "oom"
         assert f"rank {fault.ranks[0]} was killed by the kernel for want of host memory in " in reason

@@ -1,19 +1,14 @@
 """Anything where a file of settings, a log, a calibration or a trace should be: read, or refused in a line.
 
-What is read keeps its rules. Then a stranger's folders, files and options against every command; the
-scheduled run takes other ones.
+What is read keeps its rules.
 """
 
 import json
-import random
-import shutil
 from pathlib import Path
 
-import attacks
 import pytest
-from commands import ROOT
 from fuzzing import DRAWS, VALUES, bounded, edited, mutated, read_or_refused, word
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddp_bench.bench.errors import UsageError
@@ -211,26 +206,3 @@ def test_whole_events_at_any_time_are_read(draw):
 @example(trace={"traceEvents": {"ph": "X"}})
 def test_anything_else_is_no_trace(trace):
     assert not read_trace(trace)
-
-
-SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
-THOROUGH = not settings.default.derandomize
-
-
-def test_no_attack_on_a_recorded_run_falls(tmp_path):
-    """No traceback, hang, wrong exit code, memory, or byte outside what was asked."""
-    good = attacks.completed(Path(shutil.copytree(SAMPLE, tmp_path / "good")))
-    wrong, played = attacks.campaign(40, 1, good)
-    assert wrong == []
-    assert len(played) == 19, "of every command"
-
-
-@pytest.mark.campaign
-@pytest.mark.timeout(3600 if THOROUGH else 300)
-def test_no_attack_on_a_real_run_falls(tmp_path):
-    """That one is resumed and finished too; it prints its seed."""
-    number, seed = (1000, random.SystemRandom().randrange(2**32)) if THOROUGH else (60, 1)
-    print("seed", seed)
-    wrong, played = attacks.campaign(number, seed, attacks.good_run(tmp_path / "good"))
-    assert wrong == []
-    assert {"resume", "finish"} <= set(played)

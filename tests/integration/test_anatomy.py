@@ -17,7 +17,7 @@ from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
 
 DEVICE = torch.device("cpu")
-PLACE = Place(rank=0, local_rank=0, device=DEVICE, cores=(0,))
+PLACE = Place(rank=0, device=DEVICE, cores=(0,))
 
 
 def trainer(mode, num_devices):
@@ -81,7 +81,10 @@ def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for):
 
 
 RANKS = """
+import gc, gzip, time, weakref
 from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.collectives import BucketReplay
 from ddp_bench.bench.measure.trace import run_trace
 workload = resnet_workload("resnet20", 32)
 def made(**settings):
@@ -111,13 +114,12 @@ def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is():
 def test_buckets_of_unused_parameters_are_not_sent(instrumented):
     """Counted in the trace: of the buckets 0.25 MiB that hold the spare layers alone, none is reduced."""
     found = instrumented("""
-import dataclasses, gzip
 from ddp_bench.models.resnet import resnet20
 def with_spare():
     module = resnet20()
     module.spare = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(3)))
     return module
-workload = dataclasses.replace(workload, module=with_spare)
+workload = replace(workload, module=with_spare)
 def sent(**settings):
     trainer = made(static_graph=True, **settings)
     trainer.mode.sample_every(1)
@@ -156,7 +158,6 @@ after = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in trainer.mode.module.parameters())
 detail = {k: v for k, v in anatomy.detail.items() if k != "ready_ms"}
 ready = [bucket_ready_ms(one_step["ready_ms"], layout.parameters), one_step["last_ready_ms"]]
-import gzip
 chrome = json.loads(gzip.decompress(trace.trace))
 names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
 span = [trace.block_ms, sum(e["dur"] for e in chrome["traceEvents"] if e.get("name") == "step") / 1000]
@@ -187,7 +188,6 @@ report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, aft
 
 def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(instrumented):
     found = instrumented("""
-import gzip, time
 from torch.profiler import profile
 from ddp_bench.bench.measure.trace import communication_and_compute, overlap_pct, spans_of
 trainer = made()
@@ -231,7 +231,6 @@ report(out)
 def test_nothing_keeps_a_case_that_was_closed(instrumented):
     """Cases are frozen: what lived on in a cycle would keep its GPU memory to the end of the run."""
     found = instrumented("""
-import gc, weakref
 made().close()  # torch loads some parts at their first use
 kept = {}
 hooks = [dict(comm_hook="fp16"), dict(comm_hook="powersgd", bucket_cap_mb="100")]
@@ -269,7 +268,6 @@ def test_nothing_keeps_a_case_of_one_process(mode, num_devices):
 
 def test_replayed_buckets_move_their_bytes_in_their_type(instrumented):
     found = instrumented("""
-from ddp_bench.bench.measure.collectives import BucketReplay
 sizes = [4000, 2048000]
 moved = {}
 all_reduce = dist.all_reduce
@@ -288,7 +286,6 @@ report(moved)
 def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(instrumented):
     found = instrumented("""
 from types import SimpleNamespace
-from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.worker.work import measure
 moved = []
 all_reduce = dist.all_reduce
@@ -319,9 +316,6 @@ report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.flo
 
 def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(instrumented):
     found = instrumented("""
-import time
-from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.collectives import BucketReplay
 if cluster.rank == 1:
     empty = torch.empty
     def slow_empty(*arguments, **options):
@@ -338,8 +332,6 @@ report(replay.measured(make_clock(device)).block_ms)
 
 def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(instrumented):
     found = instrumented("""
-from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.collectives import BucketReplay
 group, device = cluster.group(2, "gloo"), cluster.place.device
 sent = []
 broadcast = torch.distributed._broadcast_coalesced

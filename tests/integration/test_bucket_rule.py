@@ -36,7 +36,7 @@ def module_of(arch):
 
 def reported(module, arch, caps):
     case = replace(case_of(num_devices=1, arch=arch, backend="gloo"), bucket_cap_mb=caps)
-    place = Place(device=torch.device("cpu"), rank=0, local_rank=0, cores=())
+    place = Place(device=torch.device("cpu"), rank=0, cores=())
     mode = DistributedMode(case, module, place, None)
     for _ in range(3):  # buckets are rebuilt in ready order after the first
         mode.ddp.zero_grad(set_to_none=True)
@@ -86,10 +86,14 @@ def resnet18():
     return [g.num_bytes for g in gradients_in_backward_order(resnet_workload("resnet18", 64))]
 
 
-@pytest.mark.parametrize("cap", RESNET18_LAYOUTS)
-def test_resnet18(resnet18, cap):
+LISTED = ("1/40", [2052000, 41973760, 2732288])
+"""40 MiB close after the parameter that reaches them."""
+
+
+@pytest.mark.parametrize(("cap", "layout"), [*RESNET18_LAYOUTS.items(), LISTED])
+def test_resnet18(resnet18, cap, layout):
     found = assign_cap(resnet18, BucketCaps.parse(cap))
-    assert [*bucket_bytes(resnet18, found)] == RESNET18_LAYOUTS[cap]
+    assert [*bucket_bytes(resnet18, found)] == layout
 
 
 def test_cap_zero_is_a_bucket_per_parameter(resnet18):

@@ -11,7 +11,6 @@ from ddp_bench.bench.modes.compiled import CompileWatch
 from ddp_bench.bench.results.store import load_run
 
 CASE = """
-import contextlib
 from torch._dynamo.backends.debugging import aot_eager
 import torch._inductor.compile_fx
 # Graphs are made and split as ever; only the slow step from a graph to machine code is left out.

@@ -56,12 +56,6 @@ def test_it_changes_nothing(doctor):
     assert list(where.iterdir()) == []
 
 
-def test_exit_code_follows_the_worst_line(doctor, report):
-    statuses = {finding["status"] for finding in report["findings"]}
-    assert statuses <= {"ok", "unknown", "caution", "bad"}
-    assert doctor[0].returncode == (1 if "bad" in statuses else 0)
-
-
 def test_every_question_has_its_line(report):
     names = {finding["name"] for finding in report["findings"]}
     assert names >= {"GPUs", "cores", "governor", "turbo", "load", "steal", "NUMA", "memory", "memory stalls"}

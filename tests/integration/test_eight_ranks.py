@@ -36,6 +36,8 @@ COUNTS = (1, 2, 4, 8)
 class EightWorkers:
     """Rank 0 of eight that all say the same."""
 
+    launched = m.Launched(world_size=NUM_RANKS, ranks_per_node=NUM_RANKS)
+
     def __init__(self, rank):
         self._rank = rank
 
@@ -89,7 +91,7 @@ def measured(folder, **more):
     machine = Machine(device_type="cpu", devices_per_node=NUM_RANKS)
     plan = expand(settings, machine, arch=workload.name, image_size=workload.image_size)
     rank = Rank(0, 0)
-    rank.place = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0, 1))
+    rank.place = Place(rank=0, device=torch.device("cpu"), cores=(0, 1))
     rank._job = Job(settings=settings, machine=machine, workload=workload, plan=plan)
     begin = m.Begin(
         settings=settings,
@@ -107,6 +109,7 @@ def measured(folder, **more):
         begun=[m.Begun(place=_info(number), fingerprint="") for number in range(NUM_RANKS)],
         recorder=opened.recorder,
         console=Console(silent=True),
+        start_anew=list,
     )
     reason = session.run()
     opened.recorder.write()

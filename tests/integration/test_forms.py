@@ -53,7 +53,6 @@ from torch.distributed.pipelining import ScheduleGPipe
 summing = lambda stage, m, loss_fn: ScheduleGPipe(stage, m, loss_fn=loss_fn, scale_grads=False)
 patch.setitem(pipeline.SCHEDULES, "gpipe", summing)
 summed = error(case("pipeline"))
-from torch.distributed.fsdp import FSDPModule
 from ddp_bench.bench.modes import fsdp
 shard = fsdp.fully_shard
 def never_reduced(module, **more):

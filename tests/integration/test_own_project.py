@@ -1,15 +1,27 @@
-"""Projects of users, by the real command: packages with our names, models of every kind, both proofs."""
+"""Users' projects, by the real command: packages with our names, models of every kind, both proofs.
+
+And `ddp-bench`: one entry for all commands, in a checkout or installed among packages of our names.
+"""
 
 import json
+import shutil
 import sys
-from typing import NamedTuple
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import ROOT, bench_run, finished
-from own_project import OURS, SMALL, TRANSFORMER, are_proven, project_with
+from made_project import commit
 
+from ddp_bench.bench.commands import COMMANDS
 from ddp_bench.bench.package import own_command
 from ddp_bench.bench.results.store import load_run
+
+OURS = ("bench", "models", "report")
+"""Folders of ours whose names a project may have too."""
 
 OWN_PACKAGES = """
 import dataclasses
@@ -17,6 +29,102 @@ import bench, models, report
 from models.layers import activation
 assert bench.OWN and models.OWN and report.OWN
 """
+NET = """
+import bench, models, report
+from models.net import Net
+def model():
+    return Net()
+"""
+MODELS = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        from models import layers
+        self.first, self.last = torch.nn.Linear(48, layers.WIDTH), torch.nn.Linear(layers.WIDTH, 4)
+    def forward(self, images):
+        import bench, models, report
+        from models.layers import activation
+        assert bench.OWN and models.OWN and report.OWN
+        return self.last(activation(self.first(images.flatten(1))))
+"""
+LAYERS = """
+import torch
+WIDTH = 16
+activation = torch.relu
+"""
+SMALL = (
+    *("--workload", "net:model", "--image-size", "4", "--batch-size", "8", "--device", "cpu", "--steps", "1"),
+)
+
+
+def project_in(folder):
+    """A project whose packages have our names and the attribute OWN, and are imported in every forward."""
+    for name in OURS:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("OWN = True\n")
+    (folder / "models/net.py").write_text(MODELS)
+    (folder / "models/layers.py").write_text(LAYERS)
+    (folder / "net.py").write_text(NET)
+    return folder
+
+
+TRANSFORMER = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ddp_bench import Workload
+
+VOCAB, SEQ, WIDTH = 50, 12, 16
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(VOCAB, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, nhead=2, dim_feedforward=32, batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, num_layers=2)
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, input_ids, attention_mask, scale=1.0):
+        hidden = self.blocks(self.words(input_ids) * scale, src_key_padding_mask=~attention_mask)
+        return {"logits": self.head(hidden), "hidden": [hidden, None]}
+
+
+def sentences(batch_size, generator):
+    ids = torch.randint(VOCAB, (batch_size, SEQ), generator=generator)
+    lengths = torch.randint(SEQ // 2, SEQ + 1, (batch_size, 1), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.arange(SEQ) < lengths, "labels": ids, "scale": 2.0}
+
+
+def of_tokens(model, batch):
+    named = {name: batch[name] for name in ("attention_mask", "scale")}
+    logits = model(batch["input_ids"], **named)["logits"]
+    losses = functional.cross_entropy(logits.mT, batch["labels"], reduction="none")
+    mask = batch["attention_mask"]
+    return ((losses * mask).sum(1) / mask.sum(1)).mean()
+
+
+transformer = Workload(
+    name="transformer",
+    module=Transformer,
+    batch=sentences,
+    batch_loss=of_tokens,
+    optimizer=torch.optim.AdamW,
+    unit="tokens",
+    units_per_sample=SEQ,
+)
+"""
+
+
+def are_proven(cases, modes):
+    """Every mode was measured after both proofs."""
+    assert set(cases["mode"]) == modes
+    assert (cases["status"] == "ok").all(), cases["reason"].tolist()
+    assert (cases["gradient_error"] < 1e-9).all()
+    assert (cases["update_error"] < 1e-3).all()
+
 
 WITHIN_A_STEP = """
 class Own(Transformer):
@@ -31,17 +139,10 @@ own = dataclasses.replace(transformer, module=Own)
 """
 
 
-class Done(NamedTuple):
-    project: object
-    run: object
-    said: str
-    cases: object
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
-    project = project_with(OURS, folder / "project")
+    project = project_in(folder / "project")
     (project / "own.py").write_text(OWN_PACKAGES + TRANSFORMER + WITHIN_A_STEP)
     command = own_command(
         *("run", "--workload", "own:own", "--device", "cpu", "--gpus", "2", "--batch-size", "4"),
@@ -50,7 +151,8 @@ def done(tmp_path_factory):
     )
     ended = finished(command, project, {"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr[-4000:]
-    return Done(project, folder / "run", ended.stdout, load_run(folder / "run").cases)
+    cases = load_run(folder / "run").cases
+    return SimpleNamespace(project=project, run=folder / "run", said=ended.stdout, cases=cases)
 
 
 def test_a_batch_of_names_and_a_mask_is_proven_in_every_mode_and_pass(done):
@@ -84,21 +186,12 @@ def test_its_packages_are_trained_and_our_page_is_written(done):
 
 @pytest.mark.campaign
 def test_packages_on_the_path_are_trained_too(tmp_path):
-    project = project_with(OURS, tmp_path / "project")
+    project = project_in(tmp_path / "project")
     run = ("run", *SMALL, "--modes", "ddp", "--gpus", "1", "--rounds", "3", "--compile", "off,on")
     done = finished(
         own_command(*run, "--out", str(tmp_path / "run")), project, {"PYTHONPATH": f"{project}:{ROOT}"}
     )
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.mark.campaign
-def test_a_project_that_wants_our_workload_from_its_own_models_is_told_what_lacks(tmp_path):
-    project = project_with(OURS, tmp_path / "project")
-    (project / "net.py").write_text("from models import Workload\n")
-    done = finished(own_command("run", *SMALL, "--dry-run"), project)
-    assert done.returncode == 2
-    assert "cannot import name 'Workload' from 'models'" in done.stderr
 
 
 ONE_NAME = """
@@ -160,12 +253,6 @@ from torch.nn import functional
 
 from ddp_bench import Workload
 
-def cnn():
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(8 * 36, 5)
-    )
-
-
 def rows(batch_size, generator):
     return torch.randn(batch_size, 6, generator=generator), torch.randn(batch_size, 2, generator=generator)
 
@@ -197,12 +284,6 @@ def cases_of(folder, name, *settings):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return load_run(folder / "run").cases
-
-
-@pytest.mark.campaign
-def test_a_cnn_of_a_callable(tmp_path):
-    cases = cases_of(tmp_path, "cnn", "--modes", "dp,ddp,fsdp", "--image-size", "8", "--passes", "none")
-    are_proven(cases, {"single", "dp", "ddp", "fsdp"})
 
 
 @pytest.mark.campaign
@@ -312,3 +393,176 @@ def test_it_is_proven_and_timed(package, name, tmp_path):
     cases = load_run(tmp_path / "run").cases
     are_proven(cases, {"single", "dp", "ddp"})
     assert (cases["images_per_s"] > 0).all()
+
+
+SCRIPT = "import sys; from ddp_bench.__main__ import console; sys.argv[0] = 'ddp-bench'; console()"
+"""What the console script of an installed package does."""
+
+
+@pytest.fixture
+def without_torch(tmp_path):
+    """An environment in which whatever imports torch fails."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')\n")
+    return {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+
+def entered(argument, env):
+    return finished([sys.executable, "-c", SCRIPT, argument], env=env)
+
+
+def test_help_names_every_command_on_a_line_of_its_own(without_torch):
+    done = entered("--help", without_torch)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ddp-bench COMMAND")
+    lines = done.stdout.splitlines()
+    assert all(
+        any(line.split() == [name, *what.split()] for line in lines) for name, what in COMMANDS.items()
+    )
+
+
+MISTAKES = {
+    "rum": "ddp-bench: error: unknown command 'rum'; did you mean 'run'? known: run, tune, ",
+    "": "ddp-bench: error: name a command: run, tune, ",
+    "--verson": "ddp-bench: error: unrecognized arguments: --verson; did you mean --version?",
+    "run --gpu x": "ddp-bench run: error: ",
+    "tune --gpuz 2": "ddp-bench tune: error: unrecognized arguments",
+    "report nowhere": "ddp-bench report: error: nowhere",
+}
+
+EACH = """
+import sys
+from ddp_bench.__main__ import console
+for line in sys.argv[1:]:
+    sys.argv = ["ddp-bench", *line.split()]
+    try:
+        console()
+    except SystemExit as end:
+        print(end.code)
+"""
+
+
+def test_a_mistake_is_one_line_before_torch_is_imported(without_torch):
+    command = [sys.executable, "-c", EACH, *MISTAKES]
+    done = finished(command, env=without_torch)
+    assert done.stdout == "2\n" * len(MISTAKES)
+    for line, said in zip(done.stderr.splitlines(), MISTAKES.values(), strict=True):
+        assert line.startswith(said)
+
+
+def test_help_names_a_command_as_a_module_where_that_was_typed(without_torch):
+    done = finished([sys.executable, "-m", "ddp_bench", "run", "--help"], env=without_torch)
+    assert done.stdout.startswith("usage: python -m ddp_bench run "), done.stderr
+
+
+def test_versions_come_from_what_is_installed(without_torch):
+    done = entered("--version", without_torch)
+    assert done.returncode == 0
+    assert done.stdout.startswith("ddp-bench ")
+    assert ", torch " in done.stdout
+
+
+def test_our_own_processes_start_in_any_folder(tmp_path):
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench/__init__.py").write_text("raise SystemExit('theirs')\n")
+    for safe in ("", "1"):
+        env = {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": safe}
+        done = finished(own_command("report", "nowhere"), tmp_path, env)
+        assert done.stderr.startswith("report: error: nowhere"), done.stderr
+
+
+def ended(*command, folder):
+    return finished(command, folder, {"PYTHONPATH": None})
+
+
+def pip(*arguments):
+    done = ended(sys.executable, "-m", "pip", *arguments, folder=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A copy of the sources: building leaves files in them."""
+    folder = tmp_path_factory.mktemp("sources")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in (*OURS, "ddp_bench"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(sources):
+    out = sources.parent / "wheels"
+    pip("wheel", str(sources), "--no-deps", "--no-build-isolation", "--wheel-dir", str(out))
+    (found,) = out.glob("ddp_bench-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def programs(request, sources, wheel, tmp_path_factory):
+    """The folder of programs of a fresh environment, which takes what we depend on from this one."""
+    folder = tmp_path_factory.mktemp(request.param)
+    venv.create(folder, with_pip=False)
+    programs = folder / "bin"
+    what = [str(wheel)] if request.param == "wheel" else ["--no-build-isolation", "--editable", str(sources)]
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "of_the_tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip("--python", str(programs / "python"), "install", "--no-deps", "--no-index", *what)
+    return programs
+
+
+@pytest.mark.campaign
+def test_the_wheel_holds_what_the_page_needs_and_the_types(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    templates = {f"ddp_bench/report/templates/{path.name}" for path in (ROOT / "report/templates").iterdir()}
+    assert templates | {"ddp_bench/py.typed", "ddp_bench/bench/run/main.py"} <= names
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"ddp_bench"}
+
+
+@pytest.mark.campaign
+def test_every_command_works_in_a_project_with_the_same_names(programs, tmp_path):
+    project = project_in(tmp_path / "project")
+    command, runs = str(programs / "ddp-bench"), [str(tmp_path / name) for name in ("first", "second")]
+    run = ("run", "--modes", "single,ddp", "--gpus", "1,2", *SMALL, "--rounds", "3")
+    for out in runs:
+        done = ended(command, *run, "--out", out, folder=project)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "ddp-bench" in done.stdout, "the next command is in the form that was typed"
+        assert "python -m bench" not in done.stdout + done.stderr
+        assert (Path(out) / "report.html").exists()
+    page = ended(command, "report", *runs, "--out", str(tmp_path / "page.html"), folder=project)
+    assert page.returncode == 0, page.stderr
+    gate = ended(command, "gate", *runs, folder=project)
+    assert gate.returncode in (0, 1, 3), gate.stderr
+    assert "images/s" in gate.stdout
+    doctor = ended(command, "doctor", "--json", folder=project)
+    assert doctor.returncode in (0, 1), doctor.stderr
+    assert doctor.stdout.startswith("{")
+
+
+@pytest.mark.campaign
+def test_the_gate_in_turns_works_in_a_project_with_the_same_names(programs, tmp_path):
+    project = project_in(tmp_path / "project")
+    commit(project, {})
+    # Another content, for the same file on both sides is refused.
+    for name in ("net.py", "models/net.py"):
+        (project / name).write_text((project / name).read_text() + "\n# changed\n")
+    of_run = ("--modes", "ddp", "--gpus", "1", *SMALL, "--rounds", "5", "--passes", "none")
+    where = ("--out", str(tmp_path / "sides"), "--launches", "1")
+    gate = ended(
+        str(programs / "ddp-bench"), "gate", "--interleave", "HEAD", *where, "--", *of_run, folder=project
+    )
+    assert gate.returncode in (0, 1, 3), gate.stderr[-3000:]
+    assert "images/s" in gate.stdout
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("command", [["ddp_bench", "run"], ["ddp_bench.bench.run"]], ids=" ".join)
+def test_torchrun_starts_ours_in_a_project_with_the_same_names(programs, command, tmp_path):
+    project = project_in(tmp_path / "project")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *command)
+    run = ("--modes", "ddp", "--gpus", "2", *SMALL, "--rounds", "1", "--passes", "none")
+    done = ended(str(programs / "python"), *torchrun, *run, "--out", str(tmp_path / "run"), folder=project)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "run/report.html").exists()

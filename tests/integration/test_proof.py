@@ -21,7 +21,7 @@ from ddp_bench.bench.worker.proof import ProofError, Prover, fingerprint
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import Workload
 
-PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
+PLACE = Place(rank=0, device=torch.device("cpu"), cores=(0,))
 CASE = case_of(mode="dp", num_devices=2, batch_per_device=2)
 
 
@@ -284,16 +284,16 @@ report({
 
 
 @pytest.mark.parametrize(("batch_per_device", "is_seen"), [(2, False), (4, True)])
-def test_rows_of_one_device_that_weigh_differently_are_seen(batch_per_device: int, *, is_seen: bool) -> None:
+def test_rows_of_one_device_that_weigh_differently_are_seen(batch_per_device, *, is_seen):
     """The first row of each device has as many labels as that of the other, the second has not."""
 
-    def batch(num_rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(num_rows, generator):
         labels = torch.randint(10, (num_rows, 8), generator=generator)
         labels[2:, 1:] = -100
         return torch.randn(num_rows, 8, 4, generator=generator), labels
 
-    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(outputs.mT, labels)
+    def loss(outputs, labels):
+        return functional.cross_entropy(outputs.mT, labels)
 
     torch.manual_seed(0)
     made = Workload(name="labels", module=lambda: torch.nn.Linear(4, 10), batch=batch, loss=loss)
@@ -434,9 +434,6 @@ def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason():
     staged = dataclasses.replace(CASE, mode="partition", backend="gloo")
     with pytest.raises(Unsupported, match="inputs and targets are more than that"):
         prover_of().splitter.split(staged)
-    whole = prover_of(loss=functional.cross_entropy, batch_loss=lambda model, batch: model(**batch[0]).sum())
-    with pytest.raises(Unsupported, match="the workload has batch_loss, which calls the whole model"):
-        whole.splitter.split(staged)
 
 
 PREPARED = """
@@ -457,7 +454,7 @@ def proven(workload=None, **settings):
     torch.manual_seed(0)
     prover = Prover(workload, make_module(workload), cluster.place, 0, equal_replicas=True)
     live = HeldCase(case, group if case.mode == "ddp" else None)
-    asked = Warm(index=0, case=case, oversubscribed=False, equal_replicas=True)
+    asked = Warm(index=0, case=case, equal_replicas=True)
     try:
         prover.prove(case, live.group)
         warm(live, asked, prover=prover, settings=run, clock=Clock())

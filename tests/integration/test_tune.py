@@ -6,7 +6,6 @@ import pytest
 from commands import SMALL, python
 
 from ddp_bench.bench.buckets import BucketCaps, assign_cap, bucket_bytes
-from ddp_bench.bench.predict import main as predict
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.tune import main as tune
@@ -15,16 +14,13 @@ from ddp_bench.models.registry import resnet_workload
 CAPS = ("default", "0", "0.1", "0.25", "0.5")
 
 
-def bench_tune(*arguments):
-    given = (*SMALL, "--gpus", "2", "--bucket-cap-mb", ",".join(CAPS), *arguments)
-    return python("-m", "bench.tune", *given, env={"OMP_NUM_THREADS": "1"})
-
-
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     out = tmp_path_factory.mktemp("tune") / "out"
     more = ("--calibrate", "--passes", "no_sync,comm", "--gradient-as-bucket-view", "off,on")
-    done = bench_tune("--rounds", "8", *more, "--json", "--out", str(out))
+    given = (*SMALL, "--gpus", "2", "--bucket-cap-mb", ",".join(CAPS), "--rounds", "8", *more)
+    how = ("--json", "--out", str(out))
+    done = python("-m", "bench.tune", *given, *how, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
     return out, json.loads(done.stdout)
 
@@ -72,19 +68,6 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
     assert found.residual_ms
     assert found.single_step_ms
     assert [text for text in said["findings"] if text.startswith("Bound: by simulation no bucket layout")]
-
-
-@pytest.mark.campaign
-@pytest.mark.smoke
-def test_predict_starts_from_the_calibration(tuned, capsys):
-    out, _ = tuned
-    code = predict.main([str(out), "--gpus", "1,2,8"])
-    said = capsys.readouterr()
-    if code == 0:
-        assert "measured by the calibration pass" in said.out
-    else:  # nothing of a noisy calibration is known to half its value
-        assert code == 2
-        assert "not predicted: the interval would be" in said.err
 
 
 @pytest.mark.usefixtures("in_process")

@@ -136,11 +136,9 @@ class Machine:
         clock = iter((0.0, 0.5))
         watched = SimpleNamespace(sleep=lambda _: write(root, self.later), perf_counter=lambda: next(clock))
         patch.setattr(host, "time", watched)
-        patch.setattr(host.os, "cpu_count", lambda: self.num_cores)
-        patch.setattr(host.os, "sched_getaffinity", lambda _: set(self.allowed))
-        patch.setattr(
-            host.os, "getloadavg", lambda: _raise(OSError()) if self.load is None else (self.load,) * 3
-        )
+        patch.setattr(os, "cpu_count", lambda: self.num_cores)
+        patch.setattr(os, "sched_getaffinity", lambda _: set(self.allowed))
+        patch.setattr(os, "getloadavg", lambda: _raise(OSError()) if self.load is None else (self.load,) * 3)
         patch.setitem(sys.modules, "torch", torch)
         for name in list(host.environment()):
             patch.delenv(name)
@@ -199,27 +197,17 @@ def meminfo(total_gib, available_gib, swapped_kib=0):
 def h100(index):
     """What NVML answers of one."""
     return {
-        "Name": "NVIDIA H100 80GB HBM3",
-        "UUID": f"GPU-{index}1234567",
-        "VirtualizationMode": 0,
-        "MigMode": [0, 0],
+        "Name": "NVIDIA H100 80GB HBM3", "UUID": f"GPU-{index}1234567",
+        "VirtualizationMode": 0, "MigMode": [0, 0], "PersistenceMode": 1,
         "PciInfo": SimpleNamespace(busId=f"00000000:{index}7:00.0"),
-        "ComputeRunningProcesses": [],
-        "GraphicsRunningProcesses": [],
+        "ComputeRunningProcesses": [], "GraphicsRunningProcesses": [],
         "UtilizationRates": SimpleNamespace(gpu=0),
         "MemoryInfo": SimpleNamespace(used=4 * 2**20, total=81559 * 2**20),
-        "ClockInfo": 345,
-        "MaxClockInfo": 1980,
-        "CurrentClocksEventReasons": 0x1,
-        "EnforcedPowerLimit": 700000,
-        "PowerManagementDefaultLimit": 700000,
-        "EccMode": [1, 1],
-        "TotalEccErrors": 0,
-        "RemappedRows": (0, 0, 0, 0),
-        "TemperatureV": 29 + index,
-        "MarginTemperature": 56,
-        "PersistenceMode": 1,
-    }
+        "ClockInfo": 345, "MaxClockInfo": 1980, "CurrentClocksEventReasons": 0x1,
+        "EnforcedPowerLimit": 700000, "PowerManagementDefaultLimit": 700000,
+        "EccMode": [1, 1], "TotalEccErrors": 0, "RemappedRows": (0, 0, 0, 0),
+        "TemperatureV": 29 + index, "MarginTemperature": 56,
+    }  # fmt: skip
 
 
 NVLINK = {"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynvml.NVML_TOPOLOGY_SYSTEM}
@@ -429,9 +417,7 @@ SITUATIONS = {
         ),
         (h100_box, gpu(7, MigMode=[1, 1])),
     ],
-    "GPU affinity": [
-        (h100_box, allowed(56), gpu(3, PciInfo=None), file(f"{NODES}/node1/cpulist", "")),
-    ],
+    "GPU affinity": [(h100_box, allowed(56), gpu(3, PciInfo=None), file(f"{NODES}/node1/cpulist", ""))],
     "cores": [
         (h100_box, allowed(16), allowed(15), allowed(7)),
         (laptop, {"allowed": frozenset({1})}),
@@ -480,10 +466,7 @@ SITUATIONS = {
         (h100_box, env(NCCL_SOCKET_IFNAME="ens5"), file(PORT, "1: DOWN"), env(NCCL_SOCKET_IFNAME="lo")),
         (h100_box, {**env(NCCL_SOCKET_IFNAME="docker"), "interfaces": {"docker0": (True, "172.17.0.1", 0)}}),
     ],
-    "torch": [
-        (h100_box, torch(num_devices=0), torch("2.11.0", cuda="12.8")),
-        (laptop, {"torch": None}),
-    ],
+    "torch": [(h100_box, torch(num_devices=0), torch("2.11.0", cuda="12.8")), (laptop, {"torch": None})],
     "torchvision": [
         (laptop, torch("2.13.0"), {"vision": None}),
         (laptop, {**torch("2.16.0.dev20261001"), "vision": ("0.30", "torch==2.16.0.dev20261001")}),

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import made
-import numpy as np
 from made import made_manifest, write_tables
 
 from ddp_bench.bench.gate.compare import compare
@@ -23,11 +22,6 @@ MANIFEST = {
 
 def plan(arch="resnet18", **settings):
     return made.planned(made.resolved(gpus=(2,), bucket_cap_mb=("default",), **settings), arch=arch)
-
-
-def noisy(rng, ms, *, num_rounds, sd=0.02, tail=30.0):
-    """Step times of that median, in ms: Student's t noise of `tail` degrees of freedom."""
-    return [float(ms * np.exp(sd * value)) for value in rng.standard_t(tail, size=num_rounds)]
 
 
 STEADY = {

@@ -229,22 +229,8 @@ PAGES = {
 """What makes each page, in a folder of its own."""
 
 BREAKS = {
-    *[
-        "p",
-        "li",
-        "tr",
-        "h1",
-        "h2",
-        "h3",
-        "dt",
-        "figure",
-        "svg",
-        "summary",
-        "pre",
-        "section",
-        "article",
-        "caption",
-    ]
+    *("p", "li", "tr", "h1", "h2", "h3", "dt", "figure", "svg"),
+    *("summary", "pre", "section", "article", "caption"),
 }
 
 

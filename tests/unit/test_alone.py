@@ -1,6 +1,6 @@
 """What a device or a link does by itself: curves of all-reduces, rates of products."""
 
-import time
+import timeit
 from collections import Counter
 from statistics import median
 from types import SimpleNamespace
@@ -89,26 +89,16 @@ class HandClock:
 
 
 def timed_by(monkeypatch, *times_ms):
-    made = []
-
-    def make(_):
-        made.append(HandClock(times_ms))
-        return made[-1]
-
-    monkeypatch.setattr(matrix_rate, "make_clock", make)
+    made = HandClock(times_ms)
+    monkeypatch.setattr(matrix_rate, "make_clock", lambda _: made)
     return made
 
 
 def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch):
     timed_by(monkeypatch, 10.0, 8.0, 20.0)  # so long that each is repeated three times
     found = DeviceMeter(CPU, "fp32").measured()
-    assert found == pytest.approx(
-        {
-            "matrix_tflop_per_s": FLOPS / 10e-3 / 1e12,
-            "matrix_tflop_per_s_low": FLOPS / 20e-3 / 1e12,
-            "matrix_tflop_per_s_high": FLOPS / 8e-3 / 1e12,
-        }
-    )
+    by_ms = {"": 10, "_low": 20, "_high": 8}
+    assert found == pytest.approx({f"matrix_tflop_per_s{end}": FLOPS / ms / 1e9 for end, ms in by_ms.items()})
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
@@ -119,39 +109,29 @@ def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype):
     assert {factor.dtype for factor in (*meter._factors, meter._product)} == {dtype} == {expected}
 
 
-def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(monkeypatch):
-    meter = object.__new__(DeviceMeter)
-    meter._device = torch.device("cuda")
-    made = timed_by(monkeypatch, 10.0)
-    meter._multiply = lambda: made[0].said.append("work")
-    assert len(meter._times_ms()) == 10
-    once, ten = "mark work mark read", f"mark {'work mark ' * 10}read"
-    assert " ".join(made[0].said) == f"{once} {once} {ten} {ten}"
-
-
 @pytest.mark.parametrize(
-    ("once_ms", "expected"),
+    ("once_ms", "number"),
     [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, matrix_rate.LEAST_REPETITIONS)],
 )
-def test_repetitions_fill_the_time_within_limits(once_ms, expected):
-    assert matrix_rate._repetitions(0.1, once_ms) == expected
-
-
-def _plain_ms(work):
-    times = []
-    for _ in range(6):
-        began = time.perf_counter()
-        work()
-        times.append(1000 * (time.perf_counter() - began))
-    return median(times[1:])
+def test_a_gpu_warms_up_and_is_not_waited_for_within_repetitions_that_fill_their_time(
+    once_ms, number, monkeypatch
+):
+    meter = object.__new__(DeviceMeter)
+    meter._device = torch.device("cuda")
+    made = timed_by(monkeypatch, once_ms)
+    meter._multiply = lambda: made.said.append("work")
+    assert len(meter._times_ms()) == number
+    once, in_a_row = "mark work mark read", f"mark {'work mark ' * number}read"
+    assert " ".join(made.said) == f"{once} {once} {in_a_row} {in_a_row}"
 
 
 def test_this_cpu_is_as_fast_as_plain_timing_finds_it():
     """Within a factor of ten, for what else runs here; a wrong unit or size is further away."""
     size = MATRIX_SIZE["cpu"]
     a = torch.randn(size, size)
+    plain_s = median(timeit.repeat(lambda: a @ a, number=1, repeat=6)[1:])
     found = DeviceMeter(CPU, "fp32").measured()
-    assert 0.1 < found["matrix_tflop_per_s"] / (FLOPS / _plain_ms(lambda: a @ a) / 1e9) < 10
+    assert 0.1 < found["matrix_tflop_per_s"] / (FLOPS / plain_s / 1e12) < 10
 
 
 class FakeWorkers:
@@ -178,11 +158,8 @@ def rates(workers, *counts):
     said, found = [], []
     run = Cases.__new__(Cases)
     run.workers, run.plan, run.settings = workers, [*plan, skipped], SETTINGS
-    run.recorder = SimpleNamespace(
-        note=lambda *_: None,
-        manifest=SimpleNamespace(roofline=()),
-        tell=lambda *, roofline: found.extend(roofline),
-    )
+    manifest, tell = SimpleNamespace(roofline=()), lambda *, roofline: found.extend(roofline)
+    run.recorder = SimpleNamespace(note=lambda *_: None, manifest=manifest, tell=tell)
     run.console, run._turns = SimpleNamespace(note=said.append), TurnClient(None)
     measure_rates(run)
     return found, said
@@ -205,31 +182,23 @@ def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks():
     assert said == ["the rates of 2 devices are not known: OutOfMemoryError: full"]
 
 
-@pytest.fixture
-def rank(monkeypatch):
-    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
-    found = Rank(0, 0)
-    found.place = Place(rank=0, local_rank=0, device=CPU, cores=(0,))
-    found._settings = SETTINGS
-    return found
-
-
-ILLEGAL = "CUDA error: an illegal memory access was encountered"
-
-
 @pytest.mark.parametrize(
     ("error", "status", "value", "restart"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), "ok", "OutOfMemoryError: CUDA out of memory", False),
-        (torch.AcceleratorError(ILLEGAL), "failed", None, True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was met"), "failed", None, True),
     ],
 )
 def test_a_device_without_the_memory_says_why_and_a_broken_one_starts_the_ranks_again(
-    error, status, value, restart, rank, monkeypatch
+    error, status, value, restart, monkeypatch
 ):
     def fails(_):
         raise error
 
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
     monkeypatch.setattr(DeviceMeter, "measured", fails)
+    rank = Rank(0, 0)
+    rank.place = Place(rank=0, device=CPU, cores=(0,))
+    rank._settings = SETTINGS
     found = rank.do(m.Rate())
     assert (found.status, found.value, found.restart) == (status, value, restart)

@@ -2,11 +2,8 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
-from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 from hypothesis import given
 from hypothesis import strategies as st
 from made import case_of
@@ -14,9 +11,6 @@ from made import case_of
 from ddp_bench.bench.buckets import BucketCaps, BucketLayout, assign_cap, bucket_bytes
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.measure import calibration, collectives
-from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.collectives import BucketReplay
 from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
 from ddp_bench.bench.predict.from_pass import calibration_of, slowdowns
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work, simulate
@@ -60,73 +54,7 @@ def test_bursts_count_as_much_as_they_last_and_noise_makes_no_slow_down_below_on
     assert found == Slowdown(compute=1.0, comm=1.0)
 
 
-def gpu_bursts(monkeypatch, *, num_buckets, comm_ms, kernel_ms):
-    """The bursts on a GPU whose compute (100 kernels) and communication share nothing."""
-    gpu = FakeGpu(monkeypatch, launch_ms=0.03, comm_ms=comm_ms)
-    trainer = SimpleNamespace(local_step=lambda: [gpu.launch(kernel_ms) for _ in range(100)])
-    monkeypatch.setattr(calibration, "longest", lambda times_ms, *_: times_ms)
-    replay = BucketReplay([4096] * num_buckets, "none", None, DEVICE)
-    return *calibration._bursts(trainer, replay, make_clock(DEVICE)), gpu
-
-
-def slowdown_of(detail):
-    return slowdowns(**{name: ms for name, ms in detail.items() if name != "comm_core_ms"})
-
-
-GPUS = [
-    {"num_buckets": 5, "comm_ms": 0.5, "kernel_ms": 0.2},
-    {"num_buckets": 5, "comm_ms": 0.5, "kernel_ms": 0.005},  # launching takes longer than computing
-    {"num_buckets": 5, "comm_ms": 0.02, "kernel_ms": 0.02},  # so do all-reduces
-    {"num_buckets": 8, "comm_ms": 0.1, "kernel_ms": 2.0},  # compute outlasts all replays that may wait
-    {"num_buckets": 5, "comm_ms": 30.0, "kernel_ms": 0.2},  # a slow network: several steps in a burst
-]
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-def test_on_a_gpu_that_shares_nothing_no_side_slows_the_other_down(monkeypatch, gpu):
-    detail, _, _ = gpu_bursts(monkeypatch, **gpu)
-    found = slowdown_of(detail)
-    assert found.compute == pytest.approx(1.0, abs=1e-3)
-    assert found.comm == pytest.approx(1.0, abs=1e-3)
-
-
-def test_without_the_hold_launching_the_all_reduces_looks_like_a_slow_down(monkeypatch):
-    """The simulation can tell: 0.03 ms each for what is launched before the first kernel."""
-    monkeypatch.setattr(collectives, "hold", lambda *_: None)
-    detail, _, _ = gpu_bursts(monkeypatch, **GPUS[0])
-    assert slowdown_of(detail).compute > 1.05
-
-
-@pytest.mark.parametrize("num_buckets", [1, 2, 5, 30, 160])
-def test_all_replays_of_a_burst_wait_in_a_queue_that_has_room_for_them(monkeypatch, num_buckets):
-    *_, gpu = gpu_bursts(monkeypatch, num_buckets=num_buckets, comm_ms=0.02, kernel_ms=5.0)
-    assert 0 < gpu.nccl.most_pending < 1000
-
-
-def test_the_steps_of_the_block_show_their_launches_as_training_does(monkeypatch):
-    detail, steps_ms, _ = gpu_bursts(monkeypatch, **GPUS[1])
-    assert steps_ms == pytest.approx([100 * 0.03 + 0.005])
-    assert detail["compute_alone_ms"][0] == pytest.approx(100 * 0.005)
-
-
-def test_on_a_cpu_the_bursts_are_what_they_were_and_ask_nothing_of_cuda(monkeypatch):
-    """A step to size the bursts, six by themselves and six beside two replays of two buckets each."""
-    steps, sent = [], []
-    forbid_cuda(monkeypatch)
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda bucket, **_: sent.append(bucket.numel()))
-    monkeypatch.setattr(calibration, "longest", lambda *_: (10.0, 10.0))
-    trainer = SimpleNamespace(local_step=lambda: steps.append(len(sent)))
-    device = torch.device("cpu")
-    replay = BucketReplay([400, 800], "none", None, device)
-    detail, steps_ms = calibration._bursts(trainer, replay, make_clock(device))
-    align, once = [1024], [100, 200]
-    bursts = [*align, *align, *once * 2, *align, *once * 2, *align]
-    assert sent == [*align, *once * 2, *bursts * 3]
-    assert len(steps) == 13
-    assert len(steps_ms) == len(detail["compute_alone_ms"]) == len(detail["comm_end_ms"]) == 6
-
-
-def known_run(tmp_path, *, with_pass=True):
+def known_run(tmp_path):
     """Two caps over three rounds of a machine that is 10% slower in each round than before."""
     cases, blocks = [], []
     for cap in ("default", "1000"):
@@ -139,7 +67,7 @@ def known_run(tmp_path, *, with_pass=True):
             comm = sum(CURVE(size) for size in sizes)
             found = {"timed": first * pace, "no_sync": COMPUTE.total_ms * pace, "comm": comm * pace}
             blocks += [_block(case, r, phase, ms) for phase, ms in found.items()]
-            if with_pass and cap == "default":
+            if cap == "default":
                 blocks.append(_block(case, r, "calibration", COMPUTE.total_ms * pace, _detail(pace)))
         cases.append(
             {
@@ -229,11 +157,10 @@ def test_the_residual_is_that_of_the_calibrated_case_whatever_the_others_take(tm
     assert found.residual_ms == known.residual_ms
 
 
-def test_a_run_without_the_pass_of_another_model_or_without_no_sync_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="--calibrate"):
-        calibration_of(known_run(tmp_path, with_pass=False), TRAINABLE)
-    with pytest.raises(UsageError, match="4 parameters, the workload 3"):
-        calibration_of(known_run(tmp_path), TRAINABLE[:3])
+def test_a_run_of_another_model_or_without_a_pass_is_refused(tmp_path):
     run = known_run(tmp_path)
-    with pytest.raises(UsageError, match="no_sync"):
-        calibration_of(replace(run, blocks=run.blocks[run.blocks["phase"] != "no_sync"]), TRAINABLE)
+    with pytest.raises(UsageError, match="4 parameters, the workload 3"):
+        calibration_of(run, TRAINABLE[:3])
+    for phase, said in (("calibration", "--calibrate"), ("no_sync", "no_sync")):
+        with pytest.raises(UsageError, match=said):
+            calibration_of(replace(run, blocks=run.blocks[run.blocks["phase"] != phase]), TRAINABLE)

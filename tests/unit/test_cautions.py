@@ -217,8 +217,6 @@ def test_drift_is_told_with_its_size_and_interval():
     assert low < size < high < 0
     assert low < 100 * (1 / 1.1 - 1) < high
     assert "from round 1 to 20" in caution.text
-    assert "bench.doctor" in caution.sentence
-    assert "bench.gate --interleave" in caution.sentence
 
 
 def test_drift_alone_is_not_called_two_levels_or_outliers():
@@ -230,13 +228,10 @@ def test_two_levels_name_the_worst_case_and_both_speeds():
     rng = np.random.default_rng(2)
     slow = rng.permutation([1.06] * 7 + [1.0] * 13)
     steady = normal(rng, 20)
-    caution = found(steady, steady[::-1] * 1.0, 100 * slow * np.exp(0.003 * rng.normal(size=20)))[
-        "two levels"
-    ]
-    assert caution.case_id == plan()[2].case.case_id
-    assert caution.text.startswith("1 of 3 cases has rounds at two speeds")
-    assert "35% of 20 rounds near" in caution.text
-    assert "bench.doctor" in caution.advice
+    warned = found(steady, steady[::-1], 100 * slow * np.exp(0.003 * rng.normal(size=20)))
+    assert warned["two levels"].case_id == plan()[2].case.case_id
+    assert warned["two levels"].text.startswith("1 of 3 cases has rounds at two speeds")
+    assert "35% of 20 rounds near" in warned["two levels"].text
 
 
 def test_a_split_in_two_is_the_one_that_was_made():
@@ -272,9 +267,7 @@ def test_a_first_round_that_is_still_warming_up():
 
 
 def test_few_rounds_and_the_number_that_the_target_needs():
-    few = found([100.0, 101, 99])
-    assert set(few) == {"few rounds"}
-    assert "bench.run --rounds 10" in few["few rounds"].advice
+    assert set(found([100.0, 101, 99])) == {"few rounds"}
     noisy = list(np.random.default_rng(8).normal(100, 4, 10))
     assert "wide intervals" not in found(noisy)
     wide = found(noisy, target=0.02)["wide intervals"]
@@ -312,7 +305,6 @@ def test_another_rate_without_a_pause_is_told(ms, said, advice):
     caution = sustained([100 * w for w in wobble], [ms * w for w in wobble])
     assert caution.case_id == plan()[0].case.case_id
     assert f"{said} in the last half of --sustain" in caution.text
-    assert "1 of 1 case without a pause at another rate" in caution.text
     assert advice in caution.advice
 
 

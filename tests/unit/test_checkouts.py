@@ -11,15 +11,7 @@ from made_project import commit, git
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate import checkouts
-from ddp_bench.bench.gate.checkouts import (
-    Checkout,
-    look,
-    own_repository,
-    planned_code,
-    refuse_uncompared,
-    repository_to_compare,
-    worktree,
-)
+from ddp_bench.bench.gate.checkouts import Checkout, refuse_uncompared
 from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path
 from ddp_bench.bench.gate.interleave import from_any_folder
 from ddp_bench.bench.gate.main import main
@@ -30,7 +22,7 @@ from ddp_bench.models import resnet
 
 def looked(workload, folder):
     """What the candidate's side imports, which starts where this process is."""
-    return look(Checkout("candidate", Path.cwd(), sys.executable), ["--workload", workload], folder)
+    return checkouts.look(Checkout("candidate", Path.cwd(), sys.executable), ["--workload", workload], folder)
 
 
 NET = """
@@ -46,7 +38,7 @@ def test_the_repository_is_that_of_the_workloads_file(tmp_path, monkeypatch):
     monkeypatch.chdir(elsewhere)
     monkeypatch.setenv("PYTHONPATH", str(project / "src"))
     found = looked("net_p:make", tmp_path)
-    assert repository_to_compare("net_p:make", found) == project
+    assert checkouts.repository_to_compare("net_p:make", found) == project
     assert found.modules == {"net_p": project / "src" / "net_p.py"}
 
 
@@ -57,9 +49,9 @@ def test_a_workload_in_no_repository_leaves_the_current_folders(tmp_path, monkey
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = looked("net_q:make", tmp_path)
     with pytest.raises(UsageError, match=r"neither .*net_q\.py nor the current folder is in a git repos"):
-        repository_to_compare("net_q:make", found)
+        checkouts.repository_to_compare("net_q:make", found)
     commit(tmp_path / "here", {"a": ""})
-    assert repository_to_compare("net_q:make", looked("net_q:make", tmp_path)) == tmp_path / "here"
+    assert checkouts.repository_to_compare("net_q:make", looked("net_q:make", tmp_path)) == tmp_path / "here"
 
 
 def test_what_is_no_workload_of_the_users_is_refused(tmp_path):
@@ -67,7 +59,7 @@ def test_what_is_no_workload_of_the_users_is_refused(tmp_path):
         looked("no_such_net:make", tmp_path)
     own = Seen(WorkloadCode(), Path(resnet.__file__), {}, None)
     with pytest.raises(UsageError, match="leave it out"):
-        repository_to_compare("ddp_bench.models.resnet:resnet20", own)
+        checkouts.repository_to_compare("ddp_bench.models.resnet:resnet20", own)
 
 
 def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(tmp_path, monkeypatch):
@@ -78,17 +70,17 @@ def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(tmp_p
     monkeypatch.setattr(checkouts, "ROOT", own)
     for here in (own, own / "bench"):
         monkeypatch.chdir(here)
-        assert own_repository() == own
+        assert checkouts.own_repository() == own
     monkeypatch.chdir(neither)
     with pytest.raises(UsageError, match="do not change here; name a workload"):
-        own_repository()
+        checkouts.own_repository()
     monkeypatch.chdir(theirs)
     with pytest.raises(UsageError, match=r"do not change with the commits of .*theirs; name a workload"):
-        own_repository()
+        checkouts.own_repository()
     monkeypatch.setattr(checkouts, "ROOT", theirs / "env" / "site-packages")
     (theirs / "env" / "site-packages").mkdir(parents=True)
     with pytest.raises(UsageError, match="runs from no git checkout here; name a workload of yours"):
-        own_repository()
+        checkouts.own_repository()
 
 
 def test_an_unknown_reference_of_a_users_project_is_one_line(tmp_path, monkeypatch, capsys):
@@ -105,7 +97,7 @@ def test_a_worktree_runs_no_hook_of_the_repository(tmp_path):
     hook = tmp_path / ".git" / "hooks" / "post-checkout"
     hook.write_text("#!/bin/sh\nexit 1\n")
     hook.chmod(0o755)
-    with worktree(tmp_path, "HEAD") as place:
+    with checkouts.worktree(tmp_path, "HEAD") as place:
         assert (place / "a").read_text() == "1"
     assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
 
@@ -147,8 +139,8 @@ def test_a_side_that_loads_another_file_is_refused(ours, theirs, message, projec
 def test_equal_code_in_two_environments_is_no_a_a_comparison(tmp_path):
     code = WorkloadCode(repository="mynet", commit="a" * 40, code_sha256="x")
     sides = [Checkout("a side", tmp_path, python, code=code) for python in ("python3", "python3", "python4")]
-    assert "this is an A/A comparison" in planned_code(*sides[:2]).lines()[1]
-    assert "what differs is the environment" in planned_code(*sides[1:]).lines()[1]
+    assert "this is an A/A comparison" in checkouts.planned_code(*sides[:2]).lines()[1]
+    assert "what differs is the environment" in checkouts.planned_code(*sides[1:]).lines()[1]
 
 
 def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(tmp_path, monkeypatch):
@@ -182,14 +174,8 @@ def test_everything_of_the_repository_is_moved_and_nothing_else(tmp_path, monkey
     said = subprocess.check_output(
         [sys.executable, "-P", "-c", ask, *names], env={**os.environ, "PYTHONPATH": path}, text=True
     )
-    wanted = [
-        place / "src/net_e.py",
-        place / "libs/net_f.py",
-        "net_g",
-        other / "net_h.py",
-        top / "env/net_i.py",
-    ]
-    assert said.split() == [str(file) for file in wanted]
+    wanted = f"{place}/src/net_e.py {place}/libs/net_f.py net_g {other}/net_h.py {top}/env/net_i.py"
+    assert said.split() == wanted.split()
 
 
 def test_a_folder_of_the_repository_is_moved_and_one_elsewhere_stays(tmp_path):

@@ -13,7 +13,7 @@ from commands import ROOT, finished, python
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from ddp_bench.bench import cli, console
+from ddp_bench.bench import cli
 from ddp_bench.bench.cli import TYPED_ENV
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
@@ -129,11 +129,10 @@ def test_an_output_that_takes_nothing_ends_no_work(where, written, code, tmp_pat
     """Nor does one that the work closes."""
     command = f"{sys.executable} -c '{WRITES}' {where}"
     done = finished(["sh", "-c", command], tmp_path, {"PYTHONPATH": str(ROOT)})
-    found = [(tmp_path / name).read_text() if (tmp_path / name).exists() else "" for name in ("out", "err")]
-    assert done.returncode == code
-    assert found[0] == written[0]
-    assert found[1].startswith(written[1])
-    assert "Traceback" not in found[1]
+    out, err = (file.read_text() if (file := tmp_path / name).exists() else "" for name in ("out", "err"))
+    assert (done.returncode, out) == (code, written[0])
+    assert err.startswith(written[1])
+    assert "Traceback" not in err
 
 
 def test_an_output_of_ascii_alone_gets_other_characters_replaced():
@@ -142,39 +141,13 @@ def test_an_output_of_ascii_alone_gets_other_characters_replaced():
 
 
 def test_a_reader_that_has_gone_does_not_change_the_exit_code():
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITES, "much"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command, pipe = [sys.executable, "-c", WRITES, "much"], subprocess.PIPE
+    writer = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
     assert writer.stdout.readline() == "line ±1\n"
     writer.stdout.close()
     assert writer.wait() == 1
     assert writer.stderr.read() == "progress ±1\n"
     writer.stderr.close()
-
-
-@pytest.mark.parametrize(
-    ("typed", "run", "report", "said"),
-    [
-        (None, "python -m bench.run --out 'a b'", "python -m report", "bench.tune"),
-        ("ddp-bench", "ddp-bench run --out 'a b'", "ddp-bench report", "ddp-bench tune"),
-        ("python -m bench", "python -m bench run --out 'a b'", "python -m bench report", "bench tune"),
-    ],
-)
-def test_commands_are_named_in_the_form_that_the_user_typed(typed, run, report, said, monkeypatch):
-    monkeypatch.delenv(TYPED_ENV, raising=False)
-    if typed is not None:
-        monkeypatch.setenv(TYPED_ENV, typed)
-    assert cli.command("run", "--out", "a b") == run
-    assert cli.command("report") == report
-    seen = []
-    before = cli.speaker()
-    cli.guarded("tune", lambda: seen.append(cli.speaker()) or 0)
-    assert seen == [said], "whatever says something while tune runs says it as tune"
-    assert cli.speaker() == before
 
 
 @pytest.mark.parametrize("word", ["plain", "a b", "two\nlines", "it's\ta \\x0a\x1b"])
@@ -213,6 +186,7 @@ def test_messages_name_commands_in_the_form_typed(name, arguments, typed, monkey
         code = end.code
     out, err = capsys.readouterr()
     assert code == (0 if arguments == "--help" else 2)
+    assert not code or f"{cli.speaker(name)}: error: " in err
     said = out + err
     ours = f"({'|'.join((*NAMES, 'report'))})"
     as_module, as_script = rf"(?<!ddp_bench\.)\bbench\.{ours}\b|python -m report", rf"ddp[-_]bench {ours}\b"
@@ -260,25 +234,17 @@ def test_on_a_terminal_the_table_stands_above_the_live_line():
     assert stream.getvalue().endswith(("\x1b[2K", "\x1b[?25h")), "nothing of it is left"
 
 
-def test_elsewhere_there_is_no_table(capsys, monkeypatch):
-    monkeypatch.setattr(console, "PLAIN_EVERY_S", 0.0)
-    shown = Console(silent=False)
-    assert not shown._rich.is_terminal
-    shown.table(table("known-so-far"))
-    shown.progress("round 1 single", 0, 3, 12.0)
-    shown.progress_done()
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "round 1 single (1 of 3), at most 12s left\n")
-
-
-def test_plain_lines_come_seldom(capsys, monkeypatch):
+def test_elsewhere_plain_lines_come_seldom_and_there_is_no_table(capsys, monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     shown = Console(silent=False)
+    shown.table(table("known-so-far"))
     for step in range(21):
         now = 100.0 + step
-        shown.progress(f"at {step}", 0, 1, None)
-    assert re.findall(r"at \d+", capsys.readouterr().err) == ["at 0", "at 10", "at 20"]
+        shown.progress(f"round {step}", 0, 3, 12.0)
+    shown.progress_done()
+    lines = [f"round {step} (1 of 3), at most 12s left\n" for step in (0, 10, 20)]
+    assert capsys.readouterr() == ("", "".join(lines))
 
 
 def test_a_silent_one_shows_nothing(capsys):

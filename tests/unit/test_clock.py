@@ -1,12 +1,18 @@
-"""Time on a GPU, against a simulated one, and float32 arithmetic as PyTorch's settings have it."""
+"""Time on a GPU, against a simulated one, and float32 arithmetic as PyTorch's settings have it.
+
+The simulated GPU is a host that launches, streams that work in order, and events that note when. All in ms of
+one clock: a launch takes the host `launch_ms`; what is launched begins when the host has got so far and its
+stream has done what came before. A full stream makes the host wait, as CUDA's does.
+"""
 
 import contextlib
+import functools
 import itertools
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 from torch import backends
 
 from ddp_bench.bench.buckets import BucketLayout
@@ -16,6 +22,7 @@ from ddp_bench.bench.measure.clock import Clock, float32_precision, make_clock
 from ddp_bench.bench.measure.collectives import IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
+from ddp_bench.bench.predict.from_pass import slowdowns
 from ddp_bench.bench.run.alone import CURVE_BYTES
 from ddp_bench.bench.worker import work
 
@@ -78,6 +85,127 @@ def test_a_cpu_keeps_what_the_user_chose():
         assert torch.get_float32_matmul_precision() == "high"
 
 
+DEVICE = torch.device("cuda", 1)
+CYCLES_PER_MS = 1_500_000.0
+CUDA = ("Event", "Stream", "stream", "current_stream", "synchronize", "device", "_sleep")
+QUEUE = 1024
+ALL_REDUCE_OPERATIONS = 6
+
+
+def _on_meta(make, *sizes, device, **how):
+    assert device == DEVICE
+    return make(*sizes, device="meta", **how)
+
+
+@dataclass
+class FakeStream:
+    name: str
+    free_ms: float = 0.0
+    ends: list[float] = field(default_factory=list)
+    most_pending: int = 0
+
+
+class FakeGpu:
+    def __init__(self, monkeypatch, *, launch_ms, comm_ms=0.0):
+        self.now_ms = 0.0
+        self.launch_ms = launch_ms
+        self.comm_ms = comm_ms
+        self.current, self.nccl = FakeStream("current"), FakeStream("nccl")
+        self.log = []
+        self.holds_ms = []
+        for name in ("zeros", "empty"):
+            without_memory = functools.partial(_on_meta, getattr(torch, name))
+            monkeypatch.setattr(torch, name, without_memory)
+        for name in CUDA:
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr("torch.distributed.all_reduce", self.all_reduce)
+        monkeypatch.setattr(Clock, "now", lambda _: round(self.now_ms * 1e6))
+        collectives._storage.cache_clear()
+
+    def launch(self, ms, stream=None, *, operations=1):
+        """Queue a kernel of `ms` on a stream, the current one unless told."""
+        stream = stream or self.current
+        self.now_ms += self.launch_ms
+        stream.ends = [end for end in stream.ends if end > self.now_ms]
+        if len(stream.ends) + operations > QUEUE:
+            self.now_ms = max(self.now_ms, stream.ends[len(stream.ends) + operations - QUEUE - 1])
+        stream.free_ms = max(self.now_ms, stream.free_ms) + ms
+        stream.ends += [stream.free_ms] * operations
+        stream.most_pending = max(stream.most_pending, len(stream.ends))
+
+    def all_reduce(self, _, *, async_op=False, **__):
+        """Behind what the current stream has to do, as NCCL's; work then waits on the current stream."""
+        if not async_op:
+            self.launch(0.01)
+            return None
+        self.log.append("all-reduce")
+        self.nccl.free_ms = max(self.nccl.free_ms, self.current.free_ms)
+        self.launch(self.comm_ms, self.nccl, operations=ALL_REDUCE_OPERATIONS)
+        end_ms = self.nccl.free_ms
+
+        def wait():
+            self.current.free_ms = max(self.current.free_ms, end_ms)
+
+        return SimpleNamespace(wait=wait)
+
+    # What torch.cuda has.
+
+    def Event(self, *, enable_timing):  # noqa: N802
+        assert enable_timing
+        return FakeEvent(self)
+
+    def Stream(self, device):  # noqa: N802
+        assert device == DEVICE
+        return FakeStream("side")
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.current, before = stream, self.current
+        yield
+        self.current = before
+
+    def current_stream(self, device):
+        assert device == DEVICE
+        return self.current
+
+    def synchronize(self, device=DEVICE):
+        assert device == DEVICE
+        self.log.append("synchronize")
+        self.now_ms = max(self.now_ms, self.current.free_ms, self.nccl.free_ms)
+
+    @contextlib.contextmanager
+    def device(self, device):
+        assert device == DEVICE
+        yield
+
+    def _sleep(self, cycles):
+        self.launch(cycles / CYCLES_PER_MS)
+        self.holds_ms.append(cycles / CYCLES_PER_MS)
+
+
+def forbid_cuda(monkeypatch):
+    def asked(*_, **__):
+        pytest.fail("a CPU has no CUDA")
+
+    for name in CUDA:
+        monkeypatch.setattr(torch.cuda, name, asked)
+
+
+class FakeEvent:
+    def __init__(self, gpu):
+        self._gpu = gpu
+        self._at_ms = float("nan")
+
+    def record(self, stream=None):
+        stream = stream or self._gpu.current
+        self._gpu.log.append(f"record {stream.name}")
+        self._at_ms = max(self._gpu.now_ms, stream.free_ms)
+
+    def elapsed_time(self, end):
+        assert self._gpu.log[-1] == "synchronize", "the events are not there yet"
+        return end._at_ms - self._at_ms
+
+
 MIB = 2**20
 
 
@@ -131,10 +259,8 @@ def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(monkeypatch
     gpu = FakeGpu(monkeypatch, launch_ms=0.04, comm_ms=0.01)
     replay = BucketReplay([MIB] * num_buckets, "none", None, DEVICE)
     assert replay.measured(make_clock(DEVICE)).block_ms == pytest.approx(0.01 * num_buckets)
-    buckets = ["all-reduce"] * num_buckets
-    timed = gpu.log[-len(buckets) - 4 :]
-    assert timed == ["sleep", "record current", *buckets, "record current", "synchronize"]
-    assert gpu.log[: num_buckets + 2] == ["synchronize", *buckets, "synchronize"]
+    assert gpu.log[: num_buckets + 2] == ["synchronize", *["all-reduce"] * num_buckets, "synchronize"]
+    assert gpu.log.count("all-reduce") == 2 * num_buckets
     monkeypatch.setattr(collectives, "hold", lambda *_: None)
     assert replay.measured(make_clock(DEVICE)).block_ms > 0.03 * num_buckets, "the simulation can tell"
 
@@ -227,7 +353,72 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
     live = SimpleNamespace(trainer=trainer, case=case, layout=None, group=group)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
     monkeypatch.setattr(work, "longest", lambda own, *_: (max(*own, elsewhere),))
-    place = Place(rank=1, local_rank=1, device=DEVICE, cores=(0,))
+    place = Place(rank=1, device=DEVICE, cores=(0,))
     found = work.measure(live, "timed", 3, place=place, clock=make_clock(DEVICE))
     assert found.detail == {"device_allocs": told}
     assert len(taken) == 5 * blocks
+
+
+def gpu_bursts(monkeypatch, *, num_buckets, comm_ms, kernel_ms):
+    """The bursts on a GPU whose compute (100 kernels) and communication share nothing."""
+    gpu = FakeGpu(monkeypatch, launch_ms=0.03, comm_ms=comm_ms)
+    trainer = SimpleNamespace(local_step=lambda: [gpu.launch(kernel_ms) for _ in range(100)])
+    monkeypatch.setattr(calibration, "longest", lambda times_ms, *_: times_ms)
+    replay = BucketReplay([4096] * num_buckets, "none", None, DEVICE)
+    return *calibration._bursts(trainer, replay, make_clock(DEVICE)), gpu
+
+
+def slowdown_of(detail):
+    return slowdowns(**{name: ms for name, ms in detail.items() if name != "comm_core_ms"})
+
+
+GPUS = [
+    {"num_buckets": 5, "comm_ms": 0.5, "kernel_ms": 0.2},
+    {"num_buckets": 5, "comm_ms": 0.5, "kernel_ms": 0.005},  # launching takes longer than computing
+    {"num_buckets": 5, "comm_ms": 0.02, "kernel_ms": 0.02},  # so do all-reduces
+    {"num_buckets": 8, "comm_ms": 0.1, "kernel_ms": 2.0},  # compute outlasts all replays that may wait
+    {"num_buckets": 5, "comm_ms": 30.0, "kernel_ms": 0.2},  # a slow network: several steps in a burst
+]
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_on_a_gpu_that_shares_nothing_no_side_slows_the_other_down(monkeypatch, gpu):
+    detail, _, _ = gpu_bursts(monkeypatch, **gpu)
+    found = slowdown_of(detail)
+    assert found.compute == pytest.approx(1.0, abs=1e-3)
+    assert found.comm == pytest.approx(1.0, abs=1e-3)
+
+
+def test_without_the_hold_launching_the_all_reduces_looks_like_a_slow_down(monkeypatch):
+    """The simulation can tell: 0.03 ms each for what is launched before the first kernel."""
+    monkeypatch.setattr(collectives, "hold", lambda *_: None)
+    detail, _, _ = gpu_bursts(monkeypatch, **GPUS[0])
+    assert slowdown_of(detail).compute > 1.05
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 5, 30, 160])
+def test_all_replays_of_a_burst_wait_in_a_queue_that_has_room_for_them(monkeypatch, num_buckets):
+    *_, gpu = gpu_bursts(monkeypatch, num_buckets=num_buckets, comm_ms=0.02, kernel_ms=5.0)
+    assert 0 < gpu.nccl.most_pending < 1000
+
+
+def test_the_steps_of_the_block_show_their_launches_as_training_does(monkeypatch):
+    detail, steps_ms, _ = gpu_bursts(monkeypatch, **GPUS[1])
+    assert steps_ms == pytest.approx([100 * 0.03 + 0.005])
+    assert detail["compute_alone_ms"][0] == pytest.approx(100 * 0.005)
+
+
+def test_on_a_cpu_the_bursts_are_what_they_were_and_ask_nothing_of_cuda(monkeypatch):
+    """A step to size the bursts, six by themselves and six beside two replays of two buckets each."""
+    steps, sent = [], []
+    forbid_cuda(monkeypatch)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda bucket, **_: sent.append(bucket.numel()))
+    monkeypatch.setattr(calibration, "longest", lambda *_: (10.0, 10.0))
+    trainer = SimpleNamespace(local_step=lambda: steps.append(len(sent)))
+    replay = BucketReplay([400, 800], "none", None, CPU)
+    detail, steps_ms = calibration._bursts(trainer, replay, make_clock(CPU))
+    align, once = [1024], [100, 200]
+    bursts = [*align, *align, *once * 2, *align, *once * 2, *align]
+    assert sent == [*align, *once * 2, *bursts * 3]
+    assert len(steps) == 13
+    assert len(steps_ms) == len(detail["compute_alone_ms"]) == len(detail["comm_end_ms"]) == 6

@@ -1,7 +1,6 @@
 """Several modes of torch.compile in one run: what is planned, compared and said of it."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 from made import block
@@ -11,23 +10,12 @@ from test_plan import make, names, resolved
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.answers import compile_verdicts, verdicts
-from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.verdicts import CAP, WRAPPER
 from ddp_bench.bench.findings.wording import ddp_call
 from ddp_bench.bench.gate.runs import checked
-from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.comparisons import (
-    EQUAL,
-    FASTER,
-    SLOWER,
-    TOO_FEW,
-    UNRESOLVED,
-    Comparison,
-    over_default,
-    pairs_of,
-)
+from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.run.phases import fixed_phases, is_calibrated
@@ -159,7 +147,6 @@ def test_speed_up_refers_to_single_compiled_alike():
     }
     assert speedup["off", 2] == pytest.approx(1.6)
     assert speedup["default", 2] == pytest.approx(2.0)
-    assert (rows["mode"] == "single").sum() == 2
     assert rows.loc[rows["mode"] == "single", "speedup"].tolist() == pytest.approx([1.0, 1.0])
     gate = checked(run(rows.to_dict("records"), timed_blocks=measured_blocks()))
     gated = {(c.row["compile"], c.row.get("bucket_cap_mb"), c.row["num_devices"]): c for c in gate.cases}
@@ -200,9 +187,8 @@ def test_only_cases_that_differ_in_torch_compile_alone_are_held_against_each_oth
     assert pairs_of([SINGLE, DDP, SINGLE_C, DDP_C, *shared]) == [pair(SINGLE_C, SINGLE), pair(DDP_C, DDP)]
 
 
-def compared(first, second, low, high, *, num_rounds=20):
-    ratio = Interval((low * high) ** 0.5, low, high)
-    return Comparison(*pair(first, second), ratio, 0.05, num_rounds)
+def compared(first, second, low, high):
+    return Comparison(*pair(first, second), Interval((low * high) ** 0.5, low, high), 0.05, 20)
 
 
 COMPARISONS = [
@@ -221,21 +207,15 @@ def test_the_ratio_to_ddps_default_stays_within_a_mode():
     assert SINGLE["case_id"] not in found
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "num_rounds", "answer"),
-    [
-        (1.2, 1.3, 20, FASTER),
-        (0.9, 1.2, 20, UNRESOLVED),
-        (0.98, 1.03, 20, EQUAL),
-        (0.8, 0.9, 20, SLOWER),
-        (0.8, 0.9, 3, TOO_FEW),
-    ],
-)
-def test_a_gain_is_claimed_only_where_it_is_seen(low, high, num_rounds, answer):
-    comparison = compared(DDP_C, DDP, low, high, num_rounds=num_rounds)
-    (found,) = compile_verdicts(typed_frame(ROWS, CASES), [comparison])
-    paste = "model.compile(); model = DDP(model)" if answer == FASTER else ""
-    assert (found.answer, found.paste) == (answer, paste)
+def test_a_line_to_paste_is_given_only_where_a_gain_is_seen():
+    for low, high, paste in (
+        (1.2, 1.3, "model.compile(); model = DDP(model)"),
+        (1.01, 1.03, ""),
+        (0.9, 1.2, ""),
+        (0.8, 0.9, ""),
+    ):
+        (found,) = compile_verdicts(typed_frame(ROWS, CASES), [compared(DDP_C, DDP, low, high)])
+        assert found.paste == paste
 
 
 def test_every_mode_has_the_answers_of_a_run_of_its_own():
@@ -251,9 +231,6 @@ def test_every_mode_has_the_answers_of_a_run_of_its_own():
         (WRAPPER, "compiled"),
         (CAP, "compiled"),
     ]
-    said = conclude(Path("x"), Manifest(), frame, RoundTimes(), COMPARISONS).sentences
-    assert sum(sentence.startswith("torch.compile: ") for sentence in said) == 1
-    assert sum(sentence.startswith(("Eager: ", "Compiled: ")) for sentence in said) == 4
 
 
 def test_optimize_ddp_is_no_argument_of_ddp():

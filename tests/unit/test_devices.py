@@ -32,13 +32,8 @@ def launched(*seen, per_node=None):
     """The machine of a launcher's ranks, of which each sees these GPUs, a letter each."""
     per_node = per_node or len(seen)
     ranks = [saw(f"host{r // per_node}", r % per_node, *gpus) for r, gpus in enumerate(seen)]
-    machine = Machine(
-        device_type="cuda",
-        devices_per_node=len(seen[0]),
-        ranks_per_node=per_node,
-        num_nodes=len(seen) // per_node,
-    )
-    return as_seen(machine, ranks)
+    nodes = {"ranks_per_node": per_node, "num_nodes": len(seen) // per_node}
+    return as_seen(Machine(device_type="cuda", devices_per_node=len(seen[0]), **nodes), ranks)
 
 
 def placed(machine, counts, **asked):

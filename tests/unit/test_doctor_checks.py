@@ -15,7 +15,6 @@ import psutil
 import pynvml
 import pytest
 from doctor_machines import (
-    GIB,
     Machine,
     blank,
     changed,
@@ -165,37 +164,26 @@ def test_default_route_is_the_one_that_leads_anywhere(doctor):
     assert json.loads(out)["readings"]["network"]["default_route"] == "ens5"
 
 
+VERSION_1 = {
+    "proc/self/cgroup": "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+}
+
+
 @pytest.mark.parametrize(
     ("tree", "cores", "memory_bytes"),
     [
         ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5, math.inf),
-        (
-            {
-                "proc/self/cgroup": "0::/pod/job",
-                "sys/fs/cgroup/pod/cpu.max": "400000 100000",
-                "sys/fs/cgroup/pod/job/cpu.max": "max 100000",
-                "sys/fs/cgroup/pod/memory.max": "max",
-                "sys/fs/cgroup/pod/job/memory.max": "3221225472",
-            },
-            4.0,
-            3 * GIB,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
-            },
-            0.5,
-            math.inf,
-        ),
+        (VERSION_1, 0.5, math.inf),
         ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "what?"}, math.inf, math.inf),
         ({}, None, None),
     ],
-    ids=["v2", "v2 nested", "v1", "garbage", "no cgroups"],
+    ids=["v2", "v1", "garbage", "no cgroups"],
 )
 def test_container_limits(tmp_path, tree, cores, memory_bytes):
+    """Those of groups within groups: test_conditions."""
     root = write(tmp_path, tree)
     assert sysfs.cpu_quota(root) == cores
     assert sysfs.memory_limit_bytes(root) == memory_bytes

@@ -387,10 +387,10 @@ def test_overlapping_rates_of_which_one_is_faster_are_explained():
 )
 def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, transfer, bounds):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
-    found = Trust.of(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False)
+    found = Trust.of(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False, num_launches=1)
     assert (found.direction, found.sizes, found.transfer) == (direction, sizes, transfer)
     assert f"nothing is resolved, either may be faster; the bounds of that {bounds}; " in found.sentence
-    equal = Trust.of(cautions, [EQUAL, UNRESOLVED], on_cpu=True).sentence
+    equal = Trust.of(cautions, [EQUAL, UNRESOLVED], on_cpu=True, num_launches=1).sentence
     assert equal.startswith("Trust, on this machine: what is resolved ")
     assert equal.endswith(" on GPUs: measure there.")
 

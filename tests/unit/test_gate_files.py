@@ -18,7 +18,6 @@ from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.github import MOST_ANNOTATIONS, Annotation, show
-from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 
 
@@ -160,16 +159,16 @@ def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path
     assert main([str(base), str(new)]) == 0
 
 
-BAD_CONFIGS = [
-    ("[thresholds", "not valid TOML"),
-    ("thresholds = 5", "no table"),
-    ("[threshold]\nimages_per_s = '5%'", "unknown key 'threshold'"),
-    ("[thresholds]\nimages_per_sec = '5%'", "did you mean 'images_per_s'"),
-    ("[thresholds]\nimages_per_s = 5", "not a share"),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), BAD_CONFIGS)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[thresholds", "not valid TOML"),
+        ("thresholds = 5", "no table"),
+        ("[threshold]\nimages_per_s = '5%'", "unknown key 'threshold'"),
+        ("[thresholds]\nimages_per_sec = '5%'", "did you mean 'images_per_s'"),
+        ("[thresholds]\nimages_per_s = 5", "not a share"),
+    ],
+)
 def test_bad_thresholds(text, message, good, tmp_path, capsys):
     config = tmp_path / "gate.toml"
     config.write_text(text, encoding="utf-8")
@@ -219,7 +218,8 @@ def test_a_fingerprint_reads_and_tells_machines_apart():
 def test_a_fingerprint_is_a_folder_name_and_the_same_for_what_the_gate_compares_itself():
     other_host = {**CPU, "environment": {**CPU["environment"], "host": "b", "os": "Linux"}}
     assert named(other_host) == named({**CPU, "versions": {"torch": "2.15.1"}}) == named(CPU)
-    assert named(gpus("A", "B")) == named(gpus("B", "A"))
+    driven = [{"name": "A", "driver": "580"}, {"name": "B"}]
+    assert named(gpus("A", "B")) == named(gpus("B", "A")) == named(gpus(gpus=driven))
     for strange in ("../../x", "", "…", "a" * 300):
         name = named({"environment": {"cpu_model": strange}})
         assert Path(name).name == name
@@ -241,27 +241,6 @@ def test_without_one_the_gate_names_the_command_that_makes_it(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "no baseline for this machine" in said
     assert f"python -m bench.gate --save-baseline RUN --baselines {tmp_path / 'none'}" in said
-
-
-def test_a_baseline_keeps_the_tables_and_no_ones_paths(tmp_path):
-    run = write_run(
-        tmp_path / "run",
-        settings={"data": "device", "out": "/home/someone/run"},
-        argv=["--out", "/home/someone/run"],
-        command="python -m bench.run --out /home/someone/run",
-    )
-    (run / "report.html").write_text("large", encoding="utf-8")
-    kept = save(run, tmp_path / "baselines")
-    assert sorted(path.name for path in kept.iterdir()) == [
-        "allreduce.csv",
-        "blocks.csv",
-        "cases.csv",
-        "comparisons.csv",
-        "manifest.json",
-    ]
-    assert "someone" not in (kept / "manifest.json").read_text(encoding="utf-8")
-    assert json.loads((kept / "manifest.json").read_text())["settings"]["data"] == "device"
-    assert load_run(kept).cases.equals(load_run(run).cases)
 
 
 def test_what_cannot_serve_is_refused(tmp_path):
@@ -384,9 +363,6 @@ def test_a_regression_is_in_the_json_an_error_and_in_the_summary(tmp_path, summa
     assert {c["verdict"] for c in memory} == {"unchanged"}
     assert memory[0]["ratio"] == {"estimate": 1.0, "low": None, "high": None}
     regressed = [c for c in found["comparisons"] if c["verdict"] == "regressed"]
-    (ratio,) = (c["ratio"] for c in regressed if c["metric"] == "images_per_s")
-    assert ratio["estimate"] == pytest.approx(0.8)
-    assert ratio["low"] < 0.8 < ratio["high"] < 1
     commands = told.err.splitlines()
     assert len(commands) == len(regressed) > 1
     assert all(line.startswith("::error title=bench.gate%3A regressed::ddp-n2-") for line in commands)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pynvml
 import pytest
-from doctor_machines import Machine, Nvml
+from doctor_machines import Machine
 from made import block, made_manifest, planned, resolved
 from report_runs import case
 
@@ -20,8 +20,9 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 
 
-def two_a100():
-    """Answers of two A100, of which the first is capped."""
+@pytest.fixture
+def two(monkeypatch):
+    """NVML's answers of two A100, of which the first is capped, to be changed."""
     alike = {"Name": "NVIDIA A100-SXM4-80GB", "MigMode": [0, 0], "MaxClockInfo": 1410}
     alike |= {"MemoryInfo": SimpleNamespace(used=3 * 2**20, total=80 * 2**30)}
     limits_mw = {"GPU-a1234567": 250000, "GPU-b1234567": 400000}
@@ -31,11 +32,13 @@ def two_a100():
         link={"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynvml.NVML_TOPOLOGY_NODE},
         system={"DriverVersion": "570.86.15"},
     )
-    return machine.nvml().answers
+    fake = machine.nvml()
+    monkeypatch.setattr(gpus, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake.answers
 
 
-def test_what_a_manifest_keeps_of_gpus(monkeypatch):
-    monkeypatch.setattr(gpus, "pynvml", Nvml(two_a100()))
+def test_what_a_manifest_keeps_of_gpus(two):
     first, second = gpus.gpus()
     assert first == Gpu(
         uuid="GPU-a1234567",
@@ -47,7 +50,8 @@ def test_what_a_manifest_keeps_of_gpus(monkeypatch):
     )
     assert second.power_limit_w == 400.0
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
-    monkeypatch.setattr(gpus, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
+    for name in two.keys() - set(kept):
+        del two[name]
     assert gpus.gpus() == [Gpu(), Gpu()], "of those that support no reading"
 
 
@@ -68,15 +72,6 @@ def test_what_a_manifest_keeps_of_gpus(monkeypatch):
 def test_visible_devices(setting, chosen):
     names = [["GPU-aa11"], ["GPU-bb22", "MIG-b111", "MIG-b222"], ["GPU-cc33"]]
     assert gpus.visible(setting, names) == chosen
-
-
-@pytest.fixture
-def two(monkeypatch):
-    """NVML's answers of the two A100, to be changed."""
-    answers = two_a100()
-    monkeypatch.setattr(gpus, "pynvml", Nvml(answers))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return answers
 
 
 @pytest.mark.usefixtures("two")
@@ -132,24 +127,14 @@ def test_a_slice_is_its_parent_and_says_mig(two):
     assert gpus.pairs(["GPU-a1234567", "GPU-5117e"]) == [GpuPair(first=0, second=1)]
 
 
-def plan():
-    """By mode, on two GPUs of 50 images each; `single` on one."""
-    settings = resolved(device="cuda", gpus=(2,), batch_size=50, sweep="star")
-    return {p.case.mode: p for p in reversed(planned(settings, device="cuda"))}
-
-
-PLAN = plan()
+SETTINGS = resolved(device="cuda", gpus=(2,), batch_size=50, sweep="star")
+PLAN = {p.case.mode: p for p in reversed(planned(SETTINGS, device="cuda"))}
+"""By mode, on two GPUs of 50 images each; `single` on one."""
 
 
 def gpu(mhz, watts, degrees=60, held=0, **by_pct):
-    named = {why.replace("_", " "): percent for why, percent in by_pct.items()}
-    return {
-        "sm_clock_mhz": mhz,
-        "power_w": watts,
-        "temperature_c": degrees,
-        "throttled_pct": held,
-        "throttled_by_pct": named,
-    }
+    read = {"sm_clock_mhz": mhz, "power_w": watts, "temperature_c": degrees, "throttled_pct": held}
+    return read | {"throttled_by_pct": by_pct}
 
 
 def rows(mode, round_index, *ranks, ms=100.0):
@@ -170,11 +155,9 @@ def test_the_gpus_of_all_ranks_together():
     """Both are number 0, of different hosts; images are 2 x 50."""
     row = row_of(
         "ddp",
-        rows("ddp", 1, {"0": gpu(1800, 500, 60, 10, power_cap=10)}, {"0": gpu(1700, 400, 70)}),
-        rows(
-            "ddp", 2, {"0": gpu(1800, 520)}, {"0": gpu(1750, 440, 65, 30, power_cap=10, sync_boost=1)}, ms=110
-        ),
-        rows("ddp", 3, {"0": gpu(1900, 500)}, {"0": gpu(1800, 500, 64, 20, hardware_slow_down=20)}),
+        rows("ddp", 1, {"0": gpu(1800, 500, 60, 10)}, {"0": gpu(1700, 400, 70)}),
+        rows("ddp", 2, {"0": gpu(1800, 520)}, {"0": gpu(1750, 440, 65, 30)}, ms=110),
+        rows("ddp", 3, {"0": gpu(1900, 500)}, {"0": gpu(1800, 500, 64, 20)}),
     )
     assert row["sm_clock_mhz"] == 1750, "of 1700, 1750 and 1800"
     assert row["power_w"] == 960, "of 900, 960 and 1000"
@@ -253,17 +236,12 @@ def test_cases_at_unequal_clocks_are_a_caution():
     assert "(ddp-n4-x-1: 1600 MHz, single-n1-x-1: 1680 MHz)" in caution.text
     known = case("single", 1, 100.0, sm_clock_mhz=1653.0)
     for others in ((), (1686.0,), (None,)):  # 2% of 1653 MHz are 33 MHz
-        assert (
-            unequal_clocks(frame(known, *(case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others))) is None
-        )
+        alike = [case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others]
+        assert unequal_clocks(frame(known, *alike)) is None
 
 
 def test_a_run_warns_of_both():
-    series = [
-        rows(mode, r, *[{"0": gpu(mhz, 700, 80, held, power_cap=held)}] * (2 if mode == "ddp" else 1))
-        for r in range(1, 7)
-        for mode, mhz, held in (("single", 1900, 0), ("ddp", 1500, 90))
-    ]
-    times = RoundTimes.of(typed_frame([row for ranks in series for row in ranks], BLOCKS))
-    cases = case_rows([Outcome(PLAN[mode]) for mode in ("single", "ddp")], times)
-    assert {c.kind for c in run_cautions(made_manifest(), cases, times)} == {"slowed GPUs", "unequal clocks"}
+    held = {"sm_clock_mhz": 1500.0, "throttled_pct": 90.0, "throttle_reasons": "power cap"}
+    cases = frame(case("single", 1, 100.0, sm_clock_mhz=1900.0), case("ddp", 2, 150.0, **held))
+    found = run_cautions(made_manifest(), cases, RoundTimes())
+    assert {caution.kind for caution in found} == {"slowed GPUs", "unequal clocks"}

@@ -12,55 +12,27 @@ from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab import link, namespaces, rates
 from ddp_bench.bench.lab import main as lab
-from ddp_bench.bench.lab import namespaces, rates
 from ddp_bench.bench.lab.command import is_bench_run, is_torchrun, resolved
-from ddp_bench.bench.lab.link import (
-    INTERFACE,
-    MAX_RATE_BIT_PER_S,
-    MIN_RATE_BIT_PER_S,
-    TORCHRUN_PORT,
-    HostJob,
-    ShapedLink,
-    address,
-    host_environment,
-    job_exit_code,
-    parse_delay,
-    parse_rate,
-    shaping_commands,
-    shares,
-    torchrun_environment,
-)
 from ddp_bench.bench.lab.main import MAX_HOSTS, summary
 from ddp_bench.bench.package import own_command
-
-COMMAND = ["--", "python", "-m", "bench.run", "--rate", "x"]
-
-
-def test_options_end_at_the_dashes():
-    options = lab.parse(["--hosts", "3", "--rate", "200mbit", "--ranks-per-host", "2", "--quiet", *COMMAND])
-    assert options == lab.LabOptions(
-        num_hosts=3,
-        links=(ShapedLink(200_000_000),),
-        ranks_per_host=2,
-        command=own_command("run", "--rate", "x"),
-        quiet=True,
-    )
 
 
 def test_each_rate_gets_a_lab_of_its_own():
     given = ["--hosts", "3", "--rate", "200mbit,2500mbit", "--delay", "1ms", "--ranks-per-host", "2"]
-    options = lab.parse([*given, "--", "python", "-m", "bench.run", "--out", "x-{rate}"])
+    given += ["--quiet"]
+    options = lab.parse([*given, *["--", "python", "-m", "bench.run", "--rate", "x", "--out", "x-{rate}"]])
     commands = rates.commands(options.links, given, options.command)
     assert list(commands) == ["200mbit", "2.5gbit"]
     for rate, command in commands.items():
         assert command[:3] == own_command("lab")
         assert lab.parse(command[3:]) == lab.LabOptions(
             num_hosts=3,
-            links=(ShapedLink(parse_rate(rate), 0.001),),
+            links=(link.ShapedLink(link.parse_rate(rate), 0.001),),
             ranks_per_host=2,
-            command=own_command("run", "--out", f"x-{rate}"),
-            quiet=False,
+            command=own_command("run", "--rate", "x", "--out", f"x-{rate}"),
+            quiet=True,
         )
 
 
@@ -70,8 +42,9 @@ def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch
     for tool in {"ip", "tc", "nsenter", "setpriv", "unshare"} - {missing}:
         (tmp_path / tool).write_text("#!/bin/sh\n")
         (tmp_path / tool).chmod(0o755)
+    monkeypatch.setattr(namespaces, "environment", lambda: {"PATH": os.fspath(tmp_path)})
     with pytest.raises(UsageError, match=rf"'{missing}'.*install (iproute2|util-linux)"):
-        namespaces.require_support(os.fspath(tmp_path))
+        namespaces.require_support()
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match="needs Linux"):
         namespaces.require_support()
@@ -91,8 +64,8 @@ def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch
     ],
 )
 def test_a_rate_is_decimal_and_has_one_label(rate, bit_per_s, delay, label):
-    assert parse_rate(rate) == bit_per_s
-    assert ShapedLink(bit_per_s, *([parse_delay(delay)] if delay else [])).label == label
+    assert link.parse_rate(rate) == bit_per_s
+    assert link.ShapedLink(bit_per_s, *([link.parse_delay(delay)] if delay else [])).label == label
 
 
 NO_RATES = ("", "1", "gbit", "1 gbit", "1Gbit", "1gbps", "1gbits", "-1gbit", "0gbit", "1e3mbit", "1kbit")
@@ -102,8 +75,8 @@ NO_DELAYS = ("", "1", "0ms", "-1ms", "1m", "1min", "11s", "0.1us")
 @pytest.mark.parametrize(
     ("parse", "what", "text"),
     [
-        *((parse_rate, "rate", text) for text in (*NO_RATES, "101gbit", "1gbit\n")),
-        *((parse_delay, "delay", text) for text in NO_DELAYS),
+        *((link.parse_rate, "rate", text) for text in (*NO_RATES, "101gbit", "1gbit\n")),
+        *((link.parse_delay, "delay", text) for text in NO_DELAYS),
     ],
 )
 def test_anything_else_is_no_rate_and_no_delay(parse, what, text):
@@ -113,7 +86,7 @@ def test_anything_else_is_no_rate_and_no_delay(parse, what, text):
 
 @given(st.integers(0, 200), st.integers(2, 64))
 def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few(items, hosts):
-    found = shares(range(items), hosts)
+    found = link.shares(range(items), hosts)
     if not items:
         assert found == [[]] * hosts
         return
@@ -130,56 +103,34 @@ def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        ([0, 0], 0),
-        ([2, 2], 2),
-        ([0, 3], 3),
-        ([1, 3], 3),
-        ([3, 1], 3),
-        ([1, 1], 1),
-        ([-9, 1], 137),
-        ([143, 4], 4),
-        ([-15, 5, 6], 5),
+        *(([0, 0], 0), ([2, 2], 2), ([0, 3], 3), ([1, 3], 3), ([3, 1], 3), ([1, 1], 1)),
+        *(([-9, 1], 137), ([143, 4], 4), ([-15, 5, 6], 5)),
     ],
 )
 def test_the_code_a_program_chose_beats_those_of_its_victims(codes, expected):
-    assert job_exit_code(codes) == expected
+    assert link.job_exit_code(codes) == expected
 
 
 PYTHON = "/opt/env/bin/python3.12"
+RUN = own_command("run", python=PYTHON)
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
+MEANT = {
+    **{f"{python} -m bench.run": RUN for python in ("python", "python3", PYTHON, "python3.12")},
+    **dict.fromkeys(("python -m bench run", "ddp-bench run", "/opt/bin/ddp-bench run", "bench.run"), RUN),
+    **dict.fromkeys(("torchrun", "/usr/bin/torchrun", "python -m torch.distributed.run"), TORCHRUN),
+    "python train.py": [PYTHON, "train.py"],
+    "python -m mine.train": [PYTHON, "-m", "mine.train"],
+    "sh -c": ["sh", "-c"],
+}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *([python, "-m", "bench.run"] for python in ("python", "python3", PYTHON, "python3.12")),
-        ["python", "-m", "bench", "run"],
-        ["ddp-bench", "run"],
-        ["/opt/env/bin/ddp-bench", "run"],
-        ["bench.run"],
-    ],
-)
-def test_every_form_of_bench_run_is_the_same_command(words):
-    command = resolved([*words, "--gpus", "1,2"], PYTHON)
-    assert command == own_command("run", "--gpus", "1,2", python=PYTHON)
-    assert is_bench_run(command)
+@pytest.mark.parametrize("words", MEANT)
+def test_a_command_is_known_in_every_form_and_runs_under_the_interpreter_of_the_lab(words):
+    command = resolved([*words.split(), "--gpus", "1,2"], PYTHON)
+    assert command == [*MEANT[words], "--gpus", "1,2"]
+    assert is_bench_run(command) == (MEANT[words] == RUN)
+    assert is_torchrun(command) == (MEANT[words] == TORCHRUN), "that starts the ranks of a host itself"
     assert resolved(command, PYTHON) == command, "a lab of several rates starts labs of one"
-
-
-def test_a_script_runs_under_the_interpreter_of_the_lab():
-    assert resolved(["python", "train.py", "--lr", "1"], PYTHON) == [PYTHON, "train.py", "--lr", "1"]
-    assert resolved(["python", "-m", "mine.train"], PYTHON) == [PYTHON, "-m", "mine.train"]
-    assert resolved(["sh", "-c", "true"], PYTHON) == ["sh", "-c", "true"]
-    assert not is_bench_run(resolved(["python", "train.py"], PYTHON))
-
-
-@pytest.mark.parametrize(
-    "words", [["torchrun"], ["/usr/bin/torchrun"], ["python", "-m", "torch.distributed.run"]]
-)
-def test_torchrun_starts_the_ranks_of_a_host_itself(words):
-    command = resolved([*words, "train.py"], PYTHON)
-    assert command == [PYTHON, "-m", "torch.distributed.run", "train.py"]
-    assert is_torchrun(command)
-    assert not is_torchrun(resolved(["python", "train.py"], PYTHON))
 
 
 @pytest.mark.parametrize("words", [[], ["python"], ["python3.12"], ["no-such-program", "x"]])
@@ -189,41 +140,41 @@ def test_what_is_no_command_is_refused_with_an_example(words):
 
 
 def test_torchrun_is_told_where_it_is_by_the_variables_that_it_reads():
-    job = HostJob(host=1, num_hosts=3, ranks_per_host=2, run_id="x", command=[])
-    with unittest.mock.patch.dict(os.environ, torchrun_environment(job)):
+    job = link.HostJob(host=1, num_hosts=3, ranks_per_host=2, run_id="x", command=[])
+    with unittest.mock.patch.dict(os.environ, link.torchrun_environment(job)):
         options = get_args_parser().parse_args(["train.py"])
     assert (options.nnodes, options.nproc_per_node, options.node_rank) == ("3", "2", 1)
-    assert (options.master_addr, options.master_port) == (address(0), TORCHRUN_PORT)
-    assert options.local_addr == address(1)
+    assert (options.master_addr, options.master_port) == (link.address(0), link.TORCHRUN_PORT)
+    assert options.local_addr == link.address(1)
 
 
-@given(st.integers(MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S))
+@given(st.integers(link.MIN_RATE_BIT_PER_S, link.MAX_RATE_BIT_PER_S))
 def test_the_bucket_holds_a_packet_and_outlasts_a_late_kernel(rate):
-    burst = ShapedLink(rate).burst_bytes
+    burst = link.ShapedLink(rate).burst_bytes
     assert burst > 65536 + 1514, "or the kernel cuts every large segment in software"
     assert burst * 8 / rate >= 0.00199
 
 
-@given(st.integers(100_000_000, MAX_RATE_BIT_PER_S))
+@given(st.integers(100_000_000, link.MAX_RATE_BIT_PER_S))
 def test_the_queue_drops_no_tail_of_a_message(rate):
-    assert ShapedLink(rate).queue_bytes > 4_194_304, "what tcp_wmem lets a connection have in flight"
-    assert ShapedLink(rate).queue_bytes * 8 / rate < 0.6
+    assert link.ShapedLink(rate).queue_bytes > 4_194_304, "what tcp_wmem lets a connection have in flight"
+    assert link.ShapedLink(rate).queue_bytes * 8 / rate < 0.6
 
 
 def test_both_ends_of_a_link_are_shaped_alike_and_only_the_host_delays():
-    link = ShapedLink(10**9, 0.001)
-    host = shaping_commands("eth0", link, leaves_host=True)
-    switch = shaping_commands("host0", link, leaves_host=False)
+    shaped = link.ShapedLink(10**9, 0.001)
+    host = link.shaping_commands("eth0", shaped, leaves_host=True)
+    switch = link.shaping_commands("host0", shaped, leaves_host=False)
     assert host[0].replace("eth0", "host0") == switch[0]
     assert "rate 1000000000bit" in host[0]
     assert len(switch) == 1
     assert "netem delay 1000us" in host[1]
     limit = int(re.search(r"limit (\d+)", host[1])[1])
-    assert limit * 1500 * 8 >= 10**9 * link.delay_s, "netem must hold what is in flight"
+    assert limit * 1500 * 8 >= 10**9 * shaped.delay_s, "netem must hold what is in flight"
 
 
 def test_every_host_has_a_private_address_of_one_network():
-    addresses = [ipaddress.ip_address(address(host)) for host in range(MAX_HOSTS)]
+    addresses = [ipaddress.ip_address(link.address(host)) for host in range(MAX_HOSTS)]
     assert len(set(addresses)) == MAX_HOSTS
     assert all(address.is_private for address in addresses)
     assert {ipaddress.ip_network(f"{address}/24", strict=False) for address in addresses} == {
@@ -232,15 +183,15 @@ def test_every_host_has_a_private_address_of_one_network():
 
 
 def test_a_host_knows_its_name_link_and_gpus():
-    environment = host_environment(1, ShapedLink(10**9), ["4", "5"])
+    environment = link.host_environment(1, link.ShapedLink(10**9), ["4", "5"])
     assert environment["BENCH_HOST"] == "host1"
     assert environment["BENCH_LINK"] == "1gbit"
-    assert environment["GLOO_SOCKET_IFNAME"] == INTERFACE
+    assert environment["GLOO_SOCKET_IFNAME"] == link.INTERFACE
     assert environment["CUDA_VISIBLE_DEVICES"] == "4,5"
-    assert "CUDA_VISIBLE_DEVICES" not in host_environment(1, ShapedLink(10**9), [])
+    assert "CUDA_VISIBLE_DEVICES" not in link.host_environment(1, link.ShapedLink(10**9), [])
 
 
 def test_the_summary_says_when_hosts_share_cores():
-    link = ShapedLink(10**9)
-    assert "shared" not in summary(2, 1, link, [[0, 1], [2, 3]])
-    assert "1 CPU core per host, shared between hosts" in summary(3, 1, link, [[0], [1], [0]])
+    shaped = link.ShapedLink(10**9)
+    assert "shared" not in summary(2, 1, shaped, [[0, 1], [2, 3]])
+    assert "1 CPU core per host, shared between hosts" in summary(3, 1, shaped, [[0], [1], [0]])

@@ -31,32 +31,9 @@ def workload(**changes):
     return Workload(**{"name": "mine"} | given | changes)
 
 
-def classified(batch_size, generator):
-    return rows(batch_size, generator)[0], torch.randint(3, (batch_size,), generator=generator)
-
-
-TOY = Workload(name="toy", module=lambda: nn.Linear(4, 3), batch=classified)
-
-
-def test_defaults_train():
-    torch.manual_seed(0)
-    module = make_module(TOY)
-    inputs, targets = make_batch(TOY, batch_size=8, generator=torch.Generator().manual_seed(0))
-    optimizer = TOY.optimizer(module.parameters())
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = TOY.loss(module(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert loss.ndim == 0
-    assert losses[-1] < losses[0]
-
-
 def test_default_loss_is_a_mean_over_the_batch():
     outputs, targets = torch.randn(6, 3), torch.randint(3, (6,))
-    loss = TOY.loss
+    loss = Workload(name="mine", module=nn.Identity, batch=rows).loss
     parts = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(6)]
     torch.testing.assert_close(loss(outputs, targets), torch.stack(parts).mean())
 
@@ -64,10 +41,7 @@ def test_default_loss_is_a_mean_over_the_batch():
 def test_what_the_users_code_raises_is_the_cause():
     for call, said in (
         (lambda: make_module(workload(module=_fail)), "mine cannot be made: "),
-        (
-            lambda: make_batch(workload(batch=_fail), batch_size=2, generator=torch.Generator()),
-            "mine cannot make",
-        ),
+        (lambda: make_batch(workload(batch=_fail), batch_size=2, generator=None), "mine cannot make"),
     ):
         with pytest.raises(UserCodeError, match=said) as caught:
             call()
@@ -126,11 +100,7 @@ PAIR = "must return (inputs, targets), or the workload needs batch_loss(model, b
         ("batch", one, f"takes (x); {BATCH}"),
         ("batch", three, f"takes (x, y, z); {BATCH}"),
         ("batch", typed, f"takes (n, /, *, generator); {BATCH}"),
-        (
-            "batch",
-            torch.zeros(1, 4),
-            "is a tensor of shape (1, 4); give a function, which is called as batch(",
-        ),
+        ("batch", torch.zeros(1, 4), "is a tensor of shape (1, 4); give a function, which is called as"),
         ("module", one, "takes (x); it is called as module() and returns a new nn.Module"),
         ("module", nn.Linear, "takes (in_features, out_features, bias=True, device=None, dtype=None); it is"),
         ("loss", one, f"takes (x); {LOSS}"),
@@ -157,34 +127,16 @@ def test_what_can_be_called_as_expected_is_taken(fits):
         ({"optimizer": nothing}, "`optimizer` of workload mine returned None; it is called as optimizer(par"),
         ({"loss": nothing}, f"`loss` of workload mine returned None; {LOSS}"),
         ({"loss": lambda *_: 3.5}, f"`loss` of workload mine returned a float; {LOSS}"),
-        (
-            {"loss": partial(functional.mse_loss, reduction="none")},
-            f"`loss` of workload mine returned a tensor of shape (2, 3); {LOSS}",
-        ),
-        (
-            {"loss": lambda x, _: x.detach().mean()},
-            "`loss` of workload mine returned a tensor without gradie",
-        ),
+        ({"loss": partial(functional.mse_loss, reduction="none")}, "a tensor of shape (2, 3); it is"),
+        ({"loss": lambda x, _: x.detach().mean()}, "`loss` of workload mine returned a tensor without"),
         ({"batch": nothing}, f"`batch` of workload mine returned None for batch size 2; it {PAIR}"),
-        (
-            returning(lambda x, _: {"x": x}),
-            f"returned {{'x': a tensor of shape (2, 4)}} for batch size 2; it {PAIR}",
-        ),
+        (returning(lambda x, _: {"x": x}), f"{{'x': a tensor of shape (2, 4)}} for batch size 2; it {PAIR}"),
         (returning(lambda x, y: (x, y, 3)), PAIR),
         (returning(lambda x, y: ((x, set()), y)), "; a set can be neither split nor moved to a device"),
-        (
-            returning(lambda x, y: ({"input": x, "bias": torch.zeros(3)}, y)),
-            "it must return inputs as tensors with 2 rows each, in dimension 0",
-        ),
+        (returning(lambda x, y: ({"input": x, "bias": torch.zeros(3)}, y)), "inputs as tensors with 2 rows"),
         (returning(lambda x, _: (x, [0.0, 1.0])), "it must return targets as tensors with 2 rows each"),
-        (
-            returning(lambda x, y: ({"x": x}, y)),
-            "the module of workload mine takes (input); `batch` gives it {'x': a tensor of shape (2, 4)}: a",
-        ),
-        (
-            returning(lambda x, y: ((x, x), y)),
-            "the module of workload mine takes (input); `batch` gives it (a tensor of shape (2, 4), a tensor",
-        ),
+        (returning(lambda x, y: ({"x": x}, y)), "takes (input); `batch` gives it {'x': a tensor of"),
+        (returning(lambda x, y: ((x, x), y)), "takes (input); `batch` gives it (a tensor of shape"),
     ],
 )
 def test_a_result_that_does_not_fit_is_described(changes, said):
@@ -313,22 +265,19 @@ def test_an_optimizer_without_fused_kernels_is_seen():
     assert not has_fused_optimizer(optimizer_of(lambda _: SGD([])))
 
 
-def test_images_have_four_dimensions():
-    rows = replace(IMAGES, batch=lambda n, _: (torch.zeros(n, 7), torch.zeros(n, dtype=torch.long)))
-    assert takes_images(IMAGES)
-    assert not takes_images(rows)
-
-
 def test_images_are_found_and_laid_out_wherever_a_batch_has_them():
     def named(n, _):
         return {"images": [torch.zeros(n, 3, 8, 8)], "mask": torch.ones(n, 1, 8, 8) > 0}
 
     made = Workload(name="own", module=nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
     assert takes_images(made)
+    assert takes_images(IMAGES)
     batch = make_batch(replace(made, channels_last=True), batch_size=2, generator=torch.Generator())
     assert batch["images"][0].is_contiguous(memory_format=torch.channels_last)
     masks = replace(made, batch=lambda n, g: {"mask": named(n, g)["mask"]})
     assert not takes_images(masks)
+    flat = replace(IMAGES, batch=lambda n, _: (torch.zeros(n, 7), torch.zeros(n, dtype=torch.long)))
+    assert not takes_images(flat)
 
 
 @pytest.mark.campaign

@@ -35,7 +35,6 @@ def parsed(step):
 
 def following(*by, cases=(), **settings):
     step = concluded(*(cases or (SINGLE, DP, DDP)), by=by, **settings).next_step
-    assert step is not None
     return step, *parsed(step)
 
 
@@ -186,6 +185,5 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, a
     module, given = parsed(made.next_step)
     if module == "bench.run":
         assert given.resume == (None if hasattr(given, "comm_hook") else path)
-        arguments = shlex.split(made.next_step.command)[3:] if made.next_step else []
-        assert settings_of(arguments)
+        assert settings_of(shlex.split(made.next_step.command)[3:])
     assert next_step(path, run_.manifest, cases, by, []) is None

@@ -5,38 +5,46 @@ import math
 import pandas as pd
 import pytest
 
-from ddp_bench.bench.findings.numbers import (
-    TIMES,
-    count,
-    duration,
-    finite,
-    mib,
-    number,
-    plain,
-    plural,
-    quantity,
-    rate,
-    short,
-    singular,
-    with_interval,
-)
+from ddp_bench.bench.findings import numbers
 from ddp_bench.bench.findings.wording import link_name, ranged
 from ddp_bench.bench.stats.interval import Interval
 
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (70.12, "70.1 ms"),
-        (0.001234, "0.00123 ms"),
-        (0.0, "0 ms"),
-        (24479.0, "24,479 ms"),
-        (-3.14159, "-3.14 ms"),
-        (None, ""),
+WRITTEN = {
+    numbers.quantity: [
+        *((70.12, "ms", "70.1 ms"), (0.001234, "ms", "0.00123 ms"), (0.0, "ms", "0 ms"), (None, "ms", "")),
+        *((24479.0, "ms", "24,479 ms"), (-3.14159, "ms", "-3.14 ms")),
     ],
-)
-def test_quantity_keeps_three_significant_digits(value, shown):
-    assert quantity(value, "ms") == shown
+    numbers.number: [(0.0, "0"), (0.00123, "0.00123"), (1.0, "1.00"), (46_758_048.0, "46,758,048")],
+    numbers.count: [(11689512, "11,689,512"), (None, "")],
+    numbers.mib: [(2**20 * 44.6, "44.6 MiB"), (None, "")],
+    numbers.plural: [(1, "GPU", "1 GPU"), (2, "GPU", "2 GPUs")],
+    numbers.singular: [("images", "image"), ("queries", "query"), ("boxes", "box"), ("data", "data")],
+    numbers.duration: [(42.0, "42.0 s"), (125.0, "2 min 05 s"), (None, "")],
+    numbers.plain: [
+        *((None, ""), (math.nan, ""), (True, "yes"), (0.02, "0.02"), (["dp", "ddp"], "dp, ddp")),
+        ({"a": 1, "b": [True]}, "a: 1, b: yes"),
+    ],
+    link_name: [
+        *(("1gbit", "1 Gbit/s"), ("InfiniBand", "InfiniBand")),
+        ("200mbit+5ms", "200 Mbit/s with 5 ms of delay"),
+    ],
+    # Thousands, at most four digits, and never a power of ten.
+    numbers.rate: [
+        *((41087.3, "tokens", "41,090 tokens/s"), (8934.0, "tokens", "8,934 tokens/s")),
+        *((301.23, "tokens", "301 tokens/s"), (0.01234, "tokens", "0.0123 tokens/s"), (None, "tokens", "")),
+        (Interval(41087.3, 40181.0, 41994.0), "tokens", "41,090 (40,180\N{EN DASH}41,990) tokens/s"),
+        (Interval(9990.0, 9900.0, 10010.0), "tokens", "9,990 (9,900\N{EN DASH}10,010) tokens/s"),
+    ],
+    numbers.short: [(1234.5, 2, "1,200"), (120.0, 2, "120"), (0.5, "0.5"), (41087.0, "41,090")],
+    numbers.with_interval: [(Interval(12.0, 11.0, 14.27), "%", 100.0, "1,200 (1,100\N{EN DASH}1,427)%")],
+}
+"""By function: what it is given, and what it writes."""
+
+
+@pytest.mark.parametrize(("write", "row"), [(write, row) for write, rows in WRITTEN.items() for row in rows])
+def test_a_value_is_written_as_people_would(write, row):
+    *given, shown = row
+    assert write(*given) == shown
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,7 @@ def test_quantity_keeps_three_significant_digits(value, shown):
     [
         ((70.12, 69.23, 70.88), "images/s", "70.1 (69.2\N{EN DASH}70.9) images/s"),
         ((0.0, -1.24, 1.31), "ms", "0.0 (-1.2 to 1.3) ms"),
-        ((1.734, 1.7, 1.76), TIMES, f"1.73 (1.70\N{EN DASH}1.76){TIMES}"),
+        ((1.734, 1.7, 1.76), numbers.TIMES, f"1.73 (1.70\N{EN DASH}1.76){numbers.TIMES}"),
         ((99.5, 98.4, 100.7), "%", "100 (98\N{EN DASH}101)%"),
         ((73.1, 64.8, 81.3), "ms", "73 (65\N{EN DASH}81) ms"),
         ((221.0, 199.0, 243.0), "ms", "221 (199\N{EN DASH}243) ms"),
@@ -61,69 +69,4 @@ def test_interval_shares_decimals_and_needs_an_estimate(values, unit, shown):
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf, pd.NA, "", "x"])
 def test_missing_is_never_a_number(missing):
-    assert finite(missing) is None
-
-
-def test_small_words():
-    assert (count(11689512), count(None)) == ("11,689,512", "")
-    assert (mib(2**20 * 44.6), mib(None)) == ("44.6 MiB", "")
-    assert (plural(1, "GPU"), plural(2, "GPU")) == ("1 GPU", "2 GPUs")
-    assert (duration(42.0), duration(125.0), duration(None)) == ("42.0 s", "2 min 05 s", "")
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (None, ""),
-        (True, "yes"),
-        (0.02, "0.02"),
-        (["dp", "ddp"], "dp, ddp"),
-        ({"a": 1, "b": [True]}, "a: 1, b: yes"),
-        (math.nan, ""),
-    ],
-)
-def test_plain_writes_settings_as_a_person_would(value, shown):
-    assert plain(value) == shown
-
-
-def test_links_are_named_as_people_write_them():
-    assert link_name("1gbit") == "1 Gbit/s"
-    assert link_name("200mbit+5ms") == "200 Mbit/s with 5 ms of delay"
-    assert link_name("InfiniBand") == "InfiniBand"
-
-
-def test_numbers_have_three_digits_and_no_powers():
-    assert [number(x) for x in (0.0, 0.00123, 1.0, 46_758_048.0)] == ["0", "0.00123", "1.00", "46,758,048"]
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (41087.3, "41,090 tokens/s"),
-        (8934.0, "8,934 tokens/s"),
-        (301.23, "301 tokens/s"),
-        (0.01234, "0.0123 tokens/s"),
-        (Interval(41087.3, 40181.0, 41994.0), "41,090 (40,180\N{EN DASH}41,990) tokens/s"),
-        (Interval(9990.0, 9900.0, 10010.0), "9,990 (9,900\N{EN DASH}10,010) tokens/s"),
-        (None, ""),
-    ],
-)
-def test_rates_have_thousands_and_four_digits_at_most(value, shown):
-    assert rate(value, "tokens") == shown
-
-
-def test_no_number_for_people_has_a_power_of_ten():
-    assert (short(1234.5, 2), short(120.0, 2), short(0.5), short(41087.0)) == (
-        "1,200",
-        "120",
-        "0.5",
-        "41,090",
-    )
-    assert with_interval(Interval(12.0, 11.0, 14.27), "%", 100.0) == "1,200 (1,100\N{EN DASH}1,427)%"
-
-
-@pytest.mark.parametrize(
-    ("plural", "one"), [("images", "image"), ("queries", "query"), ("boxes", "box"), ("data", "data")]
-)
-def test_energy_is_of_one(plural, one):
-    assert singular(plural) == one
+    assert numbers.finite(missing) is None

@@ -88,13 +88,15 @@ def test_what_a_form_cannot_do_is_skipped(settings, reason):
     assert reason in str(make(**settings)[-1].skip_reason)
 
 
-def test_weak_scaling_fixes_the_batch_per_device_and_strong_the_global_one():
+def test_weak_scaling_fixes_the_batch_per_device_strong_the_global_one_and_accumulation_multiplies_it():
     weak = make(gpus=(1, 2, 4), batch_size=16)
     assert {p.case.batch_per_device for p in weak} == {16}
     strong = make(gpus=(1, 2, 4), batch_size=16, scaling="strong")
     assert {p.case.global_batch for p in strong} == {16}
     with pytest.raises(UsageError, match="16 does not divide over 3 devices"):
         make(gpus=(1, 3), batch_size=16, scaling="strong")
+    plan = make(gpus=(2,), accumulate=(1, 4), bucket_cap_mb=("default",), modes=("ddp",))
+    assert [p.case.global_batch for p in plan] == [16, 32, 128]
 
 
 def test_one_gpu_skips_what_it_cannot_do():
@@ -120,11 +122,6 @@ def test_nodes_of_an_outside_launcher():
     assert by_key["ddp", 64].skip_reason == "needs 64 ranks, the launcher started 32"
     assert by_key["dp", 8].skip_reason is None
     assert "within one machine" in str(by_key["dp", 16].skip_reason)
-
-
-def test_accumulation_multiplies_the_global_batch():
-    plan = make(gpus=(2,), accumulate=(1, 4), bucket_cap_mb=("default",), modes=("ddp",))
-    assert [p.case.global_batch for p in plan] == [16, 32, 128]
 
 
 def test_a_step_setting_makes_another_case():
@@ -228,18 +225,13 @@ def one_case(**more):
     return case_of(**{"arch": "resnet18", "image_size": 64, "batch_per_device": 16, **more})
 
 
-def test_dp_on_cpu_cores_is_a_stand_in_and_nothing_else_is():
+def test_what_a_case_is():
+    """DP on CPU cores a stand-in, and nothing else; DDP on several devices one that communicates."""
     assert one_case(mode="dp").impl == "cpu_standin"
     assert one_case(mode="dp", device_type="cuda").impl == one_case().impl == "torch"
-
-
-def test_only_ddp_on_several_devices_communicates():
     assert one_case().communicates
     assert not one_case(num_devices=1).communicates
     assert not one_case(mode="dp").communicates
-
-
-def test_cases_that_differ_in_the_cap_alone_are_equal_apart_from_it():
     assert one_case(bucket_cap_mb="1").apart_from_cap == one_case(bucket_cap_mb="25").apart_from_cap
     assert one_case().apart_from_cap != one_case(static_graph=True).apart_from_cap
 

@@ -4,22 +4,9 @@ import re
 import shutil
 from statistics import median
 
+import accuracy_tables as tables
 import pandas as pd
 import pytest
-from accuracy_tables import (
-    CALIBRATED,
-    CONSTANT,
-    LONGER,
-    PERFECT,
-    by_rules,
-    calibrations,
-    figures,
-    figures_of,
-    interval_of,
-    rounds,
-    rounds_of,
-    scenario_of,
-)
 from commands import ROOT
 
 from ddp_bench.bench.predict import main as command
@@ -29,13 +16,13 @@ from ddp_bench.bench.results.store import load_run
 
 SAMPLES = ROOT / "results" / "samples"
 RUNS, OTHER_MACHINE = "predictions", "predictions-epyc"
-KEPT = f"{RUNS}/resnet18-2hosts/{CALIBRATED}"
+KEPT = f"{RUNS}/resnet18-2hosts/{tables.CALIBRATED}"
 PAGE = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
 
 
 def held_out(runs):
     """The figures of every case that was predicted, of the runs in a folder."""
-    return [row for row in figures() if row["run"].startswith(f"{runs}/") and row["predicted_ms"]]
+    return [row for row in tables.figures() if row["run"].startswith(f"{runs}/") and row["predicted_ms"]]
 
 
 def errors(rows, name="predicted_ms"):
@@ -43,7 +30,7 @@ def errors(rows, name="predicted_ms"):
 
 
 def inside(rows, name="predicted_ms"):
-    ends = (interval_of(row, name) for row in rows)
+    ends = (tables.interval_of(row, name) for row in rows)
     return sum(one.low <= float(row["measured_ms"]) <= one.high for one, row in zip(ends, rows, strict=True))
 
 
@@ -64,6 +51,9 @@ def test_no_case_is_off_by_more_than_eight_percent_and_half_are_within_three():
 def test_a_machine_and_a_rate_that_the_simulation_had_never_seen():
     rows = held_out(OTHER_MACHINE)
     assert {row["link"] for row in rows} == {"1gbit", "2gbit", "4gbit"}
+    one, other = ({row["cpu"] for row in held_out(runs)} for runs in (RUNS, OTHER_MACHINE))
+    assert len(one) == len(other) == 1
+    assert one != other
     assert len(rows) == inside(rows) == 20
     assert (median(errors(rows)), max(errors(rows))) == pytest.approx((2.3516, 5.7811), abs=5e-5)
     assert f"20 cases err by {worst(rows)}, all inside their intervals" in " ".join(PAGE.split())
@@ -75,10 +65,10 @@ def test_the_documentation_has_the_errors_of_every_setting():
     for arch, hosts in ((18, 2), (34, 2), (50, 2), (18, 3)):
         of = [[row for row in rows if _is(row, arch, hosts, link)] for link in ("200mbit", "1gbit", "4gbit")]
         told = re.search(rf"^\| ResNet-{arch}, {hosts} hosts[^|]* \| (.*) \|$", PAGE, re.MULTILINE)
-        assert told is not None
         assert [one.strip() for one in told[1].split("|")] == [worst(one) if one else "" for one in of]
     text = " ".join(PAGE.split())
-    longer, constant, perfect = (worst(rows, rule, 0) for rule in (LONGER, CONSTANT, PERFECT))
+    rules = tables.LONGER, tables.CONSTANT, tables.PERFECT
+    longer, constant, perfect = (worst(rows, rule, 0) for rule in rules)
     for said in (
         f"All 67 cases err by {worst(rows)}; of rules of thumb, max(compute, communication) errs by {longer}",
         f"constant efficiency by {constant}, perfect scaling by {perfect}.",
@@ -95,9 +85,9 @@ def _is(row, arch, hosts, link):
 @pytest.mark.campaign
 def test_the_simulation_gives_the_figures_that_the_table_has():
     for row in (*held_out(RUNS), *held_out(OTHER_MACHINE)):
-        calibration, scenario = calibrations()[row["run"].rpartition("/")[0]], scenario_of(row)
+        calibration, scenario = tables.calibrations()[row["run"].rpartition("/")[0]], tables.scenario_of(row)
         found = predict(calibration, scenario, step_alone=True).step_ms.columns("predicted_ms")
-        found |= by_rules(calibration, scenario)
+        found |= tables.by_rules(calibration, scenario)
         assert found == pytest.approx({name: float(row[name]) for name in found}, rel=1e-6)
 
 
@@ -108,17 +98,17 @@ def test_the_tables_have_the_figures_of_the_runs_that_are_kept(name):
     run = load_run(SAMPLES / name)
     source = read_source(SAMPLES / name) if name == KEPT else None
     if source:
-        assert calibrations()[name.rpartition("/")[0]] == source.calibration
-    told = [row for row in figures() if row["run"] == name]
-    for row, found in zip(told, figures_of(name, run, source), strict=True):
+        assert tables.calibrations()[name.rpartition("/")[0]] == source.calibration
+    told = [row for row in tables.figures() if row["run"] == name]
+    for row, found in zip(told, tables.figures_of(name, run, source), strict=True):
         assert {key: value for key, value in row.items() if value and not key.startswith("uncorrected")} == {
             key: str(value) for key, value in found.items()
         }
     steps = {}
-    for row in rounds_of(name, run):
+    for row in tables.rounds_of(name, run):
         for key in row.keys() - {"run", "round"}:
             steps.setdefault(key, {})[row["round"]] = float(row[key])
-    assert rounds()[name] == steps
+    assert tables.rounds()[name] == steps
 
 
 @pytest.mark.usefixtures("few_resamples")
@@ -130,14 +120,8 @@ def test_the_case_that_the_residual_was_fitted_to_is_never_held_out(capsys):
     said = capsys.readouterr().out
     assert f" {fitted} " not in said
     assert " ddp-n2-cap100-" in said
-    default = [row for row in figures() if row["case"] == "default" and row["run"].startswith(RUNS)]
-    assert all(bool(row["predicted_ms"]) == (row["link"] != CALIBRATED) for row in default)
-
-
-def test_the_runs_are_of_one_machine_and_the_others_of_another():
-    one, other = ({row["cpu"] for row in held_out(runs)} for runs in (RUNS, OTHER_MACHINE))
-    assert len(one) == len(other) == 1
-    assert one != other
+    default = [row for row in tables.figures() if row["case"] == "default" and row["run"].startswith(RUNS)]
+    assert all(bool(row["predicted_ms"]) == (row["link"] != tables.CALIBRATED) for row in default)
 
 
 @pytest.mark.usefixtures("few_resamples")
@@ -150,7 +134,7 @@ def test_a_run_of_the_calibrated_case_alone_adds_none_and_is_refused_by_itself(t
         table[table["case_id"].str.contains("single|capdefault")].to_csv(alone / name, index=False)
     for name in ("cases.csv", "manifest.json"):
         text = (slower / name).read_text(encoding="utf-8")
-        (slower / name).write_text(text.replace(CALIBRATED, "200mbit"), encoding="utf-8")
+        (slower / name).write_text(text.replace(tables.CALIBRATED, "200mbit"), encoding="utf-8")
     given = [str(alone), "--validate"]
     assert command.main(given) == 2
     assert "no measured DDP case besides the one fitted to" in capsys.readouterr().err

@@ -1,26 +1,21 @@
-"""Processes and temporary folders, gone at the end and after a kill; Slurm's environment."""
+"""Processes, temporary folders and turns, over real pipes, locks and sockets; Slurm's environment."""
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 from commands import eventually
 
-from ddp_bench.bench.cluster.process import (
-    end_all,
-    ended_with_us,
-    host_names,
-    huge_pages_env,
-    interrupted_by_signals,
-    ranks_environment,
-    tasks_per_node,
-    uninterrupted,
-)
+from ddp_bench.bench.cluster import process as processes
 from ddp_bench.bench.cluster.scratch import PREFIX, remove_abandoned, scratch_folder
+from ddp_bench.bench.cluster.turns import TurnClient, TurnServer
 from ddp_bench.bench.errors import UsageError
 
 ALLOCATE = """
@@ -43,11 +38,11 @@ print(sum(int(size) for size, given in flags if " hg" in given))
 )
 def test_settings_of_the_users_own_stay(given, added):
     environment = {"GLIBC_TUNABLES": given} if given else {}
-    env = environment | huge_pages_env(environment)
+    env = environment | processes.huge_pages_env(environment)
     assert dict(one.split("=") for one in env["GLIBC_TUNABLES"].split(":")) == {
         f"glibc.malloc.{name}": value for name, value in added.items()
     }
-    assert huge_pages_env(env) == {}
+    assert processes.huge_pages_env(env) == {}
 
 
 def test_malloc_asks_the_kernel_for_huge_pages():
@@ -59,7 +54,7 @@ def test_malloc_asks_the_kernel_for_huge_pages():
     plain = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
     asked_kib = [
         int(subprocess.check_output([sys.executable, "-c", ALLOCATE], env=plain | more))
-        for more in ({}, huge_pages_env({}))
+        for more in ({}, processes.huge_pages_env({}))
     ]
     assert asked_kib[0] == 0
     assert asked_kib[1] >= 32 * 1024, "8 times 4 MiB"
@@ -100,7 +95,8 @@ def test_a_command_ends_with_its_parent_however_that_ends():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_a_command_that_is_not_there_is_named():
-    done = subprocess.run(ended_with_us(["no-such-command"]), capture_output=True, text=True, check=False)
+    command = processes.ended_with_us(["no-such-command"])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "no-such-command cannot be started: No such file or directory\n"
 
@@ -117,7 +113,7 @@ STEP = {
 
 
 def test_a_task_of_srun_is_a_rank():
-    assert ranks_environment(STEP) == {
+    assert processes.ranks_environment(STEP) == {
         "RANK": "5",
         "WORLD_SIZE": "8",
         "LOCAL_RANK": "1",
@@ -126,7 +122,7 @@ def test_a_task_of_srun_is_a_rank():
         "MASTER_PORT": "24567",
         "TORCHELASTIC_RUN_ID": "slurm-1234567.3",
     }
-    assert ranks_environment({**STEP, "MASTER_PORT": "1", "MASTER_ADDR": "x"})["MASTER_PORT"] == "1"
+    assert processes.ranks_environment({**STEP, "MASTER_PORT": "1", "MASTER_ADDR": "x"})["MASTER_PORT"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -140,23 +136,23 @@ def test_a_task_of_srun_is_a_rank():
     ids=["no Slurm", "torchrun under srun", "batch script", "one task"],
 )
 def test_what_is_no_step_of_ranks(other):
-    assert ranks_environment(other) == {}
+    assert processes.ranks_environment(other) == {}
 
 
 def test_host_lists():
-    assert host_names("node[01-03,7],other,rack[1-2]n[8-9]x") == [
+    assert processes.host_names("node[01-03,7],other,rack[1-2]n[8-9]x") == [
         *("node01", "node02", "node03", "node7", "other"),
         *("rack1n8x", "rack1n9x", "rack2n8x", "rack2n9x"),
     ]
-    assert host_names("single") == ["single"]
+    assert processes.host_names("single") == ["single"]
     with pytest.raises(UsageError, match="node"):
-        host_names("node[a-b]")
+        processes.host_names("node[a-b]")
 
 
 def test_unequal_nodes_are_refused():
-    assert tasks_per_node("4(x2),1") == [4, 4, 1]
+    assert processes.tasks_per_node("4(x2),1") == [4, 4, 1]
     with pytest.raises(UsageError, match="1 and 4 tasks"):
-        ranks_environment({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2),1"})
+        processes.ranks_environment({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2),1"})
 
 
 DEAF = (
@@ -167,7 +163,7 @@ DEAF = (
 def test_a_process_that_had_to_be_killed_has_ended_too():
     with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True) as deaf:
         assert deaf.stdout.readline()
-        end_all([deaf], within_s=0.0)
+        processes.end_all([deaf], within_s=0.0)
         assert deaf.returncode == -signal.SIGKILL
 
 
@@ -230,7 +226,7 @@ def test_a_signal_while_it_is_made_leaves_nothing(temporary, monkeypatch):
         return found
 
     monkeypatch.setattr(tempfile, "mkdtemp", interrupted)
-    with pytest.raises(KeyboardInterrupt), interrupted_by_signals(), scratch_folder():
+    with pytest.raises(KeyboardInterrupt), processes.interrupted_by_signals(), scratch_folder():
         pytest.fail("the signal comes before the context begins")
     assert list(temporary.iterdir()) == []
 
@@ -239,12 +235,12 @@ def test_a_signal_waits_for_the_end_of_what_may_not_stay_half_done():
     done = []
 
     def work():
-        with uninterrupted(), uninterrupted():
+        with processes.uninterrupted(), processes.uninterrupted():
             os.kill(os.getpid(), signal.SIGTERM)
             done.append("whole")
         done.append("more")
 
-    with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+    with pytest.raises(KeyboardInterrupt), processes.interrupted_by_signals():
         work()
     assert done == ["whole"]
 
@@ -268,3 +264,213 @@ def test_a_process_that_works_in_it_keeps_it(temporary):
         remove_abandoned()
         assert folder.exists()
     eventually(lambda: remove_abandoned() or not folder.exists(), 30)
+
+
+# Clients and a turn server: never two at once, and nobody waits for the dead.
+
+LIMIT_S = 30.0
+"""Ends a test that has failed; nothing waits for it otherwise."""
+
+
+def all_end(sides):
+    for side in sides:
+        side.start()
+    for side in sides:
+        side.join(LIMIT_S)
+        assert not side.is_alive()
+
+
+class Turn:
+    """Who holds the turn: a second holder at the same time is noted, and given every chance to come."""
+
+    def __init__(self):
+        self.order = []
+        self.met = []
+        self._inside = set()
+        self._entered = threading.Condition()
+
+    def hold(self, name, wait_s=0.0):
+        with self._entered:
+            self._inside.add(name)
+            self.order.append(name)
+            if len(self._inside) > 1:
+                self.met.append(set(self._inside))
+            self._entered.notify_all()
+            self._entered.wait_for(lambda: bool(self.met), wait_s)
+            self._inside.discard(name)
+
+
+@pytest.fixture
+def server(tmp_path):
+    made = TurnServer(tmp_path / "turns", seed=1)
+    yield made
+    made.close()
+
+
+def test_turns_alternate_and_never_meet(server, tmp_path):
+    turn = Turn()
+
+    def take_turns(name):
+        client = TurnClient(str(tmp_path / "turns"))
+        for _ in range(50):
+            client.next_turn()
+            turn.hold(name, wait_s=0.01)
+        client.close()
+
+    all_end([threading.Thread(target=take_turns, args=(name,)) for name in "ab"])
+    assert turn.met == [], "one leaves before the other enters"
+    pairs = [tuple(turn.order[i : i + 2]) for i in range(0, 96, 2)]
+    assert {frozenset(pair) for pair in pairs} == {frozenset("ab")}, "each pair of turns holds both"
+    assert len(set(pairs)) == 2, "in random order"
+    assert server.turns >= 48
+
+
+def test_clients_that_do_not_take_turns_would_be_seen_to_meet():
+    turn = Turn()
+    all_end([threading.Thread(target=turn.hold, args=(name, LIMIT_S), daemon=True) for name in "ab"])
+    assert turn.met == [{"a", "b"}]
+
+
+def test_a_side_that_leaves_frees_the_other(server, tmp_path):
+    first, second = TurnClient(str(tmp_path / "turns")), TurnClient(str(tmp_path / "turns"))
+    done = []
+
+    def go_on():
+        for i in range(3):
+            second.next_turn()
+            done.append(i)
+        second.close()
+
+    side = threading.Thread(target=go_on)
+    side.start()
+    first.close()
+    side.join(LIMIT_S)
+    assert done == [0, 1, 2]
+    assert server.turns <= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_may_leave_whoever_is_asked_first(seed, tmp_path):
+    made = TurnServer(tmp_path / "turns", seed=seed)
+    clients = [TurnClient(str(tmp_path / "turns")) for _ in range(2)]
+
+    def take_turns(client):
+        client.next_turn()
+        client.close()
+
+    all_end([threading.Thread(target=take_turns, args=(client,), daemon=True) for client in clients])
+    made.close()
+
+
+def test_any_number_takes_turns_each_once_per_round(tmp_path):
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=4)
+    log = []
+
+    def take_turns(name, turns):
+        client = TurnClient(str(tmp_path / "turns"))
+        for _ in range(turns):
+            client.next_turn()
+            log.append(name)
+        client.close()
+
+    sides = [threading.Thread(target=take_turns, args=(name, 5 + 5 * (name == "d"))) for name in "abcd"]
+    all_end(sides)
+    made.close()
+    assert [set(log[i : i + 4]) for i in range(0, 20, 4)] == [set("abcd")] * 5
+    assert log[20:] == ["d"] * 5, "the last one goes on alone"
+    assert made.turns == 5
+
+
+def test_nobody_waits_for_a_client_that_never_connected(tmp_path):
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=3)
+    granted = threading.Semaphore(0)
+
+    def take_turns():
+        client = TurnClient(str(tmp_path / "turns"))
+        client.next_turn()
+        granted.release()
+        client.close()
+
+    sides = [threading.Thread(target=take_turns, daemon=True) for _ in range(2)]
+    for side in sides:
+        side.start()
+    assert not granted.acquire(timeout=0.2), "the third has not come"
+    made.client_left()
+    assert granted.acquire(timeout=LIMIT_S)
+    assert granted.acquire(timeout=LIMIT_S)
+    for side in sides:
+        side.join(LIMIT_S)
+    made.client_left()  # of one that took its turn and ended: nothing happens
+    made.close()
+
+
+def test_who_connects_late_takes_part_although_another_left_after_it_had_connected(tmp_path):
+    """Of three one connects and dies: two connections are its own; the last connects beside the other."""
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=3)
+    path = str(tmp_path / "turns")
+    gone = socket.socket(socket.AF_UNIX)
+    gone.connect(path)
+    other = TurnClient(path)
+    gone.close()
+    made.client_left()
+    other.next_turn()
+    came, turn = threading.Event(), Turn()
+
+    def come_late():
+        late = TurnClient(path)
+        came.set()
+        late.next_turn()
+        turn.hold("late")
+        late.close()
+
+    side = threading.Thread(target=come_late, daemon=True)
+    side.start()
+    assert came.wait(LIMIT_S)
+    turn.hold("other", wait_s=0.2)
+    assert turn.met == [], "the other holds the turn"
+    # The round in which it is let in, then one that it takes part in, then the proof that this is over.
+    for _ in range(3):
+        other.next_turn()
+    assert turn.order == ["other", "late"]
+    other.close()
+    side.join(LIMIT_S)
+    assert not side.is_alive()
+    made.close()
+
+
+def test_who_comes_when_all_have_left_is_free(tmp_path):
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=2)
+    made.client_left()
+    made.client_left()
+    made.close()
+    late = TurnClient(str(tmp_path / "turns"))
+    late.next_turn()
+    late.close()
+
+
+def test_a_server_is_closed_while_it_looks_for_late_clients(tmp_path, monkeypatch):
+    looks, goes_on = threading.Event(), threading.Event()
+    looked = select.select
+
+    def held_up(*waiting):
+        looks.set()
+        goes_on.wait(10)
+        return looked(*waiting)
+
+    monkeypatch.setattr(select, "select", held_up)
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=1)
+    made.client_left()
+    assert looks.wait(10)
+    closing = threading.Thread(target=made.close)
+    closing.start()
+    closing.join(0.2)  # by now it has done what it can before the server goes on
+    goes_on.set()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_without_a_server_every_turn_is_free():
+    client = TurnClient(None)
+    client.next_turn()
+    client.next_turn()
+    client.close()

@@ -105,10 +105,7 @@ def test_a_repository_around_an_installed_ddp_bench_is_not_its_own(tmp_path, mon
         ("https://me:secret@example.org/a/b.git?token=c", "https://example.org/a/b.git"),
         ("ssh://git@example.org:22/a/b", "ssh://example.org:22/a/b"),
         ("git@example.org:a/b.git", "example.org:a/b.git"),
-        ("/home/me/b", None),
-        ("../b", None),
-        ("file:///home/me/b", None),
-        ("C:/me/b", None),
+        *((place, None) for place in ("/home/me/b", "../b", "file:///home/me/b", "C:/me/b")),
     ],
 )
 def test_a_url_is_shown_without_credentials_and_places_of_this_machine(url, shown):

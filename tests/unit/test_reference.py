@@ -7,7 +7,7 @@ from statistics import fmean
 import made
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ddp_bench.bench.axes import COMM_HOOKS
 from ddp_bench.bench.modes.base import SingleMode, gradients_of
@@ -85,14 +85,9 @@ def by_hand(means):
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"data": "device"},
-        {"accumulate": 2},
-        {"num_devices": 4, "accumulate": 3},
-        {"mode": "dp"},
+        *({}, {"data": "device"}, {"accumulate": 2}, {"num_devices": 4, "accumulate": 3}, {"mode": "dp"}),
         {"mode": "dp", "num_devices": 3, "accumulate": 2},
-        {"mode": "single", "num_devices": 1},
-        {"sync_batchnorm": True},
+        *({"mode": "single", "num_devices": 1}, {"sync_batchnorm": True}),
     ],
     ids=str,
 )
@@ -146,8 +141,6 @@ def test_each_chunk_has_statistics_of_its_own_but_for_sync_batchnorm(settings):
 class Counting(Line):
     """Its output depends on how often it was called in training."""
 
-    calls: Tensor
-
     def __init__(self):
         super().__init__()
         self.register_buffer("calls", torch.tensor(0.0))
@@ -166,8 +159,6 @@ def test_every_rank_starts_a_micro_batch_from_the_same_buffers():
 
 class Remembering(Line):
     """Adds the mean of the batch it saw last."""
-
-    last: Tensor
 
     def __init__(self):
         super().__init__()

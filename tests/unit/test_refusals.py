@@ -91,6 +91,7 @@ MISTAKES = {
     "predict": [
         ("{long} --gpus 2", "has no "),
         ("{calibrated}", "nothing to predict"),
+        ("{calibrated} --validate --csv p.csv", "--csv is a table of predictions; say for how many devices"),
         ("{calibrated} --gpus 0", "not a whole number of at least 1"),
         ("{calibrated} --gpus 8192 --network ib-400g", "give 1 to 4096"),
         ("{calibrated} --gpus 8 --network ib-400", "did you mean 'ib-400g'"),

@@ -80,9 +80,7 @@ def test_page_is_self_contained(html_file):
     ]
     assert references
     assert all(reference == "data:," or reference.startswith("#") for reference in references)
-    policy = next(
-        a["content"] for tag, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy"
-    )
+    (policy,) = (a["content"] for _, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none';")
 
 
@@ -92,8 +90,9 @@ def test_policy_lets_one_script_run_by_its_hash(html_file):
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{sha256}';" in html
     assert script.count("\n") < 200
-    kinds = [attributes.get("type") for tag, attributes in Elements(html).tags if tag == "script"]
-    assert kinds == [None]
+    tags = Elements(html).tags
+    assert [attributes.get("type") for tag, attributes in tags if tag == "script"] == [None]
+    assert {"input", "select", "button"}.isdisjoint(tag for tag, _ in tags), "nor are there dead controls"
 
 
 def test_page_in_the_runs_folder_links_to_its_files(usual, tmp_path):
@@ -102,13 +101,6 @@ def test_page_in_the_runs_folder_links_to_its_files(usual, tmp_path):
     linked = [a["href"] for tag, a in elements.tags if tag == "a" and (a.get("href") or "").startswith("./")]
     assert linked == ["./cases.csv", "./comparisons.csv", "./blocks.csv", "./manifest.json"]
     assert all((folder / href).is_file() for href in linked)
-    elsewhere = Elements(build([folder], tmp_path / "pages.html").read_text(encoding="utf-8"))
-    assert "./run/cases.csv" in [a.get("href") for _, a in elsewhere.tags]
-
-
-def test_without_the_script_there_are_no_dead_controls(html_file):
-    tags = Elements(html_file.read_text(encoding="utf-8")).tags
-    assert {"input", "select", "button"}.isdisjoint(tag for tag, _ in tags)
 
 
 def test_ids_are_unique_and_every_reference_is_met(usual, tmp_path):
@@ -170,21 +162,6 @@ def test_command_line_writes_beside_the_run(usual, capsys):
     assert (usual / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_several_runs_make_one_page(usual, tmp_path):
-    other = write(tmp_path / "other", [case("single", 1, 50.0)], {"name": "other", "settings": {"seed": 1}})
-    assert main([str(usual), str(other), "--out", str(tmp_path / "both.html")]) == 0
-    text = Elements((tmp_path / "both.html").read_text(encoding="utf-8")).text
-    assert "What differs between the runs" in text
-    assert dashed("50.0 (49.5--50.5)") in text
-
-
-def test_markdown_goes_into_a_file(usual, tmp_path, capsys):
-    out = tmp_path / "summary.md"
-    assert main([str(usual), "--markdown", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.strip() == str(out)
-    assert out.read_text(encoding="utf-8").startswith(dashed("## ResNet-50, 1--2 GPUs\n"))
-
-
 def test_hostile_text_cannot_leave_its_cell():
     hostile = "a|b\n| c | [x](javascript:1) <img src=x> `d` @someone $x$ ~~e~~ https://x.y **f** \\| #1"
     text = markdown(page([run([case("ddp", 2, status="failed", reason=hostile)], {"name": hostile})]))
@@ -203,11 +180,16 @@ def test_every_figure_becomes_a_picture(usual, tmp_path, capsys):
     assert sorted(p.name for p in (tmp_path / "slides").iterdir()) == sorted(f"{key}.png" for key in keys)
 
 
-def test_format_markdown_is_the_same_summary(usual, capsys):
-    assert main([str(usual), "--markdown"]) == 0
-    first = capsys.readouterr().out
-    assert main([str(usual), "--format", "markdown"]) == 0
-    assert capsys.readouterr().out == first
+def test_markdown_is_one_summary_by_either_name_and_in_a_file(usual, tmp_path, capsys):
+    said = []
+    for given in (["--markdown"], ["--format", "markdown"]):
+        assert main([str(usual), *given]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    out = tmp_path / "summary.md"
+    assert main([str(usual), "--markdown", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    assert out.read_text(encoding="utf-8").startswith(dashed("## ResNet-50, 1--2 GPUs\n"))
     assert main([str(usual), "--markdown", "--price-per-device-hour", "2.5"]) == 0
 
 

@@ -1,23 +1,27 @@
-"""Figures: what their marks are, and that every drawing is whole. What is written in them is recorded."""
+"""Figures: what their marks, bars and tracks are, that every drawing is whole. Its words are recorded."""
 
 import io
+import math
 import re
 from xml.etree import ElementTree as ET
 
 import pytest
 from PIL import Image
 from report_runs import (
+    PHASES,
     Drawn,
     case,
     communicating,
     dashed,
     drawn,
+    measured,
     paper_like,
     run,
     timed,
     traced,
     usual_cases,
 )
+from sample_runs import EVERY_SAMPLE, sample
 
 from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.comparisons import Comparison
@@ -27,7 +31,8 @@ from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart
 from ddp_bench.report.figures import dp_against_ddp, drift
 from ddp_bench.report.page import page
-from ddp_bench.report.timeline import one_step
+from ddp_bench.report.step import REST, breakdown, step_bars
+from ddp_bench.report.timeline import agreeing, one_step, steps_of
 
 
 def test_shared_devices_are_drawn_hollow():
@@ -127,23 +132,18 @@ def paces(blocks):
     return drift(workloads(data.cases)[0], data.times, key="k")
 
 
-def test_round_that_was_broken_off_does_not_speak_for_all_cases():
-    blocks = [timed(row, r, 100.0) for row in (SINGLE, DP, DDP) for r in (1, 2, 3)] + [
-        timed(SINGLE, 4, 900.0)
-    ]
-    figure = paces(blocks)
+def test_round_that_was_broken_off_does_not_speak_for_all_cases_and_two_show_no_drift():
+    blocks = [timed(row, r, 100.0) for row in (SINGLE, DP, DDP) for r in (1, 2, 3)]
+    figure = paces([*blocks, timed(SINGLE, 4, 900.0)])
     ((_, lines),) = drawn(figure)
     assert [mark.x for mark in lines["median of 3 cases"]] == [1.0, 2.0, 3.0]
     assert lines["single, 1 GPU"][-1].y == pytest.approx(100 / 9)
-
-
-def test_two_rounds_show_no_drift():
     assert paces([timed(row, r, 100.0) for row in (SINGLE, DDP) for r in (1, 2)]) is None
 
 
 def ratio(cases, blocks):
     data = run(cases, timed_blocks=blocks)
-    return dp_against_ddp(workloads(data.cases)[0], typical_of(data.times), (), key="k")
+    return dp_against_ddp(workloads(data.cases)[0], typical_of(data.times, ()), (), key="k")
 
 
 def test_ratio_is_formed_inside_each_round_so_that_drift_cancels():
@@ -172,13 +172,255 @@ def test_the_ratio_has_the_interval_of_the_answer_and_no_other(*, turned):
     answer = Interval(1.25, 0.9, 1.7)
     ids = (DP["case_id"], DDP["case_id"]) if turned else (DDP["case_id"], DP["case_id"])
     one = Comparison(*ids, answer.inverted() if turned else answer, 0.05, 6)
-    typical = typical_of(data.times)
+    typical = typical_of(data.times, ())
     alone, answered = (
         dp_against_ddp(workloads(data.cases)[0], typical, found, key="k") for found in ((), (one,))
     )
-    assert alone is not None
     by_rounds, shown = (drawn(figure)[0][1]["DDP / DP"][0] for figure in (alone, answered))
-    assert by_rounds.low is not None
     assert by_rounds.low > 1
     assert (shown.y, shown.low, shown.high) == pytest.approx((1.25, 0.9, 1.7))
     assert dashed("1.2 (0.9--1.7)") in answered.caption
+
+
+def figure(cases, comparisons=()):
+    return breakdown(workloads(run(cases).cases)[0], comparisons, key="k")
+
+
+def bars(cases):
+    return step_bars(run(cases).cases.astype(object))
+
+
+def parts_of(row):
+    (bar,) = bars([row])
+    return bar.parts
+
+
+def written(shown):
+    """Names and numbers of the bars."""
+    return [text.get_text() for text in shown.canvas().axes[0].texts]
+
+
+def labels(shown):
+    return [text.split(": ")[0] for text in written(shown) if ": " in text]
+
+
+@pytest.mark.parametrize(
+    "anatomy",
+    [{}, measured(data_ms=2.0, forward_ms=60.0, backward_ms=100.0, optimizer_ms=18.0)],
+    ids=["as long as the step", "longer"],
+)
+def test_exposed_communication_is_taken_out_of_the_backward_and_the_bar_is_as_long_as_the_step(anatomy):
+    """Instruments and other rounds make the anatomy pass longer or shorter: only its shares are taken."""
+    whole = {"data": 1.0, "forward": 30.0, "backward": 40.0, "exposed communication": 20.0, "optimizer": 9.0}
+    assert parts_of(communicating(2, 200.0) | anatomy) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("exposed_ms", "backward", "exposed"), [(80.0, None, 80.0), (-5.0, 60.0, None), (None, None, None)]
+)
+def test_exposed_communication_never_makes_a_part_negative(exposed_ms, backward, exposed):
+    row = communicating(2, 200.0) | {"exposed_comm_ms": exposed_ms}
+    found = parts_of(row)
+    assert found.get("backward") == backward
+    assert ("backward with communication" in found) == (exposed_ms is None)
+    assert ("backward with communication" in figure([row]).how_to_read) == (exposed_ms is None)
+    assert found.get("exposed communication") == exposed
+
+
+def test_stage_that_was_not_measured_is_left_out_not_zero():
+    dp = case("dp", 2, 20_000 / 90, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms_p50=90.0)
+    assert parts_of(dp) == pytest.approx({"apply (forward)": 25.0, "backward": 58.0, REST: 7.0})
+
+
+def exposing(exposed_ms, forward_ms, cap, *, width=4.0):
+    """A case of 100 ms and what is exposed, its forward measured once."""
+    row = communicating(2, 20_000 / (80.0 + exposed_ms), bucket_cap_mb=cap)
+    row |= measured(
+        forward_ms=forward_ms, backward_ms=70.0 - forward_ms + exposed_ms, exposed_comm_ms=exposed_ms
+    )
+    ends = {"exposed_comm_ms_low": exposed_ms - width, "exposed_comm_ms_high": exposed_ms + width}
+    return row | ends | dict.fromkeys(("forward_ms_low", "forward_ms_high"))
+
+
+def test_parts_that_differ_by_chance_are_drawn_alike_and_the_exposed_part_by_its_number():
+    cases = [exposing(20.0, 20.0, "default"), exposing(40.0, 26.0, "1"), exposing(30.0, 23.0, "25")]
+    found = bars(cases)
+    parts = (("forward", 23.0), ("backward", 47.0), ("optimizer", 9.0), ("data", 1.0))
+    for name, ms in parts:
+        assert [bar.parts[name] for bar in found] == [pytest.approx(ms)] * 3
+    assert [bar.parts["exposed communication"] for bar in found] == [20.0, 40.0, 30.0]
+    assert {"20 ms", "40 ms", "30 ms"} <= set(written(figure(cases)))
+
+
+def test_nothing_that_is_drawn_alike_becomes_negative():
+    unknown = {"exposed_comm_ms": None}
+    unsplit = bars([exposing(20.0, 20.0, "default") | unknown, exposing(40.0, 60.0, "1") | unknown])
+    little = bars([exposing(0.5, 20.0, "default"), exposing(3.0, 30.0, "1"), exposing(0.5, 68.0, "25")])
+    for bar in unsplit + little:
+        assert min(bar.parts.values()) >= 0
+    assert all("backward" not in bar.parts for bar in unsplit)
+    lengths = [sum(bar.parts.values()) for bar in unsplit + little]
+    assert lengths == pytest.approx([100.0, 120.0, 80.5, 83.0, 80.5])
+
+
+def test_compute_that_differs_beyond_the_intervals_is_drawn_as_it_is():
+    slower = exposing(20.0, 20.0, "1", width=1.0)
+    slower |= measured(images_per_s=20_000 / 130, backward_ms=100.0)
+    first, second = bars([exposing(20.0, 20.0, "default", width=1.0), slower])
+    assert second.parts["backward"] > first.parts["backward"] + 10
+    known = measured(forward_ms=20.0), measured(forward_ms=30.0)
+    cases = [exposing(20.0, 20.0, "default") | known[0], exposing(20.0, 30.0, "1") | known[1]]
+    assert [bar.parts["forward"] for bar in bars(cases)] == pytest.approx([20.0, 30.0])
+
+
+SEVERAL = [
+    case("single", 1, 100.0, **measured(**PHASES)),
+    *(communicating(n, 90.0 * n) for n in (2, 4, 8)),
+    *(communicating(n, 80.0 * n, bucket_cap_mb="25") for n in (2, 4, 8)),
+    *(communicating(n, 70.0 * n, static_graph=True, case_id=f"static{n}") for n in (2, 4, 8)),
+    communicating(8, 480.0, bucket_cap_mb="1"),
+    communicating(16, 900.0, oversubscribed=True),
+]
+USUAL = (*((n, "default") for n in (2, 4, 8)), (8, "25 MiB"), (8, "1 MiB"))
+CAPS = [communicating(2, 100.0 + cap, bucket_cap_mb=str(cap)) for cap in range(1, 41)]
+
+
+@pytest.mark.parametrize(
+    ("cases", "shown"),
+    [
+        (SEVERAL, ["single, 1 GPU", *(f"DDP, {n} GPUs, cap {cap}" for n, cap in USUAL)]),
+        ([communicating(2, 200.0), communicating(2, 220.0, accumulate=8)], ["DDP, 2 GPUs, cap default"]),
+        (
+            [communicating(2, 90.0), *CAPS],
+            [f"DDP, 2 GPUs, cap {cap}" for cap in ("default", *(f"{n} MiB" for n in range(33, 41)))],
+        ),
+    ],
+    ids=["the usual of many", "no several micro-batches", "the fastest of many caps"],
+)
+def test_which_cases_are_drawn(cases, shown):
+    assert labels(figure(cases)) == shown
+
+
+def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
+    default, faster, slower, unknown = cases = [
+        communicating(2, rate, bucket_cap_mb=cap)
+        for rate, cap in ((200.0, "default"), (220.0, "25"), (180.0, "1"), (202.0, "5"))
+    ]
+    ratios = {"25": (1.05, 1.15), "1": (0.85, 0.95), "5": (0.9, 1.12)}
+    comparisons = [
+        Comparison(row["case_id"], default["case_id"], Interval(1.0, *ratios[row["bucket_cap_mb"]]), 0.05, 20)
+        for row in (faster, slower, unknown)
+    ]
+    shown = figure(cases, comparisons)
+    assert labels(shown) == [f"DDP, 2 GPUs, cap {cap}" for cap in ("default", "25 MiB", "1 MiB")]
+    assert shown.caption.endswith("not known to differ: cap 5.")
+
+
+DEFAULT = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")
+
+
+def tracks(cases, blocks):
+    data = run(cases, timed_blocks=blocks)
+    rank, found, _ = steps_of(data.cases, data.blocks)
+    return rank, *agreeing(found)
+
+
+def step(row, ends, *, rank=0, round_index=1):
+    """A traced block and one of the anatomy pass: the last gradient, and start and end of the last bucket."""
+    ready, start, done = ends
+    return [
+        traced(row, round_index, rank, ready_ms=(10.0, ready)),
+        traced(row, round_index, rank, start_ms=(11.0, start), done_ms=(20.0, done)),
+    ]
+
+
+def test_steps_are_of_the_rank_that_is_last_and_the_nearest_to_the_median():
+    blocks = [
+        b
+        for i, end in enumerate((84.0, 85.0, 99.0))
+        for b in step(DEFAULT, (65.0, 70.0, end), rank=1, round_index=i)
+    ]
+    blocks += [b for i in range(3) for b in step(DEFAULT, (60.0, 61.0, 80.0), round_index=i)]
+    rank, (track,), why_not = tracks([DEFAULT], blocks)
+    assert (rank, why_not) == (1, "")
+    assert (track.title, track.sizes) == ("cap default", (2**20, 3 * 2**20))
+    assert (track.ready, track.launch) == ((10.0, 65.0), (10.0, 65.0))
+    assert (track.start, track.done) == ((11.0, 70.0), (20.0, 85.0))
+
+
+def test_all_cases_are_drawn_of_one_rank():
+    other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2, bucket_bytes="1/2")
+    blocks = step(DEFAULT, (60.0, 61.0, 80.0)) + step(DEFAULT, (60.0, 61.0, 99.0), rank=1)
+    blocks += step(other, (60.0, 61.0, 82.0)) + step(other, (60.0, 61.0, 81.0), rank=1)
+    data = run([DEFAULT, other], timed_blocks=blocks)
+    rank, found, _ = steps_of(data.cases, data.blocks)
+    assert rank == 1
+    assert [max(track.done) for track in found] == [99.0, 81.0]
+
+
+def test_default_best_and_single_bucket_are_chosen_once_each():
+    best = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
+    other = communicating(2, 210.0, bucket_cap_mb="5", num_buckets=6)
+    one = communicating(2, 160.0, bucket_cap_mb="100", num_buckets=1)
+    cases = [communicating(1, 90.0), DEFAULT, other, best, one]
+    blocks = [block for row in cases for block in step(row, (60.0, 61.0, 80.0))]
+    assert [track.title for track in tracks(cases, blocks)[1]] == [
+        "cap default",
+        "cap 25 MiB, shortest step",
+        "cap 100 MiB, one bucket",
+    ]
+    same = tracks([DEFAULT, one | {"images_per_s": 500.0}], blocks)[1]
+    assert [track.title for track in same][1:] == ["cap 100 MiB, shortest step, one bucket"]
+
+
+def test_missing_moments_are_left_out_never_zero():
+    blocks = [traced(DEFAULT, 1, ready_ms=(10.0, 40.0))]
+    (track,) = tracks([DEFAULT], blocks)[1]
+    assert (track.ready, track.start, track.done) == ((10.0, 40.0), (), ())
+
+
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ((60.0, 59.0, 80.0), "contradict each other"),
+        ((85.0, 86.0, 84.0), None),
+        (
+            (60.0, 61.0, 95.0),
+            "cap default waits 35 ms in the few steps that were looked into",
+        ),
+    ],
+)
+def test_where_a_step_contradicts_none_is_drawn(ends, why):
+    other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
+    blocks = step(DEFAULT, ends) + step(other, (60.0, 61.0, 80.0))
+    _, found, why_not = tracks([DEFAULT, other], blocks)
+    if why is None:  # an all-reduce that ends before it starts is not drawn
+        assert [track.title for track in found] == ["cap 25 MiB, shortest step"]
+        return
+    assert found == []
+    assert why in why_not
+    (run_,) = page([run([DEFAULT, other], timed_blocks=blocks)]).runs
+    assert run_.not_drawn == (why_not,)
+
+
+def test_readiness_is_drawn_for_all_or_for_none():
+    other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
+    blocks = [*step(DEFAULT, (60.0, 61.0, 80.0)), step(other, (60.0, 61.0, 80.0))[1]]
+    _, found, why_not = tracks([DEFAULT, other], blocks)
+    assert why_not == ""
+    assert [track.ready for track in found] == [(), ()]
+
+
+def test_what_the_table_does_not_know_contradicts_nothing():
+    unknown = DEFAULT | dict.fromkeys(("exposed_comm_ms_low", "exposed_comm_ms_high"), math.nan)
+    (track,) = tracks([unknown], step(DEFAULT, (60.0, 61.0, 95.0)))[1]
+    assert track.waited_ms == 35.0
+
+
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
+def test_no_sample_breaks_causality_or_contradicts_the_table_on_the_page(path):
+    data = sample(path)
+    _, found, _ = steps_of(data.cases, data.blocks)
+    for track in agreeing(found)[0]:
+        assert track.is_causal
+        assert track.agrees

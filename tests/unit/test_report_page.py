@@ -1,81 +1,51 @@
-"""What the page makes of runs: cards, headings, figures, links to files. Its words are recorded."""
+"""What the page makes of runs: cards, headings, figures, tables, links to files. Its words are recorded.
+
+Tables are those of the terminal too: rates formed for them, and that quotients agree as printed.
+"""
 
 import math
+import re
+from dataclasses import replace
 
 import pytest
+import torch
+from finding_cases import DDP, DP, ENDS, SINGLE, concluded, exposing, over
 from made import made_manifest
-from report_runs import Drawn, case, dashed, drawn, run
+from report_runs import Drawn, case, communicating, dashed, drawn, measured, run
+from rich.console import Console
+from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
 from ddp_bench.bench.findings.answers import verdicts
-from ddp_bench.bench.findings.numbers import between
-from ddp_bench.bench.findings.verdicts import (
-    CAP,
-    RESOLVED,
-    CommunicationVerdict,
-    Ratio,
-    SettingsVerdict,
-    WrapperVerdict,
-)
-from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
+from ddp_bench.bench.findings.numbers import between, finite
+from ddp_bench.bench.findings.verdicts import CAP
+from ddp_bench.bench.findings.wording import text
+from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.results.comparisons import FASTER, TOO_FEW, Comparison
+from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import failure_file
+from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table
 from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.cases import workloads
+from ddp_bench.report.cases import DENSE_PEAKS, EPOCH_IMAGES, with_rates, workloads
 from ddp_bench.report.forest import against_default, ratio_ticks
 from ddp_bench.report.page import Files, cards, heading, model_name, page, status
-from ddp_bench.report.tables import Link
+from ddp_bench.report.tables import Link, communication
 
 
-def compared(low, high, case_id="a", reference_id="b"):
-    return Comparison(case_id, reference_id, Interval(math.sqrt(low * high), low, high), 0.05, 10)
+@pytest.mark.parametrize("name", ENDS)
+def test_card_names_the_state_of_its_answer(name):
+    few = {"num_rounds": 4} if name == "too few" else {}
+    found = concluded(SINGLE, DP, DDP, by=(over(DDP, DP, *ENDS[name], **few),)).verdicts
+    verdict, card = found[0], cards(found)[0]
+    assert card.state == {"equal": "equal", "open": "open", "too few": "open"}.get(name, "found")
+    assert (card.label, card.sentence, card.paste) == (verdict.label, verdict.sentence, verdict.paste)
 
 
-def wrapper(answer, *by, faster="DDP"):
-    ratio = Ratio(faster, "DP", Interval(1.2, 1.1, 1.3))
-    return WrapperVerdict(
-        answer=answer, comparisons=by, ratio=ratio, where="on 2 GPUs", margin=0.05, paste="p" if by else ""
-    )
+def test_card_of_a_cost_that_is_known_is_of_an_answer_that_was_found():
+    found = concluded(SINGLE, DDP | measured(step_ms=100.0) | exposing(11, 13)).verdicts
+    assert [card.state for card in cards(found) if card.label.startswith("adds ")] == ["found"]
 
 
-def settings(answer, best=None):
-    return SettingsVerdict(answer=answer, standing="the default", noun="cap", best=best, few=("cap 1",))
-
-
-def communication(answer):
-    return CommunicationVerdict(
-        answer=answer, exposed_ms=Interval(3.0, 2.0, 4.0), step_ms=10.0, place="2 GPUs"
-    )
-
-
-GAIN = Ratio("cap 1", "the default", Interval(1.2, 1.1, 1.3))
-
-
-@pytest.mark.parametrize(
-    ("verdict", "state", "label"),
-    [
-        (wrapper(FASTER, compared(1.2, 1.3)), "found", "DDP is faster"),
-        (wrapper(SLOWER, compared(0.7, 0.8), faster="DP"), "found", "DP is faster"),
-        (wrapper(FASTER, compared(1.01, 1.02)), "found", "DDP is faster, by less than 5%"),
-        (wrapper(SLOWER, faster="one device"), "found", "one device is faster"),
-        (wrapper(EQUAL, compared(0.99, 1.02)), "equal", "no difference above 5%"),
-        (settings(UNRESOLVED), "open", "unresolved"),
-        (settings(FASTER, GAIN), "found", "cap 1 is faster"),
-        (settings(EQUAL), "equal", "keep the default"),
-        (communication(TOO_FEW), "open", "too few rounds"),
-        (communication(RESOLVED), "found", "adds 3.0 (2.0\N{EN DASH}4.0) ms"),
-    ],
-)
-def test_card_names_the_state_of_its_answer(verdict, state, label):
-    (card,) = cards([verdict])
-    assert (card.state, card.label, card.sentence) == (state, label, verdict.sentence)
-    assert card.paste == verdict.paste
-
-
-def test_heading_names_model_and_devices():
-    cases = run([case("single", 1, 9.0, arch="resnet18"), case("ddp", 4, 9.0, arch="resnet18")]).cases
-    assert heading(cases) == dashed("ResNet-18, 1--4 GPUs")
-    assert (
-        heading(run([case("ddp", 2, 9.0, device_type="cpu", arch="my:Net")]).cases) == "my:Net, 2 CPU cores"
-    )
+def test_heading_names_models_as_their_papers_do():
     assert heading(run([]).cases) == ""
     assert [model_name(name) for name in ("resnext50_32x4d", "wide_resnet50_2", "vit")] == [
         "ResNeXt-50_32x4d",
@@ -99,12 +69,8 @@ def test_ratio_axis_has_round_ticks(low, high, ticks):
 @pytest.mark.parametrize(
     "ratio",
     [
-        Interval(1.773, 1.074, 2.422),
-        Interval(1.773, 0.897, 2.900),
-        Interval(1.02, 1.01, 1.03),
-        Interval(1.0, 0.99, 1.01),
-        Interval(0.6, 0.5, 0.7),
-        Interval(1.2, math.nan, math.nan),
+        *(Interval(1.773, 1.074, 2.422), Interval(1.773, 0.897, 2.900), Interval(1.02, 1.01, 1.03)),
+        *(Interval(1.0, 0.99, 1.01), Interval(0.6, 0.5, 0.7), Interval(1.2, math.nan, math.nan)),
     ],
 )
 def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio):
@@ -120,23 +86,11 @@ def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio):
         assert between(ratio) in verdict.sentence
 
 
-@pytest.mark.parametrize(
-    ("timing", "verdicts", "begins"),
-    [
-        (
-            {"stopped_because": "time limit reached"},
-            [wrapper(EQUAL), settings(UNRESOLVED)],
-            "1 of 2 ",
-        ),
-        ({}, [settings(UNRESOLVED)], "Inconclusive · "),
-        ({}, [wrapper(EQUAL)], "Answered · 1 of 2 cases measured · "),
-        ({}, [], "Nothing to compare · "),
-        ({"stopped_because": "interrupted"}, [wrapper(EQUAL)], "Interrupted, "),
-    ],
-)
-def test_status_says_how_the_run_ended_and_what_is_open(timing, verdicts, begins):
-    cases = run([case("single", 1, 9.0, num_rounds=7), case("ddp", 2, status="oom")]).cases
-    assert status(made_manifest(timing=timing), cases, verdicts).startswith(begins)
+def test_status_says_that_nothing_compares_and_that_a_run_was_interrupted():
+    cases = run([case("single", 1, 9.0), case("ddp", 2, status="oom")]).cases
+    assert status(made_manifest(timing={}), cases, []).startswith("Nothing to compare · 1 of 2 cases ")
+    interrupted = made_manifest(timing={"stopped_because": "interrupted"})
+    assert status(interrupted, cases, []).startswith("Interrupted, nothing to compare · ")
 
 
 @pytest.mark.parametrize(
@@ -155,18 +109,13 @@ def test_a_figure_that_has_nothing_to_show_is_not_there(cases, figures):
     assert all(found is None for found in ideal) == (cases[0]["mode"] != "single" or not ideal)
 
 
-def view(cases, manifest=None):
-    return page([run(cases, manifest)]).runs[0]
+def view(cases):
+    return page([run(cases)]).runs[0]
 
 
 def column(table, name):
     index = [c.name for c in table.columns].index(name)
     return [row[index] for row in table.rows]
-
-
-def point(x, y, **more):
-    """A mark whose interval is 1% either way."""
-    return Drawn(float(x), pytest.approx(y), pytest.approx(0.99 * y), pytest.approx(1.01 * y), **more)
 
 
 def test_one_round_shows_the_estimate_without_an_interval():
@@ -180,7 +129,7 @@ def test_figures_compare_modes_at_default_settings_only():
     static = case("ddp", 2, 300.0, static_graph=True, case_id="static")
     plain = case("ddp", 2, 150.0, static_graph=False)
     shown = view([case("single", 1, 100.0), static, plain])
-    assert drawn(shown.figures[0])[0][1]["DDP"] == [point(2, 150)]
+    assert drawn(shown.figures[0])[0][1]["DDP"] == [Drawn(2.0, *map(pytest.approx, (150.0, 148.5, 151.5)))]
     assert column(shown.tables[1], "DDP settings") == ["", "cap default, static graph", "cap default"]
 
 
@@ -201,9 +150,6 @@ def scales(figure):
     """Of the axis of devices, and of the other."""
     (axes,) = figure.canvas().axes
     return axes.get_xscale(), axes.get_yscale()
-
-
-SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 
 
 def test_every_column_leads_to_a_cases_traces():
@@ -246,3 +192,187 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path):
     at = [column.name for column in above.columns].index("Tracebacks")
     assert [row[at] for row in above.rows] == [(Link(name, f"./a%20run/{name}"),)]
     assert [row[at] for row in elsewhere.rows] == [(Link(name, ""),)]
+
+
+@pytest.mark.parametrize(
+    ("trace_pct", "reason"), [(59.0, ""), (70.0, "compute that it slows"), (30.0, "gaps between operators")]
+)
+def test_a_trace_that_contradicts_what_is_hidden_is_explained(trace_pct, reason):
+    """Half is hidden; ten points apart are alike."""
+    row = communicating(2, 200.0) | measured(overlap_trace_pct=trace_pct, compute_slowdown=1.25)
+    (workload,) = workloads(run([row]).cases)
+    why = [line for line in communication(workload.cases.assign(workload="")).below if "points apart" in line]
+    assert len(why) == bool(reason)
+    assert all(reason in line for line in why)
+
+
+@pytest.mark.parametrize(
+    ("memory", "columns"),
+    [
+        ({}, []),
+        ({"peak_mem_mib": 135.0}, ["Peak memory (MiB)"]),
+        ({"peak_mem_mib": 6.0, "reserved_mem_mib": 7.0}, ["Peak memory (MiB)", "Reserved memory (MiB)"]),
+    ],
+)
+def test_memory_has_the_columns_that_were_counted(memory, columns):
+    every = page([run([case("single", 1, 100.0, **memory)])]).runs[0].tables[1]
+    assert [column.name for column in every.columns if "emory" in column.name] == columns
+    assert ("Memory is" in every.note, "Reserved is" in every.note) == (len(columns) > 0, len(columns) > 1)
+
+
+@pytest.mark.parametrize(
+    ("low", "width", "cost"),
+    [
+        (-40.0, 8.0, "below the noise"),
+        (-1.0, 8.0, "below the noise"),
+        (4.0, 8.0, dashed("8 (4--12)")),
+        (-1.0, 80.0, "not known"),
+    ],
+)
+def test_instruments_never_cost_less_than_nothing(low, width, cost):
+    ends = {"": low + width / 2, "_low": low, "_high": low + width}
+    row = communicating(2, 200.0) | {f"anatomy_slowdown_pct{end}": value for end, value in ends.items()}
+    table = next(t for t in page([run([row])]).runs[0].tables if t.title == "Where the step goes")
+    assert table.rows[0][-1] == cost
+
+
+MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
+MIB = 2**20
+
+
+def rates(*cases, price=None):
+    return records(with_rates(run(cases).cases, made_manifest(**MANIFEST), price))
+
+
+def test_arithmetic_is_three_forwards_per_image_and_device():
+    one, two = rates(case("single", 1, 100.0), case("ddp", 2, 180.0))
+    assert one["tflop_per_s"] == pytest.approx(1.2)
+    assert two["tflop_per_s"] == pytest.approx(180 * 12e9 / 2 / 1e12)
+    assert (two["tflop_per_s_low"], two["tflop_per_s_high"]) == pytest.approx((1.0692, 1.0908))
+    (unknown,) = records(with_rates(run([case("single", 1, 100.0)]).cases, Manifest(), None))
+    assert unknown["tflop_per_s"] != unknown["tflop_per_s"], "its operators are not counted"
+
+
+def device(num_devices, rank, tflop_per_s):
+    """What a rank's device reached beside the others."""
+    return {"num_devices": num_devices, "rank": rank, "matrix_tflop_per_s": tflop_per_s}
+
+
+ONE = device(1, 0, 2.0)
+
+
+def mfu(devices, *cases):
+    """The last case's MFU, of the measured rate and of the data sheet's peak."""
+    manifest = made_manifest(**MANIFEST, roofline=devices)
+    row = records(with_rates(run(cases or [case("single", 1, 100.0)]).cases, manifest, None))[-1]
+    over_rate, over_sheet = (finite(row[name]) for name in ("mfu_pct", "mfu_sheet_pct"))
+    return over_rate, over_sheet
+
+
+def test_mfu_is_the_arithmetic_over_the_devices_own_rate_or_what_several_reached_together():
+    assert mfu([ONE]) == (pytest.approx(60.0), None)
+    together = [ONE, device(2, 0, 1.0), device(2, 1, 2.0)]
+    assert mfu(together, case("ddp", 2, 180.0))[0] == pytest.approx(72.0)
+
+
+def test_data_parallel_without_ranks_takes_the_largest_count_and_no_other_case_does():
+    assert mfu([ONE], case("dp", 2, 100.0))[0] == pytest.approx(30.0)
+    assert mfu([ONE], case("ddp", 2, 100.0))[0] is None
+    assert mfu([ONE], case("dp", 2, 100.0, oversubscribed=True))[0] is None
+
+
+def test_a_known_gpu_has_the_data_sheets_peak_too():
+    def over_sheet(name):
+        return mfu([ONE], case("single", 1, 100.0, device_name=name, precision="bf16"))[1]
+
+    assert over_sheet("NVIDIA H200") == pytest.approx(100 * 1.2 / 989.4)
+    for name in ("NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"):
+        assert over_sheet(name) is None
+
+
+@pytest.mark.parametrize("name", sorted(DENSE_PEAKS))
+def test_peaks_are_those_that_torch_has_of_the_data_sheets(name):
+    """Its H100 is the SXM5 card, counted with sparsity; an H200 has the same chip."""
+    known = pytest.importorskip("torch._inductor.analysis.device_info")._device_mapping
+    info = known["NVIDIA A100" if "A100" in name else "NVIDIA H100"]
+    sparse = getattr(info, "tops_sparsity_factor", None)
+    if sparse is None:
+        pytest.skip("this torch does not say which of its figures count sparsity")
+    found = DENSE_PEAKS[name]
+    for precision, key in (("tf32", "torch.tf32"), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        assert found[precision] == pytest.approx(info.tops[key] / sparse, rel=0.005)
+    assert found["fp32"] == pytest.approx(info.tops[torch.float32], rel=0.005)
+
+
+@pytest.mark.parametrize("odd", [[], [device(1, 0, 0)], [device(1, 0, None)], [device(4, 0, 2.0)]])
+def test_a_manifest_without_usable_rates_gives_no_mfu(odd):
+    assert mfu(odd)[0] is None
+
+
+@pytest.mark.parametrize("extreme", [1e-320, 1e15])
+def test_extreme_rates_leave_the_page_whole(extreme):
+    page([run([case("single", 1, 100.0)], MANIFEST | {"roofline": [device(1, 0, extreme)]})])
+
+
+@pytest.mark.parametrize(("ranks", "hook", "factor"), [(2, "none", 1.0), (4, "none", 1.5), (4, "bf16", 0.75)])
+def test_bus_bandwidth_is_that_of_nccl_tests(ranks, hook, factor):
+    """Communication alone takes 40 ms; a half-precision hook sends half the bytes."""
+    (row,) = rates(communicating(ranks, 200.0, bucket_bytes=f"{30 * MIB}/{10 * MIB}", comm_hook=hook))
+    assert row["bus_gb_per_s"] == pytest.approx(factor * 40 * MIB / 0.040 / 1e9)
+    assert row["bus_gb_per_s_low"] < row["bus_gb_per_s"] < row["bus_gb_per_s_high"]
+
+
+def test_an_epoch_counts_pauses_and_costs_every_device():
+    cell = {"images_per_s_sustained": EPOCH_IMAGES / 3600 / 2}
+    (row,) = rates(case("ddp", 4, 240.0, **cell), price=2.5)
+    assert (row["epoch_h"], row["epoch_cost"]) == pytest.approx((2.0, 20.0))
+    (unpriced,) = rates(case("ddp", 4, 240.0, **cell))
+    assert unpriced["epoch_cost"] != unpriced["epoch_cost"]
+
+
+NUMBER = re.compile(r"-?[0-9][0-9,]*\.?[0-9]*")
+
+
+def printed(cell):
+    """The first number of a cell, and half a unit of its last digit."""
+    found = NUMBER.match(cell)
+    assert found is not None, cell
+    digits = len(found[0].partition(".")[2])
+    return float(found[0].replace(",", "")), 0.5 * 10**-digits
+
+
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
+def test_the_terminal_prints_what_cases_csv_holds(path):
+    cases = rebuilt(path).reset_index()
+    ok = cases[cases["status"] == "ok"].to_dict("records")
+    shown = case_table(cases)
+    assert Console(width=1000).measure(shown).maximum <= 100, "it fits a terminal of 100 columns"
+    table = {column.header: list(column.cells) for column in shown.columns}
+    checked = 0
+    for name, column in COLUMNS.items():
+        for row, cell in zip(ok, table[column.heading or "images/s (95%)"], strict=True):
+            if row["oversubscribed"] is True and name in OF_SCALING:
+                assert cell == ""
+            elif cell == "none":
+                assert (name, row["hidden_pct_high"] < 0) == ("hidden_pct", True)
+            elif cell:
+                number, half = printed(str(cell))
+                assert abs(number - column.factor * row[name]) <= half * (1 + 1e-9)
+                checked += 1
+    assert checked >= 2
+
+
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
+def test_the_page_prints_rates_whose_quotients_are_its_speed_ups(path):
+    (view,) = page([replace(sample(path), cases=rebuilt(path))]).runs
+    every = next(table for table in view.tables if table.title == "Every column")
+    names = [column.name.partition(" (")[0] for column in every.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in every.rows]
+    single = next((row for row in rows if text(row["Case"]).startswith("single")), None)
+    if single is None or "Speed-up" not in names:
+        return
+    reference, least = printed(single["Throughput"])
+    for row in rows:
+        rate, half = printed(row["Throughput"])
+        speedup, rounding = printed(row["Speed-up"])
+        assert abs(speedup - rate / reference) <= rounding + (half + least * rate / reference) / reference

@@ -226,10 +226,7 @@ WITHOUT_REASON["predictions"][0] |= {name: None for name in REFUSED if name != "
         (json.dumps(WHOLE | {"schema_version": 9}), "schema 9"),
         (json.dumps(WHOLE).replace('"rank_spread_ms": 1.0', '"rank_spread_ms": "x"'), "holds no predictions"),
         (json.dumps(WHOLE | {"lines": [WITHOUT_REASON]}), "neither figures nor a reason"),
-        (
-            json.dumps(WHOLE).replace('"broken_at": 32', '"broken_at": 33'),
-            "breaks where it has no prediction",
-        ),
+        (json.dumps(WHOLE).replace('"broken_at": 32', '"broken_at": 33'), "where it has no prediction"),
         (json.dumps(WHOLE).replace('"measured_ms": 100.0', '"measured_ms": 0'), "measured_ms"),
     ],
 )

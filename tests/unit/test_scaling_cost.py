@@ -11,15 +11,7 @@ from scipy.optimize import minimize
 from test_scaling_predict import SMALL
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.predict.allreduce import (
-    CostBand,
-    CostCurve,
-    at_ranks,
-    hierarchical,
-    measured_curve,
-    on_shared_cores,
-    ring_factor,
-)
+from ddp_bench.bench.predict import allreduce
 from ddp_bench.bench.predict.measured import COMMON_SD, reconciled
 from ddp_bench.bench.predict.networks import NETWORKS, network
 from ddp_bench.bench.predict.prediction import predict
@@ -27,25 +19,23 @@ from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.predict.slowest_rank import RankSpread, expected_max
 from ddp_bench.bench.predict.timeline import Slowdown
 
-ALPHA_BETA = CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
+ALPHA_BETA = allreduce.CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
 
 
 def test_between_points_a_curve_is_a_line_on_log_log_axes():
-    curve = CostCurve(((1e3, 1.0), (1e5, 100.0)))
+    curve = allreduce.CostCurve(((1e3, 1.0), (1e5, 100.0)))
     assert curve(1e4) == pytest.approx(10.0)
     assert curve(10) == 1.0
     assert curve(2e5) == pytest.approx(100 + 1e5 * 99 / 99e3)
     assert curve(0) == 0
-
-
-def test_extrapolation_keeps_latency_and_bandwidth():
+    # Beyond them it keeps latency and bandwidth.
     assert ALPHA_BETA(1) == pytest.approx(0.05 + 4096e-6)
     largest = 4096 * 4**8
     assert ALPHA_BETA(10 * largest) == pytest.approx(0.05 + 10 * largest * 1e-6, rel=1e-6)
 
 
 def test_noise_is_pooled_until_larger_is_never_faster():
-    curve = measured_curve([(1000, (1.0,)), (2000, (3.0, 3.0, 9.0)), (4000, (2.0,)), (8000, (8.0,))])
+    curve = allreduce.measured_curve([(999, (1.0,)), (2000, (3.0, 3.0, 9.0)), (4000, (2.0,)), (8000, (8.0,))])
     times = [ms for _, ms in curve.points]
     assert times == sorted(times)
     assert times[1] == times[2] == pytest.approx(math.sqrt(6))
@@ -57,33 +47,33 @@ def test_noise_is_pooled_until_larger_is_never_faster():
     st.floats(1, 8),
 )
 def test_curves_rise(points, size, factor):
-    curve = measured_curve([(s, (ms,)) for s, ms in points.items()])
+    curve = allreduce.measured_curve([(s, (ms,)) for s, ms in points.items()])
     assert 0 < curve(size) <= curve(size * factor) * (1 + 1e-9)
 
 
 def test_ring_law_for_bandwidth_and_hops_for_latency():
     """alpha-beta of 2 ranks: one message of 2 steps; on 8 ranks 14 steps and 1.75 times the bytes."""
     hop = 0.025
-    two = CostCurve(tuple((float(s), 2 * hop + s * 1e-6) for s in (4096, 2**20, 2**26)))
-    eight = at_ranks(two, measured=2, wanted=8, hop_ms=hop)
+    two = allreduce.CostCurve(tuple((float(s), 2 * hop + s * 1e-6) for s in (4096, 2**20, 2**26)))
+    eight = allreduce.at_ranks(two, measured=2, wanted=8, hop_ms=hop, steps=allreduce.ring_steps)
     for size in (4096, 2**20, 2**26):
         assert eight(size) == pytest.approx(14 * hop + 1.75 * size * 1e-6)
-    assert at_ranks(two, measured=2, wanted=1, hop_ms=hop)(2**20) == 0
 
 
 def test_hierarchy_between_pipelined_and_one_after_the_other():
-    inside, between = CostCurve(((1e6, 3.0), (1e8, 300.0))), CostCurve(((1e6, 5.0), (1e8, 500.0)))
-    assert hierarchical(inside, between, overlap=0.0)(1e7) == pytest.approx(80.0)
-    assert hierarchical(inside, between, overlap=1.0)(1e7) == pytest.approx(50.0)
+    inside = allreduce.CostCurve(((1e6, 3.0), (1e8, 300.0)))
+    between = allreduce.CostCurve(((1e6, 5.0), (1e8, 500.0)))
+    assert allreduce.hierarchical(inside, between, overlap=0.0)(1e7) == pytest.approx(80.0)
+    assert allreduce.hierarchical(inside, between, overlap=1.0)(1e7) == pytest.approx(50.0)
 
 
 def test_two_roce_nodes_lie_between_the_ends_of_two_levels():
     """310 GB/s were measured over 16 H100s on 2 nodes: the hierarchy's band must hold it."""
     inside, between = network("nvlink-h100").band(8), network("ib-400g").band(2, nics=8)
     size = 2**30
-    quick = hierarchical(inside.estimate, between.estimate, overlap=1.0)(size)
-    slow = hierarchical(inside.estimate, between.estimate, overlap=0.0)(size)
-    measured = ring_factor(16) * size / 310e6
+    quick = allreduce.hierarchical(inside.estimate, between.estimate, overlap=1.0)(size)
+    slow = allreduce.hierarchical(inside.estimate, between.estimate, overlap=0.0)(size)
+    measured = allreduce.ring_factor(16) * size / 310e6
     assert quick < measured < slow
     assert network("roce-400g").job_band(16, 2).estimate(size) == pytest.approx(measured, rel=0.02)
 
@@ -119,7 +109,7 @@ def test_every_network_says_what_is_assumed_and_has_rising_cost(name):
 
 
 def test_one_member_sends_nothing():
-    assert network("ib-400g").band(1) == CostBand.exact(CostCurve())
+    assert network("ib-400g").band(1) == allreduce.CostBand.exact(allreduce.CostCurve())
 
 
 @pytest.mark.parametrize("name", ["ib-300g", "", "link:0mbit", "link:fast", "nvlink"])
@@ -135,6 +125,8 @@ def test_expected_maximum_against_simulation():
     assert expected_max(samples.tolist(), 8) == pytest.approx(drawn, rel=0.005)
     beyond = rng.exponential(0.1, (2000, 1000)).max(axis=1).mean()
     assert expected_max((rng.exponential(0.1, 400)).tolist(), 1000) == pytest.approx(beyond, rel=0.2)
+    assert expected_max([1.0, 2.0, 3.0], 1) == pytest.approx(2.0), "of one the mean"
+    assert expected_max([], 64) == 1.0
 
 
 def test_of_ranks_measured_together_the_slowest_is_the_one_measured():
@@ -168,12 +160,7 @@ def test_fewer_ranks_than_were_measured_are_drawn_singly():
     assert found.factor(4) == 2.0
 
 
-def test_expected_maximum_of_one_is_the_mean_and_of_none_is_one():
-    assert expected_max([1.0, 2.0, 3.0], 1) == pytest.approx(2.0)
-    assert expected_max([], 64) == 1.0
-
-
-OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))
+OWN = allreduce.CostCurve(((1e6, 10.0), (1e8, 1000.0)))
 MEASURED = Slowdown(compute=1.25, comm=1.0)
 """Communication slows compute by a quarter."""
 BUSY = Slowdown(compute=2.0, comm=1.1)
@@ -201,7 +188,7 @@ BUSY = Slowdown(compute=2.0, comm=1.1)
 )
 def test_a_core_moves_the_bytes(measured, core_share, factor, num_ranks, compute, comm, cost_ms):
     asked = (OWN.scaled(factor), num_ranks)
-    slowdown, cost = on_shared_cores(
+    slowdown, cost = allreduce.on_shared_cores(
         measured, core_share=core_share, calibrated=(OWN, 2), asked=asked, num_bytes=1e8
     )
     assert (slowdown.compute, slowdown.comm) == pytest.approx((compute, comm))
@@ -225,7 +212,7 @@ HELD_UP = ((4 * KIB, (2.0, 9.0, 16.0)), (64 * KIB, (2.6, 14.0, 30.0)), (MIB, (43
 
 
 def _total(points, sizes):
-    return sum(map(measured_curve(points), sizes))
+    return sum(map(allreduce.measured_curve(points), sizes))
 
 
 @pytest.mark.parametrize("total_ms", [30.0, 44.0, 60.0, 200.0])

@@ -11,14 +11,7 @@ from published import from_throughput, gradients_in_backward_order
 from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.calibration import (
-    AllReduceTimes,
-    Calibration,
-    Identity,
-    Parameter,
-    save_calibration,
-)
-from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.calibration import AllReduceTimes, Calibration, Identity, Parameter
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
@@ -130,14 +123,6 @@ def test_one_device_loses_nothing_whatever_its_batch(batch):
     assert alone.lost.shares_pct() == []
 
 
-def test_beyond_a_node_of_eight_something_has_to_join_the_nodes():
-    inside = network("nvlink-h100", level="intra")
-    assert predict(SMALL, Scenario(num_devices=8, intra=inside)).step_ms.estimate > 0
-    for how in ({"intra": inside}, {"network": inside}):
-        with pytest.raises(UsageError, match="name what joins the nodes"):
-            predict(SMALL, Scenario(num_devices=64, **how))
-
-
 def test_a_half_precision_hook_is_never_slower_and_strong_scaling_divides_the_batch():
     plain, half = (predict(SMALL, Scenario(num_devices=8, comm_hook=hook)) for hook in ("none", "fp16"))
     assert half.step_ms.estimate < plain.step_ms.estimate
@@ -154,6 +139,8 @@ def test_a_half_precision_hook_is_never_slower_and_strong_scaling_divides_the_ba
     [
         ({"num_devices": 0}, "give 1 to 4096"),
         ({"num_devices": 16, "gpus_per_node": 8, "intra": "nvlink-h100"}, "name what joins the nodes"),
+        ({"num_devices": 64, "intra": "nvlink-h100"}, "name what joins the nodes"),
+        ({"num_devices": 64, "network": "nvlink-h100"}, "name what joins the nodes"),
         ({"num_devices": 16, "gpus_per_node": 8, "network": "ib-400g"}, "need --intra"),
     ],
 )
@@ -181,26 +168,6 @@ def test_a_file_that_is_no_calibration(change, message):
         Calibration.from_json(text)
 
 
-def test_the_sample_run_predicts_its_other_caps(capsys):
-    assert command.main([str(SAMPLE), "--validate", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["fitted"].startswith("ddp-n2-capdefault-")
-    assert {case["bucket_cap_mb"] for case in found["validation"]} == set(OTHER_CAPS)
-    assert all(abs(case["error_pct"]) < 5 for case in found["validation"])
-
-
-def test_a_calibration_in_the_folder_is_used_unless_it_is_of_something_else(tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(SAMPLE, folder)
-    own = read_source(folder).calibration
-    save_calibration(folder, replace(own, notes=("calibrated",)))
-    assert read_source(folder).calibration.notes == ("calibrated",)
-    save_calibration(folder, SMALL)
-    with pytest.raises(UsageError, match="arch 'resnet50' is not 'resnet18'"):
-        read_source(folder)
-    assert read_source(folder, accept=True).calibration == SMALL
-
-
 @pytest.fixture
 def slower(tmp_path):
     """The sample as if over a link of 200 Mbit/s."""
@@ -220,18 +187,11 @@ def test_several_runs_are_judged_together(slower, capsys):
     caps = [(case["network"], case["bucket_cap_mb"]) for case in found["validation"]]
     own = [("1gbit", cap) for cap in OTHER_CAPS]
     assert sorted(caps) == sorted([*own, *(("200mbit", cap) for cap in ("default", *OTHER_CAPS))])
+    for case in found["validation"]:
+        # 46.8 MB of gradients over one link at a fifth of the rate take 1.5 s longer, hidden by nothing.
+        longer_ms = case["predicted_ms"]["estimate"] - case["measured_ms"]
+        assert case["network"] == "1gbit" or 1200 < longer_ms < 1800
     assert command.main([str(SAMPLE), "--validate", str(SAMPLE), str(slower)]) == 0
     shown = capsys.readouterr().out
     assert "Error on 13 held-out cases" in shown
     assert [line.split()[0] for line in shown.splitlines() if "-cap100-" in line] == ["1gbit", "200mbit"]
-
-
-@pytest.mark.usefixtures("few_resamples")
-def test_another_rate_is_predicted_not_refused(slower, capsys):
-    assert command.main([str(SAMPLE), "--validate", str(slower), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["validation"]
-    assert found
-    for case in found:
-        predicted_ms = case["predicted_ms"]["estimate"]
-        # 46.8 MB of gradients over one link at a fifth of the rate take 1.5 s longer, hidden by nothing.
-        assert case["measured_ms"] + 1200 < predicted_ms < case["measured_ms"] + 1800

@@ -14,6 +14,7 @@ from ddp_bench.bench.stats.two_runs import difference_of_medians, ratio_of_media
 
 def test_no_value_and_one_value_have_no_interval():
     assert math.isnan(median_interval([]).estimate)
+    assert math.isnan(median_interval([1.0, math.nan, 2.0]).estimate), "a missing round makes all unknown"
     one = median_interval([3.0])
     assert one.estimate == 3.0
     assert math.isnan(one.low)
@@ -64,26 +65,8 @@ def test_estimates_lie_in_their_intervals():
             assert interval.low <= interval.estimate <= interval.high
 
 
-def test_pairing_cancels_drift():
-    rng = np.random.default_rng(2)
-    drift = np.linspace(1.0, 2.0, 20)
-    a = {i: float(1.1 * d * (1 + 0.001 * rng.normal())) for i, d in enumerate(drift)}
-    b = {i: float(d * (1 + 0.001 * rng.normal())) for i, d in enumerate(drift)}
-    paired = paired_ratio(a, b)
-    assert paired.low < 1.1 < paired.high
-    assert paired.high - paired.low < 0.005
-    unpaired = median_interval(list(a.values()))
-    assert unpaired.half_width > 20 * paired.half_width
-
-
 def test_only_common_rounds_are_paired():
     assert paired_ratio({1: 2.0, 2: 9.0}, {1: 1.0, 3: 5.0}).estimate == 2.0
-
-
-def test_more_confidence_is_wider():
-    values = [1.0, 1.1, 0.9, 1.05, 1.2, 0.95]
-    narrow, wide = median_interval(values), median_interval(values, confidence=0.99)
-    assert wide.low < narrow.low < narrow.high < wide.high
 
 
 @pytest.mark.parametrize(
@@ -126,20 +109,13 @@ def test_rates_of_any_size_have_a_finite_interval():
     assert 1e100 < found.high < math.inf
 
 
-def test_half_a_width_is_a_share_of_the_estimate():
+def test_an_interval_excludes_what_lies_outside_and_half_of_it_is_a_share_of_the_estimate():
     assert Interval(4.0, 3.0, 7.0).half_width == 0.5
     assert math.isnan(Interval(0.0, -1.0, 1.0).half_width)
-
-
-def test_an_interval_excludes_what_lies_outside_and_not_its_own_ends():
     found = Interval(2.0, 1.0, 3.0)
     assert found.excludes(0.9)
     assert found.excludes(3.1)
     assert not any(found.excludes(value) for value in (1.0, 2.0, 3.0))
-
-
-def test_a_missing_round_makes_the_whole_unknown():
-    assert math.isnan(median_interval([1.0, math.nan, 2.0]).estimate)
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 5, 6, 30])

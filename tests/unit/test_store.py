@@ -1,42 +1,31 @@
+"""Folders of runs: claimed, locked, written and read; what `--resume` accepts: the same run, nothing else."""
+
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from made import block, made_manifest, planned, resolved
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
+from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
+from ddp_bench.bench.plan import plan_hash
+from ddp_bench.bench.results import store
+from ddp_bench.bench.results.journal import Journal, read
+from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.results.schema import CASES, FILES, README, typed_frame, with_tables
-from ddp_bench.bench.results.store import (
-    MOST_FAILURE_BYTES,
-    RUN_FILES,
-    FolderLock,
-    RunWriter,
-    check_claimable,
-    claim,
-    failure_file,
-    load_run,
-    shown,
-    write_output,
-)
+from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
+from ddp_bench.bench.run.reopen import check_same, fail_case, open_run, settings_of, settle_fault
+from ddp_bench.bench.settings import Settings
 
-BLOCK = {
-    "case_id": "single-n1",
-    "phase": "timed",
-    "round": 1,
-    "position": 0,
-    "rank": 0,
-    "host": 'a,"b"\nc',
-    "started_s": 1.5,
-    "num_steps": 2,
-    "block_ms": 20.25,
-    "steps_ms": "10 10.25",
-}
+BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
 
 
 def written(folder):
-    writer = RunWriter(claim(folder))
+    writer = store.RunWriter(store.claim(folder))
     writer.write_manifest(Manifest(seed=7))
     return writer
 
@@ -44,19 +33,10 @@ def written(folder):
 def test_what_is_written_comes_back_with_its_types(tmp_path):
     writer = written(tmp_path / "run")
     writer.append("blocks.csv", [BLOCK, {**BLOCK, "round": 2}])
-    case = {
-        "case_id": "single-n1",
-        "status": "ok",
-        "mode": "single",
-        "num_devices": 1,
-        "global_batch": 16,
-        "unit": "images",
-        "units_per_sample": 1,
-        "oversubscribed": False,
-        "images_per_s": 1 / 3,
-    }
+    case = {"case_id": "single-n1", "status": "ok", "mode": "single", "num_devices": 1, "global_batch": 16}
+    case |= {"unit": "images", "units_per_sample": 1, "oversubscribed": False, "images_per_s": 1 / 3}
     writer.replace("cases.csv", typed_frame([case], CASES))
-    run = load_run(tmp_path / "run")
+    run = store.load_run(tmp_path / "run")
     assert run.manifest.seed == 7
     assert run.blocks["host"].tolist() == [BLOCK["host"]] * 2
     assert run.blocks["round"].tolist() == [1, 2]
@@ -74,38 +54,35 @@ def test_missing_is_an_empty_field(tmp_path):
 
 
 def test_a_folder_with_other_files_or_a_file_is_refused(tmp_path):
+    store.check_claimable(tmp_path / "x" / "y")
+    assert list(tmp_path.iterdir()) == [], "checking leaves no trace"
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="already holds"):
-        check_claimable(tmp_path)
+        store.check_claimable(tmp_path)
     with pytest.raises(UsageError, match="cannot be written"):
-        check_claimable(tmp_path / "notes.txt" / "run")
+        store.check_claimable(tmp_path / "notes.txt" / "run")
     with pytest.raises(UsageError):
-        check_claimable(tmp_path / "notes.txt")
+        store.check_claimable(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_checking_leaves_no_trace(tmp_path):
-    check_claimable(tmp_path / "x" / "y")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_not_a_run_is_refused_in_one_line(tmp_path):
     with pytest.raises(UsageError, match="not a results folder"):
-        load_run(tmp_path)
+        store.load_run(tmp_path)
     folder = tmp_path / "run"
     writer = written(folder)
     writer.append("blocks.csv", [BLOCK])
     with (folder / "blocks.csv").open("a") as file:
         file.write("single-n1,timed,one,0,0,h,0,1,1,1,\n")
     with pytest.raises(UsageError, match=r"blocks\.csv cannot be read") as caught:
-        load_run(folder)
+        store.load_run(folder)
     assert "\n" not in str(caught.value)
     (folder / "manifest.json").write_text('{"schema_version": 99}')
     with pytest.raises(UsageError, match="schema 99"):
-        load_run(folder)
+        store.load_run(folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(UsageError, match="not valid JSON"):
-        load_run(folder)
+        store.load_run(folder)
 
 
 def test_the_documented_columns_are_the_schemas():
@@ -119,11 +96,11 @@ def test_a_page_without_a_place_for_a_table_is_refused():
         with_tables("# Results\n<!-- columns of cases.csv -->\n")
 
 
-@pytest.mark.parametrize("name", sorted(RUN_FILES))
+@pytest.mark.parametrize("name", sorted(store.RUN_FILES))
 def test_no_output_takes_the_place_of_what_was_measured(name, tmp_path):
     (tmp_path / name).write_text("measured")
     with pytest.raises(UsageError, match="is a file of a run's results"):
-        write_output(tmp_path / name, lambda part: part.write_text("x"), option="--out")
+        store.write_output(tmp_path / name, lambda part: part.write_text("x"), option="--out")
     assert (tmp_path / name).read_text() == "measured"
 
 
@@ -131,7 +108,7 @@ def test_an_output_is_whole_or_not_written_and_follows_no_link(tmp_path):
     elsewhere, link = tmp_path / "elsewhere.txt", tmp_path / "link.csv"
     elsewhere.write_text("theirs")
     link.symlink_to(elsewhere)
-    write_output(link, lambda part: part.write_text("new"), option="--csv")
+    store.write_output(link, lambda part: part.write_text("new"), option="--csv")
     assert (elsewhere.read_text(), link.read_text(), link.is_symlink()) == ("theirs", "new", False)
 
     def breaks(part):
@@ -139,7 +116,7 @@ def test_an_output_is_whole_or_not_written_and_follows_no_link(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_output(link, breaks, option="--csv")
+        store.write_output(link, breaks, option="--csv")
     assert link.read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.txt", "link.csv"]
 
@@ -148,7 +125,7 @@ def test_a_run_does_not_begin_inside_another(tmp_path):
     for name in ("manifest.json", "cases.csv"):
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match="is inside the results of"):
-        check_claimable(tmp_path / "a" / "b")
+        store.check_claimable(tmp_path / "a" / "b")
 
 
 def test_failures_of_a_case_are_added_to_its_file(tmp_path):
@@ -157,10 +134,10 @@ def test_failures_of_a_case_are_added_to_its_file(tmp_path):
     assert path == tmp_path / "run" / "failures" / "ddp-n2-cap1_25.txt"
     writer.append_failure("ddp-n2-cap1_25", "second \ud800\n")
     assert path.read_text() == "first\nsecond \\ud800\n"
-    writer.append_failure("ddp-n2-cap1_25", "x" * MOST_FAILURE_BYTES)
+    writer.append_failure("ddp-n2-cap1_25", "x" * store.MOST_FAILURE_BYTES)
     assert path.read_text().startswith("What stood here before is left out: more than 4,194,304 bytes.\n\nxx")
     writer.append_failure("ddp-n2-cap1_25", "last\n")
-    assert path.stat().st_size < MOST_FAILURE_BYTES
+    assert path.stat().st_size < store.MOST_FAILURE_BYTES
     assert path.read_text().endswith("\nlast\n")
     writer.close()
 
@@ -169,12 +146,12 @@ def test_failures_of_a_case_are_added_to_its_file(tmp_path):
     "name", ["../../etc/passwd", "/etc/passwd", "..", "", "a b\n", "x" * 300, "\u706b", "a/b", "a-b"]
 )
 def test_any_name_of_a_case_gives_a_file_of_its_own(name):
-    path = Path(failure_file(name))
+    path = Path(store.failure_file(name))
     assert path.parent == Path("failures")
     assert path.name.isprintable()
     assert path.name.isascii()
     assert len(path.name) < 200
-    assert failure_file(name) != failure_file(f"{name}?")
+    assert store.failure_file(name) != store.failure_file(f"{name}?")
     assert (path.name == f"{name}.txt") == (name == "a-b")
 
 
@@ -190,8 +167,8 @@ def test_a_failure_is_not_written_through_a_link(tmp_path):
 
 def test_a_path_is_shown_from_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert shown(tmp_path / "results" / "run") == shown(Path("results/run")) == "results/run"
-    assert shown(Path("/elsewhere/run")) == "/elsewhere/run"
+    assert store.shown(tmp_path / "results" / "run") == store.shown(Path("results/run")) == "results/run"
+    assert store.shown(Path("/elsewhere/run")) == "/elsewhere/run"
 
 
 def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):
@@ -204,7 +181,184 @@ def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(UsageError, match=f"process {other.pid}"):
-            FolderLock(tmp_path)
+            store.FolderLock(tmp_path)
         other.kill()
         other.wait()
-    FolderLock(tmp_path).release()
+    store.FolderLock(tmp_path).release()
+
+
+MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}
+THEN = {"plan_hash": "p", "versions": {"torch": "2.15.0", "cuda": "13"}, "environment": MACHINE}
+THEN |= {"ranks": [{"rank": 0, "device_name": "A"}]}
+
+
+def telling(folder, settings):
+    """A folder that tells of a run with these settings."""
+    told = {"schema_version": SCHEMA_VERSION, **THEN, "settings": settings}
+    (folder / "manifest.json").write_text(json.dumps(told))
+    Journal(folder).begin([])
+    return folder
+
+
+def folder(tmp_path):
+    return telling(tmp_path, Settings(arch="resnet20", rounds=3, out="elsewhere").stored())
+
+
+def test_settings_come_back_as_they_were(tmp_path):
+    found = settings_of(folder(tmp_path), {"rounds": 5})
+    assert found == Settings(arch="resnet20", rounds=5)
+
+
+def test_nothing_that_a_folder_names_is_imported(tmp_path):
+    (tmp_path / "evil.py").write_text("raise SystemExit(99)\n")
+    settings = Settings(workload="evil:model", rounds=3)
+    telling(tmp_path, settings.stored())
+    with pytest.raises(UsageError, match="name it again if you trust it: --workload evil:model"):
+        settings_of(tmp_path, {"rounds": 5})
+    with pytest.raises(NotComparableError, match="workload: then evil:model, now train:model"):
+        settings_of(tmp_path, {"workload": "train:model"})
+    assert settings_of(tmp_path, {"workload": "evil:model"}) == settings
+    assert resume_command(tmp_path) == f"python -m bench.run --resume {tmp_path} --workload evil:model"
+
+
+def test_a_workload_where_there_was_none_is_another_run(tmp_path):
+    with pytest.raises(NotComparableError, match="then none, now train:model"):
+        settings_of(folder(tmp_path), {"workload": "train:model"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpus": "x"},
+        {"arch": {"a": 5}, "seed": -1},
+        {"rounds": []},
+        {"rounds": 1e308},
+        {"modes": 5},
+        {"bucket_cap_mb": [[]]},
+        {"trace": "perhaps"},
+        {"precision_target": "inf"},
+        {"name": "../x"},
+    ],
+)
+def test_stored_settings_are_read_as_options_are(wrong, tmp_path):
+    telling(tmp_path, {**Settings(arch="resnet20").stored(), **wrong})
+    with pytest.raises(UsageError, match=r"manifest\.json: settings: --"):
+        settings_of(tmp_path, {})
+
+
+def test_a_setting_of_another_version_is_no_setting_to_go_on_with(tmp_path):
+    telling(tmp_path, Settings().stored() | {"warp": 9})
+    with pytest.raises(UsageError, match="another version of ddp-bench has set warp; use that one"):
+        settings_of(tmp_path, {})
+
+
+def test_what_is_measured_may_not_change(tmp_path):
+    with pytest.raises(UsageError, match="leave out --batch-size"):
+        settings_of(folder(tmp_path), {"batch_size": 8, "rounds": 5})
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(UsageError, match=r"manifest\.json"):
+        settings_of(tmp_path, {})
+
+
+def test_every_difference_is_named(tmp_path):
+    then = made_manifest(**THEN)
+    check_same(tmp_path, then, then)
+    changed = {"plan_hash": "q", "versions": {"torch": "2.11.0"}, "environment": MACHINE | {"num_cores": 4}}
+    now = made_manifest(**THEN | changed)
+    with pytest.raises(NotComparableError) as caught:
+        check_same(tmp_path, then, now)
+    for words in ("plan: then p, now q", "torch: then 2.15.0 (CUDA 13), now 2.11.0"):
+        assert words in str(caught.value)
+    assert "CPU cores: then 2, now 4" in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
+    """The folder that ranks under torchrun open, which name none."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+    settings = resolved(devices=cores, arch="resnet20", rounds=1)
+    plan = planned(settings, devices=cores, arch="resnet20", image_size=32)
+    ranks = [{"rank": rank, "gpu": gpu, "device_name": f"GPU {gpu}"} for rank, gpu in enumerate(gpus)]
+    manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan), "ranks": ranks})
+    found = open_run(settings, plan, manifest, {}, resume=None)
+    found.lock.release()
+    return found.recorder.folder.absolute()
+
+
+@pytest.mark.parametrize("run_id", ["none", "job-7"])
+def test_a_restart_finds_its_own_run_whatever_else_lies_there(run_id, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = opened(run_id, monkeypatch)
+    attempt = json.dumps({"event": "attempt", "run_id": run_id})
+    plan, settled = '{"event": "plan", "cases": 5}', f'{{"event": "settled", "index": "{run_id}"}}'
+    damaged = (plan, '{"event": "attempt", "run_id": 5}', settled, f'["{run_id}", \xff')
+    for number, line in enumerate(damaged):
+        neighbour = tmp_path / "results" / f"{9000 + number}Z-neighbour"
+        neighbour.mkdir()
+        (neighbour / "journal.jsonl").write_bytes(f"{attempt}\n{line}\n".encode("latin-1"))
+        if number == 3:
+            (neighbour / "journal.jsonl").unlink()
+            os.mkfifo(neighbour / "journal.jsonl")
+    (tmp_path / "results" / "9999-file").touch()
+    assert opened(run_id, monkeypatch, restarts=1) == own
+
+
+@pytest.mark.parametrize("lost", [{"cores": 2}, {"gpus": "a"}, {"gpus": "ac"}])
+def test_ranks_that_start_again_on_other_devices_give_up(lost, tmp_path, monkeypatch):
+    """A GPU that fell off the bus: what is left would be measured into rows of what there was."""
+    monkeypatch.chdir(tmp_path)
+    own = opened("job-7", monkeypatch)
+    before = (own / "journal.jsonl").read_text()
+    with pytest.raises(GaveUpError, match="other devices") as caught:
+        opened("job-7", monkeypatch, restarts=1, **lost)
+    assert caught.value.exit_code != 0
+    assert (own / "journal.jsonl").read_text() == before
+
+
+def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(tmp_path, monkeypatch):
+    """A user's torchrun starts them again, as the run did not end with 0."""
+    monkeypatch.chdir(tmp_path)
+    own = opened("job-7", monkeypatch)
+    recorder = Recorder.reopen(own)
+    for index, one in enumerate(recorder.journal.state.plan):
+        if one.skip_reason is None:
+            fail_case(recorder, index, Failure("failed", "ValueError: late bug", {0: "raised\nTraceback"}))
+    recorder.close("no case is left to measure")
+    with pytest.raises(
+        GaveUpError, match="changes nothing: every case of ddp and single failed: ValueError: late bug"
+    ) as caught:
+        opened("job-7", monkeypatch, restarts=1)
+    assert caught.value.exit_code == 4
+
+
+def test_a_failed_case_keeps_what_its_ranks_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder.reopen(opened("job-7", monkeypatch))
+    case_id = recorder.journal.state.plan[0].case.case_id
+    recorder.note(0, "round 3 (timed)")
+    said = fail_case(recorder, 0, Failure("failed", "ValueError: late bug", {1: "raised\nTraceback"}))
+    reason, _, path = said.rpartition("; ")
+    assert reason == f"{case_id}: failed: ValueError: late bug"
+    kept = Path(path).read_text()
+    assert (
+        f"{case_id}: failed in round 3 (timed)\nValueError: late bug\n\nrank 1: raised\nTraceback\n" in kept
+    )
+    assert "; " not in fail_case(recorder, 1, Failure("skipped", "no such argument")), "that is no failure"
+    fail_case(recorder, 0, Failure("timeout", "no end"))
+    assert Path(path).read_text().startswith(kept)
+    recorder.close("test")
+
+
+def test_a_rank_that_died_before_a_case_had_begun_costs_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder.reopen(opened("job-7", monkeypatch))
+    recorder.note(0, "round 3 (timed)")
+    assert settle_fault(recorder, failure_of({1: -9}, what=IDLE, out_of_memory=False)) == []
+    assert settle_fault(recorder, Failure("failed", "seen once more")) == [], "nor by the next attempt"
+    assert not read(recorder.folder).settled
+    recorder.note(0, "round 3 (timed)")
+    assert settle_fault(recorder, failure_of({1: -9}, what="round 3 (timed)", out_of_memory=False))
+    assert read(recorder.folder).settled[0].status == "failed"

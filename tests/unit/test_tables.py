@@ -1,31 +1,28 @@
-"""Tables of a run: cut at any byte, beyond their limits, of other types."""
+"""Tables of a run: cut at any byte, beyond limits, of other types; times by round, and of what trains on."""
 
 import json
+import math
 
+import made
 import numpy as np
 import pandas as pd
 import pytest
-from gate_runs import write_run
-from made import block
+import scipy
+from gate_runs import STEADY, write_run
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate.runs import checked, read_run
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results import tables
 from ddp_bench.bench.results.disk import read_json
-from ddp_bench.bench.results.schema import BLOCKS, CASES, Column
+from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
+from ddp_bench.bench.results.schema import BLOCKS, CASES, Column, typed_frame
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
-from ddp_bench.bench.results.tables import (
-    load_blocks,
-    read_blocks,
-    read_table,
-    refused,
-    repair_allreduce,
-    repair_blocks,
-)
+from ddp_bench.bench.results.typical import steady
+from ddp_bench.bench.stats.one_run import SeriesNoise, fit
 
 
 def said_of(path, reading, **limits):
-    assert callable(reading)
     with pytest.raises(UsageError) as caught:
         reading(path, **limits)
     assert str(path) in str(caught.value)
@@ -49,10 +46,10 @@ def test_a_boolean_is_read_however_it_is_written_and_nothing_else_passes_for_one
     columns = tuple(c for c in CASES if c.name in ("case_id", "oversubscribed"))
     path = tmp_path / "cases.csv"
     path.write_text("case_id,oversubscribed\na,true\nb,False\nc,\n")
-    assert read_table(path, columns)["oversubscribed"].tolist() == [True, False, pd.NA]
+    assert tables.read_table(path, columns)["oversubscribed"].tolist() == [True, False, pd.NA]
     path.write_text("case_id,oversubscribed\na,yes\n")
     with pytest.raises(UsageError, match="oversubscribed is not True or False"):
-        read_table(path, columns)
+        tables.read_table(path, columns)
 
 
 def test_a_table_beyond_the_limit_is_refused(tmp_path, monkeypatch):
@@ -71,7 +68,7 @@ def write(folder, num_rounds=3):
     writer = RunWriter(folder)
     for round_index in range(1, num_rounds + 1):
         for case_id, phase in (("a", "timed"), ("b", "timed"), ("b", "no_sync")):
-            row = block(case_id, round_index, 2.5, phase=phase, host='a,"b"\nc', started_s=1.0)
+            row = made.block(case_id, round_index, 2.5, phase=phase, host='a,"b"\nc', started_s=1.0)
             writer.append("blocks.csv", [{**row, "rank": rank} for rank in range(RANKS[case_id])])
     writer.close()
     return (folder / "blocks.csv").read_bytes()
@@ -80,16 +77,16 @@ def write(folder, num_rounds=3):
 def test_a_cut_at_every_byte(tmp_path):
     whole = write(tmp_path)
     path = tmp_path / "blocks.csv"
-    all_blocks = [[r["rank"] for r in rows] for rows in read_blocks(path)]
-    assert repair_blocks(path, RANKS) == 0
+    all_blocks = [[r["rank"] for r in rows] for rows in tables.read_blocks(path)]
+    assert tables.repair_blocks(path, RANKS) == 0
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        repair_blocks(path, RANKS)
+        tables.repair_blocks(path, RANKS)
         kept = path.read_bytes()
         assert whole.startswith(kept)
         if not kept:
             continue
-        blocks = [[r["rank"] for r in rows] for rows in read_blocks(path)]
+        blocks = [[r["rank"] for r in rows] for rows in tables.read_blocks(path)]
         assert blocks == all_blocks[: len(blocks)]
         next_block_ends = len(whole) if len(blocks) == len(all_blocks) else None
         assert next_block_ends in (None, len(kept)), "nothing whole is cut"
@@ -103,14 +100,14 @@ def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, mo
     whole = write(tmp_path)
     path = tmp_path / "blocks.csv"
     key = ["case_id", "phase", "round"]
-    undamaged = load_blocks(path, RANKS)
+    undamaged = tables.load_blocks(path, RANKS)
     last_two_blocks = sum(map(len, whole.splitlines(keepends=True)[-6:]))
     for length in range(len(whole) - last_two_blocks, len(whole) + 1):
         path.write_bytes(whole[:length])
-        read = load_blocks(path, RANKS)
+        read = tables.load_blocks(path, RANKS)
         pd.testing.assert_frame_equal(read, undamaged.head(len(read)))
-        repair_blocks(path, RANKS)
-        assert read[key].drop_duplicates().equals(load_blocks(path)[key].drop_duplicates())
+        tables.repair_blocks(path, RANKS)
+        assert read[key].drop_duplicates().equals(tables.load_blocks(path)[key].drop_duplicates())
     path.write_bytes(whole[:7])
     assert tables.read_table(path, tables.BLOCKS).empty, "its very first write was cut"
 
@@ -120,8 +117,18 @@ def test_zeros_after_a_power_loss_even_more_than_one_read_of_the_tail(tmp_path, 
     whole = write(tmp_path, num_rounds=30)
     path = tmp_path / "blocks.csv"
     path.write_bytes(whole + b"\0" * num_zeros)
-    assert repair_blocks(path, RANKS) == num_zeros
+    assert tables.repair_blocks(path, RANKS) == num_zeros
     assert path.read_bytes() == whole
+
+
+def test_a_table_of_another_version_is_left_whole(tmp_path):
+    write(tmp_path)
+    path = tmp_path / "blocks.csv"
+    other = path.read_bytes().replace(b",launch,", b",", 1)
+    path.write_bytes(other)
+    with pytest.raises(UsageError, match="has other columns"):
+        tables.repair_blocks(path, RANKS)
+    assert path.read_bytes() == other
 
 
 def test_curves_that_were_not_finished_go(tmp_path):
@@ -129,7 +136,7 @@ def test_curves_that_were_not_finished_go(tmp_path):
     path = tmp_path / "allreduce.csv"
     header = path.read_bytes()
     path.write_bytes(header + b"2,gloo,4096,1,1,1,1,5\n2,gloo,16384,1,1,1,1,5\n4,gloo,4096,1,1,1,1,5\n4,gl")
-    repair_allreduce(path, {(2, "gloo")})
+    tables.repair_allreduce(path, {(2, "gloo")})
     assert path.read_bytes() == header + b"2,gloo,4096,1,1,1,1,5\n2,gloo,16384,1,1,1,1,5\n"
 
 
@@ -153,7 +160,7 @@ def test_a_cell_and_a_column_are_judged_alike(column, good, bad):
     assert allowed == [True] * len(good) + [False] * len(bad)
     missing = np.array([value is None for value in values])
     whole = values if column.kind == "text" else np.array(values, dtype=float)
-    assert (~refused(column, whole, missing)).tolist() == allowed
+    assert (~tables.refused(column, whole, missing)).tolist() == allowed
 
 
 def test_types_are_judged_too():
@@ -199,3 +206,221 @@ def test_a_table_holds_what_its_setting_may_be(name, least):
     (column,) = [column for column in CASES if column.name == name]
     assert column.allows(least)
     assert not column.allows(least - 1)
+
+
+RNG = np.random.default_rng(3)
+
+
+def block(case_id, phase, round_index, *, num_ranks=4):
+    rows = []
+    for rank in range(num_ranks):
+        steps = RNG.uniform(90, 110, size=3)
+        detail = {"last_ready_ms": 50.0 + rank, "local_last_ready_ms": 40.0, "ready_ms": [1.0 + rank, 2.0]}
+        rows.append(
+            made.block(case_id, round_index, 0.0, phase=phase, rank=rank, steps=3, host="h")
+            | {"block_ms": round(float(steps.sum()), 4), "steps_ms": " ".join(f"{ms:.5g}" for ms in steps)}
+            | {"detail": json.dumps(detail) if phase == "anatomy" else None}
+        )
+    return rows
+
+
+BLOCKS_MADE = [
+    block(case_id, phase, round_index)
+    for round_index in (1, 2, 3)
+    for case_id in ("a", "b")
+    for phase in ("timed", "no_sync", "anatomy")
+]
+FRAME = typed_frame([row for rows in BLOCKS_MADE for row in rows], BLOCKS)
+
+
+def test_it_says_of_every_block_what_pandas_says_of_all_rows():
+    times = RoundTimes(BLOCKS_MADE)
+    for phase in ("timed", "no_sync", "anatomy"):
+        own = FRAME[FRAME["phase"] == phase]
+        longest = (own["block_ms"] / own["num_steps"]).groupby([own["case_id"], own["round"]]).max()
+        expected = {case_id: longest[case_id].to_dict() for case_id in ("a", "b")}
+        found = times.step_ms(phase)
+        assert {c: pytest.approx(r) for c, r in expected.items()} == found
+    own = FRAME[(FRAME["case_id"] == "a") & (FRAME["phase"] == "no_sync")]
+    per_step = own["block_ms"] / 3
+    spread = per_step.groupby(own["round"]).max() - per_step.groupby(own["round"]).min()
+    assert times.of_case("a").skew_ms == pytest.approx(dict(spread))
+    slowest = own.loc[own.groupby("round")["block_ms"].idxmax(), "rank"].mode().iloc[0]
+    assert times.of_case("a").slowest_rank() == slowest
+    steps = [
+        float(ms)
+        for text in FRAME[(FRAME["case_id"] == "a") & (FRAME["phase"] == "timed")]["steps_ms"]
+        for ms in text.split()
+    ]
+    assert times.of_case("a").percentile_ms(95) == pytest.approx(np.percentile(steps, 95), rel=1e-5)
+
+
+def test_details_are_medians_over_ranks_and_moments_those_of_every_block():
+    case = RoundTimes(BLOCKS_MADE).of_case("b")
+    assert case.details == {"compute_slowdown": pytest.approx(dict.fromkeys((1, 2, 3), 51.5 / 40))}
+    assert np.median(case.bucket_moments(2)[3]["ready_ms"], axis=0).tolist() == [4.0, 2.0]
+    assert case.bucket_moments(3) == {}, "of another layout"
+
+
+def test_a_frame_in_any_order_gives_the_same():
+    mixed = RoundTimes.of(FRAME.sample(frac=1, random_state=1))
+    for case_id, case in RoundTimes.of(FRAME).cases.items():
+        other = mixed.of_case(case_id)
+        assert other.step_ms == case.step_ms
+        assert other.skew_ms == pytest.approx(case.skew_ms)
+        assert sorted(other.steps_ms) == sorted(case.steps_ms)
+
+
+def test_a_case_without_blocks_has_nothing():
+    case = RoundTimes().of_case("a")
+    assert case.slowest_rank() is None
+    assert np.isnan(case.percentile_ms(50))
+    assert case.bucket_moments(2) == {}
+
+
+def test_a_file_read_block_by_block_gives_the_same_times(tmp_path):
+    writer = RunWriter(tmp_path)
+    for rows in BLOCKS_MADE:
+        writer.append("blocks.csv", rows)
+    read, kept = RoundTimes(tables.read_blocks(tmp_path / "blocks.csv")), RoundTimes(BLOCKS_MADE)
+    assert read.cases.keys() == kept.cases.keys()
+    for case_id, case in kept.cases.items():
+        assert read.of_case(case_id).step_ms == case.step_ms
+        assert read.of_case(case_id).steps_ms == case.steps_ms
+        assert read.of_case(case_id).details == case.details
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("a,timed,1,0,0,h,0,0,1,1,", "a,timed,1,0,0,h,0,1,nan,1,", "a,timed,one,0,0,h,0,1,1,1,"),
+        "a,timed,1,0,0,h,0,1,1,one,",
+        "a,anatomy,1,0,0,h,0,1,1,1,{",
+        'a,timed,1,0,0,h,0,1,1,1,"{""gpus"": 5}"',
+        'a,timed,1,0,0,h,0,1,1,1,"{""gpus"": {""0"": [1]}}"',
+        'a,timed,1,0,0,h,0,1,1,1,"{""gpus"": {""0"": {""power_w"": ""much""}}}"',
+        "a,timed,1,0",
+        f"a,timed,1,0,0,{'h' * 200_000},0,1,1,1,",
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(line, tmp_path):
+    path = tmp_path / "blocks.csv"
+    path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
+    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"), tables.readable(path):
+        RoundTimes(tables.read_blocks(path))
+
+
+def test_of_a_run_too_large_for_memory_the_longest_ranks_are_loaded(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", {key: [*series] * 20 for key, series in STEADY.items()})
+    whole = load_run(folder)
+    gate = read_run(folder)
+    size = (folder / "blocks.csv").stat().st_size
+    assert size > (folder / "cases.csv").stat().st_size
+    monkeypatch.setattr(tables, "MOST_TABLE_BYTES", size - 1)
+    large = load_run(folder)
+    assert (whole.longest_only, large.longest_only) == (False, True)
+    assert len(large.blocks) < len(whole.blocks)
+    assert large.times.step_ms("timed") == whole.times.step_ms("timed")
+    pd.testing.assert_frame_equal(large.cases, whole.cases)
+    assert checked(large).cases == gate.cases, "the gate judges it all the same"
+
+
+def trained(step_ms, *, steps=10):
+    """A case on two ranks whose sustained blocks took so long per step; the second rank is the longer one."""
+    times = CaseTimes()
+    for number, ms in enumerate(step_ms, 1):
+        rows = [
+            made.block("c", number, ms * share, phase="sustained", rank=rank, steps=steps)
+            for rank, share in enumerate((0.5, 1.0))
+        ]
+        times.add(rows)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "units", "rate", "change_pct"),
+    [
+        # 20 blocks: two at 8 ms, eight at 9 ms, ten at 10 ms, so the last half of the time is 10 ms alone.
+        ([8.0] * 2 + [9.0] * 8 + [10.0] * 10, 50, 5000, -20),
+        ([10.0] * 10 + [8.0] * 13, 8, 1000, 25),
+        # Half of the blocks 8 ms, half 12.5 ms: as many steps of both take 10 ms in the geometric mean.
+        ([10.0] * 10 + [8.0, 12.5] * 4, 1, 100, 0),
+    ],
+    ids=["slower", "faster", "a mean of logs"],
+)
+def test_the_last_half_against_the_first_tenth(step_ms, units, rate, change_pct):
+    found = steady(trained(step_ms), units=units)
+    assert found["steady_images_per_s"].estimate == pytest.approx(rate)
+    assert found["steady_change_pct"].estimate == pytest.approx(change_pct)
+    if change_pct:
+        assert found["steady_change_pct"].low == pytest.approx(change_pct), "blocks alike leave no doubt"
+
+
+def test_parts_are_of_the_time_not_of_the_blocks():
+    """One block of 100 steps takes half of the time of all: the last half are the ten short ones."""
+    times = trained([10.0] * 10)
+    times.sustained_ms = {0: 1000.0, **dict.fromkeys(range(1, 11), 100.0)}
+    times.step_ms["sustained"] = {0: 20.0, **dict.fromkeys(range(1, 11), 10.0)}
+    found = steady(times, units=1)
+    assert found["steady_images_per_s"].estimate == pytest.approx(100)
+    assert found["steady_change_pct"].estimate == pytest.approx(100)
+
+
+def test_what_is_not_there_is_missing():
+    assert steady(CaseTimes(), units=1) == {}
+    assert steady(trained([10.0]), units=1) == {}, "one block has no last half"
+    few = steady(trained([10.0] * 8), units=1)
+    assert few["steady_images_per_s"].estimate == pytest.approx(100)
+    assert all(math.isnan(end) for found in few.values() for end in (found.low, found.high))
+
+
+def test_noise_of_a_series_is_that_of_a_fit_of_one_column():
+    values = np.cumsum(np.random.default_rng(1).normal(size=30)) / 50
+    mean = float(values.mean())
+    (wanted,) = fit(np.exp(values)[:, None]).intervals([lambda log_ms: float(log_ms[0])])
+    found = SeriesNoise.of(values).interval(mean, 30)
+    assert (found.low, found.estimate, found.high) == pytest.approx(
+        (wanted.low, wanted.estimate, wanted.high), rel=1e-6
+    )
+
+
+def test_the_variance_of_a_mean_is_that_of_the_series_matrix():
+    """Var(mean) = sum over i, j of rho^|i - j| / n^2, and of a difference both."""
+    values = list(np.random.default_rng(2).normal(size=12))
+    noise = SeriesNoise.of(values)
+
+    def of_mean(size):
+        return float(scipy.linalg.toeplitz(noise.correlation ** np.arange(size)).sum()) / size**2
+
+    half = noise.interval(3.0, 2, 12).high - 3.0
+    t = scipy.stats.t.ppf(0.975, noise.freedom)
+    assert half == pytest.approx(t * math.sqrt(noise.variance * (of_mean(2) + of_mean(12))))
+
+
+def ar1(rng, size, correlation):
+    values = rng.normal(size=size)
+    for i in range(1, size):
+        values[i] = correlation * values[i - 1] + math.sqrt(1 - correlation**2) * values[i]
+    return values
+
+
+def covers(interval, value):
+    return interval.low <= value <= interval.high
+
+
+@pytest.mark.parametrize(
+    ("correlation", "least"), [(0.0, 0.95), (0.3, 0.95), (0.5, 0.93), (0.8, 0.80)], ids=str
+)
+def test_intervals_cover_under_correlated_noise(correlation, least):
+    """30 blocks of 1% noise, as --sustain 5m has; after the first tenth 3% slower, in the last half 5%."""
+    rng = np.random.default_rng(7)
+    level = 10 * np.array([1.0] * 3 + [1.03] * 12 + [1.05] * 15)
+    hits = np.zeros(2)
+    trials = 300
+    for _ in range(trials):
+        found = steady(trained(level * np.exp(0.01 * ar1(rng, 30, correlation))), units=1)
+        hits += [
+            covers(found["steady_images_per_s"], 1000 / 10.5),
+            covers(found["steady_change_pct"], 100 * (1 / 1.05 - 1)),
+        ]
+    assert (hits / trials >= least - 0.03).all(), hits / trials

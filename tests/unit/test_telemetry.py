@@ -200,7 +200,7 @@ def test_it_ends_with_a_rank_that_is_killed(how):
 
 
 def place(rank, device):
-    return Place(rank=rank, local_rank=rank, device=torch.device(device), cores=(0,))
+    return Place(rank=rank, device=torch.device(device), cores=(0,))
 
 
 def plan(device):

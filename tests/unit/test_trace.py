@@ -13,13 +13,6 @@ from hypothesis import strategies as st
 
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.measure.trace import (
-    bucket_runs,
-    communication_and_compute,
-    in_steps,
-    length,
-    overlap_pct,
-)
 from ddp_bench.bench.results.measured import TRACE_FAILED
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
@@ -32,9 +25,9 @@ def covered(spans):
 
 @given(SPANS, SPANS)
 def test_overlap_equals_counting_cells(a, b):
-    assert length(a) == len(covered(a))
+    assert trace.length(a) == len(covered(a))
     both, comm = len(covered(a) & covered(b)), len(covered(a))
-    assert overlap_pct(a, b) == (100 * both / comm if comm else None)
+    assert trace.overlap_pct(a, b) == (100 * both / comm if comm else None)
 
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -64,14 +57,14 @@ GLOO_STEP = [
 
 
 def test_gloo_trace():
-    comm, compute = communication_and_compute(GLOO_STEP)
-    assert overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
-    assert bucket_runs(GLOO_STEP, 2) == [(30, [(50, 60), (65, 85)])]
+    comm, compute = trace.communication_and_compute(GLOO_STEP)
+    assert trace.overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
+    assert trace.bucket_runs(GLOO_STEP, 2) == [(30, [(50, 60), (65, 85)])]
 
 
 def test_a_trace_that_does_not_show_one_all_reduce_per_bucket_says_nothing_of_buckets():
-    assert bucket_runs(GLOO_STEP, 3) == []
-    assert bucket_runs([e for e in GLOO_STEP if e["name"] != "backward"], 2) == []
+    assert trace.bucket_runs(GLOO_STEP, 3) == []
+    assert trace.bucket_runs([e for e in GLOO_STEP if e["name"] != "backward"], 2) == []
 
 
 def annotation(name, ts, dur):
@@ -165,14 +158,14 @@ EXTRA = kernel(NCCL.replace("f32", "u32"), 1070, 2361, 5)
     ],
 )
 def test_when_the_buckets_of_each_step_ran(events, runs):
-    assert bucket_runs(events, 2) == runs
+    assert trace.bucket_runs(events, 2) == runs
 
 
 @pytest.mark.parametrize("name", [OLDER_NCCL, SYMMETRIC_NCCL])
 def test_names_of_other_versions(name):
     renamed = [{**e, "name": e["name"].replace(NCCL, name)} for e in ONE_STEP]
-    assert bucket_runs(renamed, 2) == RUNS_OF_ONE
-    assert overlap_pct(*communication_and_compute(renamed)) == pytest.approx(OVERLAP)
+    assert trace.bucket_runs(renamed, 2) == RUNS_OF_ONE
+    assert trace.overlap_pct(*trace.communication_and_compute(renamed)) == pytest.approx(OVERLAP)
 
 
 def test_what_precedes_the_steps_does_not_count():
@@ -180,15 +173,15 @@ def test_what_precedes_the_steps_does_not_count():
     warm_up = [e for e in step_of(900, 1600) if e["name"] not in ("step", "backward")]
     before = [*kernel(NCCL, 850, 1500, 30), annotation("warm-up", 900, 100), *warm_up]
     late = kernel("sm90_xmma_last", 999, 2310, 50)
-    events = in_steps([*before, *late, *ONE_STEP])
-    assert bucket_runs(events, 2) == RUNS_OF_ONE
-    assert overlap_pct(*communication_and_compute(events)) == pytest.approx(OVERLAP)
-    assert overlap_pct(*communication_and_compute([*before, *ONE_STEP])) != pytest.approx(OVERLAP)
+    events = trace.in_steps([*before, *late, *ONE_STEP])
+    assert trace.bucket_runs(events, 2) == RUNS_OF_ONE
+    assert trace.overlap_pct(*trace.communication_and_compute(events)) == pytest.approx(OVERLAP)
+    assert trace.overlap_pct(*trace.communication_and_compute([*before, *ONE_STEP])) != pytest.approx(OVERLAP)
 
 
 def test_without_a_step_everything_counts():
     events = [e for e in ONE_STEP if e["name"] != "step"]
-    assert in_steps(events) == events
+    assert trace.in_steps(events) == events
 
 
 GLOO_ON_A_GPU = [
@@ -206,8 +199,8 @@ GLOO_ON_A_GPU = [
 
 def test_gloo_on_a_gpu_runs_beside_kernels_alone():
     """All-reduce 50-90, kernel 30-70: neither the operator until 80 nor the copies are compute."""
-    assert overlap_pct(*communication_and_compute(GLOO_ON_A_GPU)) == 100 * 20 / 40
-    assert bucket_runs(GLOO_ON_A_GPU, 1) == [(30, [(50, 90)])]
+    assert trace.overlap_pct(*trace.communication_and_compute(GLOO_ON_A_GPU)) == 100 * 20 / 40
+    assert trace.bucket_runs(GLOO_ON_A_GPU, 1) == [(30, [(50, 90)])]
 
 
 def traced(events, monkeypatch):

@@ -12,42 +12,30 @@ from torch._utils import ExceptionWrapper
 
 from ddp_bench.bench.errors import UserCodeError
 from ddp_bench.bench.run.failures import failure_in
+from ddp_bench.bench.worker import tracebacks as tb
 from ddp_bench.bench.worker.attempt import LOST, attempt, report_of
 from ddp_bench.bench.worker.messages import Report
 from ddp_bench.bench.worker.proof import ProofError
-from ddp_bench.bench.worker.tracebacks import (
-    MOST_CHARACTERS,
-    Owner,
-    formatted,
-    owner_of,
-    place_of,
-    shown_path,
-)
 from ddp_bench.models.workload import Workload, make_batch
 
 NET = """\
 import json
 import torch
 
-
 def late(*_):
     raise ValueError("late bug")
-
 
 def in_python(*_):
     json.loads("{")
 
-
 def in_torch(x):
     return torch.nn.functional.linear(x, torch.ones(3, 3))
-
 
 def from_cause(*_):
     try:
         late()
     except ValueError as error:
         raise RuntimeError("no batch") from error
-
 
 def grouped(*_):
     found = []
@@ -56,7 +44,6 @@ def grouped(*_):
     except ValueError as error:
         found.append(error)
     raise ExceptionGroup("two of them", found)
-
 
 class Gradient(torch.autograd.Function):
     @staticmethod
@@ -67,28 +54,19 @@ class Gradient(torch.autograd.Function):
     def backward(ctx, gradient):
         late()
 
-
 def in_backward(x):
     Gradient.apply(x.requires_grad_()).sum().backward()
-
-
-def deeper(x):
-    return x + late()
-
 
 def installed(x):
     import their_library
     their_library.call(x)
 
-
 class Odd(Exception):
     def __str__(self):
         raise KeyError("no text")
 
-
 def odd(*_):
     raise Odd
-
 
 def without_end(x):
     return without_end(x)
@@ -139,8 +117,8 @@ def raised(work):
 )
 def test_an_error_is_put_down_to_the_users_line(net, name, place):
     error = raised(lambda: getattr(net, name)(torch.ones(2, 2)))
-    assert place_of(error) == place
-    assert 'net.py", line' in formatted(error)
+    assert tb.place_of(error) == place
+    assert 'net.py", line' in tb.formatted(error)
 
 
 def test_what_wraps_the_users_error_is_looked_through(net):
@@ -152,7 +130,7 @@ def test_what_wraps_the_users_error_is_looked_through(net):
 
     error = raised(compile_backend)
     error.__traceback__ = None  # of the wrapper, raised by the suite or by torch
-    assert place_of(error) == LATE
+    assert tb.place_of(error) == LATE
 
 
 def test_a_replicas_error_is_put_down_to_the_line_in_its_text(net):
@@ -161,7 +139,7 @@ def test_a_replicas_error_is_put_down_to_the_line_in_its_text(net):
         net.late()
     except ValueError:
         wrapped = ExceptionWrapper(where="in replica 1 on device 1")
-    assert place_of(raised(wrapped.reraise)) == LATE
+    assert tb.place_of(raised(wrapped.reraise)) == LATE
 
 
 def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net):
@@ -171,7 +149,7 @@ def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net):
         torch.compile(net.in_torch, fullgraph=True, backend="eager")(torch.ones(2, 2))
 
     error = raised(compiled)
-    assert place_of(error) == f"net.py:{lines('functional.linear')}, in in_torch"
+    assert tb.place_of(error) == f"net.py:{lines('functional.linear')}, in in_torch"
     assert re.fullmatch(r"\w+: RuntimeError: .*\[?2(x|, )2\]? .*3(x|, )3.*", report_of(error).reason), (
         "what it met"
     )
@@ -180,7 +158,7 @@ def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net):
 def test_a_function_behind_a_graph_break_has_its_own_name(net):
     code = net.late.__code__.replace(co_name="torch_dynamo_resume_in_late_at_6")
     net.late.__code__ = code
-    assert place_of(raised(net.late)) == LATE
+    assert tb.place_of(raised(net.late)) == LATE
 
 
 def test_without_a_users_line_it_is_a_librarys_else_the_innermost(net, tmp_path, monkeypatch):
@@ -189,20 +167,20 @@ def test_without_a_users_line_it_is_a_librarys_else_the_innermost(net, tmp_path,
     (place / "their_library.py").write_text("def call(x):\n    x.no_such_thing\n")
     monkeypatch.syspath_prepend(place)
     error = raised(lambda: net.installed(1))
-    assert place_of(error) == f"net.py:{lines('their_library.call')}, in installed"
+    assert tb.place_of(error) == f"net.py:{lines('their_library.call')}, in installed"
     error.__traceback__ = error.__traceback__.tb_next
-    assert place_of(error) == "lib/site-packages/their_library.py:2, in call"
-    assert place_of(raised(lambda: torch.ones(2) @ torch.ones(3))) == ""  # no frame of any file but this
+    assert tb.place_of(error) == "lib/site-packages/their_library.py:2, in call"
+    assert tb.place_of(raised(lambda: torch.ones(2) @ torch.ones(3))) == ""  # no frame of any file but this
     inside = raised(lambda: torch.nn.functional.linear(torch.ones(2), torch.ones(3, 3)))
-    assert place_of(inside) == ""
-    assert place_of(raised(lambda: torch.nn.Linear(3, 3)(torch.ones(2)))).startswith("modules/linear.py:")
+    assert tb.place_of(inside) == ""
+    assert tb.place_of(raised(lambda: torch.nn.Linear(3, 3)(torch.ones(2)))).startswith("modules/linear.py:")
 
 
 def test_what_the_suite_itself_says_needs_no_line():
     def prove():
         raise ProofError("gradients differ")
 
-    assert place_of(raised(prove)) == ""
+    assert tb.place_of(raised(prove)) == ""
 
 
 def test_a_users_own_package_may_have_a_name_of_ours(tmp_path, monkeypatch):
@@ -225,36 +203,36 @@ def test_a_users_own_package_may_have_a_name_of_ours(tmp_path, monkeypatch):
 def test_no_folder_of_a_home_is_shown(tmp_path, monkeypatch):
     (tmp_path / "home" / "me" / "project").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "home" / "me" / "project")
-    assert shown_path(str(tmp_path / "home" / "me" / "project" / "train" / "net.py")) == "train/net.py"
-    assert shown_path(str(tmp_path / "home" / "me" / "other" / "net.py")) == "other/net.py"
-    assert shown_path("<string>") == "<string>"
+    assert tb.shown_path(str(tmp_path / "home" / "me" / "project" / "train" / "net.py")) == "train/net.py"
+    assert tb.shown_path(str(tmp_path / "home" / "me" / "other" / "net.py")) == "other/net.py"
+    assert tb.shown_path("<string>") == "<string>"
 
 
 def test_whose_code_a_file_is(monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", "/fast/triton")
-    owner_of.cache_clear()
+    tb.owner_of.cache_clear()
     for path in (
         "<eval_with_key>.3",
         torch.__file__,
-        formatted.__code__.co_filename,
+        tb.formatted.__code__.co_filename,
         "/scratch/torchinductor_me/ab/c.py",
     ):
-        assert owner_of(path) == Owner.OTHER, path
-    assert owner_of("/fast/triton/ab/kernel.py") == Owner.OTHER
-    assert owner_of("/opt/venv/lib/python3.12/site-packages/timm/net.py") == Owner.LIBRARY
-    assert owner_of("/home/me/net.py") == Owner.USER
-    owner_of.cache_clear()
+        assert tb.owner_of(path) == tb.Owner.OTHER, path
+    assert tb.owner_of("/fast/triton/ab/kernel.py") == tb.Owner.OTHER
+    assert tb.owner_of("/opt/venv/lib/python3.12/site-packages/timm/net.py") == tb.Owner.LIBRARY
+    assert tb.owner_of("/home/me/net.py") == tb.Owner.USER
+    tb.owner_of.cache_clear()
 
 
 def test_a_long_traceback_is_cut_in_the_middle_and_says_so(net):
     error = raised(net.late)
-    error.args = ("x" * 3 * MOST_CHARACTERS + " at the end",)
-    text = formatted(error)
-    assert MOST_CHARACTERS < len(text) < MOST_CHARACTERS + 100
+    error.args = ("x" * 3 * tb.MOST_CHARACTERS + " at the end",)
+    text = tb.formatted(error)
+    assert tb.MOST_CHARACTERS < len(text) < tb.MOST_CHARACTERS + 100
     assert text.startswith("Traceback (most recent call last):")
     assert text.endswith(" at the end\n")
     assert "characters are left out" in text
-    assert "left out" not in formatted(raised(lambda: net.without_end(0))), "Python folds what repeats"
+    assert "left out" not in tb.formatted(raised(lambda: net.without_end(0))), "Python folds what repeats"
 
 
 def test_a_report_holds_the_place_and_the_traceback(net):

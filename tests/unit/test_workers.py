@@ -149,7 +149,6 @@ def test_one_that_died_before_it_read_a_command_did_not_die_of_it(started, deed)
     with pytest.raises(LostError) as lost:
         workers.ask({1: m.Wait()}, "round 2 (timed)", LIMIT_S)
     failure = lost.value.failure
-    assert failure is not None
     assert failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in its wait for the next command"
     assert failure.was_idle
 
@@ -271,9 +270,7 @@ SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="
         m.Tell(),
         m.Quit(),
         m.Resolve(asked=SETTINGS, launched=m.Launched(world_size=4, ranks_per_node=2, seen=(SEEN,))),
-        m.Warm(
-            index=3, case=case_of(bucket_cap_mb="1/25"), oversubscribed=True, by_device=(1, 2), least_s=0.1
-        ),
+        m.Warm(index=3, case=case_of(bucket_cap_mb="1/25"), by_device=(1, 2), least_s=0.1),
         m.Settle(index=None, group=(2, "gloo")),
     ],
     ids=lambda one: one.name,

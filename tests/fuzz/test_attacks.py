@@ -2,12 +2,9 @@
 
 Every attack runs in a fork of this process, so that imports are neither timed nor counted. It is held against
 the same command on a good folder: no traceback, no hang, an exit code of the table, no more memory, nothing
-written outside what was asked. By hand: `python tests/attacks.py --number 400` prints its seed.
+written outside what was asked. The scheduled run takes other attacks each time.
 """
 
-from __future__ import annotations
-
-import argparse
 import contextlib
 import functools
 import importlib
@@ -27,8 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from commands import ROOT, SMALL
 from fuzzing import damaged_table, edited, mutated, options
+from hypothesis import settings
 from in_process import Reached, first_worker, reached
 
 from ddp_bench.bench.doctor import main as doctor
@@ -50,23 +49,16 @@ MOST_MIB = 256.0
 
 FILES = ("cases.csv", "blocks.csv", "buckets.csv", "allreduce.csv", "manifest.json", "journal.jsonl")
 TABLES = FILES[:4]
-NCCL_LOG = json.dumps(
-    {
-        "version": 3,
-        "nccl_version": 22803,
-        "config": {"nthreads": 1, "ngpus": 2, "devices": [{"rank": 0, "device_info": "NVIDIA H100"}]},
-        "results": [
-            {
-                "size": size,
-                "type": "float",
-                "redop": "sum",
-                "in_place": {"time": us, "alg_bw": bw, "bus_bw": bw},
-            }
-            for size, us, bw in ((2**20, 96.21, 10.9), (2**26, 1391.1, 48.24))
-        ],
-        "average_bus_bandwidth": {"bandwidth": 7.5},
-    }
-)
+NCCL_LOG = json.dumps({
+    "version": 3,
+    "nccl_version": 22803,
+    "config": {"nthreads": 1, "ngpus": 2, "devices": [{"rank": 0, "device_info": "NVIDIA H100"}]},
+    "results": [
+        {"size": n, "type": "float", "redop": "sum", "in_place": {"time": us, "alg_bw": bw, "bus_bw": bw}}
+        for n, us, bw in ((2**20, 96.21, 10.9), (2**26, 1391.1, 48.24))
+    ],
+    "average_bus_bandwidth": {"bandwidth": 7.5},
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,7 +72,7 @@ class Attack:
     must_refuse: bool = False
 
 
-def commands(run: Path, other: Path, new: Path) -> dict[str, tuple[str, ...]]:
+def commands(run, other, new):
     """What reads a folder: `run` is bad, `other` good, `new` is where outputs go."""
     return {
         "report": (str(run), "--out", str(new / "page.html")),
@@ -101,39 +93,37 @@ def commands(run: Path, other: Path, new: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-READS: dict[str, tuple[str, ...]] = {
+READS = {
     **dict.fromkeys(("report", "markdown"), (*TABLES, "manifest.json")),
     "predictions": ("predictions.json",),
-    **dict.fromkeys(("gate", "baseline"), ("cases.csv", "blocks.csv", "manifest.json")),
+    **dict.fromkeys(("gate", "baseline", "export"), ("cases.csv", "blocks.csv", "manifest.json")),
     "predict": (*TABLES, "manifest.json", "calibration.json"),
     "network": ("calibration.json",),
     "log": ("nccl.log",),
     "networks": ("networks.toml",),
     "resume": ("manifest.json", "journal.jsonl"),
     "config": ("settings.toml",),
-    "export": ("cases.csv", "blocks.csv", "manifest.json"),
     "finish": ("blocks.csv", "allreduce.csv", "manifest.json", "journal.jsonl"),
 }
 """Files that a command reads of the bad folder."""
 
 
-def options_attack(command: str, line: tuple[str, ...]) -> Attack:
+def options_attack(command, line):
     return Attack(f"options {line}"[:300], f"options of {command}", line)
 
 
-def generate(draw: random.Random, lines: dict[str, tuple[str, ...]], run: Path, outside: Path) -> Attack:
+def generate(draw, lines, run, outside):
     """One attack on one of the command lines; `outside` holds what nobody may change."""
     if draw.random() < 0.25:
         command = draw.choice(list(OPTIONS_OF))
-        line = options(draw, _known(command))
-        return options_attack(command, line)
+        return options_attack(command, options(draw, known_options(command)))
     command = draw.choice(list(lines))
     name = draw.choice(READS[command])
     kinds = ["odd file", "odd file", "bytes", *[KINDS.get(Path(name).suffix, "bytes")] * 4]
     kinds += ["output"] if command in ("report", "predict") else []
     kind = draw.choice(kinds)
     if kind == "output":
-        return _onto(draw, command, lines[command], run, outside)
+        return onto(draw, command, lines[command], run, outside)
     if kind == "odd file":
         odd = draw.choice(list(ODD))
         # A file that nobody links to, or that is small enough to be read as an empty one, is no attack.
@@ -143,7 +133,7 @@ def generate(draw: random.Random, lines: dict[str, tuple[str, ...]], run: Path, 
         )
     seed = draw.randrange(2**32)
     return Attack(
-        f"{kind} of {name} ({seed})", command, lines[command], lambda at: _damage(at / name, kind, seed)
+        f"{kind} of {name} ({seed})", command, lines[command], lambda at: damage(at / name, kind, seed)
     )
 
 
@@ -151,7 +141,7 @@ KINDS = {".csv": "table", ".json": "value", ".log": "value", ".jsonl": "line"}
 """What of a file is changed, as its text."""
 
 
-def _damage(path: Path, kind: str, seed: int) -> None:
+def damage(path, kind, seed):
     draw = random.Random(seed)
     if kind == "bytes":
         path.write_bytes(mutated(path.read_bytes(), seed))
@@ -178,7 +168,7 @@ OPTIONS_OF = {
 
 
 @functools.cache
-def _known(command: str) -> tuple[str, ...]:
+def known_options(command):
     if command == "lab":  # its parser is made where it is used
         return ("--hosts", "--rate", "--delay", "--ranks-per-host", "--quiet")
     module = importlib.import_module(OPTIONS_OF[command])
@@ -186,73 +176,70 @@ def _known(command: str) -> tuple[str, ...]:
     return tuple(name for action in make()._actions for name in action.option_strings)
 
 
-def _onto(draw: random.Random, command: str, line: tuple[str, ...], run: Path, outside: Path) -> Attack:
+def onto(draw, command, line, run, outside):
     """Output where none may go: over measurements, a folder, or through a link."""
     where = draw.choice([*(run / name for name in FILES), run, outside / "none" / "x", run / "link"])
     index = line.index("--out") + 1
     asked = (*line[:index], str(where), *line[index + 1 :])
 
-    def spoil(at: Path) -> None:
+    def spoil(at):
         (at / "link").symlink_to(outside / "mine.txt")
 
     return Attack(f"--out {where.name}", command, asked, spoil, must_refuse=where.name != "link")
 
 
-def _replaced(make: Callable[[Path, Path], object]) -> Callable[[Path, Path], None]:
-    def spoil(path: Path, outside: Path) -> None:
+def replaced(make):
+    def spoil(path, outside):
         path.unlink(missing_ok=True)
         make(path, outside)
 
     return spoil
 
 
-def _sparse(path: Path, num_bytes: int) -> None:
+def sparse(path, num_bytes):
     with path.open("wb") as file:
         file.truncate(num_bytes)
 
 
-ODD: dict[str, Callable[[Path, Path], None]] = {
-    "pipe": _replaced(lambda path, _: os.mkfifo(path)),
-    "link": _replaced(lambda path, outside: path.symlink_to(outside / "mine.txt")),
-    "link to nothing": _replaced(lambda path, outside: path.symlink_to(outside / "new.txt")),
-    "device": _replaced(lambda path, _: path.symlink_to("/dev/zero")),
-    "folder": _replaced(lambda path, _: path.mkdir()),
-    "sparse": _replaced(lambda path, _: _sparse(path, 2**36)),
-    "zeros": _replaced(lambda path, _: _sparse(path, 60 * 2**20)),
-    "much": _replaced(lambda path, _: path.write_bytes(b"0\n" * 2**24)),
-    "nested": _replaced(lambda path, _: path.write_bytes(b"[" * 2**20)),
-    "many": _replaced(lambda path, _: path.write_bytes(b"[" + b"{}," * 2**21 + b"{}]")),
-    "empty": _replaced(lambda path, _: path.touch()),
-    "gone": _replaced(lambda *_: None),
-    "hard link": _replaced(lambda path, outside: os.link(outside / "mine.txt", path)),
+ODD = {
+    "pipe": replaced(lambda path, _: os.mkfifo(path)),
+    "link": replaced(lambda path, outside: path.symlink_to(outside / "mine.txt")),
+    "link to nothing": replaced(lambda path, outside: path.symlink_to(outside / "new.txt")),
+    "device": replaced(lambda path, _: path.symlink_to("/dev/zero")),
+    "folder": replaced(lambda path, _: path.mkdir()),
+    "sparse": replaced(lambda path, _: sparse(path, 2**36)),
+    "zeros": replaced(lambda path, _: sparse(path, 60 * 2**20)),
+    "much": replaced(lambda path, _: path.write_bytes(b"0\n" * 2**24)),
+    "nested": replaced(lambda path, _: path.write_bytes(b"[" * 2**20)),
+    "many": replaced(lambda path, _: path.write_bytes(b"[" + b"{}," * 2**21 + b"{}]")),
+    "empty": replaced(lambda path, _: path.touch()),
+    "gone": replaced(lambda *_: None),
+    "hard link": replaced(lambda path, outside: os.link(outside / "mine.txt", path)),
 }
 
 
 # Running them.
 
 
-def _mains() -> dict[str, Callable[[list[str]], int]]:
-    """The commands."""
-
-    def finish(arguments: list[str]) -> int:
-        finish_and_say(Path(arguments[0]), "broken off")
-        return 0
-
-    return {
-        "run": run.main,
-        "tune": tune.main,
-        "doctor": doctor.main,
-        "lab": lab.main,
-        "export": export,
-        **dict.fromkeys(("resume", "config"), run.main),
-        **dict.fromkeys(("report", "markdown", "predictions"), report),
-        **dict.fromkeys(("gate", "baseline"), gate),
-        **dict.fromkeys(("predict", "network", "log", "networks"), predict),
-        "finish": finish,
-    }
+def finish(arguments):
+    finish_and_say(Path(arguments[0]), "broken off")
+    return 0
 
 
-def _disarm() -> None:
+MAINS = {
+    "tune": tune.main,
+    "doctor": doctor.main,
+    "lab": lab.main,
+    "export": export,
+    "finish": finish,
+    **dict.fromkeys(("run", "resume", "config"), run.main),
+    **dict.fromkeys(("report", "markdown", "predictions"), report),
+    **dict.fromkeys(("gate", "baseline"), gate),
+    **dict.fromkeys(("predict", "network", "log", "networks"), predict),
+}
+
+
+def disarm():
     """Take away from the commands of this process what starts processes."""
     for owner, name, new in (
         (run, "running_workers", first_worker),
@@ -273,26 +260,26 @@ class Ended:
     mib: float
 
 
-def ended(main: Callable[[list[str]], int], attack: Attack) -> Ended:
+def ended(main, attack):
     """Run the attack's command in a fork of this process."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
         began_s = time.monotonic()
         child = os.fork()
         if child == 0:
-            _act(main, attack, said.fileno())
-        code, mib = _awaited(child, began_s + 3 * MOST_S)
+            act(main, attack, said.fileno())
+        code, mib = awaited(child, began_s + 3 * MOST_S)
         seconds = time.monotonic() - began_s
         said.seek(0)
         return Ended(code, said.read(), seconds, mib)
 
 
-def _act(main: Callable[[list[str]], int], attack: Attack, stderr: int) -> None:
+def act(main, attack, stderr):
     os.setsid()
     os.dup2(stderr, 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     code = 97
-    _disarm()
+    disarm()
     try:
         code = main(list(attack.arguments))
     except Reached:
@@ -306,7 +293,7 @@ def _act(main: Callable[[list[str]], int], attack: Attack, stderr: int) -> None:
         os._exit(code)
 
 
-def _awaited(child: int, deadline_s: float) -> tuple[int, float]:
+def awaited(child, deadline_s):
     """Exit code and peak memory, MiB, above that of this process; -9 where it had to be killed."""
     while True:
         found, status, usage = os.wait4(child, os.WNOHANG)
@@ -318,28 +305,18 @@ def _awaited(child: int, deadline_s: float) -> tuple[int, float]:
         time.sleep(0.005)
 
 
-def completed(folder: Path) -> Path:
+def completed(folder):
     """A results folder with everything beside it that a command may read; made to predict from."""
     with contextlib.redirect_stdout(io.StringIO()):
         code = predict([str(folder), "--gpus", "2,4", "--out", str(folder / "predictions.json")])
-    if code:
-        raise SystemExit("this machine's calibration is not quiet enough to predict from")
+    assert code == 0, "this machine's calibration is not quiet enough to predict from"
     (folder / "nccl.log").write_text(NCCL_LOG)
     (folder / "networks.toml").write_text('[own]\nlevel = "inter"\nbusbw_gb_per_s = 4.0\n')
     (folder / "settings.toml").write_text('modes = ["dp", "ddp"]\ngpus = [1, 2]\nrounds = 3\n')
     return folder
 
 
-def good_run(folder: Path) -> Path:
-    """A small real run with all of its passes."""
-    more = ("--modes", "ddp", "--gpus", "1,2", "--steps", "1", "--bucket-cap-mb", "default,0.25")
-    extra = ("--calibrate", "--allreduce-curve", "--trace", "--quiet", "--rounds", "48")
-    run = [sys.executable, "-m", "bench.run", *SMALL, *more, *extra, "--out", str(folder)]
-    subprocess.run(run, cwd=ROOT, check=True)
-    return completed(folder)
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
+def snapshot(folder):
     """Everything below a folder, by path."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
@@ -348,7 +325,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     }
 
 
-def judge(attack: Attack, found: Ended, good_mib: float) -> list[str]:
+def judge(attack, found, good_mib):
     """What is wrong with how a command took an attack."""
     wrong = []
     if found.code not in {code.value for code in ExitCode}:
@@ -383,20 +360,19 @@ FIXED = [
 """Command lines that fell once."""
 
 
-def campaign(number: int, seed: int, good: Path) -> tuple[list[str], Counter[str]]:
+def campaign(number, seed, good):
     """Play `number` attacks; what went wrong, and how often each command was attacked."""
     for lazy in ("bench.worker.rank", "report.build", "bench.findings.findings"):
         importlib.import_module(f"ddp_bench.{lazy}")
-    draw, mains = random.Random(seed), _mains()
-    wrong: list[str] = []
-    played: Counter[str] = Counter()
+    draw = random.Random(seed)
+    wrong, played = [], Counter()
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
         run, other, new, outside = (Path(place) / name for name in ("run", "other", "new", "outside"))
         outside.mkdir()
         (outside / "mine.txt").write_text("mine\n")
         shutil.copytree(good, other)
         before = {path: snapshot(path) for path in (other, outside)}
-        usual: dict[str, float] = {}
+        usual = {}
         lines = {
             name: line
             for name, line in commands(run, other, new).items()
@@ -412,10 +388,10 @@ def campaign(number: int, seed: int, good: Path) -> tuple[list[str], Counter[str
             shutil.copytree(good, run)
             new.mkdir()
             if attack.command == "finish":
-                _reopen(run / "journal.jsonl")
+                reopen(run / "journal.jsonl")
             attack.spoil(run)
-            measured = {name: _content(run / name) for name in FILES}
-            found = ended(mains[attack.command.removeprefix("options of ")], attack)
+            measured = {name: content(run / name) for name in FILES}
+            found = ended(MAINS[attack.command.removeprefix("options of ")], attack)
             bad = judge(attack, found, usual.setdefault(attack.command, found.mib))
             if attack.name == "nothing" and found.code not in GOOD_CODES:
                 bad.append(f"a good folder gives {found.code}")
@@ -423,7 +399,7 @@ def campaign(number: int, seed: int, good: Path) -> tuple[list[str], Counter[str
             if len(list(Path(place).iterdir())) != len((run, other, new, outside)):
                 bad.append("something was written in the current folder")
             if attack.command not in ("finish", "resume"):
-                changed = [name for name, content in measured.items() if _content(run / name) != content]
+                changed = [name for name, was in measured.items() if content(run / name) != was]
                 bad += [f"{name} was written over" for name in changed]
             played[attack.command] += 1
             if bad:
@@ -434,13 +410,13 @@ def campaign(number: int, seed: int, good: Path) -> tuple[list[str], Counter[str
 GOOD_CODES = (ExitCode.OK, ExitCode.FAILED, ExitCode.NOT_COMPARABLE)
 
 
-def _reopen(journal: Path) -> None:
+def reopen(journal):
     """As a run leaves it that broke off."""
     lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
     journal.write_text("".join(line for line in lines if '"end"' not in line), encoding="utf-8")
 
 
-def _content(path: Path) -> object:
+def content(path):
     """What tells whether a file was changed, without reading pipes or devices."""
     if path.is_symlink():
         return path.readlink()
@@ -449,24 +425,27 @@ def _content(path: Path) -> object:
     return path.read_bytes() if path.stat().st_size < 2**28 else path.stat()
 
 
-def main() -> int:
-    """Play a campaign and say what fell."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--number", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--good", type=Path, help="a good folder, made by an earlier campaign or to be made")
-    options = parser.parse_args()
-    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
-    print(f"seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory() as place:
-        good = options.good or Path(place) / "good"
-        if not good.exists():
-            good_run(good)
-        wrong, played = campaign(options.number, seed, good)
-    print("\n".join(wrong))
-    print(f"{len(wrong)} of {played.total()} fell; {', '.join(f'{n} {c}' for c, n in played.most_common())}")
-    return bool(wrong)
+SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
+THOROUGH = not settings.default.derandomize
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def test_no_attack_on_a_recorded_run_falls(tmp_path):
+    good = completed(Path(shutil.copytree(SAMPLE, tmp_path / "good")))
+    wrong, played = campaign(40, 1, good)
+    assert wrong == []
+    assert len(played) == 19, "of every command"
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600 if THOROUGH else 300)
+def test_no_attack_on_a_real_run_falls(tmp_path):
+    """That one, small and with all of its passes, is resumed and finished too; it prints its seed."""
+    number, seed = (1000, random.SystemRandom().randrange(2**32)) if THOROUGH else (60, 1)
+    print("seed", seed)
+    more = ("--modes", "ddp", "--gpus", "1,2", "--steps", "1", "--bucket-cap-mb", "default,0.25")
+    extra = ("--calibrate", "--allreduce-curve", "--trace", "--quiet", "--rounds", "48")
+    out = ("--out", str(tmp_path / "good"))
+    subprocess.run([sys.executable, "-m", "bench.run", *SMALL, *more, *extra, *out], cwd=ROOT, check=True)
+    wrong, played = campaign(number, seed, completed(tmp_path / "good"))
+    assert wrong == []
+    assert {"resume", "finish"} <= set(played)

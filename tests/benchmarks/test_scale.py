@@ -1,0 +1,143 @@
+"""How a large run is borne: time, memory and size of its page; time and memory to plan, store, resume and
+summarise its records; time of a simulated step. The full size:
+`python -m pytest tests/benchmarks/test_scale.py --benchmark-only -s`.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+from made import block
+from published import from_throughput, gradients_in_backward_order
+
+from ddp_bench.bench.axes import DDP_DEFAULTS
+from ddp_bench.bench.buckets import BucketCaps, assign_cap
+from ddp_bench.bench.predict.calibration import Identity
+from ddp_bench.bench.predict.networks import network
+from ddp_bench.bench.predict.scenario import Scenario, cost_band
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, make_work, simulate
+from ddp_bench.bench.results.schema import CASES, typed_frame
+from ddp_bench.bench.results.store import RunWriter
+from ddp_bench.models.registry import resnet_workload
+
+NUM_ROUNDS, NUM_RANKS = 30, 8
+STEP_MS = 100.0
+
+
+def case(index):
+    """The first case is `single`; the others are DDP on eight devices with a bucket cap each."""
+    mode, n = ("single", 1) if index == 0 else ("ddp", NUM_RANKS)
+    row = {
+        "case_id": f"{mode}-n{n}-cap{index}-{index:06x}", "status": "ok", "mode": mode, "impl": "torch",
+        "device_type": "cuda", "device_name": "NVIDIA H200", "backend": "nccl", "num_devices": n,
+        "num_nodes": 1, "oversubscribed": False, "arch": "resnet50", "image_size": 224,
+        "batch_per_device": 64, "global_batch": 64 * n, "unit": "images", "units_per_sample": 1,
+        "scaling": "weak", "precision": "fp32", "data": "device", "num_rounds": NUM_ROUNDS, "num_buckets": 4,
+        "bucket_bytes": "8196000/27260928/27260928/39508992",
+        **({**DDP_DEFAULTS, "bucket_cap_mb": str(index)} if mode == "ddp" else {}),
+    }  # fmt: skip
+    for column in CASES:
+        if column.kind == "float" and not column.name.startswith("dp_"):
+            row[column.name] = 0.9 + (index % 97) / 700 + len(column.name) / 1000
+    return row
+
+
+def write(folder, num_cases):
+    folder.mkdir()
+    (folder / "manifest.json").write_text(
+        json.dumps({"schema_version": 3, "name": "large"}), encoding="utf-8"
+    )
+    writer = RunWriter(folder)
+    cases = [case(i) for i in range(num_cases)]
+    writer.replace("cases.csv", typed_frame(cases, CASES))
+    for round_index in range(1, NUM_ROUNDS + 1):
+        rows = [
+            block(row["case_id"], round_index, STEP_MS + i % 7 + rank / 10, rank=rank, steps=4, position=i)
+            for i, row in enumerate(cases)
+            for rank in range(row["num_devices"])
+        ]
+        writer.append("blocks.csv", rows)
+    return folder
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("num_cases", [100, 1000, 10_000])
+def test_page_of_a_large_run(benchmark, tmp_path, num_cases):
+    folder = write(tmp_path / "run", num_cases)
+    command = [sys.executable, "-m", "report", str(folder)]
+    benchmark.pedantic(lambda: subprocess.run(command, cwd=ROOT, check=True, capture_output=True), rounds=1)
+    page_mb = (folder / "report.html").stat().st_size / 1e6
+    # The largest child so far, so sizes must grow from test to test, and these tests come first.
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    benchmark.extra_info |= {"page_mb": page_mb, "peak_mib": peak_mib}
+    print(f"{num_cases} cases: {benchmark.stats.stats.mean:.1f} s, {peak_mib:.0f} MiB, page {page_mb:.2f} MB")
+    if num_cases == 1000:
+        assert page_mb < 5
+        assert peak_mib < 1024
+
+
+PLAY = Path(__file__).with_name("records.py")
+
+
+def play(folder, num_caps, num_rounds, num_ranks):
+    """In a process of its own, so that the memory is its own."""
+    sizes = map(str, (num_caps, num_rounds, num_ranks))
+    done = subprocess.run(
+        [sys.executable, str(PLAY), *sizes, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.campaign
+def test_memory_and_work_grow_with_the_blocks_and_no_faster(tmp_path):
+    small, large = play(tmp_path / "small", 1, 8, 64), play(tmp_path / "large", 4, 8, 64)
+    factor = large["blocks"] / small["blocks"]
+    assert factor == pytest.approx(4, rel=0.05)
+    # Rows kept as dictionaries would take above 500 bytes each: 18 MiB here, 5 GiB at full size.
+    grown_bytes = (large["peak_mib"] - small["peak_mib"]) * 2**20
+    assert grown_bytes / (large["blocks"] - small["blocks"]) < 250
+    # With the square it would grow 16-fold. Processor time, so a busy machine does not matter.
+    assert sum(large["cpu_s"].values()) / sum(small["cpu_s"].values()) < 2 * factor
+
+
+@pytest.mark.timeout(1200)
+def test_5000_cases_of_64_ranks_in_30_rounds(benchmark, tmp_path):
+    found = benchmark.pedantic(lambda: play(tmp_path / "run", 104, 30, 64), rounds=1)
+    parts = ", ".join(f"{part} {cpu_s:.0f} s" for part, cpu_s in found["cpu_s"].items())
+    print(f"{found['cases']} cases, {found['blocks']:,} blocks: {parts}; {found['peak_mib']:.0f} MiB")
+    benchmark.extra_info |= found
+    assert found["blocks"] > 9_500_000
+    assert found["peak_mib"] < 1024
+
+
+def test_a_simulated_step_of_resnet152_on_1024_ranks(benchmark):
+    identity = Identity(
+        arch="resnet152", image_size=224, batch_per_device=32, precision="fp32", device_type="cuda",
+        device_name="V100", torch="", host="",
+    )  # fmt: skip
+    gradients = gradients_in_backward_order(resnet_workload("resnet152", 224))
+    resnet152 = from_throughput(identity, gradients, images_per_s=120.0)
+    scenario = Scenario(
+        num_devices=1024, network=network("ib-400g"), intra=network("nvlink-h100"), gpus_per_node=8
+    )
+    sizes = [p.num_bytes for p in resnet152.parameters]
+    ready = [p.ready_ms for p in resnet152.parameters]
+    compute = Compute(before_ms=80.0, backward_ms=180.0, after_ms=5.0)
+
+    def step():
+        curve = cost_band(resnet152, scenario).estimate
+        work = make_work(sizes, ready, assign_cap(sizes, BucketCaps((0.0,))), curve)
+        return simulate(work, compute, slowdown=Slowdown(compute=1.2, comm=1.3)).step_ms
+
+    assert benchmark(step) > compute.total_ms
+    assert benchmark.stats.stats.median < 0.020
