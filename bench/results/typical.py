@@ -28,7 +28,7 @@ LAUNCH_SD, LAUNCH_FREEDOM = 0.012, 10.0
 On GPUs it was not measured: there the launches of a run tell it, if it has several.
 """
 
-TIMES_USUAL = {"dp": 2.5}
+TIMES_USUAL = {"dp": 3.2}
 """What it does to a mode on CPU cores, over that: DP's stand-in allocates from several threads."""
 
 
