@@ -117,9 +117,9 @@ class Trust:
     def _next_run(self) -> str:
         """What intervals say of it: docs/measuring.md, "Another launch"."""
         if self.on_cpu:
-            return "the next run within the hour has its ratios within them too, ms and rates up to 4% off"
+            return "intervals of ratios hold for the next run within the hour too, ms and rates may be 4% off"
         if self.num_launches > 1:
-            return f"they hold the next run too, as far as {self.num_launches} launches of the ranks tell"
+            return f"they hold for the next run too, as far as {self.num_launches} launches of the ranks tell"
         return "what another launch of the ranks adds is not known"
 
 
