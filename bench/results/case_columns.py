@@ -64,6 +64,7 @@ IDENTITY: tuple[Column, ...] = (
 )
 """What a case is: known before it is measured, equal when it is measured again."""
 
+# A metric that rounds repeat and gates judge needs its figures by round: `metrics_by_round` of aggregate.py.
 MEASURED: tuple[Column, ...] = (
     Column(
         "gradient_error",

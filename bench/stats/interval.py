@@ -20,7 +20,7 @@ ONE_SIGMA = 0.6827
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and its interval; `low` and `high` are NaN where one round cannot give them."""
+    """An estimate and its interval; `low` and `high` are NaN where one round cannot give them."""
 
     estimate: float
     low: float
@@ -146,6 +146,9 @@ def _t_of(confidence: float, size: int) -> float:
 def paired_ratio(
     numerator: Mapping[int, float], denominator: Mapping[int, float], *, confidence: float = 0.95
 ) -> Interval:
-    """Median over the common rounds of the ratio formed inside each round, so that drift cancels."""
+    """Median over the common rounds of the ratio formed inside each round, so that drift cancels.
+
+    The ratios that a run tells of its cases come of one fit instead: `Typical.ratios`.
+    """
     rounds = sorted(numerator.keys() & denominator.keys())
     return median_interval([numerator[r] / denominator[r] for r in rounds], confidence=confidence)

@@ -1,6 +1,7 @@
 """What a run knows after its time, against a bare loop over the same cases for the same time.
 
-They alternate, so that both meet the same neighbours; one estimator makes the intervals of both. Run with
+They alternate, so that both meet the same neighbours; one estimator makes the intervals of both, with what
+another launch adds: the loop is one, a run has several. Run with
 `python -m pytest tests/benchmarks/test_bare_loop.py --benchmark-only -n 0 -s`.
 
 This file is the loop, too: one step a visit, in random order, and nothing else.
@@ -118,7 +119,7 @@ def of_run(run):
 def of_loop(step_ms, run):
     """The same half-widths from a loop's step times."""
     by_round = {c: {int(r): ms for r, ms in found.items()} for c, found in step_ms.items()}
-    typical = Typical.of({"timed": by_round})
+    typical = Typical.of({"timed": by_round}, run.cases.to_dict("records"))  # one launch
     batches = dict(zip(run.cases["case_id"], run.cases["global_batch"], strict=True))
     named = run.comparisons[["case_id", "reference_id"]].itertuples(index=False, name=None)
     pairs = [pair for pair in named if set(pair) <= by_round.keys()]
