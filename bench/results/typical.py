@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -134,13 +134,17 @@ def _difference(first: int, second: int) -> Function:
     return lambda log_ms: float(log_ms[first] - log_ms[second])
 
 
-def _groups(columns: Iterable[Column], rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    """By column what one launch shifts alike: a mode on so many devices, whatever DDP's settings."""
+def _groups(columns: Collection[Column], rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    """By column what one launch shifts alike: a mode on so many devices, whatever DDP's settings.
+
+    None where a case is not among `rows`.
+    """
     names = ("device_type", "mode", "num_devices", "compile")
     group = {str(row["case_id"]): tuple(str(row.get(name)) for name in names) for row in rows}
-    known = [column for column in columns if column[0] in group]
+    if not group.keys() >= {case_id for case_id, _ in columns}:
+        return []
     # An all-reduce by itself does not compute.
-    return [(*group[case_id], "comm" * (phase == "comm")) for case_id, phase in known]
+    return [(*group[case_id], "comm" * (phase == "comm")) for case_id, phase in columns]
 
 
 def _fitted(rounds: Sequence[int], columns: Sequence[ByRound], launches: Launches | None) -> TwoWayFit | None:
