@@ -100,13 +100,14 @@ def case_rows(
         run: columns that are the same for every case of the run.
         typical: the fit of the blocks, where it is known already.
     """
-    typical = typical or typical_of(times, [_identity(outcome) for outcome in outcomes])
+    identities = [_identity(outcome) for outcome in outcomes]
+    typical = typical or typical_of(times, identities)
     singles = {o.planned.case.compile: c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"}
     units = {c: o.planned.case.units_per_step for c, o in _by_id(outcomes)}
-    vs_default = over_default(comparisons, [_identity(outcome) for outcome in outcomes])
+    vs_default = over_default(comparisons, identities)
     rows = []
-    for case_id, outcome in _by_id(outcomes):
-        case, row = outcome.planned.case, _identity(outcome) | (run or {})
+    for (case_id, outcome), identity in zip(_by_id(outcomes), identities, strict=True):
+        case, row = outcome.planned.case, identity | (run or {})
         caps = case.bucket_cap_mb.mib
         row["cap_mib"] = caps[0] if case.mode == "ddp" and len(caps) == 1 else None
         found = times.of_case(case_id)

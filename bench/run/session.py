@@ -43,7 +43,6 @@ class Session(Cases):
         self._resting: frozenset[str] = frozenset()
         self._written_s = 0.0
         self._before: Sequence[LoadReading | None] = []
-        self._launches: LaunchRule | None = None
 
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
@@ -54,16 +53,18 @@ class Session(Cases):
         measure_curves(self)
         self._count_earlier()
         self._say_if_too_short()
+        launches = None
         if self.workers.launched is None and interleaved_id() is None:
-            self._launches = LaunchRule(self._stop_rule, self.elapsed_s(), self.making_s)
+            launches = LaunchRule(self._stop_rule, self.elapsed_s(), self.making_s)
         self._before = self._load()
         num_rounds = earlier_rounds = self.recorder.rounds
         if self.settings.rounds is not None:
             for round_index in range(1, num_rounds + 1):
                 self._measure_round(round_index)  # what an earlier attempt left out of it
         while not (reason := self._reason_to_stop(num_rounds)):
-            if self._launches and self._launches.is_due(self.elapsed_s(), num_rounds):
+            if launches and launches.is_due(began_s := self.elapsed_s(), num_rounds):
                 self._launch_again()
+                launches.started(now_s := self.elapsed_s(), took_s=now_s - began_s)
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_slowest(num_rounds)
@@ -79,7 +80,6 @@ class Session(Cases):
     def _launch_again(self) -> None:
         """Go on with other workers: what is timed depends a little on how processes come to lie in memory."""
         self._note_load()
-        began_s = self.elapsed_s()
         self._show("starting the workers again", 0, 1)
         self.recorder.note(None, "starting the workers again")
         self._began(self._start_anew())
@@ -91,8 +91,6 @@ class Session(Cases):
             self._prepare_again(live)
         self.between(m.Freeze(), "the work between cases")
         self._before = self._load()
-        if self._launches:
-            self._launches.started(self.elapsed_s(), took_s=self.elapsed_s() - began_s)
 
     def _load(self) -> list[LoadReading | None]:
         found: list[LoadReading | None] = self.between(

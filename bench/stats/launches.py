@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 Array = npt.NDArray[np.float64]
 Marks = npt.NDArray[np.bool_]
@@ -87,5 +88,5 @@ class Launches:
 
 def _median_variance(values: Array) -> float:
     """Of the median of normal values, from their median absolute deviation."""
-    scale = 1.4826 * float(np.median(np.abs(values - np.median(values))))
+    scale = float(scipy.stats.median_abs_deviation(values, scale="normal"))
     return math.pi / 2 * scale**2 / len(values)
