@@ -197,8 +197,8 @@ def matrix():
     for size in (2048, 4096, 8192, 16384) if HAS_GPU else (256,):
         factors = [torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)]
         product = torch.empty_like(factors[0])
-        for warm_up_s in (0.0, 0.1, 0.5, 2.0) if HAS_GPU else (0.0,):
-            time.sleep(1.0 if HAS_GPU else 0.0)  # the clock falls meanwhile
+        for warm_up_s in (0.0, 0.5, 2.0) if HAS_GPU else (0.0,):
+            time.sleep(0.5 if HAS_GPU else 0.0)  # the clock falls meanwhile
 
             def multiply():
                 torch.mm(factors[0], factors[1], out=product)  # noqa: B023 - called within this turn
@@ -221,7 +221,7 @@ def defaults():
     ]
     trainers = [(settings, *trainer_of(**settings)) for settings in wanted]
     times = [[] for _ in trainers]
-    until_s = time.perf_counter() + (180.0 if HAS_GPU else 0.0)
+    until_s = time.perf_counter() + (60.0 if HAS_GPU else 0.0)
     while time.perf_counter() < until_s or len(times[0]) < 3:
         for found, (_, trainer, precision) in zip(times, trainers, strict=True):
             with float32_precision(precision, DEVICE):

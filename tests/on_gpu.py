@@ -61,48 +61,48 @@ def probe(name, limit_s):
     return Item(name, limit_s, (PYTHON, str(ROOT / "tests" / "gpu_probes.py"), name))
 
 
-DDP_ALONE = ("--modes", "ddp", "--gpus", "1", "--max-time", "60s")
+DDP_ALONE = ("--modes", "ddp", "--gpus", "1", "--max-time", "30s")
 
 STAGES = {
     1: (
         Item("nvidia-smi", 20, ("nvidia-smi",), None),
-        Item("doctor", 60, (PYTHON, "-m", "bench.doctor", "--json"), ()),
-        run("first", 150, "--modes", "dp,ddp", "--gpus", "1", "--max-time", "60s", "--trace", "on"),
-        probe("pieces", 90),
-        run(
-            "gloo",
-            210,
-            *("--backend", "gloo", "--modes", "ddp", "--gpus", "1,2", "--batch-size", "64", "--calibrate"),
-            *("--allreduce-curve", "--trace", "on", "--max-time", "90s"),
-        ),
-        run("oom", 90, "--modes", "ddp", "--gpus", "1", "--batch-size", "20000", "--max-time", "30s"),
+        Item("doctor", 100, (PYTHON, "-m", "bench.doctor", "--json"), ()),
+        run("first", 120, "--modes", "dp,ddp,fsdp", "--gpus", "1", "--max-time", "30s", "--trace", "on"),
+        probe("pieces", 60),
+        run("oom", 80, "--modes", "ddp", "--gpus", "1", "--batch-size", "4096", "--max-time", "15s"),
         run(
             "assert",
-            90,
+            80,
             *("--workload", "gpu_probes:asserting", "--modes", "ddp", "--gpus", "1", "--batch-size", "32"),
-            *("--max-time", "40s", "--precision-target", "0.001%", "--case-timeout", "30s"),
+            *("--max-time", "25s", "--precision-target", "0.001%", "--case-timeout", "20s"),
             small=("--device", "cpu", "--max-time", "8s"),
         ),
     ),
     2: (
-        run("aa1", 120, *DDP_ALONE),
-        run("aa2", 120, *DDP_ALONE),
+        probe("bare", 60),
+        run("aa1", 80, *DDP_ALONE),
+        run("aa2", 80, *DDP_ALONE),
         Item("gate", 30, (PYTHON, "-m", "bench.gate", "{work}/aa1", "{work}/aa2")),
-        run("telemetry-off", 120, *DDP_ALONE, "--telemetry", "off"),
-        probe("profiler", 90),
-        probe("bare", 90),
-        probe("matrix", 60),
+        run(
+            "gloo",
+            150,
+            *("--backend", "gloo", "--modes", "ddp", "--gpus", "1,2", "--calibrate", "--allreduce-curve"),
+            *("--trace", "on", "--max-time", "75s"),
+        ),
+        probe("profiler", 60),
     ),
     3: (
-        probe("defaults", 300),
+        probe("defaults", 120),
+        run("telemetry-off", 80, *DDP_ALONE, "--telemetry", "off"),
+        probe("matrix", 60),
         run(
             "compile",
-            150,
-            *("--modes", "single", "--compile", "off,on", "--max-time", "75s"),
+            120,
+            *("--modes", "single", "--compile", "off,on", "--max-time", "45s"),
             small=(*SMALL, "3s", "--dry-run"),  # on a CPU it takes a minute
         ),
-        run("prefetch-on", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "on", "--max-time", "20s"),
-        run("prefetch-off", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "off", "--max-time", "20s"),
+        run("prefetch-on", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "on", "--max-time", "15s"),
+        run("prefetch-off", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "off", "--max-time", "15s"),
     ),
 }
 
@@ -111,8 +111,10 @@ def main(arguments=None):
     """Run a stage; 0 when it came to its end, whatever became of its commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("stage", type=int, choices=STAGES)
+    parser.add_argument("--only", type=lambda names: names.split(","), help="commands of it, by name: first,oom")
     parser.add_argument("--rehearse", action="store_true", help="on CPU cores, small")
     asked = parser.parse_args(arguments)
+    items = [item for item in STAGES[asked.stage] if item.name in (asked.only or [item.name])]
     out = Path(os.environ.get("OUT", "on-gpu")).resolve()
     work = out.parent / f"{out.name}-work" / f"stage{asked.stage}"
     shutil.rmtree(work, ignore_errors=True)
@@ -120,7 +122,7 @@ def main(arguments=None):
     out.mkdir(parents=True, exist_ok=True)
     rows = []
     with (out / f"stage{asked.stage}.jsonl").open("w") as log:
-        for row in results(STAGES[asked.stage], work, rehearse=asked.rehearse):
+        for row in results(items, work, rehearse=asked.rehearse):
             rows.append(row)
             log.write(json.dumps(row) + "\n")
             log.flush()

@@ -78,7 +78,7 @@ def run_trace(
 
     with warnings.catch_warnings():
         # There is one cycle. `acc_events=True`, which it asks for, would parse all events once more.
-        warnings.filterwarnings("ignore", message="Profiler clears events")
+        warnings.filterwarnings("ignore", message="(Warning: )?Profiler clears events")
         with profile(activities=activities) as profiler:
             _begin(trainer, device, group)
             with trainer.hooked(record_function):

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +28,10 @@ CONNECT_S = 600.0
 """So long a worker looks for its conductor: allocations and slow file systems can take minutes."""
 
 POLL_S = 0.1
+
+SPURIOUS = r"(?s)Grad strides do not match bucket view strides.*?sizes\(\) = \[\d+, \d+, 1, 1\]"
+"""What DDP's reducer says of 1×1 convolutions in channels_last: the strides of dimensions of one element, which
+say nothing of where a value lies (pytorch/pytorch#157862)."""
 
 
 class Connection:
@@ -85,6 +90,7 @@ def stacks() -> str:
 
 def serve(connection: Connection, rank: Rank) -> NoReturn:
     """Do what the conductor says, until it says to leave."""
+    warnings.filterwarnings("ignore", message=SPURIOUS)
     while True:
         with waiting_for("the conductor"):
             command = connection.commands.get()
