@@ -111,7 +111,9 @@ def main(arguments=None):
     """Run a stage; 0 when it came to its end, whatever became of its commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("stage", type=int, choices=STAGES)
-    parser.add_argument("--only", type=lambda names: names.split(","), help="commands of it, by name: first,oom")
+    parser.add_argument(
+        "--only", type=lambda names: names.split(","), help="commands of it, by name: first,oom"
+    )
     parser.add_argument("--rehearse", action="store_true", help="on CPU cores, small")
     asked = parser.parse_args(arguments)
     items = [item for item in STAGES[asked.stage] if item.name in (asked.only or [item.name])]

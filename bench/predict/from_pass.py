@@ -139,7 +139,8 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     case = next(iter(_looked_into(run)), None)
     if case is None:
         raise UsageError(
-            f"{run.path} has no calibration blocks; {speaker('run')} --calibrate with 2 devices or more"
+            f"{run.path} has no calibration blocks: {speaker('run')} --calibrate takes 2 devices or more, "
+            "and time (--max-time)"
         )
     blocks = run.blocks[run.blocks["case_id"] == case["case_id"]]
     where = f"{run.path}: {case['case_id']}"

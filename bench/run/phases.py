@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.plan import Planned, is_base
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.sustain import blocks_left, is_sustained
+from ddp_bench.bench.run.sustain import Placed, blocks_left, is_sustained
 from ddp_bench.bench.settings import ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
@@ -67,6 +67,14 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     )
 
 
+def is_seldom(one: Placed, settings: ResolvedSettings) -> bool:
+    """Whether it gets a small share of the time: it shares devices, and is not the one to be calibrated.
+
+    Cases that share devices say nothing about scaling.
+    """
+    return one.oversubscribed and not is_calibrated(one.case, settings)
+
+
 def unfinished(
     plan: Sequence[Planned], settings: ResolvedSettings, recorder: Recorder
 ) -> list[tuple[int, Planned]]:
@@ -91,7 +99,7 @@ def unfinished(
 
 def _fixed_blocks(planned: Planned, settings: ResolvedSettings, num_rounds: int) -> list[tuple[str, int]]:
     """Phase and round of every block of a case in a run with `--rounds`."""
-    case, shared = planned.case, planned.oversubscribed
+    case, shared = planned.case, is_seldom(planned, settings)
     found = [
         (phase, r)
         for r in range(1, num_rounds + 1)

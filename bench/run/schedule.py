@@ -19,10 +19,10 @@ from ddp_bench.bench.console import format_s
 from ddp_bench.bench.expected_time import timed_block_s
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.ratios import LAUNCH_FREEDOM, LAUNCH_SD
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.results.typical import LAUNCH_FREEDOM, LAUNCH_SD
-from ddp_bench.bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
+from ddp_bench.bench.run.phases import fixed_phases, is_calibrated, is_seldom, is_traced, shuffled
 from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.stats.interval import paired_ratio
@@ -35,7 +35,7 @@ FIRST_LOOK = 10
 SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.2, "shared": 0.04}
 """Most of the measuring time that each kind of block may take; what is left is for timed steps.
 
-`shared` are all blocks of cases that share devices, which say nothing about scaling.
+`shared` are all blocks of cases that are visited seldom.
 """
 
 INSTRUMENTED = ("anatomy", "trace")
@@ -104,10 +104,10 @@ class Schedule:
     took_s: dict[tuple[str, str], float] = field(default_factory=dict)
     """Seconds of the last of them."""
 
-    def add(self, case_id: str, phase: str, seconds: float, *, oversubscribed: bool) -> None:
+    def add(self, case_id: str, phase: str, seconds: float, *, seldom: bool) -> None:
         if phase in ("warmup", "sustained"):
             return
-        self.spent_s[_kind(phase, oversubscribed=oversubscribed)] += seconds
+        self.spent_s[_kind(phase, seldom=seldom)] += seconds
         self.visits[case_id, phase] += 1
         self.took_s[case_id, phase] = seconds
 
@@ -122,13 +122,13 @@ class Schedule:
             return {
                 one.index: fixed_phases(
                     one.case,
-                    oversubscribed=one.oversubscribed,
+                    oversubscribed=is_seldom(one, self.settings),
                     round_index=round_index,
                     settings=self.settings,
                 )
                 for one in live
             }
-        own = [one for one in live if not one.oversubscribed] or list(live)
+        own = [one for one in live if not is_seldom(one, self.settings)] or list(live)
         chosen = {one.index: ["timed"] for one in own if one.case.case_id not in resting}
         open_cases = [one for one in own if one.index in chosen]
         for kind, cases, most in (
@@ -242,8 +242,8 @@ class Schedule:
         return self.settings.steps_per_block(step_s) if phase in ("timed", "no_sync") else 1
 
 
-def _kind(phase: str, *, oversubscribed: bool) -> str:
-    if oversubscribed:
+def _kind(phase: str, *, seldom: bool) -> str:
+    if seldom:
         return "shared"
     return "instrumented" if phase in INSTRUMENTED else phase
 

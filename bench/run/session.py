@@ -16,7 +16,7 @@ from ddp_bench.bench.run import sustain
 from ddp_bench.bench.run.alone import measure_curves, measure_rates
 from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.run.failures import block_s
-from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_traced, unfinished
+from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_seldom, is_traced, unfinished
 from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.run.schedule import (
     FIRST_LOOK,
@@ -83,7 +83,7 @@ class Session(Cases):
         self._show("starting the workers again", 0, 1)
         self.recorder.note(None, "starting the workers again")
         self._began(self._start_anew())
-        own = [live for live in self.live if not live.oversubscribed]
+        own = [live for live in self.live if not is_seldom(live, self.settings)]
         if self.settings.rounds is None and own:
             # They take long to prepare, and say nothing of scaling.
             self.live = [one for one in self.live if one in own or not self._schedule.has_enough(one)]
@@ -192,7 +192,7 @@ class Session(Cases):
         for case_id, phase, _ in self._earlier:
             if (live := lives.get(case_id)) is not None and phase != "warmup":
                 seconds = self._schedule.steps_of(phase, live.step_s) * live.step_s
-                self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
+                self._schedule.add(case_id, phase, seconds, seldom=is_seldom(live, self.settings))
 
     def _look(self, num_rounds: int) -> None:
         """Bring the tables up to date now and then, and at a look rest the cases that have enough."""

@@ -30,8 +30,8 @@ CONNECT_S = 600.0
 POLL_S = 0.1
 
 SPURIOUS = r"(?s)Grad strides do not match bucket view strides.*?sizes\(\) = \[\d+, \d+, 1, 1\]"
-"""What DDP's reducer says of 1×1 convolutions in channels_last: the strides of dimensions of one element, which
-say nothing of where a value lies (pytorch/pytorch#157862)."""
+"""What DDP's reducer says of 1x1 convolutions in channels_last: the strides of dimensions of one element,
+which say nothing of where a value lies (pytorch/pytorch#157862)."""
 
 
 class Connection:

@@ -1,4 +1,4 @@
-"""The fault that every test run meets, and for .ci/run faults of every kind in three starts of one run."""
+"""A rank that is killed, and for .ci/run faults of every kind in three starts of one run."""
 
 import signal
 
@@ -8,6 +8,7 @@ from fault_campaign import ONE_DEVICE, SWEEP, TWO_DEVICES, Campaign, damage, dee
 from ddp_bench.bench.results.store import failure_file
 
 
+@pytest.mark.campaign
 def test_a_killed_rank_costs_its_case_alone(tmp_path):
     of_two = (3, 4)
     killed = deed("rank1_killed", "in_timed_block", "signal", signal.SIGKILL, ranks=[1], cases=of_two)

@@ -340,7 +340,7 @@ def test_a_resumed_run_prepares_what_has_still_to_train():
 
 def test_the_schedule_counts_no_sustained_block():
     schedule = Schedule(lasting())
-    schedule.add("c", "sustained", 1e6, oversubscribed=False)
+    schedule.add("c", "sustained", 1e6, seldom=False)
     assert not schedule.spent_s
     assert not schedule.visits
 

@@ -210,11 +210,11 @@ report([info.gpu, info.device, info.bound_cores, at_context, list(made.place.cor
 @pytest.mark.parametrize(
     ("setting", "launched", "narrowed", "binds"),
     [
-        ("on", False, False, True),
         ("on", False, True, True),
-        ("on", True, False, True),
         ("on", True, True, False),
-        ("off", False, False, False),
+        pytest.param("on", False, False, True, marks=pytest.mark.campaign),
+        pytest.param("on", True, False, True, marks=pytest.mark.campaign),
+        pytest.param("off", False, False, False, marks=pytest.mark.campaign),
     ],
 )
 def test_a_rank_is_bound_before_its_gpus_context_is_made_unless_a_launcher_has_chosen_its_cores(

@@ -26,7 +26,7 @@ RECORDED = ROOT / "tests" / "recorded"
 SAMPLES = "results/samples"
 LAB = f"{SAMPLES}/cpu-lab-1gbit-2hosts"
 CALIBRATED = f"{SAMPLES}/predictions/resnet18-2hosts/1gbit"
-SLOW, FAST = (f"{SAMPLES}/tune/resnet18-2hosts-{rate}/sweep" for rate in ("1gbit", "2gbit"))
+SLOW, FAST = (f"{SAMPLES}/tune/resnet18-2hosts-{rate}.zip" for rate in ("1gbit", "2gbit"))
 COMMANDS = {
     "report.md": ("report", LAB, "--markdown"),
     "report-of-two.md": ("report", SLOW, FAST, "--markdown"),

@@ -1,4 +1,4 @@
-"""The typical step times of a run: one fit, of which every figure is formed; and those without a pause."""
+"""Ratios, step times and exposed communication of a run, each with its interval: all of one fit."""
 
 from __future__ import annotations
 
