@@ -51,7 +51,7 @@ def test_a_workload_in_no_repository_leaves_the_current_folders(tmp_path, monkey
     with pytest.raises(UsageError, match=r"neither .*net_q\.py nor the current folder is in a git repos"):
         checkouts.repository_to_compare("net_q:make", found)
     commit(tmp_path / "here", {"a": ""})
-    assert checkouts.repository_to_compare("net_q:make", found) == tmp_path / "here"
+    assert checkouts.repository_to_compare("net_q:make", looked("net_q:make", tmp_path)) == tmp_path / "here"
 
 
 def test_what_is_no_workload_of_the_users_is_refused(tmp_path):
