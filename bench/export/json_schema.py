@@ -12,7 +12,7 @@ import msgspec
 
 from ddp_bench.bench.gate.output import Printed
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
-from ddp_bench.bench.results.columns import MOST, Column
+from ddp_bench.bench.results.column_types import MOST, Column
 from ddp_bench.bench.results.schema import FILES
 from ddp_bench.bench.run.summary import Summary
 from ddp_bench.bench.settings import Settings

@@ -11,7 +11,7 @@ from ddp_bench.bench.findings.numbers import per_second
 from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, is_stand_in, place, text, unit_of
 from ddp_bench.bench.results.aggregate import metrics_by_round
 from ddp_bench.bench.results.case_columns import IDENTITY
-from ddp_bench.bench.results.columns import Metric
+from ddp_bench.bench.results.column_types import Metric
 from ddp_bench.bench.results.public import data_kind
 from ddp_bench.bench.results.schema import EXPORTED, records
 from ddp_bench.bench.results.store import RunData

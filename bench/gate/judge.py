@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase
 from ddp_bench.bench.manifest import Count, Record, said
-from ddp_bench.bench.results.columns import Metric
+from ddp_bench.bench.results.column_types import Metric
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.settings import IMAGES

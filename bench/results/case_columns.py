@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_bench.bench.axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
-from ddp_bench.bench.results.columns import (
+from ddp_bench.bench.results.column_types import (
     Column,
     Metric,
     Shown,

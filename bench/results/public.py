@@ -17,7 +17,7 @@ from ddp_bench.bench.machine import PACKAGES
 from ddp_bench.bench.manifest import MANIFEST, Manifest, Record, public_fields
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.archive import SUFFIX, opened, packed
-from ddp_bench.bench.results.columns import Column
+from ddp_bench.bench.results.column_types import Column
 from ddp_bench.bench.results.disk import MOST_TABLE_BYTES, read_bytes
 from ddp_bench.bench.results.recorder import NOT_REACHED
 from ddp_bench.bench.results.schema import FILES

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_bench.bench.results.case_columns import IDENTITY, MEASURED, UNIT
-from ddp_bench.bench.results.columns import Column, Metric, count_column, text_column, with_ends
+from ddp_bench.bench.results.column_types import Column, Metric, count_column, text_column, with_ends
 from ddp_bench.bench.settings import IMAGES, MOST_DEVICES
 
 if TYPE_CHECKING:

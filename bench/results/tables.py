@@ -21,7 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.results.columns import LEAST, Column
+from ddp_bench.bench.results.column_types import LEAST, Column
 from ddp_bench.bench.results.disk import (
     MOST_CSV_BYTES,
     MOST_LINE,

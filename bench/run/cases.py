@@ -17,7 +17,7 @@ from ddp_bench.bench.errors import GaveUpError
 from ddp_bench.bench.expected_time import least_warmup_s
 from ddp_bench.bench.manifest import RankPlace
 from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.results.columns import LEAST
+from ddp_bench.bench.results.column_types import LEAST
 from ddp_bench.bench.results.measured import (
     TELEMETRY_FAILED,
     TRACE_FAILED,
