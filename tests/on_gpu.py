@@ -117,6 +117,8 @@ def main(arguments=None):
     parser.add_argument("--rehearse", action="store_true", help="on CPU cores, small")
     asked = parser.parse_args(arguments)
     items = [item for item in STAGES[asked.stage] if item.name in (asked.only or [item.name])]
+    if asked.only and len(items) < len(asked.only):
+        parser.error(f"stage {asked.stage} has {', '.join(item.name for item in STAGES[asked.stage])}")
     out = Path(os.environ.get("OUT", "on-gpu")).resolve()
     work = out.parent / f"{out.name}-work" / f"stage{asked.stage}"
     shutil.rmtree(work, ignore_errors=True)

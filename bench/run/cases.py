@@ -27,7 +27,6 @@ from ddp_bench.bench.results.measured import (
 )
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.run.failures import LEAST_S, failure_in, preparing_s, turn_s
-from ddp_bench.bench.run.phases import is_seldom
 from ddp_bench.bench.run.reopen import fail_case
 from ddp_bench.bench.run.schedule import LiveCase, Schedule, StopRule
 from ddp_bench.bench.run.workers import LostError, Workers
@@ -249,7 +248,7 @@ class Cases:
                 why = f"{block.detail[name]}; the run goes on"
                 self._say_once(name, f"No {FAILED[name]} from rank {rank}: {why}")
         seconds = self.elapsed_s() - started_s
-        self._schedule.add(case_id, phase, seconds, seldom=is_seldom(live, self.settings))
+        self._schedule.add(live, phase, seconds)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
         launch = self.recorder.launch
         self.recorder.add_block(

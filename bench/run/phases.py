@@ -18,16 +18,14 @@ AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
 
 
-def fixed_phases(
-    case: Case, *, oversubscribed: bool, round_index: int, settings: ResolvedSettings
-) -> list[str]:
+def fixed_phases(one: Placed, *, round_index: int, settings: ResolvedSettings) -> list[str]:
     """The phases of a case in a round of a run with `--rounds`, in their order."""
-    found = ["timed"]
+    case, found = one.case, ["timed"]
     if case.communicates:
         found.append("no_sync")
         found = [*shuffled(found, f"{settings.seed}/{round_index}/{case.case_id}"), "comm"]
     # Devices that share a core time each other: one look at those is enough.
-    if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not oversubscribed):
+    if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not one.oversubscribed):
         found.append("anatomy")
         if is_traced(case, settings, last=False):
             found.append("trace")
@@ -99,10 +97,9 @@ def unfinished(
 
 def _fixed_blocks(planned: Planned, settings: ResolvedSettings, num_rounds: int) -> list[tuple[str, int]]:
     """Phase and round of every block of a case in a run with `--rounds`."""
-    case, shared = planned.case, is_seldom(planned, settings)
     found = [
         (phase, r)
         for r in range(1, num_rounds + 1)
-        for phase in fixed_phases(case, oversubscribed=shared, round_index=r, settings=settings)
+        for phase in fixed_phases(planned, round_index=r, settings=settings)
     ]
-    return [*found, ("trace", AFTER_ROUNDS)] if is_traced(case, settings, last=True) else found
+    return [*found, ("trace", AFTER_ROUNDS)] if is_traced(planned.case, settings, last=True) else found

@@ -104,10 +104,12 @@ class Schedule:
     took_s: dict[tuple[str, str], float] = field(default_factory=dict)
     """Seconds of the last of them."""
 
-    def add(self, case_id: str, phase: str, seconds: float, *, seldom: bool) -> None:
+    def add(self, one: LiveCase, phase: str, seconds: float) -> None:
         if phase in ("warmup", "sustained"):
             return
-        self.spent_s[_kind(phase, seldom=seldom)] += seconds
+        case_id = one.case.case_id
+        kind = "instrumented" if phase in INSTRUMENTED else phase
+        self.spent_s["shared" if is_seldom(one, self.settings) else kind] += seconds
         self.visits[case_id, phase] += 1
         self.took_s[case_id, phase] = seconds
 
@@ -120,13 +122,7 @@ class Schedule:
         """
         if self.settings.rounds is not None:
             return {
-                one.index: fixed_phases(
-                    one.case,
-                    oversubscribed=is_seldom(one, self.settings),
-                    round_index=round_index,
-                    settings=self.settings,
-                )
-                for one in live
+                one.index: fixed_phases(one, round_index=round_index, settings=self.settings) for one in live
             }
         own = [one for one in live if not is_seldom(one, self.settings)] or list(live)
         chosen = {one.index: ["timed"] for one in own if one.case.case_id not in resting}
@@ -240,12 +236,6 @@ class Schedule:
         if phase == "calibration":
             return CALIBRATION_STEPS
         return self.settings.steps_per_block(step_s) if phase in ("timed", "no_sync") else 1
-
-
-def _kind(phase: str, *, seldom: bool) -> str:
-    if seldom:
-        return "shared"
-    return "instrumented" if phase in INSTRUMENTED else phase
 
 
 def resting_cases(comparisons: Sequence[Comparison], half_widths: Mapping[str, float]) -> frozenset[str]:

@@ -192,7 +192,7 @@ class Session(Cases):
         for case_id, phase, _ in self._earlier:
             if (live := lives.get(case_id)) is not None and phase != "warmup":
                 seconds = self._schedule.steps_of(phase, live.step_s) * live.step_s
-                self._schedule.add(case_id, phase, seconds, seldom=is_seldom(live, self.settings))
+                self._schedule.add(live, phase, seconds)
 
     def _look(self, num_rounds: int) -> None:
         """Bring the tables up to date now and then, and at a look rest the cases that have enough."""

@@ -324,7 +324,7 @@ def test_a_resumed_run_prepares_what_has_still_to_train():
     measured = {
         (p.case.case_id, phase, 1)
         for p in plan
-        for phase in fixed_phases(p.case, oversubscribed=p.oversubscribed, round_index=1, settings=settings)
+        for phase in fixed_phases(p, round_index=1, settings=settings)
     }
     own = [p.case.case_id for p in plan if not p.oversubscribed and not p.skip_reason]
 
@@ -339,8 +339,9 @@ def test_a_resumed_run_prepares_what_has_still_to_train():
 
 
 def test_the_schedule_counts_no_sustained_block():
-    schedule = Schedule(lasting())
-    schedule.add("c", "sustained", 1e6, seldom=False)
+    settings = lasting()
+    schedule, first = Schedule(settings), planned(settings)[0]
+    schedule.add(LiveCase(0, first.case, first.oversubscribed), "sustained", 1e6)
     assert not schedule.spent_s
     assert not schedule.visits
 

@@ -98,9 +98,7 @@ def test_the_compiled_backward_of_the_python_reducer_is_left_alone():
     """No hooks in it, and no replay of buckets that it does not have; one that calibrates is the first."""
     settings = resolved(gpus=(2,), compile="off,on", optimize_ddp=WAYS, calibrate=True, rounds=1)
     phases = {
-        (p.case.compile, p.case.optimize_ddp): set(
-            fixed_phases(p.case, oversubscribed=False, round_index=1, settings=settings)
-        )
+        (p.case.compile, p.case.optimize_ddp): set(fixed_phases(p, round_index=1, settings=settings))
         for p in make(gpus=(2,), modes=("ddp",), compile="off,on", optimize_ddp=WAYS, bucket_cap_mb="default")
         if p.case.mode == "ddp"
     }

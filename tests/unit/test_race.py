@@ -71,7 +71,7 @@ def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_
 
 def test_the_winner_of_a_race_needs_no_fresh_rounds():
     """Among five equal ones the run's comparisons find a difference in few races: they hold at once."""
-    chance, wrong, tries = random.Random(2), 0, 100
+    chance, wrong, tries = random.Random(2), 0, 200
     for _ in range(tries):
         rates = raced(dict.fromkeys(("default", *"abcd"), 100.0), 200, chance, together=0.05)
         ms = {(case, "timed"): {r: 1000 / rate for r, rate in found.items()} for case, found in rates.items()}

@@ -11,7 +11,7 @@ import scipy
 from made import cap_of, planned
 
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.run.phases import fixed_phases, is_seldom
+from ddp_bench.bench.run.phases import fixed_phases
 from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.run.schedule import (
     FIRST_LOOK,
@@ -60,7 +60,7 @@ def simulated(settings, num_rounds, *, resting=frozenset()):
             one = by_index[index]
             for phase in phases:
                 steps = settings.steps if phase in ("timed", "no_sync") else STEPS.get(phase, 1)
-                schedule.add(one.case.case_id, phase, steps * one.step_s, seldom=is_seldom(one, settings))
+                schedule.add(one, phase, steps * one.step_s)
     return schedule, chosen
 
 
@@ -98,11 +98,11 @@ def test_every_case_begins_with_timed_blocks_enough_for_an_interval():
     settings = resolved(gpus=[1, 2, 4], calibrate=True, trace=True)
     live, schedule = visitable(settings), Schedule(settings)
     for one in live:
-        schedule.add(one.case.case_id, "warmup", 20.0, seldom=is_seldom(one, settings))
+        schedule.add(one, "warmup", 20.0)
     for r in range(1, MIN_ROUNDS + 1):
         assert schedule.round(live, r) == {one.index: ["timed"] for one in live}
         for one in live:
-            schedule.add(one.case.case_id, "timed", 9.0, seldom=is_seldom(one, settings))
+            schedule.add(one, "timed", 9.0)
 
 
 @pytest.mark.parametrize("gpus", [[1, 2], [1, 4]], ids=["its own devices", "shared devices"])
@@ -116,7 +116,7 @@ def test_what_a_calibration_took_decides_when_it_comes_again(gpus):
             visits += [r for phase in phases if phase == "calibration"]
             for phase in phases:
                 seconds = (60 if phase == "calibration" else 1) * one.step_s
-                schedule.add(one.case.case_id, phase, seconds, seldom=is_seldom(one, settings))
+                schedule.add(one, phase, seconds)
     assert visits[:MIN_ROUNDS] == [6, 7, 8, 9, 10]
     assert schedule.spent_s["calibration"] <= 1.1 * SHARES["calibration"] * sum(schedule.spent_s.values())
 
@@ -132,7 +132,7 @@ def test_a_time_that_gives_no_interval_is_told_before_the_rounds():
     assert Schedule(resolved(calibrate=True)).shortage(live, MIN_ROUNDS * round_s + 0.1)
     for one in live:
         for _ in range(MIN_ROUNDS):
-            schedule.add(one.case.case_id, "timed", 0.1, seldom=False)
+            schedule.add(one, "timed", 0.1)
     assert schedule.shortage(live, 0.0) == "", "an earlier attempt has them"
 
 
@@ -199,7 +199,7 @@ def test_shared_cases_get_all_the_time_where_there_are_no_others():
 def test_a_pass_that_would_be_wrong_is_left_out(setting, passes):
     fixed = resolved(modes=["ddp"], gpus=[2], bucket_cap_mb=["1"], rounds=1, **setting)
     *_, ddp = visitable(fixed)
-    assert set(fixed_phases(ddp.case, oversubscribed=False, round_index=1, settings=fixed)) == passes
+    assert set(fixed_phases(ddp, round_index=1, settings=fixed)) == passes
     _, rounds = simulated(replace(fixed, rounds=None), 30)
     assert set().union(*(phases.get(ddp.index, []) for phases in rounds)) == passes
 
@@ -210,12 +210,9 @@ def test_fixed_rounds_give_the_fixed_phases_whatever_rests(round_index):
     live = visitable(settings)
     everything = frozenset(one.case.case_id for one in live)
     schedule = Schedule(settings)
-    schedule.add(live[0].case.case_id, "timed", 1e6, seldom=False)
+    schedule.add(live[0], "timed", 1e6)
     assert schedule.round(live, round_index, resting=everything) == {
-        one.index: fixed_phases(
-            one.case, oversubscribed=one.oversubscribed, round_index=round_index, settings=settings
-        )
-        for one in live
+        one.index: fixed_phases(one, round_index=round_index, settings=settings) for one in live
     }
 
 
