@@ -29,7 +29,7 @@ from ddp_bench.bench.run.schedule import (
 from ddp_bench.bench.run.summary import case_table
 from ddp_bench.bench.worker import messages as m
 
-WRITE_EVERY_S = 10.0
+WRITE_EVERY_S = 30.0
 """Tables are brought up to date so often: blocks.csv, from which they are made, has everything at once."""
 
 

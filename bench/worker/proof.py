@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +30,7 @@ from ddp_bench.bench.modes import Mode, Place, Stages, build_mode
 from ddp_bench.bench.modes.base import gradients_of
 from ddp_bench.bench.modes.ddp import why_ddp_waits
 from ddp_bench.bench.worker.attempt import report_of
-from ddp_bench.bench.worker.reference import Reference, drawing_kinds, losses, switch_off
+from ddp_bench.bench.worker.reference import Reference, Weights, drawing_kinds, losses, norm, switch_off
 from ddp_bench.bench.worker.stages import Splitter
 from ddp_bench.models.nested import chunk, map_tensors, tensors_of
 from ddp_bench.models.workload import Batch, Workload, check_loss, loss_function, make_batch
@@ -74,7 +75,7 @@ class Prover:
 
     def __post_init__(self) -> None:
         self._loss = loss_function(self.workload)
-        self._references: dict[Split, Tensor] = {}
+        self._references: dict[Split, Weights] = {}
         self.splitter = Splitter(self.workload, self.template, self.place, self.seed)
 
     @functools.cached_property
@@ -98,20 +99,20 @@ class Prover:
         """
         for dtype in (torch.float64, torch.float32):
             try:
-                self._gradient_in(dtype)
+                self._loss_in(dtype).backward()
                 return dtype
             except RAISED_BY_USERS as error:
                 found = report_of(error)
                 if isinstance(error, UsageError) or found.status == "oom" or found.restart:
                     raise
                 self.why_float32 = self.why_float32 or found.reason
-        self._gradient_in(None)
+        self._loss_in(None).backward()
         return None
 
     @functools.cached_property
     def switched_off(self) -> tuple[type[nn.Module], ...]:
         """Types of the modules that draw random numbers, beside those for dropout; off in both proofs."""
-        return drawing_kinds(lambda: self._gradient_in(self.dtype))
+        return drawing_kinds(lambda: self._loss_in(self.dtype))
 
     def prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None = None) -> float:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
@@ -136,10 +137,10 @@ class Prover:
             if self.place.rank:
                 return 0.0
             loaded(self.template, state)
-            return self._compare(case, _flat(gradients), batch)
+            return self._compare(case, gradients, batch)
 
-    def _compare(self, case: Case, gradient: Tensor, batch: Batch) -> float:
-        error = _off(gradient, self._plain_gradient(_proven_split(case), batch))
+    def _compare(self, case: Case, gradients: Weights, batch: Batch) -> float:
+        error = _off(gradients, self._plain_gradients(_proven_split(case), batch))
         allowed = TOLERANCES[case.comm_hook] if case.ddp_mixed_precision == "none" else BF16_TOLERANCE
         if self.dtype != torch.float64 or not error <= allowed:
             allowed = max(allowed, TOLERANCES_BY_DTYPE.get(self._coarsest_dtype, BF16_TOLERANCE))
@@ -149,6 +150,11 @@ class Prover:
                 f"{self._less()})"
             )
         return error
+
+    def forget(self) -> None:
+        """Give back the memory of what cases are compared with: as many copies of the model, some in float64."""
+        self._references.clear()
+        self.__dict__.pop("reference", None)
 
     def split_effect(self, case: Case) -> float:
         """How far the gradient of the case's parts of a batch is from that of all rows at once, relative.
@@ -162,7 +168,7 @@ class Prover:
         whole = Split(1, split.num_rows)
         with float32_precision("fp32", self.place.device):
             batch = self._batch(split.num_rows, self.dtype)
-            return _off(*(self._plain_gradient(one, batch) for one in (split, whole)))
+            return _off(*(self._plain_gradients(one, batch) for one in (split, whole)))
 
     def _less(self) -> str:
         """Why the tolerance is not that of float64."""
@@ -195,7 +201,7 @@ class Prover:
             with mode.no_sync() if i < case.accumulate - 1 else contextlib.nullcontext():
                 mode.train(own, loss)
 
-    def _plain_gradient(self, split: Split, batch: Batch) -> Tensor:
+    def _plain_gradients(self, split: Split, batch: Batch) -> Weights:
         """The mean of the plain module's gradients over the parts that `split` makes of the batch."""
         if split not in self._references:
             module = self._module(self.dtype)
@@ -205,16 +211,15 @@ class Prover:
                 for loss in losses(self._loss, module, batches, split):
                     check_loss(self.workload, loss)
                     (loss / (split.num_losses * split.accumulate)).backward()
-            self._references[split] = _flat(gradients_of(module))
+            self._references[split] = gradients_of(module)
         return self._references[split]
 
-    def _gradient_in(self, dtype: torch.dtype | None) -> Tensor:
+    def _loss_in(self, dtype: torch.dtype | None) -> Tensor:
         module = self._module(dtype)
         switch_off(module, _BatchNorm)
         loss = self._loss(module, self._batch(ROWS_PER_DEVICE, dtype))
         check_loss(self.workload, loss)
-        loss.backward()
-        return _flat(gradients_of(module))
+        return loss
 
     def _freeze(self, module: nn.Module) -> None:
         switch_off(module, _BatchNorm, *self.switched_off)
@@ -253,8 +258,11 @@ def _proven_split(case: Case, num_rows: int = ROWS_PER_DEVICE) -> Split:
     return replace(split, batch_size=whole // split.num_sources)
 
 
-def _off(gradient: Tensor, reference: Tensor) -> float:
-    return float((gradient - reference).norm() / reference.norm())
+def _off(gradients: Weights, reference: Weights) -> float:
+    """How far gradients are off, relatively; NaN where the reference is 0."""
+    length = norm(reference)
+    off = norm({name: gradients[name] - right for name, right in reference.items()})
+    return off / length if length else math.nan
 
 
 def loaded(template: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -277,7 +285,3 @@ def fingerprint(module: nn.Module) -> str:
     except (RuntimeError, ValueError):
         return ""
     return found.hexdigest()
-
-
-def _flat(gradients: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([gradients[name].flatten() for name in sorted(gradients)])

@@ -316,6 +316,9 @@ class Rank:
         return allreduce_ms(asked.num_bytes, group, self.place.device, self._clock)
 
     def _freeze(self, _: m.Freeze) -> None:
+        """All cases are ready."""
+        self._prover.forget()
+        release_memory(self.place.device)
         gc.collect()
         gc.freeze()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from ddp_bench.models.step import with_plain_optimizer
 from ddp_bench.models.workload import Batch, Loss, Workload, loss_function
 
 Weights = dict[str, Tensor]
-"""Trainable parameters, or what was added to them, by name, on the host."""
+"""Trainable parameters, what was added to them, or their gradients, by name."""
 
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
@@ -173,7 +174,7 @@ def drawing_kinds(forward: Callable[[], object]) -> tuple[type[nn.Module], ...]:
 def _generators() -> object:
     """The states of the generators that a model may draw from."""
     of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
-    of_numpy = repr(np.random.get_state())  # the one that models draw from
+    of_numpy = pickle.dumps(np.random.get_state())  # the one that models draw from
     return [state.numpy().tobytes() for state in of_torch], random.getstate(), of_numpy
 
 
@@ -187,13 +188,17 @@ def weights_of(module: nn.Module) -> Weights:
 
 
 def difference(one: Weights, other: Weights) -> Weights:
-    """`one` - `other`."""
-    return {name: (one[name].double() - start.double()).float() for name, start in other.items()}
+    """`one` - `other`, in float32 at least."""
+    return {name: one[name].to(_fine(start)) - start.to(_fine(start)) for name, start in other.items()}
 
 
 def norm(weights: Weights) -> float:
     """The 2-norm over all parameters."""
-    return float(torch.stack([tensor.double().norm() for tensor in weights.values()]).norm())
+    return float(torch.stack([tensor.norm().double() for tensor in weights.values()]).norm())
+
+
+def _fine(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _parts(batches: Sequence[Batch], split: Split) -> list[Batch]:
@@ -248,8 +253,8 @@ def _average_gradients(module: nn.Module, number: int, scale: float, rounded: to
     """Divide summed gradients; a hook would have rounded them while they were scaled."""
     for parameter in module.parameters():
         if parameter.grad is not None:
-            mean = parameter.grad / number
-            parameter.grad = (mean if rounded is None else mean.to(rounded).to(mean.dtype)) / scale
+            mean = parameter.grad.div_(number)
+            parameter.grad = (mean if rounded is None else mean.to(rounded).to(mean.dtype)).div_(scale)
 
 
 @contextlib.contextmanager

@@ -374,12 +374,12 @@ def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch):
         yield
         seen.append("as before")
 
-    gradient = Prover._plain_gradient
+    gradients = Prover._plain_gradients
     monkeypatch.setattr(proof, "float32_precision", noted)
-    monkeypatch.setattr(Prover, "_plain_gradient", lambda *given: seen.append("gradient") or gradient(*given))
+    monkeypatch.setattr(Prover, "_plain_gradients", lambda *given: seen.append("plain") or gradients(*given))
     prover_for(None).prove(CASE, None)
     assert [seen[0], seen[-1]] == ["fp32", "as before"]
-    assert set(seen[1:-1]) == {"gradient"}
+    assert set(seen[1:-1]) == {"plain"}
 
 
 class Own(torch.nn.Linear):
