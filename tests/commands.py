@@ -12,12 +12,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("--arch", "resnet20", "--batch-size", "8", "--device", "cpu")
 
 
-def start_run(*arguments, stdout, stderr):
-    """`bench.run`, under way."""
-    command = [sys.executable, "-m", "bench.run", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True)
-
-
 def finished(command, cwd=ROOT, env=None, *, timeout_s=280):
     """A command that has ended; of this environment with `env`, where None takes a name away."""
     full = {**os.environ, **(env or {})}

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import SMALL, start_run
+from commands import ROOT, SMALL
 from in_process import first_worker
 from rank_pool import Ranks
 
@@ -59,6 +59,15 @@ def ranks(two_ranks: Ranks) -> Play:
     return two_ranks.play
 
 
+LAUNCHED_AGAIN = """
+import sys
+from ddp_bench.bench.run.main import main
+from ddp_bench.bench.run.schedule import LaunchRule
+LaunchRule.is_due = lambda self, now_s, num_rounds: num_rounds == 2
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @dataclass(frozen=True)
 class RealRun:
     """A finished run, what it said, and the addresses at which its processes listened meanwhile."""
@@ -71,20 +80,24 @@ class RealRun:
 
 @pytest.fixture(scope="session")
 def real_run(tmp_path_factory: pytest.TempPathFactory) -> RealRun:
-    """A run of every mode on one and two devices, with caps of which two give one layout."""
+    """A run of every mode on one and two devices, with caps of which two give one layout.
+
+    Its workers are started anew before its third, last round.
+    """
     folder = tmp_path_factory.mktemp("real")
     sweep = ("--modes", "dp,ddp", "--gpus", "1,2", "--bucket-cap-mb", "default,0.25,50,100")
     more = ("--rounds", "3", "--steps", "2", "--out", str(folder / "run"))
+    command = [sys.executable, "-c", LAUNCHED_AGAIN, *SMALL, *sweep, *more]
     seen: set[tuple[str, int]] = set()
     with (
         (folder / "stdout").open("w+") as out,
         (folder / "stderr").open("w+") as err,
-        start_run(*SMALL, *sweep, *more, stdout=out, stderr=err) as run,
+        subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, text=True) as run,
     ):
         while run.poll() is None:
             seen |= listening(psutil.Process(run.pid))
             try:
-                run.wait(0.05)
+                run.wait(0.3)
             except subprocess.TimeoutExpired:
                 continue
         said = [file.seek(0) or file.read() for file in (out, err)]

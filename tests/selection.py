@@ -55,8 +55,11 @@ class Scheduler(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Pytest-xdist's own groups need a test's id to change, which pytest 9.2 no longer allows."""
-    return Scheduler(config, log)
+    """Pytest-xdist's own groups need a test's id to change, which pytest 9.2 no longer allows.
+
+    With `--dist` it is pytest-xdist that schedules.
+    """
+    return Scheduler(config, log) if config.option.dist == "load" else None
 
 
 def pytest_collection_modifyitems(config, items):

@@ -152,7 +152,7 @@ class Prover:
         return error
 
     def forget(self) -> None:
-        """Give back the memory of what cases are compared with: as many copies of the model, some in float64."""
+        """Give back the memory of what cases are compared with: copies of the model, some in float64."""
         self._references.clear()
         self.__dict__.pop("reference", None)
 

@@ -431,7 +431,7 @@ THOROUGH = not settings.default.derandomize
 
 def test_no_attack_on_a_recorded_run_falls(tmp_path):
     good = completed(Path(shutil.copytree(SAMPLE, tmp_path / "good")))
-    wrong, played = campaign(8, 1, good)
+    wrong, played = campaign(4, 1, good)
     assert wrong == []
     assert len(played) == 19, "of every command"
 

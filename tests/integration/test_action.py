@@ -117,6 +117,8 @@ class Job:
         )
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotation(tmp_path, github):
     project = tmp_path / "mynet"
     others = {f"{name}/__init__.py": "raise SystemExit('not ours')" for name in ("bench", "models", "report")}

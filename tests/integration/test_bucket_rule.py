@@ -18,6 +18,7 @@ from ddp_bench.bench.modes.ddp import DistributedMode, Place
 from ddp_bench.models.registry import resnet_workload
 
 ARCHS = ("resnet20", "resnet18", "resnet50", "resnext50_32x4d")
+CAPS = ("0", "25", "1.5")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,8 +56,14 @@ def check(arch, caps):
     assert tuple(tuple(order[i] for i in bucket) for bucket in found) == layout.parameters
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("cap", ["default", "0", "25", "1.5"])
+@pytest.mark.parametrize(
+    ("arch", "cap"),
+    [
+        *((arch, "default") for arch in ARCHS),
+        *(("resnet18", cap) for cap in CAPS),
+        *(pytest.param(arch, cap, marks=pytest.mark.campaign) for arch in ARCHS[2:] for cap in CAPS),
+    ],
+)
 def test_layouts_of_several_resnets(arch, cap):
     check(arch, BucketCaps.parse(cap))
 

@@ -57,6 +57,7 @@ def tried(**settings):
 """
 
 
+@pytest.mark.campaign
 def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks):
     """Expected of torch's documentation: two graphs for two buckets, one, and a backward beside the forward.
 

@@ -162,6 +162,7 @@ def test_the_largest_count_alone_is_calibrated(run):
     assert [row["num_devices"] for row in ok(run) if row["case_id"] in found] == [8]
 
 
+@pytest.mark.campaign
 def test_memory_that_runs_out_ends_its_case_alone(tmp_path, monkeypatch):
     plain = Trainer.step
 

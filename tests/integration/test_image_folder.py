@@ -194,6 +194,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """Stopped workers look after no parent: only the kernel ends them."""
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_workers_end_with_a_rank_that_was_killed(tmp_path):
     """They are forks, which would hold its GPU."""

@@ -172,6 +172,7 @@ def test_parameters_that_a_step_does_not_use_are_named(project):
     assert "--find-unused-parameters" in command
 
 
+@pytest.mark.campaign
 def test_a_run_goes_on_with_no_other_code_than_it_began_with(failed):
     code, kept = failed.project / "net.py", failed.project / OUT
     before = {

@@ -378,6 +378,7 @@ def test_rounds_comparisons_and_the_fit_know_nothing_of_it():
     assert one["steady_images_per_s"].isna().all()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_dry_run_tells_the_time(capsys):
     arguments = [*SMALL, "--gpus", "1", "--modes", "ddp", "--rounds", "1", "--image-size", "8", "--dry-run"]
     assert main([*arguments, "--sustain", "90s"]) == 0

@@ -42,6 +42,7 @@ def test_the_repository_is_that_of_the_workloads_file(tmp_path, monkeypatch):
     assert found.modules == {"net_p": project / "src" / "net_p.py"}
 
 
+@pytest.mark.campaign
 def test_a_workload_in_no_repository_leaves_the_current_folders(tmp_path, monkeypatch):
     (tmp_path / "net_q.py").write_text(NET)
     (tmp_path / "here").mkdir()
@@ -54,6 +55,7 @@ def test_a_workload_in_no_repository_leaves_the_current_folders(tmp_path, monkey
     assert checkouts.repository_to_compare("net_q:make", looked("net_q:make", tmp_path)) == tmp_path / "here"
 
 
+@pytest.mark.campaign
 def test_what_is_no_workload_of_the_users_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"cannot be measured: .*no module 'no_such_net' found from"):
         looked("no_such_net:make", tmp_path)
@@ -83,6 +85,7 @@ def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(tmp_p
         checkouts.own_repository()
 
 
+@pytest.mark.campaign
 def test_an_unknown_reference_of_a_users_project_is_one_line(tmp_path, monkeypatch, capsys):
     commit(tmp_path, {"net_r.py": NET})
     monkeypatch.chdir(tmp_path)

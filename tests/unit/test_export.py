@@ -232,6 +232,7 @@ def test_statistics_are_pytest_benchmarks(num_rounds):
     assert stats == pytest.approx(expected)
 
 
+@pytest.mark.campaign
 def test_pytest_benchmark_draws_and_compares_runs(tmp_path):
     def at(*arguments):
         done = finished([sys.executable, *arguments], tmp_path, timeout_s=120)

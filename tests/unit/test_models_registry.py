@@ -16,6 +16,12 @@ from ddp_bench.models.resnet import BasicBlock, resnet20
 from ddp_bench.models.workload import Workload
 
 
+def of_archs(archs):
+    """Those for a parametrisation, the deepest, which take longest, in the campaign."""
+    deepest = ("resnet101", "resnet152", "resnext50_32x4d", "wide_resnet50_2")
+    return [pytest.param(a, marks=pytest.mark.campaign) if a in deepest else a for a in archs]
+
+
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """Write `user/net.py` into the current folder, as a user has it."""
@@ -33,7 +39,7 @@ def write(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", of_archs(ARCHS))
 def test_every_architecture_takes_its_own_batches(arch):
     workload = resnet_workload(arch, 40)
     inputs, targets = workload.batch(3, torch.Generator().manual_seed(0))
@@ -236,7 +242,7 @@ class Shift(nn.Module):
         return x + self.shift
 
 
-@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in ("resnet20", UNUSED_HEAD)])
+@pytest.mark.parametrize("arch", of_archs(a for a in ARCHS if a not in ("resnet20", UNUSED_HEAD)))
 def test_sizes_and_flops_are_those_torchvision_publishes(arch):
     published = get_model_weights(arch).IMAGENET1K_V1.meta
     profile = profile_workload(resnet_workload(arch, 224))

@@ -1,5 +1,6 @@
 """What a gate can see here, from made A/A rounds: the noise that was put in comes out."""
 
+import functools
 import json
 import math
 from itertools import pairwise
@@ -29,6 +30,7 @@ def launches(*, noise, between=0.0, num_rounds=100, seed=0, slower=0.0):
     return made
 
 
+@functools.cache
 def measured(*, seconds=150.0, **made):
     return noise_of(launches(**made), seconds=seconds, device="made up")
 

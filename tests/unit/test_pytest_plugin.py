@@ -137,6 +137,7 @@ def test_a_session_without_benchmarks_takes_a_step_and_warns_of_nothing(pytester
     result.assert_outcomes(passed=1, warnings=0)
 
 
+@pytest.mark.campaign
 def test_the_project_of_a_user_keeps_its_own_packages(pytester, monkeypatch):
     """In a session of its own: the plugin comes first, and nothing of ours may be in the way."""
     for name in ("bench", "models", "report"):

@@ -57,10 +57,11 @@ def test_num_kept(left_share, expected):
     assert num_kept(4, left_share) == expected
 
 
-def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_turns():
+@pytest.mark.parametrize("tries", [60, pytest.param(200, marks=pytest.mark.campaign)])
+def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_turns(tries):
     """In the same number of steps; gains of 0 to 5% in noise of 5% per step."""
     truth = {"default": 100.0, "a": 95.0, "b": 97.0, "c": 98.0, "d": 100.0}
-    chance, tries = random.Random(1), 200
+    chance = random.Random(1)
     racing = [_best(raced(truth, 150, chance)) for _ in range(tries)]
     even = [_best(raced(truth, 150, chance, drop=False)) for _ in range(tries)]
     found, found_evenly = (sum(best == "a" for best, _ in every) for every in (racing, even))
@@ -69,9 +70,10 @@ def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_
     assert mean(n for _, n in racing) >= 1.35 * mean(n for _, n in even)
 
 
-def test_the_winner_of_a_race_needs_no_fresh_rounds():
+@pytest.mark.parametrize("tries", [50, pytest.param(200, marks=pytest.mark.campaign)])
+def test_the_winner_of_a_race_needs_no_fresh_rounds(tries):
     """Among five equal ones the run's comparisons find a difference in few races: they hold at once."""
-    chance, wrong, tries = random.Random(2), 0, 200
+    chance, wrong = random.Random(2), 0
     for _ in range(tries):
         rates = raced(dict.fromkeys(("default", *"abcd"), 100.0), 200, chance, together=0.05)
         ms = {(case, "timed"): {r: 1000 / rate for r, rate in found.items()} for case, found in rates.items()}

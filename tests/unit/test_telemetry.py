@@ -183,9 +183,8 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=pytest.mark.campaign) for how in ("guarded", "unguarded")] + ["loader"]
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize("how", ["guarded", "unguarded", "loader"])
 @pytest.mark.usefixtures("nvml")
 def test_it_ends_with_a_rank_that_is_killed(how):
     rank = subprocess.Popen(

@@ -112,7 +112,7 @@ LEFT_OUT = "Not run: 2 of the campaign (all: -m 'campaign or not campaign'); 1 s
     ("arguments", "passed", "last"),
     [
         ([], 1, LEFT_OUT),
-        (["-n", "2"], 1, LEFT_OUT),
+        pytest.param(["-n", "2"], 1, LEFT_OUT, marks=pytest.mark.campaign),
         (["faults"], 2, "Not run: nothing."),
         (["faults/test_long.py"], 2, "Not run: nothing."),
         (["faults/test_long.py::test_long"], 1, "Not run: nothing."),
@@ -138,8 +138,15 @@ STARTS = "import subprocess, sys\n" + "".join(
 )
 
 
-@pytest.mark.parametrize(("most", "code"), [(3, pytest.ExitCode.OK), (2, pytest.ExitCode.TESTS_FAILED)])
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(
+    ("workers", "most", "code"),
+    [
+        ("0", 3, pytest.ExitCode.OK),
+        ("0", 2, pytest.ExitCode.TESTS_FAILED),
+        pytest.param("2", 3, pytest.ExitCode.OK, marks=pytest.mark.campaign),
+        ("2", 2, pytest.ExitCode.TESTS_FAILED),
+    ],
+)
 def test_too_many_processes_are_a_failure(pytester, monkeypatch, workers, most, code):
     pytester.makeini("[pytest]\nmarkers = campaign: long\npythonpath = .\ntestpaths = unit")
     pytester.makepyfile(conftest="pytest_plugins = 'selection'")

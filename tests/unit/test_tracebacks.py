@@ -183,6 +183,7 @@ def test_what_the_suite_itself_says_needs_no_line():
     assert tb.place_of(raised(prove)) == ""
 
 
+@pytest.mark.campaign
 def test_a_users_own_package_may_have_a_name_of_ours(tmp_path, monkeypatch):
     """In another process: this one has imported ours."""
     (tmp_path / "models").mkdir()
