@@ -1,5 +1,6 @@
 """One results folder through faults and resumes, and what is asked of it after each."""
 
+import csv
 import json
 import os
 import random
@@ -73,6 +74,11 @@ class Ended:
     cases: pd.DataFrame
     rows: frozenset[str]
     manifest: Manifest
+
+    @property
+    def blocks(self):
+        """The rows of blocks.csv, in any order."""
+        return pd.DataFrame(csv.DictReader(sorted(self.rows, key=lambda row: not row.startswith("case_id,"))))
 
 
 class Campaign:
