@@ -194,7 +194,8 @@ def difference(one: Weights, other: Weights) -> Weights:
 
 def norm(weights: Weights) -> float:
     """The 2-norm over all parameters."""
-    return float(torch.stack([tensor.norm().double() for tensor in weights.values()]).norm())
+    # Squares of float32 overflow and vanish.
+    return float(torch.stack([tensor.double().norm() for tensor in weights.values()]).norm())
 
 
 def _fine(tensor: Tensor) -> torch.dtype:

@@ -268,10 +268,16 @@ def test_the_optimizer_is_the_authors_own():
     assert reference(fused)._plain.optimizer is sgd
 
 
-def test_the_norm_of_a_difference_is_over_all_parameters():
-    one = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([[5.0]])}
-    other = {"b": torch.tensor([[1.0]]), "a": torch.tensor([1.0, 3.0])}
-    assert norm(difference(one, other)) == pytest.approx(5.0)
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_the_norm_of_a_difference_is_over_all_parameters(scale):
+    one = {"a": scale * torch.tensor([1.0, 0.0]), "b": scale * torch.tensor([[5.0]])}
+    other = {"b": scale * torch.tensor([[1.0]]), "a": scale * torch.tensor([1.0, 3.0])}
+    assert norm(difference(one, other)) == pytest.approx(5.0 * scale)
+
+
+def test_weights_of_half_the_digits_are_subtracted_in_float32():
+    one, other = (torch.tensor([value]).bfloat16() for value in (256.0, 1.5))
+    assert difference({"a": one}, {"a": other})["a"].item() == 254.5
 
 
 def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
