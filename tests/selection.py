@@ -18,10 +18,10 @@ FOLDERS_OF_PROCESSES = ("faults", "integration", "lab")
 MOST_WORKERS = 4
 LEFT_OUT, BEFORE, OF_WORKERS = (pytest.StashKey[int]() for _ in range(3))
 
-MOST_PROCESSES = 560
+MOST_PROCESSES = 500
 """That the tests of every change may start, ranks of scripts included."""
 
-LAST_RECORDED_S = 323
+LAST_RECORDED_S = 260
 """What they took on two cores, in a fresh environment."""
 
 STARTS_A_PROCESS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "tests.rank"})

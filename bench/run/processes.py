@@ -140,8 +140,8 @@ def expected_device(settings: Settings) -> str:
 def modules_for(settings: Settings) -> list[str]:
     """What workers are to have imported before they are forked.
 
-    The first one starts threads where OMP_NUM_THREADS asks for some: then there is nothing to fork. DDP and the
-    count of FLOPs import torch's compiler, which takes more than a second in each worker.
+    The first one starts threads where OMP_NUM_THREADS asks for some: then there is nothing to fork. DDP and
+    the count of FLOPs import torch's compiler, which takes more than a second in each worker.
     """
     more = ["torchvision.models"] if settings.workload is None and settings.arch != "resnet20" else []
     return ["numpy", "ddp_bench.bench.worker.main", "torch._dynamo", *more]
