@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import ROOT, SMALL
+from commands import LAUNCHED_AGAIN, ROOT, SMALL
 from in_process import first_worker
 from rank_pool import Ranks
 
@@ -57,15 +57,6 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 def ranks(two_ranks: Ranks) -> Play:
     """Plays a script in two real ranks that have met as `cluster`; what each passed to `report`."""
     return two_ranks.play
-
-
-LAUNCHED_AGAIN = """
-import sys
-from ddp_bench.bench.run.main import main
-from ddp_bench.bench.run.schedule import LaunchRule
-LaunchRule.is_due = lambda self, now_s, num_rounds: num_rounds == 2
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @dataclass(frozen=True)

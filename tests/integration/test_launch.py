@@ -63,10 +63,10 @@ from ddp_bench.bench.run.processes import Processes, modules_for, worker_variabl
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.settings import Settings
 before = dict(os.environ)
-num_workers, *more = sys.argv[1:]
+more = sys.argv[1:]
 workers = Workers(Processes(worker_variables("cpu"), [*modules_for(Settings(arch="resnet20")), *more]))
 workers.open()
-workers.grow(int(num_workers))
+workers.grow(2)
 assert dict(os.environ) == before
 print(json.dumps([(one.pid, one.rank, one.local_rank, one.forked) for one in workers.hellos()]), flush=True)
 input()
@@ -84,9 +84,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     ids=["forks", "a thread", "an error"],
 )
 def test_workers_are_forks_where_they_can_be_and_do_not_outlive_a_killed_conductor(more, *, forked):
-    num_workers = 2 if forked else 1  # each imports torch by itself
     with subprocess.Popen(
-        [sys.executable, "-c", CONDUCTOR, str(num_workers), *more],
+        [sys.executable, "-c", CONDUCTOR, *more],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -95,11 +94,11 @@ def test_workers_are_forks_where_they_can_be_and_do_not_outlive_a_killed_conduct
         assert conductor.stdout is not None
         hellos = json.loads(conductor.stdout.readline())
         pids = [pid for pid, *_ in hellos]
-        assert [rest for _, *rest in hellos] == [[rank, rank, forked] for rank in range(num_workers)]
+        assert [rest for _, *rest in hellos] == [[rank, rank, forked] for rank in (0, 1)]
         assert [os.getsid(pid) for pid in pids] == pids, "Ctrl-C is not for them"
         if not forked:
             environments = [psutil.Process(pid).environ() for pid in pids]
-            assert [(one["RANK"], one["OMP_NUM_THREADS"]) for one in environments] == [("0", "1")]
+            assert [(one["RANK"], one["OMP_NUM_THREADS"]) for one in environments] == [("0", "1"), ("1", "1")]
             assert {one["GLOO_SOCKET_IFNAME"] for one in environments} == {INTERFACE}
         _, said = conductor.communicate("go on\n", timeout=LIMIT_S)
         assert conductor.returncode == -signal.SIGKILL

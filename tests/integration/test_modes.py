@@ -44,7 +44,7 @@ def test_recorded_layouts_are_the_reducers(built):
     found = built("""
 layouts = {}
 for cap in ("default", "25", "5", "100"):
-    for static in (False, True) if cap == "5" else (False,):
+    for static in (False, True):
         settings = case(bucket_cap_mb=cap, static_graph=static)
         mode = build_mode(settings, resnet18(), cluster.place, cluster.group(2, "gloo"))
         for _ in range(3):

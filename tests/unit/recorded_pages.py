@@ -1,9 +1,7 @@
 """Pages of runs made by hand, one of each kind, as text: what people read of them is recorded."""
 
-import html
 from dataclasses import replace
 from html.parser import HTMLParser
-from unittest import mock
 
 import numpy as np
 from commands import ROOT
@@ -19,7 +17,6 @@ from ddp_bench.bench.predict.scaling_limit import Line
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.build import render
-from ddp_bench.report.drawing import Figure
 from ddp_bench.report.page import page
 
 ON_CPU = {"device_type": "cpu", "device_name": "Test CPU"}
@@ -240,10 +237,10 @@ BREAKS = {
 class Visible(HTMLParser):
     """What a reader of a page sees, tips and descriptions of figures included, without its scripts."""
 
-    def __init__(self, markup):
+    def __init__(self, html):
         super().__init__()
         self.hidden, self.text = 0, ""
-        self.feed(markup)
+        self.feed(html)
 
     def handle_starttag(self, tag, attrs):
         self.hidden += tag in ("script", "style")
@@ -259,19 +256,10 @@ class Visible(HTMLParser):
         self.text += "" if self.hidden else data
 
 
-def text_of(markup):
+def text_of(html):
     """A line for each line of a page that is not empty."""
-    lines = Visible(markup).text.replace("\N{WORD JOINER}", "").replace("\n |", " |").split("\n")
+    lines = Visible(html).text.replace("\N{WORD JOINER}", "").replace("\n |", " |").split("\n")
     return [kept for line in lines if (kept := " ".join(line.split()))]
-
-
-DRAWN = ("paper", "usual", "gpus", "forms", "caps", "several", "turns", "apart")
-"""Pages of which the words inside figures are recorded too; drawing takes longer than all the rest."""
-
-
-def undrawn(figure):
-    """A figure's place on the page, with what it says to who cannot see it."""
-    return f'<svg aria-label="{html.escape(figure.alt)}"></svg>'
 
 
 def text_of_page(name, folder):
@@ -280,8 +268,7 @@ def text_of_page(name, folder):
     predicted = name in ("predicted", "refused")
     if predicted or len(made.runs) > 1:  # without figures that are not looked at
         made = replace(made, runs=[replace(one, figures=(), more_figures=()) for one in made.runs])
-    with mock.patch.object(Figure, "svg", Figure.svg if name in DRAWN else undrawn):
-        lines = text_of(render(made))
+    lines = text_of(render(made))
     begin = max(i for i, line in enumerate(lines) if line.startswith("On hardware")) if predicted else 0
     ends = [i for i, line in enumerate(lines) if line == "Conditions" and name != "conditions"]
     if len(made.runs) > 1:
