@@ -13,7 +13,7 @@ SMALL = ("--arch", "resnet20", "--batch-size", "8", "--device", "cpu")
 LAUNCHED_AGAIN = """
 import sys
 from ddp_bench.bench.run.main import main
-from ddp_bench.bench.run.schedule import LaunchRule
+from ddp_bench.bench.run.stop_rule import LaunchRule
 LaunchRule.is_due = lambda self, now_s, num_rounds: num_rounds == 2
 sys.exit(main(sys.argv[1:]))
 """

@@ -29,6 +29,12 @@ _STARTED = []
 _BEGAN_S = time.monotonic()
 
 
+def in_campaign(*sets):
+    """Values of a parametrisation, or tuples of them, that the campaign alone tries."""
+    as_tuples = (values if isinstance(values, tuple) else (values,) for values in sets)
+    return [pytest.param(*values, marks=pytest.mark.campaign) for values in as_tuples]
+
+
 def _count_processes(event, _arguments):
     if event in STARTS_A_PROCESS:
         _STARTED.append(event)

@@ -21,7 +21,7 @@ from ddp_bench.bench.findings.wording import devices, samples_noun, workload_par
 from ddp_bench.bench.manifest import Host, Manifest, OwnVersion
 from ddp_bench.bench.provenance import own_git_state, own_version
 from ddp_bench.bench.run import sustain
-from ddp_bench.bench.run.schedule import expected_half_width
+from ddp_bench.bench.run.stop_rule import expected_half_width
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.text import visible

@@ -28,7 +28,8 @@ from ddp_bench.bench.results.measured import (
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.run.failures import LEAST_S, failure_in, preparing_s, turn_s
 from ddp_bench.bench.run.reopen import fail_case
-from ddp_bench.bench.run.schedule import LiveCase, Schedule, StopRule
+from ddp_bench.bench.run.schedule import LiveCase, Schedule
+from ddp_bench.bench.run.stop_rule import StopRule
 from ddp_bench.bench.run.workers import LostError, Workers
 from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.worker import messages as m

@@ -17,15 +17,10 @@ from ddp_bench.bench.run.alone import measure_curves, measure_rates
 from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.run.failures import block_s
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_seldom, is_traced, unfinished
+from ddp_bench.bench.run.race import dropped
 from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.run.schedule import (
-    FIRST_LOOK,
-    LaunchRule,
-    LiveCase,
-    dropped,
-    is_look,
-    resting_cases,
-)
+from ddp_bench.bench.run.schedule import LiveCase
+from ddp_bench.bench.run.stop_rule import FIRST_LOOK, LaunchRule, is_look, resting_cases
 from ddp_bench.bench.run.summary import case_table
 from ddp_bench.bench.worker import messages as m
 

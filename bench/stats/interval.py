@@ -17,6 +17,9 @@ Samples: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 ONE_SIGMA = 0.6827
 """Share of a normal distribution within one standard deviation: half such an interval is the error."""
 
+SIGMA_OF_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation from the median."""
+
 
 @dataclass(frozen=True)
 class Interval:

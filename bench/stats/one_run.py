@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtr, stdtrit
 
-from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.interval import SIGMA_OF_MAD, Interval
 from ddp_bench.bench.stats.launches import Launches
 
 Array = npt.NDArray[np.float64]
@@ -232,7 +232,7 @@ def _start(x: Array, seen: npt.NDArray[np.bool_]) -> tuple[Array, Array, Array]:
     absolute = np.abs(x - location - effect[:, None])
     rows, columns = x.shape
     loss = math.sqrt(rows * columns / (max(rows - 1, 1) * max(columns - 1, 1)))
-    own, common = 1.4826 * loss * np.nanmedian(absolute, axis=0), 1.4826 * loss * np.nanmedian(absolute)
+    own, common = (SIGMA_OF_MAD * loss * np.nanmedian(absolute, axis=axis) for axis in (0, None))
     visits = seen.sum(axis=0)
     scale = np.sqrt((visits * own**2 + _SCALE_PRIOR * common**2) / (visits + _SCALE_PRIOR))
     # In a table of three rounds most residuals may be 0, and so their median.

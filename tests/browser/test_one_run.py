@@ -1,6 +1,7 @@
 """The page in a real browser: it fits, it can be read, and its script sorts, filters and nothing else."""
 
 import pytest
+from selection import in_campaign
 
 pytestmark = pytest.mark.browser
 WIDTHS = (1440, 390)
@@ -95,7 +96,7 @@ def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page):
     assert box.locator("td").first.bounding_box()["x"] == pytest.approx(name["x"], abs=2)
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("scheme", ["light", *in_campaign("dark")])
 def test_text_and_marks_stand_out_from_the_paper(open_page, scheme):
     """WCAG 2.2 contrast: 4.5 for text, 3 for graphics, computed from what the browser resolved."""
     tab = open_page(1440, scheme)
@@ -114,7 +115,7 @@ def test_text_and_marks_stand_out_from_the_paper(open_page, scheme):
         assert max(contrast(colour, paper) for colour in fill_and_stroke if colour != "none") >= 3
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("scheme", ["light", *in_campaign("dark")])
 def test_areas_are_hatched_and_outlined(open_page, scheme):
     """Parts of a bar are told by hatch, outline and label; colour comes on top."""
     tab = open_page(1440, scheme)
@@ -312,9 +313,7 @@ def test_everything_is_readable_without_the_script(open_page):
     ("scheme", "width"),
     [
         ("light", 1440),
-        pytest.param("dark", 390, marks=pytest.mark.campaign),
-        pytest.param("dark", 1440, marks=pytest.mark.campaign),
-        pytest.param("light", 390, marks=pytest.mark.campaign),
+        *in_campaign(("dark", 390), ("dark", 1440), ("light", 390)),
     ],
 )
 def test_axe_finds_no_serious_violation(open_page, scheme, width):

@@ -20,7 +20,7 @@ from ddp_bench.bench.results.ratios import Typical
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.tables import load_blocks
 from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.run.schedule import StopRule, is_look, resting_cases
+from ddp_bench.bench.run.stop_rule import StopRule, is_look, resting_cases
 from ddp_bench.bench.settings import Settings
 
 MARGIN = 0.05

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import case_of
 from published import gradients_in_backward_order
+from selection import in_campaign
 from test_modes import RESNET18_LAYOUTS
 
 from ddp_bench.bench.buckets import BucketCaps, assign, assign_cap, bucket_bytes, cap_limits
@@ -61,7 +62,7 @@ def check(arch, caps):
     [
         *((arch, "default") for arch in ARCHS),
         *(("resnet18", cap) for cap in CAPS),
-        *(pytest.param(arch, cap, marks=pytest.mark.campaign) for arch in ARCHS[2:] for cap in CAPS),
+        *in_campaign(*((arch, cap) for arch in ARCHS[2:] for cap in CAPS)),
     ],
 )
 def test_layouts_of_several_resnets(arch, cap):

@@ -10,6 +10,7 @@ import sys
 import psutil
 import pytest
 from commands import ROOT, bench_run, eventually
+from selection import in_campaign
 
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.run.processes import INTERFACE, Processes, modules_for, worker_variables
@@ -78,8 +79,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     ("more", "forked"),
     [
         ([], sys.platform == "linux"),
-        pytest.param(["has_thread"], False, marks=pytest.mark.campaign),
-        pytest.param(["there_is_no_such_module"], False, marks=pytest.mark.campaign),
+        *in_campaign((["has_thread"], False), (["there_is_no_such_module"], False)),
     ],
     ids=["forks", "a thread", "an error"],
 )

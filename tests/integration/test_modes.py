@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from made import case_of
+from selection import in_campaign
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import scatter_gather
@@ -196,7 +197,7 @@ def dp_case(num_devices, **more):
 PLACE = Place(rank=0, device=torch.device("cpu"), cores=(0,))
 
 
-@pytest.mark.parametrize("num_devices", [2, pytest.param(3, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("num_devices", [2, *in_campaign(3)])
 def test_the_stand_in_computes_the_modules_gradients(num_devices):
     torch.manual_seed(0)
     plain = resnet18(num_classes=10).double().eval()

@@ -8,6 +8,7 @@ from inspect import signature
 import pytest
 import torch
 from made import case_of
+from selection import in_campaign
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -487,7 +488,7 @@ MORE_FIRST_STEPS = [
     ("exact", "lossy"),
     [
         (FIRST_STEPS, [{"comm_hook": "fp16"}]),
-        pytest.param(MORE_FIRST_STEPS, [{"comm_hook": "bf16"}], marks=pytest.mark.campaign),
+        *in_campaign((MORE_FIRST_STEPS, [{"comm_hook": "bf16"}])),
     ],
     ids=["usual", "every"],
 )

@@ -18,7 +18,7 @@ from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.run.close import finish, finish_and_say
 from ddp_bench.bench.run.main import GROUPS, main, parser
-from ddp_bench.bench.run.schedule import FIRST_LOOK
+from ddp_bench.bench.run.stop_rule import FIRST_LOOK
 from ddp_bench.bench.settings import options_of
 
 

@@ -11,7 +11,7 @@ from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.tune import main as tune
 from ddp_bench.models.registry import resnet_workload
 
-CAPS = ("default", "0", "0.1", "0.25", "0.5")
+CAPS = ("default", "0", "0.25")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from doctor_machines import write
 from rank_pool import run_ranks
+from selection import in_campaign
 
 from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.plan import Machine, expand
@@ -212,9 +213,7 @@ report([info.gpu, info.device, info.bound_cores, at_context, list(made.place.cor
     [
         ("on", False, True, True),
         ("on", True, True, False),
-        pytest.param("on", False, False, True, marks=pytest.mark.campaign),
-        pytest.param("on", True, False, True, marks=pytest.mark.campaign),
-        pytest.param("off", False, False, False, marks=pytest.mark.campaign),
+        *in_campaign(("on", False, False, True), ("on", True, False, True), ("off", False, False, False)),
     ],
 )
 def test_a_rank_is_bound_before_its_gpus_context_is_made_unless_a_launcher_has_chosen_its_cores(

@@ -9,6 +9,7 @@ import pytest
 from gate_runs import STEADY, failed, gated, made_run, of_metric, plan, slowed, with_rounds, write_run
 from made import made_manifest
 from scipy.stats import binomtest
+from selection import in_campaign
 
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import output as gate_output
@@ -54,10 +55,7 @@ def test_a_regression_needs_the_interval_and_the_threshold(low, estimate, high, 
 
 @pytest.mark.parametrize(
     "noise",
-    [
-        {"sd": 0.03, "tail": 2.0},
-        *(pytest.param(n, marks=pytest.mark.campaign) for n in ({"sd": 0.02}, {"sd": 0.05}, {"drift": 0.1})),
-    ],
+    [{"sd": 0.03, "tail": 2.0}, *in_campaign({"sd": 0.02}, {"sd": 0.05}, {"drift": 0.1})],
 )
 def test_a_against_a_hardly_ever_regresses(noise, monkeypatch):
     monkeypatch.setattr(two_runs, "RESAMPLES", 200)

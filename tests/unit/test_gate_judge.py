@@ -12,6 +12,7 @@ import pytest
 from accuracy_tables import FITTED, SINGLE, figures, interval_of, rounds
 from commands import ROOT
 from gate_runs import STEADY, gated, made_run, of_metric, rounds_of, slowed, with_rounds, write_run
+from selection import in_campaign
 
 from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, interleave_command
 from ddp_bench.bench.gate import output as gate_output
@@ -275,7 +276,7 @@ def false_verdicts(trials, *, disturbed):
     return found
 
 
-@pytest.mark.parametrize("trials", [100, pytest.param(1000, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("trials", [100, *in_campaign(1000)])
 def test_a_disturbed_round_below_zero_brings_no_false_verdicts(trials):
     usual = false_verdicts(trials, disturbed=False)
     assert false_verdicts(trials, disturbed=True) <= usual + 0.04 * trials

@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 import torch
+from selection import in_campaign
 from torch import nn
 from torchvision.models import get_model_weights
 
@@ -19,7 +20,7 @@ from ddp_bench.models.workload import Workload
 def of_archs(archs):
     """Those for a parametrisation, the deepest, which take longest, in the campaign."""
     deepest = ("resnet101", "resnet152", "resnext50_32x4d", "wide_resnet50_2")
-    return [pytest.param(a, marks=pytest.mark.campaign) if a in deepest else a for a in archs]
+    return [*(a for a in archs if a not in deepest), *in_campaign(*(a for a in archs if a in deepest))]
 
 
 @pytest.fixture

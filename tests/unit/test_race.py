@@ -5,11 +5,12 @@ import random
 from statistics import mean
 
 import pytest
+from selection import in_campaign
 
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
 from ddp_bench.bench.results.ratios import Typical
-from ddp_bench.bench.run.schedule import FINAL_SHARE, LEAST_ROUNDS, dropped, num_kept
+from ddp_bench.bench.run.race import FINAL_SHARE, LEAST_ROUNDS, dropped, num_kept
 from ddp_bench.bench.stats.interval import paired_ratio
 
 OF_FOUR = [(case, "default") for case in "abcd"]
@@ -57,7 +58,7 @@ def test_num_kept(left_share, expected):
     assert num_kept(4, left_share) == expected
 
 
-@pytest.mark.parametrize("tries", [60, pytest.param(200, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("tries", [60, *in_campaign(200)])
 def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_turns(tries):
     """In the same number of steps; gains of 0 to 5% in noise of 5% per step."""
     truth = {"default": 100.0, "a": 95.0, "b": 97.0, "c": 98.0, "d": 100.0}
@@ -70,7 +71,7 @@ def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_
     assert mean(n for _, n in racing) >= 1.35 * mean(n for _, n in even)
 
 
-@pytest.mark.parametrize("tries", [50, pytest.param(200, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("tries", [50, *in_campaign(200)])
 def test_the_winner_of_a_race_needs_no_fresh_rounds(tries):
     """Among five equal ones the run's comparisons find a difference in few races: they hold at once."""
     chance, wrong = random.Random(2), 0

@@ -13,14 +13,11 @@ from made import cap_of, planned
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.run.phases import fixed_phases
 from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.run.schedule import (
+from ddp_bench.bench.run.schedule import INSTRUMENTED, SHARES, LiveCase, Schedule
+from ddp_bench.bench.run.stop_rule import (
     FIRST_LOOK,
-    INSTRUMENTED,
     LAUNCH_EVERY,
-    SHARES,
     LaunchRule,
-    LiveCase,
-    Schedule,
     StopRule,
     expected_half_width,
     is_look,

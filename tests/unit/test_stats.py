@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
+from selection import in_campaign
 
 from ddp_bench.bench.stats import two_runs
 from ddp_bench.bench.stats.interval import Interval, median_interval, median_intervals, paired_ratio
@@ -20,10 +21,6 @@ def test_no_value_and_one_value_have_no_interval():
     assert math.isnan(one.low)
     assert math.isnan(one.high)
     assert not one.excludes(1.0)
-
-
-def in_campaign(*values):
-    return [pytest.param(value, marks=pytest.mark.campaign) for value in values]
 
 
 def sample(rng, shape, size):

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from selection import in_campaign
 
 from ddp_bench.bench.stats import one_run
 from ddp_bench.bench.stats.launches import Launches
@@ -135,7 +136,7 @@ def test_a_full_table_of_three_rounds_is_fitted_however_they_scatter():
     assert (np.exp(found.log_ms) <= step_ms.max(axis=0)).all()
 
 
-@pytest.mark.parametrize("trials", [100, pytest.param(10_000, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("trials", [100, *in_campaign(10_000)])
 def test_a_full_table_is_never_refused_and_its_intervals_hold(trials):
     rng = np.random.default_rng(1)
     held = []
@@ -279,7 +280,7 @@ def covered(found, *, together):
     return [one.low <= 0 <= one.high for one in found.intervals(CASES, together=together)]
 
 
-@pytest.mark.parametrize("runs", [60, pytest.param(300, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("runs", [60, *in_campaign(300)])
 @pytest.mark.parametrize("num_rounds", [10, 40])
 @pytest.mark.parametrize("kind", ["iid", "drift", "levels", "outliers"])
 def test_intervals_hold_as_often_as_they_say(kind, num_rounds, runs):
@@ -320,7 +321,7 @@ def test_launches_of_unequal_length_count_by_their_rounds():
     assert found.high - found.estimate == pytest.approx(wanted, rel=1e-3)
 
 
-@pytest.mark.parametrize("runs", [100, pytest.param(500, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("runs", [100, *in_campaign(500)])
 @pytest.mark.parametrize(("num_launches", "known"), [(1, 0.02), (3, 0.02), (4, 0.0)])
 def test_intervals_hold_what_launches_do(num_launches, known, runs):
     """Within three standard errors; by rounds alone most of them would not."""

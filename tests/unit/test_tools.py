@@ -112,7 +112,7 @@ LEFT_OUT = "Not run: 2 of the campaign (all: -m 'campaign or not campaign'); 1 s
     ("arguments", "passed", "last"),
     [
         ([], 1, LEFT_OUT),
-        pytest.param(["-n", "2"], 1, LEFT_OUT, marks=pytest.mark.campaign),
+        *selection.in_campaign((["-n", "2"], 1, LEFT_OUT)),
         (["faults"], 2, "Not run: nothing."),
         (["faults/test_long.py"], 2, "Not run: nothing."),
         (["faults/test_long.py::test_long"], 1, "Not run: nothing."),
@@ -143,7 +143,7 @@ STARTS = "import subprocess, sys\n" + "".join(
     [
         ("0", 3, pytest.ExitCode.OK),
         ("0", 2, pytest.ExitCode.TESTS_FAILED),
-        pytest.param("2", 3, pytest.ExitCode.OK, marks=pytest.mark.campaign),
+        *selection.in_campaign(("2", 3, pytest.ExitCode.OK)),
         ("2", 2, pytest.ExitCode.TESTS_FAILED),
     ],
 )
