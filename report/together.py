@@ -21,7 +21,7 @@ from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_s
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, UNRESOLVED, Comparison
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.stats.interval import paired_ratio
+from ddp_bench.bench.stats.interval import median_of_ratios
 from ddp_bench.bench.stats.two_runs import ratio_of_runs
 from ddp_bench.report.caps import cap_ticks, in_order, placed, step_by_cap
 from ddp_bench.report.cases import WorkloadCases, workloads
@@ -130,7 +130,7 @@ def _ratios(group: Sequence[MeasuredRun]) -> list[dict[str, Comparison]]:
             if any(fit is None or fit.estimate <= 0 for fit in fits):
                 continue
             if _in_turns([first, run]):
-                ratio = paired_ratio(ours, theirs, confidence=confidence)
+                ratio = median_of_ratios(ours, theirs, confidence=confidence)
             else:
                 series = [[rate for _, rate in sorted(by_round.items())] for by_round in (ours, theirs)]
                 _, ratio = ratio_of_runs(fits, (series[0], series[1]), confidence=confidence)

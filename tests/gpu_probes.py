@@ -23,7 +23,7 @@ from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.stats.interval import paired_ratio
+from ddp_bench.bench.stats.interval import median_of_ratios
 from ddp_bench.bench.worker.job import resolve_job
 from ddp_bench.bench.worker.proof import Prover
 from ddp_bench.models.data import open_source
@@ -182,7 +182,7 @@ def bare():
     with float32_precision(precision, DEVICE):
         pairs = [(step_ms(loop), step_ms(trainer.step)) for _ in range(TURNS)]
     loop_ms, suite_ms = (dict(enumerate(times)) for times in zip(*pairs, strict=True))
-    found = paired_ratio(loop_ms, suite_ms)
+    found = median_of_ratios(loop_ms, suite_ms)
     say(
         "bare loop",
         suite_rate_over_loop=[found.low, found.estimate, found.high],

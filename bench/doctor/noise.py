@@ -18,7 +18,7 @@ from ddp_bench.bench.gate.judge import judge, launch_ratio
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.runs import LAUNCH, side_by_side
 from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.stats.interval import Figures, Interval, paired_ratio
+from ddp_bench.bench.stats.interval import Figures, Interval, median_of_ratios
 
 ARCH, BATCH, STEPS = "resnet20", 8, 3
 """One device and the plain module; small, so that half a minute holds many blocks."""
@@ -96,7 +96,7 @@ def noise_of(launches: list[tuple[ByRound, ByRound]], *, seconds: float, device:
             f"interval needs {FEWEST_ROUNDS}; say --seconds {enough_s}s, or stop other programs"
         )
     ratio = launch_ratio(candidate, baseline, confidence=FAMILY_CONFIDENCE)
-    pooled = paired_ratio(candidate, baseline, confidence=FAMILY_CONFIDENCE)
+    pooled = median_of_ratios(candidate, baseline, confidence=FAMILY_CONFIDENCE)
     added = math.sqrt(max(_half(ratio) ** 2 - _half(pooled) ** 2, 0.0))
     between = added * math.sqrt(len(launches)) / float(scipy.stats.norm.ppf((1 + FAMILY_CONFIDENCE) / 2))
     within = np.concatenate([_within(*launch) for launch in launches])
@@ -104,7 +104,7 @@ def noise_of(launches: list[tuple[ByRound, ByRound]], *, seconds: float, device:
         device=device,
         num_rounds=num_rounds,
         ratio=ratio,
-        launch_ratios=tuple(paired_ratio(theirs, ours).estimate for ours, theirs in launches),
+        launch_ratios=tuple(median_of_ratios(theirs, ours).estimate for ours, theirs in launches),
         verdict=judge(ratio, higher_is_better=True, threshold=DEFAULT_THRESHOLD),
         resolutions=tuple(
             _resolution(length_s, int(num_rounds * length_s / seconds), within, between, len(launches))

@@ -52,7 +52,6 @@ from ddp_bench.bench.cluster.process import allowed_cores, huge_pages_env
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gpus import gpus
 from ddp_bench.bench.lab import namespaces, rates
-from ddp_bench.bench.lab.command import resolved
 from ddp_bench.bench.lab.link import (
     HostJob,
     ShapedLink,
@@ -64,6 +63,7 @@ from ddp_bench.bench.lab.link import (
     shares,
     torchrun_environment,
 )
+from ddp_bench.bench.lab.program import resolved
 from ddp_bench.bench.package import own_command
 
 MIN_HOSTS, MAX_HOSTS = 2, 64

@@ -16,8 +16,8 @@ from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.cluster.process import end_all, ended_with_us
 from ddp_bench.bench.cluster.turns import turn_server
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.lab.command import is_bench_run
 from ddp_bench.bench.lab.link import ShapedLink, job_exit_code
+from ddp_bench.bench.lab.program import is_bench_run
 from ddp_bench.bench.package import own_command
 
 

@@ -20,7 +20,7 @@ from ddp_bench.bench.results.ratios import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import BUCKETS, CASES, METRICS, records, typed_frame
 from ddp_bench.bench.settings import RANK_PER_DEVICE
-from ddp_bench.bench.stats.interval import Interval, median_interval, median_intervals, paired_ratio
+from ddp_bench.bench.stats.interval import Interval, median_interval, median_intervals, median_of_ratios
 from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
@@ -229,7 +229,7 @@ def fits_of_cases(
 
 
 def _slowdown(timed: ByRound, anatomy: ByRound) -> dict[str, float]:
-    ratio = paired_ratio(anatomy, timed)
+    ratio = median_of_ratios(anatomy, timed)
     low, estimate, high = (100 * (value - 1) for value in (ratio.low, ratio.estimate, ratio.high))
     return _columns("anatomy_slowdown_pct", Interval(estimate, low, high))
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from ddp_bench.bench.findings.numbers import plural
 from ddp_bench.bench.manifest import DeviceRates
-from ddp_bench.bench.run.cases import Cases
+from ddp_bench.bench.run.case_runner import CaseRunner
 from ddp_bench.bench.run.failures import preparing_s
 from ddp_bench.bench.worker import messages as m
 
@@ -31,7 +31,7 @@ USUAL_S = 200.0
 """A run without a time limit is taken to measure for so long, the default on a CPU."""
 
 
-def measure_rates(run: Cases) -> None:
+def measure_rates(run: CaseRunner) -> None:
     """Measure the matrix rate of every rank, once a run, by the number of devices measured at that moment.
 
     A case on n devices is held against what those n devices reach together: cores that share a memory
@@ -63,7 +63,7 @@ def measure_rates(run: Cases) -> None:
     run.recorder.tell(roofline=tuple(found))
 
 
-def measure_curves(run: Cases) -> None:
+def measure_curves(run: CaseRunner) -> None:
     """Measure every all-reduce curve that is asked for and missing, at least up to all gradients in one."""
     settings = run.settings
     if not settings.allreduce_curve and not settings.calibrate:
@@ -81,7 +81,7 @@ def measure_curves(run: Cases) -> None:
         run.recorder.add_allreduce(*group, times)
 
 
-def _once(run: Cases, group: m.GroupKey, size: int) -> float | None:
+def _once(run: CaseRunner, group: m.GroupKey, size: int) -> float | None:
     """Milliseconds of the longest rank; None where any failed."""
     num_ranks, what = group[0], f"the all-reduce curve of {group[0]} ranks"
     run.recorder.note(None, what, curve=group)

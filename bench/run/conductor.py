@@ -31,7 +31,7 @@ from ddp_bench.bench.run.reopen import (
     resumable_manifest,
     settle_fault,
 )
-from ddp_bench.bench.run.session import Session
+from ddp_bench.bench.run.rounds import Rounds
 from ddp_bench.bench.run.workers import LostError, Workers
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
@@ -108,7 +108,7 @@ class Conductor:
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
         self._over_s = time.monotonic() - recorder.elapsed_s
-        session = Session(
+        rounds = Rounds(
             workers=workers,
             settings=job.settings,
             plan=job.plan,
@@ -117,7 +117,7 @@ class Conductor:
             console=self._console,
             start_anew=self._start_anew,
         )
-        reason = session.run()
+        reason = rounds.run()
         workers.end()
         return reason
 

@@ -146,7 +146,7 @@ def _t_of(confidence: float, size: int) -> float:
     return float(scipy.stats.t.ppf((1 + confidence) / 2, size - 1))
 
 
-def paired_ratio(
+def median_of_ratios(
     numerator: Mapping[int, float], denominator: Mapping[int, float], *, confidence: float = 0.95
 ) -> Interval:
     """Median over the common rounds of the ratio formed inside each round, so that drift cancels.

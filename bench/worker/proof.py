@@ -29,7 +29,7 @@ from ddp_bench.bench.measure.clock import float32_precision
 from ddp_bench.bench.modes import Mode, Place, Stages, build_mode
 from ddp_bench.bench.modes.base import gradients_of
 from ddp_bench.bench.modes.ddp import why_ddp_waits
-from ddp_bench.bench.worker.attempt import report_of
+from ddp_bench.bench.worker.outcome import report_of
 from ddp_bench.bench.worker.reference import Reference, Weights, drawing_kinds, losses, norm, switch_off
 from ddp_bench.bench.worker.stages import Splitter
 from ddp_bench.models.nested import chunk, map_tensors, tensors_of

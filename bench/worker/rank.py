@@ -41,7 +41,6 @@ from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.sysfs import oom_kills
 from ddp_bench.bench.worker import messages as m
-from ddp_bench.bench.worker.attempt import attempt, is_broken_by
 from ddp_bench.bench.worker.devices import (
     bind,
     gpu_of,
@@ -52,6 +51,7 @@ from ddp_bench.bench.worker.devices import (
     this_machine,
 )
 from ddp_bench.bench.worker.job import Job, resolve_job, workload_of
+from ddp_bench.bench.worker.outcome import attempt, is_broken_by
 from ddp_bench.bench.worker.prepare import HeldCase, warm
 from ddp_bench.bench.worker.proof import Prover, fingerprint
 from ddp_bench.bench.worker.update_proof import prove_update

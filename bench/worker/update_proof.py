@@ -17,8 +17,8 @@ from ddp_bench.bench.case import Case
 from ddp_bench.bench.findings.numbers import short
 from ddp_bench.bench.measure.memory import release_memory
 from ddp_bench.bench.measure.timed import Trainer
-from ddp_bench.bench.worker.attempt import is_out_of_gpu_memory
 from ddp_bench.bench.worker.messages import UpdateError
+from ddp_bench.bench.worker.outcome import is_out_of_gpu_memory
 from ddp_bench.bench.worker.proof import ProofError, Prover, loaded
 from ddp_bench.bench.worker.reference import Weights, difference, norm, switch_off, weights_of
 

@@ -21,7 +21,7 @@ from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run.reopen import open_run
-from ddp_bench.bench.run.session import Session
+from ddp_bench.bench.run.rounds import Rounds
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker import rank as worker
 from ddp_bench.bench.worker.job import Job
@@ -102,7 +102,7 @@ def measured(folder, **more):
     )
     assert rank.do(begin).status == "ok"
     opened = open_run(settings, plan, Manifest(settings=settings), {}, resume=None)
-    session = Session(
+    rounds = Rounds(
         workers=EightWorkers(rank),
         settings=settings,
         plan=plan,
@@ -111,7 +111,7 @@ def measured(folder, **more):
         console=Console(silent=True),
         start_anew=list,
     )
-    reason = session.run()
+    reason = rounds.run()
     opened.recorder.write()
     opened.recorder.close(reason)
     return load_run(folder)

@@ -19,8 +19,8 @@ from ddp_bench.bench.manifest import Manifest, RankPlace
 from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, typical_of
 from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
-from ddp_bench.bench.run import cases, session
-from ddp_bench.bench.run.cases import FAILED
+from ddp_bench.bench.run import case_runner, rounds
+from ddp_bench.bench.run.case_runner import FAILED
 from ddp_bench.bench.run.failures import PATIENCE
 from ddp_bench.bench.run.main import main
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, fixed_phases, unfinished
@@ -82,9 +82,9 @@ class FakeClock:
         return self.now_s
 
 
-class FakeSession(session.Session):
+class FakeRounds(rounds.Rounds):
     def _prepare_cases(self):
-        """Cases as warmed up; those that have nothing left are not, as in a real session."""
+        """Cases as warmed up; those that have nothing left are not, as in real ones."""
         for index, one in unfinished(self.plan, self.settings, self.recorder):
             self.recorder.set_outcome(index, "ok")
             self.live.append(LiveCase(index, one.case, one.oversubscribed, None, 0.01, 0.01))
@@ -101,7 +101,7 @@ def plan_of(settings, device="cuda"):
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
     """Measures a run, or goes on with it in its folder: the blocks on disk, in their order."""
-    monkeypatch.setattr(cases, "time", FakeClock())
+    monkeypatch.setattr(case_runner, "time", FakeClock())
     monkeypatch.setattr(os, "fsync", lambda _: None)
     folder = tmp_path / "run"
 
@@ -115,7 +115,7 @@ def measure(tmp_path, monkeypatch):
             m.Begun(place=RankPlace(rank=r, host="here", device_name="a GPU"), fingerprint="")
             for r in range(4)
         ]
-        made = FakeSession(
+        made = FakeRounds(
             workers=FakeWorkers(4, most),
             settings=settings,
             plan=plan,

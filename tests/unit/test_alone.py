@@ -14,7 +14,7 @@ from ddp_bench.bench.measure.matrix_rate import MATRIX_SIZE, MOST_REPETITIONS, D
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.run.alone import CURVE_BYTES, CURVE_REPETITIONS, LEAST_REPETITIONS, _curve, measure_rates
-from ddp_bench.bench.run.cases import Cases
+from ddp_bench.bench.run.case_runner import CaseRunner
 from ddp_bench.bench.run.failures import preparing_s
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
@@ -156,7 +156,7 @@ def rates(workers, *counts):
     plan = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
     skipped = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
     said, found = [], []
-    run = Cases.__new__(Cases)
+    run = CaseRunner.__new__(CaseRunner)
     run.workers, run.plan, run.settings = workers, [*plan, skipped], SETTINGS
     manifest, tell = SimpleNamespace(roofline=()), lambda *, roofline: found.extend(roofline)
     run.recorder = SimpleNamespace(note=lambda *_: None, manifest=manifest, tell=tell)

@@ -23,7 +23,7 @@ from ddp_bench.bench.results.ratios import LAUNCH_SD, Typical
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run, read_manifest
 from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.stats.interval import Interval, paired_ratio
+from ddp_bench.bench.stats.interval import Interval, median_of_ratios
 from ddp_bench.bench.stats.two_runs import ratio_of_runs, with_change_of_runs
 
 
@@ -236,7 +236,7 @@ def test_rounds_of_launches_stay_apart():
 
 def test_one_launch_is_the_paired_ratio():
     left, right = {r: 10.0 + r for r in range(9)}, {r: 11.0 + r * r for r in range(9)}
-    assert launch_ratio(left, right, confidence=0.98) == paired_ratio(left, right, confidence=0.98)
+    assert launch_ratio(left, right, confidence=0.98) == median_of_ratios(left, right, confidence=0.98)
 
 
 @pytest.mark.parametrize(("num_launches", "covered"), [(3, 0.85), (5, 0.88)])
@@ -252,7 +252,7 @@ def test_the_interval_holds_the_spread_between_launches(num_launches, covered):
                 candidate[launch * LAUNCH + r] = float(np.exp(bias + rng.normal(0, 0.05)))
                 baseline[launch * LAUNCH + r] = 1.0
         whole = launch_ratio(candidate, baseline, confidence=0.95)
-        rounds = paired_ratio(candidate, baseline, confidence=0.95)
+        rounds = median_of_ratios(candidate, baseline, confidence=0.95)
         inside += whole.low <= 1 <= whole.high
         inside_rounds_alone += rounds.low <= 1 <= rounds.high
     assert inside / trials >= covered, "few launches know their spread roughly"

@@ -14,8 +14,8 @@ from torch.distributed.run import get_args_parser
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.lab import link, namespaces, rates
 from ddp_bench.bench.lab import main as lab
-from ddp_bench.bench.lab.command import is_bench_run, is_torchrun, resolved
 from ddp_bench.bench.lab.main import MAX_HOSTS, summary
+from ddp_bench.bench.lab.program import is_bench_run, is_torchrun, resolved
 from ddp_bench.bench.package import own_command
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
-from ddp_bench.bench.run.cases import facts_of
+from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.worker.messages import Proven, Settle, UpdateError, Wait, Warmed
 from ddp_bench.bench.worker.rank import Rank
 

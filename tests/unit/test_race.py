@@ -11,7 +11,7 @@ from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
 from ddp_bench.bench.results.ratios import Typical
 from ddp_bench.bench.run.race import FINAL_SHARE, LEAST_ROUNDS, dropped, num_kept
-from ddp_bench.bench.stats.interval import paired_ratio
+from ddp_bench.bench.stats.interval import median_of_ratios
 
 OF_FOUR = [(case, "default") for case in "abcd"]
 
@@ -109,7 +109,7 @@ def _best(found):
     """The best of those that were measured to the end, and its rounds."""
     most = len(found["default"])
     rest = [case for case in found if case != "default" and len(found[case]) == most]
-    best = max(rest, key=lambda case: paired_ratio(found[case], found["default"]).estimate)
+    best = max(rest, key=lambda case: median_of_ratios(found[case], found["default"]).estimate)
     return best, most
 
 

@@ -9,7 +9,7 @@ from scipy import stats as scipy_stats
 from selection import in_campaign
 
 from ddp_bench.bench.stats import two_runs
-from ddp_bench.bench.stats.interval import Interval, median_interval, median_intervals, paired_ratio
+from ddp_bench.bench.stats.interval import Interval, median_interval, median_intervals, median_of_ratios
 from ddp_bench.bench.stats.two_runs import difference_of_medians, ratio_of_medians
 
 
@@ -67,7 +67,7 @@ def test_estimates_lie_in_their_intervals():
 
 
 def test_only_common_rounds_are_paired():
-    assert paired_ratio({1: 2.0, 2: 9.0}, {1: 1.0, 3: 5.0}).estimate == 2.0
+    assert median_of_ratios({1: 2.0, 2: 9.0}, {1: 1.0, 3: 5.0}).estimate == 2.0
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def by_round(times):
 
 def ratios(slow, fast, **more):
     """Of each trial by itself."""
-    return [paired_ratio(by_round(a), by_round(b), **more) for a, b in zip(slow, fast, strict=True)]
+    return [median_of_ratios(by_round(a), by_round(b), **more) for a, b in zip(slow, fast, strict=True)]
 
 
 @pytest.mark.parametrize("num_rounds", [10, *in_campaign(15, 30)])
@@ -314,6 +314,9 @@ def test_interleaving_pays_under_drift(name):
     slow, fast, _ = trials(name, 20)
     gains = []
     for a, b in zip(slow[:100], fast[:100], strict=True):
-        paired, unpaired = paired_ratio(by_round(a), by_round(b)), ratio_of_medians(a.tolist(), b.tolist())
+        paired, unpaired = (
+            median_of_ratios(by_round(a), by_round(b)),
+            ratio_of_medians(a.tolist(), b.tolist()),
+        )
         gains.append((unpaired.high - unpaired.low) / (paired.high - paired.low))
     assert np.median(gains) >= 2

@@ -13,8 +13,8 @@ from torch._utils import ExceptionWrapper
 from ddp_bench.bench.errors import UserCodeError
 from ddp_bench.bench.run.failures import failure_in
 from ddp_bench.bench.worker import tracebacks as tb
-from ddp_bench.bench.worker.attempt import LOST, attempt, report_of
 from ddp_bench.bench.worker.messages import Report
+from ddp_bench.bench.worker.outcome import LOST, attempt, report_of
 from ddp_bench.bench.worker.proof import ProofError
 from ddp_bench.models.workload import Workload, make_batch
 

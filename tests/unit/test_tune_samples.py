@@ -17,7 +17,7 @@ from ddp_bench.bench.results.comparisons import FASTER, Comparison, compared
 from ddp_bench.bench.results.ratios import Typical
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.run.race import dropped
-from ddp_bench.bench.stats.interval import Interval, paired_ratio
+from ddp_bench.bench.stats.interval import Interval, median_of_ratios
 
 pytestmark = pytest.mark.campaign
 
@@ -47,7 +47,9 @@ class Sweep:
         if cap == other:
             return Interval(1.0, 1.0, 1.0)
         # The batch is the same: rates are as steps are, the other way round.
-        return paired_ratio(*({r: 1000 / ms for r, ms in self.step_ms[one].items()} for one in (cap, other)))
+        return median_of_ratios(
+            *({r: 1000 / ms for r, ms in self.step_ms[one].items()} for one in (cap, other))
+        )
 
     def gain(self, cap):
         return self.over(cap, "default").estimate - 1

@@ -14,7 +14,7 @@ from ddp_bench.bench.results.aggregate import rate_half_widths
 from ddp_bench.bench.results.journal import State
 from ddp_bench.bench.run import sustain
 from ddp_bench.bench.run.alone import measure_curves, measure_rates
-from ddp_bench.bench.run.cases import Cases
+from ddp_bench.bench.run.case_runner import CaseRunner
 from ddp_bench.bench.run.failures import block_s
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_seldom, is_traced, unfinished
 from ddp_bench.bench.run.race import dropped
@@ -28,11 +28,11 @@ WRITE_EVERY_S = 30.0
 """Tables are brought up to date so often: blocks.csv, from which they are made, has everything at once."""
 
 
-class Session(Cases):
+class Rounds(CaseRunner):
     """Measures a run, from the first case to the last block."""
 
     def __init__(self, *, start_anew: Callable[[], Sequence[m.Begun]], **more: Any) -> None:
-        """As `Cases`; `start_anew` ends the workers and starts others."""
+        """As `CaseRunner`; `start_anew` ends the workers and starts others."""
         super().__init__(**more)
         self._start_anew = start_anew
         self._resting: frozenset[str] = frozenset()

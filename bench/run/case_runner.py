@@ -46,7 +46,7 @@ FAILED = {TELEMETRY_FAILED: "GPU telemetry (--telemetry)", TRACE_FAILED: "trace"
 """What a block's detail may say it lacks; its case is measured all the same."""
 
 
-class Cases:
+class CaseRunner:
     """Prepares and measures single cases on the workers of one attempt."""
 
     def __init__(
