@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Annotated, TypeAlias
 
 import numpy as np
@@ -112,7 +113,7 @@ def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     by_size: dict[int, list[float]] = {}
     for size, times in points:
         by_size.setdefault(size, []).extend(times)
-    medians = sorted((float(size), float(np.median(times))) for size, times in by_size.items() if times)
+    medians = sorted((float(size), float(median(times))) for size, times in by_size.items() if times)
     if not medians or medians[-1][1] <= 0:
         return CostCurve()
     logs = np.log([max(ms, 1e-6) for _, ms in medians])

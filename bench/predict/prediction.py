@@ -127,11 +127,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Simulated:
-    """A step; its ms, units per second, efficiency and exposed communication; what it loses, when asked."""
+    """A step; its ms, units per second, efficiency and exposed communication; more of it when asked."""
 
     step: SimulatedStep
     figures: tuple[float, float, float, float]
-    extrapolated_ms: float
+    extrapolated_ms: Callable[[], float]
     losses: Callable[[], Losses]
 
 
@@ -177,7 +177,7 @@ def predict(
 
     width = width_of(step_ms) if step_alone else width_of(step_ms, images_per_s, efficiency)
     if width > MOST_HALF_WIDTH:
-        much = _extrapolation(simulated.extrapolated_ms, step_ms.estimate)
+        much = _extrapolation(simulated.extrapolated_ms(), step_ms.estimate)
         return made(reason=refusal(width, much=much, error_pct=error_pct))
     # The model's error is one of the step; the part that is communication carries all of it.
     reach = error_pct / 100 * step_ms.estimate
@@ -191,7 +191,7 @@ def predict(
         images_per_s=images_per_s,
         efficiency=efficiency,
         exposed_comm_ms=None if is_exposed_refused(exposed, step_ms) else exposed,
-        extrapolated_ms=simulated.extrapolated_ms,
+        extrapolated_ms=simulated.extrapolated_ms(),
         lost=simulated.losses(),
         timeline=simulated.step,
     )
@@ -320,7 +320,9 @@ def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simul
     per_sample = c.identity.units_per_sample
     units_per_s = batch * per_sample * n * times * 1000 / step.step_ms
     of_single = batch * per_sample * times * 1000 / single.total_ms
-    measured = c.spread.factor(min(n, c.num_ranks))
+
+    def extrapolated_ms() -> float:
+        return own.total_ms * max(slowest - c.spread.factor(min(n, c.num_ranks)), 0.0)
 
     def losses() -> Losses:
         without_copies = simulate(work, compute, slowdown=slowdown)
@@ -335,7 +337,7 @@ def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simul
         )
 
     figures = (step.step_ms, units_per_s, units_per_s / n / of_single, step.exposed_comm_ms)
-    return _Simulated(step, figures, own.total_ms * max(slowest - measured, 0.0), losses)
+    return _Simulated(step, figures, extrapolated_ms, losses)
 
 
 def _widening(calibration: Calibration) -> float:

@@ -13,17 +13,10 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 from made import block
-from published import from_throughput, gradients_in_backward_order
 
 from ddp_bench.bench.axes import DDP_DEFAULTS
-from ddp_bench.bench.buckets import BucketCaps, assign_cap
-from ddp_bench.bench.predict.calibration import Identity
-from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.scenario import Scenario, cost_band
-from ddp_bench.bench.predict.timeline import Compute, Slowdown, make_work, simulate
 from ddp_bench.bench.results.schema import CASES, typed_frame
 from ddp_bench.bench.results.store import RunWriter
-from ddp_bench.models.registry import resnet_workload
 
 NUM_ROUNDS, NUM_RANKS = 30, 8
 STEP_MS = 100.0
@@ -118,26 +111,3 @@ def test_5000_cases_of_64_ranks_in_30_rounds(benchmark, tmp_path):
     benchmark.extra_info |= found
     assert found["blocks"] > 9_500_000
     assert found["peak_mib"] < 1024
-
-
-def test_a_simulated_step_of_resnet152_on_1024_ranks(benchmark):
-    identity = Identity(
-        arch="resnet152", image_size=224, batch_per_device=32, precision="fp32", device_type="cuda",
-        device_name="V100", torch="", host="",
-    )  # fmt: skip
-    gradients = gradients_in_backward_order(resnet_workload("resnet152", 224))
-    resnet152 = from_throughput(identity, gradients, images_per_s=120.0)
-    scenario = Scenario(
-        num_devices=1024, network=network("ib-400g"), intra=network("nvlink-h100"), gpus_per_node=8
-    )
-    sizes = [p.num_bytes for p in resnet152.parameters]
-    ready = [p.ready_ms for p in resnet152.parameters]
-    compute = Compute(before_ms=80.0, backward_ms=180.0, after_ms=5.0)
-
-    def step():
-        curve = cost_band(resnet152, scenario).estimate
-        work = make_work(sizes, ready, assign_cap(sizes, BucketCaps((0.0,))), curve)
-        return simulate(work, compute, slowdown=Slowdown(compute=1.2, comm=1.3)).step_ms
-
-    assert benchmark(step) > compute.total_ms
-    assert benchmark.stats.stats.median < 0.020

@@ -1,5 +1,7 @@
 """Pages of recorded runs, and a real browser to look at them."""
 
+import contextlib
+import functools
 import gzip
 import shutil
 
@@ -58,9 +60,9 @@ def browser():
         running.close()
 
 
-@pytest.fixture
-def open_page(browser, page_file):
-    """Opens the page from disk; a request for anything else or a word on the console fails the test."""
+@contextlib.contextmanager
+def opener(browser, page_file):
+    """Opens the page from disk; a request for anything else or a word on the console fails at the end."""
     contexts, asked, said = [], [], []
 
     def answer(route):
@@ -86,3 +88,17 @@ def open_page(browser, page_file):
         context.close()
     assert asked == []
     assert said == []
+
+
+@pytest.fixture
+def open_page(browser, page_file):
+    """Opens the page anew."""
+    with opener(browser, page_file) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def look_at(browser, page_file):
+    """Opens the page once for each width and scheme: of tests that do no more than unfold it."""
+    with opener(browser, page_file) as opened:
+        yield functools.cache(opened)

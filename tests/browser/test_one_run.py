@@ -36,9 +36,9 @@ def test_no_figure_is_cut_on_paper_and_the_page_is_no_wider(open_page):
         assert figure.bounding_box()["height"] < 1000  # 297 mm less margins, at 96 pixels an inch
 
 
-def test_no_column_is_cut_on_a_narrow_screen(open_page):
+def test_no_column_is_cut_on_a_narrow_screen(look_at):
     """A row becomes a block: every cell is seen whole, its heading before it."""
-    tab = open_page(390)
+    tab = look_at(390)
     unfold(tab)
     assert tab.locator(".scroll:has(table)").evaluate_all(
         "all => all.every(e => e.scrollWidth <= e.clientWidth)"
@@ -50,9 +50,9 @@ def test_no_column_is_cut_on_a_narrow_screen(open_page):
         assert cells.nth(i).evaluate("e => getComputedStyle(e, '::before').content") == f'"{heading}"'
 
 
-def test_no_word_of_a_heading_is_broken_on_a_narrow_screen(open_page):
+def test_no_word_of_a_heading_is_broken_on_a_narrow_screen(look_at):
     """A word that is broken has rectangles on two lines."""
-    tab = open_page(390)
+    tab = look_at(390)
     unfold(tab)
     broken = tab.locator("h1, h2, h3, th, .state, summary, .command button").evaluate_all(
         """all => all.flatMap(e => {
@@ -73,8 +73,8 @@ def test_no_word_of_a_heading_is_broken_on_a_narrow_screen(open_page):
     assert broken == []
 
 
-def test_a_command_wraps_between_its_options(open_page):
-    tab = open_page(390)
+def test_a_command_wraps_between_its_options(look_at):
+    tab = look_at(390)
     heights = tab.locator(".next .command span").evaluate_all(
         "all => all.map(e => e.getClientRects()[0].height)"
     )
@@ -97,9 +97,9 @@ def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", *in_campaign("dark")])
-def test_text_and_marks_stand_out_from_the_paper(open_page, scheme):
+def test_text_and_marks_stand_out_from_the_paper(look_at, scheme):
     """WCAG 2.2 contrast: 4.5 for text, 3 for graphics, computed from what the browser resolved."""
-    tab = open_page(1440, scheme)
+    tab = look_at(1440, scheme)
     paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     selectors = {".caption": 4.5, ".note": 4.5, "dt": 4.5, "th": 4.5, "td": 4.5, "figure svg text": 4.5}
     for selector, least in selectors.items():
@@ -116,9 +116,9 @@ def test_text_and_marks_stand_out_from_the_paper(open_page, scheme):
 
 
 @pytest.mark.parametrize("scheme", ["light", *in_campaign("dark")])
-def test_areas_are_hatched_and_outlined(open_page, scheme):
+def test_areas_are_hatched_and_outlined(look_at, scheme):
     """Parts of a bar are told by hatch, outline and label; colour comes on top."""
-    tab = open_page(1440, scheme)
+    tab = look_at(1440, scheme)
     paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     bars = tab.locator("figure[id$=anatomy] svg")
     fills = computed(bars, "path", "fill")
@@ -129,15 +129,8 @@ def test_areas_are_hatched_and_outlined(open_page, scheme):
     assert max(contrast(colour, paper) for colour in outlines) >= 4.5
 
 
-def test_figures_follow_the_colour_scheme(open_page):
-    light, dark = (
-        computed(open_page(1440, scheme), "figure svg text", "fill") for scheme in ("light", "dark")
-    )
-    assert set(light).isdisjoint(dark)
-
-
-def test_labels_of_a_figure_do_not_overlap(open_page):
-    tab = open_page(1440)
+def test_labels_of_a_figure_do_not_overlap(look_at):
+    tab = look_at(1440)
     for figure in tab.locator("figure > svg").all():
         boxes = figure.locator("text").evaluate_all(
             "all => all.map(e => e.getBoundingClientRect()).map(b => [b.left, b.top, b.right, b.bottom])"
@@ -277,10 +270,12 @@ def test_folds_are_open_on_paper(open_page):
 def test_theme_can_be_chosen_against_the_systems(open_page):
     tab = open_page(scheme="dark")
     colour = "getComputedStyle(document.body).backgroundColor"
-    seen = {}
+    seen, drawn = {}, {}
     for theme in ("light", "dark", "auto"):
         tab.get_by_label("Theme").select_option(theme)
         seen[theme] = tab.evaluate(colour)
+        drawn[theme] = set(computed(tab, "figure svg text", "fill"))
+    assert drawn["light"].isdisjoint(drawn["dark"]), "figures follow"
     assert seen["dark"] == seen["auto"]
     assert seen["light"] == "rgb(255, 255, 255)" != seen["dark"]
     tab.get_by_label("Theme").select_option("light")

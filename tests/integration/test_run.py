@@ -230,7 +230,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(real_run, capsys):
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     out = tmp_path / "run"
     arguments = [*SMALL, "--gpus", "1,2", "--bucket-cap-mb", "default,1"]
-    assert main([*arguments, "--dry-run", "--out", str(out)]) == 0
+    assert main([*arguments, "--sustain", "90s", "--dry-run", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("6 cases, 5 to measure")
     assert "; resnet20, 32 " in text.splitlines()[0]
@@ -238,6 +238,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     assert "skipped: DataParallel on one device is the plain module" in text
     assert "place 1 in round 1" in text
     assert "Expected time: about" in text
+    assert "After that 7m 30s of training without a pause (--sustain), in all " in text
     (probed,) = re.findall(r"probe of (\d+) steps", text)
     assert ("Comparisons will be known to about ±" in text) == (int(probed) >= FIRST_LOOK), "busy machine"
     assert not out.exists()

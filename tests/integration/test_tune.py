@@ -73,7 +73,8 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
 @pytest.mark.usefixtures("in_process")
 def test_a_dry_run_measures_nothing(tmp_path, capsys):
     out = tmp_path / "out"
-    assert tune.main([*SMALL, "--gpus", "2", "--max-time", "90s", "--dry-run", "--out", str(out)]) == 0
+    sweep = ("--gpus", "2", "--bucket-cap-mb", "default,25", "--image-size", "8")
+    assert tune.main([*SMALL, *sweep, "--max-time", "90s", "--dry-run", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "ddp-n2-capdefault" in said
     assert "1m 30s" in said

@@ -4,13 +4,16 @@ import math
 from pathlib import Path
 
 from made import made_manifest
-from report_runs import case, measured, run
+from report_runs import case, measured
 
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.stats.interval import Interval
 
 CPU = {"device_type": "cpu"}
+NO_BLOCKS = RoundTimes.of(typed_frame([], BLOCKS))
 NAN = math.nan
 
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 100.0), case("ddp", 2, 160.0)
@@ -26,9 +29,8 @@ FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late
 
 
 def concluded(*cases, by=(), **settings):
-    data = run(cases, timed_blocks=[])
     manifest = made_manifest(settings=settings, timing={"measuring_s": 100.0})
-    return conclude(Path("results/made run"), manifest, data.cases, data.times, by)
+    return conclude(Path("results/made run"), manifest, typed_frame(cases, CASES), NO_BLOCKS, by)
 
 
 def exposing(low, high):

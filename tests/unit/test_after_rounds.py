@@ -11,7 +11,6 @@ from dataclasses import replace
 import made
 import pandas as pd
 import pytest
-from commands import SMALL
 from made import planned, recorded, resolved
 
 from ddp_bench.bench.console import Console
@@ -22,7 +21,6 @@ from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
 from ddp_bench.bench.run import case_runner, rounds
 from ddp_bench.bench.run.case_runner import FAILED
 from ddp_bench.bench.run.failures import PATIENCE
-from ddp_bench.bench.run.main import main
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, fixed_phases, unfinished
 from ddp_bench.bench.run.reopen import MAY_CHANGE, open_run
 from ddp_bench.bench.run.schedule import LiveCase, Schedule
@@ -376,10 +374,3 @@ def test_rounds_comparisons_and_the_fit_know_nothing_of_it():
     wanted = [batch[c] * 1000 / (3 * pace[c]) for c in ids]
     assert other["steady_images_per_s"].tolist() == pytest.approx(wanted)
     assert one["steady_images_per_s"].isna().all()
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_dry_run_tells_the_time(capsys):
-    arguments = [*SMALL, "--gpus", "1", "--modes", "ddp", "--rounds", "1", "--image-size", "8", "--dry-run"]
-    assert main([*arguments, "--sustain", "90s"]) == 0
-    assert "After that 3m 00s of training without a pause (--sustain), in all " in capsys.readouterr().out

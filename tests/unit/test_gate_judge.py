@@ -23,6 +23,7 @@ from ddp_bench.bench.results.ratios import LAUNCH_SD, Typical
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run, read_manifest
 from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.stats import two_runs
 from ddp_bench.bench.stats.interval import Interval, median_of_ratios
 from ddp_bench.bench.stats.two_runs import ratio_of_runs, with_change_of_runs
 
@@ -46,6 +47,18 @@ def with_launch(fit):
     low, high = math.hypot(log.estimate - log.low, reach), math.hypot(log.high - log.estimate, reach)
     ends = Interval(log.estimate, log.estimate - low, log.estimate + high).exp()
     return Interval(fit.estimate, ends.low, ends.high)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_bootstrap_of_a_sample():
+    """The same rounds are in many pairs, and their variance comes of a seeded bootstrap each time."""
+    original = two_runs._median_variance
+    of_bytes = cache(lambda sample: original(np.frombuffer(sample)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            two_runs, "_median_variance", lambda sample: of_bytes(np.asarray(sample, float).tobytes())
+        )
+        yield
 
 
 def changes(slower=1.0):

@@ -56,14 +56,20 @@ def each_launch(series):
                 yield {case: [ms.get(r, math.nan) for r in rounds] for case, ms in steps.items()}
 
 
+@cache
+def fits(series):
+    """Of every launch the cases and their fit."""
+    return [(list(columns), fit(np.array([*columns.values()]).T)) for columns in each_launch(series)]
+
+
 def apart(series, first, second):
     """Standard deviation between launches beyond that of their rounds, percent; NaN where not measured."""
     found = []
-    for columns in each_launch(series):
-        if first not in columns or second not in columns:
+    for cases, fitted in fits(series):
+        if first not in cases or second not in cases:
             return math.nan
-        one, other = (list(columns).index(case) for case in (first, second))
-        found += fit(np.array([*columns.values()]).T).intervals(
+        one, other = cases.index(first), cases.index(second)
+        found += fitted.intervals(
             [lambda log_ms, one=one, other=other: log_ms[one] - log_ms[other]], confidence=ONE_SIGMA
         )
     noise = fmean(((one.high - one.low) / 2) ** 2 for one in found)
@@ -94,6 +100,7 @@ def ratios(launches, steps, *, alone):
     }
 
 
+@cache
 def held(series, *, alone):
     """Of each run the share of its intervals that hold what the runs of the series have in common."""
     found = [ratios(*run, alone=alone) for run in runs(series)]

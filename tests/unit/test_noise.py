@@ -81,7 +81,7 @@ def test_a_gate_too_short_for_an_interval_has_none():
 
 
 def test_json_has_the_interval_and_every_resolution():
-    told = json.loads(noise.as_json(measured(noise=0.03, between=0.01)))
+    told = json.loads(noise.as_json(measured(noise=0.03)))
     assert told["step"]["arch"] == "resnet20"
     assert told["verdict"] in ("unchanged", "inconclusive")
     assert told["ratio"]["low"] < told["ratio"]["estimate"] < told["ratio"]["high"]

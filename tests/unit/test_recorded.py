@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import doctor_machines
 import pytest
@@ -19,6 +20,7 @@ from finding_cases import said_of_each
 from recorded_pages import PAGES, text_of_page
 
 from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run.summary import print_summary
 
@@ -56,8 +58,9 @@ def said(command):
     out, err = io.StringIO(), io.StringIO()
     before = Path.cwd()
     os.chdir(ROOT)
+    fewer = mock.patch.dict(predict.__kwdefaults__, resamples=40)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with fewer, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = importlib.import_module(f"ddp_bench.{module}.main").main(arguments)
     finally:
         os.chdir(before)

@@ -18,6 +18,8 @@ from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
 from ddp_bench.models.registry import resnet_workload
 
 SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 OTHER_CAPS = ("0.5", "1", "5", "10", "25", "100")
 """Of the sample, beside the default that its residual is of."""
 
@@ -68,7 +70,7 @@ def test_pytorch_ddp_table_from_its_one_gpu_row(resnet50, num_devices, published
         gpus_per_node=min(num_devices, 8),
         nics_per_node=4,
     )
-    found = predict(calibration, scenario).images_per_s.estimate / num_devices
+    found = predict(calibration, scenario, resamples=0).images_per_s.estimate / num_devices
     assert found == pytest.approx(published, rel=0.03)
 
 
@@ -80,7 +82,7 @@ def test_eight_h200s_from_one(resnet50, batch):
     """
     identity = replace(MACHINE, batch_per_device=batch, precision="fp16", device_name="H200")
     calibration = from_throughput(identity, resnet50, images_per_s=3079.0)
-    found = predict(calibration, Scenario(num_devices=8, intra=network("nvlink-h200")))
+    found = predict(calibration, Scenario(num_devices=8, intra=network("nvlink-h200")), resamples=0)
     assert found.images_per_s.estimate == pytest.approx(24479, rel=0.02)
     assert found.efficiency.estimate < 1
 
@@ -180,7 +182,6 @@ def slower(tmp_path):
     return made
 
 
-@pytest.mark.usefixtures("few_resamples")
 def test_several_runs_are_judged_together(slower, capsys):
     assert command.main([str(SAMPLE), "--validate", str(SAMPLE), str(slower), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -329,10 +329,11 @@ def test_intervals_hold_what_launches_do(num_launches, known, runs):
     rng, held, alone = np.random.default_rng([12, num_launches]), [], []
     num_rounds = 12 * num_launches
     launches = launched(num_launches, num_rounds, known=known, known_freedom=10 * (known > 0))
-    for _ in range(runs):
+    for run in range(runs):
         shift = 0.02 * rng.standard_normal((num_launches, 3))
         log_ms = shift[launches.of_round][:, launches.of_column] + noise("iid", rng, num_rounds) / 4
-        for found, group in ((held, launches), (alone, None)):
+        # What is far off shows in a quarter of the runs.
+        for found, group in ((held, launches), *([(alone, None)] if run % 4 == 0 else [])):
             across = fit(np.exp(log_ms), group).intervals([difference(4, 0), difference(1, 0)])
             found += [one.low <= 0 <= one.high for one in across]
     assert 0.95 - error <= np.mean(held) <= 0.995

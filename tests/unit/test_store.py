@@ -66,25 +66,6 @@ def test_a_folder_with_other_files_or_a_file_is_refused(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_what_is_not_a_run_is_refused_in_one_line(tmp_path):
-    with pytest.raises(UsageError, match="not a results folder"):
-        store.load_run(tmp_path)
-    folder = tmp_path / "run"
-    writer = written(folder)
-    writer.append("blocks.csv", [BLOCK])
-    with (folder / "blocks.csv").open("a") as file:
-        file.write("single-n1,timed,one,0,0,h,0,1,1,1,\n")
-    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read") as caught:
-        store.load_run(folder)
-    assert "\n" not in str(caught.value)
-    (folder / "manifest.json").write_text('{"schema_version": 99}')
-    with pytest.raises(UsageError, match="schema 99"):
-        store.load_run(folder)
-    (folder / "manifest.json").write_text("{")
-    with pytest.raises(UsageError, match="not valid JSON"):
-        store.load_run(folder)
-
-
 def test_the_documented_columns_are_the_schemas():
     page = README.read_text(encoding="utf-8")
     assert with_tables(page) == page, "run python -m bench.results.schema --write"

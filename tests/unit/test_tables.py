@@ -105,9 +105,10 @@ def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, mo
     for length in range(len(whole) - last_two_blocks, len(whole) + 1):
         path.write_bytes(whole[:length])
         read = tables.load_blocks(path, RANKS)
-        pd.testing.assert_frame_equal(read, undamaged.head(len(read)))
+        assert read.equals(undamaged.head(len(read)))
         tables.repair_blocks(path, RANKS)
-        assert read[key].drop_duplicates().equals(tables.load_blocks(path)[key].drop_duplicates())
+        kept = [[row[name] for name in key] for row, *_ in tables.read_blocks(path)]
+        assert read[key].drop_duplicates().to_numpy().tolist() == kept
     path.write_bytes(whole[:7])
     assert tables.read_table(path, tables.BLOCKS).empty, "its very first write was cut"
 

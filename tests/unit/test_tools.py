@@ -112,13 +112,15 @@ LEFT_OUT = "Not run: 2 of the campaign (all: -m 'campaign or not campaign'); 1 s
     ("arguments", "passed", "last"),
     [
         ([], 1, LEFT_OUT),
-        *selection.in_campaign((["-n", "2"], 1, LEFT_OUT)),
-        (["faults"], 2, "Not run: nothing."),
         (["faults/test_long.py"], 2, "Not run: nothing."),
-        (["faults/test_long.py::test_long"], 1, "Not run: nothing."),
-        (["-m", "campaign"], 2, "Not run: nothing."),
         (["-m", "campaign or not campaign"], 3, "Not run: 1 skipped: no GPU here."),
-        (["."], 1, LEFT_OUT),
+        *selection.in_campaign(
+            (["-n", "2"], 1, LEFT_OUT),
+            (["faults"], 2, "Not run: nothing."),
+            (["faults/test_long.py::test_long"], 1, "Not run: nothing."),
+            (["-m", "campaign"], 2, "Not run: nothing."),
+            (["."], 1, LEFT_OUT),
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -141,10 +143,12 @@ STARTS = "import subprocess, sys\n" + "".join(
 @pytest.mark.parametrize(
     ("workers", "most", "code"),
     [
-        ("0", 3, pytest.ExitCode.OK),
         ("0", 2, pytest.ExitCode.TESTS_FAILED),
-        *selection.in_campaign(("2", 3, pytest.ExitCode.OK)),
-        ("2", 2, pytest.ExitCode.TESTS_FAILED),
+        *selection.in_campaign(
+            ("0", 3, pytest.ExitCode.OK),
+            ("2", 3, pytest.ExitCode.OK),
+            ("2", 2, pytest.ExitCode.TESTS_FAILED),
+        ),
     ],
 )
 def test_too_many_processes_are_a_failure(pytester, monkeypatch, workers, most, code):
@@ -157,12 +161,3 @@ def test_too_many_processes_are_a_failure(pytester, monkeypatch, workers, most, 
     assert done.parseoutcomes()["passed"] == 3
     assert done.outlines[-2].startswith(f"Processes started: 3, at most {most}. Took ")
     assert done.ret == code
-
-
-@pytest.mark.parametrize(
-    ("arguments", "workers"), [([], 2), (["tests"], 2), (["tests/unit/test_plan.py"], 0), (["a.py::b"], 0)]
-)
-def test_named_files_start_without_workers(arguments, workers, pytestconfig, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(pytestconfig, "args", arguments)
-    assert selection.pytest_xdist_auto_num_workers(pytestconfig) == workers
