@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,19 +20,9 @@ MOST_GRAPHS = 256
 """Graphs that dynamo may hold of one function: every case has its own, where its limit of 8 is for reuse."""
 
 
-def as_set(workload: Workload, settings: StepSettings) -> Workload:
-    """Return the workload with the memory format and the optimizer's kernels that `settings` ask for."""
-    optimizer = (
-        functools.partial(_fused, workload.optimizer) if settings.fused_optimizer else workload.optimizer
-    )
-    return replace(workload, channels_last=settings.channels_last, optimizer=optimizer)
-
-
-def with_plain_optimizer(workload: Workload) -> Workload:
-    """Return the workload with its author's optimizer: the kernels that `as_set` chose are undone."""
-    made: Any = workload.optimizer
-    is_fused = isinstance(made, functools.partial) and made.func is _fused
-    return replace(workload, optimizer=made.args[0]) if is_fused else workload
+def optimizer_of(workload: Workload, settings: StepSettings) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+    """Return what makes the workload's optimizer, with the kernels that `settings` ask for."""
+    return functools.partial(_fused, workload.optimizer) if settings.fused_optimizer else workload.optimizer
 
 
 def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> nn.Module:

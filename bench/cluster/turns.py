@@ -72,8 +72,12 @@ class TurnClient:
 
     def close(self) -> None:
         """Disconnect once no other run is within a turn; the others go on without this one."""
+        self.next_turn()
+        self.leave()
+
+    def leave(self) -> None:
+        """Disconnect at once, whoever has the turn."""
         if self._socket is not None:
-            self.next_turn()
             self._socket.close()
             self._socket = None
 

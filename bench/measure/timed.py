@@ -20,7 +20,7 @@ from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.models.data import BatchSource, open_source
-from ddp_bench.models.step import placed
+from ddp_bench.models.step import optimizer_of, placed
 from ddp_bench.models.workload import Batch, Workload, loss_function, make_module
 
 PROBE_MS, MOST_PROBED = 3000.0, 30
@@ -57,7 +57,7 @@ class Trainer:
         self._loss = loss_function(workload)
         self._accumulate = case.accumulate
         self._precision = autocast_of(case)
-        self.optimizer = mode.optimizer(workload.optimizer)
+        self.optimizer = mode.optimizer(optimizer_of(workload, case))
         # Loss scaling is part of fp16 training, so its cost belongs to the step.
         self._scaler = torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None
         self._last_loss: Tensor | None = None

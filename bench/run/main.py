@@ -142,6 +142,10 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
         settings, is_complete = _resumed(resume, {name: getattr(settings, name) for name in options})
     if is_complete:
         print(f"{speaker()}: {resume} is complete: nothing is left to do", file=sys.stderr)
+        if is_rank():  # the other ranks wait to be told
+            with running_workers(settings) as workers:
+                workers.open()
+                workers.end()
         return ExitCode.OK
     if settings.out and not is_rank():
         from ddp_bench.bench.results.store import check_claimable
@@ -155,6 +159,7 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
 
         if how["dry_run"]:
             show_plan(workers, have_resolved(workers, settings))
+            workers.end()
             return ExitCode.OK
         done = How(arguments=arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
         return Conductor(settings, done, workers, began_s=began_s).run()

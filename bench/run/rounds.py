@@ -41,6 +41,15 @@ class Rounds(CaseRunner):
 
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
+        try:
+            reason = self._measured()
+            self._turns.close()
+        finally:
+            # A turn that is kept would hold up the other run, and this one's next attempt.
+            self._turns.leave()
+        return reason
+
+    def _measured(self) -> str:
         measure_rates(self)
         self._prepare_cases()
         self._drop_equal_layouts()
@@ -69,7 +78,6 @@ class Rounds(CaseRunner):
         self._sustain()
         self._trace_last()
         self.console.progress_done()
-        self._turns.close()
         return reason
 
     def _launch_again(self) -> None:

@@ -22,7 +22,7 @@ from ddp_bench.bench.settings import ResolvedSettings, Settings
 from ddp_bench.bench.worker.devices import num_gpus
 from ddp_bench.bench.worker.messages import Launched, SeenGpus
 from ddp_bench.models.registry import default_image_size, load_workload, resnet_workload
-from ddp_bench.models.step import as_set, has_fused_optimizer, takes_images
+from ddp_bench.models.step import has_fused_optimizer, takes_images
 from ddp_bench.models.workload import Workload
 
 
@@ -67,7 +67,8 @@ def resolve_job(asked: Settings, launched: Launched | None = None) -> Job:
     )
     if settings.race and not any(p.case.mode == "ddp" and p.case.num_devices > 1 for p in planned):
         raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
-    return Job(settings=settings, machine=machine, workload=as_set(workload, planned[0].case), plan=planned)
+    workload = dataclasses.replace(workload, channels_last=settings.channels_last)
+    return Job(settings=settings, machine=machine, workload=workload, plan=planned)
 
 
 def workload_of(settings: Settings) -> Workload:

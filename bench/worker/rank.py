@@ -7,6 +7,7 @@ idle. Gradients go through subgroups of the case's own backend.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import socket
@@ -57,7 +58,6 @@ from ddp_bench.bench.worker.proof import Prover, fingerprint
 from ddp_bench.bench.worker.update_proof import prove_update
 from ddp_bench.bench.worker.work import measure
 from ddp_bench.models.profile import profile_workload
-from ddp_bench.models.step import as_set
 from ddp_bench.models.workload import Workload, make_module, one_line
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
@@ -160,14 +160,14 @@ class Rank:
 
     def _loaded(self, settings: ResolvedSettings) -> Workload:
         """The workload, which this rank may have prepared."""
-        return self._job.workload if self._job is not None else workload_of(settings)
+        if self._job is not None:
+            return self._job.workload
+        return dataclasses.replace(workload_of(settings), channels_last=settings.channels_last)
 
     def _begin(self, asked: m.Begin) -> m.Begun:
         settings = asked.settings
         self._settings = settings
         workload = self._loaded(settings)
-        if asked.cases:
-            workload = as_set(workload, asked.cases[0])
         if not dist.is_initialized():
             self._take_place(settings, is_launched=not asked.port)
             self._meet(asked)

@@ -26,7 +26,6 @@ from ddp_bench.bench.case import Case, Split, split_of
 from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, autocast_of
 from ddp_bench.models.data import BatchSource, open_source
 from ddp_bench.models.nested import chunk, join, map_tensors
-from ddp_bench.models.step import with_plain_optimizer
 from ddp_bench.models.workload import Batch, Loss, Workload, loss_function
 
 Weights = dict[str, Tensor]
@@ -53,7 +52,6 @@ class Reference:
     """Kinds of modules in evaluation beside dropout: those that draw random numbers."""
 
     def __post_init__(self) -> None:
-        self._plain = with_plain_optimizer(self.workload)
         self._loss = loss_function(self.workload)
         self._known: dict[tuple[object, ...], Weights] = {}
 
@@ -79,7 +77,7 @@ class Reference:
         if again:
             _perturb(module)
         start = weights_of(module)
-        optimizer = self._plain.optimizer(list(module.parameters()))
+        optimizer = self.workload.optimizer(list(module.parameters()))
         split = split_of(case)
         with self._opened(case, split) as sources:
             for scale, next_scale in itertools.pairwise(scales):

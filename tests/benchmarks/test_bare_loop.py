@@ -18,6 +18,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, median
 
@@ -37,7 +38,7 @@ from ddp_bench.bench.results.ratios import Typical
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
-from ddp_bench.models.step import as_set, placed
+from ddp_bench.models.step import placed
 from ddp_bench.models.workload import make_module
 
 COMMAND = ("--modes", "dp,ddp", "--gpus", "1,2,4")
@@ -90,7 +91,7 @@ def cases_of(run):
 
 def trainer_of(case, cluster, group):
     """A case ready to step: built and warmed up."""
-    workload = as_set(resnet_workload(case.arch, case.image_size), case)
+    workload = replace(resnet_workload(case.arch, case.image_size), channels_last=case.channels_last)
     mode = build_mode(case, placed(make_module(workload), case, cluster.place.device), cluster.place, group)
     in_ddp = case.mode == "ddp"
     source = open_source(

@@ -438,6 +438,7 @@ def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason():
 
 
 PREPARED = """
+from dataclasses import replace
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.worker.messages import Warm
@@ -445,13 +446,12 @@ from ddp_bench.bench.worker.prepare import HeldCase, warm
 from ddp_bench.bench.worker.update_proof import prove_update
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
-from ddp_bench.models.step import as_set
 from ddp_bench.models.workload import make_module
 group = cluster.group(2, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
 def proven(workload=None, **settings):
     case = case_of(**dict(image_size=32, data="host", backend="gloo", bucket_cap_mb="100") | settings)
-    workload = as_set(workload or resnet_workload("resnet20", 32), case)
+    workload = replace(workload or resnet_workload("resnet20", 32), channels_last=case.channels_last)
     torch.manual_seed(0)
     prover = Prover(workload, make_module(workload), cluster.place, 0, equal_replicas=True)
     live = HeldCase(case, group if case.mode == "ddp" else None)

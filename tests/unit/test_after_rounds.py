@@ -3,16 +3,21 @@
 Sessions are whole: only device and steps are fakes.
 """
 
+import contextlib
+import gc
 import itertools
 import os
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import made
 import pandas as pd
 import pytest
 from made import planned, recorded, resolved
 
+from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.manifest import Manifest, RankPlace
 from ddp_bench.bench.plan import plan_hash
@@ -132,6 +137,22 @@ def measure(tmp_path, monkeypatch):
         return [tuple(row) for row, _ in itertools.groupby(rows.itertuples(index=False, name=None))]
 
     return run
+
+
+def test_a_run_that_breaks_off_gives_its_turn_back_at_once(measure, tmp_path, monkeypatch):
+    """Not when it is collected: its next attempt, and the other run, wait for the server meanwhile."""
+    path = str(tmp_path / "turns")
+    with contextlib.closing(TurnServer(Path(path), seed=1)), ThreadPoolExecutor(1) as pool:
+        monkeypatch.setenv(TURNS_ENV, path)
+        other = TurnClient(path)
+        others = pool.submit(lambda: [other.next_turn(20) for _ in range(60)])
+        gc.disable()
+        try:
+            measure(with_out(tmp_path, rounds=6), most=10)
+            TurnClient(path).next_turn(20)
+        finally:
+            gc.enable()
+        others.result(20)
 
 
 def with_out(folder, **stored):

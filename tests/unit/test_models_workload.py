@@ -14,7 +14,7 @@ from ddp_bench.bench.axes import StepSettings
 from ddp_bench.bench.errors import UsageError, UserCodeError
 from ddp_bench.models.checks import checked
 from ddp_bench.models.registry import resnet_workload
-from ddp_bench.models.step import as_set, has_fused_optimizer, placed, takes_images
+from ddp_bench.models.step import has_fused_optimizer, optimizer_of, placed, takes_images
 from ddp_bench.models.workload import Workload, loss_function, make_batch, make_module
 
 
@@ -208,10 +208,10 @@ IMAGES = resnet_workload("resnet20", 32)
 def trained(workload, settings, *, steps=3):
     """All weights after some steps from one start on one batch."""
     torch.manual_seed(0)
-    made = as_set(workload, settings)
+    made = replace(workload, channels_last=settings.channels_last)
     module = placed(make_module(made), settings, CPU)
     inputs, targets = make_batch(made, batch_size=4, generator=torch.Generator().manual_seed(1))
-    optimizer = made.optimizer(module.parameters())
+    optimizer = optimizer_of(made, settings)(module.parameters())
     for _ in range(steps):
         optimizer.zero_grad()
         made.loss(module(inputs), targets).backward()
@@ -229,7 +229,7 @@ def test_the_weights_are_those_of_plain_training(settings):
 
 
 def test_channels_last_reaches_weights_and_images():
-    made = as_set(IMAGES, StepSettings(channels_last=True))
+    made = replace(IMAGES, channels_last=True)
     inputs, _ = make_batch(made, batch_size=2, generator=torch.Generator())
     convolution = next(
         m for m in make_module(made).modules() if isinstance(m, nn.Conv2d) and m.in_channels > 3
@@ -239,7 +239,7 @@ def test_channels_last_reaches_weights_and_images():
         assert not tensor.is_contiguous()
 
 
-def optimizer_of(make):
+def with_optimizer(make):
     return replace(IMAGES, optimizer=make)
 
 
@@ -254,15 +254,15 @@ def optimizer_of(make):
 def test_a_fused_optimizer_keeps_what_the_user_set(make):
     parameters = [nn.Parameter(torch.ones(3))]
     plain = make(parameters)
-    fused = as_set(optimizer_of(make), StepSettings(fused_optimizer=True)).optimizer(parameters)
+    fused = optimizer_of(with_optimizer(make), StepSettings(fused_optimizer=True))(parameters)
     assert type(fused) is type(plain)
     assert fused.param_groups == [g | {"fused": True, "foreach": False} for g in plain.param_groups]
-    assert has_fused_optimizer(optimizer_of(make))
+    assert has_fused_optimizer(with_optimizer(make))
 
 
 def test_an_optimizer_without_fused_kernels_is_seen():
-    assert not has_fused_optimizer(optimizer_of(torch.optim.RMSprop))
-    assert not has_fused_optimizer(optimizer_of(lambda _: SGD([])))
+    assert not has_fused_optimizer(with_optimizer(torch.optim.RMSprop))
+    assert not has_fused_optimizer(with_optimizer(lambda _: SGD([])))
 
 
 def test_images_are_found_and_laid_out_wherever_a_batch_has_them():
