@@ -183,8 +183,6 @@ def end_all(processes: Sequence[subprocess.Popen[str]], *, within_s: float) -> N
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
 """Where ranks of srun meet unless MASTER_PORT says so: a port by job id, below those given out at random."""
 
-_GROUP = re.compile(r"([^\[,]*)\[([^\]]*)\]([^,\[]*)")
-
 
 def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """What torchrun would have set for this task of `srun`; empty outside one, or under torchrun.
@@ -206,7 +204,7 @@ def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "WORLD_SIZE": tasks,
         "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
         "LOCAL_WORLD_SIZE": str(per_node.pop()),
-        "MASTER_ADDR": environment.get("MASTER_ADDR") or host_names(environment["SLURM_STEP_NODELIST"])[0],
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
         "MASTER_PORT": environment.get("MASTER_PORT") or str(FIRST_PORT + int(job) % NUM_PORTS),
         "TORCHELASTIC_RUN_ID": f"slurm-{job}.{environment.get('SLURM_STEP_ID', '0')}",
     }
@@ -223,28 +221,12 @@ def tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def host_names(text: str) -> list[str]:
-    """Slurm's `node[01-04,7],other` as its host names, in order."""
-    names: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        names += _expanded(part)
-    if not names:
+def first_host(text: str) -> str:
+    """The first host of Slurm's `node[01-04,7],other`."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", text)
+    if first is None:
         raise UsageError(f"SLURM_STEP_NODELIST {text!r} names no host")
-    return names
-
-
-def _expanded(part: str) -> list[str]:
-    match = _GROUP.search(part)
-    if match is None:
-        return [part]
-    before, after = part[: match.start()] + match[1], match[3] + part[match.end() :]
-    names = []
-    for numbers in match[2].split(","):
-        first, _, last = numbers.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            raise UsageError(
-                f"SLURM_STEP_NODELIST part {part!r} is not understood; expected e.g. node[01-04]"
-            )
-        for number in range(int(first), int(last or first) + 1):
-            names += _expanded(f"{before}{number:0{len(first)}d}{after}")
-    return names
+    name = re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
+    if "[" in name:
+        raise UsageError(f"SLURM_STEP_NODELIST {text!r} is not understood; expected e.g. node[01-04]")
+    return name

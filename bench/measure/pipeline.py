@@ -1,4 +1,4 @@
-"""The training step of a pipeline, and its anatomy: how long each stage computes, and how long it waits."""
+"""The anatomy of a pipeline: how long each stage computes, and how long it waits."""
 
 from __future__ import annotations
 
@@ -18,19 +18,9 @@ from ddp_bench.bench.measure.timed import Trainer, hooked, lead_in, no_gc
 from ddp_bench.bench.modes.pipeline import PipelineMode
 from ddp_bench.bench.predict.timeline import bubble_share
 from ddp_bench.bench.results.measured import BlockTimes
-from ddp_bench.models.workload import Batch
 
 CHUNKS = ("forward_one_chunk", "backward_one_chunk")
 """Methods of PyTorch's stage that compute on one micro-batch, without what they wait for."""
-
-
-class PipelineTrainer(Trainer):
-    """The training step of one stage: PyTorch's schedule does the forwards and backwards."""
-
-    def _train(self, batch: Batch) -> None:
-        # Around the backwards too, which it leaves alone: the schedule mixes them with forwards.
-        with self._precision:
-            self._last_loss = self.mode.train(batch, self._loss)
 
 
 def run_pipeline_anatomy(

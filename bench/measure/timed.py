@@ -56,6 +56,7 @@ class Trainer:
         self._source = source
         self._loss = loss_function(workload)
         self._accumulate = case.accumulate
+        self._is_staged = case.is_staged
         self._precision = autocast_of(case)
         self.optimizer = mode.optimizer(optimizer_of(workload, case))
         # Loss scaling is part of fp16 training, so its cost belongs to the step.
@@ -97,6 +98,10 @@ class Trainer:
             raise NonFiniteLossError(f"loss is {loss} after {self._num_steps} steps")
 
     def _train(self, batch: Batch) -> None:
+        if self._is_staged:  # PyTorch's schedule mixes forwards and backwards, which autocast leaves alone
+            with self._precision:
+                self._last_loss = self.mode.train(batch, self._loss)
+            return
         loss = self._evaluate(batch)
         self._last_loss = loss.detach()
         self._propagate(loss)

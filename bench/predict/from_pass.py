@@ -86,24 +86,19 @@ def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | Non
     return None
 
 
-def slowdowns(
-    *,
-    compute_alone_ms: Sequence[float],
-    comm_alone_ms: float,
-    compute_end_ms: Sequence[float],
-    comm_end_ms: Sequence[float],
-) -> Slowdown:
-    """Derive both slow-downs from bursts of compute and communication that began together.
+def slowdowns(detail: Mapping[str, Any]) -> Slowdown:
+    """Derive both slow-downs from a block's bursts of compute and communication that began together.
 
     In each both run until the first ends; what the other still has to do then goes at full speed, so the
     shared time over the work that each got done in it is its slow-down. Never below 1.
     """
     together = compute_done = comm_done = 0.0
-    for alone_ms, compute_ms, comm_ms in zip(compute_alone_ms, compute_end_ms, comm_end_ms, strict=True):
+    bursts = (detail[name] for name in ("compute_alone_ms", "compute_end_ms", "comm_end_ms"))
+    for alone_ms, compute_ms, comm_ms in zip(*bursts, strict=True):
         shared_ms = min(compute_ms, comm_ms)
         together += shared_ms
         compute_done += alone_ms - (compute_ms - shared_ms)
-        comm_done += comm_alone_ms - (comm_ms - shared_ms)
+        comm_done += detail["comm_alone_ms"] - (comm_ms - shared_ms)
     return Slowdown(
         compute=max(together / compute_done, 1.0) if compute_done > 0 else 1.0,
         comm=max(together / comm_done, 1.0) if comm_done > 0 else 1.0,
@@ -123,11 +118,6 @@ class _Pass:
     def by_median(self, figure: Callable[[Mapping[str, Any]], float]) -> Samples:
         """One figure per round: the median over the ranks."""
         return tuple(median(map(figure, details)) for _, details in sorted(self.by_round.items()))
-
-
-def _slowdown(detail: Mapping[str, Any]) -> Slowdown:
-    names = ("compute_alone_ms", "comm_alone_ms", "compute_end_ms", "comm_end_ms")
-    return slowdowns(**{name: detail[name] for name in names})
 
 
 def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
@@ -177,8 +167,8 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         allreduce=(allreduce_times(run, case),),
         comm_core_share=looked.by_median(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
         copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
-        compute_slowdown=looked.by_median(lambda d: _slowdown(d).compute),
-        comm_slowdown=looked.by_median(lambda d: _slowdown(d).comm),
+        compute_slowdown=looked.by_median(lambda d: slowdowns(d).compute),
+        comm_slowdown=looked.by_median(lambda d: slowdowns(d).comm),
         rank_spread=spread.of_ranks,
         slowest_spread=spread.of_slowest,
         single_step_ms=single_steps(run, own),

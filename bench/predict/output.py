@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import msgspec
+import pandas as pd
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -81,15 +81,8 @@ class Predictions:
 
 def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
     """Write `--csv`, one row per prediction. Raises UsageError where the file cannot be written."""
-
-    def write(part: Path) -> None:
-        rows = list(map(_cells, predictions))
-        with part.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-
-    write_output(path, write, option="--csv")
+    table = pd.DataFrame(map(_cells, predictions))
+    write_output(path, lambda part: table.to_csv(part, index=False, lineterminator="\n"), option="--csv")
 
 
 def _cells(p: Prediction) -> dict[str, Any]:

@@ -18,20 +18,25 @@ AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
 
 
-def fixed_phases(one: Placed, *, round_index: int, settings: ResolvedSettings) -> list[str]:
-    """The phases of a case in a round of a run with `--rounds`, in their order."""
-    case, found = one.case, ["timed"]
-    if case.communicates:
-        found.append("no_sync")
-        found = [*shuffled(found, f"{settings.seed}/{round_index}/{case.case_id}"), "comm"]
-    # Devices that share a core time each other: one look at those is enough.
-    if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not one.oversubscribed):
-        found.append("anatomy")
-        if is_traced(case, settings, last=False):
-            found.append("trace")
-    wanted = {"timed", *settings.passes} - case.unmeasured
+INSTRUMENTED = ("anatomy", "trace")
+
+
+def passes_of(case: Case, settings: ResolvedSettings) -> list[str]:
+    """What is measured of a case beside timed steps, within the rounds."""
+    found = ["no_sync", "comm", "anatomy"] if case.communicates else ["anatomy"]
+    if is_traced(case, settings, last=False):
+        found.append("trace")
+    wanted = set(settings.passes) - case.unmeasured
     found = [phase for phase in found if phase in wanted]
     return [*found, "calibration"] if is_calibrated(case, settings) else found
+
+
+def fixed_phases(one: Placed, *, round_index: int, settings: ResolvedSettings) -> list[str]:
+    """The phases of a case in a round of a run with `--rounds`, in their order."""
+    # Devices that share a core time each other: one look at those is enough.
+    looks = round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not one.oversubscribed)
+    passes = [phase for phase in passes_of(one.case, settings) if looks or phase not in INSTRUMENTED]
+    return shuffled(["timed", *passes], f"{settings.seed}/{round_index}/{one.case.case_id}")
 
 
 def shuffled(phases: list[str], seed: str) -> list[str]:

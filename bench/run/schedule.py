@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.console import format_s
-from ddp_bench.bench.run.phases import fixed_phases, is_calibrated, is_seldom, is_traced, shuffled
+from ddp_bench.bench.run.phases import (
+    INSTRUMENTED,
+    fixed_phases,
+    is_calibrated,
+    is_seldom,
+    passes_of,
+    shuffled,
+)
 from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 from ddp_bench.bench.worker.messages import GroupKey
@@ -22,8 +29,6 @@ SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.
 
 `shared` are all blocks of cases that are visited seldom.
 """
-
-INSTRUMENTED = ("anatomy", "trace")
 
 LEAST_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS, "calibration": MIN_ROUNDS}
 """Visits that these phases get beyond their share, where steps are long: fewer give no or a wide interval."""
@@ -99,7 +104,7 @@ class Schedule:
                 (one, phase)
                 for phase in phases
                 for one in cases
-                if self.has_enough(one) and phase in self._passes(one.case)
+                if self.has_enough(one) and phase in passes_of(one.case, self.settings)
             ]
             for one, phase in self._affordable(wanted, kind, per_round=most):
                 chosen.setdefault(one.index, []).append(phase)
@@ -137,22 +142,9 @@ class Schedule:
         """Whether its timed blocks are enough for an interval."""
         return self.visits[one.case.case_id, "timed"] >= MIN_ROUNDS
 
-    def _passes(self, case: Case) -> list[str]:
-        """What is measured of a case beside timed steps, within the rounds."""
-        found = ["anatomy"]
-        if case.communicates:
-            found.append("no_sync")
-        if is_traced(case, self.settings, last=False):
-            found.append("trace")
-        if case.communicates:
-            found.append("comm")
-        wanted = set(self.settings.passes) - case.unmeasured
-        found = [phase for phase in found if phase in wanted]
-        return [*found, "calibration"] if is_calibrated(case, self.settings) else found
-
     def _passes_of_shared(self, case: Case) -> list[str]:
         """One look inside is enough; throughput and its like without communication at every visit."""
-        found = self._passes(case)
+        found = passes_of(case, self.settings)
         often = [phase for phase in found if phase == "no_sync"]
         once = [phase for phase in found if phase != "no_sync" and not self.visits[case.case_id, phase]]
         return ["timed", *often, *once]

@@ -133,18 +133,12 @@ class SeriesNoise:
     @classmethod
     def of(cls, values: Sequence[float]) -> SeriesNoise:
         """From neighbours; their correlation is taken as that of a run's rounds is."""
-        column, size = np.asarray(values, dtype=float)[:, None], len(values)
-        correlation = _correlation(
-            column,
-            np.ones(column.shape, dtype=bool),
-            caution=_CAUTION,
-            prior=_ROUND_PRIOR,
-            prior_weight=_ROUND_PRIOR_WEIGHT,
-        )
+        size = len(values)
+        correlation = _round_correlation(np.asarray(values, dtype=float))
         if size < MIN_ROUNDS:
             return cls(math.nan, correlation, 1.0)
         factor, freedom = (float(found[0]) for found in _ar1(correlation, np.array([size])))
-        of_mean = factor * float(column.var(ddof=1)) / size
+        of_mean = factor * float(np.var(values, ddof=1)) / size
         return cls(of_mean / _mean_variance(correlation, size), correlation, max(freedom, 1.0))
 
     def interval(self, estimate: float, *sizes: int) -> Interval:
@@ -212,14 +206,8 @@ def fit(step_ms: Array, launches: Launches | None = None) -> TwoWayFit:
         launch_influence=launch_influence,
         launch_freedom=launch_freedom,
         visits=all_visits,
-        case_correlation=_correlation(of_case, seen, pooled=max(len(used) - 1, 1), caution=_CAUTION),
-        round_correlation=_correlation(
-            of_round[:, None],
-            np.ones((len(x), 1), dtype=bool),
-            caution=_CAUTION,
-            prior=_ROUND_PRIOR,
-            prior_weight=_ROUND_PRIOR_WEIGHT,
-        ),
+        case_correlation=_correlation(of_case, seen, pooled=max(len(used) - 1, 1)),
+        round_correlation=_round_correlation(of_round),
     )
 
 
@@ -249,12 +237,16 @@ def _weighted_mean(values: Array, weight: Array, *, axis: int) -> Array:
     return result
 
 
+def _round_correlation(values: Array) -> float:
+    seen = np.ones((len(values), 1), dtype=bool)
+    return _correlation(values[:, None], seen, prior=_ROUND_PRIOR, prior_weight=_ROUND_PRIOR_WEIGHT)
+
+
 def _correlation(
     series: Array,
     seen: npt.NDArray[np.bool_],
     *,
     pooled: int = 1,
-    caution: float,
     prior: float = 0.0,
     prior_weight: float = 0.0,
 ) -> float:
@@ -277,7 +269,7 @@ def _correlation(
     found = (num_rounds * found + prior_weight * prior) / (num_rounds + prior_weight)
     found = min(max(found, 0.0), 0.95)
     error = math.sqrt((1 - found**2) / (num_rounds + prior_weight) / pooled)
-    return min(found + caution * error, 0.95)
+    return min(found + _CAUTION * error, 0.95)
 
 
 def _ar1(correlation: float, sizes: npt.NDArray[np.int64]) -> tuple[Array, Array]:

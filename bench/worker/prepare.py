@@ -15,7 +15,7 @@ from ddp_bench.bench.case import Case, split_of
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.measure.timed import Trainer, run_block
-from ddp_bench.bench.modes import Mode, build_mode, devices_of
+from ddp_bench.bench.modes import build_mode, devices_of
 from ddp_bench.bench.modes.compiled import CompileWatch
 from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.bench.settings import Settings
@@ -24,7 +24,6 @@ from ddp_bench.bench.worker.proof import Prover
 from ddp_bench.bench.worker.update_proof import PROOF_STEPS, FirstSteps
 from ddp_bench.models.data import BatchSource, PrefetchSource, open_source
 from ddp_bench.models.step import placed
-from ddp_bench.models.workload import Workload
 
 MIN_WARMUP_STEPS = 3
 """Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
@@ -66,15 +65,11 @@ def warm(live: HeldCase, asked: Warm, *, prover: Prover, settings: Settings, clo
     module = placed(copy.deepcopy(prover.template), case, place.device)
     stages = prover.splitter.stages(asked.by_device)
     mode = build_mode(case, module, place, live.group, equal_replicas=asked.equal_replicas, stages=stages)
-    live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
+    live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
     keeps = asked.compares and place.rank == 0
     live.first = first = FirstSteps(case, live.trainer, keeps=keeps, kinds=prover.switched_off)
     with mode.compiles_as_asked():
-        first_ms = [*_step_ms(live.trainer, clock)]
-        first.after_step()
-        first_ms += _step_ms(live.trainer, clock)
-        first.after_step()
-        times = _warm_up(live.trainer, first, first_ms, live.group, place.device, clock, asked.least_s)
+        times = _warm_up(live.trainer, first, live.group, place.device, clock, asked.least_s)
         first.end()
         compilation = None if compiling is None else compiling.taken()
         memory = watch.taken()
@@ -85,14 +80,6 @@ def warm(live: HeldCase, asked: Warm, *, prover: Prover, settings: Settings, clo
     live.layout = mode.bucket_layout()
     mode.settle()
     return Warmed(times=times, memory=memory, compilation=compilation, layout=live.layout)
-
-
-def _trainer(case: Case, mode: Mode, workload: Workload, source: BatchSource) -> Trainer:
-    if not case.is_staged:
-        return Trainer(case, mode, workload, source)
-    from ddp_bench.bench.measure.pipeline import PipelineTrainer  # imported with such a case
-
-    return PipelineTrainer(case, mode, workload, source)
 
 
 def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
@@ -113,24 +100,19 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
 def _warm_up(
     trainer: Trainer,
     first: FirstSteps,
-    first_ms: Sequence[float],
     group: dist.ProcessGroup | None,
     device: torch.device,
     clock: Clock,
     least_s: float,
 ) -> BlockTimes:
-    """Go on after the first steps, which took `first_ms`, until it is warm."""
+    """Train until it is warm."""
     # Where dropout comes back after the proof, the compiler may run anew.
     num_least = MIN_WARMUP_STEPS + (PROOF_STEPS if first.switched_off else 0)
-    steps = list(first_ms)
+    steps: list[float] = []
     while len(steps) < num_least or not _is_warm(steps, group, device, least_s):
-        steps += _step_ms(trainer, clock)
+        steps += run_block(trainer.step, 1, clock).steps_ms
         first.after_step()
     return BlockTimes(sum(steps), tuple(steps))
-
-
-def _step_ms(trainer: Trainer, clock: Clock) -> Sequence[float]:
-    return run_block(trainer.step, 1, clock).steps_ms
 
 
 def _is_warm(

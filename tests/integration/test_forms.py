@@ -99,13 +99,14 @@ report(order)
 def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(forms):
     """With the whole batch at once one of two stages computes at a time: half of their time is a bubble."""
     found = forms("""
-from ddp_bench.bench.measure.pipeline import PipelineTrainer, run_pipeline_anatomy
+from ddp_bench.bench.measure.pipeline import run_pipeline_anatomy
+from ddp_bench.bench.measure.timed import Trainer
 one = case("partition")
 stages = stages_of(one)
 mode = build_mode(one, workload.module(), cluster.place, group, stages=stages)
 device = cluster.place.device
 source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=device, seed=0)
-trainer = PipelineTrainer(one, mode, workload, source)
+trainer = Trainer(one, mode, workload, source)
 trainer.step()
 times = run_pipeline_anatomy(trainer, one, 2, device, group)
 trainer.check_loss()

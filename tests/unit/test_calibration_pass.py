@@ -28,29 +28,26 @@ ORDER = (3, 2, 1, 0)
 TRAINABLE = [(f"p{i}", SIZES[ORDER[i]], "") for i in range(4)]
 
 
+def slowdowns_of(compute_alone_ms, comm_alone_ms, compute_end_ms, comm_end_ms):
+    return slowdowns(locals())
+
+
 @given(st.floats(1, 4), st.floats(1, 4), st.floats(1, 500), st.floats(1, 500))
 def test_slow_downs_from_compute_and_communication_that_began_together(compute, comm, compute_ms, comm_ms):
     """Oracle: the simulation of one bucket that is ready at once."""
     work = [Work(num_bytes=1, ready_ms=0.0, comm_ms=comm_ms)]
     alone = Compute(before_ms=0.0, backward_ms=compute_ms, after_ms=0.0)
     step = simulate(work, alone, slowdown=Slowdown(compute=compute, comm=comm))
-    found = slowdowns(
-        compute_alone_ms=[compute_ms] * 2,
-        comm_alone_ms=comm_ms,
-        compute_end_ms=[step.compute_end_ms] * 2,
-        comm_end_ms=[step.comm_end_ms] * 2,
-    )
+    found = slowdowns_of([compute_ms] * 2, comm_ms, [step.compute_end_ms] * 2, [step.comm_end_ms] * 2)
     assert found.compute == pytest.approx(compute, rel=1e-6)
     assert found.comm == pytest.approx(comm, rel=1e-6)
 
 
 def test_bursts_count_as_much_as_they_last_and_noise_makes_no_slow_down_below_one():
     """Compute that took 100 and 50 ms by itself, 150 and 50 beside."""
-    found = slowdowns(
-        compute_alone_ms=[100, 50], comm_alone_ms=200, compute_end_ms=[150, 50], comm_end_ms=[200, 200]
-    )
+    found = slowdowns_of([100, 50], 200, [150, 50], [200, 200])
     assert found.compute == pytest.approx(200 / 150)
-    found = slowdowns(compute_alone_ms=[100], comm_alone_ms=200, compute_end_ms=[95], comm_end_ms=[190])
+    found = slowdowns_of([100], 200, [95], [190])
     assert found == Slowdown(compute=1.0, comm=1.0)
 
 

@@ -139,14 +139,24 @@ def test_what_is_no_step_of_ranks(other):
     assert processes.ranks_environment(other) == {}
 
 
-def test_host_lists():
-    assert processes.host_names("node[01-03,7],other,rack[1-2]n[8-9]x") == [
-        *("node01", "node02", "node03", "node7", "other"),
-        *("rack1n8x", "rack1n9x", "rack2n8x", "rack2n9x"),
-    ]
-    assert processes.host_names("single") == ["single"]
-    with pytest.raises(UsageError, match="node"):
-        processes.host_names("node[a-b]")
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        ("single", "single"),
+        ("node[01-03,7],other", "node01"),
+        ("other,node[01-03]", "other"),
+        ("rack[1-2]n[8-9]x,other", "rack1n8x"),
+    ],
+)
+def test_ranks_meet_on_the_first_host(names, first):
+    found = processes.ranks_environment({**STEP, "SLURM_STEP_NODELIST": names})
+    assert found["MASTER_ADDR"] == first
+
+
+@pytest.mark.parametrize("names", ["node[a-b]", ",x", ""])
+def test_a_list_that_names_no_host_is_refused(names):
+    with pytest.raises(UsageError, match="SLURM_STEP_NODELIST"):
+        processes.ranks_environment({**STEP, "SLURM_STEP_NODELIST": names})
 
 
 def test_unequal_nodes_are_refused():

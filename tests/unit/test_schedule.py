@@ -11,9 +11,9 @@ import scipy
 from made import cap_of, planned
 
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.run.phases import fixed_phases
+from ddp_bench.bench.run.phases import INSTRUMENTED, fixed_phases
 from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.run.schedule import INSTRUMENTED, SHARES, LiveCase, Schedule
+from ddp_bench.bench.run.schedule import SHARES, LiveCase, Schedule
 from ddp_bench.bench.run.stop_rule import (
     FIRST_LOOK,
     LAUNCH_EVERY,
