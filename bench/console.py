@@ -40,7 +40,7 @@ class Console:
             return
         text = visible(text)
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(text, markup=False, emoji=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 

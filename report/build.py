@@ -51,7 +51,11 @@ def load(
         predicted = Predictions.from_json(content, source=str(predictions))
     loaded = [load_run(run) for run in runs]
     with contextlib.ExitStack() as stack:
-        files = [Files.of(stack.enter_context(opened(run)), page_folder) for run in runs]
+        files = [
+            # What an archive is unpacked to is gone when somebody reads the page.
+            Files.of(stack.enter_context(opened(run)), page_folder if run.is_dir() else None)
+            for run in runs
+        ]
     units = [unit_of_cases(run.cases) for run in loaded]
     if price is not None and IMAGES not in units:
         raise UsageError(

@@ -50,13 +50,13 @@ class Files:
     failures: Mapping[str, Link] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: Path, page_folder: Path) -> Files:
+    def of(cls, folder: Path, page_folder: Path | None) -> Files:
         """Find the files of the run in `folder`; links lead there where it lies in or below `page_folder`.
 
-        Links are relative, so the page and the run have to move together.
+        Links are relative, so the page and the run have to move together. None makes no links.
         """
         below = None
-        if folder.resolve().is_relative_to(page_folder.resolve()):
+        if page_folder is not None and folder.resolve().is_relative_to(page_folder.resolve()):
             below = folder.resolve().relative_to(page_folder.resolve())
 
         def link(label: str, name: str) -> Link:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 from ddp_bench.bench.cli import command
@@ -62,8 +63,12 @@ def save(run: Path, root: Path) -> Path:
     if folder.exists():
         raise UsageError(f"{folder} is this machine's baseline already; remove it first to replace it")
     check_claimable(folder, option="--baselines")
-    folder.mkdir(parents=True)
-    # The manifest last, so that a folder that was broken off is no baseline.
-    for name, content in reversed([*public_members(whole).items()]):
-        (folder / name).write_bytes(content)
+    try:
+        folder.mkdir(parents=True)
+        # The manifest last, so that a folder that was broken off is no baseline.
+        for name, content in reversed([*public_members(whole).items()]):
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise UsageError(f"{folder} cannot be written: {error.strerror}; name another --baselines") from None
     return folder

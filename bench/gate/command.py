@@ -16,6 +16,7 @@ from ddp_bench.bench.gate.interleave import measure_launches
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
 from ddp_bench.bench.gate.runs import GateRun, merged, read_run
 from ddp_bench.bench.results.schema import GATED
+from ddp_bench.bench.settings import as_text
 from ddp_bench.bench.text import markdown
 
 
@@ -76,7 +77,7 @@ def read_thresholds(default: str, config: Path | None = None) -> dict[str, float
 
     Raises UsageError that names the key and the fix.
     """
-    found = dict.fromkeys(GATED, _share("--threshold", default))
+    found = dict.fromkeys(GATED, cli.named("threshold", cli.fraction, default))
     if config is None:
         return found
     content = cli.read_toml(config)
@@ -89,15 +90,11 @@ def read_thresholds(default: str, config: Path | None = None) -> dict[str, float
     for name, value in table.items():
         if name not in found:
             raise UsageError(f"--config {config}: unknown metric {name!r}; {cli.did_you_mean(name, GATED)}")
-        found[name] = _share(f"--config {config}: {name}", str(value))
+        try:
+            found[name] = cli.fraction(as_text(value))
+        except UsageError as error:
+            raise UsageError(f"--config {config}: {name}: {error}") from None
     return found
-
-
-def _share(where: str, text: str) -> float:
-    try:
-        return cli.fraction(text)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
 
 
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:

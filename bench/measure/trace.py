@@ -90,7 +90,8 @@ def run_trace(
             trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
         events = in_steps(spans_of(trace, "the profiler's trace"))
     except UsageError as error:  # PyTorch wrote it: no mistake of the user's, and no case needs it
-        return BlockTimes(times.block_ms, times.steps_ms, {TRACE_FAILED: str(error)})
+        reason = str(error).replace(str(path), "the profiler's trace")  # whose folder may name a user
+        return BlockTimes(times.block_ms, times.steps_ms, {TRACE_FAILED: reason})
     if device.type == "cuda" and not _kernels(events):
         events = []  # CUPTI was not to be had: the host's operators are not the GPU's work
     detail: dict[str, Any] = {}

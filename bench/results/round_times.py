@@ -156,7 +156,8 @@ class RoundTimes:
     def add(self, rows: Sequence[Row]) -> None:
         self.cases.setdefault(str(rows[0]["case_id"]), CaseTimes()).add(rows)
         launch = rows[0].get("launch")
-        self.launches.setdefault(int(rows[0]["round"]), 1 if pd.isna(launch) else int(launch))
+        if rows[0]["phase"] != "sustained":  # whose rounds are numbers of blocks
+            self.launches.setdefault(int(rows[0]["round"]), 1 if pd.isna(launch) else int(launch))
 
     def of_case(self, case_id: str) -> CaseTimes:
         return self.cases.get(case_id) or CaseTimes()

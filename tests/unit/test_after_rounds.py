@@ -375,12 +375,13 @@ def test_rounds_comparisons_and_the_fit_know_nothing_of_it():
         for p in plan
     ]
     after = [
-        [block("sustained", n, 3 * pace[p.case.case_id], case_id=p.case.case_id)]
+        [block("sustained", n, 3 * pace[p.case.case_id], case_id=p.case.case_id) | {"launch": 3}]
         for p in plan
         for n in range(1, 21)
     ]
     outcomes = [Outcome(p) for p in plan]
-    without, with_it = RoundTimes(timed), RoundTimes([*timed, *after])
+    without, with_it = RoundTimes(timed), RoundTimes([*after, *timed])
+    assert without.launches == with_it.launches
     one, other = case_rows(outcomes, without), case_rows(outcomes, with_it)
     own = [c for c in one if c.startswith("steady_")] + ["num_blocks"]
     pd.testing.assert_frame_equal(one.drop(columns=own), other.drop(columns=own))

@@ -204,7 +204,9 @@ def test_the_report_and_a_baseline_are_made_of_an_archive(archive, tmp_path, cap
     capsys.readouterr()
     assert report([str(archive)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "a.html")
-    assert "cases.csv" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    shown = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "cases.csv" in shown
+    assert 'href="./' not in shown, "what it was unpacked to is gone"
     kept = save(archive, tmp_path / "baselines")
     assert load_run(kept).cases.equals(load_run(archive).cases)
 

@@ -63,6 +63,7 @@ BAD = {
     "newer schema": (manifest(schema_version=99), "schema 99"),
     "schema as text": (manifest(schema_version="3"), "schema '3'"),
     "no schema": (manifest(schema_version=None), "schema None"),
+    "a setting in words": (manifest(settings={"least_block_s": "x"}), "settings: "),
     "no cases.csv": (lambda f: (f / "cases.csv").unlink(), "cases.csv"),
     "no blocks.csv": (lambda f: (f / "blocks.csv").unlink(), "blocks.csv"),
     "empty cases.csv": (lambda f: (f / "cases.csv").write_text(""), "cases.csv"),
@@ -189,9 +190,12 @@ def test_bad_thresholds(text, message, good, tmp_path, capsys):
 
 def test_thresholds_of_the_file_win(tmp_path):
     config = tmp_path / "gate.toml"
-    config.write_text("[thresholds]\nimages_per_s = '3%'\npeak_mem_mib = 0.01\n", encoding="utf-8")
+    config.write_text(
+        "[thresholds]\nimages_per_s = '3%'\npeak_mem_mib = 0.01\nspeedup = 0.00001\n", encoding="utf-8"
+    )
     found = read_thresholds("8%", config)
-    assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.01, 0.08)
+    assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.01, 1e-5)
+    assert found["efficiency"] == 0.08
 
 
 CPU = {
