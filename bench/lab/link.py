@@ -42,7 +42,7 @@ TORCHRUN_PORT = 29400
 
 _BITS_PER_S = {"mbit": 10**6, "gbit": 10**9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_NUMBER = r"([0-9]{1,6}(?:\.[0-9]{1,6})?)"
+_NUMBER = r"([0-9]{1,6}(?:\.[0-9]{1,9})?)"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ddp_bench.bench import cli
 from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.case import HALF_HOOKS
 from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.findings.wording import link_name
 from ddp_bench.bench.predict import output
 from ddp_bench.bench.predict.calibration import check_same, load_calibration
 from ddp_bench.bench.predict.from_pass import Source, read_source
@@ -184,6 +185,11 @@ def _checked_network(source: Source, run: RunData, *, accept: bool) -> NetworkMo
     calibrated, link = source.calibration.identity, None
     if found := most_like(run, calibrated):
         if found.link != calibrated.link and found.link is not None:
+            if "+" in found.link:
+                raise UsageError(
+                    f"{run.path} was measured over {link_name(found.link)}, and what a delay costs is not "
+                    "predicted; leave the run out"
+                )
             # Another rate is what a prediction is for; everything else has to agree.
             link = network(f"link:{found.link}")
             found = replace(found, link=calibrated.link)

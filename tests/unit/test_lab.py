@@ -58,6 +58,7 @@ def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch
         ("2.5gbit", 2_500_000_000, "", "2.5gbit"),
         ("1mbit", 1_000_000, "", "1mbit"),
         ("100gbit", 100_000_000_000, "", "100gbit"),
+        ("1234.567891mbit", 1_234_567_891, "", "1.234567891gbit"),
         ("1gbit", 1_000_000_000, "1ms", "1gbit+1ms"),
         ("1gbit", 1_000_000_000, "0.5ms", "1gbit+500us"),
         ("1gbit", 1_000_000_000, "2s", "1gbit+2s"),
@@ -65,6 +66,9 @@ def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch
 )
 def test_a_rate_is_decimal_and_has_one_label(rate, bit_per_s, delay, label):
     assert link.parse_rate(rate) == bit_per_s
+    assert link.parse_rate(link.ShapedLink(bit_per_s).label) == bit_per_s, (
+        "labs of several rates start others"
+    )
     assert link.ShapedLink(bit_per_s, *([link.parse_delay(delay)] if delay else [])).label == label
 
 

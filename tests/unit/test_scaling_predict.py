@@ -170,19 +170,23 @@ def test_a_file_that_is_no_calibration(change, message):
         Calibration.from_json(text)
 
 
-@pytest.fixture
-def slower(tmp_path):
-    """The sample as if over a link of 200 Mbit/s."""
-    made = tmp_path / "slower"
-    shutil.copytree(SAMPLE, made)
+def over(link, folder):
+    """The sample as if over another link."""
+    shutil.copytree(SAMPLE, folder)
     for name in ("manifest.json", "cases.csv"):
-        text = (made / name).read_text(encoding="utf-8")
+        text = (folder / name).read_text(encoding="utf-8")
         assert "1gbit" in text
-        (made / name).write_text(text.replace("1gbit", "200mbit"), encoding="utf-8")
-    return made
+        (folder / name).write_text(text.replace("1gbit", link), encoding="utf-8")
+    return folder
 
 
-def test_several_runs_are_judged_together(slower, capsys):
+def test_what_a_delay_costs_is_not_predicted(tmp_path, capsys):
+    assert command.main([str(SAMPLE), "--validate", str(over("1gbit+1ms", tmp_path / "late"))]) == 2
+    assert "over 1 Gbit/s with 1 ms of delay, and what a delay costs is not pr" in capsys.readouterr().err
+
+
+def test_several_runs_are_judged_together(tmp_path, capsys):
+    slower = over("200mbit", tmp_path / "slower")
     assert command.main([str(SAMPLE), "--validate", str(SAMPLE), str(slower), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     caps = [(case["network"], case["bucket_cap_mb"]) for case in found["validation"]]
