@@ -109,7 +109,7 @@ class Reference:
             sources = []
             for rank in range(split.num_sources):
                 source = open_source(
-                    self._plain,
+                    self.workload,
                     data=case.data,
                     batch_size=split.batch_size,
                     rank=rank,

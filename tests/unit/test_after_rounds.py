@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import os
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -141,17 +142,26 @@ def measure(tmp_path, monkeypatch):
 
 def test_a_run_that_breaks_off_gives_its_turn_back_at_once(measure, tmp_path, monkeypatch):
     """Not when it is collected: its next attempt, and the other run, wait for the server meanwhile."""
-    path = str(tmp_path / "turns")
-    with contextlib.closing(TurnServer(Path(path), seed=1)), ThreadPoolExecutor(1) as pool:
-        monkeypatch.setenv(TURNS_ENV, path)
+    path, over = str(tmp_path / "turns"), threading.Event()
+    monkeypatch.setenv(TURNS_ENV, path)
+
+    def go_on():
         other = TurnClient(path)
-        others = pool.submit(lambda: [other.next_turn(20) for _ in range(60)])
+        while not over.is_set():
+            other.next_turn(20)
+        other.leave()
+
+    with contextlib.closing(TurnServer(Path(path), seed=1)), ThreadPoolExecutor(1) as pool:
+        others = pool.submit(go_on)
         gc.disable()
         try:
             measure(with_out(tmp_path, rounds=6), most=10)
-            TurnClient(path).next_turn(20)
+            again = TurnClient(path)
+            again.next_turn(20)
+            again.leave()
         finally:
             gc.enable()
+            over.set()
         others.result(20)
 
 

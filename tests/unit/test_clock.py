@@ -319,7 +319,9 @@ def trainer_on(gpu, module):
     trainer.mode = SingleMode(module)
     trainer.optimizer = torch.optim.SGD(module.parameters())
     vars(trainer).update(_forward=module, _source=SimpleNamespace(next=lambda: torch.ones(1)), _loss=loss)
-    vars(trainer).update(_accumulate=1, _precision=contextlib.nullcontext(), _scaler=None, _num_steps=0)
+    vars(trainer).update(
+        _accumulate=1, _precision=contextlib.nullcontext(), _is_staged=False, _scaler=None, _num_steps=0
+    )
     return trainer
 
 

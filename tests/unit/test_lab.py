@@ -66,9 +66,7 @@ def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch
 )
 def test_a_rate_is_decimal_and_has_one_label(rate, bit_per_s, delay, label):
     assert link.parse_rate(rate) == bit_per_s
-    assert link.parse_rate(link.ShapedLink(bit_per_s).label) == bit_per_s, (
-        "labs of several rates start others"
-    )
+    assert link.parse_rate(link.ShapedLink(bit_per_s).label) == bit_per_s, "labs of several start others"
     assert link.ShapedLink(bit_per_s, *([link.parse_delay(delay)] if delay else [])).label == label
 
 
