@@ -77,7 +77,7 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> RealRun:
     """
     folder = tmp_path_factory.mktemp("real")
     sweep = ("--modes", "dp,ddp", "--gpus", "1,2", "--bucket-cap-mb", "default,0.25,50,100")
-    more = ("--rounds", "3", "--steps", "2", "--out", str(folder / "run"))
+    more = ("--image-size", "16", "--rounds", "3", "--steps", "2", "--out", str(folder / "run"))
     command = [sys.executable, "-c", LAUNCHED_AGAIN, *SMALL, *sweep, *more]
     seen: set[tuple[str, int]] = set()
     with (

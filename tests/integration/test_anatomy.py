@@ -21,7 +21,7 @@ PLACE = Place(rank=0, device=DEVICE, cores=(0,))
 
 
 def trainer(mode, num_devices):
-    workload = resnet_workload("resnet20", 32)
+    workload = resnet_workload("resnet20", 16)
     case = case_of(mode=mode, num_devices=num_devices)
     source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=DEVICE, seed=0)
     return Trainer(case, build_mode(case, workload.module(), PLACE, None), workload, source)
@@ -86,9 +86,9 @@ from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
 from ddp_bench.bench.measure.trace import run_trace
-workload = resnet_workload("resnet20", 32)
+workload = resnet_workload("resnet20", 16)
 def made(**settings):
-    case = case_of(**dict(image_size=32, backend="gloo", bucket_cap_mb="0.25") | settings)
+    case = case_of(**dict(image_size=16, backend="gloo", bucket_cap_mb="0.25") | settings)
     mode = build_mode(case, workload.module(), cluster.place, cluster.group(2, "gloo"))
     source = open_source(workload, data="device", batch_size=4, rank=cluster.rank, world_size=2,
                          device=cluster.place.device, seed=0)
@@ -340,8 +340,8 @@ def counted(group, tensors, *rest):
     return broadcast(group, tensors, *rest)
 details = {}
 for sync in (True, False):
-    case = case_of(image_size=32, batch_per_device=2, backend="gloo", sync_buffers=sync)
-    mode = build_mode(case, resnet_workload("resnet20", 32).module(), cluster.place, group)
+    case = case_of(image_size=16, batch_per_device=2, backend="gloo", sync_buffers=sync)
+    mode = build_mode(case, resnet_workload("resnet20", 16).module(), cluster.place, group)
     patch.setattr(dist, "_broadcast_coalesced", counted)
     replay = BucketReplay([4000], "none", group, device)
     times = replay.measured(make_clock(device), first=mode.broadcast_buffers)

@@ -8,12 +8,12 @@ from ddp_bench.bench.predict.timeline import operations
 
 COMMON = """
 from ddp_bench.models.workload import loss_function
-workload = resnet_workload("resnet20", 32)
+workload = resnet_workload("resnet20", 16)
 torch.manual_seed(0)
 prover = Prover(workload, workload.module(), cluster.place, 0)
 group = cluster.group(2, "gloo")
 def case(mode, **settings):
-    return case_of(mode=mode, image_size=32, backend="gloo", **settings)
+    return case_of(mode=mode, image_size=16, backend="gloo", **settings)
 def stages_of(case):
     if not case.is_staged:
         return None

@@ -20,7 +20,7 @@ from ddp_bench.bench.modes.dp import CudaDataParallel, DataParallelStandIn
 COMMON = """
 from torchvision.models import resnet18
 def case(**settings):
-    return case_of(**dict(image_size=32, batch_per_device=2, backend="gloo") | settings)
+    return case_of(**dict(image_size=16, batch_per_device=2, backend="gloo") | settings)
 def step(mode):
     mode.wrapped.zero_grad(set_to_none=True)
     functional.cross_entropy(mode.wrapped(torch.randn(2, 3, 32, 32)), torch.tensor([1, 2])).backward()
@@ -82,7 +82,7 @@ def groups_of(parameters):
     return [{"params": [first], "lr": 0.5}, {"params": others}]
 def adam(parameters):
     return torch.optim.Adam(groups_of(parameters), lr=0.01, betas=(0.8, 0.9))
-workload = replace(resnet_workload("resnet20", 32), optimizer=adam)
+workload = replace(resnet_workload("resnet20", 16), optimizer=adam)
 group = cluster.group(2, "gloo")
 def trainer(workload=workload, **settings):
     torch.manual_seed(0)

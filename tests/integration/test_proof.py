@@ -28,7 +28,7 @@ CASE = case_of(mode="dp", num_devices=2, batch_per_device=2)
 
 def prover():
     torch.manual_seed(0)
-    workload = resnet_workload("resnet20", 32)
+    workload = resnet_workload("resnet20", 16)
     return Prover(workload, workload.module(), PLACE, 0)
 
 
@@ -64,11 +64,11 @@ def test_a_fault_of_dp_is_caught(monkeypatch, owner, method, fault, said):
 
 
 DDP_PROOF = """
-workload = resnet_workload("resnet20", 32)
+workload = resnet_workload("resnet20", 16)
 torch.manual_seed(0)
 prover = Prover(workload, workload.module(), cluster.place, 0)
 group = cluster.group(2, "gloo")
-base = dict(image_size=32, batch_per_device=2, backend="gloo")
+base = dict(image_size=16, batch_per_device=2, backend="gloo")
 def error(**settings):
     return prover.prove(case_of(**base | settings), group)
 def outcome(**settings):
@@ -108,7 +108,7 @@ def test_a_parameter_without_gradient_is_named_with_what_helps(ddp):
 class WithSpare(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.last = torch.nn.Linear(3 * 32 * 32, 8), torch.nn.Linear(8, 10)
+        self.first, self.last = torch.nn.Linear(3 * 16 * 16, 8), torch.nn.Linear(8, 10)
         self.spare = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
     def forward(self, x):
         return self.last(self.first(x.flatten(1)))
@@ -450,8 +450,8 @@ from ddp_bench.models.workload import make_module
 group = cluster.group(2, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
 def proven(workload=None, **settings):
-    case = case_of(**dict(image_size=32, data="host", backend="gloo", bucket_cap_mb="100") | settings)
-    workload = replace(workload or resnet_workload("resnet20", 32), channels_last=case.channels_last)
+    case = case_of(**dict(image_size=16, data="host", backend="gloo", bucket_cap_mb="100") | settings)
+    workload = replace(workload or resnet_workload("resnet20", 16), channels_last=case.channels_last)
     torch.manual_seed(0)
     prover = Prover(workload, make_module(workload), cluster.place, 0, equal_replicas=True)
     live = HeldCase(case, group if case.mode == "ddp" else None)
@@ -559,7 +559,7 @@ def test_what_rounding_or_chance_alone_would_change_as_much_is_measured(ranks):
     script = """
 class Biased(torch.nn.Sequential):
     def __init__(self):
-        layers = torch.nn.Linear(3 * 32 * 32, 4096), torch.nn.BatchNorm1d(4096), torch.nn.Linear(4096, 10)
+        layers = torch.nn.Linear(3 * 16 * 16, 4096), torch.nn.BatchNorm1d(4096), torch.nn.Linear(4096, 10)
         super().__init__(torch.nn.Flatten(), *layers)
         self[1].weight.requires_grad_(False)
 def adam(parameters):
@@ -567,8 +567,8 @@ def adam(parameters):
 class Noisy(Biased):
     def forward(self, x):
         return super().forward(torch.nn.functional.dropout(x, 0.5))
-made = replace(resnet_workload("resnet20", 32), module=Biased, optimizer=adam)
-noisy = replace(resnet_workload("resnet20", 32), module=Noisy)
+made = replace(resnet_workload("resnet20", 16), module=Biased, optimizer=adam)
+noisy = replace(resnet_workload("resnet20", 16), module=Noisy)
 patch.setattr(Prover, "prove", lambda *_: 0.0)  # frozen batch norm makes the bias count
 report([proven(made, comm_hook="fp16"), proven(noisy)])
 """
