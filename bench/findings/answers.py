@@ -28,7 +28,6 @@ from ddp_bench.bench.findings.wording import (
     estimate,
     hidden_share,
     mode_name,
-    own_devices,
     place,
     setting_names,
     settings,
@@ -103,13 +102,11 @@ def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison], margin: fl
 
 def headline(cases: pd.DataFrame) -> pd.DataFrame:
     """The measured cases of the largest device count that they have for themselves, else of the largest."""
-    several = cases[
-        (cases["status"] == "ok") & cases["images_per_s"].notna() & (cases["num_devices"].fillna(0) > 1)
-    ]
-    if several.empty:
-        return several
-    several = own_devices(several)
-    found: pd.DataFrame = several[several["num_devices"] == several["num_devices"].max()]
+    counts = cases["num_devices"]
+    several = (cases["status"] == "ok") & cases["images_per_s"].notna() & (counts.fillna(0) > 1)
+    own = several & ~cases["oversubscribed"].fillna(value=False).astype(bool)
+    chosen = own if own.any() else several
+    found: pd.DataFrame = cases[chosen & (counts == counts[chosen].max())]
     return found
 
 
