@@ -414,13 +414,17 @@ def _received(connection: socket.socket) -> bytes | None:
 
     A worker reads a command at once. So one that has not had died before, however late its end is seen: the
     kernel takes back a process's memory first. TCP resets what is closed with something unread (RFC 2525).
+    What was sent to one that had closed leaves an error, behind the end that it had sent.
     """
     try:
-        return connection.recv(2**20)
+        content = connection.recv(2**20)
     except ConnectionResetError:
         return None
     except OSError:
         return b""
+    if not content and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        return None
+    return content
 
 
 def _usage_error(report: m.Report) -> UsageError:

@@ -141,9 +141,15 @@ def late(deed):
     return later
 
 
-@pytest.mark.parametrize("deed", [unread, leaving], ids=["with a command unread", "after its answer"])
-def test_one_that_died_before_it_read_a_command_did_not_die_of_it(started, deed):
+@pytest.mark.parametrize(
+    ("deed", "looks"),
+    [(unread, True), (leaving, True), (leaving, False)],
+    ids=["with a command unread", "after its answer", "between the look and the command"],
+)
+def test_one_that_died_before_it_read_a_command_did_not_die_of_it(started, monkeypatch, deed, looks):
     workers = started(waiting, deed, codes={1: -9})
+    poll = workers._poll
+    monkeypatch.setattr(workers, "_poll", lambda timeout_s: poll(timeout_s) if timeout_s or looks else [])
     if deed is leaving:
         workers.ask({1: m.Wait()}, "round 1 (timed)", LIMIT_S)
         time.sleep(0.2)
