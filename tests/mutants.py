@@ -12,6 +12,7 @@ import ast
 import copy
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -135,13 +136,15 @@ def _change(node):  # noqa: PLR0911 - one branch a kind of node
 
 
 def covering(data, mutant):
-    """Node ids of the tests that ran the mutant's line, those of the fewest covered files first."""
+    """Node ids of the tests that ran the mutant's line: units first, of these those named like its file."""
     contexts = data.contexts_by_lineno(str(ROOT / mutant.path)).get(mutant.line, [])
-    return sorted({context.split("|")[0] for context in contexts if "::" in context}, key=_rank)
+    own = set(re.split(r"[/_.]", mutant.path)) - {"bench", "py"}
 
+    def rank(node_id):
+        words = set(re.split(r"[/_.]", node_id.partition("::")[0]))
+        return "unit" not in words, -len(own & words), node_id
 
-def _rank(node_id):
-    return "/unit/" not in f"/{node_id}", node_id
+    return sorted({context.split("|")[0] for context in contexts if "::" in context}, key=rank)
 
 
 def survives(mutant, tests, place):
