@@ -339,6 +339,8 @@ def test_the_share_of_the_time_that_is_left():
     assert made.left_share(0) == 1.0
     now = 60.0
     assert made.left_share(3) == pytest.approx(0.5)
+    late = StopRule(replace(resolved(max_time=30)), None, lambda: now)
+    assert late.left_share(0) == late.left_share(1) == 0.0, "preparation took it all"
 
 
 def expected(probe_ms, *, seconds=200.0, **stored):
