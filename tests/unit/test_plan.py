@@ -63,7 +63,8 @@ def test_dp_and_the_default_cap_are_measured_on_shared_devices_too():
 
 
 def test_forms_of_parallel_training_are_planned_at_equal_global_batch():
-    plan = make(modes="ddp,fsdp,partition,pipeline", gpus="2", bucket_cap_mb="default", micro_batches="2,8")
+    how = {"micro_batches": "2,8", "pipeline_schedule": "1f1b"}
+    plan = make(modes="ddp,fsdp,partition,pipeline", gpus="2", bucket_cap_mb="default", **how)
     named = [(p.case.mode, p.case.num_micro_batches) for p in plan]
     assert named[2:] == [("fsdp", 1), ("partition", 1), ("pipeline", 2), ("pipeline", 8)]
     assert {p.case.global_batch for p in plan if p.case.num_devices == 2} == {32}
