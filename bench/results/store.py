@@ -244,9 +244,9 @@ def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
 def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:
     """Write a file that the user named with `option`, whole or not at all; a link is replaced, not followed.
 
-    Raises UsageError where it cannot be written, or is what a run has measured.
+    Raises UsageError where it cannot be written, or is what a run has measured or would be taken for.
     """
-    if target.name in RUN_FILES and target.exists():
+    if target.name in RUN_FILES and (target.exists() or (target.parent / MANIFEST).exists()):
         raise UsageError(f"{option} {target} is a file of a run's results; name another file")
     with _writable(f"{option} {target}", "file"):
         replace_file(target, write)

@@ -103,6 +103,7 @@ MISTAKES = {
         ("{calibrated} --gpus 8 --csv /nowhere/x.csv", "cannot be written"),
         ("{calibrated} --gpus 2 --out {calibrated}/manifest.json", "is a file of a run's results"),
         ("{calibrated} --gpus 2 --csv {calibrated}/blocks.csv", "is a file of a run's results"),
+        ("{calibrated} --gpus 2 --out {calibrated}/journal.jsonl", "is a file of a run's results"),
         ("{run} --gpus 2", "has no calibration.json; measure a run with bench.run --calibrate"),
     ],
     "lab": [
