@@ -263,5 +263,5 @@ def manifest_of(found: Any, where: Path | str) -> Manifest:
         raise UsageError(f"{where} is damaged: its settings are no object; restore it")
     try:
         return msgspec.structs.replace(manifest, settings=Settings.of_stored(settings))
-    except (UsageError, ValueError) as error:
+    except ValueError as error:  # a UsageError is one
         raise UsageError(f"{where}: settings: {error}") from None

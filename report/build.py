@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.wording import unit_of_cases
 from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.results.archive import opened
+from ddp_bench.bench.results.archive import is_archive, opened
 from ddp_bench.bench.results.disk import read_bytes
 from ddp_bench.bench.results.store import load_run, write_output
 from ddp_bench.bench.settings import IMAGES
@@ -53,7 +53,7 @@ def load(
     with contextlib.ExitStack() as stack:
         files = [
             # What an archive is unpacked to is gone when somebody reads the page.
-            Files.of(stack.enter_context(opened(run)), page_folder if run.is_dir() else None)
+            Files.of(stack.enter_context(opened(run)), None if is_archive(run) else page_folder)
             for run in runs
         ]
     units = [unit_of_cases(run.cases) for run in loaded]

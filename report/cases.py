@@ -15,6 +15,7 @@ from ddp_bench.bench.findings.answers import headline
 from ddp_bench.bench.findings.numbers import finite, plural, with_interval
 from ddp_bench.bench.findings.wording import (
     Row,
+    are_shared,
     case_label,
     compile_label,
     device_noun,
@@ -151,7 +152,7 @@ def by_mode(cases: pd.DataFrame, mode: str) -> pd.DataFrame:
 
 def unshared(cases: pd.DataFrame) -> pd.DataFrame:
     """Return the cases with devices of their own; all where none on several devices has them."""
-    own = cases[~cases["oversubscribed"].fillna(value=False).astype(bool)]
+    own = cases[~are_shared(cases)]
     return cases if own[own["num_devices"].fillna(0) > 1].empty else own
 
 

@@ -23,6 +23,7 @@ from ddp_bench.bench.findings.verdicts import (
 )
 from ddp_bench.bench.findings.wording import (
     Row,
+    are_shared,
     compile_label,
     ddp_call,
     estimate,
@@ -104,7 +105,7 @@ def headline(cases: pd.DataFrame) -> pd.DataFrame:
     """The measured cases of the largest device count that they have for themselves, else of the largest."""
     counts = cases["num_devices"]
     several = (cases["status"] == "ok") & cases["images_per_s"].notna() & (counts.fillna(0) > 1)
-    own = several & ~cases["oversubscribed"].fillna(value=False).astype(bool)
+    own = several & ~are_shared(cases)
     chosen = own if own.any() else several
     found: pd.DataFrame = cases[chosen & (counts == counts[chosen].max())]
     return found

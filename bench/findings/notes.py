@@ -15,6 +15,7 @@ from ddp_bench.bench.findings.numbers import number, per_second, plural, rate, w
 from ddp_bench.bench.findings.slow_ranks import SlowRank
 from ddp_bench.bench.findings.verdicts import Finding
 from ddp_bench.bench.findings.wording import (
+    are_shared,
     bits_per_s,
     case_parts,
     estimate,
@@ -219,7 +220,7 @@ def _overlap(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> Overlap 
 
 
 def _shared(cases: pd.DataFrame) -> Shared | None:
-    shared = cases[(cases["status"] == "ok") & cases["oversubscribed"].fillna(value=False).astype(bool)]
+    shared = cases[(cases["status"] == "ok") & are_shared(cases)]
     shared = shared[~shared["case_id"].isin(headline(cases)["case_id"])]
     if shared.empty:
         return None

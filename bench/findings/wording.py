@@ -110,9 +110,14 @@ def devices(how_many: int, device_type: str) -> str:
     return plural(how_many, device_noun(device_type))
 
 
+def are_shared(cases: pd.DataFrame) -> pd.Series:
+    """Whether each case shares devices, as a mask."""
+    return cases["oversubscribed"].fillna(value=False).astype(bool)
+
+
 def own_devices(cases: pd.DataFrame) -> pd.DataFrame:
     """The cases that share no devices; all where every one does."""
-    shared = cases["oversubscribed"].fillna(value=False).astype(bool)
+    shared = are_shared(cases)
     return cases if shared.all() else cases[~shared]
 
 

@@ -15,7 +15,7 @@ from ddp_bench.bench.gate.compare import require_rounds
 from ddp_bench.bench.gate.runs import checked, read_run
 from ddp_bench.bench.manifest import MANIFEST, Manifest
 from ddp_bench.bench.results.public import public_members
-from ddp_bench.bench.results.store import check_claimable, load_run
+from ddp_bench.bench.results.store import check_claimable, load_run, writable
 
 
 def fingerprint(manifest: Manifest) -> str:
@@ -63,12 +63,13 @@ def save(run: Path, root: Path) -> Path:
     if folder.exists():
         raise UsageError(f"{folder} is this machine's baseline already; remove it first to replace it")
     check_claimable(folder, option="--baselines")
-    try:
-        folder.mkdir(parents=True)
-        # The manifest last, so that a folder that was broken off is no baseline.
-        for name, content in reversed([*public_members(whole).items()]):
-            (folder / name).write_bytes(content)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise UsageError(f"{folder} cannot be written: {error.strerror}; name another --baselines") from None
+    with writable(f"--baselines {folder}"):
+        try:
+            folder.mkdir(parents=True)
+            # The manifest last, so that a folder that was broken off is no baseline.
+            for name, content in reversed([*public_members(whole).items()]):
+                (folder / name).write_bytes(content)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     return folder

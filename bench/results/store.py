@@ -97,7 +97,7 @@ def default_folder(*, host: str, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _writable(what: str, kind: str = "folder") -> Iterator[None]:
+def writable(what: str, kind: str = "folder") -> Iterator[None]:
     """Within it, an OSError is a UsageError: `what` cannot be written."""
     try:
         yield
@@ -110,7 +110,7 @@ def check_claimable(folder: Path, *, option: str = "--out") -> None:
     for parent in folder.absolute().parents:
         if (parent / MANIFEST).is_file() and (parent / "cases.csv").is_file():
             raise UsageError(f"{option} {folder} is inside the results of {parent}; name a folder elsewhere")
-    with _writable(f"{option} {folder}"):
+    with writable(f"{option} {folder}"):
         if folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{option} {folder} already holds a run or other files; name a new folder")
         place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
@@ -121,7 +121,7 @@ def check_claimable(folder: Path, *, option: str = "--out") -> None:
 def claim(folder: Path) -> Path:
     """Make `folder` this run's own. Raises UsageError if it holds anything or cannot be written."""
     check_claimable(folder)
-    with _writable(f"--out {folder}"):
+    with writable(f"--out {folder}"):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / MANIFEST).touch(exist_ok=False)
@@ -139,7 +139,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._descriptor: int | None = None
-        with _writable(str(folder)):
+        with writable(str(folder)):
             descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,7 +248,7 @@ def write_output(target: Path, write: Callable[[Path], object], *, option: str) 
     """
     if target.name in RUN_FILES and (target.exists() or (target.parent / MANIFEST).exists()):
         raise UsageError(f"{option} {target} is a file of a run's results; name another file")
-    with _writable(f"{option} {target}", "file"):
+    with writable(f"{option} {target}", "file"):
         replace_file(target, write)
 
 

@@ -11,14 +11,13 @@ from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.run.sustain import Placed, blocks_left, is_sustained
 from ddp_bench.bench.settings import ResolvedSettings
 
+INSTRUMENTED = ("anatomy", "trace")
+
 INSTRUMENTED_EVERY = 5
 """With `--rounds`, anatomy and trace come in the first round and every fifth; on GPUs traces come last."""
 
 AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
-
-
-INSTRUMENTED = ("anatomy", "trace")
 
 
 def passes_of(case: Case, settings: ResolvedSettings) -> list[str]:

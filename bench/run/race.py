@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.stats.interval import median_of_ratios
 
 FINALISTS = 2
 """Cases that stay beside their reference: with one alone the best would be lost more often."""
@@ -39,10 +39,7 @@ def dropped(
         others = [case_id for case_id in challengers if case_id in rates]
         own = rates.get(reference, {})
         if all(len(rates[case_id].keys() & own.keys()) >= LEAST_ROUNDS for case_id in others):
-            gains = {
-                case_id: median(rates[case_id][r] / own[r] for r in rates[case_id].keys() & own.keys())
-                for case_id in others
-            }
+            gains = {case_id: median_of_ratios(rates[case_id], own).estimate for case_id in others}
             found |= set(sorted(others, key=lambda c: -gains[c])[num_kept(len(challengers), left_share) :])
     return frozenset(found - {reference for _, reference in pairs})
 

@@ -1,5 +1,6 @@
 """What the gate reads, never a bad folder as a pass, and what it prints and leaves in a job."""
 
+import errno
 import json
 import math
 import shutil
@@ -270,6 +271,17 @@ def test_what_cannot_serve_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no case with status ok"):
         save(write_run(tmp_path / "nothing", {}), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_full_disk_leaves_no_part_of_a_baseline(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = write_run(tmp_path / "run")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UsageError, match="cannot be written: No space left on device"):
+        save(run, tmp_path / "baselines")
+    assert not [*(tmp_path / "baselines").iterdir()]
 
 
 def test_foreign_text_stays_text():

@@ -50,7 +50,7 @@ def test_shared_devices_are_drawn_hollow():
     assert ">shared<" not in full
 
 
-def test_every_kind_of_drawing_is_well_formed_in_the_colours_of_both_schemes():
+def test_every_kind_of_drawing_is_well_formed_themed_and_the_same_each_time():
     shown = page([paper_like()])
     (one,) = shown.runs
     figures = (*one.figures, *one.more_figures)
@@ -58,6 +58,7 @@ def test_every_kind_of_drawing_is_well_formed_in_the_colours_of_both_schemes():
     assert kinds <= {figure.key.removeprefix("run1-1-") for figure in figures}
     drawings = [figure.svg() for figure in figures]
     for figure, drawing in zip(figures, drawings, strict=True):
+        assert drawing == figure.svg()
         root = ET.fromstring(drawing)
         assert root.attrib["aria-label"] == figure.alt
         assert figure.caption in figure.alt

@@ -161,3 +161,12 @@ def test_too_many_processes_are_a_failure(pytester, monkeypatch, workers, most, 
     assert done.parseoutcomes()["passed"] == 3
     assert done.outlines[-2].startswith(f"Processes started: 3, at most {most}. Took ")
     assert done.ret == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workers"), [([], 2), (["tests"], 2), (["tests/unit/test_plan.py"], 0), (["a.py::b"], 0)]
+)
+def test_named_files_start_without_workers(arguments, workers, pytestconfig, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(pytestconfig, "args", arguments)
+    assert selection.pytest_xdist_auto_num_workers(pytestconfig) == workers
