@@ -88,7 +88,7 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> RealRun:
         while run.poll() is None:
             seen |= listening(psutil.Process(run.pid))
             try:
-                run.wait(0.3)
+                run.wait(2)
             except subprocess.TimeoutExpired:
                 continue
         said = [file.seek(0) or file.read() for file in (out, err)]

@@ -214,7 +214,6 @@ assert not twice, twice
 
 
 @pytest.mark.campaign
-@pytest.mark.smoke
 def test_no_module_of_ours_is_loaded_under_two_names(tmp_path):
     run = str(ROOT / "results/samples/predictions/resnet18-2hosts/1gbit")
     commands = [
@@ -287,7 +286,6 @@ def cases_of(folder, name, *settings):
 
 
 @pytest.mark.campaign
-@pytest.mark.smoke
 def test_an_mlp_with_named_groups_of_adam_in_every_form(tmp_path):
     """Its second group would be empty if the parameters could be gone through but once."""
     modes = ("--modes", "dp,ddp,fsdp,pipeline,partition", "--zero-optimizer", "off,on")

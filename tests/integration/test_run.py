@@ -167,7 +167,6 @@ def test_under_the_users_own_torchrun(tmp_path):
 
 
 @pytest.mark.campaign
-@pytest.mark.smoke
 def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path):
     (tmp_path / "broken.py").write_text(
         "import torch\n"

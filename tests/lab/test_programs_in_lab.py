@@ -97,7 +97,7 @@ def test_a_program_that_fails_gives_the_lab_its_exit_code(start_lab, codes, expe
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.smoke)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_whole_lab(start_lab, number):
     lab = start_lab("1gbit", "sleep")
     assert eventually(lab.ranks_started)
