@@ -10,6 +10,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("--arch", "resnet20", "--batch-size", "8", "--device", "cpu")
+TINY = ("--arch", "resnet20", "--batch-size", "2", "--image-size", "16", "--steps", "1", "--device", "cpu")
 LAUNCHED_AGAIN = """
 import sys
 from ddp_bench.bench.run.main import main

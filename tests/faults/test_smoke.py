@@ -3,20 +3,23 @@
 import signal
 
 import pytest
-from fault_campaign import ONE_DEVICE, SWEEP, TWO_DEVICES, Campaign, damage, deed, forget
+from fault_campaign import SWEEP, Campaign, damage, deed, forget
 
 from ddp_bench.bench.results.store import failure_file
+
+SHORT = SWEEP[:-2]
+OF_ONE, OF_TWO = (1, 2), (3, 4)
+"""Indices of its DDP cases of one device and of two."""
 
 
 @pytest.mark.campaign
 def test_a_killed_rank_costs_its_case_alone(tmp_path):
-    of_two = (3, 4)
-    killed = deed("rank1_killed", "in_timed_block", "signal", signal.SIGKILL, ranks=[1], cases=of_two)
-    campaign = Campaign(tmp_path, (*SWEEP[:-2], "--passes", "none"))
+    killed = deed("rank1_killed", "in_timed_block", "signal", signal.SIGKILL, ranks=[1], cases=OF_TWO)
+    campaign = Campaign(tmp_path, (*SHORT, "--passes", "none"))
     campaign.ended["end"] = campaign.start(killed)
     ended = campaign.kept(killed.name)
     cases = ended.cases
-    assert [i for i, n in enumerate(cases["num_devices"]) if n == 2] == list(of_two)
+    assert [i for i, n in enumerate(cases["num_devices"]) if n == 2] == list(OF_TWO)
     status, reason = campaign.outcome(killed.name)
     assert status == "failed"
     assert "rank 1 was killed by signal 9 (SIGKILL) in " in reason
@@ -34,13 +37,13 @@ def test_a_killed_rank_costs_its_case_alone(tmp_path):
 @pytest.mark.campaign
 @pytest.mark.smoke
 def test_faults_of_every_kind(tmp_path):
-    both = {"ranks": [0, 1], "cases": TWO_DEVICES}
-    raised = deed("raised", "before_first_block", "raise", **both)
-    diverged = deed("diverged", "in_no_sync_block", "not a number", **both)
-    out_of_memory = deed("out_of_memory", "in_anatomy_block", "out of memory", cases=ONE_DEVICE)
+    first = {"ranks": [0, 1], "nth": 1}
+    raised = deed("raised", "before_first_block", "raise", cases=OF_TWO[:1], **first)
+    diverged = deed("diverged", "in_no_sync_block", "not a number", cases=OF_TWO[1:], **first)
+    out_of_memory = deed("out_of_memory", "in_anatomy_block", "out of memory", cases=OF_ONE)
     killed = deed("rank0_killed", "between_rounds", "signal", signal.SIGKILL)
     launcher = deed("launcher_killed", "in_timed_block", "signal parent", signal.SIGKILL, after=raised.name)
-    campaign = Campaign(tmp_path)
+    campaign = Campaign(tmp_path, SHORT)
     campaign.start(raised, diverged, out_of_memory, killed)
     campaign.start(launcher)
     forget(campaign, damage(campaign.out, "smoke"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import schemas
-from commands import LAUNCHED_AGAIN, SMALL, bench_run, python
+from commands import LAUNCHED_AGAIN, SMALL, TINY, bench_run, python
 from in_process import Reached
 
 from ddp_bench import load_run
@@ -151,9 +151,9 @@ def test_a_complete_run_is_not_resumed(real_run, tmp_path, capsys):
 def test_under_the_users_own_torchrun(tmp_path):
     """The ranks are the user's here: they measure in the processes that torchrun started."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    sweep = ("--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "2", "--steps", "1")
+    sweep = ("--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "2")
     how = ("--json", "--quiet", "--out", str(tmp_path / "run"))
-    done = python(*launcher, "-m", "bench.run", *SMALL, *sweep, *how, env={"OMP_NUM_THREADS": "1"})
+    done = python(*launcher, "-m", "bench.run", *TINY, *sweep, *how, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr == ""
     summary = json.loads(done.stdout)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import SMALL, python
+from commands import SMALL, TINY, python
 
 from ddp_bench.bench.buckets import BucketCaps, assign_cap, bucket_bytes
 from ddp_bench.bench.predict.calibration import load_calibration
@@ -12,14 +12,13 @@ from ddp_bench.bench.tune import main as tune
 from ddp_bench.models.registry import resnet_workload
 
 CAPS = ("default", "0", "0.25")
-TINY = ("--batch-size", "2", "--image-size", "16", "--steps", "1")
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     out = tmp_path_factory.mktemp("tune") / "out"
     more = ("--calibrate", "--passes", "no_sync,comm", "--gradient-as-bucket-view", "off,on")
-    given = (*SMALL, *TINY, "--gpus", "2", "--bucket-cap-mb", ",".join(CAPS), "--rounds", "8", *more)
+    given = (*TINY, "--gpus", "2", "--bucket-cap-mb", ",".join(CAPS), "--rounds", "8", *more)
     how = ("--json", "--out", str(out))
     done = python("-m", "bench.tune", *given, *how, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
