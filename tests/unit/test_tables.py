@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import scipy
 from gate_runs import STEADY, write_run
+from selection import in_campaign
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.runs import checked, read_run
@@ -93,8 +94,9 @@ def test_a_cut_at_every_byte(tmp_path):
         assert length - len(kept) < len(whole) / len(all_blocks) * 2
 
 
+@pytest.mark.parametrize("every", [7, *in_campaign(1)])
 @pytest.mark.parametrize("most_bytes", [tables.MOST_TABLE_BYTES, 0], ids=["all_rows", "longest_ranks"])
-def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, monkeypatch, most_bytes):
+def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, monkeypatch, most_bytes, every):
     """SIGKILL ends a write between two pages of the file; nobody has resumed yet."""
     monkeypatch.setattr(tables, "is_large", lambda _: most_bytes == 0)
     whole = write(tmp_path)
@@ -102,7 +104,7 @@ def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, mo
     key = ["case_id", "phase", "round"]
     undamaged = tables.load_blocks(path, RANKS)
     last_two_blocks = sum(map(len, whole.splitlines(keepends=True)[-6:]))
-    for length in range(len(whole) - last_two_blocks, len(whole) + 1):
+    for length in range(len(whole), len(whole) - last_two_blocks - 1, -every):
         path.write_bytes(whole[:length])
         read = tables.load_blocks(path, RANKS)
         assert read.equals(undamaged.head(len(read)))
