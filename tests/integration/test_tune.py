@@ -26,7 +26,6 @@ def tuned(tmp_path_factory):
 
 
 @pytest.mark.campaign
-@pytest.mark.smoke
 def test_the_slowest_leave_and_the_others_are_compared_with_the_default(tuned):
     """Blocks of a dropped case end with the round it was dropped in; its row and the default stay."""
     out, said = tuned
@@ -49,7 +48,6 @@ def test_the_slowest_leave_and_the_others_are_compared_with_the_default(tuned):
 
 
 @pytest.mark.campaign
-@pytest.mark.smoke
 def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
     out, said = tuned
     found = load_calibration(out)
