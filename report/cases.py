@@ -32,8 +32,8 @@ from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.aggregate import bus_gb
 from ddp_bench.bench.results.comparisons import Comparison, compile_mode
-from ddp_bench.bench.results.ratios import Typical
 from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.settings import IMAGES
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.drawing import Mark

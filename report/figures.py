@@ -13,9 +13,9 @@ from ddp_bench.bench.findings.stability import pace
 from ddp_bench.bench.findings.wording import Row, case_label, estimate, settings_label, short_mode, text
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.ratios import Typical
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.typical import Typical
 from ddp_bench.report.cases import WorkloadCases, answered_ratio, by_mode, headline_count, mark
 from ddp_bench.report.drawing import Figure, Line, Mark, bare, chart, ideal
 

@@ -16,9 +16,9 @@ from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.comparisons import ONE, Comparison, compared, compile_mode, over_default
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
-from ddp_bench.bench.results.ratios import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import BUCKETS, CASES, METRICS, records, typed_frame
+from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.settings import RANK_PER_DEVICE
 from ddp_bench.bench.stats.interval import Interval, median_interval, median_intervals, median_of_ratios
 from ddp_bench.bench.stats.one_run import MIN_ROUNDS

@@ -28,11 +28,11 @@ from ddp_bench.bench.results.aggregate import (
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.disk import remove_unfinished
 from ddp_bench.bench.results.journal import Curve, End, Journal, Layout, Settled
-from ddp_bench.bench.results.ratios import FITTED
 from ddp_bench.bench.results.round_times import ByRound, CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RUN_FILES, RunWriter, read_manifest
 from ddp_bench.bench.results.tables import read_blocks, readable, repair_allreduce, repair_blocks
+from ddp_bench.bench.results.typical import FITTED
 from ddp_bench.bench.settings import IMAGES
 from ddp_bench.bench.text import visible
 

@@ -11,8 +11,8 @@ from scipy.special import stdtrit
 from ddp_bench.bench.expected_time import timed_block_s
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.ratios import LAUNCH_FREEDOM, LAUNCH_SD
 from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.results.typical import LAUNCH_FREEDOM, LAUNCH_SD
 from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.stats.interval import SIGMA_OF_MAD

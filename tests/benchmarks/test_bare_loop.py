@@ -34,8 +34,8 @@ from ddp_bench.bench.modes import build_mode
 from ddp_bench.bench.results.aggregate import rate_half_widths
 from ddp_bench.bench.results.comparisons import compared
 from ddp_bench.bench.results.journal import read
-from ddp_bench.bench.results.ratios import Typical
 from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.results.typical import Typical
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.step import placed

@@ -18,9 +18,9 @@ from ddp_bench.bench.results.aggregate import (
     rate_half_widths,
     worst_half_width,
 )
-from ddp_bench.bench.results.ratios import LAUNCH_FREEDOM, LAUNCH_SD
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.results.typical import LAUNCH_FREEDOM, LAUNCH_SD
 
 PLAN = planned(resolved(gpus=(1, 2), bucket_cap_mb=("default", "1")))
 IDS = {(p.case.mode, p.case.num_devices, cap_of(p.case)): p.case.case_id for p in PLAN}

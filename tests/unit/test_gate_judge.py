@@ -19,9 +19,9 @@ from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.judge import compare_metric, launch_ratio, typical_sides
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
-from ddp_bench.bench.results.ratios import LAUNCH_SD, Typical
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run, read_manifest
+from ddp_bench.bench.results.typical import LAUNCH_SD, Typical
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.stats import two_runs
 from ddp_bench.bench.stats.interval import Interval, median_of_ratios

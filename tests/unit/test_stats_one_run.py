@@ -281,7 +281,7 @@ def covered(found, *, together):
 
 
 @pytest.mark.parametrize("runs", [60, *in_campaign(300)])
-@pytest.mark.parametrize("num_rounds", [10, 40])
+@pytest.mark.parametrize("num_rounds", [10, *in_campaign(40)])
 @pytest.mark.parametrize("kind", ["iid", "drift", "levels", "outliers"])
 def test_intervals_hold_as_often_as_they_say(kind, num_rounds, runs):
     """Within three standard errors: 8.4% of 60 runs, 3.8% of 300."""

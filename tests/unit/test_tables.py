@@ -16,10 +16,10 @@ from ddp_bench.bench.gate.runs import checked, read_run
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results import tables
 from ddp_bench.bench.results.disk import read_json
-from ddp_bench.bench.results.ratios import steady
 from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, Column, typed_frame
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.results.typical import steady
 from ddp_bench.bench.stats.one_run import SeriesNoise, fit
 
 

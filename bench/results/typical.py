@@ -1,4 +1,4 @@
-"""Ratios, step times and exposed communication of a run, each with its interval: all of one fit."""
+"""Typical step times of a run, their ratios and exposed communication, with intervals: all of one fit."""
 
 from __future__ import annotations
 
