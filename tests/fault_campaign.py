@@ -24,9 +24,6 @@ SWEEP = (
     *("--modes", "ddp", "--gpus", "1,2", "--bucket-cap-mb", "default", "--rounds", "3", "--steps", "1"),
     *("--gradient-as-bucket-view", "off,on", "--sync-buffers", "on,off"),
 )
-ONE_DEVICE = (1, 2, 3, 4)
-"""Indices of the DDP cases of SWEEP on one device."""
-
 TWO_DEVICES = (5, 6, 7, 8)
 """Indices of the cases of SWEEP that both ranks train."""
 

@@ -1,4 +1,4 @@
-"""A rank that is killed, and faults of every kind: in one start for .ci/run, and then resumed."""
+"""A rank that is killed, and faults of every kind: in one start, for .ci/run, and resumed."""
 
 import signal
 
@@ -34,36 +34,48 @@ def test_a_killed_rank_costs_its_case_alone(tmp_path):
     assert others.loc[others["mode"] == "ddp", "num_buckets"].notna().all()
 
 
+FIRST = {"ranks": [0, 1], "nth": 1}
+RAISED = deed("raised", "before_first_block", "raise", cases=OF_TWO[:1], **FIRST)
+DIVERGED = deed("diverged", "in_no_sync_block", "not a number", cases=OF_TWO[1:], **FIRST)
+OUT_OF_MEMORY = deed("out_of_memory", "in_anatomy_block", "out of memory", cases=OF_ONE)
+KILLED = deed("rank0_killed", "between_rounds", "signal", signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A run that faults of every kind befell in its one start."""
+    campaign = Campaign(tmp_path_factory.mktemp("faulty"), SHORT)
+    campaign.ended["end"] = campaign.start(RAISED, DIVERGED, OUT_OF_MEMORY, KILLED)
+    return campaign
+
+
 @pytest.mark.campaign
-@pytest.mark.parametrize("resumed", [pytest.param(False, marks=pytest.mark.smoke), True])
-def test_faults_of_every_kind(resumed, tmp_path):
-    first = {"ranks": [0, 1], "nth": 1}
-    raised = deed("raised", "before_first_block", "raise", cases=OF_TWO[:1], **first)
-    diverged = deed("diverged", "in_no_sync_block", "not a number", cases=OF_TWO[1:], **first)
-    out_of_memory = deed("out_of_memory", "in_anatomy_block", "out of memory", cases=OF_ONE)
-    killed = deed("rank0_killed", "between_rounds", "signal", signal.SIGKILL)
-    launcher = deed("launcher_killed", "in_timed_block", "signal parent", signal.SIGKILL, after=raised.name)
-    campaign = Campaign(tmp_path, SHORT)
-    campaign.ended["end"] = campaign.start(raised, diverged, out_of_memory, killed)
-    if resumed:
-        campaign.start(launcher)
-        forget(campaign, damage(campaign.out, "smoke"))
-        campaign.start()
+@pytest.mark.smoke
+def test_faults_of_every_kind(faulty):
     said = {
-        raised.name: ("failed", "ValueError: no such sample"),
-        diverged.name: ("failed", "loss is nan after"),
-        out_of_memory.name: ("oom", "out of GPU memory"),
+        RAISED.name: ("failed", "ValueError: no such sample"),
+        DIVERGED.name: ("failed", "loss is nan after"),
+        OUT_OF_MEMORY.name: ("oom", "out of GPU memory"),
     }
     for name, (expected, sentence) in said.items():
-        ended = campaign.kept(name)
+        ended = faulty.kept(name)
         assert ended.code == 0, ended.error
-        status, reason = campaign.outcome(name)
+        status, reason = faulty.outcome(name)
         assert status == expected
         assert sentence in reason
-    assert ended.cases["status"].ne("ok").sum() == len(said), campaign.reasons(raised.name)
-    assert campaign.kept(killed.name).manifest.restarts == 1, "it died between rounds, which costs nothing"
-    if resumed:
-        assert campaign.kept(launcher.name).code == -signal.SIGKILL
-        cases = campaign.ended["end"].cases
-        assert cases["status"].eq("ok").all(), cases["reason"].tolist()
-        assert cases["num_rounds"].eq(3).all()
+    assert ended.cases["status"].ne("ok").sum() == len(said), faulty.reasons(RAISED.name)
+    assert faulty.kept(KILLED.name).manifest.restarts == 1, "it died between rounds, which costs nothing"
+
+
+@pytest.mark.campaign
+def test_a_resume_mends_what_the_faults_a_killed_launcher_and_damage_left(faulty):
+    launcher = deed("launcher_killed", "in_timed_block", "signal parent", signal.SIGKILL, after=RAISED.name)
+    faulty.start(launcher)
+    forget(faulty, damage(faulty.out, "smoke"))
+    faulty.start()
+    for fault in (RAISED, DIVERGED, OUT_OF_MEMORY, KILLED):
+        faulty.kept(fault.name)
+    assert faulty.kept(launcher.name).code == -signal.SIGKILL
+    cases = faulty.ended["end"].cases
+    assert cases["status"].eq("ok").all(), cases["reason"].tolist()
+    assert cases["num_rounds"].eq(3).all()
