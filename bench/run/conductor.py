@@ -189,12 +189,6 @@ class Conductor:
 
     def _lost(self, lost: LostError) -> int | None:
         """Write down what ended this attempt; the exit code, or None where the next attempt goes on here."""
-        by_themselves = {rank: code for rank, code in lost.codes.items() if code >= 0}
-        if by_themselves and self._workers.launched is None:
-            # A code of its own is what a user's program chose; nothing would be different next time.
-            if code := next(filter(None, by_themselves.values()), None):
-                return self._ended(STOPPED_BY_ERROR, code)
-            return self._ended("the ranks ended before the run did", ExitCode.NOT_MEASURED)
         self._write_down(lost.failure)
         if self._workers.launched is not None:
             self._ended("a rank was lost" if lost.failure else "the ranks have to start again", 0)

@@ -167,13 +167,15 @@ def _end(code: int | None) -> str:
 
 
 def _cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bool) -> Failure:
-    killed = {rank: -code for rank, code in exit_codes.items() if code is not None and code < 0}
-    who = f"rank {min(killed or exit_codes)}" if exit_codes else "a rank"
-    if out_of_memory and (not killed or signal.SIGKILL in killed.values()):
+    known = {rank: code for rank, code in exit_codes.items() if code is not None}
+    killed = {rank for rank, code in known.items() if code < 0}
+    who, how = "a rank", _end(None)
+    if exit_codes:
+        first = min(killed or known or exit_codes)
+        who, how = f"rank {first}", _end(exit_codes[first])
+    if out_of_memory and (not killed or -signal.SIGKILL in known.values()):
         return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")
-    if killed:
-        return Failure("failed", f"{who} was killed by {_signal(killed[min(killed)])} in {what}")
-    return Failure("failed", f"{who} ended unexpectedly in {what}")
+    return Failure("failed", f"{who} {how} in {what}")
 
 
 def _signal(number: int) -> str:

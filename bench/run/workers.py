@@ -47,12 +47,10 @@ MOST_NAMED = 4
 class LostError(Exception):
     """These workers can measure no further: all of them have to start again."""
 
-    def __init__(self, failure: Failure | None = None, codes: Mapping[int, int] | None = None) -> None:
+    def __init__(self, failure: Failure | None = None) -> None:
         super().__init__(failure.reason if failure else "")
         self.failure = failure
         """What is to be written down of it; None where that has been done."""
-        self.codes = codes or {}
-        """Exit codes of those that ended by themselves."""
 
 
 @dataclass
@@ -289,8 +287,7 @@ class Workers:
         for rank, code in self._lost.items():
             self._lost[rank] = self._processes.code(rank) if code is None else code
         what = IDLE if self._was_idle else what
-        found = failure_of(self._lost, what=what, out_of_memory=self._ran_out_of_memory())
-        return LostError(found, {rank: code for rank, code in self._lost.items() if code is not None})
+        return LostError(failure_of(self._lost, what=what, out_of_memory=self._ran_out_of_memory()))
 
     def _ran_out_of_memory(self) -> bool:
         now = oom_kills()

@@ -124,9 +124,9 @@ def model():
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     ("deed", "said"),
-    [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "the ranks ended before the run did")],
+    [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "exit code 0"), ("os._exit(3)", "exit code 3")],
 )
-def test_a_model_that_leaves_with_success_is_no_success(deed, said, tmp_path):
+def test_a_model_that_leaves_costs_its_cases(deed, said, tmp_path):
     (tmp_path / "quits.py").write_text(QUITS.format(deed=deed))
     done = bench_run(
         *("--workload", "quits:model", "--image-size", "8", "--batch-size", "4", "--device", "cpu"),
