@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGE_S = 9.5 * 60
-"""Of a stage: a lease runs commands of ten minutes at most."""
+"""Of a stage."""
 REHEARSED_S = 120.0
 """Limit of one command in a rehearsal; on two loaded cores one took 45."""
 GRACE_S = 5.0
