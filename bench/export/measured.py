@@ -17,7 +17,7 @@ from ddp_bench.bench.results.schema import EXPORTED, records
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.stats.interval import Interval
 
-_NO_LABELS = {"case_id", "status", "reason"}
+_NO_LABELS = {"case_id", "status", "reason", "reason_code"}
 
 
 @dataclass(frozen=True)

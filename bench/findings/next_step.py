@@ -15,9 +15,8 @@ from ddp_bench.bench.findings.answers import by_compile_label, headline
 from ddp_bench.bench.findings.notes import failed_modes
 from ddp_bench.bench.findings.numbers import about, short
 from ddp_bench.bench.findings.verdicts import CommunicationVerdict, SettingsVerdict, Verdict
-from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.case_columns import EXPOSED_COMM
+from ddp_bench.bench.results.case_columns import EXPOSED_COMM, UNUSED_PARAMETERS
 from ddp_bench.bench.results.comparisons import OPEN, Comparison
 from ddp_bench.bench.results.recorder import resume_command
 from ddp_bench.bench.settings import Settings, as_options, options_of
@@ -42,9 +41,6 @@ CARRIED = (
 
 Without a search for unused parameters some models do not train under DDP.
 """
-
-LOOKS_FOR_UNUSED = "--find-unused-parameters on"
-"""What the reason of a DDP case names that waits for gradients of parameters without one."""
 
 _ALL_BUT_WHERE = {setting.name for setting in options_of()} - {"out"}
 
@@ -74,7 +70,7 @@ def next_step(
     """
     settings = manifest.settings
     failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
-    if any(LOOKS_FOR_UNUSED in text(reason) for reason in failed.loc[failed["mode"] == "ddp", "reason"]):
+    if (failed["reason_code"] == UNUSED_PARAMETERS).any():
         return _with_unused_parameters(settings, set(failed["mode"]) - {"ddp"})
     if not verdicts or not failed.empty or manifest.interleaved_id:
         return None

@@ -31,15 +31,15 @@ SWEPT = ("mode", "num_devices", "compile", *DDP_AXES, *PIPELINE_AXES)
 
 DEFAULTS = STEP_DEFAULTS | DDP_DEFAULTS
 
+SEEN = ("device_name", "link")
+"""Known only of cases that were measured."""
+
 PLANNED = tuple(
     column.name
     for column in IDENTITY
-    if column.name not in {*SWEPT, "case_id", "status", "reason", "global_batch", "device_name", "link"}
+    if column.name not in {*SWEPT, *SEEN, "case_id", "status", "reason", "reason_code", "global_batch"}
 )
 """Settings and places of a case, known of unmeasured ones too; global_batch follows from them."""
-
-SEEN = ("device_name", "link")
-"""Known only of cases that were measured."""
 
 LAUNCH = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""

@@ -17,6 +17,17 @@ from ddp_bench.bench.settings import MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
 
+BY_PLAN, EQUAL_LAYOUT, NOT_REACHED, UNUSED_PARAMETERS = REASON_CODES = (
+    "plan",
+    "equal_layout",
+    "not_reached",
+    "unused_parameters",
+)
+"""What a reason says, where a command acts on it."""
+
+PUBLIC_REASONS = (BY_PLAN, EQUAL_LAYOUT, NOT_REACHED)
+"""Of these the text is ours; any other may quote the user's code."""
+
 EXPOSED_COMM = "exposed_comm_ms"
 """The column of what communication adds to a step, by which findings, page and summary name it."""
 
@@ -30,6 +41,12 @@ IDENTITY: tuple[Column, ...] = (
     ),
     text_column("status", "`ok`, `skipped`, `oom`, `failed` or `timeout`", needed=True, among=STATUSES),
     Column("reason", "text", "why the status is not `ok`; empty otherwise"),
+    text_column(
+        "reason_code",
+        "kind of reason: `plan` (known beforehand), `equal_layout` (as another case), `not_reached`, or "
+        "`unused_parameters` (DDP waits for their gradients); empty for any other",
+        among=REASON_CODES,
+    ),
     text_column(
         "mode",
         "`single`, `dp` (nn.DataParallel), `ddp`, `fsdp` (FSDP2), `partition` or `pipeline`",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ from msgspec import structs
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import PACKAGES
 from ddp_bench.bench.manifest import MANIFEST, Manifest, Record, public_fields
-from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.archive import SUFFIX, opened, packed
+from ddp_bench.bench.results.case_columns import PUBLIC_REASONS
 from ddp_bench.bench.results.column_types import Column
 from ddp_bench.bench.results.disk import MOST_TABLE_BYTES, read_bytes
-from ddp_bench.bench.results.recorder import NOT_REACHED
 from ddp_bench.bench.results.schema import FILES
 from ddp_bench.bench.results.store import RunData, csv_bytes, write_output
 from ddp_bench.bench.results.tables import readable
@@ -71,8 +70,6 @@ def _beside(run: RunData) -> Path:
 def public_members(run: RunData) -> dict[str, bytes]:
     """The files of a run's folder by name, its manifest first, with what of them is public."""
     hosts = _aliases(run)
-    # Which case has the same layout, or that a turn never came; any other may quote the user's code.
-    reasons = {"", NOT_REACHED, *map(equal_layout_reason, run.cases["case_id"])}
     members = {MANIFEST: _manifest(run.manifest, hosts).as_json()}
     with opened(run.path) as folder:
         for name, columns in FILES.items():
@@ -80,7 +77,7 @@ def public_members(run: RunData) -> dict[str, bytes]:
             if path.is_file():
                 with readable(path):
                     content = read_bytes(path, most_bytes=MOST_TABLE_BYTES)
-                    members[name] = _table(content, columns, hosts, reasons)
+                    members[name] = _table(content, columns, hosts)
     return members
 
 
@@ -131,14 +128,12 @@ def _public(value: Any) -> Any:
     return value
 
 
-def _table(
-    content: bytes, columns: tuple[Column, ...], hosts: Mapping[str, str], reasons: Collection[str]
-) -> bytes:
-    """A table's file with its public columns; of `reasons` of cases only these are public."""
-    in_part: dict[str, Callable[[str], str]] = {
-        "host": lambda text: hosts.get(text, ""),
-        "data": data_kind,
-        "reason": lambda text: text if text in reasons else LEFT_OUT,
+def _table(content: bytes, columns: tuple[Column, ...], hosts: Mapping[str, str]) -> bytes:
+    """A table's file with its public columns."""
+    in_part: dict[str, Callable[[Mapping[str, str]], str]] = {
+        "host": lambda row: hosts.get(csv_text(row["host"]), ""),
+        "data": lambda row: data_kind(csv_text(row["data"])),
+        "reason": _public_reason,
     }
     whole = content[: content.rfind(b"\n") + 1].decode("utf-8")  # a run may still write its last line
     reader = csv.DictReader(io.StringIO(whole, newline=""), strict=True)
@@ -149,7 +144,11 @@ def _table(
         and (column.kind != "text" or column.public or column.name in in_part)
     ]
     rows = (
-        [csv_cell(in_part[name](csv_text(row[name]))) if name in in_part else row[name] for name in names]
-        for row in reader
+        [csv_cell(in_part[name](row)) if name in in_part else row[name] for name in names] for row in reader
     )
     return csv_bytes([names, *rows])
+
+
+def _public_reason(row: Mapping[str, str]) -> str:
+    reason = csv_text(row["reason"])
+    return reason if not reason or row.get("reason_code") in PUBLIC_REASONS else LEFT_OUT

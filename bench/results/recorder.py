@@ -25,6 +25,7 @@ from ddp_bench.bench.results.aggregate import (
     typical_of,
     worst_half_width,
 )
+from ddp_bench.bench.results.case_columns import BY_PLAN, NOT_REACHED
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.disk import remove_unfinished
 from ddp_bench.bench.results.journal import Curve, End, Journal, Layout, Settled
@@ -36,8 +37,8 @@ from ddp_bench.bench.results.typical import FITTED
 from ddp_bench.bench.settings import IMAGES
 from ddp_bench.bench.text import visible
 
-NOT_REACHED = "not measured: the run ended before this case's first block"
-"""Reason of a case that is shown as skipped because its turn never came."""
+NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
+"""Of a case that is shown as skipped because its turn never came."""
 
 Block = tuple[str, str, int]
 """A block: case id, phase, round."""
@@ -203,11 +204,13 @@ class Recorder:
         state = self.journal.state
         shown = []
         for index, planned in enumerate(self._plan):
-            known = state.settled.get(index)
-            if known is None:
-                shown.append(Outcome(planned, "skipped", planned.skip_reason or NOT_REACHED))
+            known = state.settled.get(index) or Settled(index=index, status="ok")
+            if planned.skip_reason:
+                by_plan = {"reason_code": BY_PLAN}
+                shown.append(Outcome(planned, "skipped", planned.skip_reason, by_plan))
             elif known.status == "ok" and planned.case.case_id not in measured:
-                shown.append(Outcome(planned, "skipped", NOT_REACHED, known.facts))
+                not_reached = {**known.facts, "reason_code": NOT_REACHED}
+                shown.append(Outcome(planned, "skipped", NOT_REACHED_REASON, not_reached))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
         typical = typical_of(self.times, [_row(planned) for planned in self._plan])

@@ -11,6 +11,7 @@ from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads
 from ddp_bench.bench.cluster.turns import interleaved_id
 from ddp_bench.bench.plan import equal_layout_reason, round_order
 from ddp_bench.bench.results.aggregate import rate_half_widths
+from ddp_bench.bench.results.case_columns import EQUAL_LAYOUT
 from ddp_bench.bench.results.journal import State
 from ddp_bench.bench.run import sustain
 from ddp_bench.bench.run.alone import measure_curves, measure_rates
@@ -125,7 +126,8 @@ class Rounds(CaseRunner):
         """Measure every bucket layout once: different caps can give the same one."""
         for live, first in equal_layouts(self.live, self.recorder.journal.state):
             self.drop(live)
-            self.recorder.set_outcome(live.index, "skipped", equal_layout_reason(first))
+            code = {"reason_code": EQUAL_LAYOUT}
+            self.recorder.set_outcome(live.index, "skipped", equal_layout_reason(first), code)
 
     def _measure_round(self, round_index: int) -> None:
         """Measure what every live case lacks of this round, in the order that the seed gives."""

@@ -226,6 +226,8 @@ class Report(Answer, frozen=True):
     status: str = "ok"
     """One of cases.csv, or `usage`: a mistake of the user."""
     reason: str = ""
+    reason_code: str | None = None
+    """As in cases.csv."""
     value: Any = None
     restart: bool = False
     """Whether this process can measure no further: its device or its communicator is broken."""

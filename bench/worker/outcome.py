@@ -15,6 +15,7 @@ from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
 from ddp_bench.bench.measure.timed import NonFiniteLossError
 from ddp_bench.bench.modes import Unsupported
 from ddp_bench.bench.modes.base import UnusedParametersError
+from ddp_bench.bench.results.case_columns import UNUSED_PARAMETERS
 from ddp_bench.bench.worker.messages import Report
 from ddp_bench.bench.worker.tracebacks import formatted, place_of, text_of
 
@@ -75,7 +76,8 @@ def report_of(error: BaseException) -> Report:
     if isinstance(error, Unsupported):
         return Report(status="skipped", reason=text)
     if isinstance(error, NonFiniteLossError | UnusedParametersError | UserCodeError):
-        return Report(status="failed", reason=text, restart=broken)
+        code = UNUSED_PARAMETERS if isinstance(error, UnusedParametersError) else None
+        return Report(status="failed", reason=text, reason_code=code, restart=broken)
     if isinstance(error, MemoryError) or HOST_MEMORY.search(text):
         return Report(status="oom", reason=f"out of host memory; {TOO_LARGE}", restart=broken)
     if is_out_of_gpu_memory(error):

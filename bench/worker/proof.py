@@ -27,7 +27,7 @@ from ddp_bench.bench.case import Case, Split, split_of
 from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError
 from ddp_bench.bench.measure.clock import float32_precision
 from ddp_bench.bench.modes import Mode, Place, Stages, build_mode
-from ddp_bench.bench.modes.base import gradients_of
+from ddp_bench.bench.modes.base import UnusedParametersError, gradients_of
 from ddp_bench.bench.modes.ddp import why_ddp_waits
 from ddp_bench.bench.worker.outcome import report_of
 from ddp_bench.bench.worker.reference import Reference, Weights, drawing_kinds, losses, norm, switch_off
@@ -118,8 +118,9 @@ class Prover:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
 
         Every rank of the case calls it together; rank 0 compares (DDP's gradients are the same on all ranks),
-        the others return 0. Raises ProofError where the error exceeds the tolerance. A model that does not
-        run in float64 is proven in float32 without TF32, whose 10 bits would use up the tolerance.
+        the others return 0. Raises ProofError where the error exceeds the tolerance, UnusedParametersError
+        where DDP would wait for ever. A model that does not run in float64 is proven in float32 without TF32,
+        whose 10 bits would use up the tolerance.
         """
         with float32_precision("fp32", self.place.device):
             batch = self._batch(_proven_split(case).num_rows, self.dtype)
@@ -130,7 +131,7 @@ class Prover:
                 self._freeze(mode.module)
                 self._backward(case, mode, batch)
                 if waits := why_ddp_waits(case, mode.module):
-                    raise ProofError(waits)
+                    raise UnusedParametersError(waits)
                 gradients, state = mode.gradients(), mode.state_dict()
             finally:
                 mode.close()

@@ -74,7 +74,7 @@ def error(**settings):
 def outcome(**settings):
     try:
         return error(**settings)
-    except (ProofError, Unsupported) as reason:
+    except (ProofError, Unsupported, UnusedParametersError) as reason:
         return f"{type(reason).__name__}: {reason}"
 """
 
@@ -117,7 +117,7 @@ report([outcome(), outcome(gradient_as_bucket_view=True), outcome(find_unused_pa
         outcome(static_graph=True), outcome(find_unused_parameters=True, skip_all_reduce_unused_params=True)])
 """)
     for refused in found[0][:2]:
-        assert refused.startswith("ProofError: give --find-unused-parameters on, ")
+        assert refused.startswith("UnusedParametersError: give --find-unused-parameters on, ")
         assert "does not use spare.0.weight, spare.0.bias, spare.1.weight and 5 more," in refused
     assert max(found[0][2:]) < 1e-12, "no gradient is that of the plain module"
 

@@ -13,6 +13,7 @@ from commands import ROOT
 from fuzzing import mutated
 from gate_runs import MANIFEST as OF_A_GATE
 from gate_runs import STEADY, write_run
+from made import made_manifest, planned, resolved
 
 from ddp_bench import compare, load_run
 from ddp_bench.bench import manifest as manifests
@@ -23,11 +24,11 @@ from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.gate.baseline import save
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.manifest import Record, public_fields
-from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.archive import opened, packed, unpacked
 from ddp_bench.bench.results.public import LEFT_OUT
-from ddp_bench.bench.results.recorder import NOT_REACHED
+from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import FILES
+from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.settings import Settings
 from ddp_bench.report.main import main as report
 
@@ -136,16 +137,34 @@ def test_commands_read_the_zip_as_they_read_the_run(secretive, tmp_path):
     assert schemas.problems("manifest", json.loads(whole.manifest.as_json())) == []
 
 
-def test_a_reason_is_public_where_it_names_a_case_or_the_end_of_the_run(tmp_path):
+@pytest.mark.parametrize(
+    ("code", "reason", "public"),
+    [
+        *((code, "SyncBatchNorm needs GPUs", True) for code in ("plan", "equal_layout", "not_reached")),
+        ("unused_parameters", TOLD, False),
+        ("", TOLD, False),
+        ("", "", True),
+    ],
+)
+def test_a_reason_is_public_where_its_text_is_ours(code, reason, public, tmp_path):
     folder = write_run(tmp_path / "run", TEN)
     table = pd.read_csv(folder / "cases.csv", dtype="string", keep_default_na=False)
-    reasons = ["", equal_layout_reason(table["case_id"].iloc[0]), NOT_REACHED]
-    table["reason"] = [*reasons, *[TOLD] * (len(table) - 3)][: len(table)]
+    table["reason"], table["reason_code"] = reason, code
     table.to_csv(folder / "cases.csv", index=False)
     content = unpacked(zip_of(folder, tmp_path / "a.zip"))["cases.csv"].decode()
-    found = [row["reason"] for row in csv.DictReader(io.StringIO(content))]
-    assert found[:3] == reasons
-    assert set(found[3:]) <= {LEFT_OUT}
+    found = [(row["reason"], row["reason_code"]) for row in csv.DictReader(io.StringIO(content))]
+    assert set(found) == {(reason if public else LEFT_OUT, code)}
+
+
+def test_the_zip_says_why_cases_were_not_measured(tmp_path):
+    plan = planned(resolved(modes="dp,ddp", gpus="1,2"))
+    writer = RunWriter(claim(tmp_path / "run"))
+    writer.write_manifest(made_manifest())
+    recorder = Recorder.begin(plan, writer)
+    recorder.set_outcome(0, "failed", TOLD)
+    whole, public = recorder.write(), load_run(zip_of(recorder.folder, tmp_path / "a.zip")).cases
+    assert public["reason"].tolist() == [LEFT_OUT, *whole["reason"][1:]]
+    assert set(public["reason_code"].dropna()) == {"plan", "not_reached"}
 
 
 def test_what_is_not_public_is_known():

@@ -10,6 +10,7 @@ from torch._utils import ExceptionWrapper
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.measure.timed import NonFiniteLossError
 from ddp_bench.bench.modes import Unsupported
+from ddp_bench.bench.modes.base import UnusedParametersError
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.journal import Settled, State, UnderWay
 from ddp_bench.bench.run import failures
@@ -180,6 +181,10 @@ UNSUPPORTED = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if
         (SystemExit(0), failed("SystemExit: 0")),
         (RuntimeError(UNSUPPORTED), failed(f"RuntimeError: {UNSUPPORTED}")),
         (NonFiniteLossError("loss is nan after 3 steps"), failed("loss is nan after 3 steps")),
+        (
+            UnusedParametersError("give …"),
+            Report(status="failed", reason="give …", reason_code="unused_parameters"),
+        ),
         (Unsupported("torch 2.14 has none"), Report(status="skipped", reason="torch 2.14 has none")),
     ],
     ids=lambda part: repr(part)[:50],

@@ -38,7 +38,7 @@ def following(*by, cases=(), **settings):
     return step, *parsed(step)
 
 
-UNUSED = {"status": "failed", "reason": "ProofError: give --find-unused-parameters on, which searches …"}
+UNUSED = {"status": "failed", "reason": "give …", "reason_code": "unused_parameters"}
 
 
 ROUNDS_20 = {"num_rounds": 20}
