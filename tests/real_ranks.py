@@ -15,8 +15,10 @@ from torch.nn import functional  # noqa: F401
 from ddp_bench.bench.cluster.process import allowed_cores
 from ddp_bench.bench.measure.timed import Trainer  # noqa: F401
 from ddp_bench.bench.modes import Place, Unsupported, build_mode  # noqa: F401
-from ddp_bench.bench.modes.base import UnusedParametersError  # noqa: F401
-from ddp_bench.bench.modes.base import pin
+from ddp_bench.bench.modes.base import (
+    UnusedParametersError,  # noqa: F401
+    pin,
+)
 from ddp_bench.bench.worker.proof import ProofError, Prover  # noqa: F401
 from ddp_bench.models.data import open_source  # noqa: F401
 from ddp_bench.models.registry import resnet_workload  # noqa: F401
