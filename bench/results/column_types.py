@@ -81,9 +81,12 @@ class Column:
         """What the cells may hold, in words."""
         if self.among:
             return f"one of {', '.join(self.among)}"
-        if self.kind in ("text", "bool"):
+        if self.kind == "bool":
+            return "True or False"
+        if self.kind == "text":
             return "given"
-        return f"a number above {self.above:g}" if self.above > -MOST else "a possible number"
+        number = "whole number" if self.kind == "int" else "number"
+        return f"a {number} above {self.above:g}" if self.above > -MOST else f"a possible {number}"
 
     def allows(self, value: Any) -> bool:
         """Whether a cell may hold `value`; None is an empty one."""

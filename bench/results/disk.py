@@ -80,7 +80,7 @@ def _open(path: Path, *, most_bytes: int, follow: bool) -> int:
 def open_text(path: Path, *, most_bytes: int, errors: str = "strict") -> TextIO:
     """A file of at most `most_bytes`, to be read line by line; `errors` as in `bytes.decode`."""
     descriptor = _open(path, most_bytes=most_bytes, follow=False)
-    return os.fdopen(descriptor, newline="", encoding="utf-8", errors=errors)
+    return os.fdopen(descriptor, newline="", encoding="utf-8-sig", errors=errors)
 
 
 def read_bytes(path: Path, *, most_bytes: int, follow: bool = False) -> bytes:

@@ -8,35 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from itertools import chain, islice, pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TextIO
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.results.column_types import LEAST, Column
+from ddp_bench.bench.results.column_types import Column
 from ddp_bench.bench.results.disk import (
     MOST_CSV_BYTES,
     MOST_LINE,
     MOST_TABLE_BYTES,
     open_regular,
     open_text,
-    read_bytes,
     replace_file,
 )
 from ddp_bench.bench.results.round_times import blocks
-from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, typed, typed_frame
+from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, typed_frame
 from ddp_bench.bench.text import csv_text
-
-FloatArray: TypeAlias = NDArray[np.float64]
-BoolArray: TypeAlias = NDArray[np.bool_]
 
 _PIECE_ROWS = 50_000
 
@@ -44,94 +38,20 @@ _TRUTHS: dict[str, bool] = {"true": True, "false": False}
 
 _READERS: dict[str, Callable[[str], Any]] = {
     "text": lambda cell: csv_text(cell) or None,
-    "int": lambda cell: int(cell) if cell else None,
-    "float": lambda cell: float(cell) if cell else None,
-    "bool": lambda cell: _TRUTHS[cell.lower()] if cell else None,
+    "int": lambda cell: int(number) if (number := float(cell)).is_integer() else number,
+    "float": float,
+    "bool": lambda cell: _TRUTHS[cell.lower()],
 }
+
+csv.field_size_limit(MOST_LINE)  # the steps of one block may take more than the 128 KiB of Python's default
 
 
 def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     """A whole table; cells that it lacks are NA, and a missing file is an empty table.
 
-    A last line without its end is not read: whoever wrote it was killed, or still writes. Raises UsageError
-    for a cell that the schema does not allow.
+    Raises UsageError for a cell that the schema does not allow.
     """
-    if not os.path.lexists(path):
-        return typed_frame([], columns)
-    content = read_bytes(path, most_bytes=MOST_TABLE_BYTES)
-    content = content[: content.rfind(b"\n") + 1]
-    if not content:
-        return typed_frame([], columns)
-    with readable(path):
-        # In pieces, so that a file of nonsense ends here before all of it is in memory.
-        pieces = pd.read_csv(io.BytesIO(content), dtype=object, na_filter=False, chunksize=_PIECE_ROWS)
-        return pd.concat([_checked(piece, columns) for piece in pieces])
-
-
-def _checked(raw: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
-    """Cells as texts become typed columns; by arrays, since pandas takes long for each of many columns."""
-    places, cells = {name: i for i, name in enumerate(raw.columns)}, raw.to_numpy()
-    for column in columns:
-        if column.needed and column.name not in places:
-            raise ValueError(f"it lacks the column {column.name}")
-    made = {}
-    for column in columns:
-        place = places.get(column.name)
-        texts = [""] * len(raw) if place is None else cells[:, place].tolist()
-        made[column.name] = _typed(
-            [text if isinstance(text, str) else "" for text in texts], column, raw.index
-        )
-    return pd.DataFrame(made, index=raw.index)
-
-
-def _typed(cells: Sequence[str], column: Column, lines: pd.Index[int]) -> Any:
-    missing = np.array([not cell for cell in cells], dtype=bool)
-    if missing.all() and not column.needed:
-        return typed([None] * len(cells), column.kind)
-
-    def refuse(bad: BoolArray, allowed: str) -> None:
-        if bad.any():
-            at = int(bad.argmax())
-            raise ValueError(f"{column.name} is not {allowed} (line {lines[at] + 2}: {cells[at][:40]!r})")
-
-    if column.kind == "bool":
-        truths = [_TRUTHS.get(cell.lower()) for cell in cells]
-        refuse(np.array([truth is None for truth in truths], dtype=bool) & ~missing, "True or False")
-        return typed(truths, column.kind)
-    if column.kind == "text":
-        texts = [csv_text(cell) or None for cell in cells]
-        missing = np.array([text is None for text in texts], dtype=bool)
-        refuse(refused(column, texts, missing), column.allowed)
-        return typed(texts, column.kind)
-    numbers = np.array([_number(cell) for cell in cells])
-    missing = np.isnan(numbers)
-    refuse(refused(column, numbers, missing), column.allowed)
-    if column.kind == "float":
-        return numbers
-    refuse(~missing & (numbers % 1 != 0), "a whole number")
-    return typed([None if math.isnan(number) else int(number) for number in numbers.tolist()], column.kind)
-
-
-def refused(column: Column, values: Sequence[str | None] | FloatArray, missing: BoolArray) -> BoolArray:
-    """Whether each of the values of a column is one that it must not hold; as `Column.allows`, by arrays."""
-    bad = np.zeros(len(missing), dtype=bool)
-    if column.kind in ("int", "float"):
-        found = np.asarray(values)
-        bad = ~((found > column.above) & (found <= column.most) & ((found == 0) | (abs(found) >= LEAST)))
-    elif column.among:
-        bad = np.array([value not in column.among for value in values], dtype=bool)
-    return (missing & column.needed) | (bad & ~missing)
-
-
-def _number(cell: str) -> float:
-    """A cell of a column of numbers; NaN is an empty one, and infinity what is no number."""
-    if not cell:
-        return math.nan
-    try:
-        found = float(cell)
-    except ValueError:
-        found = math.nan
-    return math.inf if math.isnan(found) else found
+    return _frame(_rows(path, columns, most_bytes=MOST_TABLE_BYTES), path, columns)
 
 
 def is_large(path: Path) -> bool:
@@ -144,26 +64,61 @@ def load_blocks(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.Da
 
     The last block is left out where it lacks ranks of its case's `num_ranks`: its writer was killed.
     """
-    num_ranks = num_ranks or {}
-    if is_large(path):
-        return _read_longest(path, num_ranks)
-    rows = read_table(path, BLOCKS)
-    if rows.empty:
-        return rows
-    same = [(rows[name] == rows[name].iloc[-1]).fillna(False) for name in ("case_id", "phase", "round")]
-    last = same[0] & same[1] & same[2]
-    lacks_ranks = last.sum() < num_ranks.get(rows["case_id"].iloc[-1], 1)
-    return rows[~last] if lacks_ranks else rows
+    whole = _whole_blocks(path, num_ranks or {})
+    longest = (max(rows, key=itemgetter("block_ms")) for rows in whole)  # which alone makes its throughput
+    return _frame(longest if is_large(path) else chain.from_iterable(whole), path, BLOCKS)
+
+
+def _whole_blocks(path: Path, num_ranks: Mapping[str, int]) -> Iterator[list[dict[str, Any]]]:
+    for rows, after in pairwise(chain(read_blocks(path), [None])):
+        if rows and (after or len(rows) >= num_ranks.get(rows[0]["case_id"], 1)):
+            yield rows
 
 
 def read_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
     """Block after block of a blocks.csv of any size: the rows of all its ranks together."""
-    with open_text(path, most_bytes=MOST_CSV_BYTES) as file, readable(path):
-        yield from blocks(_rows(csv.reader(_ended(file), strict=True)))
+    return blocks(_rows(path, BLOCKS, most_bytes=MOST_CSV_BYTES))
+
+
+def _frame(rows: Iterator[dict[str, Any]], path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
+    """Piece by piece, for rows as mappings take several times the memory of a frame."""
+    pieces = []
+    if os.path.lexists(path):
+        while piece := list(islice(rows, _PIECE_ROWS)):
+            pieces.append(typed_frame(piece, columns))
+    return pd.concat(pieces, ignore_index=True) if pieces else typed_frame([], columns)
+
+
+def _rows(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iterator[dict[str, Any]]:
+    """The rows of a table, of `columns` those that it has."""
+    with open_text(path, most_bytes=most_bytes) as file, readable(path):
+        lines = csv.reader(_ended(file), strict=True)
+        header = next(lines, None)
+        if header is None:
+            return
+        for column in columns:
+            if column.needed and column.name not in header:
+                raise ValueError(f"it lacks the column {column.name}")
+        # Most cells of a column have stood there before.
+        known = [
+            (column.name, header.index(column.name), lru_cache(1000)(partial(_value, column)))
+            for column in columns
+            if column.name in header
+        ]
+        for cells in filter(None, lines):
+            try:
+                if len(cells) != len(header):
+                    raise ValueError(f"cells: {len(cells)}, columns: {len(header)}")
+                yield {name: value_of(cells[place]) for name, place, value_of in known}
+            except ValueError as error:
+                raise ValueError(f"{error} (line {lines.line_num})") from None
 
 
 def _ended(file: TextIO) -> Iterator[str]:
-    """The lines of a file but for a last one without its end; ValueError for one that no run writes."""
+    """The lines of a file; ValueError for one that no run writes.
+
+    A last line without its end is left out: whoever wrote it was killed, or still writes.
+    """
     while line := file.readline(MOST_LINE):
         if len(line) == MOST_LINE:
             raise ValueError(f"a line is longer than {MOST_LINE} characters")
@@ -171,35 +126,13 @@ def _ended(file: TextIO) -> Iterator[str]:
             yield line
 
 
-def _rows(lines: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
-    known = {column.name: column for column in BLOCKS}
-    header = next(lines, [])
-    missing = [column.name for column in BLOCKS if column.needed and column.name not in header]
-    if missing:
-        raise ValueError(f"it lacks the column {missing[0]}")
-    readers = [(name, _READERS[known[name].kind] if name in known else str) for name in header]
-    checked = [known[name] for name in header if name in known]
-    for number, cells in enumerate(lines, start=2):
-        row = {name: read(cell) for (name, read), cell in zip(readers, cells, strict=True)}
-        for column in checked:
-            if not column.allows(row[column.name]):
-                raise ValueError(f"{column.name} is not {column.allowed} (line {number})")
-        yield row
-
-
-def _read_longest(path: Path, num_ranks: Mapping[str, int]) -> pd.DataFrame:
-    """Of every block the row of its longest rank, which alone makes its throughput; see `load_blocks`."""
-    longest, pieces = _longest(path, num_ranks), []
-    with readable(path):
-        while piece := list(islice(longest, _PIECE_ROWS)):
-            pieces.append(typed_frame(piece, BLOCKS))
-    return pd.concat(pieces, ignore_index=True) if pieces else typed_frame([], BLOCKS)
-
-
-def _longest(path: Path, num_ranks: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    for rows, after in pairwise(chain(read_blocks(path), [None])):
-        if rows and (after or len(rows) >= num_ranks.get(rows[0]["case_id"], 1)):
-            yield max(rows, key=lambda row: float(row["block_ms"]))
+def _value(column: Column, cell: str) -> Any:
+    """What a cell holds; None where it is empty. Raises ValueError for what the column does not allow."""
+    with contextlib.suppress(ValueError, KeyError):
+        value = _READERS[column.kind](cell) if cell else None
+        if column.allows(value):
+            return value
+    raise ValueError(f"{column.name} is not {column.allowed}: {cell[:40]!r}")
 
 
 @contextlib.contextmanager

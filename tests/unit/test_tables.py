@@ -157,13 +157,36 @@ WORD = Column("w", "text", "", among=("a", "b"))
         (Column("t", "text", "", needed=True), ["x"], [None]),
     ],
 )
-def test_a_cell_and_a_column_are_judged_alike(column, good, bad):
+def test_a_column_says_what_it_may_hold(column, good, bad):
     values = [*good, *bad]
-    allowed = [column.allows(value) for value in values]
-    assert allowed == [True] * len(good) + [False] * len(bad)
-    missing = np.array([value is None for value in values])
-    whole = values if column.kind == "text" else np.array(values, dtype=float)
-    assert (~tables.refused(column, whole, missing)).tolist() == allowed
+    assert [column.allows(value) for value in values] == [True] * len(good) + [False] * len(bad)
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "values", "bad"),
+    [
+        (COUNT, ["1", "10", "2.0", " 3 "], [1, 10, 2, 3], ["", "0", "11", "1.5", "one", "nan", "1e400"]),
+        (SHARE, ["", "-5.5", "1e15"], [math.nan, -5.5, 1e15], ["inf", "nan", "1e308", "x"]),
+        (WORD, ["", "a"], [pd.NA, "a"], ["c", "A"]),
+    ],
+)
+def test_a_cell_is_read_or_refused_by_its_line(column, cells, values, bad, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["x," + column.name, *(f"?,{cell}" for cell in cells), ""]))
+    found = tables.read_table(path, (column,))[column.name]
+    pd.testing.assert_series_equal(
+        found, typed_frame([{column.name: v} for v in values], (column,)).squeeze(1)
+    )
+    for cell in bad:
+        path.write_text(f"x,{column.name}\n?,{cells[-1]}\n?,{cell}\n")
+        said = said_of(path, lambda path: tables.read_table(path, (column,)))
+        assert f"{column.name} is not {column.allowed}: {cell!r} (line 3)" in said
+
+
+def test_what_spreadsheets_add_is_read_over(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbfn\r\n1\r\n\r\n2\r\n")
+    assert tables.read_table(path, (COUNT,))["n"].tolist() == [1, 2]
 
 
 def test_types_are_judged_too():
@@ -182,23 +205,19 @@ def test_two_cases_of_one_name_are_refused(tmp_path):
         load_run(folder)
 
 
-def test_nonsense_ends_before_it_is_in_memory(tmp_path, monkeypatch):
-    folder = write_run(tmp_path / "run")
+def test_a_row_of_another_length_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("n,s\n1,2\n1\n")
+    assert "cells: 1, columns: 2 (line 3)" in said_of(
+        path, lambda path: tables.read_table(path, (COUNT, SHARE))
+    )
+
+
+def test_a_table_in_pieces_is_the_table(tmp_path, monkeypatch):
+    write(tmp_path)
+    whole = tables.load_blocks(tmp_path / "blocks.csv", RANKS)
     monkeypatch.setattr(tables, "_PIECE_ROWS", 2)
-    pieces = 0
-    checked = tables._checked
-
-    def counted(raw, columns):
-        nonlocal pieces
-        pieces += 1
-        return checked(raw, columns)
-
-    monkeypatch.setattr(tables, "_checked", counted)
-    header = ",".join(column.name for column in BLOCKS)
-    (folder / "blocks.csv").write_text(f"{header}\n" + "0\n" * 100)
-    with pytest.raises(UsageError, match="phase is not"):
-        tables.read_table(folder / "blocks.csv", BLOCKS)
-    assert pieces == 1
+    pd.testing.assert_frame_equal(tables.load_blocks(tmp_path / "blocks.csv", RANKS), whole)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +322,7 @@ def test_a_file_read_block_by_block_gives_the_same_times(tmp_path):
         'a,timed,1,0,0,h,0,1,1,1,"{""gpus"": {""0"": [1]}}"',
         'a,timed,1,0,0,h,0,1,1,1,"{""gpus"": {""0"": {""power_w"": ""much""}}}"',
         "a,timed,1,0",
-        f"a,timed,1,0,0,{'h' * 200_000},0,1,1,1,",
+        f"a,timed,1,0,0,{'h' * 5_000_000},0,1,1,1,",
     ],
 )
 def test_a_file_that_is_not_whole_is_refused(line, tmp_path):
