@@ -1,13 +1,8 @@
-"""The columns of every results file: one definition for the writer, the reader and the documentation.
-
-`python -m ddp_bench.bench.results.schema --write` puts the tables of columns into `results/README.md`.
-"""
+"""The columns of every results file: one definition for the writer, the reader and the documentation."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_bench.bench.results.case_columns import IDENTITY, MEASURED, UNIT
@@ -107,9 +102,6 @@ EXPORTED = {
     if metric.exported
 }
 
-README = Path(__file__).resolve().parents[2] / "results" / "README.md"
-"""Explains the files to people."""
-
 _DTYPES: dict[str, Any] = {"text": "string", "int": "Int64", "bool": "boolean"}
 
 
@@ -148,40 +140,3 @@ def records(cases: pd.DataFrame) -> list[dict[str, Any]]:
         {name: None if cell is pd.NA else cell for name, cell in zip(names, row, strict=True)}
         for row in cases.astype(object).to_numpy().tolist()
     ]
-
-
-def columns_table(columns: Sequence[Column]) -> str:
-    """The columns of a file as a Markdown table; the ends of an interval stand beside what they belong to."""
-    ends = {f"{c.name}_{end}" for c in columns if c.repeated for end in ("low", "high")}
-    rows = [
-        f"| `{c.name}`{', `_low`, `_high`' if c.repeated else ''} | {c.kind} | {c.meaning} |"
-        for c in columns
-        if c.name not in ends
-    ]
-    return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows])
-
-
-def with_tables(page: str) -> str:
-    """A Markdown page with every file's table between `<!-- columns of FILE -->` and `<!-- end -->`.
-
-    Raises ValueError where a file has no such place.
-    """
-    for name, columns in FILES.items():
-        start = f"<!-- columns of {name} -->\n"
-        before, marker, rest = page.partition(start)
-        _, end, after = rest.partition("<!-- end -->")
-        if not (marker and end):
-            raise ValueError(f"no place for the columns of {name}")
-        page = f"{before}{start}\n{columns_table(columns)}\n\n{end}{after}"
-    return page
-
-
-def main() -> None:
-    """Write the tables into `results/README.md`."""
-    if sys.argv[1:] != ["--write"]:
-        raise SystemExit("usage: python -m ddp_bench.bench.results.schema --write")
-    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

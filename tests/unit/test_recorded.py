@@ -1,7 +1,7 @@
 """What the commands say of recorded runs, held against what they said before: exit codes, verdicts, figures.
 
-Nothing here knows how a command works, so that it may be written anew. `python tests/unit/test_recorded.py`
-records again: look at the difference before you commit it.
+Nothing here knows how a command works, so that it may be written anew. `PYTHONPATH=tests:. python
+tests/unit/test_recorded.py` records again: look at the difference before you commit it.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.journal import Journal, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
-from ddp_bench.bench.results.schema import CASES, FILES, README, typed_frame, with_tables
+from ddp_bench.bench.results.schema import CASES, FILES, typed_frame
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
 from ddp_bench.bench.run.reopen import check_same, fail_case, open_run, settings_of, settle_fault
 from ddp_bench.bench.settings import Settings
@@ -64,17 +64,6 @@ def test_a_folder_with_other_files_or_a_file_is_refused(tmp_path):
     with pytest.raises(UsageError):
         store.check_claimable(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_the_documented_columns_are_the_schemas():
-    page = README.read_text(encoding="utf-8")
-    assert with_tables(page) == page, "run python -m bench.results.schema --write"
-    assert all(f"## `{name}`" in page for name in FILES)
-
-
-def test_a_page_without_a_place_for_a_table_is_refused():
-    with pytest.raises(ValueError, match=r"no place for the columns of cases\.csv"):
-        with_tables("# Results\n<!-- columns of cases.csv -->\n")
 
 
 @pytest.mark.parametrize("name", sorted(store.RUN_FILES))

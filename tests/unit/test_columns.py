@@ -1,0 +1,35 @@
+"""The tables of columns in `results/README.md`; `python tests/unit/test_columns.py` writes them anew."""
+
+from pathlib import Path
+
+from ddp_bench.bench.results.schema import FILES
+
+README = Path(__file__).parents[2] / "results" / "README.md"
+
+
+def with_tables(page):
+    """The page with a table of each file between `<!-- columns of FILE -->` and `<!-- end -->`."""
+    for name, columns in FILES.items():
+        # The ends of an interval stand beside what they belong to.
+        ends = {f"{c.name}_{end}" for c in columns if c.repeated for end in ("low", "high")}
+        rows = "\n".join(
+            f"| `{c.name}`{', `_low`, `_high`' if c.repeated else ''} | {c.kind} | {c.meaning} |"
+            for c in columns
+            if c.name not in ends
+        )
+        before, start, rest = page.partition(f"<!-- columns of {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        assert start, f"the page has no place for the columns of {name}"
+        assert end, f"the table of {name} has no end"
+        page = f"{before}{start}\n| column | type | meaning |\n|---|---|---|\n{rows}\n\n{end}{after}"
+    return page
+
+
+def test_the_documented_columns_are_the_schemas():
+    page = README.read_text(encoding="utf-8")
+    assert with_tables(page) == page, "run python tests/unit/test_columns.py"
+    assert all(f"## `{name}`" in page for name in FILES)
+
+
+if __name__ == "__main__":
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
