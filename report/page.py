@@ -244,7 +244,7 @@ def _run(
         cards=cards(conclusion.verdicts),
         following=conclusion.next_step,
         cautions=conclusion.cautions,
-        trust=conclusion.trust.sentence if conclusion.trust is not None else "",
+        trust=conclusion.trust,
         notes=conclusion.notes,
         figures=main,
         not_drawn=tuple(dict.fromkeys(not_drawn)),

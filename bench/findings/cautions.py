@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -72,55 +72,41 @@ class Caution:
         return f"{self.text}. What helps: {self.advice}"
 
 
-@dataclass(frozen=True)
-class Trust:
-    """What the answers of a run are worth: the kinds of caution against each claim."""
+def trust(cautions: Iterable[Caution], answers: Collection[str], *, on_cpu: bool, num_launches: int) -> str:
+    """What the answers of a run are worth, in one line: direction, sizes, transfer.
 
-    direction: tuple[str, ...]
-    sizes: tuple[str, ...]
-    transfer: tuple[str, ...]
-    answers: frozenset[str]
-    """What was answered, as `Verdict.answer`."""
-    on_cpu: bool
-    num_launches: int
-    """Of the workers: how often a run has begun, as it were."""
-
-    @classmethod
-    def of(
-        cls, cautions: Sequence[Caution], answers: Collection[str], *, on_cpu: bool, num_launches: int
-    ) -> Trust:
-        """Sort cautions by what they weaken of these answers."""
-        against = {
-            claim: tuple(one.kind for one in cautions if WEAKENS[one.kind] == claim)
-            for claim in (DIRECTION, SIZES, TRANSFER)
-        }
-        return cls(**against, answers=frozenset(answers), on_cpu=on_cpu, num_launches=num_launches)
-
-    @property
-    def sentence(self) -> str:
-        """The verdict in one line: direction, sizes, transfer."""
-        doubt = f"in doubt ({', '.join(self.direction)})" if self.direction else ""
-        sizes = f"only roughly ({', '.join(self.sizes)})" if self.sizes else ""
-        if self.answers <= set(OPEN):
-            held = f"are {doubt}" if doubt else f"hold {sizes}".rstrip()
-            answered = f"nothing is resolved, either may be faster; the bounds of that {held}"
-        else:
-            what = "which is faster" if self.answers & {FASTER, SLOWER} else "what is resolved"
-            held = f"is {doubt}" if doubt else "holds"
-            answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
-        alone = f"ms and rates hold in this run alone ({', '.join(self.transfer)})"
-        where = alone if self.transfer else self._next_run
-        gpus = " Nothing of it tells which is faster on GPUs: measure there." if self.on_cpu else ""
-        return f"Trust, on this machine: {answered}; {where}.{gpus}"
-
-    @property
-    def _next_run(self) -> str:
-        """What intervals say of it: docs/measuring.md, "Another launch"."""
-        if self.on_cpu:
-            return "intervals of ratios hold for the next run within the hour too, ms and rates may be 4% off"
-        if self.num_launches > 1:
-            return f"they hold for the next run too, as far as {self.num_launches} launches of the ranks tell"
-        return "what another launch of the ranks adds is not known"
+    Args:
+        cautions: against the run.
+        answers: as `Verdict.answer`; empty without any.
+        on_cpu: whether cases ran on CPU cores.
+        num_launches: of the workers: how often the run has begun, as it were.
+    """
+    if not answers:
+        return ""
+    against: dict[str, list[str]] = {DIRECTION: [], SIZES: [], TRANSFER: []}
+    for one in cautions:
+        against[WEAKENS[one.kind]].append(one.kind)
+    direction, weak, transfer = (", ".join(kinds) for kinds in against.values())
+    doubt = f"in doubt ({direction})" if direction else ""
+    sizes = f"only roughly ({weak})" if weak else ""
+    if set(answers) <= set(OPEN):
+        held = f"are {doubt}" if doubt else f"hold {sizes}".rstrip()
+        answered = f"nothing is resolved, either may be faster; the bounds of that {held}"
+    else:
+        what = "which is faster" if {FASTER, SLOWER} & set(answers) else "what is resolved"
+        held = f"is {doubt}" if doubt else "holds"
+        answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
+    # What intervals say of the next run: docs/measuring.md, "Another launch".
+    if transfer:
+        where = f"ms and rates hold in this run alone ({transfer})"
+    elif on_cpu:
+        where = "intervals of ratios hold for the next run within the hour too, ms and rates may be 4% off"
+    elif num_launches > 1:
+        where = f"they hold for the next run too, as far as {num_launches} launches of the ranks tell"
+    else:
+        where = "what another launch of the ranks adds is not known"
+    gpus = " Nothing of it tells which is faster on GPUs: measure there." if on_cpu else ""
+    return f"Trust, on this machine: {answered}; {where}.{gpus}"
 
 
 class LoadShares(NamedTuple):

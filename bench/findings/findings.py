@@ -11,10 +11,10 @@ import pandas as pd
 from ddp_bench.bench.findings.answers import compile_verdicts, verdicts
 from ddp_bench.bench.findings.cautions import (
     Caution,
-    Trust,
     other_load,
     slow_links,
     throttled,
+    trust,
     unequal_clocks,
     unequal_weights,
     uneven_ranks,
@@ -39,8 +39,8 @@ class Conclusion:
     verdicts: tuple[Verdict, ...]
     found: tuple[Finding, ...]
     cautions: tuple[Caution, ...]
-    trust: Trust | None
-    """None where nothing was answered."""
+    trust: str
+    """How far to trust the answers; empty without any."""
     next_step: NextStep | None
 
     @property
@@ -55,7 +55,7 @@ class Conclusion:
         following = self.next_step
         return [
             *(visible(verdict.said) for verdict in self.verdicts),
-            *([self.trust.sentence] if self.trust is not None else []),
+            *([self.trust] if self.trust else []),
             *([f"Next, {following.why}: {following.command}"] if following is not None else []),
         ]
 
@@ -96,12 +96,11 @@ def conclude(
     cautions = run_cautions(manifest, cases, times, slow)
     on_cpu = bool((cases["device_type"] == "cpu").any())
     answers, num_launches = [one.answer for one in answered], max(times.launches.values(), default=1)
-    trust = Trust.of(cautions, answers, on_cpu=on_cpu, num_launches=num_launches)
     return Conclusion(
         verdicts=answered,
         found=tuple(notes(cases, times, comparisons, slow)),
         cautions=tuple(cautions),
-        trust=trust if answered else None,
+        trust=trust(cautions, answers, on_cpu=on_cpu, num_launches=num_launches),
         next_step=next_step(folder, manifest, cases, comparisons, answered, resumable=resumable),
     )
 

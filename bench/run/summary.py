@@ -123,7 +123,7 @@ def summary_of(folder: Path, cases: pd.DataFrame, conclusion: Conclusion, timing
         ),
         findings=conclusion.notes,
         next=conclusion.next_step,
-        trust="" if conclusion.trust is None else conclusion.trust.sentence,
+        trust=conclusion.trust,
         cautions=conclusion.cautions,
         timing=timing,
         cases=tuple(json.loads(cases.to_json(orient="records"))),

@@ -21,7 +21,7 @@ from finding_cases import (
 from report_runs import case, measured, run, timed, usual_cases
 
 from ddp_bench.bench.findings.answers import headline, verdicts
-from ddp_bench.bench.findings.cautions import Caution, Trust
+from ddp_bench.bench.findings.cautions import Caution, trust
 from ddp_bench.bench.findings.findings import conclude, run_cautions
 from ddp_bench.bench.findings.notes import (
     LeftOut,
@@ -352,7 +352,7 @@ def test_slow_rank_is_named_with_its_host(own_ms, often, *, is_chance):
 def test_ranks_that_take_turns_at_being_slow_are_uneven():
     made = linked(40.0, TURNS * 2, **measured(rank_skew_ms=12.0))
     assert made.found == ()
-    assert "uneven ranks" in made.trust.sizes
+    assert "only roughly (uneven ranks)" in made.trust
     assert linked(40.0, ((80.0, 81.0),) * 4, **measured(rank_skew_ms=1.0)).found == ()
 
 
@@ -376,21 +376,23 @@ def test_overlapping_rates_of_which_one_is_faster_are_explained():
 
 
 @pytest.mark.parametrize(
-    ("kinds", "direction", "sizes", "transfer", "bounds"),
+    ("kinds", "bounds", "alone"),
     [
-        ([], (), (), (), "hold"),
-        (["two levels"], (), ("two levels",), (), "hold only roughly (two levels)"),
-        (["few rounds", "two levels"], ("few rounds",), ("two levels",), (), "are in doubt (few rounds)"),
-        (["other load", "drift"], (), ("other load",), ("drift",), "hold only roughly (other load)"),
-        (["few rounds", "slow links"], ("few rounds",), (), ("slow links",), "are in doubt (few rounds)"),
+        ([], "hold", ""),
+        (["two levels"], "hold only roughly (two levels)", ""),
+        (["few rounds", "two levels"], "are in doubt (few rounds)", ""),
+        (["other load", "drift"], "hold only roughly (other load)", "(drift)"),
+        (["few rounds", "slow links"], "are in doubt (few rounds)", "(slow links)"),
     ],
 )
-def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, transfer, bounds):
+def test_trust_sorts_cautions_by_what_they_weaken(kinds, bounds, alone):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
-    found = Trust.of(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False, num_launches=1)
-    assert (found.direction, found.sizes, found.transfer) == (direction, sizes, transfer)
-    assert f"nothing is resolved, either may be faster; the bounds of that {bounds}; " in found.sentence
-    equal = Trust.of(cautions, [EQUAL, UNRESOLVED], on_cpu=True, num_launches=1).sentence
+    found = trust(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False, num_launches=1)
+    where = f"ms and rates hold in this run alone {alone}" if alone else "what another launch of the ranks"
+    wanted = f"nothing is resolved, either may be faster; the bounds of that {bounds}; {where}"
+    assert found.startswith(f"Trust, on this machine: {wanted}")
+    assert trust(cautions, [], on_cpu=False, num_launches=1) == ""
+    equal = trust(cautions, [EQUAL, UNRESOLVED], on_cpu=True, num_launches=1)
     assert equal.startswith("Trust, on this machine: what is resolved ")
     assert equal.endswith(" on GPUs: measure there.")
 

@@ -14,7 +14,7 @@ from test_scaling_predict import SAMPLE, SMALL
 from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, token_plan, token_run
 
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.findings.cautions import Trust
+from ddp_bench.bench.findings.cautions import trust
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.gate import main as gate_command
@@ -195,7 +195,7 @@ def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, c
     print_summary(
         found.cases,
         replace(
-            conclusion, cautions=tuple(warned), trust=Trust.of(warned, [FASTER], on_cpu=False, num_launches=1)
+            conclusion, cautions=tuple(warned), trust=trust(warned, [FASTER], on_cpu=False, num_launches=1)
         ),
         TIMING,
         tokens / "report.html",
