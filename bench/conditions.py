@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum, auto
-from typing import Any
+from typing import Annotated, Any
 
 from ddp_bench.bench.axes import stored
-from ddp_bench.bench.manifest import FirstHost, Host, Manifest, RankPlace
+from ddp_bench.bench.manifest import FirstHost, Host, Manifest, RankPlace, Record, said
 
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""
@@ -48,14 +48,13 @@ class Condition:
     mentioned: frozenset[Question]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A condition that two runs do not share; `blocking` where the question needs it to be the same."""
+class Difference(Record, frozen=True, rename={"then": "baseline", "now": "candidate"}):
+    """A condition that two runs do not share, as a gate prints it."""
 
     name: str
     then: str
     now: str
-    blocking: bool
+    blocking: Annotated[bool, said("whether it makes the runs not comparable")]
 
 
 def variables_of(environment: FirstHost) -> dict[str, str]:
@@ -77,7 +76,7 @@ def differences(then: Manifest, now: Manifest, question: Question) -> list[Diffe
         left, right = (side[name].value if name in side else NONE for side in (ours, theirs))
         unknown = UNKNOWN in (left, right)
         if (blocking and unknown) or (left != right and not unknown):
-            found.append(Difference(name, left, right, blocking))
+            found.append(Difference(name=name, then=left, now=right, blocking=blocking))
     return sorted(found, key=lambda difference: not difference.blocking)
 
 

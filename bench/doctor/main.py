@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from ddp_bench.bench.cli import Parser, command, duration_s, guarded, print_table, to_json
 from ddp_bench.bench.doctor.gpu import GPU_CHECKS
-from ddp_bench.bench.doctor.host import Host, Status, worst
+from ddp_bench.bench.doctor.host import Answer, Host, worst
 from ddp_bench.bench.doctor.libraries import LIBRARY_CHECKS
 from ddp_bench.bench.doctor.resources import RESOURCE_CHECKS
 from ddp_bench.bench.errors import ExitCode, UsageError
@@ -60,15 +59,18 @@ def _main(argv: Sequence[str] | None) -> int:
     if options.noise:
         return _noise(options)
     found, readings = examine()
-    grave = worst(finding.status for finding in found)
-    shown = [f for f in found if not options.quiet or f.status in ("caution", "bad")]
+    grave = worst(answer.status for answer in found.values())
+    shown = {n: a for n, a in found.items() if not options.quiet or a.status in ("caution", "bad")}
     if options.json:
         # In readings null is "could not be read", "unlimited" is no limit.
-        print(to_json({"status": grave, "findings": shown, "readings": readings}))
+        lines = [
+            {"name": n, "status": a.status, "text": a.text, "advice": a.advice} for n, a in shown.items()
+        ]
+        print(to_json({"status": grave, "findings": lines, "readings": readings}))
     else:
         show(shown)
         if not options.quiet:
-            print(summary(found))
+            print(summary(found.values()))
     return ExitCode.FAILED if grave == "bad" else ExitCode.OK
 
 
@@ -85,44 +87,32 @@ def _noise(options: argparse.Namespace) -> int:
     return ExitCode.FAILED if found.is_bad else ExitCode.OK
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A line: what was looked at, how it is, what to do."""
-
-    name: str
-    status: Status
-    text: str
-    advice: str
-
-
-def examine(root: Path = Path("/")) -> tuple[list[Finding], dict[str, Any]]:
-    """Make every check, in reading order, and return what it found and what it read.
+def examine(root: Path = Path("/")) -> tuple[dict[str, Answer], dict[str, Any]]:
+    """Make every check, in reading order, and return what it found, by its name, and what it read.
 
     It takes a few seconds, most of them for importing torch. `root` is where /proc and /sys are found.
     """
     with Host(root) as host:
-        answers = {name: check(host) for name, check in CHECKS.items()}
-        found = [Finding(name, a.status, a.text, a.advice) for name, a in answers.items() if a is not None]
+        found = {name: answer for name, check in CHECKS.items() if (answer := check(host)) is not None}
         return found, host.readings()
 
 
-def show(found: Sequence[Finding]) -> None:
-    """Print one line per finding, and what to do under it."""
+def show(found: Mapping[str, Answer]) -> None:
+    """Print one line per answer, and what to do under it."""
     if not found:
         return
     table = Table.grid(padding=(0, 2))
-    for finding in found:
-        text = Text(visible(finding.text))
-        if finding.advice:
-            text.append(f"\ndo: {visible(finding.advice)}", style="italic")
-        name = Text(visible(finding.name))
-        table.add_row(Text(finding.status, style=STYLES[finding.status]), name, text)
+    for name, answer in found.items():
+        text = Text(visible(answer.text))
+        if answer.advice:
+            text.append(f"\ndo: {visible(answer.advice)}", style="italic")
+        table.add_row(Text(answer.status, style=STYLES[answer.status]), Text(name), text)
     print_table(table)
 
 
-def summary(found: Sequence[Finding]) -> str:
-    """Count the findings and say what they mean for a measurement."""
-    counts = Counter(finding.status for finding in found)
+def summary(found: Iterable[Answer]) -> str:
+    """Count the answers and say what they mean for a measurement."""
+    counts = Counter(answer.status for answer in found)
     numbers = ", ".join(f"{counts[status]} {status}" for status in ("bad", "caution", "unknown", "ok"))
     if counts["bad"]:
         meaning = "not fit to measure on until what is bad is mended"

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddp_bench.bench.cli import speaker, to_json
+from ddp_bench.bench.conditions import Difference
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF
 from ddp_bench.bench.findings.numbers import rate
@@ -150,15 +151,6 @@ def annotations_of(gate: Gate) -> list[Annotation]:
     return [Annotation("error", f"{title}: {c.verdict}", _named(c)) for c in bad]
 
 
-class Differing(Record, frozen=True, omit_defaults=False):
-    """A condition that the two runs do not share."""
-
-    name: str
-    baseline: str
-    candidate: str
-    blocking: Annotated[bool, said("whether it makes the runs not comparable")]
-
-
 class Printed(Record, frozen=True, omit_defaults=False):
     """What `ddp-bench gate --json` prints."""
 
@@ -171,7 +163,7 @@ class Printed(Record, frozen=True, omit_defaults=False):
     interleaved: Annotated[bool, said("whether both sides took turns on one machine")]
     interleave_command: Annotated[str | None, said("the command that measures both in turns")]
     model_change: Annotated[str | None, said("how the candidate's model differs")]
-    differences: tuple[Differing, ...]
+    differences: tuple[Difference, ...]
     only_in_candidate: Annotated[tuple[str, ...], said("cases that were not gated")]
     comparisons: Annotated[tuple[Comparison, ...], said("worst first")]
 
@@ -189,10 +181,7 @@ def as_json(gate: Gate) -> str:
             interleaved=gate.interleaved,
             interleave_command=gate.interleave_command or None,
             model_change=gate.model_change or None,
-            differences=tuple(
-                Differing(name=d.name, baseline=d.then, candidate=d.now, blocking=d.blocking)
-                for d in gate.differences
-            ),
+            differences=gate.differences,
             only_in_candidate=gate.only_in_candidate,
             comparisons=gate.comparisons,
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from msgspec import structs
 
 from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
 from ddp_bench.bench.conditions import UNKNOWN, Difference, Question, differences
@@ -202,8 +203,9 @@ def run_differences(
 
 
 def _allowed(difference: Difference) -> Difference:
-    known = UNKNOWN not in (difference.then, difference.now)
-    return replace(difference, blocking=False) if difference.name in OF_THE_MODEL and known else difference
+    """Let a change of the model not block, where both models are known."""
+    is_allowed = difference.name in OF_THE_MODEL and UNKNOWN not in (difference.then, difference.now)
+    return structs.replace(difference, blocking=difference.blocking and not is_allowed)
 
 
 def model_change(then: Manifest, now: Manifest) -> str:
@@ -243,5 +245,5 @@ def _between_cases(pairs: list[tuple[GateCase, GateCase]]) -> list[Difference]:
         ]
         if changed:
             left, right = (", ".join(dict.fromkeys(side)) for side in zip(*changed, strict=True))
-            found.append(Difference(name, left, right, blocking=True))
+            found.append(Difference(name=name, then=left, now=right, blocking=True))
     return found
