@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -165,14 +164,6 @@ class Journal:
             self.state, whole = _state(self.path)
             if not whole:
                 self._append(b"\n")
-
-    def begin(self, plan: Sequence[Planned]) -> None:
-        """The first line: the plan."""
-        self.write(Plan(cases=tuple(plan)), sync=True)
-
-    def note(self, index: int | None, what: str, curve: tuple[int, str] | None = None) -> None:
-        """What is under way from now on. Not synced: it must survive this process, not the machine."""
-        self.write(UnderWay(what=what, index=index, curve=curve))
 
     def write(self, event: Event, *, sync: bool = False) -> None:
         """Append a line. Raises OSError."""

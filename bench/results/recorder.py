@@ -28,8 +28,8 @@ from ddp_bench.bench.results.aggregate import (
 from ddp_bench.bench.results.case_columns import BY_PLAN, NOT_REACHED
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.disk import remove_unfinished
-from ddp_bench.bench.results.journal import Curve, End, Journal, Layout, Settled
-from ddp_bench.bench.results.round_times import ByRound, CaseTimes, RoundTimes
+from ddp_bench.bench.results.journal import Curve, End, Journal, Layout, Plan, Settled, UnderWay
+from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RUN_FILES, RunWriter, read_manifest
 from ddp_bench.bench.results.tables import read_blocks, readable, repair_allreduce, repair_blocks
@@ -58,7 +58,7 @@ class Recorder:
         self.times = RoundTimes()
         """All blocks so far."""
         self._plan = journal.state.plan
-        self._unit = next((p.case.unit for p in self._plan), IMAGES)
+        self._units_per_step = {p.case.case_id: p.case.units_per_step for p in self._plan}
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
@@ -86,7 +86,7 @@ class Recorder:
         """The record of a new run."""
         journal = Journal(writer.folder)
         with _explained(writer.folder):
-            journal.begin(plan)
+            journal.write(Plan(cases=tuple(plan)), sync=True)
         return cls(writer, journal)
 
     @classmethod
@@ -121,10 +121,6 @@ class Recorder:
             for round_index in rounds
         )
 
-    def times_of(self, case_id: str) -> CaseTimes:
-        """The blocks of a case so far, which may be none."""
-        return self.times.of_case(case_id)
-
     def sustained_s(self) -> dict[str, float]:
         """How long each case has trained after the rounds."""
         return {case_id: case.sustained_s for case_id, case in self.times.cases.items()}
@@ -135,9 +131,12 @@ class Recorder:
         return max((r for rounds in self.times.step_ms("timed").values() for r in rounds), default=0)
 
     def note(self, index: int | None, what: str, curve: tuple[int, str] | None = None) -> None:
-        """What is under way from now on, for whoever has to tell how this process ended."""
+        """What is under way from now on, for whoever has to tell how this process ended.
+
+        Not synced: it must survive this process, not the machine.
+        """
         with self._writing():
-            self.journal.note(index, what, curve)
+            self.journal.write(UnderWay(what=what, index=index, curve=curve))
 
     def set_outcome(
         self, index: int, status: str, reason: str = "", facts: Mapping[str, Any] | None = None
@@ -193,10 +192,7 @@ class Recorder:
         )
 
     def images_per_s(self) -> dict[str, ByRound]:
-        return images_per_s_by_round(self.times, self._units_per_step())
-
-    def _units_per_step(self) -> dict[str, int]:
-        return {p.case.case_id: p.case.units_per_step for p in self._plan}
+        return images_per_s_by_round(self.times, self._units_per_step)
 
     def write(self) -> pd.DataFrame:
         """Bring cases.csv, comparisons.csv and buckets.csv up to date; the frame of cases."""
@@ -215,15 +211,14 @@ class Recorder:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
         typical = typical_of(self.times, [_row(planned) for planned in self._plan])
         self.comparisons = comparisons_of(
-            self.pairs(), self.times, self._units_per_step(), self.manifest.margin, typical
+            self.pairs(), self.times, self._units_per_step, self.manifest.margin, typical
         )
         self.cases = case_rows(shown, self.times, self.comparisons, run=self._run, typical=typical)
+        unit = next((p.case.unit for p in self._plan), IMAGES)
+        compared = typed_frame((one.row(unit) for one in self.comparisons), COMPARISONS)
         with self._writing():
             self._writer.replace("cases.csv", self.cases)
-            self._writer.replace(
-                "comparisons.csv",
-                typed_frame((one.row(self._unit) for one in self.comparisons), COMPARISONS),
-            )
+            self._writer.replace("comparisons.csv", compared)
             self._writer.replace("buckets.csv", bucket_rows(state.layouts, self.times))
         return self.cases
 

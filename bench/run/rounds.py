@@ -243,7 +243,7 @@ class Rounds(CaseRunner):
     def _sustained_steps(self, cases: Sequence[LiveCase]) -> int:
         """Steps of the next block of the first of `cases`, those still to train; 0 where it is enough."""
         case_id = cases[0].case.case_id
-        times = self.recorder.times_of(case_id)
+        times = self.recorder.times.of_case(case_id)
         steps = sustain.next_steps(self.settings, times)
         if steps:
             done = len(times.sustained_ms)

@@ -41,7 +41,7 @@ WRITES = {
     "the lock": (LOCK, FolderLock),
     "blocks": ("blocks.csv", RunWriter),
     "curves": ("allreduce.csv", RunWriter),
-    "the journal": (journal.JOURNAL, lambda folder: journal.Journal(folder).begin([])),
+    "the journal": (journal.JOURNAL, lambda folder: journal.Journal(folder).write(journal.Plan(cases=()))),
     "a repair of blocks": ("blocks.csv", lambda folder: repair_blocks(folder / "blocks.csv", {})),
     "a repair of curves": ("allreduce.csv", lambda folder: repair_allreduce(folder / "allreduce.csv", set())),
 }
@@ -166,12 +166,12 @@ PLAN = [Planned(case=CASE, num_nodes=1, oversubscribed=True, skip_reason=None)]
 
 def written(folder):
     made = journal.Journal(folder)
-    made.begin(PLAN)
+    made.write(journal.Plan(cases=tuple(PLAN)))
     made.write(journal.Attempt(run_id="a"))
-    made.note(0, "its preparation")
+    made.write(journal.UnderWay(what="its preparation", index=0))
     made.write(journal.Settled(index=0, status="ok", facts={"num_buckets": 2}))
     made.write(journal.Layout(case_id=CASE.case_id, num_bytes=(8, 4), parameters=((0,), (1, 2))))
-    made.note(0, "round 1 (timed)")
+    made.write(journal.UnderWay(what="round 1 (timed)", index=0))
     return made
 
 

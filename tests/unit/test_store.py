@@ -14,7 +14,7 @@ from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
 from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.results import store
-from ddp_bench.bench.results.journal import Journal, read
+from ddp_bench.bench.results.journal import Journal, Plan, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.results.schema import CASES, FILES, typed_frame
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
@@ -166,7 +166,7 @@ def telling(folder, settings):
     """A folder that tells of a run with these settings."""
     told = {"schema_version": SCHEMA_VERSION, **THEN, "settings": settings}
     (folder / "manifest.json").write_text(json.dumps(told))
-    Journal(folder).begin([])
+    Journal(folder).write(Plan(cases=()))
     return folder
 
 
