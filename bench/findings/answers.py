@@ -74,7 +74,7 @@ def verdicts(
 
 def by_compile_label(cases: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Cases by mode of torch.compile, with its label where there are several, in order of appearance."""
-    modes = [compile_mode(row) for row in records(cases)]
+    modes = [compile_mode(row) for row in records(cases[["compile"]])]
     names = dict.fromkeys(modes)
     if len(names) < 2:
         return [("", cases)]
