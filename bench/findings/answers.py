@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -82,12 +83,11 @@ def by_compile_label(cases: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison], margin: float) -> list[Verdict]:
-    here = headline(cases)
-    if here.empty:
+    rows = {str(row["case_id"]): row for row in records(headline(cases))}
+    if not rows:
         return []
-    rows = {str(row["case_id"]): row for _, row in here.iterrows()}
     known = [c for c in comparisons if c.case_id in rows and c.reference_id in rows]
-    default = default_of(records(here))
+    default = default_of(rows.values())
     with_dp = [c for c in known if rows[c.reference_id]["mode"] == "dp"]
     found = (
         _wrapper(rows, with_dp[0])
@@ -117,10 +117,11 @@ def ddp_at_headline(cases: pd.DataFrame) -> pd.DataFrame:
     return here[here["mode"] == "ddp"]
 
 
-def ddp_reference(ddp: pd.DataFrame) -> pd.Series:
+def ddp_reference(ddp: pd.DataFrame) -> Mapping[str, Any]:
     """DDP without settings, else its first case."""
-    name = default_of(records(ddp))
-    return ddp[ddp["case_id"] == name].iloc[0]
+    rows = records(ddp)
+    name = default_of(rows)
+    return next(row for row in rows if row["case_id"] == name)
 
 
 def _wrapper(rows: Mapping[str, Row], one: Comparison) -> WrapperVerdict:
