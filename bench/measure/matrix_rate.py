@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 
 import torch
@@ -22,44 +23,38 @@ LEAST_REPETITIONS, MOST_REPETITIONS = 3, 100
 """The first for a median; the second keeps fewer launches pending than a CUDA stream's queue holds."""
 
 
-class DeviceMeter:
-    """Measures one device, whose memory it holds meanwhile, in the arithmetic of a run.
+def matrix_rate(device: torch.device, precision: str) -> dict[str, float]:
+    """Matrix rate of a device in TFLOP/s: the median of the repetitions, the least and the most.
 
-    The caller has let `float32_precision` choose between TF32 and IEEE float32.
+    The caller has let `float32_precision` choose between TF32 and IEEE float32. The first call in a process
+    also loads libraries and takes memory, which torch's allocator keeps.
     """
+    dtype = AUTOCAST_DTYPES.get(precision, torch.float32)
+    size = MATRIX_SIZE[device.type]
+    generator = torch.Generator(device).manual_seed(0)
+    # Random numbers: a GPU multiplies zeros at less power and thus at a higher clock.
+    factors = [torch.randn(size, size, dtype=dtype, device=device, generator=generator) for _ in range(2)]
+    product = torch.empty(size, size, dtype=dtype, device=device)
 
-    def __init__(self, device: torch.device, precision: str) -> None:
-        dtype = AUTOCAST_DTYPES.get(precision, torch.float32)
-        size = MATRIX_SIZE[device.type]
-        generator = torch.Generator(device).manual_seed(0)
-        # Random numbers: a GPU multiplies zeros at less power and thus at a higher clock.
-        self._factors = [
-            torch.randn(size, size, dtype=dtype, device=device, generator=generator) for _ in range(2)
-        ]
-        self._product = torch.empty(size, size, dtype=dtype, device=device)
-        self._device = device
+    def multiply() -> None:
+        torch.mm(*factors, out=product)
 
-    def measured(self) -> dict[str, float]:
-        """Matrix rate in TFLOP/s: the median of the repetitions, the least and the most."""
-        flops = 2 * len(self._product) ** 3
-        rates = [flops / ms / 1e9 for ms in self._times_ms()]
-        return {
-            "matrix_tflop_per_s": median(rates),
-            "matrix_tflop_per_s_low": min(rates),  # too few milliseconds for an interval
-            "matrix_tflop_per_s_high": max(rates),
-        }
+    rates = [2 * size**3 / ms / 1e9 for ms in _times_ms(multiply, device)]
+    return {
+        "matrix_tflop_per_s": median(rates),
+        "matrix_tflop_per_s_low": min(rates),  # too few milliseconds for an interval
+        "matrix_tflop_per_s_high": max(rates),
+    }
 
-    def _multiply(self) -> None:
-        torch.mm(*self._factors, out=self._product)
 
-    def _times_ms(self) -> tuple[float, ...]:
-        """Milliseconds of repetitions in a row, after the first, which loads libraries."""
-        clock = make_clock(self._device)
-        run_block(self._multiply, 1, clock)
-        once_ms = run_block(self._multiply, 1, clock).block_ms
-        if self._device.type == "cuda":
-            run_block(self._multiply, _repetitions(WARM_UP_S, once_ms), clock)
-        return run_block(self._multiply, _repetitions(MEASURED_S[self._device.type], once_ms), clock).steps_ms
+def _times_ms(multiply: Callable[[], None], device: torch.device) -> tuple[float, ...]:
+    """Milliseconds of repetitions in a row, after the first, which loads libraries."""
+    clock = make_clock(device)
+    run_block(multiply, 1, clock)
+    once_ms = run_block(multiply, 1, clock).block_ms
+    if device.type == "cuda":
+        run_block(multiply, _repetitions(WARM_UP_S, once_ms), clock)
+    return run_block(multiply, _repetitions(MEASURED_S[device.type], once_ms), clock).steps_ms
 
 
 def _repetitions(seconds: float, once_ms: float) -> int:

@@ -45,10 +45,10 @@ def measure_rates(run: CaseRunner) -> None:
     # DataParallel may use more devices than there are ranks.
     counts = sorted(count for count in runnable if count <= len(run.workers))
     found: list[DeviceRates] = []
-    # Memory and libraries come before the first count, so that all measure at the same moment.
+    # The first time takes memory and loads libraries: after it all measure at the same moment.
     what = "memory for the devices' rates"
     run.recorder.note(None, what)
-    run.between(m.Meter(on=True), what, num_ranks=max(counts, default=0))
+    run.between(m.Rate(), what, num_ranks=max(counts, default=0))
     for num_devices in counts:
         what = f"the rates of {plural(num_devices, 'device')}"
         run.recorder.note(None, what)
@@ -59,7 +59,7 @@ def measure_rates(run: CaseRunner) -> None:
         else:
             rates = [value for value in values if isinstance(value, dict)]
             found += [DeviceRates(num_devices=num_devices, rank=r, **value) for r, value in enumerate(rates)]
-    run.between(m.Meter(on=False), "giving their memory back")
+    run.between(m.Settle(), "giving their memory back")
     run.recorder.tell(roofline=tuple(found))
 
 

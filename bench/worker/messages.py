@@ -112,12 +112,6 @@ class Load(Command, frozen=True):
     """Read how busy the machine is: a `LoadReading` or None."""
 
 
-class Meter(Command, frozen=True):
-    """Take (`on`) or give back the memory that measuring the device by itself needs."""
-
-    on: bool
-
-
 class Rate(Command, frozen=True):
     """Measure the device by itself: figures of `DeviceRates`, or in a sentence why there are none."""
 
@@ -180,10 +174,10 @@ class Curve(Command, frozen=True):
 
 
 class Settle(Command, frozen=True):
-    """Wait for what was launched on a group, and measure the case, if it is one, no further."""
+    """Wait for what was launched, measure the case, if it is one, no further, and give memory back."""
 
-    index: int | None
-    group: GroupKey
+    index: int | None = None
+    group: GroupKey = (1, "")
 
 
 class Freeze(Command, frozen=True):

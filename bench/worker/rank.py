@@ -11,7 +11,7 @@ import dataclasses
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -31,7 +31,7 @@ from ddp_bench.bench.manifest import FirstHost, Manifest, RankPlace
 from ddp_bench.bench.measure.calibration import trainable
 from ddp_bench.bench.measure.clock import float32_precision, make_clock
 from ddp_bench.bench.measure.collectives import allreduce_ms
-from ddp_bench.bench.measure.matrix_rate import DeviceMeter
+from ddp_bench.bench.measure.matrix_rate import matrix_rate
 from ddp_bench.bench.measure.memory import release_cache, release_memory
 from ddp_bench.bench.measure.telemetry import Telemetry, sampled
 from ddp_bench.bench.measure.timed import probe
@@ -96,7 +96,6 @@ class Rank:
         self._local_rank = local_rank
         self.store: Store | None = None
         self._job: Job | None = None
-        self._metering: DeviceMeter | None = None
         self._telemetry: Telemetry | None = None
         self._groups: dict[m.GroupKey, dist.ProcessGroup | None] = {}
         self._live: dict[int, HeldCase] = {}
@@ -247,23 +246,10 @@ class Rank:
     def _load(self, _: m.Load) -> LoadReading | None:
         return read_load()
 
-    def _meter(self, asked: m.Meter) -> None:
-        if asked.on:
-            self._tried(lambda _: None)
-        else:
-            self._metering = None
-            release_memory(self.place.device)
-
     def _rate(self, _: m.Rate) -> dict[str, float] | str:
-        found: dict[str, float] | str = self._tried(lambda meter: meter.measured())
-        return found
-
-    def _tried(self, work: Callable[[DeviceMeter], Any]) -> Any:
-        """Do `work`; one line of what it raises, such as too little memory, unless that breaks the device."""
+        """One line where it raises, as for want of memory, unless that breaks the device."""
         try:
-            if self._metering is None:
-                self._metering = DeviceMeter(self.place.device, self._settings.precision)
-            return work(self._metering)
+            return matrix_rate(self.place.device, self._settings.precision)
         except Exception as error:
             if is_broken_by(error):
                 raise
@@ -355,7 +341,7 @@ class Rank:
 BEFORE_CASES = (m.Open, m.Look, m.Resolve, m.Probe, m.Profile, m.Begin)
 """Commands that concern the run as a whole."""
 
-IN_STEP = (m.Wait, m.Meter, m.Rate, m.Prove, m.Warm, m.Block, m.Curve, m.Settle)
+IN_STEP = (m.Wait, m.Rate, m.Prove, m.Warm, m.Block, m.Curve, m.Settle)
 """Commands that all ranks begin together; who takes no part in one waits for its beginning."""
 
 

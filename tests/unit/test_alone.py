@@ -10,7 +10,7 @@ import torch
 
 from ddp_bench.bench.cluster.turns import TurnClient
 from ddp_bench.bench.measure import matrix_rate
-from ddp_bench.bench.measure.matrix_rate import MATRIX_SIZE, MOST_REPETITIONS, DeviceMeter
+from ddp_bench.bench.measure.matrix_rate import MATRIX_SIZE, MOST_REPETITIONS
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.run.alone import CURVE_BYTES, CURVE_REPETITIONS, LEAST_REPETITIONS, _curve, measure_rates
@@ -96,17 +96,20 @@ def timed_by(monkeypatch, *times_ms):
 
 def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch):
     timed_by(monkeypatch, 10.0, 8.0, 20.0)  # so long that each is repeated three times
-    found = DeviceMeter(CPU, "fp32").measured()
+    found = matrix_rate.matrix_rate(CPU, "fp32")
     by_ms = {"": 10, "_low": 20, "_high": 8}
     assert found == pytest.approx({f"matrix_tflop_per_s{end}": FLOPS / ms / 1e9 for end, ms in by_ms.items()})
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype):
+def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype, monkeypatch):
     with torch.autocast("cpu", dtype, enabled=precision != "fp32"):
         expected = torch.mm(torch.zeros(1, 1), torch.zeros(1, 1)).dtype
-    meter = DeviceMeter(CPU, precision)
-    assert {factor.dtype for factor in (*meter._factors, meter._product)} == {dtype} == {expected}
+    timed_by(monkeypatch, 1000.0)
+    seen = set()
+    monkeypatch.setattr(torch, "mm", lambda *factors, out: seen.update(one.dtype for one in (*factors, out)))
+    matrix_rate.matrix_rate(CPU, precision)
+    assert seen == {dtype} == {expected}
 
 
 @pytest.mark.parametrize(
@@ -116,11 +119,9 @@ def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype):
 def test_a_gpu_warms_up_and_is_not_waited_for_within_repetitions_that_fill_their_time(
     once_ms, number, monkeypatch
 ):
-    meter = object.__new__(DeviceMeter)
-    meter._device = torch.device("cuda")
     made = timed_by(monkeypatch, once_ms)
-    meter._multiply = lambda: made.said.append("work")
-    assert len(meter._times_ms()) == number
+    found = matrix_rate._times_ms(lambda: made.said.append("work"), torch.device("cuda"))
+    assert len(found) == number
     once, in_a_row = "mark work mark read", f"mark {'work mark ' * number}read"
     assert " ".join(made.said) == f"{once} {once} {in_a_row} {in_a_row}"
 
@@ -130,7 +131,7 @@ def test_this_cpu_is_as_fast_as_plain_timing_finds_it():
     size = MATRIX_SIZE["cpu"]
     a = torch.randn(size, size)
     plain_s = median(timeit.repeat(lambda: a @ a, number=1, repeat=6)[1:])
-    found = DeviceMeter(CPU, "fp32").measured()
+    found = matrix_rate.matrix_rate(CPU, "fp32")
     assert 0.1 < found["matrix_tflop_per_s"] / (FLOPS / plain_s / 1e12) < 10
 
 
@@ -170,10 +171,10 @@ def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks():
     workers = FakeWorkers()
     found, said = rates(workers, 2, 1, 2, 4)
     assert workers.asked == [
-        ("memory for the devices' rates", ["meter", "meter"]),
+        ("memory for the devices' rates", ["rate", "rate"]),
         ("the rates of 1 device", ["rate", "wait"]),
         ("the rates of 2 devices", ["rate", "rate"]),
-        ("giving their memory back", ["meter", "meter"]),
+        ("giving their memory back", ["settle", "settle"]),
     ]
     assert [(row.num_devices, row.rank) for row in found] == [(1, 0), (2, 0), (2, 1)]
     assert not said
@@ -192,11 +193,11 @@ def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks():
 def test_a_device_without_the_memory_says_why_and_a_broken_one_starts_the_ranks_again(
     error, status, value, restart, monkeypatch
 ):
-    def fails(_):
+    def fails(*_):
         raise error
 
     monkeypatch.setattr("torch.distributed.barrier", lambda: None)
-    monkeypatch.setattr(DeviceMeter, "measured", fails)
+    monkeypatch.setattr("ddp_bench.bench.worker.rank.matrix_rate", fails)
     rank = Rank(0, 0)
     rank.place = Place(rank=0, device=CPU, cores=(0,))
     rank._settings = SETTINGS
