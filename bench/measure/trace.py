@@ -1,4 +1,4 @@
-"""The trace pass: a few steps under `torch.profiler`, as a Chrome trace and as overlap by intersection.
+"""The trace pass: a step under `torch.profiler`, as a Chrome trace and as overlap by intersection.
 
 On CPUs gloo's collectives are annotations on gloo's own threads, from the moment a thread takes them up until
 they are done; on GPUs NCCL's are kernels. Compute is every operator of the training thread, or on GPUs every
@@ -6,20 +6,18 @@ other kernel. There the host's operators do no work, and copies, which gloo make
 Overlap is HTA's (Holistic Trace Analysis, communication-computation overlap): the time in which both run,
 over the time in which communication runs.
 
-A GPU runs behind the host: a kernel belongs to the step in which the host launched it.
+A GPU runs behind the host: a kernel belongs to what the host launched it in.
 """
 
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import math
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import torch
@@ -55,18 +53,18 @@ Span = tuple[float, float]
 
 def run_trace(
     trainer: Trainer,
-    num_steps: int,
     device: torch.device,
     bucket_bytes: Sequence[int],
     *,
     group: dist.ProcessGroup | None,
     keep: bool,
 ) -> BlockTimes:
-    """Profile `num_steps` steps; every rank of `group` (None: of one rank alone) calls this together.
+    """Profile a step; every rank of `group` (None: of one rank alone) calls this together.
 
     The detail holds `overlap_trace_pct`, and `start_ms` and `done_ms` of each bucket's all-reduce since the
-    start of the backward (medians over steps; absent where the trace does not show one per bucket); with
-    `keep` the block has the gzipped Chrome trace with the buckets drawn in.
+    start of the backward (absent where the trace does not show one per bucket); with `keep` the block has the
+    gzipped Chrome trace with the buckets drawn in. Overlap within a step is what it is for, and a trace of
+    each rank is large: so it is one step.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -82,13 +80,13 @@ def run_trace(
         with profile(activities=activities) as profiler:
             _begin(trainer, device, group)
             with trainer.hooked(record_function):
-                times = run_block(step, num_steps, make_clock(device))
+                times = run_block(step, 1, make_clock(device))
     try:
         with scratch_folder() as folder:
             path = folder / "trace.json"
             profiler.export_chrome_trace(str(path))
             trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
-        events = in_steps(spans_of(trace, "the profiler's trace"))
+        events = in_step(spans_of(trace, "the profiler's trace"))
     except UsageError as error:  # PyTorch wrote it: no mistake of the user's, and no case needs it
         reason = str(error).replace(str(path), "the profiler's trace")  # whose folder may name a user
         return BlockTimes(times.block_ms, times.steps_ms, {TRACE_FAILED: reason})
@@ -98,17 +96,12 @@ def run_trace(
     overlap = overlap_pct(*communication_and_compute(events))
     if overlap is not None:
         detail["overlap_trace_pct"] = round(overlap, 3)
-    runs = bucket_runs(events, len(bucket_bytes))
-    if runs:
-        for which, name in enumerate(("start_ms", "done_ms")):
-            per_bucket = zip(
-                *([(span[which] - begun) / 1000 for span in spans] for begun, spans in runs), strict=True
-            )
-            detail[name] = [round(median(values), 4) for values in per_bucket]
-    kept = None
-    if keep:
-        trace["traceEvents"] += _bucket_events(runs, bucket_bytes)
-        kept = gzip.compress(json.dumps(trace).encode(), mtime=0)
+    begun, spans = all_reduces(events, len(bucket_bytes))
+    if spans:
+        detail["start_ms"] = [round((start - begun) / 1000, 4) for start, _ in spans]
+        detail["done_ms"] = [round((end - begun) / 1000, 4) for _, end in spans]
+        trace["traceEvents"] += _bucket_events(spans, bucket_bytes)
+    kept = gzip.compress(json.dumps(trace).encode(), mtime=0) if keep else None
     return BlockTimes(times.block_ms, times.steps_ms, detail, kept)
 
 
@@ -138,8 +131,8 @@ def spans_of(trace: Any, where: str) -> list[Event]:
     return found
 
 
-def in_steps(events: Sequence[Event]) -> list[Event]:
-    """What the host began in the annotated steps or after them; all of it where none is annotated."""
+def in_step(events: Sequence[Event]) -> list[Event]:
+    """What the host began in the annotated step or after it; all of it where none is annotated."""
     begun_us = _begun_us(events)
     first = min(_starts(events, "step"), default=-_END_US)
     return [event for event in events if begun_us(event) >= first]
@@ -154,26 +147,20 @@ def communication_and_compute(events: Sequence[Event]) -> tuple[list[Span], list
     return [_span(e) for e in comm], [_span(e) for e in compute]
 
 
-def bucket_runs(events: Sequence[Event], num_buckets: int) -> list[tuple[float, list[Span]]]:
-    """For each step the start of its last backward and the spans of its bucket all-reduces, microseconds.
+def all_reduces(events: Sequence[Event], num_buckets: int) -> tuple[float, list[Span]]:
+    """Start of the step's last backward, and the span of each bucket's all-reduce, microseconds.
 
-    On a GPU the backward starts with the first kernel that the host launched in it. Empty where a step does
-    not show exactly one all-reduce per bucket (DDP adds one of its own under `find_unused_parameters`): which
-    is whose cannot be told then.
+    On a GPU the backward starts with the first kernel that the host launched in it. There are no spans where
+    the step does not show exactly one all-reduce per bucket (DDP adds one of its own under
+    `find_unused_parameters`): which is whose cannot be told then.
     """
+    backward = max(_starts(events, "backward"), default=None)
+    spans = sorted(_span(e) for e in events if _is_all_reduce(e))
+    if backward is None or len(spans) != num_buckets:
+        return 0.0, []
     begun_us = _begun_us(events)
-    steps, backwards = _starts(events, "step"), _starts(events, "backward")
-    compute = [(begun_us(e), float(e["ts"])) for e in _kernels(events) if not _is_nccl(e)]
-    reductions = [(begun_us(e), _span(e)) for e in events if _is_all_reduce(e)]
-    runs = []
-    for start, end in itertools.pairwise([*steps, _END_US]):
-        backward = max((b for b in backwards if start <= b < end), default=None)
-        spans = sorted(span for begun, span in reductions if start <= begun < end)
-        if backward is None or len(spans) != num_buckets:
-            return []
-        first = min((ts for begun, ts in compute if backward <= begun < end), default=backward)
-        runs.append((first, spans))
-    return runs
+    kernels = [e for e in _kernels(events) if not _is_nccl(e) and begun_us(e) >= backward]
+    return min((float(e["ts"]) for e in kernels), default=backward), spans
 
 
 def _begun_us(events: Sequence[Event]) -> Callable[[Event], float]:
@@ -217,7 +204,7 @@ def _operators(events: Sequence[Event]) -> list[Event]:
     return [e for e in events if e.get("cat") == "cpu_op" and not str(e["name"]).startswith("c10d::")]
 
 
-def _bucket_events(runs: Sequence[tuple[float, Sequence[Span]]], bucket_bytes: Sequence[int]) -> list[Event]:
+def _bucket_events(spans: Sequence[Span], bucket_bytes: Sequence[int]) -> list[Event]:
     return [
         {
             "ph": "X",
@@ -228,7 +215,6 @@ def _bucket_events(runs: Sequence[tuple[float, Sequence[Span]]], bucket_bytes: S
             "ts": start,
             "dur": end - start,
         }
-        for _, spans in runs
         for index, ((start, end), num_bytes) in enumerate(zip(spans, bucket_bytes, strict=True))
     ]
 

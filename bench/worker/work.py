@@ -24,9 +24,6 @@ from ddp_bench.bench.worker.prepare import HeldCase
 ANATOMY_STEPS = 2
 """Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
 
-TRACE_STEPS = 1
-"""Steps of a trace block: overlap within a step is what it is for, and a trace of each rank is large."""
-
 MOST_BLOCKS = 3
 """Blocks whose steps still ask a GPU's driver for memory only lead in; after so many one counts as it is."""
 
@@ -80,7 +77,7 @@ def _measured(
         return run_calibration(trainer, live.layout, live.group, place.device, clock)
     sizes = live.layout.num_bytes if live.layout is not None else ()
     group = live.group if live.case.communicates else None
-    return run_trace(trainer, TRACE_STEPS, place.device, sizes, group=group, keep=keeps_trace)
+    return run_trace(trainer, place.device, sizes, group=group, keep=keeps_trace)
 
 
 def _settled(block: Callable[[], BlockTimes], group: Any, device: torch.device) -> BlockTimes:

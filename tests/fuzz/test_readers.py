@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.measure.trace import (
-    bucket_runs,
+    all_reduces,
     communication_and_compute,
-    in_steps,
+    in_step,
     overlap_pct,
     spans_of,
 )
@@ -176,10 +176,10 @@ TRACE = {"traceEvents": EVENTS}
 
 def read_trace(trace):
     def use():
-        events = in_steps(spans_of(trace, "a trace"))
+        events = in_step(spans_of(trace, "a trace"))
         share = overlap_pct(*communication_and_compute(events))
         assert share is None or 0 <= share <= 100.001
-        bucket_runs(events, 2)
+        all_reduces(events, 2)
 
     return read_or_refused(use)
 

@@ -59,12 +59,12 @@ GLOO_STEP = [
 def test_gloo_trace():
     comm, compute = trace.communication_and_compute(GLOO_STEP)
     assert trace.overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
-    assert trace.bucket_runs(GLOO_STEP, 2) == [(30, [(50, 60), (65, 85)])]
+    assert trace.all_reduces(GLOO_STEP, 2) == (30, [(50, 60), (65, 85)])
 
 
 def test_a_trace_that_does_not_show_one_all_reduce_per_bucket_says_nothing_of_buckets():
-    assert trace.bucket_runs(GLOO_STEP, 3) == []
-    assert trace.bucket_runs([e for e in GLOO_STEP if e["name"] != "backward"], 2) == []
+    assert trace.all_reduces(GLOO_STEP, 3) == NO_RUNS
+    assert trace.all_reduces([e for e in GLOO_STEP if e["name"] != "backward"], 2) == NO_RUNS
 
 
 def annotation(name, ts, dur):
@@ -115,14 +115,14 @@ def step_of(host, gpu):
 
 
 ONE_STEP = step_of(1000, 2000)
-TWO_STEPS = [*ONE_STEP, *step_of(1100, 2400)]
-RUNS_OF_ONE = [(2110, [(2150, 2250), (2260, 2360)])]
+RUNS_OF_ONE = (2110, [(2150, 2250), (2260, 2360)])
+NO_RUNS = (0, [])
 OVERLAP = 100 * (100 + 50) / (10 + 100 + 100)
 """Of `ONE_STEP`: broadcasts are communication, too."""
 
 
 CLOSE = [e for e in step_of(1000, 1000) if e["cat"] not in ("cuda_runtime", "cuda_driver")]
-RUNS_OF_CLOSE = [(1110, [(1150, 1250), (1260, 1360)])]
+RUNS_OF_CLOSE = (1110, [(1150, 1250), (1260, 1360)])
 EXTRA = kernel(NCCL.replace("f32", "u32"), 1070, 2361, 5)
 
 
@@ -137,8 +137,6 @@ EXTRA = kernel(NCCL.replace("f32", "u32"), 1070, 2361, 5)
             [*copies("step", 2000, 5), *copies("backward", 2110, 2), *copies("nccl:x", 2150, 9), *ONE_STEP],
             RUNS_OF_ONE,
         ),
-        # A kernel belongs to the step that launched it: the GPU begins when the host has launched both.
-        (TWO_STEPS, [*RUNS_OF_ONE, (2510, [(2550, 2650), (2660, 2760)])]),
         # Of several backwards the last counts: the first micro-batch accumulates without communication.
         ([*ONE_STEP, annotation("backward", 1003, 2), *kernel("dgrad", 1004, 1990, 5)], RUNS_OF_ONE),
         # A kernel without its launch is placed by its own time, of a GPU that keeps up with its host.
@@ -151,37 +149,35 @@ EXTRA = kernel(NCCL.replace("f32", "u32"), 1070, 2361, 5)
             ],
             RUNS_OF_CLOSE,
         ),
-        # One all-reduce too many, as of `find_unused_parameters`, says nothing of any step's buckets.
-        ([*ONE_STEP, *EXTRA], []),
-        ([*TWO_STEPS, *EXTRA], []),
-        ([e for e in ONE_STEP if e["name"] != "step"], []),
+        # One all-reduce too many, as of `find_unused_parameters`, says nothing of the buckets.
+        ([*ONE_STEP, *EXTRA], NO_RUNS),
     ],
 )
-def test_when_the_buckets_of_each_step_ran(events, runs):
-    assert trace.bucket_runs(events, 2) == runs
+def test_when_the_buckets_ran(events, runs):
+    assert trace.all_reduces(events, 2) == runs
 
 
 @pytest.mark.parametrize("name", [OLDER_NCCL, SYMMETRIC_NCCL])
 def test_names_of_other_versions(name):
     renamed = [{**e, "name": e["name"].replace(NCCL, name)} for e in ONE_STEP]
-    assert trace.bucket_runs(renamed, 2) == RUNS_OF_ONE
+    assert trace.all_reduces(renamed, 2) == RUNS_OF_ONE
     assert trace.overlap_pct(*trace.communication_and_compute(renamed)) == pytest.approx(OVERLAP)
 
 
-def test_what_precedes_the_steps_does_not_count():
+def test_what_precedes_the_step_does_not_count():
     """The small all-reduce, and the step to warm up; what it launched last runs beside the second bucket."""
     warm_up = [e for e in step_of(900, 1600) if e["name"] not in ("step", "backward")]
     before = [*kernel(NCCL, 850, 1500, 30), annotation("warm-up", 900, 100), *warm_up]
     late = kernel("sm90_xmma_last", 999, 2310, 50)
-    events = trace.in_steps([*before, *late, *ONE_STEP])
-    assert trace.bucket_runs(events, 2) == RUNS_OF_ONE
+    events = trace.in_step([*before, *late, *ONE_STEP])
+    assert trace.all_reduces(events, 2) == RUNS_OF_ONE
     assert trace.overlap_pct(*trace.communication_and_compute(events)) == pytest.approx(OVERLAP)
     assert trace.overlap_pct(*trace.communication_and_compute([*before, *ONE_STEP])) != pytest.approx(OVERLAP)
 
 
 def test_without_a_step_everything_counts():
     events = [e for e in ONE_STEP if e["name"] != "step"]
-    assert trace.in_steps(events) == events
+    assert trace.in_step(events) == events
 
 
 GLOO_ON_A_GPU = [
@@ -200,7 +196,7 @@ GLOO_ON_A_GPU = [
 def test_gloo_on_a_gpu_runs_beside_kernels_alone():
     """All-reduce 50-90, kernel 30-70: neither the operator until 80 nor the copies are compute."""
     assert trace.overlap_pct(*trace.communication_and_compute(GLOO_ON_A_GPU)) == 100 * 20 / 40
-    assert trace.bucket_runs(GLOO_ON_A_GPU, 1) == [(30, [(50, 90)])]
+    assert trace.all_reduces(GLOO_ON_A_GPU, 1) == (30, [(50, 90)])
 
 
 def traced(events, monkeypatch):
@@ -222,7 +218,7 @@ def traced_to(content, monkeypatch):
         step=lambda: done.append("step"), hooked=lambda around: nullcontext(done.append(around.__name__))
     )
     device = torch.device("cuda", 0)
-    return trace.run_trace(trainer, 1, device, [2**20, 2**22], group=None, keep=True), done
+    return trace.run_trace(trainer, device, [2**20, 2**22], group=None, keep=True), done
 
 
 def test_the_step_that_warms_up_is_neither_timed_nor_evaluated(monkeypatch):
