@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,35 +105,11 @@ class CompileWatch:
 
 def _counted() -> tuple[float, int, int, int]:
     """Seconds, graphs, breaks and buckets of this process so far."""
-    from torch._dynamo.utils import counters
+    from torch._dynamo.utils import calculate_time_spent, counters
 
     return (
-        _stopwatch().total_s,
+        calculate_time_spent()["total_wall_time"],
         counters["aot_autograd"]["total"],
         sum(counters["graph_break"].values()),
         counters["inductor"]["ddp_buckets"],
     )
-
-
-class _Stopwatch:
-    """Seconds in dynamo's outermost compilations; `start` and `stop` are its callbacks."""
-
-    def __init__(self) -> None:
-        self.total_s = 0.0
-        self._began_s = 0.0
-
-    def start(self, _: Any) -> None:
-        self._began_s = time.perf_counter()
-
-    def stop(self, _: Any) -> None:
-        self.total_s += time.perf_counter() - self._began_s
-
-
-@functools.cache
-def _stopwatch() -> _Stopwatch:
-    from torch._dynamo.callback import callback_handler
-
-    watch = _Stopwatch()
-    callback_handler.register_start_callback(watch.start)
-    callback_handler.register_end_callback(watch.stop)
-    return watch
