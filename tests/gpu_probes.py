@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,13 +46,19 @@ def say(name, **figures):
     print(json.dumps({"probe": name, **figures}), flush=True)
 
 
+def resolved(**settings):
+    """`single` with the suite's defaults for this device, and the workload."""
+    asked = Settings(modes=("single",), **(settings if HAS_GPU else SMALL | settings))
+    job, workload = resolve_job(asked)
+    return job.plan[0].case, replace(workload, channels_last=job.settings.channels_last)
+
+
 def trainer_of(**settings):
     """The suite's step of `single`, with its defaults for this device; the trainer and its precision."""
-    job = resolve_job(Settings(modes=("single",), **(settings if HAS_GPU else SMALL | settings)))
-    case = job.plan[0].case
-    module = placed(make_module(job.workload), case, DEVICE)
+    case, workload = resolved(**settings)
+    module = placed(make_module(workload), case, DEVICE)
     source = open_source(
-        job.workload,
+        workload,
         data="device",
         batch_size=case.global_batch,
         rank=0,
@@ -59,7 +66,7 @@ def trainer_of(**settings):
         device=DEVICE,
         seed=0,
     )
-    return Trainer(case, SingleMode(module), job.workload, source), case.precision
+    return Trainer(case, SingleMode(module), workload, source), case.precision
 
 
 def step_ms(step, *, lead_in=2):
@@ -107,9 +114,9 @@ def hold_length():
 
 def proof_dtype():
     """In which type the proof of the default model runs, and how long its first gradient takes."""
-    job = resolve_job(Settings(modes=("single",), **({} if HAS_GPU else SMALL)))
+    _, workload = resolved()
     place = Place(rank=0, device=DEVICE, cores=(0,))
-    prover = Prover(job.workload, make_module(job.workload), place, seed=0)
+    prover = Prover(workload, make_module(workload), place, seed=0)
     began_s = time.perf_counter()
     say("proof", dtype=str(prover.dtype), why=prover.why_float32, seconds=time.perf_counter() - began_s)
 

@@ -51,7 +51,7 @@ def have_resolved(workers: Workers, asked: Settings) -> m.ResolvedJob:
 def show_plan(workers: Workers, job: m.ResolvedJob) -> None:
     """Print the plan and how long it takes."""
     # Eager: a plan should not take the minutes of a compiler, nor need one.
-    first = m.Probe(case=replace(job.plan[0].case, compile="off"))
+    first = m.Probe(settings=job.settings, case=replace(job.plan[0].case, compile="off"))
     steps_ms: list[float] = workers.value(0, first, list[float], "the probe of single", START_LIMIT_S)
     print_plan(job, steps_ms)
 

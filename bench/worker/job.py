@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,30 +15,20 @@ from ddp_bench.bench.cluster.process import allowed_cores
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.numbers import plural
 from ddp_bench.bench.gpus import gpus
-from ddp_bench.bench.plan import Machine, Planned
+from ddp_bench.bench.plan import Machine
 from ddp_bench.bench.resolve import GpuKind, with_device_defaults
 from ddp_bench.bench.settings import ResolvedSettings, Settings
 from ddp_bench.bench.worker.devices import num_gpus
-from ddp_bench.bench.worker.messages import Launched, SeenGpus
+from ddp_bench.bench.worker.messages import Launched, ResolvedJob, SeenGpus
 from ddp_bench.models.registry import default_image_size, load_workload, resnet_workload
 from ddp_bench.models.step import has_fused_optimizer, takes_images
 from ddp_bench.models.workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A validated run."""
-
-    settings: ResolvedSettings
-    machine: Machine
-    workload: Workload
-    plan: list[Planned]
-
-
-def resolve_job(asked: Settings, launched: Launched | None = None) -> Job:
+def resolve_job(asked: Settings, launched: Launched | None = None) -> tuple[ResolvedJob, Workload]:
     """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here.
 
-    `launched` is what torchrun or srun has started.
+    `launched` is what torchrun or srun has started. The workload is as its author made it.
     """
     device_type = _device_type(asked.device)
     num_devices = num_gpus() if device_type == "cuda" else len(allowed_cores())
@@ -67,8 +56,8 @@ def resolve_job(asked: Settings, launched: Launched | None = None) -> Job:
     )
     if settings.race and not any(p.case.mode == "ddp" and p.case.num_devices > 1 for p in planned):
         raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
-    workload = dataclasses.replace(workload, channels_last=settings.channels_last)
-    return Job(settings=settings, machine=machine, workload=workload, plan=planned)
+    seen = () if launched is None else launched.seen
+    return ResolvedJob(settings=settings, machine=machine, plan=tuple(planned), seen=seen), workload
 
 
 def workload_of(settings: Settings) -> Workload:

@@ -77,6 +77,7 @@ class Resolve(Command, frozen=True):
 class Probe(Command, frozen=True):
     """Time some steps of a `single` case: their milliseconds."""
 
+    settings: ResolvedSettings
     case: Case
 
 

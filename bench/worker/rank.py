@@ -51,7 +51,7 @@ from ddp_bench.bench.worker.devices import (
     seen_gpus,
     this_machine,
 )
-from ddp_bench.bench.worker.job import Job, resolve_job, workload_of
+from ddp_bench.bench.worker.job import resolve_job, workload_of
 from ddp_bench.bench.worker.outcome import attempt, is_broken_by
 from ddp_bench.bench.worker.prepare import HeldCase, warm
 from ddp_bench.bench.worker.proof import Prover, fingerprint
@@ -95,7 +95,7 @@ class Rank:
         self.number = number
         self._local_rank = local_rank
         self.store: Store | None = None
-        self._job: Job | None = None
+        self._workload: Workload | None = None
         self._telemetry: Telemetry | None = None
         self._groups: dict[m.GroupKey, dist.ProcessGroup | None] = {}
         self._live: dict[int, HeldCase] = {}
@@ -140,13 +140,11 @@ class Rank:
         return seen_gpus(self._local_rank) if is_gpu else None
 
     def _resolve(self, asked: m.Resolve) -> m.ResolvedJob:
-        job = self._job = resolve_job(asked.asked, asked.launched)
-        seen = asked.launched.seen if asked.launched is not None else ()
-        return m.ResolvedJob(settings=job.settings, machine=job.machine, plan=tuple(job.plan), seen=seen)
+        job, self._workload = resolve_job(asked.asked, asked.launched)
+        return job
 
     def _probe(self, asked: m.Probe) -> list[float]:
-        assert self._job is not None  # what this rank has prepared
-        return probe(self._job.workload, asked.case, torch.device(asked.case.device_type))
+        return probe(self._loaded(asked.settings), asked.case, torch.device(asked.case.device_type))
 
     def _profile(self, asked: m.Profile) -> m.Profiled:
         workload, settings = self._loaded(asked.settings), asked.settings
@@ -158,10 +156,9 @@ class Rank:
         )
 
     def _loaded(self, settings: ResolvedSettings) -> Workload:
-        """The workload, which this rank may have prepared."""
-        if self._job is not None:
-            return self._job.workload
-        return dataclasses.replace(workload_of(settings), channels_last=settings.channels_last)
+        """The workload, which this rank may have loaded to resolve the run."""
+        workload = self._workload or workload_of(settings)
+        return dataclasses.replace(workload, channels_last=settings.channels_last)
 
     def _begin(self, asked: m.Begin) -> m.Begun:
         settings = asked.settings

@@ -24,7 +24,6 @@ from ddp_bench.bench.run.reopen import open_run
 from ddp_bench.bench.run.rounds import Rounds
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker import rank as worker
-from ddp_bench.bench.worker.job import Job
 from ddp_bench.bench.worker.proof import Prover
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.registry import resnet_workload
@@ -92,7 +91,7 @@ def measured(folder, **more):
     plan = expand(settings, machine, arch=workload.name, image_size=workload.image_size)
     rank = Rank(0, 0)
     rank.place = Place(rank=0, device=torch.device("cpu"), cores=(0, 1))
-    rank._job = Job(settings=settings, machine=machine, workload=workload, plan=plan)
+    rank._workload = workload
     begin = m.Begin(
         settings=settings,
         cases=tuple(p.case for p in plan if not p.skip_reason),

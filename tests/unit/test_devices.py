@@ -124,7 +124,7 @@ def test_what_launched_ranks_see_decides_the_plan(sees, num_gpus, monkeypatch):
     monkeypatch.setattr(job, "_gpu_kind", lambda: GpuKind(capability=(9, 0), memory_gib=80.0))
     both = tuple(saw("here", rank, uuid) for rank, uuid in enumerate(sees))
     there = Launched(world_size=2, ranks_per_node=2, seen=both)
-    plan = job.resolve_job(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), there).plan
+    plan = job.resolve_job(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), there)[0].plan
     whole = [p for p in plan if not (p.oversubscribed or p.skip_reason)]
     assert [p.case.num_devices for p in whole if p.case.mode == "ddp"] == [1, 2][:num_gpus]
     assert max(p.case.num_devices for p in plan) == num_gpus, "the default counts are those of the host"
