@@ -189,12 +189,17 @@ class Conductor:
 
     def _lost(self, lost: LostError) -> int | None:
         """Write down what ended this attempt; the exit code, or None where the next attempt goes on here."""
-        self._write_down(lost.failure)
         if self._workers.launched is not None:
-            self._ended("a rank was lost" if lost.failure else "the ranks have to start again", 0)
-            return ExitCode.START_AGAIN
+            return self._start_again(lost)
+        self._write_down(lost.failure)
         self._workers.end_at_once()
         return None
+
+    def _start_again(self, lost: LostError) -> int:
+        """Leave the next attempt to the launcher, whose ranks end with this process."""
+        self._write_down(lost.failure)
+        why = "a rank was lost" if lost.failure else "the ranks have to start again"
+        return self._ended(why, ExitCode.START_AGAIN)
 
     def _write_down(self, failure: Failure | None) -> None:
         if failure is None:
@@ -227,8 +232,7 @@ class Conductor:
             what = "start-up"
             if self._recorder is not None and (under_way := self._recorder.journal.state.under_way):
                 what = under_way.what
-            self._lost(self._workers.died(what))
-            return ExitCode.START_AGAIN
+            return self._start_again(self._workers.died(what))
         if self._recorder is not None:
             self._ended("interrupted", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
