@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,8 @@ from ddp_bench.bench.worker import messages as m
 MEETING_S = 600.0
 """Workers may take so long to come: allocations and slow file systems can take minutes."""
 
-HELLO_S = 10.0
-"""Who connects says at once who it is."""
+SEND_S = 10.0
+"""A worker reads at once what it is sent. Of one that does not, the missing answer tells."""
 
 ERROR_GRACE_S = 5.0
 """How long the other ranks may take to come to their end after a rank's error before they count as stuck."""
@@ -186,13 +186,12 @@ class Workers:
         """
         self._tell(commands)
         reports: dict[int, m.Report] = {}
-        began_s = time.monotonic()
-        deadline_s = began_s + limit_s
-        late: Callable[[], LostError] = lambda: self._timed_out(commands, what, limit_s)  # noqa: E731
+        deadline_s = time.monotonic() + limit_s
         while missing := commands.keys() - reports.keys():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise late()
+                has_failed = any(r.is_failure for r in reports.values())
+                raise self._raised(reports) if has_failed else self._timed_out(commands, what, limit_s)
             for rank, answer in self._poll(left_s):
                 if answer is None:
                     raise self.died(what)
@@ -205,9 +204,7 @@ class Workers:
                     # The others may wait for it, or have the same error a little later; or the one that it
                     # misses has died, and its connection is about to end.
                     grace_s = 0.0 if answer.restart and answer.is_cause else ERROR_GRACE_S
-                    if time.monotonic() + grace_s < deadline_s:
-                        deadline_s = time.monotonic() + grace_s
-                        late = lambda: self._raised(reports)  # noqa: E731
+                    deadline_s = min(deadline_s, time.monotonic() + grace_s)
         return {rank: reports[rank] for rank in sorted(reports)}
 
     def _tell(self, commands: Mapping[int, m.Command]) -> None:
@@ -250,7 +247,7 @@ class Workers:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        connection.settimeout(HELLO_S)
+        connection.settimeout(SEND_S)
         self._pending[m.quick(connection)] = bytearray()
         self._selector.register(connection, selectors.EVENT_READ)
 
