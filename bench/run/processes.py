@@ -98,10 +98,9 @@ class Processes:
 
     def close(self) -> None:
         """End all, and what they are forks of."""
+        self.end_all()
         self._answers.close()
         self._requests.close()
-        for rank in list(self._alone):
-            self.code(rank, within_s=0.0)
         if self._server is not None:
             try:
                 self._server.wait(END_S)
