@@ -91,16 +91,13 @@ def settings_of(arguments: Sequence[str], *, decided: Sequence[str] = ()) -> Set
             raise UsageError(
                 f"remove {option} from the arguments of {speaker('run')}: this command decides on it"
             )
-    return _resolved(options, _how(options))
+    how = _how(options)
+    return resolve(options, preset=how["preset"], config=how["config"])
 
 
 def _how(options: dict[str, Any]) -> dict[str, Any]:
     """What says how to run, taken out of `options`."""
     return {name: options.pop(name) for name in NOT_SETTINGS}
-
-
-def _resolved(options: Mapping[str, Any], how: Mapping[str, Any]) -> Settings:
-    return resolve(options, preset=how["preset"], config=how["config"])
 
 
 def main(argv: Sequence[str] | None = None, *, name: str = "run", description: str | None = __doc__) -> int:
@@ -130,7 +127,7 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
         raise UsageError(
             f"--resume takes its settings from {resume}: leave out --preset, --config and --dry-run"
         )
-    settings = _resolved(options, how)
+    settings = resolve(options, preset=how["preset"], config=how["config"])
     # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if not first:
