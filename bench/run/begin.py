@@ -63,8 +63,8 @@ def print_plan(job: m.ResolvedJob, steps_ms: Sequence[float]) -> None:
     place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
     width = max(len(p.case.case_id) for p in job.plan)
     here = devices(job.machine.devices_per_node, job.machine.device_type)
-    noun = samples_noun(asdict(job.plan[0].case))
     of_single = job.plan[0].case
+    noun = samples_noun(asdict(of_single))
     trained = workload_parts(of_single.stored(), of_single.batch_per_device)
     print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
     for p in job.plan:
@@ -72,9 +72,8 @@ def print_plan(job: m.ResolvedJob, steps_ms: Sequence[float]) -> None:
         more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
         print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
     step_s = median(steps_ms) / 1000
-    expected = estimate_s(
-        job.plan, step_s=step_s, single_batch=job.plan[0].case.global_batch, settings=job.settings
-    )
+    batch = of_single.global_batch
+    expected = estimate_s(job.plan, step_s=step_s, single_batch=batch, settings=job.settings)
     steps = plural(job.settings.steps_per_block(step_s), "step")
     print(
         f"Rounds in random order (seed {job.settings.seed}), {steps} per block; a step of "
