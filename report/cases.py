@@ -179,7 +179,7 @@ def step_time(row: Row) -> Interval | None:
 def mark(x: float, value: Interval, row: Row, unit: str, *, note: str = "") -> Mark:
     """Make a mark at `x`, hollow where devices are shared, over which case, value and rounds are shown."""
     rounds = finite(row.get("num_rounds"))
-    name = case_label(row, device_noun(text(row["device_type"])))
+    name = case_label(row)
     parts = (name, with_interval(value, unit), plural(rounds, "round") if rounds else "")
     return Mark(x, value, truth(row["oversubscribed"]), " · ".join(filter(None, parts)), note)
 

@@ -206,7 +206,7 @@ def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | N
         for row in records(by_mode(workload.cases, mode)):
             own = several.get(text(row["case_id"]))
             if own is not None and finite(row["num_devices"]) == (1 if mode == "single" else at):
-                label = case_label(row, workload.device, with_cap=False)
+                label = case_label(row, with_cap=False)
                 lines.append(Line(label, mode, _percent(pace({label: own})), joined=False))
     lines.append(Line(f"median of {plural(len(several), 'case')}", "other", _percent(overall)))
     low, high = (

@@ -9,7 +9,7 @@ from statistics import median, stdev
 from ddp_bench.bench.conditions import machine_kind
 from ddp_bench.bench.findings.next_step import took_turns
 from ddp_bench.bench.findings.numbers import TIMES, number, short_percent
-from ddp_bench.bench.findings.wording import Row, case_label, device_noun, estimate, text, truth
+from ddp_bench.bench.findings.wording import case_label, estimate, text, truth
 from ddp_bench.bench.results.comparisons import over_eager
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
@@ -74,7 +74,7 @@ def repeats(runs: Sequence[RunData]) -> tuple[str, Table] | None:
 def _ratios(run: RunData) -> Iterator[tuple[str, Interval]]:
     """The answers of a run and the speed-ups of its cases that have their devices for themselves."""
     rows = [row for row in records(run.cases) if row["status"] == "ok" and not truth(row["oversubscribed"])]
-    names = {text(row["case_id"]): _name(row) for row in rows}
+    names = {text(row["case_id"]): case_label(row) for row in rows}
     across = over_eager(run.compared, rows)
     for one in run.compared:
         if one not in across and {one.case_id, one.reference_id} <= names.keys():
@@ -83,7 +83,3 @@ def _ratios(run: RunData) -> Iterator[tuple[str, Interval]]:
         speedup = estimate(row, "speedup")
         if text(row["mode"]) != "single" and speedup is not None:
             yield f"{names[text(row['case_id'])]} / single", speedup
-
-
-def _name(row: Row) -> str:
-    return case_label(row, device_noun(text(row["device_type"])))

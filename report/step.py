@@ -104,7 +104,7 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
         for place, bar in enumerate(bars):
             step = step_time(bar.row)
             written = quantity(bar.total_ms, "ms", 2) if step is None else with_interval(step, "ms")
-            name = printable(f"{case_label(bar.row, workload.device)}: {written}")
+            name = printable(f"{case_label(bar.row)}: {written}")
             above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
             axes.annotate(name, (0, place - _BAR_PT / _BAR_ROW_PT / 2), annotation_clip=False, **above)
             _draw_bar(axes, bar, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
@@ -274,7 +274,7 @@ def _caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
         else:
             said += f"; {EXPOSED} adds {added}"
     said += f"; only device 0 works during {alone} of it" if alone else ""
-    return f"{case_label(bar.row, workload.device)}: {said}."
+    return f"{case_label(bar.row)}: {said}."
 
 
 def _share(ms: float, bar: Bar) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import count, finite, number, with_interval
-from ddp_bench.bench.findings.wording import Row, case_label, device_noun, estimate, text
+from ddp_bench.bench.findings.wording import Row, case_label, estimate, text
 from ddp_bench.bench.results.schema import records
 from ddp_bench.report.drawing import Figure
 
@@ -120,6 +120,6 @@ def whole(name: str, column: str) -> Column:
 
 
 NAME = (
-    words("Case", lambda row: case_label(row, device_noun(text(row["device_type"])))),
+    words("Case", case_label),
     words("Workload", lambda row: text(row.get("workload"))),
 )

@@ -23,7 +23,6 @@ from ddp_bench.bench.findings.numbers import (
 from ddp_bench.bench.findings.wording import (
     Row,
     case_label,
-    device_noun,
     estimate,
     hidden_percent,
     hidden_share,
@@ -298,7 +297,7 @@ def _disagreement(ddp: pd.DataFrame) -> list[str]:
             ("hidden", ranged(row, "hidden_pct", "%")),
             ("compute slowed", ranged(row, "compute_slowdown", TIMES)),
         )
-        name = case_label(row, device_noun(text(row["device_type"])))
+        name = case_label(row)
         numbers.append(f"{name}: " + ", ".join(f"{what} {value}" for what, value in measured if value))
     more = f"; {plural(len(apart) - _NAMED, 'more case')}" if len(apart) > _NAMED else ""
     far = f"The trace's overlap and the hidden share are more than {_APART_PCT} points apart in "

@@ -54,7 +54,7 @@ class MeasuredRun:
     @cached_property
     def rows(self) -> dict[str, Row]:
         """Its cases by the name that is the same in every run."""
-        return {case_label(row, self.workload.device): row for row in records(self.workload.cases)}
+        return {case_label(row): row for row in records(self.workload.cases)}
 
     @cached_property
     def rounds(self) -> Mapping[str, Mapping[int, float]]:

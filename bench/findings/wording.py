@@ -218,10 +218,10 @@ def settings_label(row: Row, *, with_cap: bool = True) -> str:
     return ", ".join(parts)
 
 
-def case_label(row: Row, device: str, *, with_cap: bool = True) -> str:
+def case_label(row: Row, *, with_cap: bool = True) -> str:
     """Name a case in a figure or a table: `DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
     how_many = finite(row["num_devices"])
-    where = "" if how_many is None else plural(how_many, device)
+    where = "" if how_many is None else plural(how_many, device_noun(text(row["device_type"])))
     shared = " (shared)" if truth(row["oversubscribed"]) else ""
     parts = (short_mode(row), f"{where}{shared}", settings_label(row, with_cap=with_cap))
     return ", ".join(part for part in parts if part)
