@@ -171,9 +171,10 @@ MISSING = raising("gloo: Connection closed by peer", restart=True, is_cause=Fals
         ((waiting, at_work), {}, 0.1, f"{NO_END}: rank 1 on here in work (net.py:3)"),
         ((waiting, waiting), {}, 0.1, f"{NO_END}: rank 0 on here waits for the other ranks"),
         ((waiting, raising("ValueError: bug")), {}, LIMIT_S, "ValueError: bug (rank 1)"),
+        ((waiting, raising("ValueError: bug")), {}, 0.1, "ValueError: bug (rank 1)"),
         ((MISSING, late(dies)), {1: -9}, LIMIT_S, "rank 1 was killed by signal 9 (SIGKILL) in the test"),
     ],
-    ids=["killed", "ended", "at work", "all wait", "raises alone", "missed by another"],
+    ids=["killed", "ended", "at work", "all wait", "raises alone", "raises late", "missed by another"],
 )
 def test_the_one_to_blame_is_named(started, deeds, codes, limit_s, reason):
     with pytest.raises(LostError) as lost:
