@@ -13,9 +13,9 @@ from ddp_bench.bench.findings.wording import Row, cap_label, device_noun, estima
 from ddp_bench.bench.predict import scaling_limit
 from ddp_bench.bench.predict.calibration import differences
 from ddp_bench.bench.predict.held_out import error_sizes
-from ddp_bench.bench.predict.measured import ddp_cases, identity
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Prediction
+from ddp_bench.bench.predict.tables import ddp_cases, identity
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.report.cases import mark
 from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, Mark, bare, ideal

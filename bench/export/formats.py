@@ -12,8 +12,8 @@ import numpy as np
 
 from ddp_bench.bench.cli import to_json
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.export.cases import Figure, MeasuredCase, filled, having, measured_cases
 from ddp_bench.bench.export.main import DEFAULT
-from ddp_bench.bench.export.measured import Figure, MeasuredCase, filled, having, measured_cases
 from ddp_bench.bench.findings.numbers import finite
 from ddp_bench.bench.findings.wording import CPU_STAND_IN, text
 from ddp_bench.bench.manifest import Host, Manifest, WorkloadCode

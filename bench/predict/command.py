@@ -18,7 +18,6 @@ from ddp_bench.bench.predict import output
 from ddp_bench.bench.predict.calibration import check_same, load_calibration
 from ddp_bench.bench.predict.from_pass import Source, read_source
 from ddp_bench.bench.predict.held_out import HeldOut, drift, held_out, model_error_pct
-from ddp_bench.bench.predict.measured import allreduce_of_run, most_like
 from ddp_bench.bench.predict.networks import (
     MeasuredNetwork,
     NetworkModel,
@@ -29,6 +28,7 @@ from ddp_bench.bench.predict.networks import (
 from ddp_bench.bench.predict.prediction import Prediction
 from ddp_bench.bench.predict.scaling_limit import predicted_line
 from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.tables import allreduce_of_run, most_like
 from ddp_bench.bench.results.disk import MOST_JSON_BYTES, read_text
 from ddp_bench.bench.results.store import CALIBRATION, RunData, load_run, write_output
 from ddp_bench.bench.settings import PRECISIONS

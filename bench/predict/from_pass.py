@@ -31,7 +31,8 @@ from ddp_bench.bench.predict.calibration import (
     save_calibration,
 )
 from ddp_bench.bench.predict.held_out import held_out, model_error_pct
-from ddp_bench.bench.predict.measured import (
+from ddp_bench.bench.predict.slowest_rank import RankSpread, typical_ms
+from ddp_bench.bench.predict.tables import (
     allreduce_times,
     bucket_ms_by_round,
     ddp_cases,
@@ -40,7 +41,6 @@ from ddp_bench.bench.predict.measured import (
     rank_steps,
     single_steps,
 )
-from ddp_bench.bench.predict.slowest_rank import RankSpread, typical_ms
 from ddp_bench.bench.predict.timeline import Slowdown, make_work, simulate
 from ddp_bench.bench.results.store import RunData, load_run
 

@@ -12,11 +12,11 @@ from test_scaling_predict import SMALL
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict import allreduce
-from ddp_bench.bench.predict.measured import COMMON_SD, reconciled
 from ddp_bench.bench.predict.networks import NETWORKS, network
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.predict.slowest_rank import RankSpread, expected_max
+from ddp_bench.bench.predict.tables import COMMON_SD, reconciled
 from ddp_bench.bench.predict.timeline import Slowdown
 
 ALPHA_BETA = allreduce.CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
