@@ -4,6 +4,7 @@
 CPU core, and what needs CUDA says "skipped: no GPU". A probe that raises says so and the next one goes on.
 """
 
+import contextlib
 import json
 import statistics
 import sys
@@ -39,7 +40,7 @@ SMALL = {"arch": "resnet20", "batch_size": 4, "image_size": 32, "device": "cpu"}
 TURNS = 20 if HAS_GPU else 3
 STEPS = 5 if HAS_GPU else 1
 ASSERTS_AFTER_S = 12.0 if HAS_GPU else 4.0
-"""Since the first forward of a process: its cases are prepared by then, and rounds under way."""
+"""Since the first forward: the cases are prepared by then, and rounds under way."""
 
 
 def say(name, **figures):
@@ -239,16 +240,23 @@ def defaults():
 
 
 class Asserting(nn.Linear):
-    """Fails once, in the first of a row of processes: an index out of range, which breaks a GPU."""
+    """Fails once, in one of the processes that a run starts: an index out of range, which breaks a GPU."""
 
     began_s = 0.0
 
     def forward(self, images):
-        Asserting.began_s = Asserting.began_s or time.monotonic()
-        if time.monotonic() > Asserting.began_s + ASSERTS_AFTER_S and _is_first_time():
+        Asserting.began_s = Asserting.began_s or _first_forward_s()
+        if time.time() > Asserting.began_s + ASSERTS_AFTER_S and _is_first_time():
             table = torch.zeros(4, device=images.device)
             return super().forward(images.flatten(1)) + table[torch.tensor([7], device=images.device)]
         return super().forward(images.flatten(1))
+
+
+def _first_forward_s():
+    """When the first process came here, as a file in the current folder tells."""
+    with contextlib.suppress(FileExistsError):
+        Path("first-forward").touch(exist_ok=False)
+    return Path("first-forward").stat().st_mtime
 
 
 def _is_first_time():
