@@ -445,7 +445,7 @@ def test_no_attack_on_a_real_run_falls(tmp_path):
     number, seed = (1000, random.SystemRandom().randrange(2**32)) if THOROUGH else (60, 1)
     print("seed", seed)
     more = ("--modes", "ddp", "--gpus", "1,2", "--steps", "1", "--bucket-cap-mb", "default,0.25")
-    extra = ("--calibrate", "--allreduce-curve", "--trace", "--quiet", "--rounds", "48")
+    extra = ("--calibrate", "--allreduce-curve", "--trace", "--quiet", "--rounds", "12")
     out = ("--out", str(tmp_path / "good"))
     subprocess.run([sys.executable, "-m", "bench.run", *SMALL, *more, *extra, *out], cwd=ROOT, check=True)
     wrong, played = campaign(number, seed, completed(tmp_path / "good"))
