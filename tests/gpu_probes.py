@@ -4,7 +4,6 @@
 CPU core, and what needs CUDA says "skipped: no GPU". A probe that raises says so and the next one goes on.
 """
 
-import contextlib
 import json
 import statistics
 import sys
@@ -246,23 +245,22 @@ class Asserting(nn.Linear):
 
     def forward(self, images):
         Asserting.began_s = Asserting.began_s or _first_forward_s()
-        if time.time() > Asserting.began_s + ASSERTS_AFTER_S and _is_first_time():
+        if time.time() > Asserting.began_s + ASSERTS_AFTER_S and _is_first("has-asserted"):
             table = torch.zeros(4, device=images.device)
             return super().forward(images.flatten(1)) + table[torch.tensor([7], device=images.device)]
         return super().forward(images.flatten(1))
 
 
 def _first_forward_s():
-    """When the first process came here, as a file in the current folder tells."""
-    with contextlib.suppress(FileExistsError):
-        Path("first-forward").touch(exist_ok=False)
+    """When the first of the processes came here."""
+    _is_first("first-forward")
     return Path("first-forward").stat().st_mtime
 
 
-def _is_first_time():
-    """Whether no process before has asked, as a file in the current folder tells."""
+def _is_first(name):
+    """Whether no process has asked before, as a file of this name in the current folder tells."""
     try:
-        Path("has-asserted").touch(exist_ok=False)
+        Path(name).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True

@@ -57,7 +57,7 @@ class Failure:
     """Of ranks that were stuck, by rank."""
     was_idle: bool = False
     """Whether it came before what is noted as under way had begun, which is not to blame then."""
-    code: str | None = None
+    reason_code: str | None = None
     """As in cases.csv."""
 
 
@@ -89,7 +89,7 @@ def failure_in(reports: Mapping[int, Report]) -> Failure | None:
     cause = next((r for r in bad if r.is_failure and r.is_cause), bad[0])
     any_cause = cause.is_failure and cause.is_cause
     ranks = {rank: _account(r, any_cause=any_cause) for rank, r in reports.items()}
-    return Failure(cause.status, placed(cause.reason, cause.place), ranks, code=cause.reason_code)
+    return Failure(cause.status, placed(cause.reason, cause.place), ranks, reason_code=cause.reason_code)
 
 
 def _account(report: Report, *, any_cause: bool) -> str:

@@ -206,7 +206,7 @@ def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
     what = state.under_way.what if state.under_way else ""
     kept = any(c == case_id and phase == "timed" for c, phase, _ in recorder.measured())
     reason = f"{found.reason}; its finished rounds are kept" if kept else found.reason
-    recorder.set_outcome(index, found.status, reason, {"reason_code": found.code})
+    recorder.set_outcome(index, found.status, reason, {"reason_code": found.reason_code})
     said = f"{case_id}: {found.status}: {reason}"
     if found.status == "skipped":
         return said
