@@ -15,17 +15,17 @@ from typing import Any, cast
 
 import pandas as pd
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.findings.findings import conclude_run
-from ddp_bench.bench.findings.wording import unit_of_cases
-from ddp_bench.bench.gate.compare import compare as gate_of
-from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
-from ddp_bench.bench.gate.output import as_json
-from ddp_bench.bench.gate.runs import read_run
-from ddp_bench.bench.results import store
-from ddp_bench.bench.results.schema import GATED, units_of
-from ddp_bench.bench.run.summary import summary_of
-from ddp_bench.bench.settings import as_text
+from . import cli
+from .findings.findings import conclude_run
+from .findings.wording import unit_of_cases
+from .gate.compare import compare as gate_of
+from .gate.main import DEFAULT_THRESHOLD
+from .gate.output import as_json
+from .gate.runs import read_run
+from .results import store
+from .results.schema import GATED, units_of
+from .run.summary import summary_of
+from .settings import as_text
 
 COMPARISON_COLUMNS = {
     "case_id": "string",

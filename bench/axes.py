@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.buckets import PYTORCH_CAPS, BucketCaps
+from . import cli
+from .buckets import PYTORCH_CAPS, BucketCaps
 
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 DDP_OPTIMIZER, PYTHON_REDUCER = "ddp_optimizer", "python_reducer"

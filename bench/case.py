@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ddp_bench.bench.axes import (
+from .axes import (
     DDP_SETTINGS,
     PIPELINE_SETTINGS,
     PYTHON_REDUCER,
@@ -17,7 +17,7 @@ from ddp_bench.bench.axes import (
     StepSettings,
     stored,
 )
-from ddp_bench.bench.settings import IMAGES, RANK_PER_DEVICE, STAGED
+from .settings import IMAGES, RANK_PER_DEVICE, STAGED
 
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that replay CUDA graphs, by torch._inductor.list_mode_options."""

@@ -23,8 +23,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from ddp_bench.bench.errors import ExitCode, UsageError, UserCodeError
-from ddp_bench.bench.text import visible
+from .errors import ExitCode, UsageError, UserCodeError
+from .text import visible
 
 T = TypeVar("T")
 

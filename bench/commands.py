@@ -8,9 +8,9 @@ import platform
 import sys
 from collections.abc import Sequence
 
-from ddp_bench.bench.cli import Parser, command, did_you_mean, guarded
-from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.package import version_of
+from .cli import Parser, command, did_you_mean, guarded
+from .errors import ExitCode, UsageError
+from .package import version_of
 
 COMMANDS = {
     "run": "measure training in every mode, and how it scales",

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from enum import Enum, auto
 from typing import Annotated, Any
 
-from ddp_bench.bench.axes import stored
-from ddp_bench.bench.manifest import FirstHost, Host, Manifest, RankPlace, Record, said
+from .axes import stored
+from .manifest import FirstHost, Host, Manifest, RankPlace, Record, said
 
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from ddp_bench.bench.text import visible
+from .text import visible
 
 PLAIN_EVERY_S = 10.0
 """Without a terminal a line comes so often: a log of an hour has a few hundred."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ddp_bench.bench.text import visible
+from .text import visible
 
 
 class ExitCode(IntEnum):

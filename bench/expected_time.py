@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.settings import ResolvedSettings
+from .plan import Planned
+from .settings import ResolvedSettings
 
 LEAST_WARMUP_S = 2.0
 """Of a case on a GPU, where there is time: its clock rises with load, and its allocator settles."""

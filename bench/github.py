@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ddp_bench.bench.text import visible
+from .text import visible
 
 MOST_ANNOTATIONS = 10
 """Of one level and one step, GitHub shows no more."""

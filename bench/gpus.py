@@ -15,7 +15,7 @@ from typing import Any
 
 import pynvml
 
-from ddp_bench.bench.manifest import Gpu, GpuPair
+from .manifest import Gpu, GpuPair
 
 PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from ddp_bench.bench import sysfs
-from ddp_bench.bench.manifest import Cgroup, FirstHost, Limit
-from ddp_bench.bench.package import version_of
+from . import sysfs
+from .manifest import Cgroup, FirstHost, Limit
+from .package import version_of
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args,
 import msgspec
 from msgspec import Meta
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.settings import MARGINS, Settings, is_public
+from . import cli
+from .errors import UsageError
+from .settings import MARGINS, Settings, is_public
 
 MANIFEST = "manifest.json"
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, DDP_OPTIMIZER, PIPELINE_AXES, STEP_DEFAULTS, stored
-from ddp_bench.bench.case import GRAPH_MODES, Case
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
+from .axes import DDP_AXES, DDP_DEFAULTS, DDP_OPTIMIZER, PIPELINE_AXES, STEP_DEFAULTS, stored
+from .case import GRAPH_MODES, Case
+from .errors import UsageError
+from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
 
 
 @dataclass(frozen=True, kw_only=True)

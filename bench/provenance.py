@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ddp_bench.bench.manifest import Git, WorkloadCode
-from ddp_bench.bench.package import OWN_FOLDERS, PACKAGE, ROOT, version_of
+from .manifest import Git, WorkloadCode
+from .package import OWN_FOLDERS, PACKAGE, ROOT, version_of
 
 GIT_TIMEOUT_S = 10
 

@@ -54,7 +54,7 @@ def train_step_benchmark(benchmark: Any) -> Callable[..., None]:
         # Imported here: a test session that does not use the fixture should not pay for torch.
         import torch
 
-        from ddp_bench.bench.measure.timed import no_gc
+        from .measure.timed import no_gc
 
         where = torch.device(device)
         num_calls = 0

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.settings import LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of
+from . import cli
+from .errors import UsageError
+from .settings import LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"arch": "resnet20", "batch_size": 32, "max_time": "30s", "bucket_cap_mb": "default,0.25"},

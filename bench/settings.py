@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.axes import STEP_DEFAULTS, STEP_SETTINGS, Swept, option, stored
-from ddp_bench.bench.errors import UsageError
+from . import cli
+from .axes import STEP_DEFAULTS, STEP_SETTINGS, Swept, option, stored
+from .errors import UsageError
 
 STAGED = ("partition", "pipeline")
 """Modes in which each device has some of the layers."""

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError
-from ddp_bench.models.nested import describe, map_tensors
-from ddp_bench.models.workload import (
+from ..bench.errors import RAISED_BY_USERS, UsageError
+from .nested import describe, map_tensors
+from .workload import (
     EXPECTED,
     Batch,
     Workload,

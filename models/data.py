@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError
-from ddp_bench.models.nested import map_tensors, tensors_of
-from ddp_bench.models.profile import num_outputs
-from ddp_bench.models.workload import Batch, Workload, is_pair_of_tensors, make_batch
+from ..bench.errors import RAISED_BY_USERS, UsageError
+from .nested import map_tensors, tensors_of
+from .profile import num_outputs
+from .workload import Batch, Workload, is_pair_of_tensors, make_batch
 
 _POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
 
@@ -143,7 +143,7 @@ def open_source(
             "shape; use `device` or `host` data"
         )
     # torchvision takes seconds to import: only a folder of images needs it.
-    from ddp_bench.models.folder import FolderSource, list_images
+    from .folder import FolderSource, list_images
 
     listing = list_images(Path(data))
     num_images, global_batch = len(listing.samples), batch_size * world_size

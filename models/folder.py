@@ -24,10 +24,10 @@ from torchvision.datasets.folder import (
     make_dataset,
 )
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.parent_death import end_with
-from ddp_bench.models.data import BatchSource, mixed
-from ddp_bench.models.workload import Batch, Workload, in_format, one_line
+from ..bench.errors import UsageError
+from ..bench.parent_death import end_with
+from .data import BatchSource, mixed
+from .workload import Batch, Workload, in_format, one_line
 
 MAX_CHECKED = 1000
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddp_bench.bench.errors import RAISED_BY_USERS
-from ddp_bench.bench.manifest import Model
-from ddp_bench.models.nested import map_tensors
-from ddp_bench.models.workload import Batch, Workload, arguments_of, make_batch, make_module
+from ..bench.errors import RAISED_BY_USERS
+from ..bench.manifest import Model
+from .nested import map_tensors
+from .workload import Batch, Workload, arguments_of, make_batch, make_module
 
 _BATCH_SIZE = 2  # some models squeeze away a batch of one
 

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
-from ddp_bench.bench.provenance import not_found
-from ddp_bench.bench.settings import IMAGES
-from ddp_bench.models.checks import checked
-from ddp_bench.models.nested import describe
-from ddp_bench.models.resnet import RESNET20_CLASSES, resnet20, resnet_layers
-from ddp_bench.models.workload import Batch, Workload, one_line
+from ..bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
+from ..bench.provenance import not_found
+from ..bench.settings import IMAGES
+from .checks import checked
+from .nested import describe
+from .resnet import RESNET20_CLASSES, resnet20, resnet_layers
+from .workload import Batch, Workload, one_line
 
 _IMAGENET_CLASSES = 1000
 

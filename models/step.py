@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ddp_bench.bench.axes import StepSettings
-from ddp_bench.bench.errors import RAISED_BY_USERS
-from ddp_bench.models.nested import tensors_of
-from ddp_bench.models.workload import Workload, is_image, make_batch
+from ..bench.axes import StepSettings
+from ..bench.errors import RAISED_BY_USERS
+from .nested import tensors_of
+from .workload import Workload, is_image, make_batch
 
 MOST_GRAPHS = 256
 """Graphs that dynamo may hold of one function: every case has its own, where its limit of 8 is for reuse."""

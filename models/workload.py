@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
-from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
-from ddp_bench.bench.settings import MOST_UNITS
-from ddp_bench.models.nested import describe, leaves_of, map_tensors
+from ..bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
+from ..bench.settings import MOST_UNITS
+from .nested import describe, leaves_of, map_tensors
 
 Batch = Any
 """Tensors in any nesting of tuples, lists and dicts; dimension 0 of each is the batch. Mostly a pair

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.wording import unit_of_cases
-from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.results.archive import is_archive, opened
-from ddp_bench.bench.results.disk import read_bytes
-from ddp_bench.bench.results.store import load_run, write_output
-from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.text import markdown as escaped
-from ddp_bench.report.page import Files, Page, page
-from ddp_bench.report.table import Cell
+from ..bench.errors import UsageError
+from ..bench.findings.wording import unit_of_cases
+from ..bench.predict.output import Predictions
+from ..bench.results.archive import is_archive, opened
+from ..bench.results.disk import read_bytes
+from ..bench.results.store import load_run, write_output
+from ..bench.settings import IMAGES
+from ..bench.text import markdown as escaped
+from .page import Files, Page, page
+from .table import Cell
 
 _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 """By path: the name `report` may be a package of the user's by now."""

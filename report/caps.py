@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddp_bench.bench.findings.numbers import finite, with_interval
-from ddp_bench.bench.findings.wording import DEFAULT_CAP, cap_label, text
-from ddp_bench.bench.results.schema import records
-from ddp_bench.report.cases import WorkloadCases, mark, step_time, usual_settings
-from ddp_bench.report.drawing import Figure, Line, Mark, chart
-from ddp_bench.report.figures import BARS, evenly, on_devices
+from ..bench.findings.numbers import finite, with_interval
+from ..bench.findings.wording import DEFAULT_CAP, cap_label, text
+from ..bench.results.schema import records
+from .cases import WorkloadCases, mark, step_time, usual_settings
+from .drawing import Figure, Line, Mark, chart
+from .figures import BARS, evenly, on_devices
 
 ByCap = dict[str, Mark]
 _BESIDE = "Beside a mark: how many buckets its cap makes"

@@ -8,12 +8,12 @@ from statistics import median
 
 import pandas as pd
 
-from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.case import wire_share
-from ddp_bench.bench.findings.answers import headline
-from ddp_bench.bench.findings.numbers import finite, plural, with_interval
-from ddp_bench.bench.findings.wording import (
+from ..bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
+from ..bench.buckets import BucketLayout
+from ..bench.case import wire_share
+from ..bench.findings.answers import headline
+from ..bench.findings.numbers import finite, plural, with_interval
+from ..bench.findings.wording import (
     Row,
     are_shared,
     case_label,
@@ -28,15 +28,15 @@ from ddp_bench.bench.findings.wording import (
     units_per_sample,
     workload_parts,
 )
-from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.plan import equal_layout_reason
-from ddp_bench.bench.results.aggregate import bus_gb
-from ddp_bench.bench.results.comparisons import Comparison, compile_mode
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.results.typical import Typical
-from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.drawing import Mark
+from ..bench.manifest import Manifest
+from ..bench.plan import equal_layout_reason
+from ..bench.results.aggregate import bus_gb
+from ..bench.results.comparisons import Comparison, compile_mode
+from ..bench.results.schema import records
+from ..bench.results.typical import Typical
+from ..bench.settings import IMAGES
+from ..bench.stats.interval import Interval
+from .drawing import Mark
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data", "batch")

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ddp_bench.bench.axes import STEP_DEFAULTS
-from ddp_bench.bench.conditions import Question, conditions_of, variables_of
-from ddp_bench.bench.findings.cautions import load_shares
-from ddp_bench.bench.findings.numbers import TIMES, count, duration, finite, mib, plain, quantity, singular
-from ddp_bench.bench.findings.wording import Row, link_name, samples_noun, text, unit_of, units_per_sample
-from ddp_bench.bench.manifest import Manifest, WorkloadCode
-from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.settings import IMAGES
-from ddp_bench.report.table import Heading, Table
+from ..bench.axes import STEP_DEFAULTS
+from ..bench.conditions import Question, conditions_of, variables_of
+from ..bench.findings.cautions import load_shares
+from ..bench.findings.numbers import TIMES, count, duration, finite, mib, plain, quantity, singular
+from ..bench.findings.wording import Row, link_name, samples_noun, text, unit_of, units_per_sample
+from ..bench.manifest import Manifest, WorkloadCode
+from ..bench.results.store import RunData
+from ..bench.settings import IMAGES
+from .table import Heading, Table
 
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
 _OF_THE_WORK = (

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from ddp_bench.bench.stats.interval import Interval
+from ..bench.stats.interval import Interval
 
 WIDTH_PT = 400
 """Width of every figure, for which the sizes of its text and marks are chosen."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddp_bench.bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
-from ddp_bench.bench.findings.stability import pace
-from ddp_bench.bench.findings.wording import Row, case_label, estimate, settings_label, short_mode, text
-from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
-from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.results.typical import Typical
-from ddp_bench.report.cases import WorkloadCases, answered_ratio, by_mode, headline_count, mark
-from ddp_bench.report.drawing import Figure, Line, Mark, bare, chart, ideal
+from ..bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
+from ..bench.findings.stability import pace
+from ..bench.findings.wording import Row, case_label, estimate, settings_label, short_mode, text
+from ..bench.results.aggregate import images_per_s_by_round, units_per_step
+from ..bench.results.comparisons import Comparison
+from ..bench.results.round_times import RoundTimes
+from ..bench.results.schema import records
+from ..bench.results.typical import Typical
+from .cases import WorkloadCases, answered_ratio, by_mode, headline_count, mark
+from .drawing import Figure, Line, Mark, bare, chart, ideal
 
 BARS = "Bars are 95% intervals."
 """What the bars of every chart are."""

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ddp_bench.bench.findings.answers import headline
-from ddp_bench.bench.findings.numbers import between, plural, times
-from ddp_bench.bench.findings.wording import Row, settings_label, short_mode, text, truth
-from ddp_bench.bench.results.comparisons import Comparison, default_of, over_default
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.cases import WorkloadCases
-from ddp_bench.report.drawing import GRID, INK, LOOKS, MUTED, Figure, mark_look, printable, tip
+from ..bench.findings.answers import headline
+from ..bench.findings.numbers import between, plural, times
+from ..bench.findings.wording import Row, settings_label, short_mode, text, truth
+from ..bench.results.comparisons import Comparison, default_of, over_default
+from ..bench.results.schema import records
+from ..bench.stats.interval import Interval
+from .cases import WorkloadCases
+from .drawing import GRID, INK, LOOKS, MUTED, Figure, mark_look, printable, tip
 
 _MOST_ROWS = 24
 _LONGEST_NAME = 46

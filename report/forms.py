@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ddp_bench.bench.findings.numbers import TIMES, finite, number, per_second, plural, quantity, rate, times
-from ddp_bench.bench.findings.wording import Row, case_name, estimate, text, unit_of_cases
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.settings import COMPARATORS, STAGED
-from ddp_bench.report.cases import WorkloadCases, by_mode
-from ddp_bench.report.drawing import Figure
-from ddp_bench.report.figures import BARS, by_devices, counts_of, line_name, over_devices
-from ddp_bench.report.table import NAME, Section, Table, figures, table, words
-from ddp_bench.report.tables import SPEEDUP
+from ..bench.findings.numbers import TIMES, finite, number, per_second, plural, quantity, rate, times
+from ..bench.findings.wording import Row, case_name, estimate, text, unit_of_cases
+from ..bench.results.schema import records
+from ..bench.settings import COMPARATORS, STAGED
+from .cases import WorkloadCases, by_mode
+from .drawing import Figure
+from .figures import BARS, by_devices, counts_of, line_name, over_devices
+from .table import NAME, Section, Table, figures, table, words
+from .tables import SPEEDUP
 
 FORMS = {
     "dp": "data parallel",

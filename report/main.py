@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_bench.bench.cli import Parser, command, guarded, named, price
-from ddp_bench.bench.errors import ExitCode, UsageError
+from ..bench.cli import Parser, command, guarded, named, price
+from ..bench.errors import ExitCode, UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def _parser() -> Parser:
 
 def _write(arguments: argparse.Namespace) -> str:
     # Pandas and scipy take a second to import, which --help does without.
-    from ddp_bench.report.build import build, write_markdown, write_png
+    from .build import build, write_markdown, write_png
 
     runs, out, predictions = arguments.runs, arguments.out, arguments.predictions
     given = arguments.price_per_device_hour
@@ -86,7 +86,7 @@ def _page(runs: Sequence[Path], out: Path | None) -> Path:
         return out
     if len(runs) > 1:
         raise UsageError(f"{len(runs)} runs make one page of their own; say where with --out FILE")
-    from ddp_bench.bench.results.archive import is_archive  # see _write
+    from ..bench.results.archive import is_archive  # see _write
 
     (run,) = runs
     return run.with_suffix(".html") if is_archive(run) else run / "report.html"

@@ -11,26 +11,26 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from ddp_bench.bench.findings.cautions import Caution
-from ddp_bench.bench.findings.findings import conclude_run
-from ddp_bench.bench.findings.next_step import NextStep
-from ddp_bench.bench.findings.numbers import about, count, finite, plural
-from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
-from ddp_bench.bench.findings.wording import device_noun, own_devices, stand_ins, text, truth
-from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.results.aggregate import typical_of
-from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.results.store import FAILURES, RunData
-from ddp_bench.bench.text import visible
-from ddp_bench.report import caps, conditions, figures, forest, step, tables, timeline
-from ddp_bench.report.cases import WorkloadCases, with_rates, workloads
-from ddp_bench.report.drawing import Figure
-from ddp_bench.report.forms import forms
-from ddp_bench.report.predicted import predicted
-from ddp_bench.report.table import Link, Section, Table
-from ddp_bench.report.together import together
+from ..bench.findings.cautions import Caution
+from ..bench.findings.findings import conclude_run
+from ..bench.findings.next_step import NextStep
+from ..bench.findings.numbers import about, count, finite, plural
+from ..bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
+from ..bench.findings.wording import device_noun, own_devices, stand_ins, text, truth
+from ..bench.manifest import Manifest
+from ..bench.predict.output import Predictions
+from ..bench.results.aggregate import typical_of
+from ..bench.results.comparisons import EQUAL, FASTER, SLOWER
+from ..bench.results.schema import records
+from ..bench.results.store import FAILURES, RunData
+from ..bench.text import visible
+from . import caps, conditions, figures, forest, step, tables, timeline
+from .cases import WorkloadCases, with_rates, workloads
+from .drawing import Figure
+from .forms import forms
+from .predicted import predicted
+from .table import Link, Section, Table
+from .together import together
 
 _MOST_HOSTS = 4
 _MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")

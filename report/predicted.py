@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from ddp_bench.bench.axes import DDP_DEFAULTS
-from ddp_bench.bench.cli import command
-from ddp_bench.bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
-from ddp_bench.bench.findings.wording import Row, cap_label, device_noun, estimate, link_name, settings, text
-from ddp_bench.bench.predict import scaling_limit
-from ddp_bench.bench.predict.calibration import differences
-from ddp_bench.bench.predict.held_out import error_sizes
-from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.predict.prediction import Prediction
-from ddp_bench.bench.predict.tables import ddp_cases, identity
-from ddp_bench.bench.results.store import RunData
-from ddp_bench.report.cases import mark
-from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, Mark, bare, ideal
-from ddp_bench.report.figures import counts_of, device_ticks, over_devices
-from ddp_bench.report.table import Heading, Section, Table
+from ..bench.axes import DDP_DEFAULTS
+from ..bench.cli import command
+from ..bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
+from ..bench.findings.wording import Row, cap_label, device_noun, estimate, link_name, settings, text
+from ..bench.predict import scaling_limit
+from ..bench.predict.calibration import differences
+from ..bench.predict.held_out import error_sizes
+from ..bench.predict.output import Predictions
+from ..bench.predict.prediction import Prediction
+from ..bench.predict.tables import ddp_cases, identity
+from ..bench.results.store import RunData
+from .cases import mark
+from .drawing import MOST_RUNS, Figure, Line, Mark, bare, ideal
+from .figures import counts_of, device_ticks, over_devices
+from .table import Heading, Section, Table
 
 
 def predicted(run: RunData, predictions: Predictions, *, key: str) -> Section:

@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median, stdev
 
-from ddp_bench.bench.conditions import machine_kind
-from ddp_bench.bench.findings.next_step import took_turns
-from ddp_bench.bench.findings.numbers import TIMES, number, short_percent
-from ddp_bench.bench.findings.wording import case_label, estimate, text, truth
-from ddp_bench.bench.results.comparisons import over_eager
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.stats.two_runs import common_value
-from ddp_bench.report.table import Heading, Table
+from ..bench.conditions import machine_kind
+from ..bench.findings.next_step import took_turns
+from ..bench.findings.numbers import TIMES, number, short_percent
+from ..bench.findings.wording import case_label, estimate, text, truth
+from ..bench.results.comparisons import over_eager
+from ..bench.results.schema import records
+from ..bench.results.store import RunData
+from ..bench.stats.interval import Interval
+from ..bench.stats.two_runs import common_value
+from .table import Heading, Table
 
 LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
-from ddp_bench.bench.findings.numbers import finite, quantity, with_interval
-from ddp_bench.bench.findings.wording import (
+from ..bench.findings.numbers import finite, quantity, with_interval
+from ..bench.findings.wording import (
     Row,
     case_label,
     estimate,
@@ -20,11 +20,11 @@ from ddp_bench.bench.findings.wording import (
     settings,
     text,
 )
-from ddp_bench.bench.results.case_columns import EXPOSED_COMM
-from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.text import listed
-from ddp_bench.report.cases import (
+from ..bench.results.case_columns import EXPOSED_COMM
+from ..bench.results.comparisons import FASTER, SLOWER, Comparison
+from ..bench.results.schema import records
+from ..bench.text import listed
+from .cases import (
     WorkloadCases,
     by_mode,
     caps_at_headline,
@@ -32,7 +32,7 @@ from ddp_bench.report.cases import (
     step_time,
     unshared,
 )
-from ddp_bench.report.drawing import COLOURS, INK, PAPER, WIDTH_PT, Figure, printable, time_axis
+from .drawing import COLOURS, INK, PAPER, WIDTH_PT, Figure, printable, time_axis
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
 REST = "rest of DP: loss, optimizer, batch"

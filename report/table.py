@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ddp_bench.bench.findings.next_step import NextStep
-from ddp_bench.bench.findings.numbers import count, finite, number, with_interval
-from ddp_bench.bench.findings.wording import Row, case_label, estimate, text
-from ddp_bench.bench.results.schema import records
-from ddp_bench.report.drawing import Figure
+from ..bench.findings.next_step import NextStep
+from ..bench.findings.numbers import count, finite, number, with_interval
+from ..bench.findings.wording import Row, case_label, estimate, text
+from ..bench.results.schema import records
+from .drawing import Figure
 
 
 class Link(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from ddp_bench.bench.axes import PYTHON_REDUCER
-from ddp_bench.bench.buckets import MIB, BucketLayout
-from ddp_bench.bench.findings.numbers import (
+from ..bench.axes import PYTHON_REDUCER
+from ..bench.buckets import MIB, BucketLayout
+from ..bench.findings.numbers import (
     TIMES,
     count,
     finite,
@@ -20,7 +20,7 @@ from ddp_bench.bench.findings.numbers import (
     singular,
     with_interval,
 )
-from ddp_bench.bench.findings.wording import (
+from ..bench.findings.wording import (
     Row,
     case_label,
     estimate,
@@ -33,12 +33,12 @@ from ddp_bench.bench.findings.wording import (
     truth,
     unit_of_cases,
 )
-from ddp_bench.bench.results.case_columns import EXPOSED_COMM
-from ddp_bench.bench.results.comparisons import Comparison, over_eager
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.results.store import failure_file
-from ddp_bench.report.cases import EPOCH_IMAGES, unshared
-from ddp_bench.report.table import NAME, Column, Heading, Link, Table, figures, table, whole, words
+from ..bench.results.case_columns import EXPOSED_COMM
+from ..bench.results.comparisons import Comparison, over_eager
+from ..bench.results.schema import records
+from ..bench.results.store import failure_file
+from .cases import EPOCH_IMAGES, unshared
+from .table import NAME, Column, Heading, Link, Table, figures, table, whole, words
 
 _ID = words("Id", lambda row: text(row["case_id"]))
 _PARTS = (

@@ -14,14 +14,14 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.findings.numbers import finite, mib, plural, quantity, with_interval
-from ddp_bench.bench.findings.wording import Row, cap_label, estimate, hidden_share, hides_none, text, truth
-from ddp_bench.bench.results.case_columns import EXPOSED_COMM
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.cases import WorkloadCases, caps_at_headline
-from ddp_bench.report.drawing import COLOURS, INK, MUTED, PAPER, Figure, printable, time_axis
+from ..bench.buckets import BucketLayout
+from ..bench.findings.numbers import finite, mib, plural, quantity, with_interval
+from ..bench.findings.wording import Row, cap_label, estimate, hidden_share, hides_none, text, truth
+from ..bench.results.case_columns import EXPOSED_COMM
+from ..bench.results.schema import records
+from ..bench.stats.interval import Interval
+from .cases import WorkloadCases, caps_at_headline
+from .drawing import COLOURS, INK, MUTED, PAPER, Figure, printable, time_axis
 
 _LABELLED_ROW_PT, _MOST_ROWS_PT = 13, 170
 _READY: dict[str, Any] = {

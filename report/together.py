@@ -7,28 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ddp_bench.bench.conditions import machine_kind
-from ddp_bench.bench.findings.next_step import (
+from ..bench.conditions import machine_kind
+from ..bench.findings.next_step import (
     NOT_INTERLEAVED,
     UNKNOWN_REF,
     NextStep,
     interleave_command,
     took_turns,
 )
-from ddp_bench.bench.findings.numbers import TIMES, between, per_second, plural, times, with_interval
-from ddp_bench.bench.findings.wording import Row, cap_label, case_label, estimate, short_mode, text, truth
-from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
-from ddp_bench.bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, UNRESOLVED, Comparison
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.stats.interval import median_of_ratios
-from ddp_bench.bench.stats.two_runs import ratio_of_runs
-from ddp_bench.report.caps import cap_ticks, in_order, placed, step_by_cap
-from ddp_bench.report.cases import WorkloadCases, workloads
-from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, chart
-from ddp_bench.report.figures import BARS, by_devices, counts_of, device_ticks, over_devices
-from ddp_bench.report.repeats import repeats
-from ddp_bench.report.table import Heading, Section, Table
+from ..bench.findings.numbers import TIMES, between, per_second, plural, times, with_interval
+from ..bench.findings.wording import Row, cap_label, case_label, estimate, short_mode, text, truth
+from ..bench.results.aggregate import images_per_s_by_round, units_per_step
+from ..bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, UNRESOLVED, Comparison
+from ..bench.results.schema import records
+from ..bench.results.store import RunData
+from ..bench.stats.interval import median_of_ratios
+from ..bench.stats.two_runs import ratio_of_runs
+from .caps import cap_ticks, in_order, placed, step_by_cap
+from .cases import WorkloadCases, workloads
+from .drawing import MOST_RUNS, Figure, Line, chart
+from .figures import BARS, by_devices, counts_of, device_ticks, over_devices
+from .repeats import repeats
+from .table import Heading, Section, Table
 
 _CONFIDENCE = 0.95
 """Of all ratios that stand beside each other together, and of a run's own intervals each."""

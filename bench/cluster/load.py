@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from ddp_bench.bench.cluster.process import allowed_cores
-from ddp_bench.bench.manifest import Load
+from ..manifest import Load
+from .process import allowed_cores
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

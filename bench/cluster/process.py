@@ -17,8 +17,8 @@ from typing import NoReturn
 
 import psutil
 
-from ddp_bench.bench import parent_death
-from ddp_bench.bench.errors import UsageError
+from .. import parent_death
+from ..errors import UsageError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What Ctrl-C and a scheduler send to end a job."""

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ddp_bench.bench.cluster.process import uninterrupted
+from .process import uninterrupted
 
 PREFIX = "ddp-bench-"
 """What the names of these folders begin with; short, for a Unix socket's path has room for 108 bytes only."""

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pynvml
 
-from ddp_bench.bench import sysfs
-from ddp_bench.bench.doctor.host import SEVERITY, UNKNOWN, Answer, Check, Gpu, Host, Status, judged
-from ddp_bench.bench.gpus import CHOICES, FAULTS, ClockReason, clock_reasons, is_mig
+from .. import sysfs
+from ..gpus import CHOICES, FAULTS, ClockReason, clock_reasons, is_mig
+from .host import SEVERITY, UNKNOWN, Answer, Check, Gpu, Host, Status, judged
 
 BUSY_CAUTION_PCT = 5
 """GPU time that others may take before it can pass for a regression: the gate's default threshold."""

@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import psutil
 import pynvml
 
-from ddp_bench.bench import sysfs
-from ddp_bench.bench.cluster.process import allowed_cores
-from ddp_bench.bench.gpus import ask_nvml, names_of, nvml_devices, pair, visible
-from ddp_bench.bench.machine import environment
-from ddp_bench.bench.manifest import GpuPair
+from .. import sysfs
+from ..cluster.process import allowed_cores
+from ..gpus import ask_nvml, names_of, nvml_devices, pair, visible
+from ..machine import environment
+from ..manifest import GpuPair
 
 T = TypeVar("T")
 Status = Literal["ok", "unknown", "caution", "bad"]

@@ -20,9 +20,10 @@ from typing import Any
 import psutil
 from packaging.requirements import InvalidRequirement, Requirement
 
-from ddp_bench.bench import sysfs
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.doctor.host import (
+from .. import sysfs
+from ..cli import speaker
+from ..gpus import ask_nvml
+from .host import (
     UNKNOWN,
     Answer,
     Check,
@@ -33,7 +34,6 @@ from ddp_bench.bench.doctor.host import (
     first_line,
     worst,
 )
-from ddp_bench.bench.gpus import ask_nvml
 
 NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """NCCL's search without NCCL_SOCKET_IFNAME: the first of these patterns that matches anything (NCCL,

@@ -11,13 +11,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ddp_bench.bench.cli import Parser, command, duration_s, guarded, print_table, to_json
-from ddp_bench.bench.doctor.gpu import GPU_CHECKS
-from ddp_bench.bench.doctor.host import Answer, Host, worst
-from ddp_bench.bench.doctor.libraries import LIBRARY_CHECKS
-from ddp_bench.bench.doctor.resources import RESOURCE_CHECKS
-from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.text import visible
+from ..cli import Parser, command, duration_s, guarded, print_table, to_json
+from ..errors import ExitCode, UsageError
+from ..text import visible
+from .gpu import GPU_CHECKS
+from .host import Answer, Host, worst
+from .libraries import LIBRARY_CHECKS
+from .resources import RESOURCE_CHECKS
 
 CHECKS = {**GPU_CHECKS, **RESOURCE_CHECKS, **LIBRARY_CHECKS}
 NOISE_SECONDS = "30s"
@@ -76,7 +76,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _noise(options: argparse.Namespace) -> int:
     # Pandas and scipy take a second to import: only who needs them pays for it.
-    from ddp_bench.bench.doctor import noise
+    from . import noise
 
     seconds = duration_s(options.seconds or NOISE_SECONDS)
     found = noise.measure_noise(seconds, quiet=options.quiet or options.json)

@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import scipy
 
-from ddp_bench.bench.cli import command, speaker, to_json
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.numbers import about
-from ddp_bench.bench.gate.checkouts import WORKING_TREE
-from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE
-from ddp_bench.bench.gate.interleave import measure_launches
-from ddp_bench.bench.gate.judge import judge, launch_ratio
-from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
-from ddp_bench.bench.gate.runs import LAUNCH, side_by_side
-from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.stats.interval import Figures, Interval, median_of_ratios
+from ..cli import command, speaker, to_json
+from ..errors import UsageError
+from ..findings.numbers import about
+from ..gate.checkouts import WORKING_TREE
+from ..gate.compare import FAMILY_CONFIDENCE
+from ..gate.interleave import measure_launches
+from ..gate.judge import judge, launch_ratio
+from ..gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
+from ..gate.runs import LAUNCH, side_by_side
+from ..results.round_times import ByRound
+from ..stats.interval import Figures, Interval, median_of_ratios
 
 ARCH, BATCH, STEPS = "resnet20", 8, 3
 """One device and the plain module; small, so that half a minute holds many blocks."""

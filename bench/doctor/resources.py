@@ -8,10 +8,11 @@ import re
 import shutil
 from pathlib import Path
 
-from ddp_bench.bench import sysfs
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.cluster.load import MOST_BUSY, MOST_STEAL
-from ddp_bench.bench.doctor.host import (
+from .. import sysfs
+from ..cli import speaker
+from ..cluster.load import MOST_BUSY, MOST_STEAL
+from ..resolve import BATCH_BY_MEMORY
+from .host import (
     SEVERITY,
     UNKNOWN,
     Answer,
@@ -23,7 +24,6 @@ from ddp_bench.bench.doctor.host import (
     graded,
     judged,
 )
-from ddp_bench.bench.resolve import BATCH_BY_MEMORY
 
 CORES_PER_GPU = 2
 """A rank on a GPU keeps one core busy launching kernels, and NCCL's proxy thread beside it (NCCL user guide,

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.numbers import per_second
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, is_stand_in, place, text, unit_of
-from ddp_bench.bench.results.aggregate import metrics_by_round
-from ddp_bench.bench.results.case_columns import IDENTITY
-from ddp_bench.bench.results.column_types import Metric
-from ddp_bench.bench.results.public import data_kind
-from ddp_bench.bench.results.schema import EXPORTED, records
-from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.stats.interval import Interval
+from ..errors import UsageError
+from ..findings.numbers import per_second
+from ..findings.wording import CPU_STAND_IN, estimate, is_stand_in, place, text, unit_of
+from ..results.aggregate import metrics_by_round
+from ..results.case_columns import IDENTITY
+from ..results.column_types import Metric
+from ..results.public import data_kind
+from ..results.schema import EXPORTED, records
+from ..results.store import RunData
+from ..stats.interval import Interval
 
 _NO_LABELS = {"case_id", "status", "reason", "reason_code"}
 

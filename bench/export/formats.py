@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ddp_bench.bench.cli import to_json
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.export.cases import Figure, MeasuredCase, filled, having, measured_cases
-from ddp_bench.bench.export.main import DEFAULT
-from ddp_bench.bench.findings.numbers import finite
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, text
-from ddp_bench.bench.manifest import Host, Manifest, WorkloadCode
-from ddp_bench.bench.results.schema import EXPORTED, records
-from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.text import visible
+from ..cli import to_json
+from ..errors import UsageError
+from ..findings.numbers import finite
+from ..findings.wording import CPU_STAND_IN, text
+from ..manifest import Host, Manifest, WorkloadCode
+from ..results.schema import EXPORTED, records
+from ..results.store import RunData
+from ..text import visible
+from .cases import Figure, MeasuredCase, filled, having, measured_cases
+from .main import DEFAULT
 
 BENCHMARK = "ddp-bench"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from ddp_bench.bench.gate.output import Printed
-from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
-from ddp_bench.bench.results.column_types import MOST, Column
-from ddp_bench.bench.results.schema import FILES
-from ddp_bench.bench.run.summary import Summary
-from ddp_bench.bench.settings import Settings
+from ..gate.output import Printed
+from ..manifest import SCHEMA_VERSION, Manifest
+from ..results.column_types import MOST, Column
+from ..results.schema import FILES
+from ..run.summary import Summary
+from ..settings import Settings
 
 Schema = dict[str, Any]
 

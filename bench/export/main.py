@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.results.schema import EXPORTED
+from .. import cli
+from ..errors import ExitCode, UsageError
+from ..results.schema import EXPORTED
 
 ZIP = "zip"
 
@@ -89,9 +89,9 @@ def _main(argv: Sequence[str] | None) -> int:
     name = cli.named("format", cli.choice(FORMATS), options.format)
     asked = _asked(options, name)
     # pandas takes a second
-    from ddp_bench.bench.export import formats
-    from ddp_bench.bench.results import public
-    from ddp_bench.bench.results.store import load_run, shown, write_output
+    from ..results import public
+    from ..results.store import load_run, shown, write_output
+    from . import formats
 
     run = load_run(options.run)
     if name == ZIP:
@@ -109,7 +109,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _print_schema(options: argparse.Namespace) -> int:
-    from ddp_bench.bench.export.json_schema import SCHEMAS, json_schema
+    from .json_schema import SCHEMAS, json_schema
 
     if any(value for name, value in vars(options).items() if name != "schema"):
         raise UsageError("--schema describes every run; leave out RUN and the other options")

@@ -9,9 +9,25 @@ from typing import Any
 
 import pandas as pd
 
-from ddp_bench.bench.axes import DDP_KINDS
-from ddp_bench.bench.findings.numbers import finite
-from ddp_bench.bench.findings.verdicts import (
+from ..axes import DDP_KINDS
+from ..results.case_columns import EXPOSED_COMM
+from ..results.comparisons import (
+    EQUAL,
+    FASTER,
+    SLOWER,
+    TOO_FEW,
+    UNRESOLVED,
+    Comparison,
+    compile_mode,
+    default_of,
+    over_eager,
+)
+from ..results.schema import records
+from ..settings import MARGINS
+from ..stats.interval import Interval
+from ..stats.one_run import MIN_ROUNDS
+from .numbers import finite
+from .verdicts import (
     LITTLE_EXPOSED,
     RESOLVED,
     CommunicationVerdict,
@@ -22,7 +38,7 @@ from ddp_bench.bench.findings.verdicts import (
     Verdict,
     WrapperVerdict,
 )
-from ddp_bench.bench.findings.wording import (
+from .wording import (
     Row,
     are_shared,
     compile_label,
@@ -35,22 +51,6 @@ from ddp_bench.bench.findings.wording import (
     settings,
     text,
 )
-from ddp_bench.bench.results.case_columns import EXPOSED_COMM
-from ddp_bench.bench.results.comparisons import (
-    EQUAL,
-    FASTER,
-    SLOWER,
-    TOO_FEW,
-    UNRESOLVED,
-    Comparison,
-    compile_mode,
-    default_of,
-    over_eager,
-)
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.settings import MARGINS
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 
 ONE_DEVICE = "one device"
 

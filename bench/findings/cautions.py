@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
-from ddp_bench.bench.cli import command
-from ddp_bench.bench.cluster.load import MOST_BUSY, MOST_STEAL
-from ddp_bench.bench.findings.numbers import finite, plural, short
-from ddp_bench.bench.findings.slow_ranks import SlowRank
-from ddp_bench.bench.findings.wording import text
-from ddp_bench.bench.gpus import FAULTS
-from ddp_bench.bench.manifest import Manifest, RankPlace
-from ddp_bench.bench.results.comparisons import FASTER, OPEN, SLOWER
-from ddp_bench.bench.results.schema import records
+from ..cli import command
+from ..cluster.load import MOST_BUSY, MOST_STEAL
+from ..gpus import FAULTS
+from ..manifest import Manifest, RankPlace
+from ..results.comparisons import FASTER, OPEN, SLOWER
+from ..results.schema import records
+from .numbers import finite, plural, short
+from .slow_ranks import SlowRank
+from .wording import text
 
 MOST_SPLIT_EFFECT = 1e-2
 """More of `split_effect` is no rounding: float32 leaves 1e-3 at most."""

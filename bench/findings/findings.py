@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from ddp_bench.bench.findings.answers import compile_verdicts, verdicts
-from ddp_bench.bench.findings.cautions import (
+from ..manifest import Manifest
+from ..results.comparisons import Comparison
+from ..results.round_times import RoundTimes
+from ..results.store import RunData
+from ..text import visible
+from .answers import compile_verdicts, verdicts
+from .cautions import (
     Caution,
     other_load,
     slow_links,
@@ -19,17 +24,12 @@ from ddp_bench.bench.findings.cautions import (
     unequal_weights,
     uneven_ranks,
 )
-from ddp_bench.bench.findings.next_step import NextStep, next_step
-from ddp_bench.bench.findings.notes import notes
-from ddp_bench.bench.findings.slow_ranks import SlowRank, slow_ranks
-from ddp_bench.bench.findings.stability import cautions as of_rounds
-from ddp_bench.bench.findings.verdicts import Finding, Verdict
-from ddp_bench.bench.findings.wording import own_devices
-from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.text import visible
+from .next_step import NextStep, next_step
+from .notes import notes
+from .slow_ranks import SlowRank, slow_ranks
+from .stability import cautions as of_rounds
+from .verdicts import Finding, Verdict
+from .wording import own_devices
 
 
 @dataclass(frozen=True)

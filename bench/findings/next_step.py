@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from ddp_bench.bench.axes import STEP_DEFAULTS
-from ddp_bench.bench.cli import command
-from ddp_bench.bench.findings.answers import by_compile_label, headline
-from ddp_bench.bench.findings.notes import failed_modes
-from ddp_bench.bench.findings.numbers import about, short
-from ddp_bench.bench.findings.verdicts import CommunicationVerdict, SettingsVerdict, Verdict
-from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.case_columns import EXPOSED_COMM, UNUSED_PARAMETERS
-from ddp_bench.bench.results.comparisons import OPEN, Comparison
-from ddp_bench.bench.results.recorder import resume_command
-from ddp_bench.bench.settings import Settings, as_options, options_of
-from ddp_bench.bench.stats.one_run import MIN_ROUNDS
-from ddp_bench.bench.text import visible
+from ..axes import STEP_DEFAULTS
+from ..cli import command
+from ..manifest import Manifest
+from ..results.case_columns import EXPOSED_COMM, UNUSED_PARAMETERS
+from ..results.comparisons import OPEN, Comparison
+from ..results.recorder import resume_command
+from ..settings import Settings, as_options, options_of
+from ..stats.one_run import MIN_ROUNDS
+from ..text import visible
+from .answers import by_compile_label, headline
+from .notes import failed_modes
+from .numbers import about, short
+from .verdicts import CommunicationVerdict, SettingsVerdict, Verdict
 
 MOST_S = 7200.0
 """A longer run is not proposed: at such noise a quieter machine helps more."""

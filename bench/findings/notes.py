@@ -9,12 +9,18 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.findings.answers import by_compile_label, ddp_at_headline, ddp_reference, headline
-from ddp_bench.bench.findings.numbers import number, per_second, plural, rate, with_interval
-from ddp_bench.bench.findings.slow_ranks import SlowRank
-from ddp_bench.bench.findings.verdicts import Finding
-from ddp_bench.bench.findings.wording import (
+from ..buckets import BucketLayout
+from ..results.aggregate import typical_of
+from ..results.comparisons import FASTER, SLOWER, Comparison
+from ..results.round_times import RoundTimes
+from ..results.schema import records
+from ..stats.interval import Interval
+from ..text import listed
+from .answers import by_compile_label, ddp_at_headline, ddp_reference, headline
+from .numbers import number, per_second, plural, rate, with_interval
+from .slow_ranks import SlowRank
+from .verdicts import Finding
+from .wording import (
     are_shared,
     bits_per_s,
     case_parts,
@@ -26,12 +32,6 @@ from ddp_bench.bench.findings.wording import (
     truth,
     unit_of,
 )
-from ddp_bench.bench.results.aggregate import typical_of
-from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison
-from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.text import listed
 
 TCP_OVERHEAD = 1514 / 1448
 """Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""

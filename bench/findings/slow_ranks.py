@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import scipy
 
-from ddp_bench.bench.findings.answers import by_compile_label, ddp_at_headline, ddp_reference
-from ddp_bench.bench.findings.numbers import plural, with_interval
-from ddp_bench.bench.findings.verdicts import Finding
-from ddp_bench.bench.findings.wording import estimate, place
-from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.stats.interval import Interval
+from ..manifest import Manifest
+from ..results.round_times import RoundTimes
+from ..stats.interval import Interval
+from .answers import by_compile_label, ddp_at_headline, ddp_reference
+from .numbers import plural, with_interval
+from .verdicts import Finding
+from .wording import estimate, place
 
 SKEW_SHARE = 0.05
 """Skew over the step below which ranks count as equally fast."""

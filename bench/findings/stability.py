@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from ddp_bench.bench.cli import command, speaker
-from ddp_bench.bench.findings.cautions import Caution
-from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, rate
-from ddp_bench.bench.findings.wording import estimate, own_devices, unit_of_cases
-from ddp_bench.bench.results.aggregate import images_per_s_by_round, rate_half_widths, units_per_step
-from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import records
+from ..cli import command, speaker
+from ..results.aggregate import images_per_s_by_round, rate_half_widths, units_per_step
+from ..results.round_times import ByRound, RoundTimes
+from ..results.schema import records
+from .cautions import Caution
+from .numbers import TIMES, per_second, plural, rate
+from .wording import estimate, own_devices, unit_of_cases
 
 FALSE_ALARMS = 0.01
 """Share of runs with noise only in which a check speaks; those that test then alarm in at most 4%."""

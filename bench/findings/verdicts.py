@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddp_bench.bench.findings.numbers import about, between, percent, quantity, short_percent, span
-from ddp_bench.bench.findings.numbers import with_interval as written
-from ddp_bench.bench.findings.wording import hides_none
-from ddp_bench.bench.results.comparisons import EQUAL, OPEN, TOO_FEW, UNRESOLVED, Comparison
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.stats.one_run import MIN_ROUNDS
-from ddp_bench.bench.text import listed
+from ..results.comparisons import EQUAL, OPEN, TOO_FEW, UNRESOLVED, Comparison
+from ..stats.interval import Interval
+from ..stats.one_run import MIN_ROUNDS
+from ..text import listed
+from .numbers import about, between, percent, quantity, short_percent, span
+from .numbers import with_interval as written
+from .wording import hides_none
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
-from ddp_bench.bench.buckets import BucketCaps
-from ddp_bench.bench.findings.numbers import TIMES, count, finite, plural, with_interval
-from ddp_bench.bench.results.comparisons import compile_mode
-from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.stats.interval import Interval
+from ..axes import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
+from ..buckets import BucketCaps
+from ..results.comparisons import compile_mode
+from ..settings import IMAGES
+from ..stats.interval import Interval
+from .numbers import TIMES, count, finite, plural, with_interval
 
 Row = Mapping[Any, Any] | pd.Series
 """A row of a results table, by column."""

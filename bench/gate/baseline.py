@@ -8,14 +8,14 @@ import re
 import shutil
 from pathlib import Path
 
-from ddp_bench.bench.cli import command
-from ddp_bench.bench.conditions import machine_kind
-from ddp_bench.bench.errors import NotComparableError, UsageError
-from ddp_bench.bench.gate.compare import require_rounds
-from ddp_bench.bench.gate.runs import checked, read_run
-from ddp_bench.bench.manifest import MANIFEST, Manifest
-from ddp_bench.bench.results.public import public_members
-from ddp_bench.bench.results.store import check_claimable, load_run, writable
+from ..cli import command
+from ..conditions import machine_kind
+from ..errors import NotComparableError, UsageError
+from ..manifest import MANIFEST, Manifest
+from ..results.public import public_members
+from ..results.store import check_claimable, load_run, writable
+from .compare import require_rounds
+from .runs import checked, read_run
 
 
 def fingerprint(manifest: Manifest) -> str:

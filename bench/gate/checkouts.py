@@ -15,16 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
-from ddp_bench.bench.cluster.scratch import PREFIX, locks, scratch_folder
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.gate.code import Code
-from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path
-from ddp_bench.bench.manifest import Manifest, WorkloadCode
-from ddp_bench.bench.package import OWN_FOLDERS, ROOT, own_command
-from ddp_bench.bench.provenance import INSTALLED, import_root, is_own, is_tracked, repository_of, run_git
-from ddp_bench.bench.settings import Settings
+from ..cli import speaker
+from ..cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
+from ..cluster.scratch import PREFIX, locks, scratch_folder
+from ..errors import UsageError
+from ..manifest import Manifest, WorkloadCode
+from ..package import OWN_FOLDERS, ROOT, own_command
+from ..provenance import INSTALLED, import_root, is_own, is_tracked, repository_of, run_git
+from ..settings import Settings
+from .code import Code
+from .importing import Seen, moved_folder, moved_path
 
 WORKING_TREE = "."
 """The reference that means the code as it stands, for the baseline too."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.manifest import Git, Manifest, OwnVersion, Record, WorkloadCode, said
+from ..errors import UsageError
+from ..manifest import Git, Manifest, OwnVersion, Record, WorkloadCode, said
 
 
 class CodeOfSide(Record, frozen=True, omit_defaults=False):

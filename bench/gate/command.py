@@ -7,17 +7,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_bench.bench import cli, github
-from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
-from ddp_bench.bench.gate import baseline
-from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.gate.interleave import measure_launches
-from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
-from ddp_bench.bench.gate.runs import GateRun, merged, read_run
-from ddp_bench.bench.results.schema import GATED
-from ddp_bench.bench.settings import as_text
-from ddp_bench.bench.text import markdown
+from .. import cli, github
+from ..errors import ExitCode, NotComparableError, UsageError
+from ..results.schema import GATED
+from ..settings import as_text
+from ..text import markdown
+from . import baseline
+from . import output as gate_output
+from .compare import compare
+from .interleave import measure_launches
+from .main import DEFAULT_LAUNCHES
+from .runs import GateRun, merged, read_run
 
 
 def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:

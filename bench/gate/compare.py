@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ddp_bench.bench.conditions import Difference
-from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
-from ddp_bench.bench.findings.next_step import interleave_command, took_turns
-from ddp_bench.bench.gate.code import Code
-from ddp_bench.bench.gate.judge import DECIDED, MIN_ROUNDS, VERDICTS, Comparison, Verdict, compare_metric
-from ddp_bench.bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
-from ddp_bench.bench.results.schema import GATED
-from ddp_bench.bench.text import listed
+from ..conditions import Difference
+from ..errors import ExitCode, NotComparableError, UsageError
+from ..findings.next_step import interleave_command, took_turns
+from ..results.schema import GATED
+from ..text import listed
+from .code import Code
+from .judge import DECIDED, MIN_ROUNDS, VERDICTS, Comparison, Verdict, compare_metric
+from .runs import SWEPT, GateCase, GateRun, model_change, run_differences
 
 FAMILY_CONFIDENCE = 0.98
 """Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_bench.bench.cli import guarded, to_json
-from ddp_bench.bench.errors import ExitCode
-from ddp_bench.bench.manifest import WorkloadCode, of_json
-from ddp_bench.bench.provenance import (
+from ..cli import guarded, to_json
+from ..errors import ExitCode
+from ..manifest import WorkloadCode, of_json
+from ..provenance import (
     imported_below,
     is_own,
     is_tracked,
@@ -25,7 +25,7 @@ from ddp_bench.bench.provenance import (
     repository_with,
     workload_code,
 )
-from ddp_bench.bench.run.main import settings_of
+from ..run.main import settings_of
 
 
 def moved_folder(folder: Path, top: Path, place: Path) -> Path:
@@ -85,7 +85,7 @@ def main(given: Sequence[str]) -> int:
 
 def _main(out: Path, top: Path | None, arguments: Sequence[str]) -> int:
     settings = settings_of(arguments)
-    from ddp_bench.bench.worker.job import resolve_job
+    from ..worker.job import resolve_job
 
     resolve_job(settings)
     spec = settings.workload or ""

@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.cluster.process import end_all, interrupted_by_signals, uninterrupted
-from ddp_bench.bench.cluster.scratch import scratch_folder
-from ddp_bench.bench.cluster.turns import turn_server
-from ddp_bench.bench.console import Console
-from ddp_bench.bench.errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
-from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, last_line, planned_code
-from ddp_bench.bench.gate.code import check_one_code
-from ddp_bench.bench.gate.runs import GateRun, read_run
-from ddp_bench.bench.results.store import check_claimable
-from ddp_bench.bench.run.main import parser as run_parser
-from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.settings import Settings
+from ..cli import speaker
+from ..cluster.process import end_all, interrupted_by_signals, uninterrupted
+from ..cluster.scratch import scratch_folder
+from ..cluster.turns import turn_server
+from ..console import Console
+from ..errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
+from ..results.store import check_claimable
+from ..run.main import parser as run_parser
+from ..run.main import settings_of
+from ..settings import Settings
+from .checkouts import Checkout, both_checkouts, last_line, planned_code
+from .code import check_one_code
+from .runs import GateRun, read_run
 
 END_S = 60.0
 """How long an interrupted run may take to write its summary; one that has hung would take for ever."""

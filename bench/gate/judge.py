@@ -11,14 +11,14 @@ from typing import Annotated, Literal, TypeAlias, get_args
 import scipy
 from msgspec.structs import replace
 
-from ddp_bench.bench.gate.runs import LAUNCH, GateCase
-from ddp_bench.bench.manifest import Count, Record, said
-from ddp_bench.bench.results.column_types import Metric
-from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.results.schema import GATED
-from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.stats.interval import Interval, median_interval
-from ddp_bench.bench.stats.two_runs import difference_of_runs, ratio_of_runs, variance_between
+from ..manifest import Count, Record, said
+from ..results.column_types import Metric
+from ..results.round_times import ByRound
+from ..results.schema import GATED
+from ..settings import IMAGES
+from ..stats.interval import Interval, median_interval
+from ..stats.two_runs import difference_of_runs, ratio_of_runs, variance_between
+from .runs import LAUNCH, GateCase
 
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""

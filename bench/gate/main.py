@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.errors import UsageError
+from .. import cli
+from ..errors import UsageError
 
 DEFAULT_THRESHOLD = 0.05
 """Share of change that matters."""
@@ -114,6 +114,6 @@ def _main(given: list[str]) -> int:
         raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; those of {run} stand behind --: {example} …")
     if unknown:
         made.error(f"{cli.UNRECOGNIZED}{' '.join(unknown)}")
-    from ddp_bench.bench.gate.command import gate_runs
+    from .command import gate_runs
 
     return gate_runs(options, given[split:])

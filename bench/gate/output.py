@@ -10,20 +10,20 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ddp_bench.bench.cli import speaker, to_json
-from ddp_bench.bench.conditions import Difference
-from ddp_bench.bench.errors import ExitCode
-from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF
-from ddp_bench.bench.findings.numbers import rate
-from ddp_bench.bench.findings.wording import CPU_STAND_IN
-from ddp_bench.bench.gate.code import CodeOfBoth
-from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE, SAME_CODE, Gate
-from ddp_bench.bench.gate.judge import DECIDED, Comparison, Verdict
-from ddp_bench.bench.gate.runs import OF_THE_MODEL
-from ddp_bench.bench.github import Annotation
-from ddp_bench.bench.manifest import Record, said
-from ddp_bench.bench.text import markdown as markdown_text
-from ddp_bench.bench.text import visible
+from ..cli import speaker, to_json
+from ..conditions import Difference
+from ..errors import ExitCode
+from ..findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF
+from ..findings.numbers import rate
+from ..findings.wording import CPU_STAND_IN
+from ..github import Annotation
+from ..manifest import Record, said
+from ..text import markdown as markdown_text
+from ..text import visible
+from .code import CodeOfBoth
+from .compare import FAMILY_CONFIDENCE, SAME_CODE, Gate
+from .judge import DECIDED, Comparison, Verdict
+from .runs import OF_THE_MODEL
 
 Word = Literal["pass", "regression", "not comparable", "undecided"]
 WORDS: dict[ExitCode, Word] = {

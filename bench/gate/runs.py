@@ -13,19 +13,19 @@ from typing import Any
 import pandas as pd
 from msgspec import structs
 
-from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
-from ddp_bench.bench.conditions import UNKNOWN, Difference, Question, differences
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.numbers import count, mib, rounded
-from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.aggregate import fits_of_cases, metrics_by_round, typical_of, units_per_step
-from ddp_bench.bench.results.case_columns import IDENTITY
-from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.results.schema import METRICS, records
-from ddp_bench.bench.results.store import RunData, load_run
-from ddp_bench.bench.results.tables import readable
-from ddp_bench.bench.settings import IMAGES, RANK_PER_DEVICE
-from ddp_bench.bench.stats.interval import Interval
+from ..axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
+from ..conditions import UNKNOWN, Difference, Question, differences
+from ..errors import UsageError
+from ..findings.numbers import count, mib, rounded
+from ..manifest import Manifest
+from ..results.aggregate import fits_of_cases, metrics_by_round, typical_of, units_per_step
+from ..results.case_columns import IDENTITY
+from ..results.round_times import ByRound
+from ..results.schema import METRICS, records
+from ..results.store import RunData, load_run
+from ..results.tables import readable
+from ..settings import IMAGES, RANK_PER_DEVICE
+from ..stats.interval import Interval
 
 SWEPT = ("mode", "num_devices", "compile", *DDP_AXES, *PIPELINE_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""

@@ -21,10 +21,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from ddp_bench.bench.cluster.process import ignore_signals
-from ddp_bench.bench.errors import ExitCode
-from ddp_bench.bench.lab.link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
-from ddp_bench.bench.lab.program import is_bench_run, is_torchrun
+from ..cluster.process import ignore_signals
+from ..errors import ExitCode
+from .link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
+from .program import is_bench_run, is_torchrun
 
 MOST_RESTARTS = 100
 """Of `bench.run`, whose ranks go on where those before them died; those of other programs stay dead.

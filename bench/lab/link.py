@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ddp_bench.bench.errors import UsageError
+from ..errors import UsageError
 
 T = TypeVar("T")
 

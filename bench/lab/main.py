@@ -47,12 +47,13 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import NoReturn
 
-from ddp_bench.bench.cli import Parser, command, guarded, positive_int, speaker
-from ddp_bench.bench.cluster.process import allowed_cores, huge_pages_env
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.gpus import gpus
-from ddp_bench.bench.lab import namespaces, rates
-from ddp_bench.bench.lab.link import (
+from ..cli import Parser, command, guarded, positive_int, speaker
+from ..cluster.process import allowed_cores, huge_pages_env
+from ..errors import UsageError
+from ..gpus import gpus
+from ..package import own_command
+from . import namespaces, rates
+from .link import (
     HostJob,
     ShapedLink,
     host_environment,
@@ -63,8 +64,7 @@ from ddp_bench.bench.lab.link import (
     shares,
     torchrun_environment,
 )
-from ddp_bench.bench.lab.program import resolved
-from ddp_bench.bench.package import own_command
+from .program import resolved
 
 MIN_HOSTS, MAX_HOSTS = 2, 64
 """Two make a network; the upper end only stops a slip of the keyboard."""

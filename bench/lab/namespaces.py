@@ -17,8 +17,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.lab.link import (
+from ..errors import UsageError
+from .link import (
     INTERFACE,
     ShapedLink,
     host_commands,

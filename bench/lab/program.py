@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.package import own_command
+from ..errors import UsageError
+from ..package import own_command
 
 TORCHRUN = ["-m", "torch.distributed.run"]
 

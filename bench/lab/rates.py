@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import IO, TextIO
 
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.cluster.process import end_all, ended_with_us
-from ddp_bench.bench.cluster.turns import turn_server
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.lab.link import ShapedLink, job_exit_code
-from ddp_bench.bench.lab.program import is_bench_run
-from ddp_bench.bench.package import own_command
+from ..cli import speaker
+from ..cluster.process import end_all, ended_with_us
+from ..cluster.turns import turn_server
+from ..errors import UsageError
+from ..package import own_command
+from .link import ShapedLink, job_exit_code
+from .program import is_bench_run
 
 
 def commands(

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.timed import PHASES, Trainer, hooked, lead_in, no_gc
-from ddp_bench.bench.modes.ddp import NEVER, DistributedMode
-from ddp_bench.bench.modes.dp import DataParallelStandIn
-from ddp_bench.bench.results.measured import BlockTimes
+from ..modes.ddp import NEVER, DistributedMode
+from ..modes.dp import DataParallelStandIn
+from ..results.measured import BlockTimes
+from .clock import make_clock
+from .timed import PHASES, Trainer, hooked, lead_in, no_gc
 
 HOST_STAGES = {
     "scatter_batch": "dp_scatter_ms",

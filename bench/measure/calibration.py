@@ -18,14 +18,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.measure.anatomy import Anatomy
-from ddp_bench.bench.measure.clock import Clock, make_clock
-from ddp_bench.bench.measure.collectives import BucketReplay
-from ddp_bench.bench.measure.hold import MOST_QUEUED, rehearse
-from ddp_bench.bench.measure.timed import PHASES, Trainer, lead_in, no_gc, run_block
-from ddp_bench.bench.results.measured import BlockTimes
-from ddp_bench.models.workload import Workload, make_module
+from ...models.workload import Workload, make_module
+from ..buckets import BucketLayout
+from ..results.measured import BlockTimes
+from .anatomy import Anatomy
+from .clock import Clock, make_clock
+from .collectives import BucketReplay
+from .hold import MOST_QUEUED, rehearse
+from .timed import PHASES, Trainer, lead_in, no_gc, run_block
 
 LOOKS = 2
 """Local steps that are looked into; the median counts."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.measure.hold import hold, rehearse
-from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, no_gc
-from ddp_bench.bench.results.measured import BlockTimes
+from ..results.measured import BlockTimes
+from .clock import Clock
+from .hold import hold, rehearse
+from .timed import AUTOCAST_DTYPES, no_gc
 
 SMALL_BYTES = 4096
 """Of the message with which ranks begin together."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from ddp_bench.bench.measure.clock import Clock, CudaClock
+from .clock import Clock, CudaClock
 
 MARGIN = 2.0
 """A hold lasts so many times as long as queueing took in the rehearsal: the speed of a host varies."""

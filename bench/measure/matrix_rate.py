@@ -7,8 +7,8 @@ from statistics import median
 
 import torch
 
-from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, run_block
+from .clock import make_clock
+from .timed import AUTOCAST_DTYPES, run_block
 
 MATRIX_SIZE = {"cuda": 8192, "cpu": 512}
 """Rows and columns of both factors: enough for every SM, and few milliseconds on a CPU core."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ddp_bench.bench.results.measured import DeviceMemory
+from ..results.measured import DeviceMemory
 
 
 class MemoryWatch:

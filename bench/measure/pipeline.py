@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.measure.clock import Clock, make_clock
-from ddp_bench.bench.measure.timed import Trainer, hooked, lead_in, no_gc
-from ddp_bench.bench.modes.pipeline import PipelineMode
-from ddp_bench.bench.predict.timeline import bubble_share
-from ddp_bench.bench.results.measured import BlockTimes
+from ..case import Case
+from ..modes.pipeline import PipelineMode
+from ..predict.timeline import bubble_share
+from ..results.measured import BlockTimes
+from .clock import Clock, make_clock
+from .timed import Trainer, hooked, lead_in, no_gc
 
 CHUNKS = ("forward_one_chunk", "backward_one_chunk")
 """Methods of PyTorch's stage that compute on one micro-batch, without what they wait for."""

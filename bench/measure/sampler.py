@@ -22,7 +22,7 @@ from typing import Any
 
 import pynvml
 
-from ddp_bench.bench.gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, nvml_devices
+from ..gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, nvml_devices
 
 INTERVAL_S = 0.05
 """Between two samples: twenty in a block of a second, and little work for the driver."""

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.cluster.process import end_all, ended_with_us
-from ddp_bench.bench.modes import Place, devices_of
-from ddp_bench.bench.package import own_command
-from ddp_bench.bench.results.gpu_load import GPUS
-from ddp_bench.bench.results.measured import TELEMETRY_FAILED, BlockTimes
-from ddp_bench.bench.settings import Settings
+from ..case import Case
+from ..cluster.process import end_all, ended_with_us
+from ..modes import Place, devices_of
+from ..package import own_command
+from ..results.gpu_load import GPUS
+from ..results.measured import TELEMETRY_FAILED, BlockTimes
+from ..settings import Settings
 
 ANSWER_S = 5.0
 """So long a rank waits for an answer, which takes milliseconds; a first one may wait for the driver."""

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.measure.clock import Clock, float32_precision, make_clock
-from ddp_bench.bench.measure.memory import num_device_allocs
-from ddp_bench.bench.modes import Mode
-from ddp_bench.bench.modes.base import SingleMode
-from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
-from ddp_bench.bench.results.measured import BlockTimes
-from ddp_bench.models.data import BatchSource, open_source
-from ddp_bench.models.step import optimizer_of, placed
-from ddp_bench.models.workload import Batch, Workload, loss_function, make_module
+from ...models.data import BatchSource, open_source
+from ...models.step import optimizer_of, placed
+from ...models.workload import Batch, Workload, loss_function, make_module
+from ..case import Case
+from ..modes import Mode
+from ..modes.base import SingleMode
+from ..results.gpu_load import DEVICE_ALLOCS
+from ..results.measured import BlockTimes
+from .clock import Clock, float32_precision, make_clock
+from .memory import num_device_allocs
 
 PROBE_MS, MOST_PROBED = 3000.0, 30
 """A probe of single takes about so long, and so many steps at most."""

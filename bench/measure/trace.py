@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ddp_bench.bench.cluster.scratch import scratch_folder
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.timed import Trainer, run_block
-from ddp_bench.bench.results.disk import MOST_TRACE_BYTES, read_json
-from ddp_bench.bench.results.measured import TRACE_FAILED, BlockTimes
+from ..cluster.scratch import scratch_folder
+from ..errors import UsageError
+from ..results.disk import MOST_TRACE_BYTES, read_json
+from ..results.measured import TRACE_FAILED, BlockTimes
+from .clock import make_clock
+from .timed import Trainer, run_block
 
 NCCL_KERNEL = re.compile(r"nccl\w*Kernel_")
 """NCCL's kernels: `ncclDevKernel_*`, older `ncclKernel_*`, on symmetric memory `ncclSymkDevKernel_*`."""

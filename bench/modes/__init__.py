@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.modes.base import Mode, Place, SingleMode, Stages, Unsupported, devices_of
-from ddp_bench.bench.modes.compiled import require_compiler
-from ddp_bench.bench.modes.ddp import DistributedMode
-from ddp_bench.bench.modes.dp import DataParallelMode
+from ..case import Case
+from .base import Mode, Place, SingleMode, Stages, Unsupported, devices_of
+from .compiled import require_compiler
+from .ddp import DistributedMode
+from .dp import DataParallelMode
 
 __all__ = ["Mode", "Place", "Stages", "Unsupported", "build_mode", "devices_of", "require_compiler"]
 
@@ -35,11 +35,11 @@ def build_mode(
         return DataParallelMode(case, module, place)
     # Neither is imported by a run without it: they take a part of a second.
     if case.mode == "fsdp":
-        from ddp_bench.bench.modes.fsdp import ShardedMode
+        from .fsdp import ShardedMode
 
         return ShardedMode(module, place, group, equal_replicas=equal_replicas)
     if case.is_staged:
-        from ddp_bench.bench.modes.pipeline import PipelineMode
+        from .pipeline import PipelineMode
 
         return PipelineMode(case, module, stages, place, group)
     return SingleMode(module)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.case import Case
-from ddp_bench.models.workload import Batch, Loss
+from ...models.workload import Batch, Loss
+from ..buckets import BucketLayout
+from ..case import Case
 
 
 class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.modes.base import Unsupported
-from ddp_bench.bench.results.measured import Compilation
+from ..case import Case
+from ..results.measured import Compilation
+from .base import Unsupported
 
 # Importing the compiler takes seconds, which eager cases do without.
 

@@ -16,15 +16,15 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ddp_bench.bench.axes import DDP_DEFAULTS, DDP_KINDS
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.modes.base import Mode, Place, Unsupported
-from ddp_bench.bench.modes.compiled import built_for, compiles_as
-from ddp_bench.bench.text import listed
+from ..axes import DDP_DEFAULTS, DDP_KINDS
+from ..buckets import BucketLayout
+from ..case import Case
+from ..text import listed
+from .base import Mode, Place, Unsupported
+from .compiled import built_for, compiles_as
 
 if TYPE_CHECKING:
-    from ddp_bench.bench.modes.zero import ShardedOptimizer
+    from .zero import ShardedOptimizer
 
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
@@ -75,7 +75,7 @@ class DistributedMode(Mode):
         plain = super().optimizer(make)
         if not self._case.zero_optimizer:
             return plain
-        from ddp_bench.bench.modes.zero import sharded  # importing it takes half a second
+        from .zero import sharded  # importing it takes half a second
 
         self._sharded = sharded(plain, self._group)
         return self._sharded

@@ -18,9 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.modes.base import Mode, Place, devices_of, pin
-from ddp_bench.models.nested import (
+from ...models.nested import (
     chunk,
     describe,
     join,
@@ -30,6 +28,8 @@ from ddp_bench.models.nested import (
     tensors_of,
     with_tensors,
 )
+from ..case import Case
+from .base import Mode, Place, devices_of, pin
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a replica."""

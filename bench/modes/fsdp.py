@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from ddp_bench.bench.modes.base import Mode, Place
+from .base import Mode, Place
 
 
 class ShardedMode(Mode):

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.modes.base import Mode, Place, Stages, gradients_of
-from ddp_bench.models.workload import Batch, Loss
+from ...models.workload import Batch, Loss
+from ..case import Case
+from .base import Mode, Place, Stages, gradients_of
 
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

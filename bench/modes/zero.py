@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
-from ddp_bench.bench.modes.base import Unsupported
-from ddp_bench.models.step import defaults_of
+from ...models.step import defaults_of
+from .base import Unsupported
 
 
 class ShardedOptimizer(ZeroRedundancyOptimizer):

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from msgspec import Meta
 
-from ddp_bench.bench.predict.timeline import Slowdown
+from .timeline import Slowdown
 
 THREADS = 3.0
 """On a core: two of gloo, one that reduces and one that sends and receives, beside one that computes. Each

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
-from ddp_bench.bench.findings.numbers import short
-from ddp_bench.bench.findings.verdicts import Finding
-from ddp_bench.bench.predict.calibration import Calibration
-from ddp_bench.bench.predict.prediction import predict
-from ddp_bench.bench.predict.scenario import Scenario, cost_band
+from ..findings.numbers import short
+from ..findings.verdicts import Finding
+from .calibration import Calibration
+from .prediction import predict
+from .scenario import Scenario, cost_band
 
 
 def bound_ms(calibration: Calibration) -> float:

@@ -12,14 +12,14 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.predict.allreduce import AllReduceTimes, Count, Ms
-from ddp_bench.bench.predict.slowest_rank import RankSpread
-from ddp_bench.bench.predict.timeline import Compute, Slowdown
-from ddp_bench.bench.results.disk import MOST_CALIBRATION_BYTES, parse_json, read_text, replace_file
-from ddp_bench.bench.results.store import CALIBRATION
-from ddp_bench.bench.settings import IMAGES
+from ..cli import speaker
+from ..errors import UsageError
+from ..results.disk import MOST_CALIBRATION_BYTES, parse_json, read_text, replace_file
+from ..results.store import CALIBRATION
+from ..settings import IMAGES
+from .allreduce import AllReduceTimes, Count, Ms
+from .slowest_rank import RankSpread
+from .timeline import Compute, Slowdown
 
 VERSION = 2
 

@@ -9,30 +9,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.buckets import BucketCaps
-from ddp_bench.bench.case import HALF_HOOKS
-from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.findings.wording import link_name
-from ddp_bench.bench.predict import output
-from ddp_bench.bench.predict.calibration import check_same, load_calibration
-from ddp_bench.bench.predict.from_pass import Source, read_source
-from ddp_bench.bench.predict.held_out import HeldOut, drift, held_out, model_error_pct
-from ddp_bench.bench.predict.networks import (
+from .. import cli
+from ..buckets import BucketCaps
+from ..case import HALF_HOOKS
+from ..errors import ExitCode, UsageError
+from ..findings.wording import link_name
+from ..results.disk import MOST_JSON_BYTES, read_text
+from ..results.store import CALIBRATION, RunData, load_run, write_output
+from ..settings import PRECISIONS
+from ..stats.interval import Interval
+from . import output
+from .calibration import check_same, load_calibration
+from .from_pass import Source, read_source
+from .held_out import HeldOut, drift, held_out, model_error_pct
+from .networks import (
     MeasuredNetwork,
     NetworkModel,
     named_networks,
     network,
     parse_nccl_log,
 )
-from ddp_bench.bench.predict.prediction import Prediction
-from ddp_bench.bench.predict.scaling_limit import predicted_line
-from ddp_bench.bench.predict.scenario import Scenario
-from ddp_bench.bench.predict.tables import allreduce_of_run, most_like
-from ddp_bench.bench.results.disk import MOST_JSON_BYTES, read_text
-from ddp_bench.bench.results.store import CALIBRATION, RunData, load_run, write_output
-from ddp_bench.bench.settings import PRECISIONS
-from ddp_bench.bench.stats.interval import Interval
+from .prediction import Prediction
+from .scaling_limit import predicted_line
+from .scenario import Scenario
+from .tables import allreduce_of_run, most_like
 
 
 def predicted(options: argparse.Namespace) -> int:

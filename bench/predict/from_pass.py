@@ -17,22 +17,23 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from ddp_bench.bench.buckets import BucketCaps, BucketLayout, assign_cap, bucket_bytes
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.numbers import plural
-from ddp_bench.bench.manifest import MANIFEST
-from ddp_bench.bench.predict.allreduce import Samples, measured_curve
-from ddp_bench.bench.predict.calibration import (
+from ..buckets import BucketCaps, BucketLayout, assign_cap, bucket_bytes
+from ..cli import speaker
+from ..errors import UsageError
+from ..findings.numbers import plural
+from ..manifest import MANIFEST
+from ..results.store import RunData, load_run
+from .allreduce import Samples, measured_curve
+from .calibration import (
     Calibration,
     Parameter,
     check_same,
     load_calibration,
     save_calibration,
 )
-from ddp_bench.bench.predict.held_out import held_out, model_error_pct
-from ddp_bench.bench.predict.slowest_rank import RankSpread, typical_ms
-from ddp_bench.bench.predict.tables import (
+from .held_out import held_out, model_error_pct
+from .slowest_rank import RankSpread, typical_ms
+from .tables import (
     allreduce_times,
     bucket_ms_by_round,
     ddp_cases,
@@ -41,8 +42,7 @@ from ddp_bench.bench.predict.tables import (
     rank_steps,
     single_steps,
 )
-from ddp_bench.bench.predict.timeline import Slowdown, make_work, simulate
-from ddp_bench.bench.results.store import RunData, load_run
+from .timeline import Slowdown, make_work, simulate
 
 PHASE = "calibration"
 

@@ -9,17 +9,17 @@ from typing import Annotated
 import pandas as pd
 from msgspec import Meta
 
-from ddp_bench.bench.buckets import BucketCaps
-from ddp_bench.bench.case import HALF_HOOKS
-from ddp_bench.bench.findings.wording import text, units_per_sample
-from ddp_bench.bench.predict.calibration import Calibration
-from ddp_bench.bench.predict.networks import NetworkModel
-from ddp_bench.bench.predict.prediction import predict
-from ddp_bench.bench.predict.scenario import Scenario
-from ddp_bench.bench.predict.tables import ddp_cases, single_steps
-from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.stats.two_runs import ratio_of_medians
+from ..buckets import BucketCaps
+from ..case import HALF_HOOKS
+from ..findings.wording import text, units_per_sample
+from ..results.store import RunData
+from ..stats.interval import Interval
+from ..stats.two_runs import ratio_of_medians
+from .calibration import Calibration
+from .networks import NetworkModel
+from .prediction import predict
+from .scenario import Scenario
+from .tables import ddp_cases, single_steps
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.predict.networks import NETWORKS
+from .. import cli
+from .networks import NETWORKS
 
 
 def parser() -> cli.Parser:
@@ -65,6 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    from ddp_bench.bench.predict.command import predicted  # pandas and scipy take a second
+    from .command import predicted  # pandas and scipy take a second
 
     return predicted(options)

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from ddp_bench.bench.cli import did_you_mean
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.predict.allreduce import (
+from ..cli import did_you_mean
+from ..errors import UsageError
+from ..results.disk import MOST_JSON_BYTES, read_text
+from .allreduce import (
     AllReduceTimes,
     CostBand,
     CostCurve,
@@ -24,7 +25,6 @@ from ddp_bench.bench.predict.allreduce import (
     ring_factor,
     tree_steps,
 )
-from ddp_bench.bench.results.disk import MOST_JSON_BYTES, read_text
 
 SIZES = tuple(4096 * 2**i for i in range(20))
 """4 KiB to 2 GiB, where a curve is made from a rate."""

@@ -14,19 +14,19 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_bench.bench.cli import print_table, to_json
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.numbers import per_second, short, with_interval
-from ddp_bench.bench.findings.wording import CPU_STAND_IN
-from ddp_bench.bench.predict.calibration import Calibration, Identity
-from ddp_bench.bench.predict.held_out import HeldOut, error_sizes
-from ddp_bench.bench.predict.prediction import BESIDE_OTHERS, Prediction
-from ddp_bench.bench.predict.scaling_limit import RULE, Line
-from ddp_bench.bench.predict.scenario import Scenario
-from ddp_bench.bench.results.disk import parse_json
-from ddp_bench.bench.results.store import write_output
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.text import visible
+from ..cli import print_table, to_json
+from ..errors import UsageError
+from ..findings.numbers import per_second, short, with_interval
+from ..findings.wording import CPU_STAND_IN
+from ..results.disk import parse_json
+from ..results.store import write_output
+from ..stats.interval import Interval
+from ..text import visible
+from .calibration import Calibration, Identity
+from .held_out import HeldOut, error_sizes
+from .prediction import BESIDE_OTHERS, Prediction
+from .scaling_limit import RULE, Line
+from .scenario import Scenario
 
 VERSION = 3
 

@@ -16,15 +16,15 @@ import numpy as np
 import scipy
 from msgspec import Meta
 
-from ddp_bench.bench.buckets import assign_cap
-from ddp_bench.bench.case import wire_share
-from ddp_bench.bench.cli import command, speaker
-from ddp_bench.bench.predict.allreduce import AllReduceTimes, Samples, on_shared_cores
-from ddp_bench.bench.predict.calibration import Calibration
-from ddp_bench.bench.predict.networks import MeasuredNetwork
-from ddp_bench.bench.predict.scenario import Scenario, as_calibrated, batch_per_device, cost_band, own_curves
-from ddp_bench.bench.predict.timeline import Compute, SimulatedStep, make_work, simulate
-from ddp_bench.bench.stats.interval import Interval
+from ..buckets import assign_cap
+from ..case import wire_share
+from ..cli import command, speaker
+from ..stats.interval import Interval
+from .allreduce import AllReduceTimes, Samples, on_shared_cores
+from .calibration import Calibration
+from .networks import MeasuredNetwork
+from .scenario import Scenario, as_calibrated, batch_per_device, cost_band, own_curves
+from .timeline import Compute, SimulatedStep, make_work, simulate
 
 MOST_HALF_WIDTH = 0.5
 """A figure whose 95% half-width is a larger share of its value says its order of magnitude at most."""

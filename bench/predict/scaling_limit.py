@@ -6,10 +6,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddp_bench.bench.findings.wording import cap_label, device_noun
-from ddp_bench.bench.predict.calibration import Calibration
-from ddp_bench.bench.predict.prediction import Prediction, efficiency_of, predict
-from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
+from ..findings.wording import cap_label, device_noun
+from .calibration import Calibration
+from .prediction import Prediction, efficiency_of, predict
+from .scenario import Scenario, as_calibrated
 
 LEAST_EFFICIENCY = 0.8
 RULE = f"Scaling breaks where predicted efficiency is first below {LEAST_EFFICIENCY:.0%}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ddp_bench.bench.buckets import PYTORCH_CAPS, BucketCaps
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.predict.allreduce import (
+from ..buckets import PYTORCH_CAPS, BucketCaps
+from ..errors import UsageError
+from ..settings import MOST_DEVICES
+from .allreduce import (
     AllReduceTimes,
     CostBand,
     CostCurve,
@@ -17,9 +18,8 @@ from ddp_bench.bench.predict.allreduce import (
     ring_steps,
     tree_steps,
 )
-from ddp_bench.bench.predict.calibration import Calibration
-from ddp_bench.bench.predict.networks import MeasuredNetwork, NetworkModel
-from ddp_bench.bench.settings import MOST_DEVICES
+from .calibration import Calibration
+from .networks import MeasuredNetwork, NetworkModel
 
 PIPELINED = 0.5
 """Share of the shorter network level hidden behind the longer; unknown between 0 and 1: the band is both."""

@@ -11,16 +11,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.case import wire_share
-from ddp_bench.bench.conditions import machine_name
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.wording import step_labels, unit_of, units_per_sample
-from ddp_bench.bench.predict.allreduce import AllReduceTimes, Samples, measured_curve
-from ddp_bench.bench.predict.calibration import Identity, differences
-from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import records
-from ddp_bench.bench.results.store import RunData
+from ..buckets import BucketLayout
+from ..case import wire_share
+from ..conditions import machine_name
+from ..errors import UsageError
+from ..findings.wording import step_labels, unit_of, units_per_sample
+from ..results.round_times import ByRound, RoundTimes
+from ..results.schema import records
+from ..results.store import RunData
+from .allreduce import AllReduceTimes, Samples, measured_curve
+from .calibration import Identity, differences
 
 COMMON_SD = 0.01
 """Standard deviation of the whole network's speed between two medians, as a share.

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_bench.bench.buckets import Layout, bucket_bytes
+from ..buckets import Layout, bucket_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

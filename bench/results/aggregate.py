@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.results.case_columns import EXPOSED_COMM
-from ddp_bench.bench.results.comparisons import ONE, Comparison, compared, compile_mode, over_default
-from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
-from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import BUCKETS, CASES, METRICS, records, typed_frame
-from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical, steady
-from ddp_bench.bench.settings import RANK_PER_DEVICE
-from ddp_bench.bench.stats.interval import Interval, median_interval, median_intervals, median_of_ratios
-from ddp_bench.bench.stats.one_run import MIN_ROUNDS
+from ..axes import DDP_AXES, PIPELINE_AXES
+from ..buckets import BucketLayout
+from ..plan import Planned
+from ..settings import RANK_PER_DEVICE
+from ..stats.interval import Interval, median_interval, median_intervals, median_of_ratios
+from ..stats.one_run import MIN_ROUNDS
+from .case_columns import EXPOSED_COMM
+from .comparisons import ONE, Comparison, compared, compile_mode, over_default
+from .gpu_load import DEVICE_ALLOCS
+from .round_times import ByRound, RoundTimes
+from .schema import BUCKETS, CASES, METRICS, records, typed_frame
+from .typical import FITTED, UNKNOWN, Typical, steady
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""

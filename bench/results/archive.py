@@ -13,9 +13,9 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.results.disk import read_bytes
-from ddp_bench.bench.results.schema import FILES
+from ..errors import UsageError
+from .disk import read_bytes
+from .schema import FILES
 
 SUFFIX = ".zip"
 

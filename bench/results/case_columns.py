@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_bench.bench.axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
-from ddp_bench.bench.results.column_types import (
+from ..axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
+from ..settings import MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
+from .column_types import (
     Column,
     Metric,
     Shown,
@@ -12,7 +13,6 @@ from ddp_bench.bench.results.column_types import (
     text_column,
     with_ends,
 )
-from ddp_bench.bench.settings import MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
 
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""

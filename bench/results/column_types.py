@@ -6,8 +6,8 @@ import re
 from dataclasses import Field, dataclass
 from typing import Any
 
-from ddp_bench.bench import cli
-from ddp_bench.bench.settings import IMAGES
+from .. import cli
+from ..settings import IMAGES
 
 MOST, LEAST = 1e15, 1e-15
 """Largest and, but for 0, smallest magnitude of a number; none beyond was measured, and it might overflow."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS
-from ddp_bench.bench.results.typical import Typical
-from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.stats.one_run import MIN_ROUNDS
+from ..axes import DDP_AXES, DDP_DEFAULTS
+from ..settings import IMAGES
+from ..stats.interval import Interval
+from ..stats.one_run import MIN_ROUNDS
+from .typical import Typical
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
     "faster",

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from ddp_bench.bench.errors import UsageError
+from ..errors import UsageError
 
 MOST_JSON_BYTES = 8 * 2**20
 """Of a manifest or one line of a journal; thousands of ranks or cases take some MiB, parsed 20 times that."""

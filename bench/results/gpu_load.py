@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from ddp_bench.bench.gpus import ClockReason
-from ddp_bench.bench.stats.interval import median_interval
+from ..gpus import ClockReason
+from ..stats.interval import median_interval
 
 ByRound: TypeAlias = dict[int, float]
 

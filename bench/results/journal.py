@@ -15,14 +15,14 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.cli import to_json
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.manifest import Count, Record
-from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.results.case_columns import STATUSES
-from ddp_bench.bench.results.disk import MOST_JSON_BYTES, append, open_regular, open_text
-from ddp_bench.bench.results.schema import CASES
+from ..buckets import BucketLayout
+from ..cli import to_json
+from ..errors import UsageError
+from ..manifest import Count, Record
+from ..plan import Planned
+from .case_columns import STATUSES
+from .disk import MOST_JSON_BYTES, append, open_regular, open_text
+from .schema import CASES
 
 JOURNAL = "journal.jsonl"
 

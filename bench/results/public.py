@@ -12,18 +12,18 @@ from typing import Any
 
 from msgspec import structs
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.machine import PACKAGES
-from ddp_bench.bench.manifest import MANIFEST, Manifest, Record, public_fields
-from ddp_bench.bench.results.archive import SUFFIX, opened, packed
-from ddp_bench.bench.results.case_columns import PUBLIC_REASONS
-from ddp_bench.bench.results.column_types import Column
-from ddp_bench.bench.results.disk import MOST_TABLE_BYTES, read_bytes
-from ddp_bench.bench.results.schema import FILES
-from ddp_bench.bench.results.store import RunData, csv_bytes, write_output
-from ddp_bench.bench.results.tables import readable
-from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.text import csv_cell, csv_text
+from ..errors import UsageError
+from ..machine import PACKAGES
+from ..manifest import MANIFEST, Manifest, Record, public_fields
+from ..settings import Settings
+from ..text import csv_cell, csv_text
+from .archive import SUFFIX, opened, packed
+from .case_columns import PUBLIC_REASONS
+from .column_types import Column
+from .disk import MOST_TABLE_BYTES, read_bytes
+from .schema import FILES
+from .store import RunData, csv_bytes, write_output
+from .tables import readable
 
 _VERSIONS = ("python", *PACKAGES, "cuda", "cudnn", "nccl", "nccl_backend")
 _VARIABLES = (

@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.cli import command
-from ddp_bench.bench.cluster.process import uninterrupted
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.plan import Planned, plan_hash
-from ddp_bench.bench.results.aggregate import (
+from ..buckets import BucketLayout
+from ..cli import command
+from ..cluster.process import uninterrupted
+from ..errors import UsageError
+from ..plan import Planned, plan_hash
+from ..settings import IMAGES
+from ..text import visible
+from .aggregate import (
     Outcome,
     allreduce_rows,
     bucket_rows,
@@ -25,17 +27,15 @@ from ddp_bench.bench.results.aggregate import (
     typical_of,
     worst_half_width,
 )
-from ddp_bench.bench.results.case_columns import BY_PLAN, NOT_REACHED
-from ddp_bench.bench.results.comparisons import Comparison, pairs_of
-from ddp_bench.bench.results.disk import remove_unfinished
-from ddp_bench.bench.results.journal import Curve, End, Journal, Layout, Plan, Settled, UnderWay
-from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
-from ddp_bench.bench.results.store import RUN_FILES, RunWriter, read_manifest
-from ddp_bench.bench.results.tables import read_blocks, readable, repair_allreduce, repair_blocks
-from ddp_bench.bench.results.typical import FITTED
-from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.text import visible
+from .case_columns import BY_PLAN, NOT_REACHED
+from .comparisons import Comparison, pairs_of
+from .disk import remove_unfinished
+from .journal import Curve, End, Journal, Layout, Plan, Settled, UnderWay
+from .round_times import ByRound, RoundTimes
+from .schema import COMPARISONS, typed_frame
+from .store import RUN_FILES, RunWriter, read_manifest
+from .tables import read_blocks, readable, repair_allreduce, repair_blocks
+from .typical import FITTED
 
 NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
 """Of a case that is shown as skipped because its turn never came."""

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import pandas as pd
 
-from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS, GPUS, GpuLoad
-from ddp_bench.bench.results.schema import CASES
-from ddp_bench.bench.stats.interval import Samples
+from ..stats.interval import Samples
+from .gpu_load import DEVICE_ALLOCS, GPUS, GpuLoad
+from .schema import CASES
 
 ByRound: TypeAlias = dict[int, float]
 Row: TypeAlias = Mapping[str, Any]

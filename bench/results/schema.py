@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddp_bench.bench.results.case_columns import IDENTITY, MEASURED, UNIT
-from ddp_bench.bench.results.column_types import Column, Metric, count_column, text_column, with_ends
-from ddp_bench.bench.settings import IMAGES, MOST_DEVICES
+from ..settings import IMAGES, MOST_DEVICES
+from .case_columns import IDENTITY, MEASURED, UNIT
+from .column_types import Column, Metric, count_column, text_column, with_ends
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,17 +20,17 @@ from typing import Any
 
 import pandas as pd
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.manifest import MANIFEST, Manifest, manifest_of
-from ddp_bench.bench.results.archive import opened
-from ddp_bench.bench.results.comparisons import Comparison, of_table
-from ddp_bench.bench.results.disk import append, make_folder, open_regular, read_json, replace_file
-from ddp_bench.bench.results.journal import JOURNAL
-from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import FILES, records, typed_frame
-from ddp_bench.bench.results.tables import is_large, load_blocks, read_table
-from ddp_bench.bench.settings import RANK_PER_DEVICE
-from ddp_bench.bench.text import csv_cell
+from ..errors import UsageError
+from ..manifest import MANIFEST, Manifest, manifest_of
+from ..settings import RANK_PER_DEVICE
+from ..text import csv_cell
+from .archive import opened
+from .comparisons import Comparison, of_table
+from .disk import append, make_folder, open_regular, read_json, replace_file
+from .journal import JOURNAL
+from .round_times import RoundTimes
+from .schema import FILES, records, typed_frame
+from .tables import is_large, load_blocks, read_table
 
 CALIBRATION = "calibration.json"
 FAILURES = "failures"

@@ -18,9 +18,10 @@ from typing import Any, TextIO
 
 import pandas as pd
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.results.column_types import Column
-from ddp_bench.bench.results.disk import (
+from ..errors import UsageError
+from ..text import csv_text
+from .column_types import Column
+from .disk import (
     MOST_CSV_BYTES,
     MOST_LINE,
     MOST_TABLE_BYTES,
@@ -28,9 +29,8 @@ from ddp_bench.bench.results.disk import (
     open_text,
     replace_file,
 )
-from ddp_bench.bench.results.round_times import blocks
-from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, typed_frame
-from ddp_bench.bench.text import csv_text
+from .round_times import blocks
+from .schema import ALLREDUCE, BLOCKS, typed_frame
 
 _PIECE_ROWS = 50_000
 

@@ -9,10 +9,10 @@ from statistics import fmean
 
 import numpy as np
 
-from ddp_bench.bench.results.round_times import ByRound, CaseTimes, Row
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.stats.launches import Launches
-from ddp_bench.bench.stats.one_run import Array, Function, SeriesNoise, TwoWayFit, fit
+from ..stats.interval import Interval
+from ..stats.launches import Launches
+from ..stats.one_run import Array, Function, SeriesNoise, TwoWayFit, fit
+from .round_times import ByRound, CaseTimes, Row
 
 Column = tuple[str, str]
 """A case id and a phase."""

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddp_bench.bench.findings.numbers import plural
-from ddp_bench.bench.manifest import DeviceRates
-from ddp_bench.bench.run.case_runner import CaseRunner
-from ddp_bench.bench.run.failures import preparing_s
-from ddp_bench.bench.worker import messages as m
+from ..findings.numbers import plural
+from ..manifest import DeviceRates
+from ..worker import messages as m
+from .case_runner import CaseRunner
+from .failures import preparing_s
 
 CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
 """4 KiB to 256 MiB."""

@@ -10,22 +10,22 @@ from statistics import median
 
 import msgspec
 
-from ddp_bench.bench import plan
-from ddp_bench.bench.cli import command
-from ddp_bench.bench.cluster.turns import interleaved_id
-from ddp_bench.bench.console import format_s
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.expected_time import estimate_s
-from ddp_bench.bench.findings.numbers import plural, short
-from ddp_bench.bench.findings.wording import devices, samples_noun, workload_parts
-from ddp_bench.bench.manifest import Host, Manifest, OwnVersion
-from ddp_bench.bench.provenance import own_git_state, own_version
-from ddp_bench.bench.run import sustain
-from ddp_bench.bench.run.stop_rule import expected_half_width
-from ddp_bench.bench.run.workers import Workers
-from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.text import visible
-from ddp_bench.bench.worker import messages as m
+from .. import plan
+from ..cli import command
+from ..cluster.turns import interleaved_id
+from ..console import format_s
+from ..errors import UsageError
+from ..expected_time import estimate_s
+from ..findings.numbers import plural, short
+from ..findings.wording import devices, samples_noun, workload_parts
+from ..manifest import Host, Manifest, OwnVersion
+from ..provenance import own_git_state, own_version
+from ..settings import Settings
+from ..text import visible
+from ..worker import messages as m
+from . import sustain
+from .stop_rule import expected_half_width
+from .workers import Workers
 
 START_LIMIT_S = 600.0
 """Limit for what is done before the first case, such as reading drivers and slow file systems."""

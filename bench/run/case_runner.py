@@ -10,29 +10,29 @@ from typing import Any
 
 import msgspec
 
-from ddp_bench.bench.case import Case, split_of
-from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient
-from ddp_bench.bench.console import Console
-from ddp_bench.bench.errors import GaveUpError
-from ddp_bench.bench.expected_time import least_warmup_s
-from ddp_bench.bench.manifest import RankPlace
-from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.results.column_types import LEAST
-from ddp_bench.bench.results.measured import (
+from ..case import Case, split_of
+from ..cluster.turns import TURNS_ENV, TurnClient
+from ..console import Console
+from ..errors import GaveUpError
+from ..expected_time import least_warmup_s
+from ..manifest import RankPlace
+from ..plan import Planned
+from ..results.column_types import LEAST
+from ..results.measured import (
     TELEMETRY_FAILED,
     TRACE_FAILED,
     BlockTimes,
     DeviceMemory,
     block_rows,
 )
-from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.failures import LEAST_S, failure_in, preparing_s, turn_s
-from ddp_bench.bench.run.reopen import fail_case
-from ddp_bench.bench.run.schedule import LiveCase, Schedule
-from ddp_bench.bench.run.stop_rule import StopRule
-from ddp_bench.bench.run.workers import LostError, Workers
-from ddp_bench.bench.settings import ResolvedSettings
-from ddp_bench.bench.worker import messages as m
+from ..results.recorder import Recorder
+from ..settings import ResolvedSettings
+from ..worker import messages as m
+from .failures import LEAST_S, failure_in, preparing_s, turn_s
+from .reopen import fail_case
+from .schedule import LiveCase, Schedule
+from .stop_rule import StopRule
+from .workers import LostError, Workers
 
 LAST_STEPS = 3
 """Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""

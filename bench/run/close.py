@@ -12,19 +12,19 @@ from pathlib import Path
 
 import msgspec
 
-from ddp_bench.bench import github
-from ddp_bench.bench.cli import speaker, to_json
-from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.findings.notes import why_not_measured
-from ddp_bench.bench.manifest import Timing
-from ddp_bench.bench.predict.bound import bound
-from ddp_bench.bench.predict.calibration import load_calibration
-from ddp_bench.bench.predict.from_pass import write_calibration
-from ddp_bench.bench.results.journal import JOURNAL, read
-from ddp_bench.bench.results.recorder import Recorder, resume_command
-from ddp_bench.bench.run.summary import print_not_measured, print_summary, summary_of
-from ddp_bench.bench.settings import ResolvedSettings
+from .. import github
+from ..cli import speaker, to_json
+from ..errors import ExitCode, UsageError
+from ..findings.findings import conclude
+from ..findings.notes import why_not_measured
+from ..manifest import Timing
+from ..predict.bound import bound
+from ..predict.calibration import load_calibration
+from ..predict.from_pass import write_calibration
+from ..results.journal import JOURNAL, read
+from ..results.recorder import Recorder, resume_command
+from ..settings import ResolvedSettings
+from .summary import print_not_measured, print_summary, summary_of
 
 STOPPED_BY_ERROR = "stopped by an error"
 """Why a run ended that said itself what was wrong: nothing more is printed then."""
@@ -69,7 +69,7 @@ def close(
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         print(f"{speaker()}: {missing}", file=sys.stderr)
     # The report is a separate package; only a finished run reaches for it.
-    from ddp_bench.report.build import build, write_markdown
+    from ...report.build import build, write_markdown
 
     page = build([folder], folder / "report.html")
     conclusion = conclude(folder, recorder.manifest, cases, recorder.times, recorder.comparisons)
@@ -102,7 +102,7 @@ def finish(folder: Path, because: str) -> str:
     num_measured = recorder.cases["images_per_s"].notna().sum()
     recorder.close(because)
     # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from ddp_bench.report.build import build
+    from ...report.build import build
 
     try:
         build([folder], folder / "report.html")

@@ -14,16 +14,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_bench.bench import plan
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.cluster.process import ignore_signals, interrupted_by_signals
-from ddp_bench.bench.console import Console
-from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.begin import START_LIMIT_S, check_alike, have_resolved, new_manifest
-from ddp_bench.bench.run.close import STOPPED_BY_ERROR, How, close, finish_and_say
-from ddp_bench.bench.run.failures import MOST_IDLE_ATTEMPTS, Failure, is_stuck
-from ddp_bench.bench.run.reopen import (
+from .. import plan
+from ..cli import speaker
+from ..cluster.process import ignore_signals, interrupted_by_signals
+from ..console import Console
+from ..errors import ExitCode, UsageError
+from ..results.recorder import Recorder
+from ..settings import Settings
+from ..worker import messages as m
+from .begin import START_LIMIT_S, check_alike, have_resolved, new_manifest
+from .close import STOPPED_BY_ERROR, How, close, finish_and_say
+from .failures import MOST_IDLE_ATTEMPTS, Failure, is_stuck
+from .reopen import (
     begin_attempt,
     check_same,
     open_run,
@@ -31,10 +33,8 @@ from ddp_bench.bench.run.reopen import (
     resumable_manifest,
     settle_fault,
 )
-from ddp_bench.bench.run.rounds import Rounds
-from ddp_bench.bench.run.workers import LostError, Workers
-from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker import messages as m
+from .rounds import Rounds
+from .workers import LostError, Workers
 
 
 class Conductor:

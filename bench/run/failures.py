@@ -6,11 +6,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddp_bench.bench.results.journal import State
-from ddp_bench.bench.settings import ResolvedSettings
-from ddp_bench.bench.sysfs import ranges
-from ddp_bench.bench.text import visible
-from ddp_bench.bench.worker.messages import Report
+from ..results.journal import State
+from ..settings import ResolvedSettings
+from ..sysfs import ranges
+from ..text import visible
+from ..worker.messages import Report
 
 MOST_IDLE_ATTEMPTS = 2
 """So many attempts in a row may achieve nothing: one can be chance, two have a cause that stays."""

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
-from ddp_bench.bench.cli import Parser, command, guarded, speaker
-from ddp_bench.bench.cluster.process import is_first, is_rank, ranks_environment
-from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.resolve import PRESETS, resolve
-from ddp_bench.bench.run.workers import running_workers
-from ddp_bench.bench.settings import Settings, options_of
+from ..axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
+from ..cli import Parser, command, guarded, speaker
+from ..cluster.process import is_first, is_rank, ranks_environment
+from ..errors import ExitCode, UsageError
+from ..resolve import PRESETS, resolve
+from ..settings import Settings, options_of
+from .workers import running_workers
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
 """Options that say how to run, not what."""
@@ -131,7 +131,7 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
     # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if not first:
-        from ddp_bench.bench.worker.main import join  # torch takes seconds
+        from ..worker.main import join  # torch takes seconds
 
         join()
     is_complete = False
@@ -145,14 +145,14 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
                 workers.end()
         return ExitCode.OK
     if settings.out and not is_rank():
-        from ddp_bench.bench.results.store import check_claimable
+        from ..results.store import check_claimable
 
         check_claimable(Path(settings.out))
     with running_workers(settings) as workers:
         # Pandas and scipy take a second, in which the workers import torch.
-        from ddp_bench.bench.run.begin import have_resolved, show_plan
-        from ddp_bench.bench.run.close import How
-        from ddp_bench.bench.run.conductor import Conductor
+        from .begin import have_resolved, show_plan
+        from .close import How
+        from .conductor import Conductor
 
         if how["dry_run"]:
             show_plan(workers, have_resolved(workers, settings))
@@ -164,9 +164,9 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
 
 def _resumed(folder: Path, changes: Mapping[str, Any]) -> tuple[Settings, bool]:
     """The settings to go on with in a folder, and whether nothing is left to do there."""
-    from ddp_bench.bench.results.journal import read
-    from ddp_bench.bench.results.store import FolderLock
-    from ddp_bench.bench.run import reopen
+    from ..results.journal import read
+    from ..results.store import FolderLock
+    from . import reopen
 
     settings = reopen.settings_of(folder, changes)
     complete = not set(changes) & set(reopen.MAY_CHANGE) and reopen.has_nothing_left(read(folder))

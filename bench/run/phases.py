@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.plan import Planned, is_base
-from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.sustain import Placed, blocks_left, is_sustained
-from ddp_bench.bench.settings import ResolvedSettings
+from ..case import Case
+from ..plan import Planned, is_base
+from ..results.recorder import Recorder
+from ..settings import ResolvedSettings
+from .sustain import Placed, blocks_left, is_sustained
 
 INSTRUMENTED = ("anatomy", "trace")
 

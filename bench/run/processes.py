@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_bench.bench.cluster.process import rank_variables
-from ddp_bench.bench.gpus import gpus
-from ddp_bench.bench.package import own_command
-from ddp_bench.bench.settings import Settings
+from ..cluster.process import rank_variables
+from ..gpus import gpus
+from ..package import own_command
+from ..settings import Settings
 
 END_S = 30.0
 """So long may killed workers take to go: one that the kernel holds back is left to it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.stats.interval import median_of_ratios
+from ..results.round_times import ByRound
+from ..stats.interval import median_of_ratios
 
 FINALISTS = 2
 """Cases that stay beside their reference: with one alone the best would be lost more often."""

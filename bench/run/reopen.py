@@ -11,16 +11,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ddp_bench.bench.cli import command, quoted
-from ddp_bench.bench.cluster.process import host_name
-from ddp_bench.bench.conditions import Question, devices_of, differences
-from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
-from ddp_bench.bench.findings.notes import why_not_measured
-from ddp_bench.bench.manifest import MANIFEST, Manifest, Resumed, WorkloadCode
-from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.results import store
-from ddp_bench.bench.results.disk import read_bytes
-from ddp_bench.bench.results.journal import (
+from ..cli import command, quoted
+from ..cluster.process import host_name
+from ..conditions import Question, devices_of, differences
+from ..errors import GaveUpError, NotComparableError, UsageError
+from ..findings.notes import why_not_measured
+from ..manifest import MANIFEST, Manifest, Resumed, WorkloadCode
+from ..plan import Planned
+from ..results import store
+from ..results.disk import read_bytes
+from ..results.journal import (
     JOURNAL,
     MOST_JOURNAL_BYTES,
     Attempt,
@@ -29,10 +29,10 @@ from ddp_bench.bench.results.journal import (
     UnderWay,
     read,
 )
-from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.results.store import FolderLock, read_manifest
-from ddp_bench.bench.run.failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
-from ddp_bench.bench.settings import Settings
+from ..results.recorder import Recorder
+from ..results.store import FolderLock, read_manifest
+from ..settings import Settings
+from .failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
 """Settings that `--resume` takes anew: how long to measure, not what is measured."""

@@ -7,23 +7,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads
-from ddp_bench.bench.cluster.turns import interleaved_id
-from ddp_bench.bench.plan import equal_layout_reason, round_order
-from ddp_bench.bench.results.aggregate import rate_half_widths
-from ddp_bench.bench.results.case_columns import EQUAL_LAYOUT
-from ddp_bench.bench.results.journal import State
-from ddp_bench.bench.run import sustain
-from ddp_bench.bench.run.alone import measure_curves, measure_rates
-from ddp_bench.bench.run.case_runner import CaseRunner
-from ddp_bench.bench.run.failures import block_s
-from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_seldom, is_traced, unfinished
-from ddp_bench.bench.run.race import dropped
-from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.run.schedule import LiveCase
-from ddp_bench.bench.run.stop_rule import FIRST_LOOK, LaunchRule, is_look, resting_cases
-from ddp_bench.bench.run.summary import case_table
-from ddp_bench.bench.worker import messages as m
+from ..cluster.load import LoadReading, mean_load, other_loads
+from ..cluster.turns import interleaved_id
+from ..plan import equal_layout_reason, round_order
+from ..results.aggregate import rate_half_widths
+from ..results.case_columns import EQUAL_LAYOUT
+from ..results.journal import State
+from ..worker import messages as m
+from . import sustain
+from .alone import measure_curves, measure_rates
+from .case_runner import CaseRunner
+from .failures import block_s
+from .phases import AFTER_ROUNDS, is_seldom, is_traced, unfinished
+from .race import dropped
+from .reopen import Completion
+from .schedule import LiveCase
+from .stop_rule import FIRST_LOOK, LaunchRule, is_look, resting_cases
+from .summary import case_table
 
 WRITE_EVERY_S = 30.0
 """Tables are brought up to date so often: blocks.csv, from which they are made, has everything at once."""

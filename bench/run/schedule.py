@@ -9,10 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.console import format_s
-from ddp_bench.bench.run.phases import (
+from ..buckets import BucketLayout
+from ..case import Case
+from ..console import format_s
+from ..settings import ResolvedSettings
+from ..stats.one_run import MIN_ROUNDS
+from ..worker.messages import GroupKey
+from .phases import (
     INSTRUMENTED,
     fixed_phases,
     is_calibrated,
@@ -20,9 +23,6 @@ from ddp_bench.bench.run.phases import (
     passes_of,
     shuffled,
 )
-from ddp_bench.bench.settings import ResolvedSettings
-from ddp_bench.bench.stats.one_run import MIN_ROUNDS
-from ddp_bench.bench.worker.messages import GroupKey
 
 SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.2, "shared": 0.04}
 """Most of the measuring time that each kind of block may take; what is left is for timed steps.

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from scipy.special import stdtrit
 
-from ddp_bench.bench.expected_time import timed_block_s
-from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.results.typical import LAUNCH_FREEDOM, LAUNCH_SD
-from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.settings import ResolvedSettings
-from ddp_bench.bench.stats.interval import SIGMA_OF_MAD
-from ddp_bench.bench.stats.one_run import MIN_ROUNDS
+from ..expected_time import timed_block_s
+from ..plan import Planned
+from ..results.comparisons import Comparison
+from ..results.recorder import Recorder
+from ..results.typical import LAUNCH_FREEDOM, LAUNCH_SD
+from ..settings import ResolvedSettings
+from ..stats.interval import SIGMA_OF_MAD
+from ..stats.one_run import MIN_ROUNDS
+from .reopen import Completion
 
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""

@@ -13,12 +13,12 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_bench.bench.buckets import MIB, BucketLayout
-from ddp_bench.bench.cli import print_table, speaker
-from ddp_bench.bench.findings.cautions import Caution
-from ddp_bench.bench.findings.findings import Conclusion
-from ddp_bench.bench.findings.next_step import NextStep
-from ddp_bench.bench.findings.numbers import (
+from ..buckets import MIB, BucketLayout
+from ..cli import print_table, speaker
+from ..findings.cautions import Caution
+from ..findings.findings import Conclusion
+from ..findings.next_step import NextStep
+from ..findings.numbers import (
     duration,
     finite,
     number,
@@ -27,7 +27,7 @@ from ddp_bench.bench.findings.numbers import (
     ratio,
     with_interval,
 )
-from ddp_bench.bench.findings.wording import (
+from ..findings.wording import (
     DEFAULT_CAP,
     compile_label,
     estimate,
@@ -39,12 +39,12 @@ from ddp_bench.bench.findings.wording import (
     unit_of_cases,
     workload_parts,
 )
-from ddp_bench.bench.manifest import Record, Timing, said
-from ddp_bench.bench.results.case_columns import EXPOSED_COMM
-from ddp_bench.bench.results.comparisons import ANSWERS, by_compile, compile_mode
-from ddp_bench.bench.results.schema import CASES, records
-from ddp_bench.bench.results.store import FAILURES, failure_file, shown
-from ddp_bench.bench.text import visible
+from ..manifest import Record, Timing, said
+from ..results.case_columns import EXPOSED_COMM
+from ..results.comparisons import ANSWERS, by_compile, compile_mode
+from ..results.schema import CASES, records
+from ..results.store import FAILURES, failure_file, shown
+from ..text import visible
 
 COLUMNS = {column.name: column.summary for column in CASES if column.summary is not None}
 """The columns of cases.csv that the table has, and how it shows them."""

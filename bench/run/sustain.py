@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Protocol
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.results.round_times import CaseTimes
-from ddp_bench.bench.run.failures import PATIENCE, block_s
-from ddp_bench.bench.settings import ResolvedSettings
+from ..case import Case
+from ..plan import Planned
+from ..results.round_times import CaseTimes
+from ..settings import ResolvedSettings
+from .failures import PATIENCE, block_s
 
 BLOCK_S = 10.0
 """A block takes no longer: what a crash or Ctrl-C costs, against some ms between two blocks."""

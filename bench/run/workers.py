@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from ddp_bench.bench.cluster.process import is_rank, process_name
-from ddp_bench.bench.cluster.scratch import remove_abandoned
-from ddp_bench.bench.errors import ExitCode, NotMeasuredError, UsageError
-from ddp_bench.bench.run.failures import AFTER_ANOTHER, IDLE, Failure, failure_of, placed
-from ddp_bench.bench.run.processes import Processes, expected_device, modules_for, worker_variables
-from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.sysfs import oom_kills
-from ddp_bench.bench.text import listed
-from ddp_bench.bench.worker import messages as m
+from ..cluster.process import is_rank, process_name
+from ..cluster.scratch import remove_abandoned
+from ..errors import ExitCode, NotMeasuredError, UsageError
+from ..settings import Settings
+from ..sysfs import oom_kills
+from ..text import listed
+from ..worker import messages as m
+from .failures import AFTER_ANOTHER, IDLE, Failure, failure_of, placed
+from .processes import Processes, expected_device, modules_for, worker_variables
 
 MEETING_S = 600.0
 """Workers may take so long to come: allocations and slow file systems can take minutes."""

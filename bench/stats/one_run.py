@@ -20,8 +20,8 @@ import numpy.typing as npt
 from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtr, stdtrit
 
-from ddp_bench.bench.stats.interval import SIGMA_OF_MAD, Interval
-from ddp_bench.bench.stats.launches import Launches
+from .interval import SIGMA_OF_MAD, Interval
+from .launches import Launches
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], float]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import scipy
 
-from ddp_bench.bench.stats.interval import ONE_SIGMA, Figures, Interval, median_interval
+from .interval import ONE_SIGMA, Figures, Interval, median_interval
 
 RESAMPLES = 2000
 

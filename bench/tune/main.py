@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.run import main as run
+from ..cli import speaker
+from ..run import main as run
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,12 +16,12 @@ import msgspec
 import psutil
 import torch
 
-from ddp_bench.bench import sysfs
-from ddp_bench.bench.cluster.process import host_name
-from ddp_bench.bench.gpus import gpus, pairs
-from ddp_bench.bench.machine import machine
-from ddp_bench.bench.manifest import FirstHost
-from ddp_bench.bench.worker.messages import SeenGpus
+from .. import sysfs
+from ..cluster.process import host_name
+from ..gpus import gpus, pairs
+from ..machine import machine
+from ..manifest import FirstHost
+from .messages import SeenGpus
 
 
 def num_gpus() -> int:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_bench.bench.parent_death import end_with
+from ..parent_death import end_with
 
 
 def can_fork() -> bool:

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import torch
 
-from ddp_bench.bench import plan
-from ddp_bench.bench.cli import command, speaker
-from ddp_bench.bench.cluster.process import allowed_cores
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.numbers import plural
-from ddp_bench.bench.gpus import gpus
-from ddp_bench.bench.plan import Machine
-from ddp_bench.bench.resolve import GpuKind, with_device_defaults
-from ddp_bench.bench.settings import ResolvedSettings, Settings
-from ddp_bench.bench.worker.devices import num_gpus
-from ddp_bench.bench.worker.messages import Launched, ResolvedJob, SeenGpus
-from ddp_bench.models.registry import default_image_size, load_workload, resnet_workload
-from ddp_bench.models.step import has_fused_optimizer, takes_images
-from ddp_bench.models.workload import Workload
+from ...models.registry import default_image_size, load_workload, resnet_workload
+from ...models.step import has_fused_optimizer, takes_images
+from ...models.workload import Workload
+from .. import plan
+from ..cli import command, speaker
+from ..cluster.process import allowed_cores
+from ..errors import UsageError
+from ..findings.numbers import plural
+from ..gpus import gpus
+from ..plan import Machine
+from ..resolve import GpuKind, with_device_defaults
+from ..settings import ResolvedSettings, Settings
+from .devices import num_gpus
+from .messages import Launched, ResolvedJob, SeenGpus
 
 
 def resolve_job(asked: Settings, launched: Launched | None = None) -> tuple[ResolvedJob, Workload]:
@@ -37,7 +37,7 @@ def resolve_job(asked: Settings, launched: Launched | None = None) -> tuple[Reso
     _check_precision(settings)
     workload = workload_of(settings)
     if settings.data not in ("device", "host"):
-        from ddp_bench.models.folder import check_folder  # torchvision takes seconds to import
+        from ...models.folder import check_folder  # torchvision takes seconds to import
 
         check_folder(Path(settings.data))
     machine = _machine(device_type, num_devices, launched)

@@ -17,12 +17,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_bench.bench.cli import guarded, speaker
-from ddp_bench.bench.cluster.process import die_at_once, host_name, process_name
-from ddp_bench.bench.errors import ExitCode, UsageError, UserCodeError
-from ddp_bench.bench.worker import messages as m
-from ddp_bench.bench.worker.rank import ADDRESS_KEY, Rank, joined_store, waiting_for, waits_for
-from ddp_bench.bench.worker.tracebacks import bounded
+from ..cli import guarded, speaker
+from ..cluster.process import die_at_once, host_name, process_name
+from ..errors import ExitCode, UsageError, UserCodeError
+from . import messages as m
+from .rank import ADDRESS_KEY, Rank, joined_store, waiting_for, waits_for
+from .tracebacks import bounded
 
 CONNECT_S = 600.0
 """So long a worker looks for its conductor: allocations and slow file systems can take minutes."""

@@ -12,13 +12,13 @@ from typing import Any, TypeAlias, Union
 
 import msgspec
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.cli import to_json
-from ddp_bench.bench.manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
-from ddp_bench.bench.plan import Machine, Planned
-from ddp_bench.bench.results.measured import BlockTimes, Compilation, DeviceMemory
-from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ..buckets import BucketLayout
+from ..case import Case
+from ..cli import to_json
+from ..manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
+from ..plan import Machine, Planned
+from ..results.measured import BlockTimes, Compilation, DeviceMemory
+from ..settings import ResolvedSettings, Settings
 
 MOST_BYTES = 2**28
 """Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
-from ddp_bench.bench.measure.timed import NonFiniteLossError
-from ddp_bench.bench.modes import Unsupported
-from ddp_bench.bench.modes.base import UnusedParametersError
-from ddp_bench.bench.results.case_columns import UNUSED_PARAMETERS
-from ddp_bench.bench.worker.messages import Report
-from ddp_bench.bench.worker.tracebacks import formatted, place_of, text_of
+from ..errors import RAISED_BY_USERS, UsageError, UserCodeError
+from ..measure.timed import NonFiniteLossError
+from ..modes import Unsupported
+from ..modes.base import UnusedParametersError
+from ..results.case_columns import UNUSED_PARAMETERS
+from .messages import Report
+from .tracebacks import formatted, place_of, text_of
 
 LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting"),

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.case import Case, split_of
-from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
-from ddp_bench.bench.measure.timed import Trainer, run_block
-from ddp_bench.bench.modes import build_mode, devices_of
-from ddp_bench.bench.modes.compiled import CompileWatch
-from ddp_bench.bench.results.measured import BlockTimes
-from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker.messages import Warm, Warmed
-from ddp_bench.bench.worker.proof import Prover
-from ddp_bench.bench.worker.update_proof import PROOF_STEPS, FirstSteps
-from ddp_bench.models.data import BatchSource, PrefetchSource, open_source
-from ddp_bench.models.step import placed
+from ...models.data import BatchSource, PrefetchSource, open_source
+from ...models.step import placed
+from ..buckets import BucketLayout
+from ..case import Case, split_of
+from ..measure.clock import Clock
+from ..measure.memory import MemoryWatch, release_memory
+from ..measure.timed import Trainer, run_block
+from ..modes import build_mode, devices_of
+from ..modes.compiled import CompileWatch
+from ..results.measured import BlockTimes
+from ..settings import Settings
+from .messages import Warm, Warmed
+from .proof import Prover
+from .update_proof import PROOF_STEPS, FirstSteps
 
 MIN_WARMUP_STEPS = 3
 """Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""

@@ -23,17 +23,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from ddp_bench.bench.case import Case, Split, split_of
-from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError
-from ddp_bench.bench.measure.clock import float32_precision
-from ddp_bench.bench.modes import Mode, Place, Stages, build_mode
-from ddp_bench.bench.modes.base import UnusedParametersError, gradients_of
-from ddp_bench.bench.modes.ddp import why_ddp_waits
-from ddp_bench.bench.worker.outcome import report_of
-from ddp_bench.bench.worker.reference import Reference, Weights, drawing_kinds, losses, norm, switch_off
-from ddp_bench.bench.worker.stages import Splitter
-from ddp_bench.models.nested import chunk, map_tensors, tensors_of
-from ddp_bench.models.workload import Batch, Workload, check_loss, loss_function, make_batch
+from ...models.nested import chunk, map_tensors, tensors_of
+from ...models.workload import Batch, Workload, check_loss, loss_function, make_batch
+from ..case import Case, Split, split_of
+from ..errors import RAISED_BY_USERS, UsageError
+from ..measure.clock import float32_precision
+from ..modes import Mode, Place, Stages, build_mode
+from ..modes.base import UnusedParametersError, gradients_of
+from ..modes.ddp import why_ddp_waits
+from .outcome import report_of
+from .reference import Reference, Weights, drawing_kinds, losses, norm, switch_off
+from .stages import Splitter
 
 ROWS_PER_DEVICE = 1
 """Batch of the proof: the gradients of one row tell as much as those of many, in less time."""

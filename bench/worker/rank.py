@@ -21,28 +21,30 @@ from msgspec.structs import replace
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
 from torch.distributed.rendezvous import rendezvous
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.cluster.load import LoadReading, read_load
-from ddp_bench.bench.cluster.process import allowed_cores, host_name
-from ddp_bench.bench.conditions import Question, needed
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.machine import versions
-from ddp_bench.bench.manifest import FirstHost, Manifest, RankPlace
-from ddp_bench.bench.measure.calibration import trainable
-from ddp_bench.bench.measure.clock import float32_precision, make_clock
-from ddp_bench.bench.measure.collectives import allreduce_ms
-from ddp_bench.bench.measure.matrix_rate import matrix_rate
-from ddp_bench.bench.measure.memory import release_cache, release_memory
-from ddp_bench.bench.measure.telemetry import Telemetry, sampled
-from ddp_bench.bench.measure.timed import probe
-from ddp_bench.bench.modes import Place, require_compiler
-from ddp_bench.bench.modes.base import UnusedParametersError, pin
-from ddp_bench.bench.provenance import own_git_state, workload_code
-from ddp_bench.bench.results.measured import BlockTimes
-from ddp_bench.bench.settings import ResolvedSettings
-from ddp_bench.bench.sysfs import oom_kills
-from ddp_bench.bench.worker import messages as m
-from ddp_bench.bench.worker.devices import (
+from ...models.profile import profile_workload
+from ...models.workload import Workload, make_module, one_line
+from ..case import Case
+from ..cluster.load import LoadReading, read_load
+from ..cluster.process import allowed_cores, host_name
+from ..conditions import Question, needed
+from ..errors import UsageError
+from ..machine import versions
+from ..manifest import FirstHost, Manifest, RankPlace
+from ..measure.calibration import trainable
+from ..measure.clock import float32_precision, make_clock
+from ..measure.collectives import allreduce_ms
+from ..measure.matrix_rate import matrix_rate
+from ..measure.memory import release_cache, release_memory
+from ..measure.telemetry import Telemetry, sampled
+from ..measure.timed import probe
+from ..modes import Place, require_compiler
+from ..modes.base import UnusedParametersError, pin
+from ..provenance import own_git_state, workload_code
+from ..results.measured import BlockTimes
+from ..settings import ResolvedSettings
+from ..sysfs import oom_kills
+from . import messages as m
+from .devices import (
     bind,
     gpu_of,
     gpu_uuid,
@@ -51,14 +53,12 @@ from ddp_bench.bench.worker.devices import (
     seen_gpus,
     this_machine,
 )
-from ddp_bench.bench.worker.job import resolve_job, workload_of
-from ddp_bench.bench.worker.outcome import attempt, is_broken_by
-from ddp_bench.bench.worker.prepare import HeldCase, warm
-from ddp_bench.bench.worker.proof import Prover, fingerprint
-from ddp_bench.bench.worker.update_proof import prove_update
-from ddp_bench.bench.worker.work import measure
-from ddp_bench.models.profile import profile_workload
-from ddp_bench.models.workload import Workload, make_module, one_line
+from .job import resolve_job, workload_of
+from .outcome import attempt, is_broken_by
+from .prepare import HeldCase, warm
+from .proof import Prover, fingerprint
+from .update_proof import prove_update
+from .work import measure
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
 """The conductor ends what hangs, and knows what it was; a collective's own limit must not come before it."""

@@ -22,11 +22,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from ddp_bench.bench.case import Case, Split, split_of
-from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, autocast_of
-from ddp_bench.models.data import BatchSource, open_source
-from ddp_bench.models.nested import chunk, join, map_tensors
-from ddp_bench.models.workload import Batch, Loss, Workload, loss_function
+from ...models.data import BatchSource, open_source
+from ...models.nested import chunk, join, map_tensors
+from ...models.workload import Batch, Loss, Workload, loss_function
+from ..case import Case, Split, split_of
+from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 
 Weights = dict[str, Tensor]
 """Trainable parameters, what was added to them, or their gradients, by name."""

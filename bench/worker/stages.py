@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.timed import autocast_of
-from ddp_bench.bench.modes import Place, Stages, Unsupported
-from ddp_bench.models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
+from ...models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
+from ..case import Case
+from ..measure.clock import make_clock
+from ..measure.timed import autocast_of
+from ..modes import Place, Stages, Unsupported
 
 REPETITIONS = 3
 """Times that each layer is measured after one untimed: the median leaves one disturbance out."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ddp_bench.bench.package import OWN_FOLDERS
+from ..package import OWN_FOLDERS
 
 MOST_CHARACTERS = 32_768
 """Of one rank's traceback: some 300 frames. Rank 0 receives as much from each that failed."""

@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.findings.numbers import short
-from ddp_bench.bench.measure.memory import release_memory
-from ddp_bench.bench.measure.timed import Trainer
-from ddp_bench.bench.worker.messages import UpdateError
-from ddp_bench.bench.worker.outcome import is_out_of_gpu_memory
-from ddp_bench.bench.worker.proof import ProofError, Prover, loaded
-from ddp_bench.bench.worker.reference import Weights, difference, norm, switch_off, weights_of
+from ..case import Case
+from ..findings.numbers import short
+from ..measure.memory import release_memory
+from ..measure.timed import Trainer
+from .messages import UpdateError
+from .outcome import is_out_of_gpu_memory
+from .proof import ProofError, Prover, loaded
+from .reference import Weights, difference, norm, switch_off, weights_of
 
 PROOF_STEPS = 2
 """Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""

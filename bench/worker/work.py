@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from ddp_bench.bench.case import HALF_HOOKS
-from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
-from ddp_bench.bench.measure.calibration import longest, run_calibration
-from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.measure.collectives import BucketReplay
-from ddp_bench.bench.measure.telemetry import Telemetry, gpus_of
-from ddp_bench.bench.measure.timed import LEAD_IN_STEPS, Trainer, run_block
-from ddp_bench.bench.measure.trace import run_trace
-from ddp_bench.bench.modes import Place
-from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
-from ddp_bench.bench.results.measured import BlockTimes
-from ddp_bench.bench.worker.prepare import HeldCase
+from ..case import HALF_HOOKS
+from ..measure.anatomy import bucket_ready_ms, run_anatomy
+from ..measure.calibration import longest, run_calibration
+from ..measure.clock import Clock
+from ..measure.collectives import BucketReplay
+from ..measure.telemetry import Telemetry, gpus_of
+from ..measure.timed import LEAD_IN_STEPS, Trainer, run_block
+from ..measure.trace import run_trace
+from ..modes import Place
+from ..results.gpu_load import DEVICE_ALLOCS
+from ..results.measured import BlockTimes
+from .prepare import HeldCase
 
 ANATOMY_STEPS = 2
 """Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
@@ -101,7 +101,7 @@ def _replay(live: HeldCase, trainer: Trainer, place: Place, clock: Clock) -> Blo
 
 def _anatomy(live: HeldCase, trainer: Trainer, place: Place) -> BlockTimes:
     if live.case.is_staged:
-        from ddp_bench.bench.measure.pipeline import run_pipeline_anatomy  # imported with such a case
+        from ..measure.pipeline import run_pipeline_anatomy  # imported with such a case
 
         return run_pipeline_anatomy(trainer, live.case, ANATOMY_STEPS, place.device, live.group)
     local_steps = 1 if live.case.communicates and "no_sync" not in live.case.unmeasured else 0

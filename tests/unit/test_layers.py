@@ -1,9 +1,13 @@
 """The layers of the code: what may import what, as `docs/architecture.md` has it."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib.util import resolve_name
 
 import pytest
 from commands import ROOT
@@ -45,17 +49,52 @@ def _imports(module, *, deferred):
     """What a module imports, as modules; `deferred` counts what its functions import."""
     tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
     nodes = ast.walk(tree) if deferred else iter(tree.body)
-    return frozenset(name for node in nodes for name in _named(node))
+    package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
+    return frozenset(name for node in nodes for name in _named(node, package))
 
 
-def _named(node):
+def _named(node, package):
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        assert node.module, "relative imports hide the layer"
+        named = resolve_name("." * node.level + (node.module or ""), package)
         for alias in node.names:
-            inner = f"{node.module}.{alias.name}"
-            yield inner if inner in FILES else node.module
+            inner = f"{named}.{alias.name}"
+            yield inner if inner in FILES else named
+
+
+@pytest.mark.parametrize("module", sorted(FILES.keys() - {f"{TOP}.__init__", f"{TOP}.__main__"}))
+def test_the_three_folders_import_each_other_by_dots(module):
+    """GitHub, IDEs and analysers follow no links: `ddp_bench.bench` means nothing to them."""
+    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
+    absolute = {
+        name
+        for node in ast.walk(tree)
+        if not isinstance(node, ast.ImportFrom) or node.level == 0
+        for name in _named(node, "")
+    }
+    assert not {name for name in absolute if name.split(".")[0] in (TOP, "bench", "models", "report")}
+
+
+def test_shells_load_nothing_twice(tmp_path):
+    """`python -m bench.run` has one copy of the code: of `bench` itself the shells alone."""
+    script = (
+        "import runpy, sys\n"
+        "sys.argv = ['bench.run', '--help']\n"
+        "try: runpy.run_module('bench.run', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit: pass\n"
+        "print(*(name for name in sys.modules if name.split('.')[0] in ('bench', 'models', 'report')))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stdout.splitlines()[-1].split()) <= {"bench", "bench.run", "bench.run.__main__"}
 
 
 def test_every_part_has_its_layer():
