@@ -14,6 +14,9 @@ from .case import GRAPH_MODES, Case
 from .errors import UsageError
 from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
 
+SHARING = "--share-gpus on shows that it works, and nothing of its speed"
+"""What can be had of a case for which there are too few GPUs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -139,7 +142,9 @@ def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned
     nodes = -(-case.num_ranks // per_node)
     on_a_node = min(case.num_devices, per_node) if case.mode in RANK_PER_DEVICE else case.num_devices
     shared = _is_shared(case, machine, on_a_node)
-    reason = _skip_reason(case, machine, on_a_node, shared=shared)
+    reason = _skip_reason(case, machine, on_a_node, shared=shared and not settings.share_gpus)
+    if settings.share_gpus and machine.device_type == "cuda" and case.mode != "single":
+        shared = True  # what lets ranks share GPUs holds for the processes, in cases that share none too
     is_unasked = not settings.caps_given and case.bucket_cap_mb != settings.bucket_cap_mb[0]
     if reason is None and case.mode == "ddp" and shared and is_unasked:
         reason = "caps tell little where devices are shared; --bucket-cap-mb measures those that it names"
@@ -165,7 +170,7 @@ def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) 
         if case.mode == "dp":
             return _too_few_for_dp(case, machine)
         if case.backend == "nccl":
-            return f"{_too_few_for_ranks(case, machine, on_a_node)} (nccl takes one rank per GPU)"
+            return _shareable(_too_few_for_ranks(case, machine, on_a_node), machine)
     if case.sync_batchnorm and machine.device_type == "cpu":
         return "SyncBatchNorm needs GPUs"
     return None
@@ -230,7 +235,8 @@ def _too_few_for_dp(case: Case, machine: Machine) -> str:
             f"DataParallel needs {case.num_devices} GPUs in one process, and the first rank sees {seen} of "
             f"{here}; with Slurm, give --gpus-per-node or --gres instead of --gpus-per-task"
         )
-    return f"DataParallel works within one machine: needs {case.num_devices} GPUs, there are {here}"
+    reason = f"DataParallel works within one machine: needs {case.num_devices} GPUs, {_there_are(here)}"
+    return _shareable(reason, machine)
 
 
 def _too_few_for_ranks(case: Case, machine: Machine, on_a_node: int) -> str:
@@ -238,7 +244,15 @@ def _too_few_for_ranks(case: Case, machine: Machine, on_a_node: int) -> str:
     if used:
         num_gpus = len(set(used))
         return f"{case.num_devices} ranks share {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
-    return f"needs {on_a_node} GPUs per machine, there are {machine.devices_per_node}"
+    return f"needs {on_a_node} GPUs per machine, {_there_are(machine.devices_per_node)}"
+
+
+def _shareable(reason: str, machine: Machine) -> str:
+    return reason if machine.num_nodes > 1 else f"{reason}; {SHARING}"
+
+
+def _there_are(num_gpus: int) -> str:
+    return "there is 1" if num_gpus == 1 else f"there are {num_gpus}"
 
 
 def world_size(plan: Sequence[Planned]) -> int:

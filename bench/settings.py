@@ -106,6 +106,9 @@ class Settings(Swept):
     numa_bind: bool = option(
         True, cli.switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off"
     )
+    share_gpus: bool = option(
+        False, cli.switch, "run more ranks than GPUs on those there are: shows that it works, not speed", "on"
+    )
     rounds: int | None = option(
         None, cli.positive_int, "exactly N rounds (default: until the target or the time limit)", "N"
     )

@@ -5,6 +5,8 @@ CPU core, and what needs CUDA says "skipped: no GPU". A probe that raises says s
 """
 
 import json
+import os
+import signal
 import statistics
 import sys
 import time
@@ -38,7 +40,7 @@ SMALL = {"arch": "resnet20", "batch_size": 4, "image_size": 32, "device": "cpu"}
 """Settings of a machine without a GPU."""
 TURNS = 20 if HAS_GPU else 3
 STEPS = 5 if HAS_GPU else 1
-ASSERTS_AFTER_S = 12.0 if HAS_GPU else 4.0
+FAILS_AFTER_S = 8.0 if HAS_GPU else 4.0
 """Since the first forward: the cases are prepared by then, and rounds under way."""
 
 
@@ -238,17 +240,39 @@ def defaults():
         say("defaults", **settings, images_per_s=rate, step_ms=found)
 
 
-class Asserting(nn.Linear):
-    """Fails once, in one of the processes that a run starts: an index out of range, which breaks a GPU."""
+class Failing(nn.Linear):
+    """Fails once, on the last rank of those that a run starts, in a case that has one."""
 
     began_s = 0.0
 
+    def __init__(self, fault):
+        super().__init__(192, 4)
+        self.fault = fault
+
     def forward(self, images):
-        Asserting.began_s = Asserting.began_s or _first_forward_s()
-        if time.time() > Asserting.began_s + ASSERTS_AFTER_S and _is_first("has-asserted"):
-            table = torch.zeros(4, device=images.device)
-            return super().forward(images.flatten(1)) + table[torch.tensor([7], device=images.device)]
+        Failing.began_s = Failing.began_s or _first_forward_s()
+        rank, size = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
+        if rank == size - 1 and time.time() > Failing.began_s + FAILS_AFTER_S and _is_first("has-failed"):
+            images = self.fault(images)
         return super().forward(images.flatten(1))
+
+
+def assertion(images):
+    """An index out of range, which breaks a GPU for its process."""
+    table = torch.zeros(4, device=images.device)
+    return images + table[torch.tensor([7], device=images.device)]
+
+
+def no_memory(images):
+    return images + torch.empty(2**50, device=images.device)[0]
+
+
+def signalled(number):
+    def fault(images):
+        os.kill(os.getpid(), number)
+        return images
+
+    return fault
 
 
 def _first_forward_s():
@@ -270,7 +294,14 @@ def _images(batch_size, generator):
     return torch.randn(batch_size, 3, 8, 8, generator=generator), torch.zeros(batch_size, dtype=torch.long)
 
 
-asserting = Workload(name="asserting", module=lambda: Asserting(192, 4), batch=_images, image_size=8)
+def _failing(name, fault):
+    return Workload(name=name, module=lambda: Failing(fault), batch=_images, image_size=8)
+
+
+asserting = _failing("asserting", assertion)
+full = _failing("full", no_memory)
+killed = _failing("killed", signalled(signal.SIGKILL))
+stopped = _failing("stopped", signalled(signal.SIGSTOP))
 
 
 def _synchronize():

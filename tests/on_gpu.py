@@ -1,7 +1,13 @@
-"""Uses a GPU that is lent for minutes: `python tests/on_gpu.py STAGE`, where STAGE is 1, 2 or 3.
+"""Uses a GPU that is lent for minutes: `python tests/on_gpu.py STAGE`, where STAGE is 1 to 4, or several.
 
 Stage 1 asks whether the suite works there, stage 2 whether its numbers are right, stage 3 which defaults are
-fastest. A stage is a list of commands, one after another, each with a time limit and in a process group of
+fastest, stage 4 whether several ranks on one GPU train, prove and survive faults. Stage `several` is for a
+machine of 2 to 8 GPUs, and its archive for whoever develops the suite. A quarter of an hour runs 4 and 2.
+
+The suite's packages must be there: an image with torch often lacks msgspec alone. Where nothing installs,
+`pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 msgspec` on
+another machine brings its wheel, `python3 -m zipfile -e msgspec-*.whl .` unpacks it beside this checkout's
+folders. A stage is a list of commands, one after another, each with a time limit and in a process group of
 its own. What fails or hangs costs itself alone; what no longer fits into the stage's time is skipped. After
 every command `$OUT/stageN.jsonl` has one more line and `$OUT/stageN.tar.gz` all logs and results so far; the
 table comes last. Standard library only; what is run needs the suite's own packages, and no network.
@@ -26,7 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGE_S = 9.5 * 60
+STAGE_S = {4: 6.5 * 60.0}
+USUAL_S = 9.5 * 60
 """Of a stage."""
 REHEARSED_S = 120.0
 """Limit of one command in a rehearsal; on two loaded cores one took 45."""
@@ -62,6 +69,18 @@ def probe(name, limit_s):
 
 
 DDP_ALONE = ("--modes", "ddp", "--gpus", "1", "--max-time", "30s")
+SHARED = ("--share-gpus", "on", "--batch-size", "64")
+LIGHT = (*SHARED, "--arch", "resnet18", "--image-size", "64", "--passes", "none", "--rounds", "2")
+TINY = ("--device", "cpu", "--arch", "resnet20", "--image-size", "32", "--batch-size", "4")
+
+
+def fault(name, rehearsal_s):
+    """A rank of two fails while rounds are measured; the cases it takes no part in go on."""
+    more = ("--max-time", "14s", "--precision-target", "0.001%", "--case-timeout", "15s", "--passes", "none")
+    workload = ("--workload", f"gpu_probes:{name}", "--modes", "ddp", "--gpus", "1,2", *SHARED)
+    small = ("--device", "cpu", "--max-time", rehearsal_s)
+    return run(name, 75, *workload, "--bucket-cap-mb", "default", *more, small=small)
+
 
 STAGES = {
     1: (
@@ -104,13 +123,54 @@ STAGES = {
         run("prefetch-on", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "on", "--max-time", "15s"),
         run("prefetch-off", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "off", "--max-time", "15s"),
     ),
+    4: (
+        run(
+            "shared",
+            110,
+            *("--modes", "dp,ddp", "--gpus", "1,2", "--bucket-cap-mb", "default,1,100", "--trace", "on"),
+            *(*SHARED, "--max-time", "25s"),
+        ),
+        *(fault(name, "8s") for name in ("killed", "stopped", "full", "asserting")),
+        run("ranks", 75, *LIGHT, "--modes", "dp,ddp,fsdp,pipeline", "--gpus", "2,4", small=TINY),
+        run(
+            "settings",
+            60,
+            *(*LIGHT, "--modes", "ddp", "--gpus", "2", "--sweep", "star", "--accumulate", "1,2"),
+            *("--comm-hook", "none,bf16", "--sync-batchnorm", "off,on", "--static-graph", "off,on"),
+            small=TINY,
+        ),
+        run(
+            "compiled",
+            80,
+            *(*LIGHT, "--modes", "ddp", "--gpus", "2", "--compile", "off,on"),
+            small=(*TINY, "--dry-run"),  # on a CPU it takes a minute
+        ),
+    ),
+    "several": (
+        Item("nvidia-smi", 20, ("nvidia-smi", "topo", "-m"), None),
+        run(
+            "scaling",
+            330,
+            *("--modes", "dp,ddp", "--bucket-cap-mb", "default,1,100", "--allreduce-curve", "on"),
+            *("--trace", "on", "--max-time", "150s"),
+            small=(*SMALL, "6s", "--gpus", "1,2"),
+        ),
+        run("accumulated", 90, "--modes", "ddp,fsdp", "--accumulate", "1,2", "--max-time", "40s"),
+        run(
+            "killed",
+            100,
+            *("--workload", "gpu_probes:killed", "--modes", "ddp", "--batch-size", "32", "--max-time", "20s"),
+            *("--precision-target", "0.001%", "--case-timeout", "20s"),
+            small=("--device", "cpu", "--gpus", "1,2", "--max-time", "8s"),
+        ),
+    ),
 }
 
 
 def main(arguments=None):
     """Run a stage; 0 when it came to its end, whatever became of its commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("stage", type=int, choices=STAGES)
+    parser.add_argument("stage", type=lambda name: int(name) if name.isdigit() else name, choices=STAGES)
     parser.add_argument(
         "--only", type=lambda names: names.split(","), help="commands of it, by name: first,oom"
     )
@@ -126,7 +186,7 @@ def main(arguments=None):
     out.mkdir(parents=True, exist_ok=True)
     rows = []
     with (out / f"stage{asked.stage}.jsonl").open("w") as log:
-        for row in results(items, work, rehearse=asked.rehearse):
+        for row in results(items, work, rehearse=asked.rehearse, stage_s=STAGE_S.get(asked.stage, USUAL_S)):
             rows.append(row)
             log.write(json.dumps(row) + "\n")
             log.flush()
@@ -137,11 +197,11 @@ def main(arguments=None):
     return 0
 
 
-def results(items, work, *, rehearse):
+def results(items, work, *, rehearse, stage_s):
     """What became of each command, in turn."""
     began_s = time.monotonic()
     for number, item in enumerate(items, start=1):
-        left_s = STAGE_S - (time.monotonic() - began_s)
+        left_s = stage_s - (time.monotonic() - began_s)
         limit_s = min(item.limit_s, REHEARSED_S) if rehearse else item.limit_s
         row = {"item": item.name, "limit_s": limit_s, "rc": None, "seconds": None}
         if rehearse and item.rehearsal is None:
@@ -158,12 +218,13 @@ def done(command, limit_s, log, results_folder):
     """Run one command to its end or its limit: return code, seconds, last lines, rows by status."""
     began_s = time.monotonic()
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    log.with_suffix("").mkdir()  # probes leave notes in the current folder
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
     with log.open("w", errors="replace") as output:
         try:
             process = subprocess.Popen(
                 command,
-                cwd=log.parent,
+                cwd=log.with_suffix(""),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -21,7 +21,7 @@ class MemoryWatch:
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._gpus = [device for device in devices if device.type == "cuda"]
+        self._gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         if self._gpus:
             torch.cuda.empty_cache()
         for gpu in self._gpus:

@@ -98,5 +98,5 @@ def sampled(settings: Settings, cases: Iterable[Case], place: Place) -> Telemetr
 
 
 def gpus_of(case: Case, place: Place) -> list[int]:
-    """CUDA indices of the GPUs that a rank uses in a case; none on CPU cores."""
-    return [device.index for device in devices_of(case, place) if device.type == "cuda"]
+    """CUDA indices of the GPUs that a rank uses in a case, each once; none on CPU cores."""
+    return sorted({device.index for device in devices_of(case, place) if device.type == "cuda"})

@@ -42,9 +42,10 @@ class Stages:
 
 
 def devices_of(case: Case, place: Place) -> list[torch.device]:
-    """The devices that a rank trains on: its own, and for DP on GPUs all of the case's."""
+    """The devices that a rank trains on: its own, and for DP on GPUs one for each replica."""
     if case.mode == "dp" and place.device.type == "cuda":
-        return [torch.device("cuda", index) for index in range(case.num_devices)]
+        num_gpus = torch.cuda.device_count()
+        return [torch.device("cuda", index % num_gpus) for index in range(case.num_devices)]
     return [place.device]
 
 

@@ -75,10 +75,10 @@ class CaseRunner:
         """The cases that are still measured, in the plan's order."""
         turns = os.environ.get(TURNS_ENV)
         self._turns = TurnClient(turns)
-        self._gives_caches_back = turns is not None or any(
-            p.case.mode == "dp" and not p.skip_reason for p in plan
-        )
-        """Whether other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
+        self._shares_memory = turns is not None or settings.share_gpus
+        """Whether every case may need the GPU memory that other processes have cached."""
+        self._follows_dp = False
+        """Whether the case that was measured last is one of DP: rank 0 has cached memory of every GPU."""
 
     def _began(self, begun: Sequence[m.Begun]) -> None:
         """Take workers that have met and hold nothing yet."""
@@ -94,33 +94,43 @@ class CaseRunner:
         return time.perf_counter() - self._started_s
 
     def _prepare_case(self, index: int, planned: Planned) -> None:
-        """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
-        case, settings = planned.case, self.settings
-        live = LiveCase(index, case, planned.oversubscribed)
+        """Prove a case that no launch has proven, build it and warm it up on its ranks.
+
+        It is live if that went well on all of them.
+        """
+        live = LiveCase(index, planned.case, planned.oversubscribed)
         self.next_turn()
         if not self._has_group(live):
             return
-        limit_s = _preparing_s(case, settings)
+        settled = self.recorder.journal.state.settled.get(index)
+        if settled is not None and settled.status == "ok":
+            live.by_device = _by_device(settled.facts)
+            is_ready = self._warmed(live, compares=False) is not None
+        else:
+            is_ready = self._is_proven(live)
+        if is_ready:
+            self.live.append(live)
+
+    def _is_proven(self, live: LiveCase) -> bool:
+        """Prove a case, with its first steps, and write down what is known of it; False where that fails."""
+        index, case = live.index, live.case
+        limit_s = _preparing_s(case, self.settings)
         began_s = self.elapsed_s()
         if case.is_staged:
             found = self._done(live, PREPARATION, {0: m.Split(case=case)}, limit_s=limit_s)
             if found is None:
-                return
+                return False
             live.by_device = tuple(found[0])
         prove = m.Prove(case=case, by_device=live.by_device, equal_replicas=self._equal_replicas)
         proven = self._done(live, PREPARATION, self.told(prove, case.num_ranks), limit_s=limit_s)
         if proven is None:
-            return
+            return False
         warmed = self._warmed(live, compares=True)
         if warmed is None:
-            return
+            return False
         compared = self._done(live, PREPARATION, {0: m.Compare(index=index)}, limit_s=limit_s)
         if compared is None:
-            return
-        by_rank = [one.times.steps_ms for one in warmed]
-        live.layout = warmed[0].layout
-        live.longest_step_s = max(map(max, by_rank)) / 1000
-        live.step_s = max(median(ms[-LAST_STEPS:]) for ms in by_rank) / 1000
+            return False
         update = msgspec.convert(compared[0], m.UpdateError)
         if update.why_not:
             line = f"{PROVEN} {case.case_id}: {update.why_not}; its gradients are proven"
@@ -133,13 +143,7 @@ class CaseRunner:
         self.recorder.set_outcome(index, "ok", facts=facts)
         self.recorder.set_layout(case.case_id, live.layout)
         self._record(live, "warmup", 0, len(self.live), began_s, {r: w.times for r, w in enumerate(warmed)})
-        self.live.append(live)
-
-    def _prepare_again(self, live: LiveCase) -> None:
-        """Build and warm up, on new workers, a case that others have proven; dropped where that fails."""
-        self.next_turn()
-        if not self._has_group(live) or self._warmed(live, compares=False) is None:
-            self.live.remove(live)
+        return True
 
     def _has_group(self, live: LiveCase) -> bool:
         """Have the process group of a case made, if it needs one; False where that fails."""
@@ -170,7 +174,12 @@ class CaseRunner:
         self.making_s += self.elapsed_s() - began_s
         if told is None:
             return None
-        return [msgspec.convert(told[rank], m.Warmed) for rank in range(case.num_ranks)]
+        warmed = [msgspec.convert(told[rank], m.Warmed) for rank in range(case.num_ranks)]
+        by_rank = [one.times.steps_ms for one in warmed]
+        live.layout = warmed[0].layout
+        live.longest_step_s = max(map(max, by_rank)) / 1000
+        live.step_s = max(median(ms[-LAST_STEPS:]) for ms in by_rank) / 1000
+        return warmed
 
     def _measure_block(
         self,
@@ -329,6 +338,12 @@ def facts_of(
         if case.has_python_reducer:
             facts["num_buckets"] = compiled.num_buckets
     return facts
+
+
+def _by_device(facts: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Layers of each device, from what `facts_of` gave."""
+    told = facts.get("layers_by_device")
+    return tuple(map(int, str(told).split("/"))) if told else None
 
 
 def _cell(error: float | None) -> float | None:

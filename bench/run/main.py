@@ -23,7 +23,7 @@ NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
 
 GROUPS = {
     "what to measure": (
-        *("modes", "gpus", "device", "scaling", "sweep", "passes", "trace", "telemetry"),
+        *("modes", "gpus", "share_gpus", "device", "scaling", "sweep", "passes", "trace", "telemetry"),
         *("allreduce_curve", "calibrate"),
     ),
     "model and data": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -87,12 +87,15 @@ def open_run(
         lock = FolderLock(there)
         recorder = Recorder.reopen(there)
         code = _code_of(recorder, manifest)
+        is_other_code = code != recorder.manifest.workload
         if earlier is not None:
             notes = _after_a_restart(recorder, settings, manifest, oom_kills)
             recorder.tell(restarts=recorder.manifest.restarts + 1, workload=code)
         else:
-            _retry_failed_cases(recorder)
+            _retry(recorder, ("failed", "oom", "timeout"))
             _tell_of_resume(recorder, manifest, code)
+        if is_other_code:
+            _retry(recorder, ("ok",))
     begin_attempt(recorder, oom_kills)
     return Opened(recorder, lock, tuple(notes))
 
@@ -215,9 +218,10 @@ def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
     return f"{said}; {store.shown(path)}"
 
 
-def _retry_failed_cases(recorder: Recorder) -> None:
+def _retry(recorder: Recorder, statuses: Collection[str]) -> None:
+    """Have cases that became of these statuses proven and measured again."""
     settled = recorder.journal.state.settled
-    again = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
+    again = [index for index, s in settled.items() if s.status in statuses]
     recorder.note(None, "between attempts")
     recorder.journal.write(Retry(indices=tuple(again)), sync=True)
 

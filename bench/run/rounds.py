@@ -91,8 +91,9 @@ class Rounds(CaseRunner):
         if self.settings.rounds is None and own:
             # They take long to prepare, and say nothing of scaling.
             self.live = [one for one in self.live if one in own or not self._schedule.has_enough(one)]
-        for live in [*self.live]:
-            self._prepare_again(live)
+        again, self.live = self.live, []
+        for live in again:
+            self._prepare_case(live.index, self.plan[live.index])
         self.between(m.Freeze(), "the work between cases")
         self._before = self._load()
 
@@ -218,11 +219,17 @@ class Rounds(CaseRunner):
         limit_s = block_s(self.settings, live.longest_step_s, live.step_s)
         for phase in wanted:
             what = f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})"
-            gives = self._gives_caches_back and phase == wanted[0]
+            gives = phase == wanted[0] and self._needs_caches(live)
             if not self._measure_block(
                 live, phase, round_index, position, what, steps, limit_s, gives_caches_back=gives
             ):
                 return
+
+    def _needs_caches(self, live: LiveCase) -> bool:
+        """Whether another process may have cached the memory that a case needs; giving it back takes time."""
+        is_dp, after_dp = live.case.mode == "dp", self._follows_dp
+        self._follows_dp = is_dp
+        return self._shares_memory or is_dp != after_dp
 
     def _sustain(self) -> None:
         """After the rounds, train every case with devices of its own without a pause, in the plan's order."""

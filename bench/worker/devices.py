@@ -23,6 +23,9 @@ from ..machine import machine
 from ..manifest import FirstHost
 from .messages import SeenGpus
 
+SHARES_GPUS = (2, 30)
+"""The version of NCCL from which several of its ranks may have one GPU, by NCCL_MULTI_RANK_GPU_ENABLE."""
+
 
 def num_gpus() -> int:
     """How many GPUs this process can use; makes no CUDA context."""
@@ -33,6 +36,18 @@ def num_gpus() -> int:
 def gpu_of(local_rank: int) -> torch.device:
     """The GPU of a rank by its place on its host; where GPUs are too few, ranks share them."""
     return torch.device("cuda", local_rank % num_gpus())
+
+
+def sharing_variables(rank: int, num_ranks: int) -> dict[str, str]:
+    """What NCCL's environment needs so that ranks share a GPU, by the installed version.
+
+    From 2.30 it has a setting for that, made for two ranks; more of them need few blocks each. An older
+    one refuses a GPU that it knows twice, but not of different hosts: these talk through sockets.
+    """
+    if torch.cuda.nccl.version() < SHARES_GPUS:
+        return {"NCCL_HOSTID": f"ddp-bench-rank-{rank}"}
+    more = {"NCCL_MAX_CTAS": "4"} if num_ranks > 2 * num_gpus() else {}
+    return {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"} | more
 
 
 def gpu_uuid(index: int) -> str:

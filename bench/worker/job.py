@@ -21,7 +21,7 @@ from ..gpus import gpus
 from ..plan import Machine
 from ..resolve import GpuKind, with_device_defaults
 from ..settings import ResolvedSettings, Settings
-from .devices import num_gpus
+from .devices import SHARES_GPUS, num_gpus
 from .messages import Launched, ResolvedJob, SeenGpus
 
 
@@ -41,6 +41,8 @@ def resolve_job(asked: Settings, launched: Launched | None = None) -> tuple[Reso
 
         check_folder(Path(settings.data))
     machine = _machine(device_type, num_devices, launched)
+    if settings.share_gpus:
+        _check_sharing(settings, machine)
     num_devices = machine.devices_per_node
     if machine.num_nodes > 1:
         num_devices = max(num_devices, (machine.ranks_per_node or 0) * machine.num_nodes)
@@ -128,6 +130,19 @@ def _as_the_workload_allows(
         fused_optimizer=settings.fused_optimizer and fusible,
         channels_last=channels_last,
     )
+
+
+def _check_sharing(settings: ResolvedSettings, machine: Machine) -> None:
+    if machine.num_nodes > 1:
+        raise UsageError("--share-gpus on is for one machine; leave it out on several")
+    if settings.device != "cuda" or settings.backend != "nccl" or machine.devices_per_node == 1:
+        return
+    if (version := torch.cuda.nccl.version()) < SHARES_GPUS:
+        # A host id of its own for each rank would make a real pair of GPUs talk through sockets too.
+        raise UsageError(
+            f"--share-gpus on: NCCL {'.'.join(map(str, version))} lets ranks share a GPU only where there is "
+            "one; set CUDA_VISIBLE_DEVICES=0, or use a torch with NCCL 2.30"
+        )
 
 
 def _check_precision(settings: ResolvedSettings) -> None:

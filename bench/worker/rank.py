@@ -51,6 +51,7 @@ from .devices import (
     is_narrowed,
     near_cores,
     seen_gpus,
+    sharing_variables,
     this_machine,
 )
 from .job import resolve_job, workload_of
@@ -165,7 +166,7 @@ class Rank:
         self._settings = settings
         workload = self._loaded(settings)
         if not dist.is_initialized():
-            self._take_place(settings, is_launched=not asked.port)
+            self._take_place(asked)
             self._meet(asked)
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark
         self._of_this_run.enter_context(float32_precision(settings.precision, self.place.device))
@@ -185,8 +186,12 @@ class Rank:
             oom_kills=oom_kills(),
         )
 
-    def _take_place(self, settings: ResolvedSettings, *, is_launched: bool) -> None:
+    def _take_place(self, asked: m.Begin) -> None:
+        settings, is_launched = asked.settings, not asked.port
         is_gpu = settings.device == "cuda"
+        if is_gpu and settings.share_gpus:
+            for name, value in sharing_variables(self.number, asked.local_world_size).items():
+                os.environ.setdefault(name, value)
         device = gpu_of(self._local_rank) if is_gpu else torch.device("cpu")
         # Where a launcher has chosen cores, they stay.
         if is_gpu and settings.numa_bind and not (is_launched and is_narrowed(allowed_cores())):
