@@ -14,6 +14,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
+import pynvml
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -22,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from ddp_bench import Workload
 from ddp_bench.bench.measure.clock import float32_precision, make_clock
 from ddp_bench.bench.measure.hold import hold, rehearse
+from ddp_bench.bench.measure.telemetry import Telemetry
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
@@ -201,6 +203,48 @@ def bare():
     )
 
 
+def two_reads():
+    """Power and throttling of blocks by the sampling process, and by two reads of NVML's counters."""
+    if not HAS_GPU:
+        return say("two reads", **NO_GPU)
+    trainer, _ = trainer_of()
+    step_ms(trainer.step, lead_in=20)
+    telemetry = Telemetry({0: str(torch.cuda.get_device_properties(0).uuid)})
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+
+    def read():
+        energy_mj = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        held_ns = [
+            pynvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime
+            for policy in (pynvml.NVML_PERF_POLICY_POWER, pynvml.NVML_PERF_POLICY_THERMAL)
+        ]
+        return time.monotonic(), energy_mj / 1000, *held_ns
+
+    began_s = time.perf_counter()
+    for _ in range(100):
+        read()
+    say("one read", ms=10 * (time.perf_counter() - began_s))
+    ticks, last = [], read()
+    while len(ticks) < 10:
+        now = read()
+        if now[1] != last[1]:
+            ticks.append(now[0] - last[0])
+            last = now
+    say("energy counter moves every", ms=[1000 * tick for tick in ticks])
+    for steps in (5, 20, 20, 20, 20, 20):
+        torch.cuda.synchronize()
+        before = read()
+        times = run_block(trainer.step, steps, make_clock(DEVICE))
+        after = read()
+        sampled = telemetry.of(times, [0]).detail["gpus"]
+        took_s, joules, *held_ns = (b - a for a, b in zip(before, after, strict=True))
+        held_pct = [ns / took_s / 1e7 for ns in held_ns]
+        say("two reads", took_s=took_s, power_w=joules / took_s, held_pct=held_pct, sampler=sampled)
+    telemetry.close()
+    return None
+
+
 def matrix():
     """Matrix rate by size and by warm-up."""
     for size in (2048, 4096, 8192, 16384) if HAS_GPU else (256,):
@@ -317,5 +361,5 @@ def guarded(work):
 
 
 if __name__ == "__main__":
-    known = (pieces, profiler, bare, matrix, defaults)
+    known = (pieces, profiler, bare, two_reads, matrix, defaults)
     guarded({one.__name__: one for one in known}[sys.argv[1]])

@@ -101,6 +101,8 @@ STAGES = {
         probe("bare", 60),
         run("aa1", 80, *DDP_ALONE),
         run("aa2", 80, *DDP_ALONE),
+        run("batch128", 60, *DDP_ALONE[:4], "--batch-size", "128", "--max-time", "20s"),
+        run("batch64", 60, *DDP_ALONE[:4], "--batch-size", "64", "--max-time", "20s"),
         Item("gate", 30, (PYTHON, "-m", "bench.gate", "{work}/aa1", "{work}/aa2")),
         run(
             "gloo",
@@ -109,6 +111,7 @@ STAGES = {
             *("--trace", "on", "--max-time", "75s"),
         ),
         probe("profiler", 60),
+        probe("two_reads", 60),
     ),
     3: (
         probe("defaults", 120),
