@@ -131,10 +131,15 @@ STAGES = {
             "shared",
             110,
             *("--modes", "dp,ddp", "--gpus", "1,2", "--bucket-cap-mb", "default,1,100", "--trace", "on"),
-            *(*SHARED, "--max-time", "25s"),
+            *(*SHARED, "--max-time", "60s"),
         ),
         *(fault(name, "8s") for name in ("killed", "stopped", "full", "asserting")),
-        run("ranks", 75, *LIGHT, "--modes", "dp,ddp,fsdp,pipeline", "--gpus", "2,4", small=TINY),
+        run(
+            "ranks",
+            90,
+            *(*LIGHT, "--modes", "dp,ddp,fsdp,pipeline", "--gpus", "4", "--precision", "fp32"),
+            small=TINY,
+        ),
         run(
             "settings",
             60,

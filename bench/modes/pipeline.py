@@ -34,13 +34,14 @@ class PipelineMode(Mode):
         assert stages is not None  # prepared with the case
         first = sum(stages.by_device[: place.rank])
         own = stages.layers(module)[first : first + stages.by_device[place.rank]]
-        self.wrapped = self.module = nn.Sequential(*own)
+        is_first, is_last = place.rank == 0, place.rank == case.num_devices - 1
+        ends = [[] if is_end else [_Boundary()] for is_end in (is_first, is_last)]
+        self.wrapped = self.module = nn.Sequential(*ends[0], *own, *ends[1])
         self._names = _names_in(module, self.module)
         self._whole = {name: value.to("meta") for name, value in module.state_dict().items()}
         self._trained = [name for name, p in module.named_parameters() if p.requires_grad]
         self._group = group
-        self._is_first = place.rank == 0
-        self._is_last = place.rank == case.num_devices - 1
+        self._is_first, self._is_last = is_first, is_last
         self._loss: Loss | None = None
         self.stage = PipelineStage(self.module, place.rank, case.num_devices, place.device, group=group)
         made = SCHEDULES[case.pipeline_schedule]
@@ -85,6 +86,28 @@ class PipelineMode(Mode):
         assert self._loss is not None  # set before the schedule runs
         # The stages were the model: what is left of the loss is that of what came out of them.
         return self._loss(lambda _: outputs, (outputs, targets))
+
+
+class _Boundary(nn.Module):
+    """What a stage passes on is contiguous, under channels_last too.
+
+    gloo refuses any other. NCCL sends it as it lies, and torch 2.11 receives it into contiguous memory: the
+    activations arrive in another order, in silence.
+    """
+
+    def forward(self, passed: Tensor) -> Tensor:
+        found: Tensor = _Contiguous.apply(passed)
+        return found
+
+
+class _Contiguous(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, passed: Tensor) -> Tensor:
+        return passed.contiguous()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
 
 
 def _names_in(module: nn.Module, stage: nn.Module) -> dict[str, str]:

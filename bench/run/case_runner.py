@@ -62,7 +62,7 @@ class CaseRunner:
         self.workers = workers
         self.settings = settings
         self.plan = plan
-        self._began(begun)
+        self.began(begun)
         self.recorder = recorder
         self.console = console
         self._earlier = recorder.measured()
@@ -80,9 +80,9 @@ class CaseRunner:
         self._follows_dp = False
         """Whether the case that was measured last is one of DP: rank 0 has cached memory of every GPU."""
 
-    def _began(self, begun: Sequence[m.Begun]) -> None:
+    def began(self, begun: Sequence[m.Begun]) -> None:
         """Take workers that have met and hold nothing yet."""
-        self._infos: Sequence[RankPlace] = [one.place for one in begun]
+        self.places: Sequence[RankPlace] = [one.place for one in begun]
         fingerprints = {one.fingerprint for one in begun}
         self._equal_replicas = len(begun) > 1 and len(fingerprints) == 1 and fingerprints != {""}
         self._groups: set[m.GroupKey] = set()
@@ -136,8 +136,8 @@ class CaseRunner:
             line = f"{PROVEN} {case.case_id}: {update.why_not}; its gradients are proven"
             self._say_once("unproven", f"{line}. So it is of every case without update_error")
         facts = {
-            "device_name": self._infos[0].device_name,
-            "link": self._infos[0].link,
+            "device_name": self.places[0].device_name,
+            "link": self.places[0].link,
             **facts_of(case, msgspec.convert(proven[0], m.Proven), warmed, update, live.by_device),
         }
         self.recorder.set_outcome(index, "ok", facts=facts)
@@ -259,7 +259,7 @@ class CaseRunner:
                 self._say_once(name, f"No {FAILED[name]} from rank {rank}: {why}")
         seconds = self.elapsed_s() - started_s
         self._schedule.add(live, phase, seconds)
-        found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
+        found = [(self.places[rank].host, rank, block) for rank, block in times.items()]
         launch = self.recorder.launch
         self.recorder.add_block(
             block_rows(case_id, phase, round_index, position, started_s, found, launch=launch)

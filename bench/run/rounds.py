@@ -18,6 +18,7 @@ from . import sustain
 from .alone import measure_curves, measure_rates
 from .case_runner import CaseRunner
 from .failures import block_s
+from .links import check_links
 from .phases import AFTER_ROUNDS, is_seldom, is_traced, unfinished
 from .race import dropped
 from .reopen import Completion
@@ -51,6 +52,8 @@ class Rounds(CaseRunner):
         return reason
 
     def _measured(self) -> str:
+        if not self._earlier:
+            check_links(self, self._start_anew)
         measure_rates(self)
         self._prepare_cases()
         self._drop_equal_layouts()
@@ -86,7 +89,7 @@ class Rounds(CaseRunner):
         self._note_load()
         self._show("starting the workers again", 0, 1)
         self.recorder.note(None, "starting the workers again")
-        self._began(self._start_anew())
+        self.began(self._start_anew())
         own = [live for live in self.live if not is_seldom(live, self.settings)]
         if self.settings.rounds is None and own:
             # They take long to prepare, and say nothing of scaling.

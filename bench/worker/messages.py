@@ -123,6 +123,14 @@ class Group(Command, frozen=True):
     group: GroupKey
 
 
+class Link(Command, frozen=True):
+    """See that `num_ranks` ranks, from `first` on, can communicate; all ranks together."""
+
+    first: int
+    num_ranks: int
+    backend: str
+
+
 class Split(Command, frozen=True):
     """Decide on the first rank how the layers of a case are split: how many each device has."""
 

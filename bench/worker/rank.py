@@ -258,7 +258,17 @@ class Rank:
             return one_line(error)
 
     def _group(self, asked: m.Group) -> None:
-        self._groups[asked.group] = _group(*asked.group)
+        num_ranks, backend = asked.group
+        self._groups[asked.group] = _group(range(num_ranks), backend)
+
+    def _link(self, asked: m.Link) -> None:
+        """Its group is not kept: a communicator takes memory of its GPU."""
+        group = _group(range(asked.first, asked.first + asked.num_ranks), asked.backend)
+        if group is not None:
+            one = torch.ones((), device=self.place.device)
+            dist.all_reduce(one, group=group)
+            assert one.item() == asked.num_ranks
+            dist.destroy_process_group(group)
 
     def _split(self, asked: m.Split) -> tuple[int, ...]:
         return self._prover.splitter.split(asked.case)
@@ -343,7 +353,7 @@ class Rank:
 BEFORE_CASES = (m.Open, m.Look, m.Resolve, m.Probe, m.Profile, m.Begin)
 """Commands that concern the run as a whole."""
 
-IN_STEP = (m.Wait, m.Rate, m.Prove, m.Warm, m.Block, m.Curve, m.Settle)
+IN_STEP = (m.Wait, m.Rate, m.Link, m.Prove, m.Warm, m.Block, m.Curve, m.Settle)
 """Commands that all ranks begin together; who takes no part in one waits for its beginning."""
 
 
@@ -363,10 +373,10 @@ def joined_store() -> Store:
     return store
 
 
-def _group(num_ranks: int, backend: str) -> dist.ProcessGroup | None:
-    """The group of the first ranks, on these."""
+def _group(ranks: range, backend: str) -> dist.ProcessGroup | None:
+    """The group of these ranks, on them."""
     try:
-        made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=COLLECTIVE_TIMEOUT)
+        made = dist.new_group(list(ranks), backend=backend, timeout=COLLECTIVE_TIMEOUT)
     except RuntimeError as error:
         # Other ranks may have it and wait in it: no rank can use this process group, or another.
         raise dist.DistBackendError(str(error)) from error
