@@ -38,6 +38,10 @@ MOST_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""
 
 
+REMOVED = {"sustain": None}
+"""Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
+
+
 def _decided(default: Any) -> Any:
     """A field that is no option of its own."""
     return field(default=default, metadata={"public": True})
@@ -130,12 +134,6 @@ class Settings(Swept):
     race: bool = option(
         False, cli.switch, "drop the slowest cases one after another: more rounds for the others", "on"
     )
-    sustain: float | None = option(
-        None,
-        cli.duration_s,
-        "after the rounds, train each case without a pause for so long (default: not at all)",
-        "5m",
-    )
     case_timeout: float | None = option(
         None, cli.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"
     )
@@ -204,6 +202,8 @@ class Settings(Swept):
         parsers = {f.name: f.metadata.get("parse", own.get(f.name, str)) for f in fields(cls)}
         found: dict[str, Any] = {}
         for name, value in values.items():
+            if name in REMOVED and value == REMOVED[name]:
+                continue
             if name not in parsers:
                 raise UsageError(f"another version of ddp-bench has set {name}; use that one")
             if value is not None:

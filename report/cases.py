@@ -229,9 +229,9 @@ def _rates(row: Row, manifest: Manifest, price: float | None) -> Mapping[str, fl
                 found |= achieved.scaled(100 / peak).columns(name)
     if (bus := _bus_gb_per_s(row)) is not None:
         found |= bus.columns("bus_gb_per_s")
-    sustained = finite(row["images_per_s_sustained"])
-    if sustained and num_devices and unit_of(row) == IMAGES:
-        found["epoch_h"] = EPOCH_IMAGES / sustained / 3600
+    with_pauses = finite(row["images_per_s_sustained"])
+    if with_pauses and num_devices and unit_of(row) == IMAGES:
+        found["epoch_h"] = EPOCH_IMAGES / with_pauses / 3600
         if price is not None:
             found["epoch_cost"] = found["epoch_h"] * num_devices * price
     return found

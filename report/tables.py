@@ -113,8 +113,6 @@ def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> T
         *NAME,
         figures("Throughput", "images_per_s", per_s),
         figures("Throughput, pauses included", "images_per_s_sustained", per_s),
-        figures("Throughput, steady state", "steady_images_per_s", per_s),
-        figures("Steady state against the start", "steady_change_pct", "%"),
         _AGAINST,
         SPEEDUP,
         _EFFICIENCY,
@@ -146,10 +144,9 @@ def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> T
     }
     note = (
         "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic "
-        "counts three times the forward's matrix products and convolutions. Steady state is the last half of "
-        "--sustain, the start its first tenth. The proofs say how far, relatively, a case was off the plain "
-        "module before it was timed: its gradients, and what two steps add to the parameters. cases.csv "
-        "holds the measured numbers under the name in column “Id”."
+        "counts three times the forward's matrix products and convolutions. The proofs say how far, "
+        "relatively, a case was off the plain module before it was timed: its gradients, and what two steps "
+        "add to the parameters. cases.csv holds the measured numbers under the name in column “Id”."
     )
     said = "".join(words for name, words in notes.items() if ok[name].notna().any())
     return table("Every column", note + said, ok, columns)

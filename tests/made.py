@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,9 +73,7 @@ def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequenc
     writer.replace("comparisons.csv", typed_frame([one.row() for one in comparisons], COMPARISONS))
 
 
-def recorded(blocks: Iterable[tuple[str, str, int]], sustained_s: Mapping[str, float] = {}) -> Any:
-    """The record of a run in which nothing failed: its blocks, and how long its cases trained after them."""
+def recorded(blocks: Iterable[tuple[str, str, int]]) -> Any:
+    """The record of a run in which nothing failed, of these blocks."""
     state = SimpleNamespace(settled={})
-    return SimpleNamespace(
-        measured=lambda: set(blocks), sustained_s=lambda: sustained_s, journal=SimpleNamespace(state=state)
-    )
+    return SimpleNamespace(measured=lambda: set(blocks), journal=SimpleNamespace(state=state))

@@ -49,7 +49,6 @@ WEAKENS = {
     "two levels": SIZES,
     "outliers": SIZES,
     "drift": TRANSFER,
-    "steady rate": TRANSFER,
     "slow links": TRANSFER,
 }
 """The first claim that a kind of caution weakens: which is faster; by how much, in this run; whether times

@@ -178,7 +178,7 @@ NOT_INTERLEAVED = "Not interleaved: a change may be the machine's."
 
 UNKNOWN_REF = "REF"
 
-LEFT_OUT = {"out", "name", "sustain", "race", "trace", "calibrate", "allreduce_curve"}
+LEFT_OUT = {"out", "name", "race", "trace", "calibrate", "allreduce_curve"}
 """Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
 
 

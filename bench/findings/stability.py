@@ -18,10 +18,9 @@ import scipy
 from ..cli import command, speaker
 from ..results.aggregate import images_per_s_by_round, rate_half_widths, units_per_step
 from ..results.round_times import ByRound, RoundTimes
-from ..results.schema import records
 from .cautions import Caution
-from .numbers import TIMES, per_second, plural, rate
-from .wording import estimate, own_devices, unit_of_cases
+from .numbers import TIMES, per_second, rate
+from .wording import own_devices, unit_of_cases
 
 FALSE_ALARMS = 0.01
 """Share of runs with noise only in which a check speaks; those that test then alarm in at most 4%."""
@@ -65,7 +64,6 @@ def cautions(cases: pd.DataFrame, times: RoundTimes, *, target: float | None) ->
         drift,
         _two_levels(steady, unit),
         _outliers(steady),
-        _without_pause(ok),
     )
     return [caution for caution in checks if caution is not None]
 
@@ -235,32 +233,6 @@ def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
         f"others of their case, over {100 * OUTLYING:.0f}% and {MOST_DEVIATIONS:g} times their scatter; the "
         f"longest {longest:.2f}{TIMES} their median ({case_id}, round {round_index})",
         advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",
-    )
-
-
-def _without_pause(ok: pd.DataFrame) -> Caution | None:
-    """Find cases whose rate without a pause is beyond that in the rounds, and both intervals."""
-    rates = {
-        str(row["case_id"]): (estimate(row, "steady_images_per_s"), estimate(row, "images_per_s"))
-        for row in records(ok)
-    }
-    changes = {
-        case_id: steady.estimate / usual.estimate - 1
-        for case_id, (steady, usual) in rates.items()
-        if steady and usual and (steady.high < usual.low or steady.low > usual.high)
-    }
-    changes = {case_id: change for case_id, change in changes.items() if abs(change) > MATTERS}
-    if not changes:
-        return None
-    worst = max(changes, key=lambda case_id: abs(changes[case_id]))
-    slower = changes[worst] < 0
-    return Caution(
-        kind="steady rate",
-        case_id=worst,
-        text=f"{len(changes)} of {plural(len(rates), 'case')} without a pause at another rate than in the "
-        f"rounds (at most {worst}: {100 * changes[worst]:+.1f}% in the last half of --sustain)",
-        advice="the rate without a pause is what a long training gets; "
-        + (f"{command('doctor')} for clocks and limits" if slower else "a higher --steps comes closer"),
     )
 
 

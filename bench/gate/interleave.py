@@ -47,7 +47,7 @@ def measure_launches(
     if num_launches < 1:
         raise UsageError(f"--launches {num_launches}: give 1 or more")
     # A mistake is said before anything starts.
-    settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "sustain", "race"))
+    settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "race"))
     arguments = from_any_folder(arguments, settings)
     with interrupted_by_signals(), contextlib.ExitStack() as stack:
         if out is None:

@@ -21,7 +21,7 @@ from .comparisons import ONE, Comparison, compared, compile_mode, over_default
 from .gpu_load import DEVICE_ALLOCS
 from .round_times import ByRound, RoundTimes
 from .schema import BUCKETS, CASES, METRICS, records, typed_frame
-from .typical import FITTED, UNKNOWN, Typical, steady
+from .typical import FITTED, UNKNOWN, Typical
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""
@@ -134,8 +134,6 @@ def case_rows(
                 "num_rounds": len(timed),
                 "num_blocks": sum(map(len, found.step_ms.values())),
             }
-            for name, interval in steady(found, units[case_id]).items():
-                row |= interval.columns(name)
             row |= _slowdown(timed, found.step_ms.get("anatomy", {}))
             row |= _columns("rank_skew_ms", _median(found.skew_ms.values()))
             row["slowest_rank"] = found.slowest_rank()

@@ -134,14 +134,6 @@ MEASURED: tuple[Column, ...] = (
         "units of all timed blocks / time of their longest ranks: slow steps included",
         above=0,
     ),
-    *with_ends(
-        "steady_images_per_s",
-        "units per second in the last half of `--sustain`: the mean over its blocks",
-        above=0,
-    ),
-    *with_ends(
-        "steady_change_pct", "`steady_images_per_s` against the first tenth of `--sustain`; above 0 is faster"
-    ),
     Column("step_ms_p50", "float", "median step time, all ranks and timed steps", above=0),
     Column("step_ms_p75", "float", "75th percentile of the step time", above=0),
     Column("step_ms_p95", "float", "95th percentile of the step time", above=0),
@@ -223,7 +215,7 @@ MEASURED: tuple[Column, ...] = (
     ),
     count_column(
         "device_allocs",
-        "times that timed steps, `no_sync` and `--sustain` included, asked a GPU's driver for memory: of all "
+        "times that timed steps, those under `no_sync` included, asked a GPU's driver for memory: of all "
         "blocks and ranks; empty on a CPU",
         first=0,
     ),

@@ -121,10 +121,6 @@ class Recorder:
             for round_index in rounds
         )
 
-    def sustained_s(self) -> dict[str, float]:
-        """How long each case has trained after the rounds."""
-        return {case_id: case.sustained_s for case_id, case in self.times.cases.items()}
-
     @property
     def rounds(self) -> int:
         """The last round with a timed block."""
@@ -169,7 +165,7 @@ class Recorder:
         self.times.add(rows)
         longest_s = max(row["block_ms"] for row in rows) / 1000
         self.elapsed_s = max(self.elapsed_s, (rows[0].get("started_s") or 0.0) + longest_s)
-        if rows[0]["phase"] in (*FITTED, "sustained"):
+        if rows[0]["phase"] in FITTED:
             self.timed_s += longest_s
 
     def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:

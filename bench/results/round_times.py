@@ -51,8 +51,6 @@ class CaseTimes:
     """Timed steps of all blocks."""
     timed_ms: float = 0.0
     """Time of the longest ranks over all timed blocks."""
-    sustained_ms: ByRound = field(default_factory=dict)
-    """Time of the longest rank over each `sustained` block, by its number."""
     details: dict[str, ByRound] = field(default_factory=dict)
     """Columns of cases.csv that blocks carry in their detail, medians over ranks."""
     device_allocs: array[int] = field(default_factory=lambda: array("q"))
@@ -76,8 +74,6 @@ class CaseTimes:
             for row in rows:
                 if isinstance(row.get("steps_ms"), str):
                     self.steps_ms.extend(map(float, row["steps_ms"].split()))
-        elif phase == "sustained":
-            self.sustained_ms[round_index] = max(row["block_ms"] for row in rows)
         detailed = [row for row in rows if isinstance(row.get("detail"), str)]
         if detailed:
             self._add_details(round_index, detailed, num_ranks=len(rows))
@@ -105,11 +101,6 @@ class CaseTimes:
         for name, found in moments.items():
             ranks, figures = zip(*found, strict=True)
             self.moments.setdefault(name, []).append((ranks, np.array(figures, dtype=np.float32)))
-
-    @property
-    def sustained_s(self) -> float:
-        """How long the case has trained after the rounds."""
-        return sum(self.sustained_ms.values()) / 1000
 
     def slowest_rank(self) -> int | None:
         """The rank that most often took longest, the lowest of several; None without a `no_sync` block."""
@@ -156,8 +147,7 @@ class RoundTimes:
     def add(self, rows: Sequence[Row]) -> None:
         self.cases.setdefault(str(rows[0]["case_id"]), CaseTimes()).add(rows)
         launch = rows[0].get("launch")
-        if rows[0]["phase"] != "sustained":  # whose rounds are numbers of blocks
-            self.launches.setdefault(int(rows[0]["round"]), 1 if pd.isna(launch) else int(launch))
+        self.launches.setdefault(int(rows[0]["round"]), 1 if pd.isna(launch) else int(launch))
 
     def of_case(self, case_id: str) -> CaseTimes:
         return self.cases.get(case_id) or CaseTimes()

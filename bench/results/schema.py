@@ -12,7 +12,7 @@ from .column_types import Column, Metric, count_column, text_column, with_ends
 if TYPE_CHECKING:
     import pandas as pd
 
-PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration", "sustained")
+PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration")
 """What a block measured; only `timed` blocks make throughput."""
 
 CASES: tuple[Column, ...] = IDENTITY + MEASURED
@@ -21,14 +21,13 @@ BLOCKS: tuple[Column, ...] = (
     text_column("case_id", "the case, as in cases.csv", needed=True),
     text_column(
         "phase",
-        "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace`, `calibration` or `sustained`",
+        "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace` or `calibration`",
         needed=True,
         among=PHASES,
     ),
     count_column(
         "round",
-        "1, 2, ...; 0 for warm-up before the first round and a GPU's trace after the last; "
-        "of `sustained` the block's number",
+        "1, 2, ...; 0 for warm-up before the first round and a GPU's trace after the last",
         needed=True,
         first=0,
     ),

@@ -23,7 +23,6 @@ from ..provenance import own_git_state, own_version
 from ..settings import Settings
 from ..text import visible
 from ..worker import messages as m
-from . import sustain
 from .stop_rule import expected_half_width
 from .workers import Workers
 
@@ -81,11 +80,6 @@ def print_plan(job: m.ResolvedJob, steps_ms: Sequence[float]) -> None:
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
     print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
-    if sustained_s := sustain.expected_s(job.plan, job.settings):
-        print(
-            f"After that {format_s(sustained_s)} of training without a pause (--sustain), in all "
-            f"{format_s(expected + sustained_s)}."
-        )
     if (known := expected_half_width(job.plan, job.settings, steps_ms, expected_s=expected)) is not None:
         print(
             f"Comparisons will be known to about ±{short(100 * known, 2)}% by then, if all cases scatter as "

@@ -68,7 +68,7 @@ class CaseRunner:
         self._earlier = recorder.measured()
         """Blocks of earlier attempts."""
         self._started_s = time.perf_counter() - recorder.elapsed_s
-        self._stop_rule = StopRule(settings, recorder, self._rounds_s)
+        self._stop_rule = StopRule(settings, recorder, self.elapsed_s)
         self._schedule = Schedule(settings)
         self._said: set[str] = set()
         self.live: list[LiveCase] = []
@@ -287,10 +287,6 @@ class CaseRunner:
                 f"no end of the wait for this run's turn within {limit_s:g} s: another run on this machine "
                 "has it"
             ) from None
-
-    def _rounds_s(self) -> float:
-        """Seconds of the run but for those of training after the rounds, to which no limit applies."""
-        return self.elapsed_s() - sum(self.recorder.sustained_s().values())
 
     def _show(self, what: str, position: int, total: int) -> None:
         self.console.progress(what, position, total, self._stop_rule.left_s())

@@ -32,9 +32,7 @@ GROUPS = {
     "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
     "DDP settings": (*DDP_AXES, "backend"),
     "pipeline settings": PIPELINE_AXES,
-    "how long": (
-        *("margin", "max_time", "rounds", "precision_target", "race", "steps", "sustain", "case_timeout"),
-    ),
+    "how long": (*("margin", "max_time", "rounds", "precision_target", "race", "steps", "case_timeout"),),
     "where to and how shown": ("out", "name"),
 }
 """Settings by the title of their group in `--help`, in the order of reading."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Protocol
 
 from ..case import Case
 from ..plan import Planned, is_base
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
-from .sustain import Placed, blocks_left, is_sustained
 
 INSTRUMENTED = ("anatomy", "trace")
 
@@ -18,6 +18,16 @@ INSTRUMENTED_EVERY = 5
 
 AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
+
+
+class Placed(Protocol):
+    """A case of a plan, prepared or not."""
+
+    @property
+    def case(self) -> Case: ...
+
+    @property
+    def oversubscribed(self) -> bool: ...
 
 
 def passes_of(case: Case, settings: ResolvedSettings) -> list[str]:
@@ -82,12 +92,10 @@ def unfinished(
 ) -> list[tuple[int, Planned]]:
     """The cases of a plan that have something left to measure, with their places in it."""
     settled = recorder.journal.state.settled
-    measured, sustained_s = recorder.measured(), recorder.sustained_s()
+    measured = recorder.measured()
 
     def is_done(planned: Planned) -> bool:
         case_id = planned.case.case_id
-        if is_sustained(planned, settings) and blocks_left(settings, sustained_s.get(case_id, 0.0)):
-            return False
         return settings.rounds is not None and all(
             (case_id, phase, r) in measured for phase, r in _fixed_blocks(planned, settings, settings.rounds)
         )

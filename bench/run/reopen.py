@@ -34,7 +34,7 @@ from ..results.store import FolderLock, read_manifest
 from ..settings import Settings
 from .failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
 
-MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
+MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
 """Settings that `--resume` takes anew: how long to measure, not what is measured."""
 
 CODE = "workload"

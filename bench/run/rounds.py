@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from ..results.aggregate import rate_half_widths
 from ..results.case_columns import EQUAL_LAYOUT
 from ..results.journal import State
 from ..worker import messages as m
-from . import sustain
 from .alone import measure_curves, measure_rates
 from .case_runner import CaseRunner
 from .failures import block_s
@@ -79,7 +77,6 @@ class Rounds(CaseRunner):
         if num_rounds > earlier_rounds:
             self._note_load()
         # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
-        self._sustain()
         self._trace_last()
         self.console.progress_done()
         return reason
@@ -233,34 +230,6 @@ class Rounds(CaseRunner):
         is_dp, after_dp = live.case.mode == "dp", self._follows_dp
         self._follows_dp = is_dp
         return self._shares_memory or is_dp != after_dp
-
-    def _sustain(self) -> None:
-        """After the rounds, train every case with devices of its own without a pause, in the plan's order."""
-        cases = [live for live in self.live if sustain.is_sustained(live, self.settings)]
-        for position, live in enumerate(cases):
-            before = [n for c, p, n in self._earlier if (c, p) == (live.case.case_id, "sustained")]
-            limit_s = sustain.limit_s(self.settings, live.longest_step_s, live.step_s)
-            for number in itertools.count(1 + max(before, default=0)):
-                steps = self._sustained_steps(cases[position:])
-                what = f"sustained block {number}"
-                if not steps or not self._measure_block(
-                    live, "sustained", number, position, what, steps, limit_s
-                ):
-                    break
-            # Between blocks of one case it would be a pause.
-            self.console.table(case_table(self.recorder.write()))
-
-    def _sustained_steps(self, cases: Sequence[LiveCase]) -> int:
-        """Steps of the next block of the first of `cases`, those still to train; 0 where it is enough."""
-        case_id = cases[0].case.case_id
-        times = self.recorder.times.of_case(case_id)
-        steps = sustain.next_steps(self.settings, times)
-        if steps:
-            done = len(times.sustained_ms)
-            total = done + sustain.blocks_left(self.settings, times.sustained_s)
-            seconds = sustain.left_s(self.settings, cases, self.recorder.sustained_s())
-            self.console.progress(f"sustained {case_id}", done, total, seconds)
-        return steps
 
     def _drop_slowest(self, num_rounds: int) -> None:
         """In a race, measure no further what is slowest; its results stay."""

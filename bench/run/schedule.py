@@ -71,7 +71,7 @@ class Schedule:
     """Seconds of the last of them."""
 
     def add(self, one: LiveCase, phase: str, seconds: float) -> None:
-        if phase in ("warmup", "sustained"):
+        if phase == "warmup":
             return
         case_id = one.case.case_id
         kind = "instrumented" if phase in INSTRUMENTED else phase

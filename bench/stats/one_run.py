@@ -121,33 +121,6 @@ class TwoWayFit:
         return errors, np.maximum(freedom, 1.0), np.hstack([both, launch_part])
 
 
-@dataclass(frozen=True)
-class SeriesNoise:
-    """How the values of a series scatter whose neighbours resemble each other, as those of AR(1) do."""
-
-    variance: float
-    """Of a single value; NaN where fewer than `MIN_ROUNDS` are known."""
-    correlation: float
-    freedom: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> SeriesNoise:
-        """From neighbours; their correlation is taken as that of a run's rounds is."""
-        size = len(values)
-        correlation = _round_correlation(np.asarray(values, dtype=float))
-        if size < MIN_ROUNDS:
-            return cls(math.nan, correlation, 1.0)
-        factor, freedom = (float(found[0]) for found in _ar1(correlation, np.array([size])))
-        of_mean = factor * float(np.var(values, ddof=1)) / size
-        return cls(of_mean / _mean_variance(correlation, size), correlation, max(freedom, 1.0))
-
-    def interval(self, estimate: float, *sizes: int) -> Interval:
-        """95%, about a sum or difference of means, each of as many neighbours as its size."""
-        variance = self.variance * sum(_mean_variance(self.correlation, size) for size in sizes)
-        half = float(stdtrit(self.freedom, 0.975)) * math.sqrt(variance)
-        return Interval(estimate, estimate - half, estimate + half)
-
-
 def fit(step_ms: Array, launches: Launches | None = None) -> TwoWayFit:
     """Fit rounds x columns of step times in ms, in the order of time; NaN where a round has no visit.
 
@@ -283,11 +256,6 @@ def _ar1(correlation: float, sizes: npt.NDArray[np.int64]) -> tuple[Array, Array
         factors[sizes == n] = total / n / (expected / (n - 1))
         freedoms[sizes == n] = expected**2 / spread
     return factors, freedoms
-
-
-def _mean_variance(correlation: float, size: int) -> float:
-    """Variance of the mean of so many values of an AR(1) series, for a variance of 1."""
-    return float(_row_sums(correlation, size).sum()) / size**2
 
 
 def _row_sums(ratio: float, n: int) -> Array:

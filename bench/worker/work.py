@@ -27,8 +27,8 @@ ANATOMY_STEPS = 2
 MOST_BLOCKS = 3
 """Blocks whose steps still ask a GPU's driver for memory only lead in; after so many one counts as it is."""
 
-STEPS_ALONE = ("timed", "no_sync", "sustained")
-"""Phases whose blocks are steps and nothing else; those of `sustained` follow each other without a pause."""
+STEPS_ALONE = ("timed", "no_sync")
+"""Phases whose blocks are steps and nothing else."""
 
 
 def measure(
@@ -65,7 +65,7 @@ def _measured(
     if phase in STEPS_ALONE:
         step = trainer.local_step if phase == "no_sync" else trainer.step
         gpus = gpus_of(live.case, place)
-        lead_in = 0 if phase == "sustained" else LEAD_IN_STEPS[place.device.type]
+        lead_in = LEAD_IN_STEPS[place.device.type]
         block = partial(run_block, step, steps, clock, lead_in=lead_in, gpus=gpus)
         return _settled(block, live.group, place.device) if lead_in else block()
     if phase == "comm":

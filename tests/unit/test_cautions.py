@@ -289,44 +289,6 @@ def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions():
     assert cautions(cases, RoundTimes.of(broken[broken["block_ms"] > 0]), target=0.02) == []
 
 
-def sustained(rounds, after):
-    """The caution about a case with these step times in the rounds and these without a pause."""
-    planned = plan()[0]
-    rows = block_rows(planned.case.case_id, planned.case.mode, rounds)
-    rows += block_rows(planned.case.case_id, planned.case.mode, after, "sustained")
-    times = RoundTimes.of(typed_frame(rows, BLOCKS))
-    made = cautions(case_rows([Outcome(planned)], times), times, target=None)
-    return next((caution for caution in made if caution.kind == "steady rate"), None)
-
-
-@pytest.mark.parametrize(
-    ("ms", "said", "advice"), [(110.0, "-9.1%", "bench.doctor"), (95.0, "+5.3%", "a higher --steps")]
-)
-def test_another_rate_without_a_pause_is_told(ms, said, advice):
-    wobble = [1.0, 1.001, 0.999, 1.0005, 0.9995] * 4
-    caution = sustained([100 * w for w in wobble], [ms * w for w in wobble])
-    assert caution.case_id == plan()[0].case.case_id
-    assert f"{said} in the last half of --sustain" in caution.text
-    assert advice in caution.advice
-
-
-def test_a_rate_within_two_percent_or_the_intervals_is_no_caution():
-    alike = [100.0, 100.1, 99.9] * 7
-    assert sustained(alike, [1.015 * ms for ms in alike]) is None
-    rng = np.random.default_rng(10)
-    noisy = 100 * np.exp(0.2 * rng.normal(size=20))
-    assert sustained(noisy, list(1.04 * noisy)) is None
-    assert sustained(alike, [150.0] * 4) is None, "four blocks have no interval"
-    assert sustained([100.0, 100.0], [150.0] * 20) is None, "two rounds have none"
-
-
-@pytest.mark.campaign
-def test_mere_noise_is_not_called_another_rate():
-    rng = np.random.default_rng(11)
-    alarms = sum(sustained(log_normal(rng, 20), log_normal(rng, 20)) is not None for _ in range(TRIALS))
-    assert alarms <= 4, alarms
-
-
 def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():
     assert found([100.0] * 20, [50.0] * 20) == {}
     rng = np.random.default_rng(9)

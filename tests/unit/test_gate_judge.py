@@ -215,7 +215,7 @@ def test_the_command_measures_what_the_run_measured(run):
     command = shlex.split(interleave_command(manifest, manifest))
     start, arguments = command[:5], command[6:]
     assert start == ["python", "-m", "bench.gate", "--interleave", str(manifest.git.commit)[:12]]
-    refused = ("resume", "dry_run", "json", "out", "sustain")
+    refused = ("resume", "dry_run", "json", "out")
     settings = settings_of(arguments, decided=refused)
     for name in ("modes", "gpus", "arch", "batch_size", "image_size", "bucket_cap_mb", "rounds", "max_time"):
         assert getattr(settings, name) == getattr(manifest.settings, name), name

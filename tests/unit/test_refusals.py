@@ -13,7 +13,7 @@ TO_RUN = "-- python -m bench.run --rate x"
 
 MISTAKES = {
     "run": [
-        ("--sustain soon", "'soon' is not a duration"),
+        ("--case-timeout soon", "'soon' is not a duration"),
         *(
             (f"--device cpu {given} --out {{empty}}/run", message)
             for given, message in (

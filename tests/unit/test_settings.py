@@ -48,7 +48,7 @@ def test_every_preset_resolves(preset):
         ({"bucket_cap_mb": "-1"}, "above 0"),
         ({"bucket_cap_mb": "25/x"}, "not a number of MiB"),
         *(({"max_time": time}, "not a duration") for time in ("soon", "0s")),
-        *(({"max_time": "10"}, "10s or 10m"), ({"sustain": 10}, "10s or 10m")),
+        *(({"max_time": "10"}, "10s or 10m"), ({"case_timeout": 10}, "10s or 10m")),
         ({"case_timeout": "1.5"}, "1.5s or 1.5m"),
         ({"case_timeout": "0.000000001s"}, "of 0.1s or more"),
         ({"gpus": "2,999999999"}, "more than 4096 devices"),

@@ -19,7 +19,7 @@ from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.results.schema import CASES, FILES, typed_frame
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
 from ddp_bench.bench.run.reopen import check_same, fail_case, open_run, settings_of, settle_fault
-from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.settings import REMOVED, Settings
 
 BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
 
@@ -219,6 +219,14 @@ def test_stored_settings_are_read_as_options_are(wrong, tmp_path):
 def test_a_setting_of_another_version_is_no_setting_to_go_on_with(tmp_path):
     telling(tmp_path, Settings().stored() | {"warp": 9})
     with pytest.raises(UsageError, match="another version of ddp-bench has set warp; use that one"):
+        settings_of(tmp_path, {})
+
+
+def test_a_removed_setting_matters_only_where_it_was_set(tmp_path):
+    telling(tmp_path, Settings().stored() | REMOVED)
+    assert settings_of(tmp_path, {}) == Settings()
+    telling(tmp_path, Settings().stored() | {"sustain": 300.0})
+    with pytest.raises(UsageError, match="another version of ddp-bench has set sustain; use that one"):
         settings_of(tmp_path, {})
 
 

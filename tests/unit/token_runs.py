@@ -43,7 +43,7 @@ def blocks_of(planned, scale):
     for phase, phase_ms in phases.items():
         more = block_rows(case.case_id, case.mode, [phase_ms] * ROUNDS, phase)
         rows += [row | {"detail": json.dumps(anatomy)} if phase == "anatomy" else row for row in more]
-    return rows + block_rows(case.case_id, case.mode, [1.2 * ms] * 20, "sustained")
+    return rows
 
 
 def token_run(folder, *, scale=1.0, **manifest):
