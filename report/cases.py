@@ -31,9 +31,8 @@ from ..bench.findings.wording import (
 from ..bench.manifest import Manifest
 from ..bench.plan import equal_layout_reason
 from ..bench.results.aggregate import bus_gb
-from ..bench.results.comparisons import Comparison, compile_mode
+from ..bench.results.comparisons import compile_mode
 from ..bench.results.schema import records
-from ..bench.results.typical import Typical
 from ..bench.settings import IMAGES
 from ..bench.stats.interval import Interval
 from .drawing import Mark
@@ -182,24 +181,6 @@ def mark(x: float, value: Interval, row: Row, unit: str, *, note: str = "") -> M
     name = case_label(row)
     parts = (name, with_interval(value, unit), plural(rounds, "round") if rounds else "")
     return Mark(x, value, truth(row["oversubscribed"]), " · ".join(filter(None, parts)), note)
-
-
-def answered_ratio(
-    row: Row, reference: Row, comparisons: Sequence[Comparison], typical: Typical
-) -> Interval | None:
-    """Divide throughput as the run's answers do, with the interval of theirs; else by the fit, where it can.
-
-    A page must not have two intervals of one ratio, of which one excludes 1 and the other does not.
-    """
-    ids = (text(row["case_id"]), text(reference["case_id"]))
-    for one in comparisons:
-        if (one.case_id, one.reference_id) == ids:
-            return one.ratio
-        if (one.reference_id, one.case_id) == ids:
-            return one.ratio.inverted()
-    if not typical.has(*((case_id, "timed") for case_id in ids)):
-        return None
-    return typical.ratio(ids[1], ids[0]).scaled(row["global_batch"] / reference["global_batch"])
 
 
 def with_rates(cases: pd.DataFrame, manifest: Manifest, price: float | None) -> pd.DataFrame:

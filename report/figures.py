@@ -1,4 +1,4 @@
-"""The figures of a run's cases: scaling curves, ratios, memory, rounds.
+"""The figures of a run's cases: the scaling curve, and rounds over time.
 
 Each function returns None where there is nothing to draw.
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
+from ..bench.findings.numbers import finite, per_second, plural, quantity, rate
 from ..bench.findings.stability import pace
 from ..bench.findings.wording import Row, case_label, estimate, settings_label, short_mode, text
 from ..bench.results.aggregate import images_per_s_by_round, units_per_step
-from ..bench.results.comparisons import Comparison
 from ..bench.results.round_times import RoundTimes
 from ..bench.results.schema import records
-from ..bench.results.typical import Typical
-from .cases import WorkloadCases, answered_ratio, by_mode, headline_count, mark
+from .cases import WorkloadCases, by_mode, headline_count, mark
 from .drawing import Figure, Line, Mark, bare, chart, ideal
 
 BARS = "Bars are 95% intervals."
@@ -25,8 +23,7 @@ BARS = "Bars are 95% intervals."
 LOG_FROM = 16
 """Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
 
-_LOOKS: Mapping[str, str] = {"single": "single", "dp": "dp", "ddp": "ddp"}
-_DRAWN = {"efficiency": (100.0, "%"), "peak_mem_mib": (1.0, "MiB")}
+_DRAWN = {"efficiency": (100.0, "%")}
 """Factor and unit of columns that are no rates."""
 
 
@@ -53,77 +50,6 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     )
 
 
-def efficiency(workload: WorkloadCases, *, key: str) -> Figure | None:
-    """Draw efficiency in percent against devices, 100 being ideal."""
-    lines = [line for line in by_devices(workload, "efficiency") if line.look != "single"]
-    if not lines:
-        return None
-    counts, marks = counts_of(lines), _at_headline(lines)
-    kept = ", ".join(f"{name} {with_interval(m.value, '%')}" for m, name in marks)
-    dotted = ideal("ideal", dict.fromkeys({1.0, *counts}, 100.0))
-    return over_devices(
-        key=f"{key}-efficiency",
-        title="Scaling efficiency",
-        panels={f"efficiency, {workload.scaling} scaling (%)": [*lines, dotted]},
-        x_label=f"devices ({workload.device}s)",
-        caption=f"Efficiency at {on_devices(marks[0][0], workload.device)}: {kept}.",
-        how_to_read="Efficiency is throughput over that of “single”, divided by the number of devices; "
-        f"100% is ideal. {BARS}",
-    )
-
-
-def dp_against_ddp(
-    workload: WorkloadCases, typical: Typical, comparisons: Sequence[Comparison], *, key: str
-) -> Figure | None:
-    """Draw throughput of DDP over that of DataParallel; None where no device count has both."""
-    dp = {row["num_devices"]: row for row in records(by_mode(workload.cases, "dp"))}
-    marks, other = [], "DP"
-    for row in records(by_mode(workload.cases, "ddp")):
-        reference = dp.get(row["num_devices"])
-        if reference and (ratio := answered_ratio(row, reference, comparisons, typical)):
-            marks.append(mark(row["num_devices"], ratio, row, TIMES))
-            other = short_mode(reference)
-    if not marks:
-        return None
-    lines = [Line(f"DDP / {other}", "ddp", tuple(marks))]
-    equal = ideal("equally fast", dict.fromkeys({1.0, *counts_of(lines)}, 1.0))
-    said = [f"{with_interval(m.value, TIMES)} on {on_devices(m, workload.device)}" for m in marks]
-    return over_devices(
-        key=f"{key}-ratio",
-        title="DDP against DataParallel",
-        panels={f"throughput of DDP / {other} ({TIMES})": [*lines, equal]},
-        x_label=workload.devices_label,
-        caption=f"Throughput of DDP over {other}: {'; '.join(said)}.",
-        how_to_read="Above the dotted line DDP is faster, below it DataParallel. The ratio is formed inside "
-        "each round, so drift of the machine cancels; bars are 95% intervals, those of the answers above: "
-        "one that crosses the line leaves open which is faster.",
-        from_zero=False,
-    )
-
-
-def memory(workload: WorkloadCases, *, key: str) -> Figure | None:
-    """Draw the most memory in use on the fullest device; None where no case tells."""
-    lines = by_devices(workload, "peak_mem_mib")
-    if not lines:
-        return None
-    most = counts_of(lines)[-1]
-    said = [f"{s.label} {quantity(m.value.estimate, 'MiB')}" for s in lines for m in s.marks if m.x == most]
-    why = {
-        "dp": " DataParallel gathers outputs and gradients on device 0.",
-        "ddp": " DDP adds its buckets on every device.",
-    }
-    return over_devices(
-        key=f"{key}-memory",
-        title="Memory per device",
-        panels={"peak memory of the fullest device (MiB)": lines},
-        x_label=workload.devices_label,
-        caption=f"On {plural(most, workload.device)}: {', '.join(said)}.",
-        how_to_read="Lower is better. The most memory that a case's tensors take on the device that needs "
-        f"most of it.{''.join(why.get(line.look, '') for line in lines)} It is counted once, before the "
-        "rounds, so it has no interval.",
-    )
-
-
 def over_devices(
     *,
     panels: Mapping[str, Sequence[Line]],
@@ -139,20 +65,20 @@ def over_devices(
     return chart(panels=panels, ticks=ticks, log_x=is_long, log_y=log_y and is_long, **words)
 
 
-def by_devices(workload: WorkloadCases, column: str, looks: Mapping[str, str] = _LOOKS) -> list[Line]:
+def by_devices(workload: WorkloadCases, column: str) -> list[Line]:
     """Make a line per mode of `column` over device counts, DDP at its usual settings."""
     made = []
     factor, unit = _DRAWN.get(column, (1.0, per_second(workload.unit)))
-    for mode, look in looks.items():
+    for mode in ("single", "dp", "ddp"):
         rows = records(by_mode(workload.cases, mode))
         known = [(row, found) for row in rows if (found := estimate(row, column)) is not None]
         if known:
             marks = (mark(float(row["num_devices"]), v.scaled(factor), row, unit) for row, v in known)
-            made.append(Line(line_name(rows[0]), look, tuple(marks)))
+            made.append(Line(_line_name(rows[0]), mode, tuple(marks)))
     return made
 
 
-def line_name(row: Row) -> str:
+def _line_name(row: Row) -> str:
     """Name the line of a mode, with what of its settings is not usual."""
     unusual = settings_label(row, with_cap=text(row["bucket_cap_mb"]) != "default")
     return ", ".join(filter(None, (short_mode(row), unusual)))

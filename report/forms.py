@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..bench.findings.numbers import TIMES, finite, number, per_second, plural, quantity, rate, times
+from ..bench.findings.numbers import TIMES, finite, number, per_second, times
 from ..bench.findings.wording import Row, case_name, estimate, text, unit_of_cases
 from ..bench.results.schema import records
 from ..bench.settings import COMPARATORS, STAGED
 from .cases import WorkloadCases, by_mode
-from .drawing import Figure
-from .figures import BARS, by_devices, counts_of, line_name, over_devices
 from .table import NAME, Section, Table, figures, table, words
 from .tables import SPEEDUP
 
@@ -26,7 +24,7 @@ FORMS = {
 """Modes by the form of parallel training that they belong to, in the order of its section."""
 
 
-def forms(measured: Sequence[WorkloadCases], *, key: str) -> Section | None:
+def forms(measured: Sequence[WorkloadCases]) -> Section | None:
     """Show every form of parallel training that was measured; None without a mode beside DP and DDP."""
     with_more = [w for w in measured if w.cases["mode"].isin(COMPARATORS).any()]
     if not with_more:
@@ -34,7 +32,6 @@ def forms(measured: Sequence[WorkloadCases], *, key: str) -> Section | None:
     several = len(measured) > 1
     rows = [_cases(w).assign(workload=w.label if several else "") for w in with_more]
     made = _table(pd.concat(rows))
-    drawn = [_figure(w, key=f"{key}-{i}") for i, w in enumerate(with_more, 1)]
     notes = [
         "Data parallel: every device has the model and a part of the batch (DP, DDP); sharded, it holds part "
         "of each parameter, gradient and optimizer state, and gathers a block while it computes (FSDP2). "
@@ -53,28 +50,8 @@ def forms(measured: Sequence[WorkloadCases], *, key: str) -> Section | None:
     return Section(
         "Forms of parallel training",
         notes,
-        list(filter(None, drawn)),
+        [],
         list(filter(None, [made])),
-    )
-
-
-def _figure(workload: WorkloadCases, *, key: str) -> Figure | None:
-    unit, looks = per_second(workload.unit), {mode: f"run{i}" for i, mode in enumerate(FORMS, start=1)}
-    panels = {
-        f"throughput ({unit})": by_devices(workload, "images_per_s", looks=looks),
-        "memory per device (MiB)": by_devices(workload, "peak_mem_mib", looks=looks),
-    }
-    panels = {name: lines for name, lines in panels.items() if lines}
-    if not panels:
-        return None
-    return over_devices(
-        key=f"{key}-forms",
-        title="Speed and memory of each form",
-        panels=panels,
-        x_label=workload.devices_label,
-        caption=_best(workload, counts_of(next(iter(panels.values())))[-1]),
-        how_to_read="Above: higher is better. Below, where memory was measured: lower is better; it is that "
-        f"of the tensors on the fullest device, and does not vary between rounds. {BARS}",
     )
 
 
@@ -84,18 +61,6 @@ def _cases(workload: WorkloadCases) -> pd.DataFrame:
     chosen = [by_mode(cases, m) if m != "pipeline" else cases[cases["mode"] == m] for m in ("single", *FORMS)]
     found: pd.DataFrame = pd.concat(chosen)
     return found
-
-
-def _best(workload: WorkloadCases, most: float) -> str:
-    """Say what is fastest at the most devices, and what takes the least memory."""
-    rows = [row for row in records(_cases(workload)) if row["num_devices"] == most]
-    best = max(rows, key=lambda row: finite(row["images_per_s"]) or 0.0)
-    said = f"On {plural(most, workload.device)}: most {per_second(workload.unit)} with {line_name(best)}, "
-    said += rate(estimate(best, "images_per_s"), workload.unit)
-    if held := [row for row in rows if finite(row["peak_mem_mib"]) is not None]:
-        least = min(held, key=lambda row: float(row["peak_mem_mib"]))
-        said += f"; least memory with {line_name(least)}, {quantity(finite(least['peak_mem_mib']), 'MiB')}"
-    return f"{said}."
 
 
 def _table(rows: pd.DataFrame) -> Table | None:

@@ -19,9 +19,7 @@ from ..bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Ver
 from ..bench.findings.wording import device_noun, own_devices, stand_ins, text, truth
 from ..bench.manifest import Manifest
 from ..bench.predict.output import Predictions
-from ..bench.results.aggregate import typical_of
 from ..bench.results.comparisons import EQUAL, FASTER, SLOWER
-from ..bench.results.schema import records
 from ..bench.results.store import FAILURES, RunData
 from ..bench.text import visible
 from . import caps, conditions, figures, forest, step, tables, timeline
@@ -208,7 +206,6 @@ def _run(
     cases, manifest = run.cases, run.manifest
     conclusion, comparisons = conclude_run(run), run.compared
     measured = workloads(cases)
-    typical = typical_of(run.times, records(run.cases))
     main: list[Figure] = []
     not_drawn: list[str] = []
     more: list[Figure] = []
@@ -223,12 +220,7 @@ def _run(
             step.breakdown(workload, comparisons, key=place),
             one_step,
         )
-        rest = (
-            figures.efficiency(workload, key=place),
-            figures.dp_against_ddp(workload, typical, comparisons, key=place),
-            figures.memory(workload, key=place),
-            figures.drift(workload, run.times, key=place),
-        )
+        rest = (figures.drift(workload, run.times, key=place),)
         suffix = f": {workload.name}" if len(measured) > 1 else ""
         for found, kept in ((first, main), (rest, more)):
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
@@ -258,7 +250,7 @@ def _run(
         ranks=conditions.ranks(manifest),
         topology=(manifest.environment.topology or "").strip("\n"),
         predicted=predicted(run, predictions, key=f"{key}-predicted") if predictions else None,
-        forms=forms(measured, key=f"{key}-forms"),
+        forms=forms(measured),
     )
 
 

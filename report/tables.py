@@ -52,6 +52,13 @@ SPEEDUP = figures("Speed-up", "speedup", TIMES)
 _EFFICIENCY = figures("Efficiency", "efficiency", "%", 100.0)
 _EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
 _HIDDEN = words("Hidden (%)", lambda row: hidden_percent(row, with_interval), "number")
+_PEAK = figures(
+    "Peak memory",
+    "peak_mem_mib",
+    "MiB",
+    meaning="in tensors, on the device that needs most; what libraries take beside them (CUDA, NCCL, oneDNN) "
+    "is not counted",
+)
 _COST = figures("Cost of an epoch", "epoch_cost")
 
 
@@ -102,7 +109,7 @@ def _results(ok: pd.DataFrame) -> Table | None:
         "all at once. Speed-up is throughput over that of “single”, efficiency is speed-up / devices. "
         "Exposed is what communication adds to the step, hidden the share of communication that it does not.",
         own,
-        (*NAME, throughput, _AGAINST, SPEEDUP, _EFFICIENCY, _EXPOSED, _HIDDEN, _COST, _ROUNDS),
+        (*NAME, throughput, _AGAINST, SPEEDUP, _EFFICIENCY, _EXPOSED, _HIDDEN, _PEAK, _COST, _ROUNDS),
         below=[f"{plural(folded, 'case')} on shared devices: see “Every column”."] if folded else [],
     )
 
@@ -122,7 +129,7 @@ def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> T
         figures("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
         figures("MFU", "mfu_pct", "% of the measured matrix rate"),
         figures("MFU", "mfu_sheet_pct", "% of the data sheet's peak"),
-        figures("Peak memory", "peak_mem_mib", "MiB"),
+        _PEAK,
         figures("Reserved memory", "reserved_mem_mib", "MiB"),
         figures("Epoch", "epoch_h", "h"),
         _COST,
@@ -138,9 +145,7 @@ def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> T
         "many of them at once multiplied large matrices before the first case, or the data sheet's peak.",
         "epoch_h": f" An epoch has the {EPOCH_IMAGES:,d} images of ImageNet-1k, of the size measured, at the "
         "throughput with pauses.",
-        "peak_mem_mib": " Memory is that of the worst device: peak is in tensors; what libraries take beside "
-        "them (CUDA, NCCL, oneDNN) is not counted.",
-        "reserved_mem_mib": " Reserved is what torch's allocator held for them.",
+        "reserved_mem_mib": " Reserved memory is what torch's allocator held for the tensors.",
     }
     note = (
         "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic "

@@ -67,7 +67,7 @@ def html_file(usual, tmp_path_factory):
 def test_same_run_gives_the_same_bytes_whatever_a_user_has_set_in_matplotlib(usual, html_file, tmp_path):
     with mpl.rc_context({"axes.spines.bottom": False, "svg.fonttype": "path"}):
         assert build([usual], tmp_path / "b.html").read_bytes() == html_file.read_bytes()
-    assert html_file.read_bytes().count(b"<svg") == 5
+    assert html_file.read_bytes().count(b"<svg") == 3
 
 
 def test_page_is_self_contained(html_file):

@@ -10,10 +10,8 @@ import pytest
 from PIL import Image
 from report_runs import (
     PHASES,
-    Drawn,
     case,
     communicating,
-    dashed,
     drawn,
     measured,
     paper_like,
@@ -24,13 +22,12 @@ from report_runs import (
 )
 from sample_runs import EVERY_SAMPLE, sample
 
-from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.build import render
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart
-from ddp_bench.report.figures import dp_against_ddp, drift
+from ddp_bench.report.figures import drift
 from ddp_bench.report.page import page
 from ddp_bench.report.step import REST, breakdown, step_bars
 from ddp_bench.report.timeline import agreeing, one_step, steps_of
@@ -138,47 +135,6 @@ def test_round_that_was_broken_off_does_not_speak_for_all_cases_and_two_show_no_
     assert [mark.x for mark in lines["median of 3 cases"]] == [1.0, 2.0, 3.0]
     assert lines["single, 1 GPU"][-1].y == pytest.approx(100 / 9)
     assert paces([timed(row, r, 100.0) for row in (SINGLE, DDP) for r in (1, 2)]) is None
-
-
-def ratio(cases, blocks):
-    data = run(cases, timed_blocks=blocks)
-    return dp_against_ddp(workloads(data.cases)[0], typical_of(data.times, ()), (), key="k")
-
-
-def test_ratio_is_formed_inside_each_round_so_that_drift_cancels():
-    # The machine slows threefold from round to round, and DDP takes 80% of DP's time in each of them.
-    slowed = [(r, 100.0 * 3**r) for r in range(1, 7)]
-    blocks = [timed(DP, r, ms) for r, ms in slowed] + [timed(DDP, r, 0.8 * ms) for r, ms in slowed]
-    figure = ratio([SINGLE, DP, DDP], blocks)
-    ((_, lines),) = drawn(figure)
-    assert lines["DDP / DP"] == [Drawn(2.0, *[pytest.approx(1.25)] * 3)]
-    assert lines["equally fast"] == [Drawn(1.0, 1.0), Drawn(2.0, 1.0)]
-    assert figure.caption.startswith("Throughput of DDP over DP: 1.25")
-
-
-def test_ratio_needs_both_modes_at_one_count_and_common_rounds():
-    four = case("ddp", 4, 180.0)
-    assert ratio([DP, four], [timed(DP, 1, 100.0), timed(four, 1, 90.0)]) is None
-    assert ratio([DP, DDP], [timed(DP, 1, 100.0), timed(DDP, 2, 90.0)]) is None
-    assert ratio([DP, DDP], []) is None
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_the_ratio_has_the_interval_of_the_answer_and_no_other(*, turned):
-    """The rounds by themselves give a narrower one; it would call faster what the answer leaves open."""
-    blocks = [timed(DP, r, 100.0 + r) for r in range(6)] + [timed(DDP, r, 80.0 + r) for r in range(6)]
-    data = run([SINGLE, DP, DDP], timed_blocks=blocks)
-    answer = Interval(1.25, 0.9, 1.7)
-    ids = (DP["case_id"], DDP["case_id"]) if turned else (DDP["case_id"], DP["case_id"])
-    one = Comparison(*ids, answer.inverted() if turned else answer, 0.05, 6)
-    typical = typical_of(data.times, ())
-    alone, answered = (
-        dp_against_ddp(workloads(data.cases)[0], typical, found, key="k") for found in ((), (one,))
-    )
-    by_rounds, shown = (drawn(figure)[0][1]["DDP / DP"][0] for figure in (alone, answered))
-    assert by_rounds.low > 1
-    assert (shown.y, shown.low, shown.high) == pytest.approx((1.25, 0.9, 1.7))
-    assert dashed("1.2 (0.9--1.7)") in answered.caption
 
 
 def figure(cases, comparisons=()):
