@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -13,11 +10,9 @@ import numpy as np
 from ..cli import to_json
 from ..errors import UsageError
 from ..findings.numbers import finite
-from ..findings.wording import CPU_STAND_IN, text
+from ..findings.wording import text
 from ..manifest import Host, Manifest, WorkloadCode
-from ..results.schema import EXPORTED, records
 from ..results.store import RunData
-from ..text import visible
 from .cases import Figure, MeasuredCase, filled, having, measured_cases
 from .main import DEFAULT
 
@@ -248,143 +243,3 @@ def _commit(manifest: Manifest) -> WorkloadCode:
     """The commit that was measured: of the user's workload where that is known, else of ddp-bench."""
     code, own = manifest.workload, manifest.git
     return code if code and code.commit else WorkloadCode(commit=own.commit, dirty=own.dirty)
-
-
-BASE_UNITS = {
-    "images/s": ("per_second", 1.0),
-    "ms": ("seconds", 1e-3),
-    "MiB": ("bytes", 2.0**20),
-    "": ("ratio", 1.0),
-}
-"""Prometheus' units, and how many of them one of ours has."""
-
-
-def prometheus(run: RunData) -> str:
-    """Write a gauge for every metric, and one for each end of its interval, with a sample per case.
-
-    Prometheus' text exposition format 0.0.4, which is valid OpenMetrics 1.0 as well. Samples have no time of
-    their own, which node_exporter's textfile collector would refuse; when the run began is a gauge.
-    """
-    cases = measured_cases(run)
-    note = f". {CPU_STAND_IN}" if any(case.note for case in cases) else ""
-    lines: list[str] = []
-    for column, metric in EXPORTED.items():
-        name = metric.label.replace(" ", "_").replace("-", "")
-        unit, factor = BASE_UNITS[metric.unit]
-        what = metric.brief.capitalize()
-        for end, meaning in (
-            ("", what),
-            ("low", f"{what}: lower end of the 95% interval"),
-            ("high", f"{what}: upper end of the 95% interval"),
-        ):
-            samples = [
-                (_series(case, figure), number * factor)
-                for case, figure, value in having(cases, column)
-                if math.isfinite(number := getattr(value, end or "estimate"))
-            ]
-            lines += _family("_".join(filter(None, (name, end, unit))), f"{meaning}{note}", samples)
-    about = {
-        "run_id": run.manifest.run_id,
-        "torch": run.manifest.versions.get("torch"),
-        "commit": run.manifest.git.commit,
-    }
-    lines += _family("run_info", "The run that was measured", [(filled(about), 1.0)])
-    with contextlib.suppress(ValueError, OverflowError):
-        began = datetime.fromisoformat(run.manifest.created_utc or "").timestamp()
-        lines += _family("run_start_time_seconds", "When the run began, since the epoch", [({}, began)])
-    return "\n".join([*lines, "# EOF"])
-
-
-SERIES = (
-    *("arch", "mode", "impl", "num_devices", "num_nodes", "device_type", "device_name", "oversubscribed"),
-    *("backend", "link", "precision", "scaling", "global_batch"),
-)
-"""Columns of cases.csv that label a series beside the case's id, so that one can be asked for.
-
-No label changes from run to run: a series goes on."""
-
-
-def _series(case: MeasuredCase, figure: Figure) -> dict[str, str]:
-    known = case.labels
-    counted = {"unit": figure.unit.removesuffix("/s")} if figure.unit.endswith("/s") else {}
-    return {"case_id": case.case_id, **{name: known[name] for name in SERIES if name in known}, **counted}
-
-
-def _family(name: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> list[str]:
-    name = f"ddp_bench_{name}"
-    lines = []
-    for labels, value in samples:
-        pairs = ",".join(f'{label}="{_escaped(told)}"' for label, told in labels.items())
-        lines.append(f"{name}{{{pairs}}} {value:.12g}" if pairs else f"{name} {value:.12g}")
-    return [f"# HELP {name} {meaning}.", f"# TYPE {name} gauge", *lines] if lines else []
-
-
-def _escaped(value: str) -> str:
-    return visible(value).replace("\\", r"\\").replace('"', r"\"")
-
-
-_WIDTHS = (*(12, 12, 8, 6, 6), *(7, 6, 6, 6), *(14, 14, 14, 6))
-"""Of nccl-tests' columns: what is reduced, then time, algbw, busbw and #wrong out of place, then in place.
-
-A run reduces in place alone, as DDP does; the rest is blank."""
-
-_HEADINGS: tuple[tuple[str, ...], ...] = (
-    ("", "", "", "", "", "", "out-of-place", "", "", "", "in-place", "", ""),
-    (*("size", "count", "type", "redop", "root"), *("time", "algbw", "busbw", "#wrong") * 2),
-    (*("(B)", "(elements)", "", "", ""), *("(us)", "(GB/s)", "(GB/s)", "") * 2),
-)
-
-
-def nccl_tests(run: RunData, *, gpus: int | None = None) -> str:
-    """Write allreduce.csv of one number of devices in the columns of nccl-tests' `all_reduce_perf`.
-
-    Times and bandwidths have more digits than nccl-tests writes, so that reading them back loses nothing.
-    Raises UsageError where the run has no all-reduce by itself, or has several numbers of devices and none
-    was chosen.
-    """
-    measured = run.allreduce.dropna(subset=["time_ms", "busbw_gb_per_s"])
-    rows = records(measured[measured["num_devices"] > 1])
-    chosen = _chosen(run, sorted({int(row["num_devices"]) for row in rows}), gpus)
-    known = sorted((row for row in rows if row["num_devices"] == chosen), key=lambda row: int(row["bytes"]))
-    backends = ", ".join(filter(None, dict.fromkeys(visible(text(row["backend"])) for row in known)))
-    on_cores = (run.cases["device_type"] == "cpu").any()
-    average = sum(float(row["busbw_gb_per_s"]) for row in known) / len(known)
-    return "\n".join(
-        [
-            f"# Measured by ddp-bench, not by nccl-tests: all_reduce over {chosen} ranks",
-            *([f"# Backend {backends}"] if backends else []),
-            *([f"# {CPU_STAND_IN}"] if on_cores else []),
-            "#",
-            *(f"#{_row(cells)[1:]}".rstrip() for cells in _HEADINGS),
-            *(_line(int(row["bytes"]), float(row["time_ms"]), float(row["busbw_gb_per_s"])) for row in known),
-            f"# {'Avg bus bandwidth':<20} : {average:g} ",
-            "#",
-        ]
-    )
-
-
-def _chosen(run: RunData, counts: list[int], asked: int | None) -> int:
-    listed = ", ".join(map(str, counts))
-    if not counts:
-        raise UsageError(
-            f"{run.path} has no all-reduce measured by itself; measure a run with --allreduce-curve"
-        )
-    if asked is None and len(counts) > 1:
-        raise UsageError(
-            f"{run.path} has all-reduces over {listed} devices; a log is of one number, give --gpus "
-            f"{counts[0]}"
-        )
-    if asked is not None and asked not in counts:
-        raise UsageError(f"{run.path} has no all-reduce over {asked} devices, but over {listed}")
-    return counts[0] if asked is None else asked
-
-
-def _line(num_bytes: int, time_ms: float, busbw: float) -> str:
-    # An element has four bytes: float32 is what the curve is measured with.
-    what = [str(num_bytes), str(num_bytes // 4), "float", "sum", "-1"]
-    in_place = [f"{value:.10g}" for value in (1000 * time_ms, num_bytes / time_ms / 1e6, busbw)]
-    return _row([*what, *[""] * 4, *in_place, "N/A"])
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "  ".join(f"{cell:>{width}}" for width, cell in zip(_WIDTHS, cells, strict=True))

@@ -1,10 +1,10 @@
-"""A run in the format of another tool: dashboards, regression trackers, Prometheus, nccl-tests."""
+"""A run in the format of another tool: dashboards and regression trackers."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,13 +30,11 @@ FORMATS = {
     "bencher": Format("Bencher Metric Format, for `bencher run --adapter json`"),
     "github-action": Format("custom JSON of github-action-benchmark, one metric", ("metric",)),
     "pytest-benchmark": Format("JSON for `pytest-benchmark compare`, in seconds per step", ("host_names",)),
-    "prometheus": Format("text exposition format 0.0.4, also valid OpenMetrics"),
-    "nccl-tests": Format("allreduce.csv in the columns of all_reduce_perf's text", ("gpus",)),
     ZIP: Format("one file to hand on, without names of hosts, folders and users; commands read it as a run"),
 }
 """By the name of the function that writes it, in `formats`; zip by `results.public`."""
 
-PARSERS = {"metric": cli.choice(EXPORTED), "gpus": cli.positive_int, "host_names": bool}
+PARSERS: dict[str, Callable[[str], Any]] = {"metric": cli.choice(EXPORTED), "host_names": bool}
 """Of the options that a format may take."""
 
 
@@ -50,7 +48,7 @@ def parser() -> cli.Parser:
         epilog=f"formats:\n{formats}\n\nCases that are not `ok`, and what was not measured, are left out. "
         "Exit status: 0, or 2 where\nthe run cannot be written so. docs/export.md has an example of each.",
     )
-    made.add_argument("run", type=Path, metavar="RUN", nargs="?", help="results folder or archive of a run")
+    made.add_argument("run", type=Path, metavar="RUN", help="results folder or archive of a run")
     add = made.add_argument
     add("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
     add(
@@ -65,11 +63,7 @@ def parser() -> cli.Parser:
         help=f"github-action: {', '.join(EXPORTED)} (default {DEFAULT}); images_per_s and speedup are for "
         "the action's tool customBiggerIsBetter, the others for customSmallerIsBetter",
     )
-    add(
-        "--gpus", metavar="N", help="nccl-tests: devices of the all-reduce, where the run has several numbers"
-    )
     add("--host-names", action="store_true", help="pytorch, pytest-benchmark: name the machines, too")
-    add("--schema", metavar="NAME", help="without RUN: print a JSON Schema, as `cases`, `manifest` or `gate`")
     return made
 
 
@@ -80,10 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    if options.schema is not None:
-        return _print_schema(options)
-    if options.run is None:
-        raise UsageError(f"the following arguments are required: RUN; see {cli.command('export')} --help")
     if options.format is None:
         raise UsageError(f"--format is missing; known: {', '.join(FORMATS)}")
     name = cli.named("format", cli.choice(FORMATS), options.format)
@@ -105,15 +95,6 @@ def _main(argv: Sequence[str] | None) -> int:
     if name == "github-action":
         better = "Bigger" if EXPORTED[asked.get("metric", DEFAULT)].higher_is_better else "Smaller"
         print(f"For github-action-benchmark's tool: custom{better}IsBetter", file=sys.stderr)
-    return ExitCode.OK
-
-
-def _print_schema(options: argparse.Namespace) -> int:
-    from .json_schema import SCHEMAS, json_schema
-
-    if any(value for name, value in vars(options).items() if name != "schema"):
-        raise UsageError("--schema describes every run; leave out RUN and the other options")
-    print(cli.to_json(json_schema(cli.named("schema", cli.choice(SCHEMAS), options.schema))))
     return ExitCode.OK
 
 

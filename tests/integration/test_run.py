@@ -1,6 +1,5 @@
 """The command as a user types it: real runs, their files, and that they go on where they were."""
 
-import ipaddress
 import itertools
 import json
 import re
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import schemas
 from commands import LAUNCHED_AGAIN, SMALL, TINY, bench_run, python
 from in_process import Reached
 
@@ -94,59 +92,6 @@ def test_the_manifest_says_under_what_conditions(real_run):
     assert 0 < manifest.timing.timed_share_pct < 100
 
 
-def test_the_files_are_what_the_published_schemas_say(real_run):
-    run = load_run(real_run.data.path)
-    assert schemas.problems_of_run(run.path) == []
-    assert schemas.problems("summary", run.summary) == []
-
-
-def test_the_devices_are_measured_by_themselves_at_every_count(real_run):
-    manifest = real_run.data.manifest
-    rates = manifest.roofline
-    assert [(row.num_devices, row.rank) for row in rates] == [(1, 0), (2, 0), (2, 1)]
-    for row in rates:
-        assert 0 < row.matrix_tflop_per_s_low <= row.matrix_tflop_per_s <= row.matrix_tflop_per_s_high
-    page = (real_run.data.path / "report.html").read_text(encoding="utf-8")
-    assert "MFU (% of the measured matrix rate)" in page
-
-
-def test_the_summary_and_the_page(real_run):
-    run = real_run.data
-    lines = real_run.stdout.splitlines()
-    assert lines[-1] == f"Report: {run.path / 'report.html'}"
-    assert any(line.startswith("Too few rounds on 2 CPU cores to compare ") for line in lines)
-    assert any(line.startswith("Next, ") and "--resume" in line for line in lines)
-    assert any(line.startswith("Keep ") and "cap" in line for line in lines)
-    assert any(" skipped: " in line and "same bucket layout as ddp-n2" in line for line in lines)
-    assert any(
-        line.startswith(
-            "Trust, on this machine: nothing is resolved, either may be faster; the bounds of that are"
-        )
-        for line in lines
-    )
-    assert "CPU core standing in for a GPU" in real_run.stdout
-    assert "preparing" in real_run.stderr
-    assert "<svg" in (run.path / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_run_on_this_machine_listens_on_the_loopback_alone(real_run):
-    addresses = real_run.listened
-    assert len(addresses) >= 3, f"the launcher's store and a listener of every rank's gloo, not {addresses}"
-    assert all(ipaddress.ip_address(host).is_loopback for host, _ in addresses), addresses
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_complete_run_is_not_resumed(real_run, tmp_path, capsys):
-    folder = shutil.copytree(real_run.data.path, tmp_path / "run")
-    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    assert main(["--resume", str(folder)]) == 0
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "nothing is left to do" in said.err
-    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
-
-
-@pytest.mark.campaign
 @pytest.mark.smoke
 def test_under_the_users_own_torchrun(tmp_path):
     """The ranks are the user's here: they measure in the processes that torchrun started."""
@@ -157,7 +102,6 @@ def test_under_the_users_own_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr == ""
     summary = json.loads(done.stdout)
-    assert schemas.problems("summary", summary) == []
     assert [c["mode"] for c in summary["cases"]] == ["single", "ddp"]
     assert summary["answers"]
     run = load_run(tmp_path / "run")

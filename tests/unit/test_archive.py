@@ -8,7 +8,6 @@ from typing import get_type_hints
 
 import pandas as pd
 import pytest
-import schemas
 from commands import ROOT
 from fuzzing import mutated
 from gate_runs import MANIFEST as OF_A_GATE
@@ -118,7 +117,6 @@ def test_no_member_of_the_zip_tells_of_people_and_places(secretive, tmp_path):
     found = load_run(path)
     assert set(found.cases["reason"]) == {LEFT_OUT}
     assert set(found.blocks["host"]) == {"host0", "host1"}
-    assert schemas.problems("manifest", manifest) == []
     kept = save(secretive, tmp_path / "baselines")
     assert {file.name: file.read_bytes() for file in kept.iterdir()} == members, "nor does a baseline"
 
@@ -134,7 +132,6 @@ def test_commands_read_the_zip_as_they_read_the_run(secretive, tmp_path):
     assert json.loads(bencher(after)) == json.loads(bencher(before))
     whole = load_run(zip_of(SAMPLE, tmp_path / "sample.zip"))
     assert not compare(SAMPLE, whole)["verdict"].isin(["not comparable", "missing"]).any()
-    assert schemas.problems("manifest", json.loads(whole.manifest.as_json())) == []
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,8 @@ COMMANDS = {
     "predict-uncalibrated.txt": ("bench.predict", LAB, "--gpus", "2"),
     **{
         f"export-{name}.txt": ("bench.export", LAB, "--format", name)
-        for name in ("bencher", "github-action", "pytest-benchmark", "prometheus")
+        for name in ("bencher", "github-action", "pytest-benchmark")
     },
-    "export-nccl-tests.txt": ("bench.export", CALIBRATED, "--format", "nccl-tests"),
 }
 SHOWN = {f"page-{name}.txt": name for name in PAGES}
 TOLD = ("findings.txt", "doctor.txt", "terminal.txt", *SHOWN)
