@@ -10,7 +10,7 @@ from . import cli
 from .buckets import PYTORCH_CAPS, BucketCaps
 
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
-DDP_OPTIMIZER, PYTHON_REDUCER = "ddp_optimizer", "python_reducer"
+DDP_OPTIMIZER = "ddp_optimizer"
 
 
 def _compile_modes(text: str) -> tuple[str, ...]:
@@ -70,26 +70,6 @@ class DdpSettings:
     lazy_bucket_allocation: bool = _switch(
         "DDP: allocate buckets as they become ready (torch 2.15)", "lazy", column="DDP setting of torch 2.15"
     )
-    delay_all_reduce: int = _axis(
-        0,
-        cli.whole_number,
-        "DDP: send the last N layers apart, when the backward ends (delay_all_reduce_named_params)",
-        "N,…",
-        column="last layers that are sent apart, also under `no_sync`: no `comm_ms`, nothing exposed",
-        short="delay",
-        kind="other",
-        unmeasured=("no_sync", "comm", "calibration"),
-    )
-    ddp_mixed_precision: str = _axis(
-        "none",
-        cli.choice(("none", "bf16")),
-        "DDP: its own copies of parameters and gradients in bf16 (GPUs only)",
-        "DTYPE,…",
-        column="DDP's own mixed precision, or `none`; with it no `comm_ms`, and nothing exposed",
-        short="mp",
-        kind="training",
-        unmeasured=("no_sync", "comm", "calibration"),
-    )
     zero_optimizer: bool = _switch(
         "DDP: ranks share the optimizer's state (ZeRO-1, ZeroRedundancyOptimizer)",
         "zero",
@@ -129,11 +109,10 @@ class DdpSettings:
     )
     optimize_ddp: str = _axis(
         DDP_OPTIMIZER,
-        cli.choice((DDP_OPTIMIZER, "no_optimization", PYTHON_REDUCER)),
-        "compiled DDP: ddp_optimizer splits the graph at buckets, no_optimization does not; python_reducer: "
-        "its all-reduces are compiled (experimental)",
+        cli.choice((DDP_OPTIMIZER, "no_optimization")),
+        "compiled DDP: ddp_optimizer splits the graph at buckets, no_optimization does not",
         "WAY,…",
-        column="compiled DDP: `ddp_optimizer`, `no_optimization` or `python_reducer`",
+        column="compiled DDP: `ddp_optimizer` or `no_optimization`",
         kind="other",
     )
 
@@ -235,8 +214,6 @@ class Swept:
     skip_all_reduce_unused_params: tuple[bool, ...] = _swept("skip_all_reduce_unused_params")
     batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
     lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
-    delay_all_reduce: tuple[int, ...] = _swept("delay_all_reduce")
-    ddp_mixed_precision: tuple[str, ...] = _swept("ddp_mixed_precision")
     zero_optimizer: tuple[bool, ...] = _swept("zero_optimizer")
     sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
     sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")

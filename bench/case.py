@@ -11,7 +11,6 @@ from typing import Any
 from .axes import (
     DDP_SETTINGS,
     PIPELINE_SETTINGS,
-    PYTHON_REDUCER,
     DdpSettings,
     PipelineSettings,
     StepSettings,
@@ -84,19 +83,12 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
         return self.mode == "ddp" and self.num_devices > 1
 
     @property
-    def has_python_reducer(self) -> bool:
-        """Whether DDP's all-reduces are part of a compiled backward, without DDP's own reducer."""
-        return self.optimize_ddp == PYTHON_REDUCER
-
-    @property
     def unmeasured(self) -> set[str]:
         """Passes that would be wrong of it, by its settings.
 
-        PowerSGD's messages are not the buckets. Hooks would have a compiled backward compiled anew.
+        PowerSGD's messages are not the buckets.
         """
         found = {"comm"} if self.comm_hook == "powersgd" else set()
-        if self.has_python_reducer:
-            found |= {"comm", "anatomy", "trace", "calibration"}
         on = [setting for setting in DDP_SETTINGS if getattr(self, setting.name) != setting.default]
         return found.union(*(setting.metadata["unmeasured"] for setting in on))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .axes import DDP_AXES, DDP_DEFAULTS, DDP_OPTIMIZER, PIPELINE_AXES, STEP_DEFAULTS, stored
+from .axes import DDP_AXES, DDP_OPTIMIZER, PIPELINE_AXES, STEP_DEFAULTS
 from .case import GRAPH_MODES, Case
 from .errors import UsageError
 from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
@@ -185,7 +185,7 @@ def _senseless(case: Case) -> str | None:
     if case.skip_all_reduce_unused_params and not (case.find_unused_parameters or case.static_graph):
         ways = "--find-unused-parameters on or --static-graph on"
         return f"nothing looks for unused parameters; {ways} measures it"
-    caps, unknown = case.bucket_cap_mb.mib, _unknown_to_python_reducer(case)
+    caps = case.bucket_cap_mb.mib
     refusals = {
         "DataParallel cannot replicate a compiled module": case.mode == "dp",
         f"{case.mode} is compared uncompiled": case.mode in COMPARATORS,
@@ -195,7 +195,6 @@ def _senseless(case: Case) -> str | None:
         "torch's DDPOptimizer refuses a cap below its first bucket of 1 MiB": (
             case.mode == "ddp" and len(caps) == 1 and caps[0] < 1 and case.optimize_ddp == DDP_OPTIMIZER
         ),
-        f"DDP's Python reducer knows no {unknown}": case.has_python_reducer and unknown != "",
     }
     found = next((why for why, holds in refusals.items() if holds), None)
     return None if found is None or case.compile == "off" else f"{found}; --compile off measures it"
@@ -217,15 +216,6 @@ def _no_stages(case: Case) -> str | None:
         ),
     }
     return next((why for why, holds in refusals.items() if holds), None)
-
-
-def _unknown_to_python_reducer(case: Case) -> str:
-    """A setting that it would ignore or refuse; empty without one."""
-    if len(case.bucket_cap_mb.mib) > 1:
-        return "list of bucket caps"
-    known = ("bucket_cap_mb", "accumulate", "optimize_ddp")
-    changed = [name for name in DDP_AXES if stored(getattr(case, name)) != DDP_DEFAULTS[name]]
-    return next((name for name in changed if name not in known), "")
 
 
 def _too_few_for_dp(case: Case, machine: Machine) -> str:

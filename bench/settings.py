@@ -38,7 +38,7 @@ MOST_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""
 
 
-REMOVED = {"sustain": None}
+REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["none"]}
 """Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from ..bench.axes import PYTHON_REDUCER
 from ..bench.buckets import MIB, BucketLayout
 from ..bench.findings.numbers import (
     TIMES,
@@ -309,15 +308,6 @@ def _disagreement(ddp: pd.DataFrame) -> list[str]:
 def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | None:
     compiled = ok[ok["num_graphs"].notna()]
     ratios = {one.case_id: one.ratio for one in over_eager(comparisons, records(ok))}
-    experimental = (
-        "python_reducer is experimental in PyTorch: the backward is compiled with its all-reduces, which the "
-        "compiler joins into buckets; buffers are not broadcast."
-    )
-
-    def way(row: Row) -> str:
-        found = text(row["optimize_ddp"]) if row["mode"] == "ddp" else ""
-        return f"{found} (experimental)" if found == PYTHON_REDUCER else found
-
     return table(
         "torch.compile",
         "Compiled cases. Seconds are those that the first rank spent in the compiler, backward included: "
@@ -328,7 +318,9 @@ def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | N
         (
             NAME[0],
             words("Mode", lambda row: text(row["compile"])),
-            words("DDP is optimised by", way),
+            words(
+                "DDP is optimised by", lambda row: text(row["optimize_ddp"]) if row["mode"] == "ddp" else ""
+            ),
             figures("Compiling", "compile_s", "s"),
             whole("Graphs", "num_graphs"),
             whole("DDP's buckets", "num_buckets"),
@@ -339,7 +331,6 @@ def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | N
                 "number",
             ),
         ),
-        below=[experimental] if (compiled["optimize_ddp"] == PYTHON_REDUCER).any() else [],
     )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -54,34 +53,21 @@ def built_for(case: Case) -> Iterator[None]:
     if case.compile == "off":
         yield
         return
-    from torch import _dynamo, _inductor
+    from torch import _dynamo
 
-    # DDP with a Python reducer changes the compiler's settings for good, and so for later cases.
-    kept = _inductor.config.patch(_fuse_ddp_communication=False, _fuse_ddp_bucket_size=25)
-    with kept, _dynamo.config.patch(optimize_ddp=case.optimize_ddp):
+    with _dynamo.config.patch(optimize_ddp=case.optimize_ddp):
         yield
 
 
 @contextlib.contextmanager
 def compiles_as(case: Case) -> Iterator[None]:
-    """Within it, whatever a step compiles is compiled as the case asks; for whole blocks of steps.
-
-    Under the Python reducer the backward is compiled, too, with its all-reduces, which the compiler joins.
-    """
+    """Within it, whatever a step compiles is compiled as the case asks; for whole blocks of steps."""
     if case.compile == "off":
         yield
         return
-    from torch import _dynamo, _inductor
+    from torch import _dynamo
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_dynamo.config.patch(optimize_ddp=case.optimize_ddp))
-        if case.has_python_reducer:
-            joined: dict[str, Any] = {"_fuse_ddp_communication": True}
-            if caps := case.bucket_cap_mb.mib:
-                joined["_fuse_ddp_bucket_size"] = caps[0]
-            stack.enter_context(_inductor.config.patch(joined))
-            autograd = _dynamo.utils.maybe_enable_compiled_autograd
-            stack.enter_context(autograd(True, fullgraph=False, dynamic=False))
+    with _dynamo.config.patch(optimize_ddp=case.optimize_ddp):
         yield
 
 
@@ -103,13 +89,12 @@ class CompileWatch:
         return found
 
 
-def _counted() -> tuple[float, int, int, int]:
-    """Seconds, graphs, breaks and buckets of this process so far."""
+def _counted() -> tuple[float, int, int]:
+    """Seconds, graphs and breaks of this process so far."""
     from torch._dynamo.utils import calculate_time_spent, counters
 
     return (
         calculate_time_spent()["total_wall_time"],
         counters["aot_autograd"]["total"],
         sum(counters["graph_break"].values()),
-        counters["inductor"]["ddp_buckets"],
     )

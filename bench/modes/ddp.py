@@ -48,22 +48,19 @@ class DistributedMode(Mode):
         *,
         equal_replicas: bool = False,
     ) -> None:
-        if (reason := _refused(case, place)) is not None:
-            raise Unsupported(reason)
         if case.sync_batchnorm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
         self.module = module
         self._case, self._group = case, group
         self._sharded: ShardedOptimizer | None = None
         self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
-        with built_for(case), _delayed(module, case.delay_all_reduce) as delayed:
+        with built_for(case):
             self.wrapped = self.ddp = DistributedDataParallel(
                 module,
                 device_ids=[place.device.index] if place.device.type == "cuda" else None,
                 process_group=group,
                 init_sync=not equal_replicas,
                 **_constructor_settings(case),
-                **delayed,
             )
         if self.ddp.will_sync_module_buffers():
             self.broadcast_buffers = self.ddp._sync_buffers  # as its forward does
@@ -104,10 +101,8 @@ class DistributedMode(Mode):
     def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
         return compiles_as(self._case)
 
-    def bucket_layout(self) -> BucketLayout | None:
-        """The layout that DDP's reducer reports, the rebuilt one once it has rebuilt; None where it rests."""
-        if self._case.has_python_reducer:
-            return None
+    def bucket_layout(self) -> BucketLayout:
+        """The layout that DDP's reducer reports, the rebuilt one once it has rebuilt."""
         if self.ddp.logger is not None:
             # Otherwise the next forward does, which is one too late after three steps of a static graph.
             self.ddp.logger.set_runtime_stats_and_log()
@@ -159,52 +154,6 @@ class DistributedMode(Mode):
         return 100 * inside_ns / window_ns if window_ns > 0 else None
 
 
-def _refused(case: Case, place: Place) -> str | None:
-    """Why torch's DDP cannot do, or does wrongly, what a case asks for; None where it can."""
-    mixed, delays = case.ddp_mixed_precision != "none", case.delay_all_reduce > 0
-    refusals = {
-        "DDP's mixed precision copies parameters on a stream of a GPU": mixed and place.device.type == "cpu",
-        f"--precision {case.precision} casts already; --precision fp32 measures DDP's mixed precision": (
-            mixed and case.precision in ("bf16", "fp16")
-        ),
-        "DDP's mixed precision is a communication hook by itself; --comm-hook none measures it": (
-            mixed and case.comm_hook != "none"
-        ),
-        "torch does not wait for the delayed all-reduce: under gloo the optimizer may come first": (
-            delays and case.backend == "gloo" and case.num_devices > 1
-        ),
-        "DDP's mixed precision breaks under no_sync; --accumulate 1 measures it": (
-            mixed and case.accumulate > 1
-        ),
-        "torch sends delayed layers in every micro-batch, and waits for none; --accumulate 1 measures it": (
-            delays and case.accumulate > 1
-        ),
-    }
-    return next((why for why, holds in refusals.items() if holds), None)
-
-
-@contextlib.contextmanager
-def _delayed(module: nn.Module, num_layers: int) -> Iterator[dict[str, Any]]:
-    """Arguments that have the last layers sent with the model's first gradient, the last of a backward.
-
-    Within it the default dtype is the layers' own: torch makes the buffer of their gradients in that.
-    """
-    if num_layers == 0:
-        yield {}
-        return
-    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in trained))
-    if num_layers >= len(layers):
-        raise Unsupported(f"the model has {len(layers)} layers, and DDP needs one that is not delayed")
-    delayed = [(name, p) for name, p in trained if name.rpartition(".")[0] in layers[-num_layers:]]
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(delayed[0][1].dtype)
-    try:
-        yield {"delay_all_reduce_named_params": delayed, "param_to_hook_all_reduce": trained[0][1]}
-    finally:
-        torch.set_default_dtype(before)
-
-
 def why_ddp_waits(case: Case, module: nn.Module) -> str:
     """Say which parameters without gradient keep the reduction from its end; empty if none do."""
     if case.mode != "ddp" or case.find_unused_parameters or case.static_graph:
@@ -225,11 +174,6 @@ def _constructor_settings(case: Case) -> dict[str, Any]:
     given = [name for name in ARGUMENTS if getattr(case, name) != DDP_DEFAULTS[name]]
     settings = case.bucket_cap_mb.arguments() | {name: getattr(case, name) for name in given}
     settings |= {buffers: case.sync_buffers}
-    if case.ddp_mixed_precision != "none":
-        from torch.nn.parallel.distributed import _MixedPrecision  # private, so it may go
-
-        half = torch.bfloat16
-        settings["mixed_precision"] = _MixedPrecision(half, half, half)
     if missing := sorted(settings.keys() - known.keys()):
         raise Unsupported(f"torch {torch.__version__} has no {missing[0]} (2.15 has)")
     return settings

@@ -6,7 +6,6 @@ import re
 from dataclasses import Field, dataclass
 from typing import Any
 
-from .. import cli
 from ..settings import IMAGES
 
 MOST, LEAST = 1e15, 1e-15
@@ -147,8 +146,7 @@ def with_ends(
 def setting_column(setting: Field[Any]) -> Column:
     """The value of a setting of `bench.axes`."""
     kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
-    least = 0 if setting.metadata["parse"] is cli.whole_number else 1
-    above = least - 1 if kind == "int" else -MOST
+    above = 0 if kind == "int" else -MOST
     return Column(setting.name, kind, setting.metadata["column"], above=above, public=True)
 
 

@@ -45,8 +45,6 @@ class Compilation:
     """Graphs given to the compiler: a part each where DDPOptimizer splits one."""
     graph_breaks: int
     """Places where dynamo could not go on in one graph; DDPOptimizer's splits are none."""
-    num_buckets: int
-    """All-reduces that the compiler made of the Python reducer's; 0 without it."""
 
 
 def block_rows(

@@ -331,8 +331,6 @@ def facts_of(
         facts["layers_by_device"] = "/".join(map(str, by_device))
     if compiled is not None:
         facts |= {name: getattr(compiled, name) for name in ("compile_s", "num_graphs", "graph_breaks")}
-        if case.has_python_reducer:
-            facts["num_buckets"] = compiled.num_buckets
     return facts
 
 

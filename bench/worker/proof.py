@@ -142,7 +142,7 @@ class Prover:
 
     def _compare(self, case: Case, gradients: Weights, batch: Batch) -> float:
         error = _off(gradients, self._plain_gradients(_proven_split(case), batch))
-        allowed = TOLERANCES[case.comm_hook] if case.ddp_mixed_precision == "none" else BF16_TOLERANCE
+        allowed = TOLERANCES[case.comm_hook]
         if self.dtype != torch.float64 or not error <= allowed:
             allowed = max(allowed, TOLERANCES_BY_DTYPE.get(self._coarsest_dtype, BF16_TOLERANCE))
         if not error <= allowed:

@@ -96,8 +96,7 @@ def _compared(case: Case, steps: FirstSteps, prover: Prover, found: Weights) -> 
     reference = prover.reference.update(case, steps.scales)
     update = difference(found, weights_of(prover.template))
     error = _relative(update, reference)
-    mixed = "bf16" if case.ddp_mixed_precision != "none" else case.precision
-    tolerance = max(TOLERANCES[mixed], HOOK_TOLERANCES[case.comm_hook])
+    tolerance = max(TOLERANCES[case.precision], HOOK_TOLERANCES[case.comm_hook])
     if error <= tolerance:
         return UpdateError(error=error)
     noise = _relative(prover.reference.update(case, steps.scales, again=True), reference)

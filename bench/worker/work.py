@@ -104,7 +104,7 @@ def _anatomy(live: HeldCase, trainer: Trainer, place: Place) -> BlockTimes:
         from ..measure.pipeline import run_pipeline_anatomy  # imported with such a case
 
         return run_pipeline_anatomy(trainer, live.case, ANATOMY_STEPS, place.device, live.group)
-    local_steps = 1 if live.case.communicates and "no_sync" not in live.case.unmeasured else 0
+    local_steps = 1 if live.case.communicates else 0
     times = run_anatomy(trainer, ANATOMY_STEPS, place.device, local_steps=local_steps)
     detail = dict(times.detail)
     ready = detail.pop("ready_ms")

@@ -122,39 +122,6 @@ report([outcome(), outcome(gradient_as_bucket_view=True), outcome(find_unused_pa
     assert max(found[0][2:]) < 1e-12, "no gradient is that of the plain module"
 
 
-def test_what_torch_does_wrongly_is_skipped_with_the_reason(ddp):
-    found = ddp('report([outcome(delay_all_reduce=1), outcome(ddp_mixed_precision="bf16")])')
-    for said, reason in zip(
-        found[0], ("torch does not wait for the delayed all-reduce", "stream of a GPU"), strict=True
-    ):
-        assert said.startswith("Unsupported: ")
-        assert reason in said
-
-
-def test_delayed_layers_are_proven_where_their_all_reduce_is_waited_for(ddp):
-    """NCCL keeps the order of all-reduces, gloo does not: here each is waited for at once."""
-    found = ddp("""
-from ddp_bench.bench.modes import ddp
-from torch.nn.parallel import distributed
-started = []
-class Waiting:
-    def __getattr__(self, name):
-        return getattr(torch.distributed, name)
-    def all_reduce(self, tensor, group, async_op):
-        started.append(tensor.numel())
-        return torch.distributed.all_reduce(tensor, group=group)
-patch.setattr(distributed, "dist", Waiting())
-patch.setattr(ddp, "_refused", lambda case, place: None)
-errors = [outcome(delay_all_reduce=n) for n in (1, 2, 38, 39)]
-report([errors, started, str(torch.get_default_dtype())])
-""")
-    errors, started, dtype = found[0]
-    assert max(errors[:3]) < 1e-12
-    assert errors[3] == "Unsupported: the model has 39 layers, and DDP needs one that is not delayed"
-    assert started == [64 * 10 + 10, 64 * 10 + 10 + 2 * 64, 269_722 - 3 * 3 * 3 * 16]
-    assert dtype == "torch.float32"
-
-
 def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ddp):
     """Told so wrongly, the proof fails; told so rightly, it holds. The fingerprint tells which."""
     found = ddp("""

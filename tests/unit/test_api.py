@@ -18,7 +18,7 @@ from ddp_bench.bench.results.schema import FILES
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 
 PURE = {
-    *("rank", "slowest_rank", "device_allocs", "position", "launch", "round", "bucket", "delay_all_reduce"),
+    *("rank", "slowest_rank", "device_allocs", "position", "launch", "round", "bucket"),
     *("speedup", "efficiency", "compute_slowdown", "vs_ddp_default", "ratio", "margin"),
     *("gradient_error", "split_effect", "update_error", "dp_device0_mem_ratio", "units_per_sample"),
 }

@@ -22,7 +22,7 @@ from ddp_bench.bench.run.phases import fixed_phases, is_calibrated
 from ddp_bench.bench.settings import Settings, as_options
 from ddp_bench.bench.stats.interval import Interval
 
-WAYS = ("ddp_optimizer", "no_optimization", "python_reducer")
+WAYS = ("ddp_optimizer", "no_optimization")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_star_varies_caps_for_the_first_mode_alone():
 
 
 def test_what_a_way_of_optimising_cannot_do_is_skipped():
-    """Only DDPOptimizer asserts that the first bucket is the smallest; the Python reducer has no buckets."""
+    """Only DDPOptimizer asserts that the first bucket is the smallest."""
     caps = ("default", "0.25", "1/25")
     varied = {"optimize_ddp": WAYS, "bucket_cap_mb": ",".join(caps), "static_graph": (False, True)}
     plan = make(gpus=(2,), modes=("ddp",), compile="on", **varied)
@@ -87,22 +87,18 @@ def test_what_a_way_of_optimising_cannot_do_is_skipped():
         for p in plan
         if p.skip_reason
     }
-    expected = {("ddp_optimizer", "0.25", graph) for graph in (False, True)}
-    expected |= {("python_reducer", cap, True) for cap in caps} | {("python_reducer", "1/25", False)}
-    assert skipped.keys() == expected
+    assert skipped.keys() == {("ddp_optimizer", "0.25", graph) for graph in (False, True)}
     assert "1 MiB" in str(skipped["ddp_optimizer", "0.25", False])
-    assert "static_graph" in str(skipped["python_reducer", "default", True])
 
 
-def test_the_compiled_backward_of_the_python_reducer_is_left_alone():
-    """No hooks in it, and no replay of buckets that it does not have; one that calibrates is the first."""
+def test_compiled_cases_have_the_passes_of_eager_ones():
+    """The one that calibrates is the first."""
     settings = resolved(gpus=(2,), compile="off,on", optimize_ddp=WAYS, calibrate=True, rounds=1)
     phases = {
         (p.case.compile, p.case.optimize_ddp): set(fixed_phases(p, round_index=1, settings=settings))
         for p in make(gpus=(2,), modes=("ddp",), compile="off,on", optimize_ddp=WAYS, bucket_cap_mb="default")
         if p.case.mode == "ddp"
     }
-    assert phases["default", "python_reducer"] == {"timed", "no_sync"}
     assert phases["default", "no_optimization"] == {"timed", "no_sync", "comm", "anatomy", "trace"}
     assert phases["off", "ddp_optimizer"] == phases["default", "no_optimization"] | {"calibration"}
 

@@ -148,12 +148,10 @@ def test_a_ddp_setting_that_came_later_leaves_the_ids_of_its_default_alone():
 def test_settings_name_the_passes_that_would_measure_them_wrongly():
     *_, plain = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("1",))
     assert plain.case.unmeasured == set()
-    changed = {"zero_optimizer": True, "delay_all_reduce": 2, "comm_hook": "powersgd"}
+    changed = {"zero_optimizer": True, "comm_hook": "powersgd"}
     found = {name: replace(plain.case, **{name: value}).unmeasured for name, value in changed.items()}
     assert found["comm_hook"] == {"comm"}
     assert found["zero_optimizer"] == {"comm", "calibration"}
-    assert found["delay_all_reduce"] == {"comm", "no_sync", "calibration"}
-    assert replace(plain.case, delay_all_reduce=2).case_id.startswith("ddp-n2-cap1-delay2-")
 
 
 def test_unused_parameters_are_left_out_only_where_ddp_looks_for_them():
@@ -295,16 +293,16 @@ def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_f
 def test_ids_and_hashes_stay_as_they_are():
     """Two versions compare their cases by id, and a run is resumed by the hash of its plan."""
     default = make(gpus=(1, 2))
-    assert plan_hash(default) == "0077a5abcfc0"
+    assert plan_hash(default) == "acb64b6d6843"
     assert [p.case.case_id for p in default] == [
-        "single-n1-b1b1f9",
-        "dp-n1-aa5995",
-        "dp-n2-c62666",
-        "ddp-n1-capdefault-2412b2",
-        "ddp-n2-capdefault-8ff53e",
-        "ddp-n2-cap1-ae36c8",
-        "ddp-n2-cap25-8d4f29",
-        "ddp-n2-cap100-ab9443",
+        "single-n1-76fb0b",
+        "dp-n1-99fb7a",
+        "dp-n2-73cc01",
+        "ddp-n1-capdefault-52d680",
+        "ddp-n2-capdefault-8d0731",
+        "ddp-n2-cap1-fee760",
+        "ddp-n2-cap25-6aed93",
+        "ddp-n2-cap100-34afbd",
     ]
     gpus = Machine(device_type="cuda", devices_per_node=4)
     varied = make(
@@ -324,19 +322,19 @@ def test_ids_and_hashes_stay_as_they_are():
         comm_hook=("none", "fp16"),
         accumulate=(1, 4),
     )
-    assert plan_hash(varied) == "4c8fae0e621f"
+    assert plan_hash(varied) == "dd64d09ddad3"
     assert [p.case.case_id for p in varied] == [
-        "single-n1-8da19c",
-        "ddp-n4-capdefault-static-unused-76ddc5",
-        "ddp-n4-cap0-static-unused-ce108f",
-        "ddp-n4-cap25-static-unused-674323",
-        "ddp-n4-cap1_25_25-static-unused-392edd",
-        "ddp-n4-cap0.25-static-unused-caae2a",
-        "ddp-n4-capdefault-view-static-unused-20ce10",
-        "ddp-n4-capdefault-static-unused-nobuf-d9462c",
-        "ddp-n4-capdefault-static-unused-syncbn-207eba",
-        "ddp-n4-capdefault-static-unused-fp16-f5541c",
-        "ddp-n4-capdefault-static-unused-acc4-78d246",
+        "single-n1-c57f76",
+        "ddp-n4-capdefault-static-unused-a264d4",
+        "ddp-n4-cap0-static-unused-fd68ef",
+        "ddp-n4-cap25-static-unused-d7a0f0",
+        "ddp-n4-cap1_25_25-static-unused-6be48b",
+        "ddp-n4-cap0.25-static-unused-b50a2d",
+        "ddp-n4-capdefault-view-static-unused-4e15b6",
+        "ddp-n4-capdefault-static-unused-nobuf-fd486c",
+        "ddp-n4-capdefault-static-unused-syncbn-00362b",
+        "ddp-n4-capdefault-static-unused-fp16-f1168a",
+        "ddp-n4-capdefault-static-unused-acc4-f53df0",
     ]
     switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "sync_batchnorm")
     every = dict.fromkeys(switches, True) | {"sync_buffers": False, "comm_hook": "fp16", "accumulate": 4}

@@ -189,9 +189,8 @@ def test_shared_cases_get_all_the_time_where_there_are_no_others():
         ({}, {"timed", "no_sync", "comm", "anatomy", "trace"}),
         ({"comm_hook": ["powersgd"]}, {"timed", "no_sync", "anatomy", "trace"}),
         ({"zero_optimizer": [True]}, {"timed", "no_sync", "anatomy", "trace"}),
-        ({"delay_all_reduce": [1]}, {"timed", "anatomy", "trace"}),
     ],
-    ids=["plain", "powersgd", "zero", "delayed"],
+    ids=["plain", "powersgd", "zero"],
 )
 def test_a_pass_that_would_be_wrong_is_left_out(setting, passes):
     fixed = resolved(modes=["ddp"], gpus=[2], bucket_cap_mb=["1"], rounds=1, **setting)

@@ -217,9 +217,7 @@ def test_a_table_in_pieces_is_the_table(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(tables.load_blocks(tmp_path / "blocks.csv", RANKS), whole)
 
 
-@pytest.mark.parametrize(
-    ("name", "least"), [("accumulate", 1), ("micro_batches", 1), ("delay_all_reduce", 0)]
-)
+@pytest.mark.parametrize(("name", "least"), [("accumulate", 1), ("micro_batches", 1)])
 def test_a_table_holds_what_its_setting_may_be(name, least):
     """The default is no bound: `--micro-batches 2` is below it."""
     (column,) = [column for column in CASES if column.name == name]
