@@ -211,18 +211,6 @@ def heat(_: Host, gpu: Gpu) -> Answer:
     return Answer("ok", "{} C", value=now_c)
 
 
-def persistence(_: Host, gpu: Gpu) -> Answer:
-    """Check persistence: without it the driver unloads an idle GPU (NVIDIA, "Driver Persistence")."""
-    mode = gpu.ask("nvmlDeviceGetPersistenceMode")
-    gpu.keep("persistence", None if mode is None else bool(mode))
-    if mode is None:
-        return UNKNOWN
-    if mode:
-        return Answer("ok", "on")
-    advice = "sudo nvidia-smi -pm 1, or run nvidia-persistenced"
-    return Answer("caution", "off: the driver unloads between runs, and settings with it", advice)
-
-
 def links(host: Host) -> Answer | None:
     """Check how GPUs reach each other: the slowest link sets the pace of an all-reduce.
 
@@ -272,7 +260,6 @@ GPU_CHECKS: dict[str, Check] = {
     "GPU power": per_gpu(power),
     "GPU memory errors": per_gpu(memory_errors),
     "GPU heat": per_gpu(heat),
-    "GPU persistence": per_gpu(persistence),
     "GPU links": links,
     "GPU affinity": per_gpu(affinity),
 }

@@ -117,7 +117,7 @@ class Host(contextlib.ExitStack):
     def __init__(self, root: Path) -> None:
         super().__init__()
         self.root, self.env = root, environment()
-        self.cpu, self.memory, self.disk, self.network, self.software = (Readings() for _ in range(5))
+        self.cpu, self.memory, self.software = (Readings() for _ in range(3))
         # First what our own work would disturb: the load, then the GPUs, then the import of torch.
         self._watch()
         self._open_gpus()
@@ -125,7 +125,7 @@ class Host(contextlib.ExitStack):
         self.num_cuda_devices = attempt(lambda: int(self.torch.cuda.device_count()))
 
     def readings(self) -> dict[str, Any]:
-        hardware = ("cpu", "memory", "disk", "network", "gpus", "num_gpus_present", "gpu_error", "pairs")
+        hardware = ("cpu", "memory", "gpus", "num_gpus_present", "gpu_error", "pairs")
         return {part: getattr(self, part) for part in (*hardware, "software", "env")}
 
     @property

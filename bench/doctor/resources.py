@@ -1,4 +1,4 @@
-"""Checks of processor cores, memory and disk. They change nothing."""
+"""Checks of processor cores and memory. They change nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import os
 import re
 import shutil
-from pathlib import Path
 
 from .. import sysfs
 from ..cli import speaker
@@ -55,10 +54,6 @@ IMAGE_BYTES = 3 * 224 * 224 * 4
 
 BATCHES_IN_FLIGHT = 2 * 2
 """`--data-workers` 2 times DataLoader's default prefetch_factor 2 (torch.utils.data)."""
-
-DISK_BAD_BYTES, DISK_CAUTION_BYTES = 100 * 2**20, 2 * 2**30
-"""Own rule: tables, journal and page of a run stay below 100 MiB; with --trace about 10 MiB per case and
-rank, so a sweep of 20 cases on 8 ranks writes 1.6 GiB."""
 
 
 def gib(value_bytes: float) -> str:
@@ -269,22 +264,6 @@ def shared_memory(host: Host) -> Answer:
     )
 
 
-def disk(host: Host, folder: Path = Path("results")) -> Answer:
-    """Check the room for results where `folder` is or would be made."""
-    path = host.disk.keep("path", str(folder))
-    there = next((up for up in (folder, *folder.absolute().parents) if up.exists()), None)
-    usage = attempt(lambda: shutil.disk_usage(there)) if there else None
-    free = host.disk.keep("free_bytes", usage and usage.free)
-    writable = there and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    if host.disk.keep("writable", writable) is False:
-        return Answer("bad", f"{path} cannot be written to", "name another folder with --out")
-    if free is None:
-        return Answer("unknown", f"{path}: not readable here")
-    status = graded(-free, caution=-DISK_CAUTION_BYTES, bad=-DISK_BAD_BYTES)
-    advice = "free space, or name a folder elsewhere with --out"
-    return judged(status, f"{gib(free)} free for {path}", advice)
-
-
 RESOURCE_CHECKS: dict[str, Check] = {
     "cores": cores,
     "governor": governor,
@@ -297,5 +276,4 @@ RESOURCE_CHECKS: dict[str, Check] = {
     "swap": swap,
     "huge pages": huge_pages,
     "shared memory": shared_memory,
-    "disk": disk,
 }

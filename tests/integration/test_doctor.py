@@ -6,7 +6,6 @@ import re
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from commands import ROOT, finished
@@ -59,7 +58,7 @@ def test_it_changes_nothing(doctor):
 def test_every_question_has_its_line(report):
     names = {finding["name"] for finding in report["findings"]}
     assert names >= {"GPUs", "cores", "governor", "turbo", "load", "steal", "NUMA", "memory", "memory stalls"}
-    assert names >= {"swap", "shared memory", "disk", "threads", "gloo network", "torch", "torchvision"}
+    assert names >= {"swap", "shared memory", "threads", "torch", "torchvision"}
     with_gpus = {"GPU use", "GPU clocks", "GPU power", "GPU memory errors", "GPU heat", "GPU links"}
     assert names & with_gpus == (with_gpus if report["readings"]["gpus"] else set())
 
@@ -73,9 +72,7 @@ def test_cores_and_memory_agree_with_coreutils_and_proc(report):
     assert 0 <= report["readings"]["cpu"]["busy_share"] <= 1
 
 
-def test_network_and_versions_agree_with_this_process(report):
-    found = {i["name"]: i["is_up"] for i in report["readings"]["network"]["interfaces"]}
-    assert found == {name: state.isup for name, state in psutil.net_if_stats().items()}
+def test_versions_agree_with_this_process(report):
     software = report["readings"]["software"]
     assert software["torch"] == torch.__version__
     assert software["num_cuda_devices"] == torch.cuda.device_count()

@@ -3,7 +3,6 @@
 import copy
 import os
 import shutil
-import socket
 import sys
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -59,9 +58,6 @@ class Machine:
     allowed: frozenset[int] = frozenset(range(8))
     load: float | None = 0.4
     shm: tuple[int, int] | None = (8 * GIB, 8 * GIB)
-    disk: tuple[int, int] | None = (1000 * GIB, 900 * GIB)
-    interfaces: dict[str, tuple[bool, str, int]] | None = None
-    resolves: str | None = "192.0.2.7"
     torch: Any = None
     vision: tuple[str, str] | None = ("0.26.0", "torch==2.11.0")
     later: dict[str, str] = field(default_factory=dict)
@@ -91,22 +87,15 @@ class Machine:
             )
         return Nvml(answers)
 
-    def look_up(self, *_, **__):
-        if not self.resolves:
-            raise socket.gaierror
-        return [(0, 0, 0, "", (address, 0)) for address in self.resolves.split()]
-
     def install(self, root, patch):
         """Let the doctor find this machine."""
         write(root, self.files)
-        rooms = {str(root / "dev/shm"): self.shm}
-        torch, vision, found = self.torch, self.vision, self.interfaces or {}
+        torch, vision = self.torch, self.vision
 
-        def usage(path):
-            total_free = rooms.get(str(path), self.disk)
-            if total_free is None:
+        def usage(_):
+            if self.shm is None:
                 raise OSError
-            return SimpleNamespace(total=total_free[0], free=total_free[1])
+            return SimpleNamespace(total=self.shm[0], free=self.shm[1])
 
         def about_vision(place):
             def answer(_):
@@ -114,22 +103,8 @@ class Machine:
 
             return answer
 
-        def stats():
-            if self.interfaces is None:
-                raise OSError
-            return {n: SimpleNamespace(isup=up, speed=speed) for n, (up, _, speed) in found.items()}
-
-        def addresses():
-            return {
-                name: [SimpleNamespace(family=socket.AF_INET, address=one) for one in listed.split()]
-                for name, (_, listed, _) in found.items()
-            }
-
         patch.setattr(gpus, "pynvml", self.nvml())
         patch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
-        patch.setattr(psutil, "net_if_stats", stats)
-        patch.setattr(psutil, "net_if_addrs", addresses)
-        patch.setattr(socket, "getaddrinfo", self.look_up)
         patch.setattr(shutil, "disk_usage", usage)
         patch.setattr(metadata, "version", about_vision(0))
         patch.setattr(metadata, "requires", lambda name: [about_vision(1)(name)])
@@ -175,7 +150,6 @@ def fake_torch(version="2.11.0", *, cuda=None, num_devices=0):
             nccl=SimpleNamespace(version=lambda: (2, 27, 5) if cuda else _raise(RuntimeError())),
             device_count=lambda: num_devices,
         ),
-        ops=SimpleNamespace(load_library=lambda _: None, torchvision=SimpleNamespace(nms=None)),
     )
 
 
@@ -197,7 +171,7 @@ def h100(index):
     """What NVML answers of one."""
     return {
         "Name": "NVIDIA H100 80GB HBM3", "UUID": f"GPU-{index}1234567",
-        "VirtualizationMode": 0, "MigMode": [0, 0], "PersistenceMode": 1,
+        "VirtualizationMode": 0, "MigMode": [0, 0],
         "PciInfo": SimpleNamespace(busId=f"00000000:{index}7:00.0"),
         "ComputeRunningProcesses": [], "GraphicsRunningProcesses": [],
         "UtilizationRates": SimpleNamespace(gpu=0),
@@ -210,7 +184,6 @@ def h100(index):
 
 
 NVLINK = {"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynvml.NVML_TOPOLOGY_SYSTEM}
-ROUTE = "Iface\tDestination\tGateway\neth0\t00000000\t0\t0003\t0\t0\t0\t00000000"
 
 
 def h100_box():
@@ -232,9 +205,6 @@ def h100_box():
         "proc/pressure/memory": "some avg10=0.00 avg60=0.00 avg300=0.00 total=1",
         "proc/sys/kernel/numa_balancing": "0",
         "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
-        "proc/net/route": ROUTE,
-        "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
-        "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)",
     }
     return Machine(
         files,
@@ -244,7 +214,6 @@ def h100_box():
         num_cores=112,
         allowed=frozenset(range(112)),
         shm=(1024 * GIB, 1024 * GIB),
-        interfaces={"lo": (True, "127.0.0.1", 0), "eth0": (True, "192.0.2.7", 10000)},
         torch=fake_torch("2.11.0+cu128", cuda="12.8", num_devices=8),
         later={"proc/stat": stat(112, since=101)},
     )
@@ -265,11 +234,11 @@ def laptop():
     }
     later = {"proc/stat": stat(8, since=101)}
     torch = fake_torch("2.11.0+cpu")
-    return Machine(files, interfaces=box.interfaces, resolves="127.0.1.1", torch=torch, later=later)
+    return Machine(files, torch=torch, later=later)
 
 
 def container():
-    """Of eight cores and 64 GiB 2.5 and 3 may be used; Docker's default /dev/shm; a disk that is full."""
+    """Of eight cores and 64 GiB 2.5 and 3 may be used; Docker's default /dev/shm."""
     box = laptop()
     files = {path: text for path, text in box.files.items() if "cpufreq" not in path and "turbo" not in path}
     files |= {f"{CPUS}/cpu{core}/topology/thread_siblings_list": f"{core}" for core in range(8)}
@@ -279,7 +248,7 @@ def container():
         "sys/fs/cgroup/cpu.max": "250000 100000",
         "sys/fs/cgroup/memory.max": f"{3 * GIB}",
     }
-    box.files, box.shm, box.disk = files, (64 * 2**20, 64 * 2**20), (GIB, 50 * 2**20)
+    box.files, box.shm = files, (64 * 2**20, 64 * 2**20)
     return box
 
 
@@ -294,7 +263,7 @@ def virtual_gpu():
 
 def blank():
     """Nothing can be read."""
-    return Machine({}, num_cores=None, allowed=frozenset(), load=None, shm=None, disk=None, vision=None)
+    return Machine({}, num_cores=None, allowed=frozenset(), load=None, shm=None, vision=None)
 
 
 def changed(machine, **changes):
@@ -318,8 +287,6 @@ GOVERNOR = f"{CPUS}/cpu0/cpufreq/scaling_governor"
 PRESSURE = "proc/pressure/memory"
 PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 QUOTA = "sys/fs/cgroup/cpu.max"
-DOWN = {"eth1": (False, "203.0.113.4", 0)}
-PORT = "sys/class/infiniband/mlx5_0/ports/1/state"
 
 
 def gpu(index, **answers):
@@ -407,7 +374,6 @@ SITUATIONS = {
         (h100_box, *(gpu(0, MarginTemperature=degrees) for degrees in (11, 10, 0, None))),
         (h100_box, gpu(0, MarginTemperature=None, TemperatureThreshold=35)),
     ],
-    "GPU persistence": [(h100_box, gpu(3, PersistenceMode=0))],
     "GPU links": [
         (h100_box, {"gpus": SOME_GPUS, "link": BY_PCIE}),
         (
@@ -450,20 +416,11 @@ SITUATIONS = {
     ],
     "huge pages": [(laptop, file(PAGES, "always madvise [never]"), file(PAGES, ""))],
     "shared memory": [(h100_box, {"shm": (BATCHES, BATCHES + 1)}, {"shm": (BATCHES, BATCHES)})],
-    "disk": [(laptop, {"disk": (GIB, GIB)})],
     "threads": [
         (h100_box, env(OMP_NUM_THREADS="14"), env(OMP_NUM_THREADS="16")),
         (h100_box, env(OMP_NUM_THREADS="4", MKL_NUM_THREADS="16"), env(OMP_NUM_THREADS="many")),
         (h100_box, env(GOMP_CPU_AFFINITY="0-3")),
         (laptop, env(OMP_NUM_THREADS="16")),
-    ],
-    "gloo network": [
-        (laptop, {"resolves": ""}, env(GLOO_SOCKET_IFNAME="eth0"), env(GLOO_SOCKET_IFNAME="eth")),
-        (laptop, {**env(GLOO_SOCKET_IFNAME="eth1"), "interfaces": DOWN}),
-    ],
-    "NCCL network": [
-        (h100_box, env(NCCL_SOCKET_IFNAME="ens5"), file(PORT, "1: DOWN"), env(NCCL_SOCKET_IFNAME="lo")),
-        (h100_box, {**env(NCCL_SOCKET_IFNAME="docker"), "interfaces": {"docker0": (True, "172.17.0.1", 0)}}),
     ],
     "torch": [(h100_box, torch(num_devices=0), torch("2.11.0", cuda="12.8")), (laptop, {"torch": None})],
     "torchvision": [
