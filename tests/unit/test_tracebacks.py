@@ -155,13 +155,7 @@ def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net):
     )
 
 
-def test_a_function_behind_a_graph_break_has_its_own_name(net):
-    code = net.late.__code__.replace(co_name="torch_dynamo_resume_in_late_at_6")
-    net.late.__code__ = code
-    assert tb.place_of(raised(net.late)) == LATE
-
-
-def test_without_a_users_line_it_is_a_librarys_else_the_innermost(net, tmp_path, monkeypatch):
+def test_without_a_users_line_there_is_none(net, tmp_path, monkeypatch):
     place = tmp_path / "lib" / "site-packages"
     place.mkdir(parents=True)
     (place / "their_library.py").write_text("def call(x):\n    x.no_such_thing\n")
@@ -169,11 +163,8 @@ def test_without_a_users_line_it_is_a_librarys_else_the_innermost(net, tmp_path,
     error = raised(lambda: net.installed(1))
     assert tb.place_of(error) == f"net.py:{lines('their_library.call')}, in installed"
     error.__traceback__ = error.__traceback__.tb_next
-    assert tb.place_of(error) == "lib/site-packages/their_library.py:2, in call"
-    assert tb.place_of(raised(lambda: torch.ones(2) @ torch.ones(3))) == ""  # no frame of any file but this
-    inside = raised(lambda: torch.nn.functional.linear(torch.ones(2), torch.ones(3, 3)))
-    assert tb.place_of(inside) == ""
-    assert tb.place_of(raised(lambda: torch.nn.Linear(3, 3)(torch.ones(2)))).startswith("modules/linear.py:")
+    assert tb.place_of(error) == ""
+    assert tb.place_of(raised(lambda: torch.nn.Linear(3, 3)(torch.ones(2)))) == ""
 
 
 def test_what_the_suite_itself_says_needs_no_line():
@@ -206,23 +197,13 @@ def test_no_folder_of_a_home_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "home" / "me" / "project")
     assert tb.shown_path(str(tmp_path / "home" / "me" / "project" / "train" / "net.py")) == "train/net.py"
     assert tb.shown_path(str(tmp_path / "home" / "me" / "other" / "net.py")) == "other/net.py"
-    assert tb.shown_path("<string>") == "<string>"
 
 
-def test_whose_code_a_file_is(monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/fast/triton")
-    tb.owner_of.cache_clear()
-    for path in (
-        "<eval_with_key>.3",
-        torch.__file__,
-        tb.formatted.__code__.co_filename,
-        "/scratch/torchinductor_me/ab/c.py",
-    ):
-        assert tb.owner_of(path) == tb.Owner.OTHER, path
-    assert tb.owner_of("/fast/triton/ab/kernel.py") == tb.Owner.OTHER
-    assert tb.owner_of("/opt/venv/lib/python3.12/site-packages/timm/net.py") == tb.Owner.LIBRARY
-    assert tb.owner_of("/home/me/net.py") == tb.Owner.USER
-    tb.owner_of.cache_clear()
+def test_whose_code_a_file_is():
+    others = ("<eval_with_key>.3", torch.__file__, tb.formatted.__code__.co_filename, re.__file__)
+    installed = "/opt/venv/lib/python3.12/site-packages/timm/net.py"
+    assert not any(map(tb.is_users, (*others, installed, "/scratch/torchinductor_me/ab/c.py")))
+    assert tb.is_users("/home/me/net.py")
 
 
 def test_a_long_traceback_is_cut_in_the_middle_and_says_so(net):
