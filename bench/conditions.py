@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum, auto
-from typing import Annotated, Any
+from typing import Any
 
 from .axes import stored
-from .manifest import FirstHost, Host, Manifest, RankPlace, Record, said
+from .manifest import FirstHost, Host, Manifest, RankPlace, Record
 
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""
@@ -54,7 +54,8 @@ class Difference(Record, frozen=True, rename={"then": "baseline", "now": "candid
     name: str
     then: str
     now: str
-    blocking: Annotated[bool, said("whether it makes the runs not comparable")]
+    blocking: bool
+    """Whether it makes the runs not comparable."""
 
 
 def variables_of(environment: FirstHost) -> dict[str, str]:

@@ -5,17 +5,15 @@ A field may be missing: then nobody knows it. Keys that no field names are ignor
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from . import cli
 from .errors import UsageError
-from .settings import MARGINS, Settings, is_public
+from .settings import MARGINS, Settings
 
 MANIFEST = "manifest.json"
 
@@ -27,29 +25,6 @@ Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 Limit: TypeAlias = Amount | Literal["unlimited"]
 
 
-def said(text: str | None = None, unit: str | None = None, **more: Any) -> Meta:
-    """What a field means, for the printed JSON Schema; with `unit` where it has one."""
-    return Meta(description=text, extra_json_schema={"x-unit": unit} if unit else None, **more)
-
-
-def public(text: str | None = None, unit: str | None = None) -> Meta:
-    """The same of a field that may be handed on: it names neither a person nor a machine."""
-    return said(text, unit, extra={"public": True})
-
-
-@functools.cache
-def public_fields(kind: type) -> tuple[str, ...]:
-    """The fields of a record, or of the settings, that may be handed on; the marks stand at the fields."""
-    if dataclasses.is_dataclass(kind):
-        return tuple(one.name for one in dataclasses.fields(kind) if is_public(one))
-    hints = get_type_hints(kind, include_extras=True)
-    return tuple(
-        name
-        for name, hint in hints.items()
-        if any(isinstance(one, Meta) and (one.extra or {}).get("public") for one in get_args(hint)[1:])
-    )
-
-
 class Record(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """An object of a JSON file of ours."""
 
@@ -57,142 +32,158 @@ class Record(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 class Gpu(Record, frozen=True):
     """A GPU, as NVML tells it; the memory of one that MIG splits is not what its slices have."""
 
-    name: Annotated[str | None, public()] = None
-    uuid: Annotated[str | None, public()] = None
-    driver: Annotated[str | None, public()] = None
-    memory_mib: Annotated[Amount | None, public("memory", unit="MiB")] = None
-    power_limit_w: Annotated[Amount | None, public("power limit", unit="W")] = None
-    max_sm_clock_mhz: Annotated[Amount | None, public("highest SM clock", unit="MHz")] = None
+    name: str | None = None
+    uuid: str | None = None
+    driver: str | None = None
+    memory_mib: Amount | None = None
+    power_limit_w: Amount | None = None
+    max_sm_clock_mhz: Amount | None = None
 
 
 class GpuPair(Record, frozen=True):
     """How two GPUs of a host reach each other, by their places in its `gpus`."""
 
-    first: Annotated[Count, public()]
-    second: Annotated[Count, public()]
-    nvlink: Annotated[bool | None, public()] = None
-    peer_access: Annotated[bool | None, public()] = None
-    path: Annotated[str | None, public("in the words of `nvidia-smi topo -m`")] = None
+    first: Count
+    second: Count
+    nvlink: bool | None = None
+    peer_access: bool | None = None
+    path: str | None = None
+    """In the words of `nvidia-smi topo -m`."""
 
 
 class Cgroup(Record, frozen=True):
     """What a container may use."""
 
-    cpu_quota_cores: Annotated[Limit | None, public("CPU time", unit="cores")] = None
-    memory_limit_gib: Annotated[Limit | None, public("memory", unit="GiB")] = None
-    cpuset: Annotated[str | None, public("cores, such as 0-3,8")] = None
+    cpu_quota_cores: Limit | None = None
+    memory_limit_gib: Limit | None = None
+    cpuset: str | None = None
+    """Such as 0-3,8."""
 
 
 class Host(Record, frozen=True):
     """A machine that ranks ran on."""
 
-    cpu_model: Annotated[str | None, public("name of the processor")] = None
-    num_cores: Annotated[Count | None, public("logical cores")] = None
-    memory_gib: Annotated[Amount | None, public("memory", unit="GiB")] = None
-    gpus: Annotated[tuple[Gpu, ...] | None, public("the GPUs that its ranks see, as NVML tells them")] = None
-    gpu_pairs: Annotated[tuple[GpuPair, ...], public()] = ()
-    topology: Annotated[str | None, said("what `nvidia-smi topo -m` printed")] = None
-    governors: Annotated[tuple[str, ...] | None, public("frequency governors of the cores")] = None
-    huge_pages: Annotated[str | None, public("transparent huge pages: always, madvise or never")] = None
-    cgroup: Annotated[Cgroup, public()] = Cgroup()
+    cpu_model: str | None = None
+    num_cores: Count | None = None
+    memory_gib: Amount | None = None
+    gpus: tuple[Gpu, ...] | None = None
+    gpu_pairs: tuple[GpuPair, ...] = ()
+    topology: str | None = None
+    governors: tuple[str, ...] | None = None
+    huge_pages: str | None = None
+    """Transparent huge pages: always, madvise or never."""
+    cgroup: Cgroup = Cgroup()
 
 
 class FirstHost(Host, frozen=True):
     """The first rank's machine."""
 
-    host: Annotated[str | None, public("its name")] = None
-    os: Annotated[str | None, public("operating system")] = None
-    env: Annotated[
-        dict[str, str], public("variables that change how fast a step is; credentials are hidden")
-    ] = {}
+    host: str | None = None
+    os: str | None = None
+    env: dict[str, str] = {}
+    """Variables that change how fast a step is; credentials are hidden."""
 
 
 class Git(Record, frozen=True):
     """A checkout."""
 
-    commit: Annotated[str | None, public()] = None
-    dirty: Annotated[bool | None, public("whether tracked files had uncommitted changes")] = None
+    commit: str | None = None
+    dirty: bool | None = None
+    """Whether tracked files had uncommitted changes."""
 
 
 class WorkloadCode(Git, frozen=True):
     """The user's code."""
 
-    spec: Annotated[str | None, said("--workload")] = None
-    file: Annotated[str | None, said("below the top of its repository, or where it is imported from")] = None
-    sha256: Annotated[str | None, public("of that file")] = None
-    code_sha256: Annotated[str | None, public("of all files that were imported from there")] = None
-    repository: Annotated[str | None, said("its name")] = None
-    origin: Annotated[str | None, said("where it was cloned from")] = None
+    spec: str | None = None
+    file: str | None = None
+    """Below the top of its repository, or where it is imported from."""
+    sha256: str | None = None
+    """Of that file."""
+    code_sha256: str | None = None
+    """Of all files that were imported from there."""
+    repository: str | None = None
+    origin: str | None = None
 
 
 class OwnVersion(Record, frozen=True):
     """ddp-bench."""
 
-    version: Annotated[str | None, public("of ddp-bench")] = None
+    version: str | None = None
 
 
 class Model(Record, frozen=True):
     """What was trained."""
 
-    arch: Annotated[str | None, public("architecture, or the user's workload")] = None
-    num_params: Annotated[Count | None, public()] = None
-    gradient_bytes: Annotated[Count | None, public("gradients of a step", unit="bytes")] = None
-    forward_flops_per_image: Annotated[Amount | None, public("arithmetic of a forward", unit="FLOP")] = None
+    arch: str | None = None
+    """Architecture, or the user's workload."""
+    num_params: Count | None = None
+    gradient_bytes: Count | None = None
+    forward_flops_per_image: Amount | None = None
+    """Arithmetic of a forward, FLOP."""
 
 
 class RankPlace(Record, frozen=True):
     """Where a rank ran."""
 
-    rank: Annotated[Count, public()]
-    host: Annotated[str, public()] = ""
-    local_rank: Annotated[Count, public()] = 0
-    device: Annotated[str, public("cuda:0, or the core")] = ""
-    device_name: Annotated[str, public()] = ""
-    link: Annotated[str | None, public()] = None
+    rank: Count
+    host: str = ""
+    local_rank: Count = 0
+    device: str = ""
+    """cuda:0, or the core."""
+    device_name: str = ""
+    link: str | None = None
     pid: Count = 0
-    gpu: Annotated[str | None, public("UUID of its GPU")] = None
-    bound_cores: Annotated[str, public("the cores that it was kept on, such as 0-15,64")] = ""
+    gpu: str | None = None
+    bound_cores: str = ""
+    """The cores that it was kept on, such as 0-15,64."""
 
 
 class Timing(Record, frozen=True):
     """How long a run took."""
 
-    startup_s: Annotated[Amount | None, public("from the command to the first case", unit="s")] = None
-    measuring_s: Annotated[Amount | None, public("from there to the end", unit="s")] = None
-    timed_steps_s: Annotated[Amount | None, public("in timed steps", unit="s")] = None
-    rounds: Annotated[Count | None, public()] = None
-    stopped_because: Annotated[str | None, public()] = None
-    total_s: Annotated[Amount | None, public("from the command to its page", unit="s")] = None
-    timed_share_pct: Annotated[
-        Amount | None, public("share of the time after start-up in timed steps", unit="%")
-    ] = None
+    startup_s: Amount | None = None
+    """From the command to the first case."""
+    measuring_s: Amount | None = None
+    """From there to the end."""
+    timed_steps_s: Amount | None = None
+    rounds: Count | None = None
+    stopped_because: str | None = None
+    total_s: Amount | None = None
+    """From the command to its page."""
+    timed_share_pct: Amount | None = None
+    """Share of the time after start-up in timed steps."""
 
 
 class Load(Record, frozen=True):
     """Mean use of the cores on which the ranks of one machine may run, by what is no rank."""
 
-    cores: Annotated[Count, public()]
-    others: Annotated[Amount, public("cores' worth of time in other programs")] = 0.0
-    steal: Annotated[Amount, public("the same that the hypervisor gave to other guests")] = 0.0
-    seconds: Annotated[Amount, public("of all rounds, those of earlier attempts included")] = 0.0
+    cores: Count
+    others: Amount = 0.0
+    """Cores' worth of time in other programs."""
+    steal: Amount = 0.0
+    """The same that the hypervisor gave to other guests."""
+    seconds: Amount = 0.0
+    """Of all rounds, those of earlier attempts included."""
 
 
 class DeviceRates(Record, frozen=True):
     """What a device reaches by itself, beside others."""
 
-    num_devices: Annotated[Count, public()]
-    rank: Annotated[Count, public()]
-    matrix_tflop_per_s: Annotated[Amount | None, public("matrix products, median", unit="TFLOP/s")] = None
-    matrix_tflop_per_s_low: Annotated[Amount | None, public("the slowest", unit="TFLOP/s")] = None
-    matrix_tflop_per_s_high: Annotated[Amount | None, public("the fastest", unit="TFLOP/s")] = None
+    num_devices: Count
+    rank: Count
+    matrix_tflop_per_s: Amount | None = None
+    """Matrix products, median."""
+    matrix_tflop_per_s_low: Amount | None = None
+    matrix_tflop_per_s_high: Amount | None = None
 
 
 class Resumed(Record, frozen=True):
     """A `--resume`."""
 
-    utc: Annotated[str | None, public()] = None
+    utc: str | None = None
     command: str | None = None
-    git: Annotated[Git, public()] = Git()
+    git: Git = Git()
     workload: WorkloadCode | None = None
     host: str | None = None
 
@@ -201,30 +192,35 @@ class Manifest(Record, frozen=True):
     """A run: what was asked for, what it was measured under, how it ended."""
 
     schema_version: Literal[3] = SCHEMA_VERSION
-    name: Annotated[str | None, said("--name")] = None
-    run_id: Annotated[str | None, public("names the run, whatever becomes of its folder")] = None
-    interleaved_id: Annotated[str | None, public("alike in the runs that a gate measured in turns")] = None
-    preset: Annotated[str | None, public()] = None
-    created_utc: Annotated[str | None, public("when the run began")] = None
-    argv: Annotated[tuple[str, ...], said("the command's arguments")] = ()
-    command: Annotated[str | None, said("the command, to be pasted")] = None
-    settings: Annotated[Settings, public("every setting, defaults included")] = Settings()
-    seed: Annotated[int | None, public("of weights, batches and the order of cases")] = None
-    plan_hash: Annotated[str | None, public("equal for runs of the same cases")] = None
-    versions: Annotated[dict[str, str], public("of Python, packages, CUDA, cuDNN and NCCL")] = {}
-    ddp_bench: Annotated[OwnVersion, public()] = OwnVersion()
-    git: Annotated[Git, public("ddp-bench's own checkout")] = Git()
-    workload: Annotated[WorkloadCode | None, public()] = None
-    environment: Annotated[FirstHost, public()] = FirstHost()
-    hosts: Annotated[dict[str, Host], public("every host, by name")] = {}
-    model: Annotated[Model, public()] = Model()
-    ranks: Annotated[tuple[RankPlace, ...], public()] = ()
-    link: Annotated[str | None, public("rate of the link between the hosts of a lab, such as 1gbit")] = None
-    timing: Annotated[Timing, public()] = Timing()
-    roofline: Annotated[tuple[DeviceRates, ...], public()] = ()
-    load: Annotated[tuple[Load, ...], public("use of the ranks' cores by others, per machine")] = ()
-    restarts: Annotated[Count, public("how often the ranks were started again")] = 0
-    resumed: Annotated[tuple[Resumed, ...], public()] = ()
+    name: str | None = None
+    run_id: str | None = None
+    """Names the run, whatever becomes of its folder."""
+    interleaved_id: str | None = None
+    """Alike in the runs that a gate measured in turns."""
+    preset: str | None = None
+    created_utc: str | None = None
+    argv: tuple[str, ...] = ()
+    command: str | None = None
+    settings: Settings = Settings()
+    seed: int | None = None
+    plan_hash: str | None = None
+    """Equal for runs of the same cases."""
+    versions: dict[str, str] = {}
+    """Of Python, packages, CUDA, cuDNN and NCCL."""
+    ddp_bench: OwnVersion = OwnVersion()
+    git: Git = Git()
+    workload: WorkloadCode | None = None
+    environment: FirstHost = FirstHost()
+    hosts: dict[str, Host] = {}
+    model: Model = Model()
+    ranks: tuple[RankPlace, ...] = ()
+    link: str | None = None
+    """Rate of the link between the hosts of a lab, such as 1gbit."""
+    timing: Timing = Timing()
+    roofline: tuple[DeviceRates, ...] = ()
+    load: tuple[Load, ...] = ()
+    restarts: Count = 0
+    resumed: tuple[Resumed, ...] = ()
 
     @property
     def margin(self) -> float:

@@ -42,17 +42,6 @@ REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["no
 """Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
 
 
-def _decided(default: Any) -> Any:
-    """A field that is no option of its own."""
-    return field(default=default, metadata={"public": True})
-
-
-def is_public(setting: Field[Any]) -> bool:
-    """Whether a setting may be handed on: one of free text may name a person or a machine."""
-    facts = setting.metadata
-    return bool(facts.get("public", facts.get("parse", str) is not str))
-
-
 def _by_device(name: str) -> Any:
     """The option of a step setting, which the device decides where the user does not."""
     facts = next(s for s in STEP_SETTINGS if s.name == name).metadata
@@ -72,9 +61,7 @@ class Settings(Swept):
     gpus: tuple[int, ...] | None = option(
         None, cli.csv(cli.positive_int), "device counts (without a GPU: CPU cores)", "N,…"
     )
-    arch: str | None = option(
-        None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME", public=True
-    )
+    arch: str | None = option(None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME")
     workload: str | None = option(None, str, "your own model instead of --arch", "package.module:name")
     batch_size: int | None = option(
         None, cli.positive_int, "samples per device (weak scaling) or in all (strong)", "N"
@@ -164,11 +151,11 @@ class Settings(Swept):
     )
     seed: int = option(0, cli.whole_number, "seed of weights, batches and order", "N")
     name: str = option("run", str, "label in the results folder's name", "NAME")
-    preset: str | None = _decided(None)
+    preset: str | None = None
     """Where values came from."""
-    caps_given: bool = _decided(False)
+    caps_given: bool = False
     """Whether anyone but the default chose `bucket_cap_mb`."""
-    least_block_s: float | None = _decided(None)
+    least_block_s: float | None = None
     """Least seconds of a block, where `steps` leaves it open."""
     out: str | None = option(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from ..errors import UsageError
-from ..manifest import Git, Manifest, OwnVersion, Record, WorkloadCode, said
+from ..manifest import Git, Manifest, OwnVersion, Record, WorkloadCode
 
 
 class CodeOfSide(Record, frozen=True, omit_defaults=False):
@@ -21,7 +20,8 @@ class CodeOfSide(Record, frozen=True, omit_defaults=False):
 class CodeOfBoth(Record, frozen=True, omit_defaults=False):
     """Which code was compared; what a manifest does not tell is left out."""
 
-    identical: Annotated[bool | None, said("whether both imported the same code; null: not recorded")]
+    identical: bool | None
+    """Whether both imported the same code; null: not recorded."""
     baseline: CodeOfSide
     candidate: CodeOfSide
 

@@ -6,12 +6,12 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import scipy
 from msgspec.structs import replace
 
-from ..manifest import Count, Record, said
+from ..manifest import Count, Record
 from ..results.column_types import Metric
 from ..results.round_times import ByRound
 from ..results.schema import GATED
@@ -37,26 +37,30 @@ class Comparison(Record, frozen=True, omit_defaults=False):
     """One metric of one case; without a metric, the whole case."""
 
     case_id: str
-    stand_in: Annotated[bool, said("whether CPU cores stood in for GPUs in DP")]
-    metric: Annotated[str | None, said("a column of cases.csv; null where the whole case is missing")]
+    stand_in: bool
+    """Whether CPU cores stood in for GPUs in DP."""
+    metric: str | None
+    """A column of cases.csv; null where the whole case is missing."""
     verdict: Verdict
     reason: str = ""
-    baseline: Annotated[float | None, said("what is typical of its rounds, in the metric's unit")] = None
-    candidate: Annotated[float | None, said("the same of the candidate")] = None
-    units: Annotated[tuple[str, str], said("what throughput counts, in the baseline and the candidate")] = (
+    baseline: float | None = None
+    """What is typical of its rounds, in the metric's unit."""
+    candidate: float | None = None
+    units: tuple[str, str] = (
         IMAGES,
         IMAGES,
     )
-    ratio: Annotated[
-        Interval | None,
-        said(
-            "candidate / baseline; of exposed communication 1 + candidate less baseline over the baseline's "
-            "step; without ends where nothing was repeated (peak memory)"
-        ),
-    ] = None
-    threshold: Annotated[float | None, said("the change that matters, a fraction")] = None
-    num_rounds: Annotated[tuple[Count, Count] | None, said("of the baseline and of the candidate")] = None
-    suspected: Annotated[bool, said("a regression that may be the machine's; reason says why")] = False
+    """What throughput counts, in the baseline and the candidate."""
+    ratio: Interval | None = None
+    """Candidate / baseline; of exposed communication 1 + candidate less baseline over the baseline's step.
+
+    Without ends where nothing was repeated (peak memory).
+    """
+    threshold: float | None = None
+    """The change that matters, a fraction."""
+    num_rounds: tuple[Count, Count] | None = None
+    suspected: bool = False
+    """A regression that may be the machine's; reason says why."""
 
     @property
     def column(self) -> Metric | None:

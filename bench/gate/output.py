@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from rich import box
 from rich.table import Table
@@ -17,7 +17,7 @@ from ..findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF
 from ..findings.numbers import rate
 from ..findings.wording import CPU_STAND_IN
 from ..github import Annotation
-from ..manifest import Record, said
+from ..manifest import Record
 from ..text import markdown as markdown_text
 from ..text import visible
 from .code import CodeOfBoth
@@ -156,16 +156,18 @@ class Printed(Record, frozen=True, omit_defaults=False):
 
     verdict: Word
     exit_code: ExitCode
-    sentence: Annotated[str, said("the verdict and what decided it")]
-    interval_confidence: Annotated[float, said("of each single interval, a fraction")]
-    cpu_stand_in: Annotated[bool, said("whether devices were CPU cores")]
+    sentence: str
+    interval_confidence: float
+    """Of each single interval, a fraction."""
+    cpu_stand_in: bool
     code: CodeOfBoth
-    interleaved: Annotated[bool, said("whether both sides took turns on one machine")]
-    interleave_command: Annotated[str | None, said("the command that measures both in turns")]
-    model_change: Annotated[str | None, said("how the candidate's model differs")]
+    interleaved: bool
+    interleave_command: str | None
+    model_change: str | None
     differences: tuple[Difference, ...]
-    only_in_candidate: Annotated[tuple[str, ...], said("cases that were not gated")]
-    comparisons: Annotated[tuple[Comparison, ...], said("worst first")]
+    only_in_candidate: tuple[str, ...]
+    comparisons: tuple[Comparison, ...]
+    """Worst first."""
 
 
 def as_json(gate: Gate) -> str:

@@ -64,8 +64,6 @@ class Column:
     """The texts that there are; none for any."""
     repeated: bool = False
     """Whether rounds repeat it, so that it has an interval: columns of its ends follow."""
-    public: bool = False
-    """Whether a text may be handed on: it names neither a person nor a machine. Numbers always may."""
     summary: Shown | None = None
 
     @property
@@ -128,8 +126,8 @@ class Metric(Column):
 
 
 def text_column(name: str, meaning: str, *, needed: bool = False, among: tuple[str, ...] = ()) -> Column:
-    """A text that may be handed on."""
-    return Column(name, "text", meaning, needed=needed, among=among, public=True)
+    """A text."""
+    return Column(name, "text", meaning, needed=needed, among=among)
 
 
 def with_ends(
@@ -147,7 +145,7 @@ def setting_column(setting: Field[Any]) -> Column:
     """The value of a setting of `bench.axes`."""
     kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
     above = 0 if kind == "int" else -MOST
-    return Column(setting.name, kind, setting.metadata["column"], above=above, public=True)
+    return Column(setting.name, kind, setting.metadata["column"], above=above)
 
 
 def count_column(

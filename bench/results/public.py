@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from msgspec import structs
 
 from ..errors import UsageError
 from ..machine import PACKAGES
-from ..manifest import MANIFEST, Manifest, Record, public_fields
+from ..manifest import MANIFEST, Manifest, Record
 from ..settings import Settings
 from ..text import csv_cell, csv_text
 from .archive import SUFFIX, opened, packed
@@ -24,6 +24,43 @@ from .disk import MOST_TABLE_BYTES, read_bytes
 from .schema import FILES
 from .store import RunData, csv_bytes, write_output
 from .tables import readable
+
+_HOST = "cpu_model num_cores memory_gib gpus gpu_pairs governors huge_pages cgroup"
+
+KEEPS = {
+    "Manifest": "run_id interleaved_id preset created_utc settings seed plan_hash versions ddp_bench git "
+    "workload environment hosts model ranks link timing roofline load restarts resumed",
+    "OwnVersion": "version",
+    "Git": "commit dirty",
+    "WorkloadCode": "commit dirty sha256 code_sha256",
+    "Host": _HOST,
+    "FirstHost": f"{_HOST} host os env",
+    "Gpu": "name uuid driver memory_mib power_limit_w max_sm_clock_mhz",
+    "GpuPair": "first second nvlink peer_access path",
+    "Cgroup": "cpu_quota_cores memory_limit_gib cpuset",
+    "Model": "arch num_params gradient_bytes forward_flops_per_image",
+    "RankPlace": "rank host local_rank device device_name link gpu bound_cores",
+    "Timing": "startup_s measuring_s timed_steps_s rounds stopped_because total_s timed_share_pct",
+    "DeviceRates": "num_devices rank matrix_tflop_per_s matrix_tflop_per_s_low matrix_tflop_per_s_high",
+    "Load": "cores others steal seconds",
+    "Resumed": "utc git",
+}
+"""What an archive keeps of a manifest, by record; of its settings those that are no free text, see below.
+
+What is not named here stays private: a new field too, until somebody decides that it names neither a person
+nor a machine. Names of hosts are kept as `host0`, `host1`, ….
+"""
+
+_SETTINGS = {"arch", "preset", "caps_given", "least_block_s"}
+"""Settings that are kept though no parser of theirs says what they can hold."""
+
+_TEXTS = (
+    "case_id status reason_code mode impl device_type device_name backend link arch unit scaling precision "
+    "compile bucket_cap_mb comm_hook optimize_ddp pipeline_schedule bucket_bytes layers_by_device "
+    "mem_by_device_mib throttle_reasons run_id started_at torch_version phase steps_ms detail reference_id "
+    "metric answer"
+)
+"""Columns of text that are kept; numbers always are, `host`, `data` and `reason` in part."""
 
 _VERSIONS = ("python", *PACKAGES, "cuda", "cudnn", "nccl", "nccl_backend")
 _VARIABLES = (
@@ -117,10 +154,13 @@ def _manifest(whole: Manifest, hosts: Mapping[str, str]) -> Manifest:
 
 
 def _public(value: Any) -> Any:
-    """A record with its public fields alone, and so within; anything else as it is."""
-    if isinstance(value, Record | Settings):
+    """A record with what is kept of it alone, and so within; anything else as it is."""
+    if isinstance(value, Settings):
+        kept = {f.name for f in fields(value) if f.metadata.get("parse", str) is not str} | _SETTINGS
+        return Settings(**{name: getattr(value, name) for name in kept})
+    if isinstance(value, Record):
         kind: Any = type(value)
-        return kind(**{name: _public(getattr(value, name)) for name in public_fields(kind)})
+        return kind(**{name: _public(getattr(value, name)) for name in KEEPS.get(kind.__name__, "").split()})
     if isinstance(value, tuple):
         return tuple(map(_public, value))
     if isinstance(value, dict):
@@ -136,12 +176,13 @@ def _table(content: bytes, columns: tuple[Column, ...], hosts: Mapping[str, str]
         "reason": _public_reason,
     }
     whole = content[: content.rfind(b"\n") + 1].decode("utf-8")  # a run may still write its last line
+    kept = _TEXTS.split()
     reader = csv.DictReader(io.StringIO(whole, newline=""), strict=True)
     names = [
         column.name
         for column in columns
         if column.name in (reader.fieldnames or ())
-        and (column.kind != "text" or column.public or column.name in in_part)
+        and (column.kind != "text" or column.name in kept or column.name in in_part)
     ]
     rows = (
         [csv_cell(in_part[name](row)) if name in in_part else row[name] for name in names] for row in reader

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 from rich import box
@@ -39,9 +39,9 @@ from ..findings.wording import (
     unit_of_cases,
     workload_parts,
 )
-from ..manifest import Record, Timing, said
+from ..manifest import Record, Timing
 from ..results.case_columns import EXPOSED_COMM
-from ..results.comparisons import ANSWERS, by_compile, compile_mode
+from ..results.comparisons import by_compile, compile_mode
 from ..results.schema import CASES, records
 from ..results.store import FAILURES, failure_file, shown
 from ..text import visible
@@ -94,23 +94,27 @@ def print_not_measured(folder: Path, reasons: Sequence[str]) -> None:
 class Answer(Record, frozen=True, omit_defaults=False):
     """What a run says of one question."""
 
-    question: Annotated[str, said("what is answered, such as wrapper or communication")]
-    answer: Annotated[str, said(f"of a comparison {', '.join(ANSWERS)}; resolved: nothing was compared")]
+    question: str
+    """What is answered, such as wrapper or communication."""
+    answer: str
+    """Of a comparison one of `ANSWERS`; resolved: nothing was compared."""
     sentence: str
-    paste: Annotated[str, said("a line of code that follows from it; may be empty")]
+    paste: str
+    """A line of code that follows from it; may be empty."""
 
 
 class Summary(Record, frozen=True, omit_defaults=False):
     """What `ddp-bench run --json` prints at the end of a run."""
 
-    results: Annotated[str, said("the run's folder")]
+    results: str
     answers: tuple[Answer, ...]
-    findings: Annotated[tuple[str, ...], said("further sentences")]
-    next: Annotated[NextStep | None, said("the command to run next")]
-    trust: Annotated[str, said("what the answers are worth, in one line; empty where there are none")]
-    cautions: Annotated[tuple[Caution, ...], said("what to know before trusting the run")]
+    findings: tuple[str, ...]
+    next: NextStep | None
+    trust: str
+    """What the answers are worth, in one line; empty where there are none."""
+    cautions: tuple[Caution, ...]
     timing: Timing
-    cases: Annotated[tuple[dict[str, Any], ...], said("the rows of cases.csv")]
+    cases: tuple[dict[str, Any], ...]
 
 
 def summary_of(folder: Path, cases: pd.DataFrame, conclusion: Conclusion, timing: Timing) -> Summary:
