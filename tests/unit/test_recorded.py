@@ -31,20 +31,10 @@ CALIBRATED = f"{SAMPLES}/predictions/resnet18-2hosts/1gbit"
 SLOW, FAST = (f"{SAMPLES}/tune/resnet18-2hosts-{rate}.zip" for rate in ("1gbit", "2gbit"))
 COMMANDS = {
     "report.md": ("report", LAB, "--markdown"),
-    "report-of-two.md": ("report", SLOW, FAST, "--markdown"),
-    "gate-ratios.json": ("bench.gate", SLOW, FAST, "--ratios-only", "--json"),
     "gate-of-two-rates.txt": ("bench.gate", SLOW, FAST),
-    "gate-of-one.txt": ("bench.gate", SLOW, SLOW),
     "predict.txt": ("bench.predict", CALIBRATED, "--gpus", "2,8,64", "--bucket-cap-mb", "default,1"),
-    "predict-validate.txt": ("bench.predict", CALIBRATED, "--validate"),
-    "predict-network.txt": ("bench.predict", CALIBRATED, "--gpus", "16", "--network", "link:10gbit"),
-    "predict-uncalibrated.txt": ("bench.predict", LAB, "--gpus", "2"),
-    **{
-        f"export-{name}.txt": ("bench.export", LAB, "--format", name)
-        for name in ("bencher", "github-action", "pytest-benchmark")
-    },
 }
-SHOWN = {f"page-{name}.txt": name for name in PAGES}
+SHOWN = {"page-cores.txt": "cores", "page-several.txt": "several"}
 TOLD = ("findings.txt", "doctor.txt", "terminal.txt", *SHOWN)
 """What is said of runs made by hand, one of each kind; the end of a run on the terminal; and pages."""
 
@@ -93,6 +83,13 @@ def test_it_says_what_it_said(name, tmp_path):
     assert NUMBER.sub("#", found) == NUMBER.sub("#", wanted)
     numbers = [[float(number) for number in NUMBER.findall(text)] for text in (found, wanted)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted({*PAGES} - {*SHOWN.values()}))
+def test_a_page_of_another_kind_holds_no_number_that_is_none(name, tmp_path):
+    found = text_of_page(name, tmp_path)
+    assert len(found.splitlines()) > 10
+    assert not re.search(r"\b(nan|inf|None|NaT|<NA>)\b", found)
 
 
 def test_nothing_else_is_recorded():
