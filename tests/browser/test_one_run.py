@@ -50,38 +50,6 @@ def test_no_column_is_cut_on_a_narrow_screen(look_at):
         assert cells.nth(i).evaluate("e => getComputedStyle(e, '::before').content") == f'"{heading}"'
 
 
-def test_no_word_of_a_heading_is_broken_on_a_narrow_screen(look_at):
-    """A word that is broken has rectangles on two lines."""
-    tab = look_at(390)
-    unfold(tab)
-    broken = tab.locator("h1, h2, h3, th, .state, summary, .command button").evaluate_all(
-        """all => all.flatMap(e => {
-          const walker = document.createTreeWalker(e, NodeFilter.SHOW_TEXT);
-          const found = [];
-          for (let node; (node = walker.nextNode()); ) {
-            for (const word of node.data.matchAll(/[\\p{L}\\d]+/gu)) {
-              const range = document.createRange();
-              range.setStart(node, word.index);
-              range.setEnd(node, word.index + word[0].length);
-              const lines = new Set([...range.getClientRects()].map(r => Math.round(r.top)));
-              if (lines.size > 1) found.push(word[0]);
-            }
-          }
-          return found;
-        })"""
-    )
-    assert broken == []
-
-
-def test_a_command_wraps_between_its_options(look_at):
-    tab = look_at(390)
-    heights = tab.locator(".next .command span").evaluate_all(
-        "all => all.map(e => e.getClientRects()[0].height)"
-    )
-    assert len(heights) > 3
-    assert max(heights) < 1.5 * min(heights)
-
-
 def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page):
     tab = open_page(600)
     box = tab.locator(".scroll").first
@@ -113,20 +81,6 @@ def test_text_and_marks_stand_out_from_the_paper(look_at, scheme):
     assert marks
     for fill_and_stroke in marks:
         assert max(contrast(colour, paper) for colour in fill_and_stroke if colour != "none") >= 3
-
-
-@pytest.mark.parametrize("scheme", ["light", *in_campaign("dark")])
-def test_areas_are_hatched_and_outlined(look_at, scheme):
-    """Parts of a bar are told by hatch, outline and label; colour comes on top."""
-    tab = look_at(1440, scheme)
-    paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    bars = tab.locator("figure[id$=anatomy] svg")
-    fills = computed(bars, "path", "fill")
-    hatches = {fill for fill in fills if fill.startswith("url")}
-    assert len(hatches) >= 3
-    assert all(bars.locator(hatch[5:-2]).count() == 1 for hatch in hatches)
-    outlines = {colour for colour in computed(bars, "path", "stroke") if colour != "none"}
-    assert max(contrast(colour, paper) for colour in outlines) >= 4.5
 
 
 def test_labels_of_a_figure_do_not_overlap(look_at):
