@@ -8,9 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from doctor_machines import write
+from made import case_of
 
+from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Gpu, GpuPair
-from ddp_bench.bench.plan import Machine, expand
+from ddp_bench.bench.measure.telemetry import gpus_of
+from ddp_bench.bench.modes import Place, devices_of
+from ddp_bench.bench.plan import SHARING, Machine, expand
 from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import devices, job
@@ -54,20 +58,69 @@ def test_data_parallel_has_what_the_first_rank_sees():
         "--gpus-per-node or --gres instead of --gpus-per-task"
     )
     ((_, reason),) = placed(launched(*"abcdefgh"), (16,), modes=["dp"])
-    assert reason == "DataParallel works within one machine: needs 16 GPUs, there are 8"
+    assert reason == f"DataParallel works within one machine: needs 16 GPUs, there are 8; {SHARING}"
 
 
 def test_ranks_that_see_the_same_gpu_share_it():
-    assert placed(launched("a", "a"), (2,), modes=["ddp"]) == [
-        (True, "2 ranks share 1 GPU (nccl takes one rank per GPU)")
-    ]
+    assert placed(launched("a", "a"), (2,), modes=["ddp"]) == [(True, f"2 ranks share 1 GPU; {SHARING}")]
     assert placed(launched("a", "a"), (2,), modes=["ddp"], backend="gloo") == [(True, None)]
     # There are as many GPUs as ranks of the case, and yet its two ranks have the same one.
     mixed = placed(launched(*"aabc"), (1, 2, 3, 4), modes=["ddp"])
     assert [shared for shared, _ in mixed] == [False, True, True, True]
-    assert mixed[-1][1] == "4 ranks share 3 GPUs (nccl takes one rank per GPU)"
+    assert mixed[-1][1] == f"4 ranks share 3 GPUs; {SHARING}"
     late = placed(launched(*"abca"), (2, 3, 4), modes=["ddp"])
     assert [shared for shared, _ in late] == [False, False, True]
+
+
+def test_ranks_and_replicas_share_gpus_where_that_is_asked_for():
+    """All are marked, those with GPUs of their own too: NCCL's settings hold for their processes."""
+    one = Machine(device_type="cuda", devices_per_node=1)
+    assert placed(one, (1, 4), modes=["ddp"], share_gpus=True) == [(True, None)] * 2
+    assert placed(one, (2,), modes=["dp"], share_gpus=True) == [(True, None)]
+    assert placed(launched("a", "a"), (2,), modes=["ddp"], share_gpus=True) == [(True, None)]
+    two = Machine(device_type="cuda", devices_per_node=2)
+    assert placed(two, (2, 3), modes=["ddp"], share_gpus=True) == [(True, None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("nccl", "gpus", "ranks", "wanted"),
+    [
+        ((2, 28, 9), 1, 2, {"NCCL_HOSTID": "ddp-bench-rank-1"}),
+        ((2, 30, 7), 1, 2, {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}),
+        (
+            (2, 30, 7),
+            1,
+            4,
+            {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"},
+        ),
+    ],
+)
+def test_what_lets_nccl_share_a_gpu(nccl, gpus, ranks, wanted, monkeypatch):
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
+    monkeypatch.setattr(devices, "num_gpus", lambda: gpus)
+    assert devices.sharing_variables(1, ranks) == wanted
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_an_old_nccl_shares_only_where_there_is_one_gpu(monkeypatch):
+    """Its host ids would make a real pair of GPUs talk through sockets."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(job, "_gpu_kind", lambda: GpuKind(capability=(9, 0), memory_gib=80.0))
+    asked = resolve({"arch": "resnet20", "gpus": "4", "share_gpus": "on"})
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    with pytest.raises(UsageError, match=r"NCCL 2\.28\.9 .* CUDA_VISIBLE_DEVICES=0"):
+        job.resolve_job(asked)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    assert {p.skip_reason for p in job.resolve_job(asked)[0].plan if p.case.mode == "dp"} == {None}
+
+
+@pytest.mark.parametrize(("num_gpus", "indices"), [(1, [0, 0, 0]), (2, [0, 1, 0])])
+def test_replicas_take_gpus_in_turn_and_each_gpu_counts_once(num_gpus, indices, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    place = Place(rank=0, device=torch.device("cuda", 0), cores=(0,))
+    case = case_of(mode="dp", num_devices=3, device_type="cuda")
+    assert [device.index for device in devices_of(case, place)] == indices
+    assert gpus_of(case, place) == sorted({*indices})
 
 
 def test_ranks_that_see_several_gpus_take_them_in_turn():
