@@ -6,7 +6,9 @@ import functools
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,8 +21,15 @@ from .workload import Batch, Workload, is_pair_of_tensors, make_batch
 _POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
 
 
+Drawn: TypeAlias = dict[tuple[int, int], list[Batch]]
+"""Synthetic batches by their rows and the rank that trains on them, where it takes them from."""
+
+
 class BatchSource(ABC):
     """An endless supply of batches for one rank."""
+
+    held: Sequence[Tensor] = ()
+    """What stays on the device between steps."""
 
     @abstractmethod
     def next(self) -> Batch:
@@ -33,19 +42,18 @@ class BatchSource(ABC):
 class DeviceSource(BatchSource):
     """One batch that stays on the device: fetching it costs nothing."""
 
-    def __init__(self, batch: Batch, device: torch.device) -> None:
-        self._batch = map_tensors(lambda tensor: tensor.to(device), batch)
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self.held = tensors_of(batch)
 
     def next(self) -> Batch:
         return self._batch
 
 
 class HostSource(BatchSource):
-    """Host batches in turn, pinned for CUDA, each copied to the device when asked for."""
+    """Host batches in turn, each copied to the device when asked for."""
 
     def __init__(self, batches: list[Batch], device: torch.device) -> None:
-        if device.type == "cuda":
-            batches = [map_tensors(Tensor.pin_memory, batch) for batch in batches]
         self._batches = itertools.cycle(batches)
         self._device = device
 
@@ -107,7 +115,7 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def open_source(
+def open_source(  # noqa: PLR0913 - each says something else of the batches
     workload: Workload,
     *,
     data: str,
@@ -117,22 +125,30 @@ def open_source(
     device: torch.device,
     seed: int,
     num_workers: int = 0,
+    drawn: Drawn | None = None,
 ) -> BatchSource:
     """Open the batches of `batch_size` rows that `rank` of `world_size` trains on.
 
     `data` is `device` (one synthetic batch), `host` (synthetic batches copied every step) or a folder of
     images. Synthetic batches depend on `seed` and `rank`, not on `world_size`; a folder is split into
-    disjoint shards, shuffled anew every epoch, and read by `num_workers` processes (0: this one).
+    disjoint shards, shuffled anew every epoch, and read by `num_workers` processes (0: this one). Synthetic
+    ones that are in `drawn`, of the same `data` and device, are not drawn again, and others are put there:
+    eight GPUs' cases would hold gigabytes of equal batches.
 
     Raises UsageError for a folder that is missing, empty, smaller than one global batch, or of more classes
     than the model has outputs, and for a workload whose batches are not images of a known size and their
     classes.
     """
     if data in ("device", "host"):
-        generator = torch.Generator().manual_seed(mixed(seed, rank))
-        pool_size = 1 if data == "device" else _POOL_SIZE
-        pool = [make_batch(workload, batch_size=batch_size, generator=generator) for _ in range(pool_size)]
-        return DeviceSource(pool[0], device) if data == "device" else HostSource(pool, device)
+        drawn = {} if drawn is None else drawn
+        key = batch_size, rank
+        if key not in drawn:
+            generator = torch.Generator().manual_seed(mixed(seed, rank))
+            drawn[key] = [
+                _kept(make_batch(workload, batch_size=batch_size, generator=generator), data, device)
+                for _ in range(1 if data == "device" else _POOL_SIZE)
+            ]
+        return DeviceSource(drawn[key][0]) if data == "device" else HostSource(drawn[key], device)
     if workload.image_size is None:
         raise UsageError(
             f"workload {workload.name} sets no image_size; set it, or use `device` or `host` data"
@@ -168,6 +184,13 @@ def open_source(
         seed=seed,
         num_workers=num_workers,
     )
+
+
+def _kept(batch: Batch, data: str, device: torch.device) -> Batch:
+    """A batch on its device, or in host memory, pinned for CUDA."""
+    if data == "device":
+        return map_tensors(lambda tensor: tensor.to(device), batch)
+    return map_tensors(Tensor.pin_memory, batch) if device.type == "cuda" else batch
 
 
 def mixed(seed: int, rank: int) -> int:

@@ -20,15 +20,16 @@ class MemoryWatch:
     What is reserved and not in use is given back first: a case that finds it there would not reserve its own.
     """
 
-    def __init__(self, devices: Sequence[torch.device]) -> None:
+    def __init__(self, devices: Sequence[torch.device], beside: Sequence[torch.Tensor] = ()) -> None:
+        """Begin; `beside` is there already, on the first device, and counts to the case too."""
         self._gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         if self._gpus:
             torch.cuda.empty_cache()
         for gpu in self._gpus:
             torch.cuda.reset_peak_memory_stats(gpu)
-        self._before = [
-            (torch.cuda.memory_allocated(gpu), torch.cuda.memory_reserved(gpu)) for gpu in self._gpus
-        ]
+        found = [(torch.cuda.memory_allocated(gpu), torch.cuda.memory_reserved(gpu)) for gpu in self._gpus]
+        there = sum(one.nbytes for one in beside if one.is_cuda)
+        self._before = [(found[0][0] - there, found[0][1] - there), *found[1:]] if found else []
 
     def taken(self) -> tuple[DeviceMemory, ...]:
         """What each GPU's memory rose by at most; empty on CPU cores, where torch does not count."""

@@ -124,6 +124,10 @@ class Trainer:
             self._scaler.step(self.optimizer)
             self._scaler.update()
 
+    def release_gradients(self) -> None:
+        """Free them, as the next step does first: other cases need the memory meanwhile."""
+        self.optimizer.zero_grad(set_to_none=True)
+
     def hooked(
         self, around: Callable[[str], contextlib.AbstractContextManager[object]]
     ) -> contextlib.AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...models.data import BatchSource, PrefetchSource, open_source
+from ...models.data import BatchSource, Drawn, PrefetchSource, open_source
 from ...models.step import placed
 from ..buckets import BucketLayout
 from ..case import Case, split_of
@@ -56,16 +56,22 @@ class HeldCase:
             self.trainer = None
 
 
-def warm(live: HeldCase, asked: Warm, *, prover: Prover, settings: Settings, clock: Clock) -> Warmed:
-    """Build a case and warm it up. Raises Unsupported, or what the model raises."""
+def warm(
+    live: HeldCase, asked: Warm, *, prover: Prover, settings: Settings, clock: Clock, drawn: Drawn
+) -> Warmed:
+    """Build a case and warm it up. Raises Unsupported, or what the model raises.
+
+    `drawn` holds the batches of cases that are live, and gets those of this one.
+    """
     case, place = live.case, prover.place
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
-    watch = MemoryWatch(devices_of(case, place))
+    source = _source(case, prover, settings, drawn)
+    watch = MemoryWatch(devices_of(case, place), source.held)
     compiling = None if case.compile == "off" else CompileWatch()
     module = placed(copy.deepcopy(prover.template), case, place.device)
     stages = prover.splitter.stages(asked.by_device)
     mode = build_mode(case, module, place, live.group, equal_replicas=asked.equal_replicas, stages=stages)
-    live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
+    live.trainer = Trainer(case, mode, prover.workload, source)
     keeps = asked.compares and place.rank == 0
     live.first = first = FirstSteps(case, live.trainer, keeps=keeps, kinds=prover.switched_off)
     with mode.compiles_as_asked():
@@ -82,7 +88,7 @@ def warm(live: HeldCase, asked: Warm, *, prover: Prover, settings: Settings, clo
     return Warmed(times=times, memory=memory, compilation=compilation, layout=live.layout)
 
 
-def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
+def _source(case: Case, prover: Prover, settings: Settings, drawn: Drawn) -> BatchSource:
     split = split_of(case)
     source = open_source(
         prover.workload,
@@ -93,6 +99,7 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
         device=prover.place.device,
         seed=settings.seed,
         num_workers=settings.data_workers,
+        drawn=drawn,
     )
     return PrefetchSource(source, prover.place.device) if settings.copies_ahead else source
 

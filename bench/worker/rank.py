@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
 from torch.distributed.rendezvous import rendezvous
 
+from ...models.data import Drawn
 from ...models.profile import profile_workload
 from ...models.workload import Workload, make_module, one_line
 from ..case import Case
@@ -100,6 +101,7 @@ class Rank:
         self._telemetry: Telemetry | None = None
         self._groups: dict[m.GroupKey, dist.ProcessGroup | None] = {}
         self._live: dict[int, HeldCase] = {}
+        self._drawn: Drawn = {}
         self._bound_cores = ""
         self._of_this_run = contextlib.ExitStack()
 
@@ -285,7 +287,9 @@ class Rank:
     def _warm(self, asked: m.Warm) -> m.Warmed:
         live = HeldCase(asked.case, self._case_group(asked.case))
         self._live[asked.index] = live
-        found = warm(live, asked, prover=self._prover, settings=self._settings, clock=self._clock)
+        found = warm(
+            live, asked, prover=self._prover, settings=self._settings, clock=self._clock, drawn=self._drawn
+        )
         # Another rank may need it for the next case: DP trains on everyone's GPU.
         release_memory(self.place.device)
         return found

@@ -49,6 +49,7 @@ def measure(
     if phase == "timed" and telemetry is not None:
         times = telemetry.of(times, gpus_of(live.case, place))
     trainer.check_loss()
+    trainer.release_gradients()
     return times
 
 

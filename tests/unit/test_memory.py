@@ -2,18 +2,27 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from made import case_of
 from torch import nn
 
+from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
+from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place
+from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
 from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.worker.messages import Proven, Settle, UpdateError, Wait, Warmed
+from ddp_bench.bench.worker.prepare import HeldCase
 from ddp_bench.bench.worker.rank import Rank
+from ddp_bench.bench.worker.work import measure
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.workload import make_module
 
 MIB = 2**20
 GPUS = [torch.device("cuda", index) for index in range(3)]
@@ -69,6 +78,14 @@ def test_a_case_takes_what_it_adds_to_what_others_hold(allocators):
     first.free(200)
     first.take(50)
     assert watch.taken() == (DeviceMemory(300.0, 340.0),)
+
+
+def test_a_batch_that_cases_share_counts_to_each(allocators):
+    allocators[0].take(20)
+    batch = SimpleNamespace(nbytes=20 * MIB, is_cuda=True)
+    watch = MemoryWatch(GPUS[:2], [batch])
+    allocators[0].take(300)
+    assert watch.taken() == (DeviceMemory(320.0, 320.0), DeviceMemory(0.0, 0.0))
 
 
 def test_memory_is_told_gpu_by_gpu(allocators):
@@ -175,3 +192,24 @@ def test_ranks_give_caches_back_where_dp_needs_the_memory_too(allocators, monkey
 def test_nothing_is_collected_for_a_run_on_cpu_cores(frozen):
     release_memory(torch.device("cpu"))
     assert frozen() is not None
+
+
+def test_gradients_are_there_within_blocks_alone():
+    """Of every live case they would take as much as its parameters."""
+    workload = resnet_workload("resnet20", 8)
+    one = case_of(mode="single", num_devices=1, arch="resnet20", image_size=8)
+    place = Place(rank=0, device=torch.device("cpu"), cores=(0,))
+    module = make_module(workload)
+    source = open_source(
+        workload, data="device", batch_size=2, rank=0, world_size=1, device=place.device, seed=0
+    )
+    trainer = Trainer(one, SingleMode(module), workload, source)
+    live = HeldCase(one, None, trainer)
+    seen = []
+    trainer.optimizer.register_step_post_hook(
+        lambda *_: seen.append(all(p.grad is not None for p in module.parameters()))
+    )
+    for _ in range(2):
+        measure(live, "timed", 2, place=place, clock=make_clock(place.device))
+        assert not [p for p in module.parameters() if p.grad is not None]
+    assert seen == [True] * 4

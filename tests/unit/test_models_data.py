@@ -83,6 +83,21 @@ def named(size, generator):
     return {"ids": ids, "more": [ids > 3, None], "scale": 2.0}
 
 
+@pytest.mark.parametrize("data", ["device", "host"])
+def test_cases_of_one_size_share_their_batches(data):
+    """Those of eight GPUs held 4 GiB of equal ones on the first, with `host` 41 GiB of pinned memory."""
+    drawn = {}
+    settings = resolved(data=data, arch="resnet20", batch_size=2, gpus=(1, 2, 4))
+    prover = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
+    cases = [one.case for one in planned(settings, image_size=8)]
+    sources = [prepare._source(case, prover, settings, drawn) for case in cases]
+    assert len(sources) > len(drawn) == len({case.global_batch for case in cases if case.mode == "dp"} | {2})
+    ddp = [source for source, case in zip(sources, cases, strict=True) if case.mode == "ddp"]
+    held = [{tensor.data_ptr() for tensor in source.held} for source in ddp]
+    assert held == held[:1] * len(held)
+    assert bool(held[0]) is (data == "device"), "of host memory nothing stays on the device"
+
+
 def test_a_batch_of_any_nesting_comes_from_each_source():
     made = Workload(name="own", module=torch.nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
     sources = {data: opened(data, made, batch_size=3) for data in ("device", "host")}
@@ -209,7 +224,7 @@ def test_a_case_on_a_gpu_copies_ahead_where_it_is_wanted(data, prefetch):
     settings = resolved(**on, data=data, prefetch=prefetch, arch="resnet20", batch_size=2)
     case = planned(settings, **on, image_size=8)[0].case
     prover = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
-    source = prepare._source(case, prover, settings)
+    source = prepare._source(case, prover, settings, {})
     assert isinstance(source, PrefetchSource) is ((data, prefetch) == ("host", "on"))
 
 
