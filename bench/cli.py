@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import ExitCode, UsageError, UserCodeError
-from .text import visible
+from .text import visible, visible_lines
 
 T = TypeVar("T")
 
@@ -90,22 +90,23 @@ def speaker(name: str | None = None) -> str:
     return command(_Current.name if name is None else name).removeprefix("python -m ")
 
 
-def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | None = None) -> int:
-    """Do `work` of command `name` and return its exit code; an error that a user can mend is one line.
+def say(line: str) -> None:
+    """Write a line of this command to stderr, with the control characters of what it repeats visible."""
+    print(visible(f"{speaker()}: {line}"), file=sys.stderr, flush=True)
 
-    Errors of the class `silent` are not printed: another rank prints the same.
-    """
+
+def guarded(name: str, work: Callable[[], int]) -> int:
+    """Do `work` of command `name` and return its exit code; an error that a user can mend is one line."""
     before, _Current.name = _Current.name, name
     _keep_outputs()
     try:
-        return _all_written(work()) if silent is None else work()
+        return _all_written(work())
     except UsageError as error:
-        if silent is None or not isinstance(error, silent):
-            if isinstance(error, UserCodeError):
-                traceback.print_exception(error.__cause__)
-            for text in getattr(error, "__notes__", ()):  # that traceback, of another process
-                print(text, end="", file=sys.stderr)
-            print(f"{speaker()}: {error.label}: {error}", file=sys.stderr)
+        notes = getattr(error, "__notes__", [])  # its traceback, of another process
+        if isinstance(error, UserCodeError) and error.__cause__ is not None:
+            notes = [*traceback.format_exception(error.__cause__), *notes]
+        print(visible_lines("".join(notes)), end="", file=sys.stderr)
+        say(f"{error.label}: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

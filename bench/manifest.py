@@ -119,6 +119,8 @@ class Model(Record, frozen=True):
     """Architecture, or the user's workload."""
     num_params: Count | None = None
     gradient_bytes: Count | None = None
+    dtype: str | None = None
+    """Of its parameters: fp32, fp64, bf16 or fp16."""
     forward_flops_per_image: Amount | None = None
     """Arithmetic of a forward, FLOP."""
 

@@ -21,6 +21,9 @@ MODES = ("single", "dp", "ddp", *COMPARATORS)
 RANK_PER_DEVICE = ("ddp", *COMPARATORS)
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+OWN_PRECISIONS = {"fp64": "fp64", "bf16": "pure bf16", "fp16": "pure fp16"}
+"""What is trained in without autocast, by the type of parameters that are not fp32."""
+
 PASSES = ("no_sync", "comm", "anatomy", "trace")
 MARGINS = {"cpu": 0.05, "cuda": 0.01}
 """What counts as equal by kind of device, a fraction: what their noise lets a run of minutes resolve."""

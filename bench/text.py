@@ -24,6 +24,11 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else _code(c) for c in text)
 
 
+def visible_lines(text: str) -> str:
+    """Text of several lines for a terminal, each as `visible` has it."""
+    return "\n".join(visible(line.expandtabs()) for line in text.split("\n"))
+
+
 def csv_cell(text: str) -> str:
     r"""Text as a cell that no spreadsheet takes for a formula and that holds no control character.
 

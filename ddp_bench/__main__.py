@@ -38,15 +38,14 @@ def console(typed: str = "ddp-bench") -> NoReturn:
 
 
 def run(arguments: list[str]) -> NoReturn:
-    """Do what `ddp-bench arguments` does, or with `-m` first what one of our modules does, and leave."""
+    """Do what `ddp-bench arguments` does, or with `-m` first what one of our modules does."""
     if arguments[:1] == ["-m"]:
         sys.argv[1:] = arguments[2:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         sys.exit()
-    from ddp_bench.bench.cluster.process import leave
     from ddp_bench.bench.commands import main
 
-    leave(main(arguments))
+    sys.exit(main(arguments))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from ..bench.manifest import Model
 from .nested import map_tensors
 from .workload import Batch, Workload, arguments_of, make_batch, make_module
 
+DTYPES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
 _BATCH_SIZE = 2  # some models squeeze away a batch of one
 
 
@@ -26,9 +28,11 @@ def profile_workload(workload: Workload) -> Model:
     """
     module, _, flops = _forward(workload)
     params = list(module.parameters())
+    dtypes = {param.dtype for param in params}
     return Model(
         arch=workload.name,
         num_params=sum(param.numel() for param in params),
+        dtype=DTYPES.get(dtypes.pop()) if len(dtypes) == 1 else None,
         gradient_bytes=sum(param.numel() * param.element_size() for param in params if param.requires_grad),
         # of one row; a count of zero means that the counter knows none of the model's operators
         forward_flops_per_image=flops // _BATCH_SIZE if flops else None,

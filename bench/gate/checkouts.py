@@ -21,7 +21,7 @@ from ..cluster.scratch import PREFIX, locks, scratch_folder
 from ..errors import UsageError
 from ..manifest import Manifest, WorkloadCode
 from ..package import OWN_FOLDERS, ROOT, own_command
-from ..provenance import INSTALLED, import_root, is_own, is_tracked, repository_of, run_git
+from ..provenance import INSTALLED, ask_git, import_root, is_own, is_tracked, repository_of, run_git
 from ..settings import Settings
 from .code import Code
 from .importing import Seen, moved_folder, moved_path
@@ -162,7 +162,10 @@ def look(side: Checkout, arguments: Sequence[str], folder: Path, top: Path | Non
     finally:
         end_all([process], within_s=1.0)
     if process.returncode != 0:
-        raise UsageError(f"the {side.name} side cannot be measured: {last_line(said)}")
+        here = repository_of(side.folder)
+        lacks = side.name == "baseline" and here is not None and (here / ".gitmodules").exists()
+        more = "; its checkout has no files of submodules" if lacks else ""
+        raise UsageError(f"the {side.name} side cannot be measured: {last_line(said)}{more}")
     return Seen.read(out)
 
 
@@ -203,7 +206,9 @@ def worktree(top: Path, reference: str) -> Iterator[Path]:
 
     Raises UsageError where git does not know the reference.
     """
-    unknown = f"git knows no {reference!r} in {top}"
+    is_shallow = ask_git(top, "rev-parse", "--is-shallow-repository") == "true"
+    shallow = ", a shallow clone, which git fetch --unshallow completes" if is_shallow else ""
+    unknown = f"git knows no {reference!r} in {top}{shallow}"
     _git(top, "rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", why=unknown)
     with scratch_folder() as folder:
         # What a gate that was killed had checked out has just gone, but git still knows of it.

@@ -48,7 +48,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ..cli import Parser, command, guarded, positive_int, speaker
-from ..cluster.process import allowed_cores, huge_pages_env
+from ..cluster.process import allowed_cores, ended, huge_pages_env
 from ..errors import UsageError
 from ..gpus import gpus
 from ..package import own_command
@@ -180,10 +180,7 @@ def run(options: LabOptions) -> int:
         _wait(hosts, time.monotonic() + STOP_GRACE_S)
         raise
     finally:
-        for process in hosts:
-            process.kill()
-        for process in hosts:
-            process.wait()
+        ended(hosts, within_s=0.0)
         for printer in printers:
             printer.join()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
-from ..settings import MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
+from ..settings import MODES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
 from .column_types import (
     Column,
     Metric,
@@ -73,7 +73,10 @@ IDENTITY: tuple[Column, ...] = (
         "scaling", "`weak` fixes the batch per device, `strong` the global batch", among=("weak", "strong")
     ),
     text_column(
-        "precision", "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast)", among=PRECISIONS
+        "precision",
+        "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast); without autocast, of parameters in "
+        "another type that one: `fp64`, `pure bf16` or `pure fp16`",
+        among=(*PRECISIONS, *OWN_PRECISIONS.values()),
     ),
     *(setting_column(setting) for setting in STEP_SETTINGS),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),

@@ -15,7 +15,7 @@ from ..cli import command
 from ..cluster.process import uninterrupted
 from ..errors import UsageError
 from ..plan import Planned, plan_hash
-from ..settings import IMAGES
+from ..settings import IMAGES, OWN_PRECISIONS
 from ..text import visible
 from .aggregate import (
     Outcome,
@@ -30,7 +30,7 @@ from .aggregate import (
 from .case_columns import BY_PLAN, NOT_REACHED
 from .comparisons import Comparison, pairs_of
 from .disk import remove_unfinished
-from .journal import Curve, End, Journal, Layout, Plan, Settled, UnderWay
+from .journal import Curve, End, Event, Journal, Layout, Plan, Settled, UnderWay
 from .round_times import ByRound, RoundTimes
 from .schema import COMPARISONS, typed_frame
 from .store import RUN_FILES, RunWriter, read_manifest
@@ -73,6 +73,9 @@ class Recorder:
             "torch_version": self.manifest.versions.get("torch"),
         }
         """What cases.csv holds of the run itself."""
+        own = OWN_PRECISIONS.get(self.manifest.model.dtype or "")
+        if own and self.manifest.settings.precision in ("fp32", "tf32"):
+            self._run["precision"] = own
         blocks = self.folder / "blocks.csv"
         with readable(blocks):
             for rows in read_blocks(blocks):
@@ -83,10 +86,9 @@ class Recorder:
 
     @classmethod
     def begin(cls, plan: Sequence[Planned], writer: RunWriter) -> Recorder:
-        """The record of a new run."""
+        """The record of a new run. Raises OSError where it cannot be written."""
         journal = Journal(writer.folder)
-        with _explained(writer.folder):
-            journal.write(Plan(cases=tuple(plan)), sync=True)
+        journal.write(Plan(cases=tuple(plan)), sync=True)
         return cls(writer, journal)
 
     @classmethod
@@ -131,8 +133,12 @@ class Recorder:
 
         Not synced: it must survive this process, not the machine.
         """
+        self.log(UnderWay(what=what, index=index, curve=curve), sync=False)
+
+    def log(self, event: Event, *, sync: bool = True) -> None:
+        """Append to the journal."""
         with self._writing():
-            self.journal.write(UnderWay(what=what, index=index, curve=curve))
+            self.journal.write(event, sync=sync)
 
     def set_outcome(
         self, index: int, status: str, reason: str = "", facts: Mapping[str, Any] | None = None
@@ -140,9 +146,7 @@ class Recorder:
         """Status of case `index`; facts are added to those known."""
         old = self.journal.state.settled.get(index)
         known = {**(old.facts if old else {}), **(facts or {})}
-        with self._writing():
-            outcome = Settled(index=index, status=status, reason=reason, facts=known)
-            self.journal.write(outcome, sync=True)
+        self.log(Settled(index=index, status=status, reason=reason, facts=known))
 
     def add_failure(self, case_id: str, text: str) -> Path:
         """Keep what the ranks say of a failure of a case; the file, which has those before, too."""
@@ -152,9 +156,8 @@ class Recorder:
     def set_layout(self, case_id: str, layout: BucketLayout | None) -> None:
         if layout is None or self.journal.state.layouts.get(case_id) == layout:
             return
-        with self._writing():
-            found = Layout(case_id=case_id, num_bytes=layout.num_bytes, parameters=layout.parameters)
-            self.journal.write(found)
+        found = Layout(case_id=case_id, num_bytes=layout.num_bytes, parameters=layout.parameters)
+        self.log(found, sync=False)
 
     def add_block(self, rows: Sequence[dict[str, Any]]) -> None:
         with self._writing():
@@ -227,13 +230,20 @@ class Recorder:
 
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""
-        with self._writing():
-            self.journal.write(End(because=because), sync=True)
+        self.log(End(because=because))
         self._writer.close()
+
+    def is_in_place(self) -> bool:
+        """Whether the folder's path still leads to this run."""
+        return self._writer.is_in_place()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with uninterrupted(), _explained(self.folder):
+        # Before its first attempt there is nothing of a run that could be kept.
+        explained = _explained(self.folder) if self.journal.state.attempts else contextlib.nullcontext()
+        with uninterrupted(), explained:
+            if not self.is_in_place():
+                raise FileNotFoundError
             yield
 
     def half_width(self) -> float:
@@ -262,13 +272,13 @@ def _explained(folder: Path) -> Iterator[None]:
     """Say in one line why a file could not be written, and what remains."""
     try:
         yield
-    except OSError as error:
-        if (folder / "blocks.csv").exists():
-            raise UsageError(
-                f"{folder} cannot be written: {error.strerror}; every block finished before is kept: "
-                f"make room, then {resume_command(folder)}"
-            ) from None
+    except FileNotFoundError:
         raise UsageError(
             f"{folder} has been removed or renamed during the run; if renamed, {command('run')} --resume "
             "with its new name goes on"
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written: {error.strerror}; every block finished before is kept: "
+            f"make room, then {resume_command(folder)}"
         ) from None

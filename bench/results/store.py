@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import fcntl
 import hashlib
 import io
@@ -118,6 +117,23 @@ def check_claimable(folder: Path, *, option: str = "--out") -> None:
             pass
 
 
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[Path]:
+    """`claim`, undone where the run cannot be begun within: UsageError with the reason."""
+    is_new = not folder.exists()
+    claim(folder)
+    try:
+        with writable(f"--out {folder}"):
+            yield folder
+    except UsageError:
+        for name in RUN_FILES:
+            (folder / name).unlink(missing_ok=True)
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 def claim(folder: Path) -> Path:
     """Make `folder` this run's own. Raises UsageError if it holds anything or cannot be written."""
     check_claimable(folder)
@@ -187,8 +203,6 @@ class RunWriter:
     def _append(self, name: str, lines: list[list[str]]) -> None:
         table = self._tables[name]
         before = os.fstat(table)
-        if before.st_nlink == 0:
-            raise FileNotFoundError(errno.ENOENT, "it has been removed", str(self.folder))
         try:
             append(table, csv_bytes(lines))
             os.fsync(table)
@@ -196,6 +210,13 @@ class RunWriter:
             with contextlib.suppress(OSError):
                 os.ftruncate(table, before.st_size)
             raise
+
+    def is_in_place(self) -> bool:
+        """Whether the folder has not been removed, and no other is at its place by now."""
+        with contextlib.suppress(OSError):
+            there = ((os.lstat(self.folder / name), table) for name, table in self._tables.items())
+            return all(os.path.samestat(found, os.fstat(table)) for found, table in there)
+        return False
 
     def close(self) -> None:
         for table in self._tables.values():

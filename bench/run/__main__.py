@@ -1,7 +1,8 @@
 """`python -m bench.run` in a checkout; `ddp-bench run` elsewhere."""
 
-from ddp_bench.bench.cluster.process import leave
+import sys
+
 from ddp_bench.bench.run.main import main
 
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from .. import github
-from ..cli import speaker, to_json
+from ..cli import command, say, speaker, to_json
 from ..errors import ExitCode, UsageError
 from ..findings.findings import conclude
 from ..findings.notes import why_not_measured
@@ -21,6 +20,7 @@ from ..manifest import Timing
 from ..predict.bound import bound
 from ..predict.calibration import load_calibration
 from ..predict.from_pass import write_calibration
+from ..results.disk import reason, replace_file
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder, resume_command
 from ..settings import ResolvedSettings
@@ -67,11 +67,8 @@ def close(
     recorder.tell(timing=timing)
     missing = None
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
-        print(f"{speaker()}: {missing}", file=sys.stderr)
-    # The report is a separate package; only a finished run reaches for it.
-    from ...report.build import build, write_markdown
-
-    page = build([folder], folder / "report.html")
+        say(missing)
+    page = write_page(folder)
     conclusion = conclude(folder, recorder.manifest, cases, recorder.times, recorder.comparisons)
     if settings.calibrate and missing is None:
         found = (*conclusion.found, bound(load_calibration(folder)))
@@ -79,19 +76,37 @@ def close(
     if how.as_json:
         print(to_json(summary_of(folder, cases, conclusion, timing)))
     elif not how.quiet:
-        print_summary(cases, conclusion, timing, page)
+        print_summary(folder, cases, conclusion, timing, page)
     recorder.close(stopped_because)
     missing_modes = why_not_measured(cases, settings.modes)
     if not how.quiet:
-        wrong = [github.Annotation("error", speaker(), reason) for reason in missing_modes]
+        from ...report.build import write_markdown
+
+        wrong = [github.Annotation("error", speaker(), why) for why in missing_modes]
         github.show(wrong, lambda: write_markdown([folder], None))
     if missing_modes:
         print_not_measured(folder, missing_modes)
-    return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK
+    return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if page else ExitCode.USAGE
+
+
+def write_page(folder: Path) -> Path | None:
+    """Write the page of a run whose files are up to date; None where it cannot be written, which is said."""
+    # The report is a separate package that never imports torch; only a finished run reaches for it.
+    from ...report.build import load, render
+
+    page = folder / "report.html"
+    try:
+        content = render(load([folder], folder)).encode(errors="backslashreplace")
+        replace_file(page, lambda part: part.write_bytes(content))
+    except (OSError, UsageError) as error:
+        why = f"{page} cannot be written: {reason(error)}; every measurement is kept"
+        say(f"error: {why}: make room, then {command('report', str(folder))} makes the page")
+        return None
+    return page
 
 
 def finish(folder: Path, because: str) -> str:
-    """Bring every file of a broken-off run up to date and build its report; what is kept, and how to go on.
+    """Bring every file of a broken-off run up to date and build its page; what is kept.
 
     Empty where nothing is to be done. Raises UsageError where the folder cannot be written.
     """
@@ -101,17 +116,8 @@ def finish(folder: Path, because: str) -> str:
     recorder.tell(timing=timing_of(recorder, recorder.elapsed_s, because))
     num_measured = recorder.cases["images_per_s"].notna().sum()
     recorder.close(because)
-    # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from ...report.build import build
-
-    try:
-        build([folder], folder / "report.html")
-    except UsageError as error:
-        print(f"{speaker()}: no report: {error}", file=sys.stderr)
-    return (
-        f"{because}; {num_measured} of {len(recorder.cases)} cases have results in {folder}\n"
-        f"{speaker()}: to finish the rest: {resume_command(folder)}"
-    )
+    write_page(folder)
+    return f"{because}; {num_measured} of {len(recorder.cases)} cases have results in {folder}"
 
 
 def finish_and_say(folder: Path, because: str) -> None:
@@ -119,9 +125,11 @@ def finish_and_say(folder: Path, because: str) -> None:
     try:
         said = finish(folder, because)
     except UsageError as error:
-        said = f"error: {error}"
+        say(f"error: {error}")
+        return
     if said and because != STOPPED_BY_ERROR:
-        print(f"{speaker()}: {said}", file=sys.stderr, flush=True)
+        say(said)
+        say(f"to finish the rest: {resume_command(folder)}")
 
 
 def timing_of(recorder: Recorder, measuring_s: float, because: str) -> Timing:

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import plan
-from ..cli import speaker
+from ..cli import say, speaker
 from ..cluster.process import ignore_signals, interrupted_by_signals
 from ..console import Console
-from ..errors import ExitCode, UsageError
+from ..errors import ExitCode, GaveUpError, UsageError
 from ..results.recorder import Recorder
 from ..settings import Settings
+from ..text import visible
 from ..worker import messages as m
 from .begin import START_LIMIT_S, check_alike, have_resolved, new_manifest
 from .close import STOPPED_BY_ERROR, How, close, finish_and_say
@@ -35,6 +36,9 @@ from .reopen import (
 )
 from .rounds import Rounds
 from .workers import LostError, Workers
+
+STUCK = "a process does not end"
+"""Why a run ended; which one is said at its end."""
 
 
 class Conductor:
@@ -73,8 +77,8 @@ class Conductor:
             if self._recorder is None:
                 raise
             self._console.progress_done()
-            print(f"{speaker()}: {error.label}: {error}", file=sys.stderr)
-            finish_and_say(self._recorder.folder, STOPPED_BY_ERROR)
+            say(f"{error.label}: {error}")
+            self._finish(STOPPED_BY_ERROR)
             return error.exit_code
 
     def _attempts(self) -> int:
@@ -92,7 +96,9 @@ class Conductor:
                     said = f"gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row"
                     return self._ended("the ranks died", ExitCode.NOT_MEASURED, said)
             else:
-                return self._closed(reason)
+                code = self._closed(reason)
+                self._workers.end()
+                return code
 
     def _attempt(self) -> str:
         """Start the workers and measure until there is a reason to stop: that reason."""
@@ -117,9 +123,7 @@ class Conductor:
             console=self._console,
             start_anew=self._start_anew,
         )
-        reason = rounds.run()
-        workers.end()
-        return reason
+        return rounds.run()
 
     def _start_workers(self, job: m.ResolvedJob) -> None:
         self._workers.open()
@@ -130,6 +134,8 @@ class Conductor:
         assert self._job is not None  # what the first attempt has found
         assert self._recorder is not None
         self._workers.end()
+        if self._workers.stuck:
+            raise GaveUpError(STUCK)
         self._start_workers(self._job)
         begun = self._begin(self._job)
         begin_attempt(self._recorder, _oom_kills(begun))
@@ -193,6 +199,8 @@ class Conductor:
             return self._start_again(lost)
         self._write_down(lost.failure)
         self._workers.end_at_once()
+        if self._workers.stuck:  # it may go on to compute, beside what would be measured
+            return self._ended(STUCK, ExitCode.NOT_MEASURED)
         return None
 
     def _start_again(self, lost: LostError) -> int:
@@ -206,24 +214,27 @@ class Conductor:
             return
         said: list[str] = []
         if self._recorder is not None:
-            if failure.stacks:
+            if failure.stacks and self._recorder.is_in_place():
                 failure = _with_stacks(failure, self._recorder.folder)
             said = settle_fault(self._recorder, failure)
         for line in said or [f"{speaker()}: error: {failure.reason}"]:
-            print(line, file=sys.stderr, flush=True)
+            print(visible(line), file=sys.stderr, flush=True)
 
     def _ended(self, why: str, code: int, said: str = "") -> int:
-        """Bring the files up to date where no worker goes on; the exit code."""
+        """Bring the files up to date where no worker goes on, before the workers are ended; the exit code."""
         ignore_signals()
         self._console.progress_done()
-        self._workers.end_at_once()
         if said:
-            print(f"{speaker()}: error: {said}", file=sys.stderr)
-        if self._recorder is not None:
-            finish_and_say(self._recorder.folder, why)
-        elif not said:
-            print(f"{speaker()}: error: the ranks ended before the run began", file=sys.stderr)
+            say(f"error: {said}")
+        if self._recorder is None and not said:
+            say("error: the ranks ended before the run began")
+        self._finish(why)
         return code
+
+    def _finish(self, why: str) -> None:
+        """Nothing is written where another folder has come to the place of the run's."""
+        if self._recorder is not None and self._recorder.is_in_place():
+            finish_and_say(self._recorder.folder, why)
 
     def _interrupted(self) -> int:
         """After Ctrl-C, or after a launcher's signal, which may be about a worker that has died."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ..results.journal import State
 from ..settings import ResolvedSettings
 from ..sysfs import ranges
-from ..text import visible
+from ..text import visible_lines
 from ..worker.messages import Report
 
 MOST_IDLE_ATTEMPTS = 2
@@ -75,7 +75,7 @@ def written(title: str, found: Failure) -> str:
     parts = [title, found.reason, ""]
     for text, ranks in told.items():
         parts += [f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}: {text}", ""]
-    return "\n".join(visible(line.expandtabs()) for part in parts for line in part.split("\n")) + "\n"
+    return visible_lines("\n".join(parts)) + "\n"
 
 
 def failure_in(reports: Mapping[int, Report]) -> Failure | None:

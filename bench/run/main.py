@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
-from ..cli import Parser, command, guarded, speaker
-from ..cluster.process import is_first, is_rank, ranks_environment
+from ..cli import Parser, command, guarded, say, speaker
+from ..cluster.launch import Launch, launch, ranks_environment
 from ..errors import ExitCode, UsageError
 from ..resolve import PRESETS, resolve
 from ..settings import Settings, options_of
@@ -104,21 +104,26 @@ def main(argv: Sequence[str] | None = None, *, name: str = "run", description: s
     `name` and `description` are of the command that was typed, where that is a run with a preset of its own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    first = is_first()
 
     def run() -> int:
-        options = vars(parser(name, description).parse_args(arguments))
-        if name != "run" and (options["resume"] is not None or options["preset"] != name):
-            raise UsageError(f"--preset and --resume are options of {command('run')}, not of {command(name)}")
-        return _main(options, arguments, first=first)
+        os.environ.update(ranks_environment(os.environ))
+        there = launch(os.environ)
+        try:
+            options = vars(parser(name, description).parse_args(arguments))
+            if name != "run" and (options["resume"] is not None or options["preset"] != name):
+                whose = f"are options of {command('run')}, not of {command(name)}"
+                raise UsageError(f"--preset and --resume {whose}")
+            return _main(options, arguments, there)
+        except UsageError as error:
+            if there is None or there.rank == 0:
+                raise
+            return error.exit_code  # all of a launcher's processes refuse alike, and the first one speaks
 
-    # All of a launcher's processes refuse a command line alike, and the first one speaks.
-    return guarded(name, run, silent=None if first else UsageError)
+    return guarded(name, run)
 
 
-def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
+def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -> int:
     began_s = time.monotonic()
-    os.environ.update(ranks_environment(os.environ))
     how = _how(options)
     resume: Path | None = how["resume"]
     if resume is not None and (how["preset"] or how["config"] or how["dry_run"]):
@@ -128,21 +133,23 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
     settings = resolve(options, preset=how["preset"], config=how["config"])
     # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    if not first:
+    if there is not None and there.rank > 0:
         from ..worker.main import join  # torch takes seconds
 
-        join()
+        join(there)
     is_complete = False
     if resume is not None:
-        settings, is_complete = _resumed(resume, {name: getattr(settings, name) for name in options})
+        settings, is_complete = _resumed(
+            resume, {name: getattr(settings, name) for name in options}, is_launched=there is not None
+        )
     if is_complete:
-        print(f"{speaker()}: {resume} is complete: nothing is left to do", file=sys.stderr)
-        if is_rank():  # the other ranks wait to be told
+        say(f"{resume} is complete: nothing is left to do")
+        if there is not None:  # the other ranks wait to be told
             with running_workers(settings) as workers:
                 workers.open()
                 workers.end()
         return ExitCode.OK
-    if settings.out and not is_rank():
+    if settings.out and there is None:
         from ..results.store import check_claimable
 
         check_claimable(Path(settings.out))
@@ -160,7 +167,7 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
         return Conductor(settings, done, workers, began_s=began_s).run()
 
 
-def _resumed(folder: Path, changes: Mapping[str, Any]) -> tuple[Settings, bool]:
+def _resumed(folder: Path, changes: Mapping[str, Any], *, is_launched: bool) -> tuple[Settings, bool]:
     """The settings to go on with in a folder, and whether nothing is left to do there."""
     from ..results.journal import read
     from ..results.store import FolderLock
@@ -168,6 +175,6 @@ def _resumed(folder: Path, changes: Mapping[str, Any]) -> tuple[Settings, bool]:
 
     settings = reopen.settings_of(folder, changes)
     complete = not set(changes) & set(reopen.MAY_CHANGE) and reopen.has_nothing_left(read(folder))
-    if not complete and not is_rank():
+    if not complete and not is_launched:
         FolderLock(folder).release()  # in use: said before anything starts
     return settings, complete

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cluster.process import rank_variables
+from ..cluster.process import Child, ended, rank_variables
 from ..gpus import gpus
 from ..package import own_command
 from ..settings import Settings
 
-END_S = 30.0
-"""So long may killed workers take to go: one that the kernel holds back is left to it."""
+ANSWER_S = 10.0
+"""The process with torch only forks and looks: it answers sooner, or it is stopped or stuck."""
+
+IMPORT_S = 600.0
+"""So long it may import torch before that: slow file systems take minutes."""
 
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -33,8 +37,9 @@ class Processes:
     def __init__(self, variables: Mapping[str, str], modules: Sequence[str]) -> None:
         """Begin to import `modules` for them; takes no time of this process."""
         self.variables = dict(variables)
-        self._pids: dict[int, int] = {}
-        self._alone: dict[int, subprocess.Popen[bytes]] = {}
+        self.stuck: list[int] = []
+        """Processes that have been killed and do not end: the kernel holds them."""
+        self._children: dict[int, Child] = {}
         self._server: subprocess.Popen[bytes] | None = None
         self._requests, theirs = socket.socketpair()
         with theirs:
@@ -46,45 +51,37 @@ class Processes:
                     start_new_session=True,  # Ctrl-C is for this process
                 )
         self._answers = self._requests.makefile("rb")
+        self._asks = itertools.count()
 
-    def start(self, rank: int, address: tuple[str, int], token: str, environment: Mapping[str, str]) -> None:
-        """Start a worker that connects to `address`."""
+    @property
+    def forks(self) -> bool:
+        """Whether the process with torch is there."""
+        return self._server is not None
+
+    def start(self, rank: int, connection: socket.socket, environment: Mapping[str, str]) -> None:
+        """Start a worker that has the other end of a connection: nobody else can connect in its place."""
         whole = {**os.environ, **self.variables, **environment}
-        host, port = address
-        pid = self._asked({"host": host, "port": port, "token": token, "environment": whole})
+        pid = self.asked({"environment": whole}, [connection.fileno()], within_s=IMPORT_S)
         if pid is not None:
-            self._pids[rank] = pid
+            self._children[rank] = _Forked(self, pid)
             return
-        command = own_command("-m", "ddp_bench.bench.worker.main", host, str(port), token)
-        self._alone[rank] = subprocess.Popen(command, env=whole, start_new_session=True)
+        self._children[rank] = subprocess.Popen(
+            own_command("-m", "ddp_bench.bench.worker.main", str(connection.fileno())),
+            env=whole,
+            pass_fds=[connection.fileno()],
+            start_new_session=True,
+        )
 
-    def code(self, rank: int, *, within_s: float = 2.0) -> int | None:
-        """The exit code of a worker, or minus its signal; it is killed if it lives on.
+    def codes(self, ranks: Iterable[int], *, within_s: float = 2.0) -> dict[int, int]:
+        """The exit codes of workers, or minus their signals; those that live on are killed.
 
-        None for one that this process has not started.
+        Those that another process has started are left out, and those that do not end, which are `stuck`.
         """
-        if rank in self._pids:
-            code = self._asked({"pid": self._pids.pop(rank), "within_s": within_s})
-            return -signal.SIGKILL if code is None else code
-        if rank not in self._alone:
-            return None
-        process = self._alone.pop(rank)
-        try:
-            process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        return process.wait()
-
-    def ended(self, rank: int) -> int | None:
-        """The exit code of a worker that has ended; None while it lives."""
-        if rank in self._pids:
-            found = self._asked({"pid": self._pids[rank], "within_s": None})
-            if found is not None or self._server is None:
-                del self._pids[rank]
-            return -signal.SIGKILL if self._server is None else found
-        return self._alone[rank].poll() if rank in self._alone else None
+        found = {rank: self._children[rank] for rank in ranks if rank in self._children}
+        codes = ended([*found.values()], within_s=within_s)
+        self._children = {rank: child for rank, child in self._children.items() if rank not in found}
+        self.stuck += [one.pid for one, code in zip(found.values(), codes, strict=True) if code is None]
+        return {rank: code for rank, code in zip(found, codes, strict=True) if code is not None}
 
     def restart(self, variables: Mapping[str, str]) -> None:
         """Start those that follow, each by itself, with other variables."""
@@ -93,34 +90,55 @@ class Processes:
 
     def end_all(self) -> None:
         """End those that are left, whatever they do."""
-        for rank in [*self._pids, *self._alone]:
-            self.code(rank, within_s=0.0)
+        self.codes([*self._children], within_s=0.0)
 
     def close(self) -> None:
         """End all, and what they are forks of."""
         self.end_all()
         self._answers.close()
         self._requests.close()
-        if self._server is not None:
-            try:
-                self._server.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                self._server.wait()
-            self._server = None
+        self._end_server()
 
-    def _asked(self, request: Mapping[str, Any]) -> int | None:
-        """What the process with torch answers; None where it has gone."""
+    def _end_server(self) -> None:
+        if self._server is not None and ended([self._server], within_s=0.0) == [None]:
+            self.stuck.append(self._server.pid)
+        self._server = None
+
+    def asked(
+        self, request: Mapping[str, Any], descriptors: Sequence[int] = (), *, within_s: float = ANSWER_S
+    ) -> int | None:
+        """What the process with torch answers; None where it has gone, or is ended as it does not answer."""
         if self._server is None:
             return None
+        number = next(self._asks)
+        line = json.dumps({"ask": number, **request}).encode() + b"\n"
+        self._requests.settimeout(within_s)
         with contextlib.suppress(OSError):
-            self._requests.sendall(json.dumps(request).encode() + b"\n")
-            if line := self._answers.readline():
-                found: int | None = json.loads(line)
-                return found
-        self._server.wait()
-        self._server = None
+            sent = socket.send_fds(self._requests, [line], descriptors)
+            self._requests.sendall(line[sent:])
+            while answer := self._answers.readline():
+                asked, value = json.loads(answer)
+                if asked == number:  # an answer before it was not waited for: Ctrl-C came
+                    found: int | None = value
+                    return found
+        self._end_server()
         return None
+
+
+class _Forked:
+    """A worker that the process with torch has forked, which alone can ask how it ended."""
+
+    def __init__(self, processes: Processes, pid: int) -> None:
+        self._processes, self.pid = processes, pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code; SIGKILL, with which the kernel ends it, where its parent has gone."""
+        if self._code is None:
+            self._code = self._processes.asked({"pid": self.pid})
+        if self._code is None and not self._processes.forks:
+            self._code = -signal.SIGKILL
+        return self._code
 
 
 def worker_variables(device_type: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import command, quoted
+from ..cluster.launch import launch
 from ..cluster.process import host_name
 from ..conditions import Question, devices_of, differences
 from ..errors import GaveUpError, NotComparableError, UsageError
@@ -78,11 +79,12 @@ def open_run(
     earlier = _earlier(folder, _run_id())
     notes: list[str] = []
     if (there := earlier or resume) is None:
-        there = store.claim(folder or store.default_folder(host=host_name(), name=settings.name))
-        lock = FolderLock(there)
-        writer = store.RunWriter(there)
-        writer.write_manifest(manifest)
-        recorder = Recorder.begin(plan, writer)
+        with store.claimed(folder or store.default_folder(host=host_name(), name=settings.name)) as there:
+            lock = FolderLock(there)
+            writer = store.RunWriter(there)
+            writer.write_manifest(manifest)
+            recorder = Recorder.begin(plan, writer)
+            begin_attempt(recorder, oom_kills)
     else:
         lock = FolderLock(there)
         recorder = Recorder.reopen(there)
@@ -96,13 +98,14 @@ def open_run(
             _tell_of_resume(recorder, manifest, code)
         if is_other_code:
             _retry(recorder, ("ok",))
-    begin_attempt(recorder, oom_kills)
+        begin_attempt(recorder, oom_kills)
     return Opened(recorder, lock, tuple(notes))
 
 
 def _run_id() -> str:
     """Of this launch by torchrun or srun; empty where there is none."""
-    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+    there = launch(os.environ)
+    return there.torchelastic_run_id if there else ""
 
 
 def _after_a_restart(
@@ -126,7 +129,7 @@ def _after_a_restart(
 def begin_attempt(recorder: Recorder, oom_kills: Mapping[str, int]) -> None:
     """Note that workers have met."""
     attempt = Attempt(run_id=_run_id(), progress=progress_in(recorder), oom_kills=dict(oom_kills))
-    recorder.journal.write(attempt, sync=True)
+    recorder.log(attempt)
     recorder.begin_launch()
 
 
@@ -148,8 +151,8 @@ def _code_of(recorder: Recorder, now: Manifest) -> WorkloadCode | None:
 
 def _earlier(folder: Path | None, run_id: str) -> Path | None:
     """The folder that an earlier attempt of this very launch has begun, if there was one."""
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if not run_id or (run_id == "none" and not restarted):
+    there = launch(os.environ)
+    if not run_id or (run_id == "none" and not (there and there.torchelastic_restart_count)):
         return None  # torchrun calls every run of one node "none"
     if folder is not None:
         return folder if (folder / JOURNAL).is_file() and _is_of(folder, run_id) else None
@@ -223,7 +226,7 @@ def _retry(recorder: Recorder, statuses: Collection[str]) -> None:
     settled = recorder.journal.state.settled
     again = [index for index, s in settled.items() if s.status in statuses]
     recorder.note(None, "between attempts")
-    recorder.journal.write(Retry(indices=tuple(again)), sync=True)
+    recorder.log(Retry(indices=tuple(again)))
 
 
 def progress_in(recorder: Recorder) -> tuple[int, ...]:

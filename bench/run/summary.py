@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..buckets import MIB, BucketLayout
-from ..cli import print_table, speaker
+from ..cli import print_table, say
 from ..findings.cautions import Caution
 from ..findings.findings import Conclusion
 from ..findings.next_step import NextStep
@@ -44,7 +43,7 @@ from ..results.case_columns import EXPOSED_COMM
 from ..results.comparisons import by_compile, compile_mode
 from ..results.schema import CASES, records
 from ..results.store import FAILURES, failure_file, shown
-from ..text import visible
+from ..text import visible, visible_lines
 
 COLUMNS = {column.name: column.summary for column in CASES if column.summary is not None}
 """The columns of cases.csv that the table has, and how it shows them."""
@@ -55,13 +54,15 @@ OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 TABLE_WIDTH = 100
 
 
-def print_summary(cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, page: Path) -> None:
-    """Print the table, the times of the run, and what was found; `page` is in the run's folder."""
+def print_summary(
+    folder: Path, cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, page: Path | None
+) -> None:
+    """Print the table, the times of the run, what was found, and where its `page` is, if it has one."""
     print_table(case_table(cases), TABLE_WIDTH)
     print()
     print(_workload(cases))
     for row in records(cases[~cases["status"].isin(["ok", "skipped"])]):
-        kept = page.parent / failure_file(str(row["case_id"]))
+        kept = folder / failure_file(str(row["case_id"]))
         why = shown(kept) if kept.is_file() else row["reason"]
         print(visible(f"{row['case_id']}: {row['status']}: {why}"))
     if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
@@ -79,16 +80,17 @@ def print_summary(cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, p
     )
     # What a terminal shows last is read first.
     for told in filter(None, (conclusion.notes, conclusion.sentences)):
-        print(*("", *told), sep="\n")
-    print(f"Report: {page}")
+        print(*("", *map(visible_lines, told)), sep="\n")
+    if page is not None:
+        print(visible(f"Report: {page}"))
 
 
 def print_not_measured(folder: Path, reasons: Sequence[str]) -> None:
     """Print, last of all, which modes could not be measured and where their tracebacks are."""
     if (folder / FAILURES).is_dir():
-        print(f"{speaker()}: tracebacks of all ranks: {shown(folder / FAILURES)}", file=sys.stderr)
+        say(f"tracebacks of all ranks: {shown(folder / FAILURES)}")
     for reason in reasons:
-        print(visible(f"{speaker()}: error: {reason}"), file=sys.stderr, flush=True)
+        say(f"error: {reason}")
 
 
 class Answer(Record, frozen=True, omit_defaults=False):

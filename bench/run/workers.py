@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import time
 import uuid
@@ -15,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ..cluster.process import is_rank, process_name
+from ..cli import say
+from ..cluster.launch import launch
 from ..cluster.scratch import remove_abandoned
 from ..errors import ExitCode, NotMeasuredError, UsageError
 from ..settings import Settings
@@ -23,13 +23,11 @@ from ..sysfs import oom_kills
 from ..text import listed
 from ..worker import messages as m
 from .failures import AFTER_ANOTHER, IDLE, Failure, failure_of, placed
+from .meeting import SEND_S, Meeting
 from .processes import Processes, expected_device, modules_for, worker_variables
 
 MEETING_S = 600.0
 """Workers may take so long to come: allocations and slow file systems can take minutes."""
-
-SEND_S = 10.0
-"""A worker reads at once what it is sent. Of one that does not, the missing answer tells."""
 
 ERROR_GRACE_S = 5.0
 """How long the other ranks may take to come to their end after a rank's error before they count as stuck."""
@@ -55,20 +53,26 @@ class LostError(Exception):
 
 @dataclass
 class Worker:
-    """A worker that has connected."""
+    """A worker's connection, and what it has said."""
 
-    hello: m.Hello
+    rank: int
     connection: socket.socket
+    host: str = ""
+    """Once it has come."""
+    has_left: bool = False
+    """Whether it had gone before it could be sent what it was to do last."""
     received: bytearray = field(default_factory=bytearray)
 
     def __str__(self) -> str:
         """How messages name it."""
-        return f"rank {self.hello.rank} on {self.hello.host}"
+        return f"rank {self.rank} on {self.host}"
 
     def taken(self, content: bytes) -> list[m.AnyAnswer]:
-        """The answers that are whole with what has come."""
+        """The answers that are whole with what has come. Raises ValueError for what no worker sends."""
         self.received += content
         if b"\n" not in content:
+            if len(self.received) > m.MOST_BYTES:
+                raise ValueError("a line without an end")
             return []
         *lines, rest = bytes(self.received).split(b"\n")
         self.received = bytearray(rest)
@@ -79,35 +83,26 @@ class Workers:
     """All workers of a run, by rank. Under torchrun or srun they are `launched`: a lost one stays lost."""
 
     def __init__(self, processes: Processes, launched: m.Launched | None = None) -> None:
-        """Listen for workers that `processes` or a launcher start."""
+        """Workers that `processes` or a launcher start."""
         self.launched = launched
         self._processes = processes
-        self._token = uuid.uuid4().hex
-        self._one_host = launched is None or launched.world_size == launched.ranks_per_node
-        self._listener = _listener(one_host=self._one_host)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
         self._workers: dict[int, Worker] = {}
-        self._pending: dict[socket.socket, bytearray] = {}
         self._lost: dict[int, int | None] = {}
         """Exit codes of those that have gone, by rank; None where another process has started it."""
         self._was_idle = False
         """Whether one of them had not begun with what it was told last."""
-        self._oom_kills = oom_kills()
+        self._begin()
         self.store_port = 0
+
+    def _begin(self) -> None:
+        self.name = uuid.uuid4().hex
+        """Of those that are there now; no others have it."""
+        self._oom_kills = oom_kills()
 
     def __len__(self) -> int:
         """How many there are."""
         return len(self._workers)
-
-    @property
-    def name(self) -> str:
-        """Of this meeting; no other has it."""
-        return self._token
-
-    def hellos(self) -> list[m.Hello]:
-        """What the workers said when they came, by rank."""
-        return [self._workers[rank].hello for rank in sorted(self._workers)]
 
     def open(self) -> None:
         """Unless it is done, start the first worker, which opens the store; meet a launcher's others, too.
@@ -117,13 +112,12 @@ class Workers:
         if self._workers:
             return
         self._start([0])
-        address = ""
-        if self.launched is not None:
-            host = m.LOOPBACK if self._one_host else "master"
-            address = f"{host} {self._listener.getsockname()[1]} {self._token}"
-        self.store_port = self.value(0, m.Open(address=address), int, "start-up", MEETING_S)
-        if self.launched is not None:
-            self._await(range(self.launched.world_size))
+        if (there := self.launched) is None:
+            self.store_port = self.value(0, m.Open(), int, "start-up", MEETING_S)
+            return
+        with contextlib.closing(Meeting(one_host=there.world_size == there.ranks_per_node)) as meeting:
+            self.value(0, m.Open(address=meeting.address), int, "start-up", MEETING_S)
+            self._await(range(there.world_size), meeting)
 
     def suit(self, device_type: str) -> bool:
         """Whether workers were started as they have to be for this kind of device; else all are ended."""
@@ -142,23 +136,36 @@ class Workers:
     def _start(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             environment = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.launched is None else {}
-            address = (m.LOOPBACK, self._listener.getsockname()[1])
-            self._processes.start(rank, address, self._token, environment)
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._take(Worker(rank, ours))
+                self._processes.start(rank, theirs, environment)
         self._await(ranks)
 
-    def _await(self, ranks: Sequence[int]) -> None:
+    def _take(self, worker: Worker) -> Worker:
+        worker.connection.settimeout(SEND_S)
+        self._workers[worker.rank] = worker
+        self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+        return worker
+
+    def _await(self, ranks: Sequence[int], meeting: Meeting | None = None) -> None:
+        """Wait for the hello of each; a rank that is there already is nobody else's to take."""
         deadline_s = time.monotonic() + MEETING_S
-        while late := [rank for rank in ranks if rank not in self._workers]:
-            if time.monotonic() > deadline_s:
+        while late := [k for k in ranks if k not in self._workers or not self._workers[k].host]:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
                 where = f"{os.environ.get('MASTER_ADDR', m.LOOPBACK)}:{os.environ.get('MASTER_PORT', '')}"
                 who = ", ".join(f"rank {rank}" for rank in late)
                 raise UsageError(
                     f"{who} did not come to {where} within {MEETING_S:g} s; see what holds it up, and start "
                     "again"
                 )
-            self._poll(min(deadline_s - time.monotonic(), 0.2))
-            # One that ended before it came has no connection whose end would tell.
-            self._lost |= {rank: code for rank in late if (code := self._processes.ended(rank)) is not None}
+            for hello, connection in meeting.arrived(0.2) if meeting else ():
+                if hello.rank in late and hello.rank not in self._workers:
+                    self._greet(self._take(Worker(hello.rank, connection)), hello)
+                else:
+                    connection.close()
+            self._poll(0.0 if meeting else left_s)
             if self._lost:
                 raise self.died("start-up")
 
@@ -216,60 +223,38 @@ class Workers:
             self._send(rank, command)
 
     def _send(self, rank: int, command: m.Command) -> None:
-        with contextlib.suppress(OSError):  # it has died: that is found where its answer is awaited
-            self._workers[rank].connection.sendall(m.encode(command))
+        worker = self._workers[rank]
+        try:
+            worker.connection.sendall(m.encode(command))
+        except ConnectionError:
+            worker.has_left = True
+        except OSError:  # it takes nothing: that is found where its answer is awaited
+            pass
 
     def _poll(self, timeout_s: float) -> list[tuple[int, m.AnyAnswer | None]]:
         """Sleep until something comes: answers by rank; None from a worker that has gone."""
         found: list[tuple[int, m.AnyAnswer | None]] = []
         for key, _ in self._selector.select(max(timeout_s, 0.0)):
-            if key.fileobj is self._listener:
-                self._accept()
-                continue
-            connection = key.fileobj
-            assert isinstance(connection, socket.socket)
-            content = _received(connection)
-            if key.data is None:
-                self._greet(connection, content or b"")
-                continue
-            worker = self._workers.get(key.data)
-            if worker is None or worker.connection is not connection:
-                self._forget(connection)
-            else:
+            worker: Worker = key.data
+            content = _received(worker.connection)
+            try:
                 answers = worker.taken(content or b"")
-                if not answers and not content:
-                    self._forget(connection)
-                    self._lost[key.data] = None
-                    self._was_idle |= content is None
-                    found.append((key.data, None))
-                found += [(key.data, answer) for answer in answers]
+            except ValueError:  # no worker sends that: as one that has gone
+                answers, content = [], b""
+            for answer in answers:
+                if isinstance(answer, m.Hello):
+                    self._greet(worker, answer)
+                found.append((worker.rank, answer))
+            if not content:
+                self._forget(worker.connection)
+                self._lost[worker.rank] = None
+                self._was_idle |= content is None or worker.has_left
+                found.append((worker.rank, None))
         return found
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.settimeout(SEND_S)
-        self._pending[m.quick(connection)] = bytearray()
-        self._selector.register(connection, selectors.EVENT_READ)
-
-    def _greet(self, connection: socket.socket, content: bytes) -> None:
-        """Take a worker that has said who it is; whoever knows no token is refused."""
-        said = self._pending[connection]
-        said += content
-        if content and len(said) < m.MOST_HELLO and not said.endswith(b"\n"):
-            return
-        del self._pending[connection]
-        try:
-            hello: m.Hello = m.decode(bytes(said), m.Hello)
-            if hello.token != self._token:
-                raise ValueError("another run's")
-        except ValueError:
-            self._forget(connection)
-            return
-        if (before := self._workers.get(hello.rank)) is not None:
-            self._forget(before.connection)
-        self._workers[hello.rank] = Worker(hello, connection)
-        self._selector.modify(connection, selectors.EVENT_READ, hello.rank)
-        self._send(hello.rank, m.Tell())
+    def _greet(self, worker: Worker, hello: m.Hello) -> None:
+        worker.host = hello.host
+        self._send(worker.rank, m.Tell())
 
     def _forget(self, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -281,8 +266,7 @@ class Workers:
         deadline_s = time.monotonic() + LINGER_S
         while (left_s := deadline_s - time.monotonic()) > 0 and len(self._lost) < len(self._workers):
             self._poll(left_s)
-        for rank, code in self._lost.items():
-            self._lost[rank] = self._processes.code(rank) if code is None else code
+        self._lost |= self._processes.codes(self._lost)
         what = IDLE if self._was_idle else what
         return LostError(failure_of(self._lost, what=what, out_of_memory=self._ran_out_of_memory()))
 
@@ -308,11 +292,9 @@ class Workers:
         return LostError(Failure(cause.status, placed(cause.reason, cause.place, f"rank {rank}"), ranks))
 
     def _timed_out(self, commands: Mapping[int, m.Command], what: str, limit_s: float) -> LostError:
-        """Ask for the stacks of all, kill those that do not answer, and say who is late."""
+        """Ask for the stacks of all, and say who is late."""
         told = self._told(list(commands))
         silent = [rank for rank in commands if rank not in told]
-        for rank in silent:
-            self._kill(rank)
         ranks = dict.fromkeys(silent, "gave no answer")
         for rank, answer in sorted(told.items()):
             did = f"waited for {answer.waits_for}" if answer.waits_for else "was at work"
@@ -337,19 +319,11 @@ class Workers:
             told |= {rank: one for rank, one in self._poll(left_s) if isinstance(one, m.Told)}
         return told
 
-    def _kill(self, rank: int) -> None:
-        """End one that a launcher has started on this machine: stopped, it would not hear its signal."""
-        hello = self._workers[rank].hello
-        if hello.process and process_name(hello.pid) == hello.process:
-            with contextlib.suppress(OSError):
-                os.kill(hello.pid, signal.SIGKILL)
-
     def end(self) -> None:
         """Have all leave, and forget them."""
         for rank in self._workers:
             self._send(rank, m.Quit())
-        for rank in self._workers:
-            self._processes.code(rank)
+        self._processes.codes(self._workers)
         self.end_at_once()
 
     def end_at_once(self) -> None:
@@ -360,15 +334,24 @@ class Workers:
         self._lost.clear()
         self._was_idle = False
         self._processes.end_all()
-        self._oom_kills = oom_kills()
-        self._token = uuid.uuid4().hex
+        self._begin()
+
+    @property
+    def stuck(self) -> list[int]:
+        """Processes that do not end, though they were killed."""
+        return self._processes.stuck
 
     def close(self) -> None:
-        """End all, and listen no more."""
+        """End all, and say who does not end."""
         self.end_at_once()
         self._selector.close()
-        self._listener.close()
         self._processes.close()
+        if self.stuck:
+            who = listed([*map(str, self.stuck)], MOST_NAMED)
+            say(
+                f"process {who} does not end though killed: the kernel holds it, as for a file server or "
+                "driver that does not answer; free it, or restart the machine"
+            )
 
 
 @contextlib.contextmanager
@@ -389,18 +372,9 @@ def running_workers(settings: Settings) -> Iterator[Workers]:
 
 def launched() -> m.Launched | None:
     """Tell what torchrun or srun has started; None where this command starts its own workers."""
-    if not is_rank():
+    if (there := launch(os.environ)) is None:
         return None
-    sizes = [int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
-    return m.Launched(world_size=sizes[0], ranks_per_node=sizes[1])
-
-
-def _listener(*, one_host: bool) -> socket.socket:
-    if one_host:
-        return socket.create_server((m.LOOPBACK, 0))
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
+    return m.Launched(world_size=there.world_size, ranks_per_node=there.local_world_size)
 
 
 def _received(connection: socket.socket) -> bytes | None:

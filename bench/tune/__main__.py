@@ -1,7 +1,8 @@
 """`python -m bench.tune` in a checkout; `ddp-bench tune` elsewhere."""
 
-from ddp_bench.bench.cluster.process import leave
+import sys
+
 from ddp_bench.bench.tune.main import main
 
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

@@ -1,8 +1,8 @@
 """Workers as forks of one process that has imported torch: importing it costs seconds of a core.
 
 The conductor starts this file, which imports what it is told to and then answers on a socket, line by line:
-it forks a worker, says how one ended, and ends all that are left when the conductor has gone. Where it cannot
-fork it leaves, and the conductor starts each worker as a process of its own.
+it forks a worker, says how one ended, and ends all that are left when the conductor has gone. It waits for
+none. Where it cannot fork it leaves, and the conductor starts each worker as a process of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ def can_fork() -> bool:
     return len(threads) == 1 and not any(file.startswith("/dev/nvidia") for file in files)
 
 
-def serve(conductor: socket.socket, modules: Sequence[str]) -> dict[str, Any] | None:
-    """Answer the conductor; in a fork, what it was asked for, and None where there is nothing left to do."""
+def serve(conductor: socket.socket, modules: Sequence[str]) -> tuple[dict[str, str], int] | None:
+    """Answer the conductor; in a fork its environment and connection, and None at the end."""
     try:
         for module in modules:
             importlib.import_module(module)
@@ -38,59 +37,52 @@ def serve(conductor: socket.socket, modules: Sequence[str]) -> dict[str, Any] | 
                 return None
     except Exception:  # noqa: BLE001 - whatever it is, a worker that imports by itself says it
         return None
-    pids: set[int] = set()
-    with conductor.makefile("rb") as lines:
-        for line in lines:
-            request = json.loads(line)
-            if "pid" in request:
-                answer: Any = _code(request["pid"], within_s=request["within_s"])
-                if answer is not None:
-                    pids.discard(request["pid"])
-            else:
-                server, answer = os.getpid(), os.fork()
-                if answer == 0:
-                    os.setsid()
-                    end_with(server)
-                    conductor.close()
-                    found: dict[str, Any] = request
-                    return found
-                pids.add(answer)
-            conductor.sendall(json.dumps(answer).encode() + b"\n")
-    for pid in pids:
-        _code(pid, within_s=0.0)
+    codes: dict[int, int | None] = {}
+    while (asked := _asked(conductor)) is not None:
+        request, descriptors = asked
+        if "pid" in request:
+            answer = codes[request["pid"]]
+            if answer is None and (found := os.waitpid(request["pid"], os.WNOHANG))[0]:
+                answer = codes[found[0]] = os.waitstatus_to_exitcode(found[1])
+        else:
+            server, answer = os.getpid(), os.fork()
+            if answer == 0:
+                os.setsid()
+                end_with(server)
+                return request["environment"], *descriptors
+            codes[answer] = None
+            os.close(*descriptors)
+        with contextlib.suppress(OSError):  # it has gone
+            conductor.sendall(json.dumps([request["ask"], answer]).encode() + b"\n")
+    for pid in [pid for pid, code in codes.items() if code is None]:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
     return None
 
 
-def _code(pid: int, *, within_s: float | None) -> int | None:
-    """The exit code of a worker, or minus its signal; it is killed after a while, with what it started.
-
-    With None for the while it is left alone, and None returned, while it lives.
-    """
-    deadline_s = time.monotonic() + (within_s or 0.0)
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if within_s is None:
+def _asked(conductor: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next request, and the descriptor that comes with it, if any; None where the conductor has gone."""
+    line, descriptors = b"", list[int]()
+    while not line.endswith(b"\n"):
+        content, more, *_ = socket.recv_fds(conductor, 2**16, 1, socket.MSG_CMSG_CLOEXEC)
+        if not content:
             return None
-        if time.monotonic() >= deadline_s:
-            os.kill(pid, signal.SIGKILL)
-            ended = os.waitpid(pid, 0)
-            break
-        time.sleep(0.01)
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(ended[1])
+        line += content
+        descriptors += more
+    return json.loads(line), descriptors
 
 
 def main(arguments: Sequence[str]) -> None:
     """Serve, and in a fork be a worker."""
     descriptor, *modules = arguments
-    conductor = socket.socket(fileno=int(descriptor))
-    asked = serve(conductor, modules)
-    conductor.close()
-    if asked is not None:
+    with socket.socket(fileno=int(descriptor)) as conductor:
+        found = serve(conductor, modules)
+    if found is not None:
+        environment, connection = found
         os.environ.clear()
-        os.environ.update(asked["environment"])
+        os.environ.update(environment)
         start = importlib.import_module("ddp_bench.bench.worker.main").start
-        start((asked["host"], asked["port"]), asked["token"], forked=True)
+        start(connection)
 
 
 if __name__ == "__main__":

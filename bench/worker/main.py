@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..cli import guarded, speaker
-from ..cluster.process import die_at_once, host_name, process_name
+from ..cluster.launch import Launch
+from ..cluster.process import die_at_once, host_name
 from ..errors import ExitCode, UsageError, UserCodeError
 from . import messages as m
 from .rank import ADDRESS_KEY, Rank, joined_store, waiting_for, waits_for
@@ -29,6 +30,9 @@ CONNECT_S = 600.0
 
 POLL_S = 0.1
 
+ANSWER_S = 10.0
+"""So long the conductor may take to answer a hello."""
+
 SPURIOUS = r"(?s)Grad strides do not match bucket view strides.*?sizes\(\) = \[\d+, \d+, 1, 1\]"
 """What DDP's reducer says of 1x1 convolutions in channels_last: the strides of dimensions of one element,
 which say nothing of where a value lies (pytorch/pytorch#157862)."""
@@ -37,9 +41,9 @@ which say nothing of where a value lies (pytorch/pytorch#157862)."""
 class Connection:
     """A worker's end. A thread sleeps on it: it answers at once what is asked meanwhile, and ends with it."""
 
-    def __init__(self, address: tuple[str, int], hello: m.Hello) -> None:
-        """Connect. Raises OSError where nobody is there, or it is not the conductor."""
-        self._socket = m.quick(socket.create_connection(address, timeout=POLL_S * 100))
+    def __init__(self, connected: socket.socket, hello: m.Hello) -> None:
+        """Say hello. Raises OSError where the other end is not the conductor, which answers at once."""
+        self._socket = connected
         self._lines = self._socket.makefile("rb")
         self._sending = threading.Lock()
         self._main = threading.get_ident()
@@ -113,26 +117,27 @@ def serve(connection: Connection, rank: Rank) -> NoReturn:
         connection.send(answer)
 
 
-def start(address: tuple[str, int], token: str, *, forked: bool) -> NoReturn:
-    """Be a worker that the conductor has started; its environment says which."""
+def start(descriptor: int) -> NoReturn:
+    """Be a worker that the conductor has started with an end of a connection; its environment says which."""
     die_at_once()
 
     def work() -> int:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # Python's own generator does so itself
-        number, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-        serve(Connection(address, _hello(token, number, local, forked=forked)), Rank(number, local))
+        connected = socket.socket(fileno=descriptor)
+        connected.set_inheritable(False)
+        hello = m.Hello(token="", rank=int(os.environ["RANK"]), host=host_name())
+        serve(Connection(connected, hello), Rank(hello.rank, int(os.environ["LOCAL_RANK"])))
 
     with contextlib.suppress(OSError):
         guarded("run", work)
     os._exit(ExitCode.START_AGAIN)
 
 
-def join() -> NoReturn:
+def join(launch: Launch) -> NoReturn:
     """Be a worker that torchrun or srun has started: find the conductor in the launcher's store."""
     die_at_once()
-    number, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    rank = Rank(number, local)
+    rank = Rank(launch.rank, launch.local_rank)
     timer = threading.Timer(CONNECT_S, _give_up)
     timer.daemon = True
     timer.start()
@@ -143,7 +148,9 @@ def join() -> NoReturn:
             store.wait([ADDRESS_KEY], timedelta(seconds=CONNECT_S))
             host, port, token = bytes(store.get(ADDRESS_KEY)).decode().split()
             where = os.environ["MASTER_ADDR"] if host == "master" else host
-            connection = Connection((where, int(port)), _hello(token, number, local, forked=False))
+            connected = m.quick(socket.create_connection((where, int(port)), timeout=ANSWER_S))
+            hello = m.Hello(token=token, rank=launch.rank, host=host_name())
+            connection = Connection(connected, hello)
             break
         time.sleep(POLL_S)
     timer.cancel()
@@ -161,18 +168,5 @@ def _give_up() -> None:
     os._exit(ExitCode.USAGE)
 
 
-def _hello(token: str, number: int, local_rank: int, *, forked: bool) -> m.Hello:
-    pid = os.getpid()
-    return m.Hello(
-        token=token,
-        rank=number,
-        local_rank=local_rank,
-        host=host_name(),
-        pid=pid,
-        process=process_name(pid),
-        forked=forked,
-    )
-
-
 if __name__ == "__main__":
-    start((sys.argv[1], int(sys.argv[2])), sys.argv[3], forked=False)
+    start(int(sys.argv[1]))

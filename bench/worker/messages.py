@@ -23,9 +23,6 @@ from ..settings import ResolvedSettings, Settings
 MOST_BYTES = 2**28
 """Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
 
-MOST_HELLO = 2**16
-"""Bytes of the first line of a worker."""
-
 LOOPBACK = "127.0.0.1"
 
 GroupKey: TypeAlias = tuple[int, str]
@@ -204,14 +201,9 @@ class Hello(Answer, frozen=True):
     """The first line of a worker."""
 
     token: str
+    """What the launcher's store told it; empty where the conductor has started it."""
     rank: int
-    local_rank: int
     host: str
-    pid: int
-    process: str
-    """`process_name` of `pid`: containers may share host names and process numbers."""
-    forked: bool = False
-    """Whether it is a fork of a process that had imported torch."""
 
 
 class Told(Answer, frozen=True):

@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from commands import ROOT, bench_run, eventually
+from commands import ROOT, bench_run, eventually, has_ended
 from selection import in_campaign
 
 from ddp_bench.bench.errors import ExitCode
@@ -38,12 +38,17 @@ def _has_thread(tmp_path_factory):
         yield
 
 
+def pids_of(workers):
+    """By rank."""
+    return [one.pid for _, one in sorted(workers._processes._children.items())]
+
+
 def test_others_start_when_one_was_killed_and_stopped_ones_go_too():
     modules = modules_for(Settings(arch="resnet20"))
     with contextlib.closing(Workers(Processes(worker_variables("cpu"), modules))) as workers:
         workers.open()
         workers.grow(2)
-        first, second = (one.pid for one in workers.hellos())
+        first, second = pids_of(workers)
         os.kill(first, signal.SIGSTOP)
         os.kill(second, signal.SIGKILL)
         with pytest.raises(LostError, match=r"rank 1 was killed by signal 9 \(SIGKILL\) in its wait for"):
@@ -52,10 +57,21 @@ def test_others_start_when_one_was_killed_and_stopped_ones_go_too():
         assert is_gone(first)
         workers.open()
         workers.grow(2)
-        new = {one.pid for one in workers.hellos()}
+        new = {*pids_of(workers)}
         assert not {first, second} & new
         assert workers.ask({0: m.Load(), 1: m.Load()}, "the test", LIMIT_S)[1].status == "ok"
     assert all(is_gone(pid) for pid in new)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it starts no forks")
+def test_workers_end_within_the_limit_where_what_they_are_forks_of_is_stopped():
+    with contextlib.closing(Workers(Processes(worker_variables("cpu"), ["json"]))) as workers:
+        workers.open()
+        server, pids = workers._processes._server.pid, pids_of(workers)
+        os.kill(server, signal.SIGSTOP)
+        workers.end()
+        assert workers.stuck == []
+        assert all(has_ended(pid) for pid in (server, *pids))
 
 
 CONDUCTOR = """
@@ -69,7 +85,7 @@ workers = Workers(Processes(worker_variables("cpu"), [*modules_for(Settings(arch
 workers.open()
 workers.grow(2)
 assert dict(os.environ) == before
-print(json.dumps([(one.pid, one.rank, one.local_rank, one.forked) for one in workers.hellos()]), flush=True)
+print(json.dumps([one.pid for one in workers._processes._children.values()]), flush=True)
 input()
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -92,9 +108,9 @@ def test_workers_are_forks_where_they_can_be_and_do_not_outlive_a_killed_conduct
         text=True,
     ) as conductor:
         assert conductor.stdout is not None
-        hellos = json.loads(conductor.stdout.readline())
-        pids = [pid for pid, *_ in hellos]
-        assert [rest for _, *rest in hellos] == [[rank, rank, forked] for rank in (0, 1)]
+        pids = json.loads(conductor.stdout.readline())
+        parents = [psutil.Process(pid).ppid() for pid in pids]
+        assert [parent != conductor.pid for parent in parents] == [forked] * 2
         assert [os.getsid(pid) for pid in pids] == pids, "Ctrl-C is not for them"
         if not forked:
             environments = [psutil.Process(pid).environ() for pid in pids]

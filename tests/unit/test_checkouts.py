@@ -105,6 +105,42 @@ def test_a_worktree_runs_no_hook_of_the_repository(tmp_path):
     assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
 
 
+def test_a_shallow_clone_and_a_linked_worktree_are_compared_as_far_as_they_reach(tmp_path):
+    project, shallow, linked = tmp_path / "project", tmp_path / "shallow", tmp_path / "linked"
+    commit(project, {"net.py": "first"})
+    commit(project, {"net.py": "second"})
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{project}", str(shallow))
+    with checkouts.worktree(shallow, "HEAD") as place:
+        assert (place / "net.py").read_text() == "second"
+    with (
+        pytest.raises(UsageError, match=r"'HEAD~1' in .*, a shallow clone, which git fetch --unshallow comp"),
+        checkouts.worktree(shallow, "HEAD~1"),
+    ):
+        pytest.fail("that commit is not there")
+    git(project, "worktree", "add", "-q", "--detach", str(linked))
+    with checkouts.worktree(linked, "HEAD~1") as place:
+        assert (place / "net.py").read_text() == "first"
+    assert linked.exists()
+    listed = subprocess.check_output(["git", "worktree", "list"], cwd=project, text=True).splitlines()
+    assert len(listed) == 2, "its own are there still, and no other"
+
+
+@pytest.mark.campaign
+def test_a_baseline_without_its_submodules_says_so(tmp_path, monkeypatch):
+    part, project = tmp_path / "part", tmp_path / "project"
+    commit(part, {"width.py": "WIDTH = 2"})
+    commit(project, {"net_s.py": NET + "from lib.width import WIDTH"})
+    git(project, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(part), "lib")
+    commit(project, {"a": ""})
+    monkeypatch.chdir(project)
+    arguments = ["--workload", "net_s:make"]
+    with (
+        pytest.raises(UsageError, match=r"baseline side .*'lib.width'; its checkout has no files of subm"),
+        checkouts.both_checkouts("HEAD", settings_of(arguments), arguments, None),
+    ):
+        pytest.fail("it cannot be imported")
+
+
 def seen(file, modules=None):
     return Seen({}, file, {"net": file, **(modules or {})})
 

@@ -78,8 +78,20 @@ def test_an_error_becomes_a_line_and_its_exit_code(error, code, label, capsys):
 
     assert cli.guarded("x", work) == code
     assert capsys.readouterr().err == (f"bench.x: {label}: x\n" if label else "")
-    assert cli.guarded("x", work, silent=UsageError) == code
-    assert capsys.readouterr().err == ""
+
+
+def test_control_characters_of_what_a_line_repeats_do_not_reach_the_terminal(capsys):
+    def work():
+        cli.say("\x1b]0;owned\x07 said")
+        try:
+            raise ValueError("\x1b[31m\nred\u202e")
+        except ValueError as cause:
+            raise UserCodeError("your\x9b model") from cause
+
+    assert cli.guarded("x", work) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == r"bench.x: \x1b]0;owned\x07 said"
+    assert lines[-3:] == [r"ValueError: \x1b[31m", r"red\u202e", r"bench.x: error: your\x9b model"]
 
 
 def test_a_mistake_in_the_users_code_shows_where(capsys):

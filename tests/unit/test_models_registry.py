@@ -252,6 +252,18 @@ def test_sizes_and_flops_are_those_torchvision_publishes(arch):
     assert profile.forward_flops_per_image == pytest.approx(2e9 * published["_ops"], abs=1.1e6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.float64, "fp64"), (torch.bfloat16, "bf16"), (torch.float32, "fp32")]
+)
+def test_the_type_of_the_parameters_is_their_own(dtype, name):
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        assert profile_workload(resnet_workload("resnet20", 32)).dtype == name
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_resnet20_flops_are_those_of_its_layers():
     stem = 3 * 3 * 3 * 16 * 32 * 32
     stage1 = 6 * (3 * 3 * 16 * 16 * 32 * 32)

@@ -1,5 +1,6 @@
-"""Processes, temporary folders and turns, over real pipes, locks and sockets; Slurm's environment."""
+"""Processes, temporary folders and turns, over real pipes, locks and sockets."""
 
+import contextlib
 import os
 import select
 import signal
@@ -16,7 +17,6 @@ from commands import eventually
 from ddp_bench.bench.cluster import process as processes
 from ddp_bench.bench.cluster.scratch import PREFIX, remove_abandoned, scratch_folder
 from ddp_bench.bench.cluster.turns import TurnClient, TurnServer
-from ddp_bench.bench.errors import UsageError
 
 ALLOCATE = """
 import re, sys
@@ -101,70 +101,6 @@ def test_a_command_that_is_not_there_is_named():
     assert done.stderr == "no-such-command cannot be started: No such file or directory\n"
 
 
-STEP = {
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-    "SLURM_STEP_NODELIST": "gpu[07-08]",
-    "SLURM_JOB_ID": "1234567",
-    "SLURM_STEP_ID": "3",
-}
-
-
-def test_a_task_of_srun_is_a_rank():
-    assert processes.ranks_environment(STEP) == {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "4",
-        "MASTER_ADDR": "gpu07",
-        "MASTER_PORT": "24567",
-        "TORCHELASTIC_RUN_ID": "slurm-1234567.3",
-    }
-    assert processes.ranks_environment({**STEP, "MASTER_PORT": "1", "MASTER_ADDR": "x"})["MASTER_PORT"] == "1"
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {},
-        {**STEP, "RANK": "0"},
-        {k: v for k, v in STEP.items() if k != "SLURM_STEP_NODELIST"},
-        {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
-    ],
-    ids=["no Slurm", "torchrun under srun", "batch script", "one task"],
-)
-def test_what_is_no_step_of_ranks(other):
-    assert processes.ranks_environment(other) == {}
-
-
-@pytest.mark.parametrize(
-    ("names", "first"),
-    [
-        ("single", "single"),
-        ("node[01-03,7],other", "node01"),
-        ("other,node[01-03]", "other"),
-        ("rack[1-2]n[8-9]x,other", "rack1n8x"),
-    ],
-)
-def test_ranks_meet_on_the_first_host(names, first):
-    found = processes.ranks_environment({**STEP, "SLURM_STEP_NODELIST": names})
-    assert found["MASTER_ADDR"] == first
-
-
-@pytest.mark.parametrize("names", ["node[a-b]", ",x", ""])
-def test_a_list_that_names_no_host_is_refused(names):
-    with pytest.raises(UsageError, match="SLURM_STEP_NODELIST"):
-        processes.ranks_environment({**STEP, "SLURM_STEP_NODELIST": names})
-
-
-def test_unequal_nodes_are_refused():
-    assert processes.tasks_per_node("4(x2),1") == [4, 4, 1]
-    with pytest.raises(UsageError, match="1 and 4 tasks"):
-        processes.ranks_environment({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2),1"})
-
-
 DEAF = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(99)"
 )
@@ -175,6 +111,34 @@ def test_a_process_that_had_to_be_killed_has_ended_too():
         assert deaf.stdout.readline()
         processes.end_all([deaf], within_s=0.0)
         assert deaf.returncode == -signal.SIGKILL
+
+
+class Held:
+    """A process that the kernel holds: killed, it does not end."""
+
+    pid = 2**30  # no process has it
+
+    def poll(self):
+        return None
+
+
+def test_one_that_the_kernel_holds_is_waited_for_no_longer_than_the_limit(monkeypatch):
+    monkeypatch.setattr(processes, "KILLED_S", 0.05)
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(3)"]) as well:
+        assert processes.ended([Held(), well, Held()], within_s=0.5) == [None, 3, None]
+
+
+@pytest.mark.parametrize(("before", "interrupts"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_terminal_that_closes_interrupts_unless_nohup_asks_for_the_contrary(before, interrupts):
+    at_start = signal.signal(signal.SIGHUP, before)
+    try:
+        went_on = False
+        with contextlib.suppress(KeyboardInterrupt), processes.interrupted_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            went_on = True
+        assert went_on != interrupts
+    finally:
+        signal.signal(signal.SIGHUP, at_start)
 
 
 HOLDS = """

@@ -70,7 +70,8 @@ def told(name, folder):
             for place in (LAB, CALIBRATED, SLOW):
                 found = load_run(ROOT / place)
                 made = conclude(Path(place), found.manifest, found.cases, found.times, found.compared)
-                print_summary(found.cases, made, found.manifest.timing, Path(place) / "report.html")
+                page = Path(place) / "report.html"
+                print_summary(Path(place), found.cases, made, found.manifest.timing, page)
                 print()
         return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
     return said(COMMANDS[name])

@@ -1,13 +1,17 @@
 """Folders of runs: claimed, locked, written and read; what `--resume` accepts: the same run, nothing else."""
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from commands import ROOT
 from made import block, made_manifest, planned, resolved
 
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
@@ -17,6 +21,7 @@ from ddp_bench.bench.results import store
 from ddp_bench.bench.results.journal import Journal, Plan, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.results.schema import CASES, FILES, typed_frame
+from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
 from ddp_bench.bench.run.reopen import check_same, fail_case, open_run, settings_of, settle_fault
 from ddp_bench.bench.settings import REMOVED, Settings
@@ -255,6 +260,10 @@ def test_every_difference_is_named(tmp_path):
 
 def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
     """The folder that ranks under torchrun open, which name none."""
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     settings = resolved(devices=cores, arch="resnet20", rounds=1)
@@ -264,6 +273,115 @@ def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
     found = open_run(settings, plan, manifest, {}, resume=None)
     found.lock.release()
     return found.recorder.folder.absolute()
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "shown"),
+    [
+        *[
+            ("fp32", dtype, shown)
+            for dtype, shown in (("fp64", "fp64"), ("bf16", "pure bf16"), ("fp32", "fp32"))
+        ],
+        *[("fp32", None, "fp32"), ("bf16", "fp32", "bf16"), ("bf16", "fp64", "bf16")],
+    ],
+)
+def test_the_precision_of_a_case_is_that_of_what_it_trains(precision, dtype, shown, tmp_path):
+    settings = resolved(devices=1, arch="resnet20", precision=precision)
+    plan = planned(settings, devices=1, arch="resnet20", image_size=32)
+    writer = store.RunWriter(store.claim(tmp_path / "run"))
+    writer.write_manifest(made_manifest(settings={"precision": precision}, model={"dtype": dtype}))
+    assert set(Recorder.begin(plan, writer).cases["precision"]) == {shown}
+
+
+SMALL_DISKS_KIB = range(4, 64, 4)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Mounts a disk of so many KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs the right to mount")
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(kib):
+        size = ("-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(place))
+        if subprocess.run(["mount", *size], capture_output=True, check=False).returncode != 0:
+            pytest.skip("needs the right to mount")
+        return place
+
+    yield mount
+    subprocess.run(["umount", "--lazy", str(place)], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_run_for_which_there_is_no_room_claims_nothing(is_there, disk):
+    """Begun whole, or one line and no trace."""
+    said = []
+    for kib in SMALL_DISKS_KIB:
+        out = disk(kib) / "run"
+        if is_there:
+            out.mkdir()
+        settings = replace(resolved(devices=1, arch="resnet20", rounds=1), out=str(out))
+        plan = planned(settings, devices=1, arch="resnet20", image_size=32)
+        manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan)})
+        try:
+            found = open_run(settings, plan, manifest, {}, resume=None)
+        except UsageError as error:
+            said.append(str(error))
+            left = [path.name for path in out.parent.rglob("*")]
+            assert left == ["run"] * is_there
+        else:
+            said.append("")
+            found.recorder.close("test")
+            found.lock.release()
+        subprocess.run(["umount", "--lazy", str(out.parent)], check=True)
+    refused = f"--out {out} cannot be written: No space left on device; name another folder"
+    assert set(said) == {refused, ""}
+    assert said == sorted(said, reverse=True)
+
+
+def test_a_page_for_which_there_is_no_room_costs_no_measurement(disk, capsys):
+    run = disk(2048) / "run"
+    shutil.copytree(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts", run)
+    (run / "report.html").unlink(missing_ok=True)
+    with (run.parent / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"0" * 1024):
+            pass
+    before = sorted(path.name for path in run.iterdir())
+    assert write_page(run) is None
+    said = capsys.readouterr().err
+    assert said.splitlines() == [
+        f"bench.run: error: {run}/report.html cannot be written: No space left on device; every measurement "
+        f"is kept: make room, then python -m report {run} makes the page"
+    ]
+    assert sorted(path.name for path in run.iterdir()) == before
+    (run.parent / "filler").unlink()
+    assert write_page(run) == run / "report.html"
+
+
+def test_nothing_is_written_into_a_folder_that_has_come_to_the_place_of_a_runs(tmp_path):
+    settings = resolved(devices=1, arch="resnet20", rounds=1)
+    plan = planned(settings, devices=1, arch="resnet20", image_size=32)
+    out, other = tmp_path / "run", tmp_path / "other"
+    settings = replace(settings, out=str(out))
+    manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan)})
+    recorder = open_run(settings, plan, manifest, {}, resume=None).recorder
+    shutil.copytree(out, other)
+    before = {path: path.read_bytes() for path in other.iterdir()}
+    out.rename(tmp_path / "renamed")
+    out.symlink_to(other)
+    writes = (
+        recorder.write,
+        recorder.tell,
+        lambda: recorder.note(0, "x"),
+        lambda: recorder.add_failure("x", "y"),
+    )
+    for write in (*writes, lambda: recorder.add_trace("x", 0, b""), lambda: recorder.close("x")):
+        with pytest.raises(UsageError, match="removed or renamed during the run"):
+            write()
+    assert not recorder.is_in_place()
+    assert {path: path.read_bytes() for path in other.iterdir()} == before
 
 
 @pytest.mark.parametrize("run_id", ["none", "job-7"])

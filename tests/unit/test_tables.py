@@ -50,6 +50,16 @@ def test_a_boolean_is_read_however_it_is_written_and_nothing_else_passes_for_one
         tables.read_table(path, columns)
 
 
+def test_many_blank_lines_are_refused_at_once_and_a_few_are_nothing(tmp_path):
+    columns = tuple(c for c in CASES if c.name == "case_id")
+    path = tmp_path / "cases.csv"
+    path.write_text("case_id\n" + "\n" * 50 + "a\n" + "\r\n" * 50)
+    assert tables.read_table(path, columns)["case_id"].tolist() == ["a"]
+    with path.open("a") as file:
+        file.write("\n" * 60 * 2**20)
+    assert "more than 100 lines are blank" in said_of(path, tables.read_table, columns=columns)
+
+
 def test_a_table_beyond_the_limit_is_refused(tmp_path, monkeypatch):
     writer = RunWriter(claim(tmp_path / "run"))
     writer.write_manifest(Manifest())

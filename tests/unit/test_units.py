@@ -192,6 +192,7 @@ def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, c
     warned = cautions(found.cases, found.times, target=0.001)
     assert {"two levels", "wide intervals"} <= {one.kind for one in warned}
     print_summary(
+        tokens,
         found.cases,
         replace(
             conclusion, cautions=tuple(warned), trust=trust(warned, [FASTER], on_cpu=False, num_launches=1)

@@ -1,25 +1,29 @@
 """The conductor's end of its workers: who dies, hangs, raises alone or has no business here."""
 
 import contextlib
-import os
+import queue
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import psutil
 import pytest
+from conftest import listening
 from made import case_of
 
 from ddp_bench.bench.buckets import BucketCaps, BucketLayout
-from ddp_bench.bench.cluster.process import process_name
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Cgroup, FirstHost, Gpu, RankPlace
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
+from ddp_bench.bench.run import meeting as meeting_module
 from ddp_bench.bench.run import workers as module
+from ddp_bench.bench.run.meeting import Meeting
 from ddp_bench.bench.run.workers import LostError, Workers
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
@@ -37,27 +41,28 @@ class FakeProcesses:
 
     variables: Mapping[str, str] = {}
 
-    def __init__(self, *deeds, codes=None, pid=0):
-        self._deeds, self._codes, self._pid = deeds, codes or {}, pid
+    stuck: Sequence[int] = ()
 
-    def start(self, rank, address, token, _):
-        threading.Thread(target=self._serve, args=(rank, address, token), daemon=True).start()
+    def __init__(self, *deeds, codes=None):
+        self._deeds, self._codes = deeds, codes or {}
 
-    def _serve(self, rank, address, token):
+    def start(self, rank, connection, _):
+        threading.Thread(target=self._serve, args=(rank, connection.dup()), daemon=True).start()
+
+    def _serve(self, rank, connection):
         # Unbuffered: what is not asked for stays unread.
-        with socket.create_connection(address) as connection, connection.makefile("rb", buffering=0) as lines:
-            process = process_name(self._pid) if self._pid else ""
-            hello = m.Hello(
-                token=token, rank=rank, local_rank=rank, host="here", pid=self._pid, process=process
-            )
-            connection.sendall(m.encode(hello))
+        with connection, connection.makefile("rb", buffering=0) as lines:
+            connection.sendall(m.encode(hello(rank)))
             lines.readline()
             if self._deeds[rank] is unread:
                 connection.recv(1, socket.MSG_PEEK)
                 return
             for line in lines:
                 command = m.decode(line, m.AnyCommand)
-                answer = m.Report(value=1) if isinstance(command, m.Open) else None
+                answer = None
+                if isinstance(command, m.Open):
+                    self.opened(command.address)
+                    answer = m.Report(value=1)
                 try:
                     answer = answer or self._deeds[rank](command)
                 except EOFError:
@@ -67,15 +72,18 @@ class FakeProcesses:
                 if self._deeds[rank] is leaving:
                     return
 
-    def code(self, rank, **_):
-        return self._codes.get(rank)
+    def opened(self, address): ...
 
-    def ended(self, _):
-        return None
+    def codes(self, ranks, **_):
+        return {rank: self._codes[rank] for rank in ranks if rank in self._codes}
 
     def end_all(self): ...
 
     def close(self): ...
+
+
+def hello(rank, *, token="", host="here"):
+    return m.Hello(token=token, rank=rank, host=host)
 
 
 @pytest.fixture
@@ -185,26 +193,13 @@ def test_the_one_to_blame_is_named(started, deeds, codes, limit_s, reason):
         assert lost.value.failure.ranks == ranks
 
 
-def test_one_that_does_not_answer_is_killed_and_named(started):
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
-        workers = started(waiting, silent, pid=other.pid)
-        with pytest.raises(LostError) as lost:
-            workers.ask(both(), "the test", 0.1)
-        assert other.wait(LIMIT_S) == -9
+def test_one_that_does_not_answer_is_named(started):
+    with pytest.raises(LostError) as lost:
+        started(waiting, silent).ask(both(), "the test", 0.1)
     failure = lost.value.failure
     assert failure.reason == f"{NO_END}: rank 1 on here gave no answer"
     assert failure.ranks == {0: "waited for the other ranks\nstacks", 1: "gave no answer"}
     assert failure.stacks == {0: "stacks"}
-
-
-def test_a_process_that_only_has_the_number_of_a_rank_is_left_alone(started, monkeypatch):
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
-        workers = started(waiting, silent, pid=other.pid)
-        monkeypatch.setattr(module, "process_name", lambda _: "another process")
-        with pytest.raises(LostError):
-            workers.ask(both(), "the test", 0.1)
-        assert other.poll() is None
-        other.kill()
 
 
 def test_errors_of_all_are_reports_of_all(started):
@@ -226,27 +221,125 @@ def test_a_mistake_of_the_user_ends_the_wait_for_all(started):
     assert caught.value.exit_code == 2
 
 
-WRONG_TOKEN = m.Hello(token="0" * 32, rank=0, local_rank=0, host="", pid=os.getpid(), process="")
+def test_nobody_can_connect_to_a_run_that_starts_its_own_workers(started):
+    before = listening(psutil.Process())
+    started(well, well)
+    assert listening(psutil.Process()) == before
+
+
+@pytest.fixture
+def meeting():
+    with contextlib.closing(Meeting(one_host=True)) as made:
+        yield made
+
+
+def connected(meeting):
+    _, port, token = meeting.address.split()
+    return socket.create_connection((m.LOOPBACK, int(port)), timeout=LIMIT_S), token
+
+
+def heard(meeting, within_s=LIMIT_S):
+    """The first that have come."""
+    until_s = time.monotonic() + within_s
+    while not (found := meeting.arrived(0.1)) and time.monotonic() < until_s:
+        pass
+    return found
+
+
+WRONG_TOKEN = m.encode(hello(0, token="0" * 32))
+NO_TOKEN = m.encode(hello(0))
 
 
 @pytest.mark.parametrize(
     "said",
-    [b"", b"\n", b"\x80\x04.\n", b"x" * 2**17, m.encode(WRONG_TOKEN)],
-    ids=["none", "empty", "pickle", "long", "wrong token"],
+    [b"", b"\n", b"\x80\x04.\n", b"x" * 2**17, WRONG_TOKEN, NO_TOKEN, WRONG_TOKEN.replace(b"00", b"\\u00e9")],
+    ids=["none", "empty", "pickle", "long", "wrong token", "no token", "odd token"],
 )
-def test_a_stranger_is_refused_and_disturbs_nobody(started, said):
-    workers = started(well, well)
-    address = workers._listener.getsockname()
-    with socket.create_connection(address) as stranger:
+def test_a_stranger_is_refused_and_disturbs_nobody(said, meeting):
+    stranger, token = connected(meeting)
+    with stranger, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         stranger.sendall(said)
         if not said:
             stranger.shutdown(socket.SHUT_WR)
-        for _ in range(3):
-            found = workers.ask(both(), "the test", LIMIT_S)
-            assert {rank: report.value for rank, report in found.items()} == {0: "wait", 1: "wait"}
+        with connected(meeting)[0] as worker:
+            worker.sendall(m.encode(hello(1, token=token)))
+            ((found, connection),) = heard(meeting)
+            assert found.rank == 1
+            connection.close()
+        heard(meeting, 0.5)
         stranger.settimeout(LIMIT_S)
-        with contextlib.suppress(ConnectionResetError):
-            assert stranger.recv(1) == b""
+        assert stranger.recv(1) == b""
+
+
+def test_a_thousand_connections_that_say_nothing_keep_nobody_out(meeting):
+    """More than there are descriptors left for: a worker comes all the same."""
+    kept = (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, port, token = meeting.address.split()
+    flood = [sys.executable, "-c", FLOOD, port]
+    with subprocess.Popen(flood, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as idle:
+        resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+        try:
+            idle_came = threading.Thread(target=idle.stdout.readline)
+            idle_came.start()
+            while idle_came.is_alive():
+                assert meeting.arrived(0.01) == []
+            while meeting.arrived(0.1):
+                pass
+            assert len(psutil.Process().net_connections()) < 200
+            with connected(meeting)[0] as worker:
+                worker.sendall(m.encode(hello(1, token=token)))
+                ((found, connection),) = heard(meeting)
+                connection.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            idle.communicate("end\n")
+    assert found.rank == 1
+
+
+FLOOD = """
+import resource, socket, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+idle = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(1000)]
+print("all", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_one_that_says_nothing_has_little_time(meeting, monkeypatch):
+    monkeypatch.setattr(meeting_module, "HELLO_S", 0.1)
+    with connected(meeting)[0] as idle:
+        heard(meeting, 0.5)
+        assert idle.recv(1) == b""
+
+
+@pytest.fixture
+def launched():
+    """Workers under a launcher, which others join by the address that the first has stored."""
+    addresses = queue.SimpleQueue()
+    processes = FakeProcesses(well)
+    processes.opened = addresses.put
+    made = Workers(processes, m.Launched(world_size=2, ranks_per_node=2))
+    opening = threading.Thread(target=made.open)
+    yield made, opening, addresses
+    made.close()
+
+
+def test_a_rank_that_is_alive_is_nobody_elses(launched):
+    workers, opening, addresses = launched
+    opening.start()
+    _, port, token = addresses.get(timeout=LIMIT_S).split()
+    address = (m.LOOPBACK, int(port))
+    with socket.create_connection(address, timeout=LIMIT_S) as thief:
+        thief.sendall(m.encode(hello(0, token=token, host="elsewhere")))
+        assert thief.recv(1) == b"", "the conductor has started that one itself"
+        with socket.create_connection(address, timeout=LIMIT_S) as real:
+            real.sendall(m.encode(hello(1, token=token)))
+            opening.join(LIMIT_S)
+            assert [workers._workers[rank].host for rank in (0, 1)] == ["here", "here"]
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address, timeout=LIMIT_S)
 
 
 def test_the_conductor_sleeps_while_a_block_runs(started):
