@@ -43,6 +43,9 @@ COMM_TIMES = 1.25
 MOST_REPLAYS = 200
 """Of a burst, which launches them all at once."""
 
+STEPS_ALONE = 6
+"""Local steps of a block on one device."""
+
 REPLAYS_ALONE = 2
 """What one takes by itself is known from as many."""
 
@@ -53,18 +56,23 @@ def run_calibration(
     group: dist.ProcessGroup | None,
     device: torch.device,
     clock: Clock,
+    *,
+    num_ranks: int,
 ) -> BlockTimes:
-    """Calibrate on one rank; every rank of `group` runs it at the same time.
+    """Calibrate on one rank; every one of the `num_ranks` of `group` runs it at the same time.
 
     The block's steps are those without communication; on a GPU the one that no hold precedes. The detail
     holds `calibration`, all in ms: `order` (indices of the trainable parameters as the reducer has them),
     `ready_ms` in that order since the last backward began, the phases of a local step, `copy_ms` of all
     gradients once, and of the bursts `comm_alone_ms` and its core time `comm_core_ms`, one figure for all,
     and `compute_alone_ms`, `compute_end_ms` and `comm_end_ms`, one each. The ends are those of compute and
-    all-reduces that began together.
+    all-reduces that began together. A single rank has no bursts.
     """
     detail = _local_step(trainer, layout, device)
     detail["copy_ms"] = round(_copy_ms(trainer.mode.module, clock), 4)
+    if num_ranks == 1:  # nothing to communicate with
+        steps_ms = run_block(trainer.local_step, STEPS_ALONE, clock).steps_ms
+        return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail})
     found, steps_ms = _bursts(trainer, BucketReplay(layout.num_bytes, "none", group, device), clock)
     return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail | found})
 

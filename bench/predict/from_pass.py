@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..findings.numbers import plural
 from ..manifest import MANIFEST
 from ..results.store import RunData, load_run
-from .allreduce import Samples, measured_curve
+from .allreduce import CostCurve, Samples, measured_curve
 from .calibration import (
     Calibration,
     Parameter,
@@ -73,6 +73,8 @@ def read_source(folder: Path, *, accept: bool = False) -> Source:
     run = load_run(folder)
     if found := most_like(run, calibration.identity):
         check_same(calibration.identity, found, accept=accept)
+    for case in _looked_into(run):
+        check_own_devices(case, run)
     fitted = _residual_case(run, calibration.num_ranks)
     return Source(calibration, str(fitted["case_id"]) if fitted else None)
 
@@ -129,9 +131,10 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     case = next(iter(_looked_into(run)), None)
     if case is None:
         raise UsageError(
-            f"{run.path} has no calibration blocks: {speaker('run')} --calibrate takes 2 devices or more, "
-            "and time (--max-time)"
+            f"{run.path} has no calibration blocks: {speaker('run')} --calibrate looks into a DDP case, and "
+            "takes time (--max-time)"
         )
+    check_own_devices(case, run)
     blocks = run.blocks[run.blocks["case_id"] == case["case_id"]]
     where = f"{run.path}: {case['case_id']}"
     looked = _Pass(blocks)
@@ -140,7 +143,8 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
             f"{where} was calibrated in {plural(num_rounds, 'round')}, and an interval takes {LEAST_ROUNDS}; "
             "measure longer: --max-time, or --rounds"
         )
-    if not (blocks["phase"] == "no_sync").any():
+    num_ranks = int(case["num_devices"])
+    if num_ranks > 1 and not (blocks["phase"] == "no_sync").any():
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
     local = rank_steps(blocks, "no_sync", PHASE)
     typical = {r: typical_ms(ranks) for r, ranks in local.items()}
@@ -157,18 +161,15 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     own = identity(run, case)
     found = Calibration(
         identity=own,
-        num_ranks=int(case["num_devices"]),
+        num_ranks=num_ranks,
         num_nodes=int(case["num_nodes"]),
         parameters=_parameters(looked, trainable, accumulate, median(backward_ms), where),
         data_ms=lengths("data"),
         forward_ms=lengths("forward"),
         backward_ms=backward_ms,
         optimizer_ms=lengths("optimizer", 1),
-        allreduce=(allreduce_times(run, case),),
-        comm_core_share=looked.by_median(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
         copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
-        compute_slowdown=looked.by_median(lambda d: slowdowns(d).compute),
-        comm_slowdown=looked.by_median(lambda d: slowdowns(d).comm),
+        **(_beside_communication(run, case, looked) if num_ranks > 1 else {}),
         rank_spread=spread.of_ranks,
         slowest_spread=spread.of_slowest,
         single_step_ms=single_steps(run, own),
@@ -176,6 +177,25 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         scaling="strong" if case["scaling"] == "strong" else "weak",
     )
     return _with_residual(found, run)
+
+
+def _beside_communication(run: RunData, case: Mapping[str, Any], looked: _Pass) -> dict[str, Any]:
+    """What several ranks tell of: the all-reduce, and what it and compute do to each other."""
+    return {
+        "allreduce": (allreduce_times(run, case),),
+        "comm_core_share": looked.by_median(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
+        "compute_slowdown": looked.by_median(lambda d: slowdowns(d).compute),
+        "comm_slowdown": looked.by_median(lambda d: slowdowns(d).comm),
+    }
+
+
+def check_own_devices(case: Mapping[str, Any], run: RunData) -> None:
+    """Raise UsageError where ranks of a case shared a device: what they took says nothing of others."""
+    if case["oversubscribed"] is True:
+        raise UsageError(
+            f"{run.path}: the ranks of {case['case_id']} shared devices, and nothing follows for ranks with "
+            "one each; calibrate with fewer: --gpus 1"
+        )
 
 
 def _parameters(
@@ -196,7 +216,7 @@ def _parameters(
 def _looked_into(run: RunData) -> list[dict[str, Any]]:
     """List the cases that the calibration pass measured."""
     seen = set(run.blocks.loc[run.blocks["phase"] == PHASE, "case_id"])
-    return [case for case in ddp_cases(run) if case["case_id"] in seen]
+    return [case for case in ddp_cases(run, least=1) if case["case_id"] in seen]
 
 
 def _residual_case(run: RunData, num_ranks: int) -> dict[str, Any] | None:
@@ -222,16 +242,17 @@ def _with_residual(found: Calibration, run: RunData) -> Calibration:
 def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
     """Measure by round what a case's step takes beyond the simulated one."""
     case_id = str(case["case_id"])
-    timed, local = (run.times.step_ms(phase).get(case_id, {}) for phase in ("timed", "no_sync"))
-    comm = bucket_ms_by_round(run, case_id)
+    timed = run.times.step_ms("timed").get(case_id, {})
+    local = run.times.step_ms("no_sync" if found.num_ranks > 1 else PHASE).get(case_id, {})
+    comm = bucket_ms_by_round(run, case_id) if found.allreduce else dict.fromkeys(timed, 0.0)
     sizes = [p.num_bytes for p in found.parameters]
     caps = BucketCaps.parse(str(case["bucket_cap_mb"]))
     layout = assign_cap(sizes, caps, kinds=[p.kind for p in found.parameters])
     in_layout = bucket_bytes(sizes, layout)
     if BucketLayout(in_layout) != BucketLayout.of_cell(case["bucket_bytes"]):
         return ()
-    curve = measured_curve(found.allreduce[0].points)
-    alone_ms = sum(curve(size) for size in in_layout)
+    curve = measured_curve(found.allreduce[0].points) if found.allreduce else CostCurve()
+    alone_ms = sum(curve(size) for size in in_layout) or 1.0
     compute, slow = found.compute(), found.slowdown()
     samples = []
     for r in sorted(timed.keys() & comm.keys() & local.keys()):

@@ -41,10 +41,10 @@ Logs: TypeAlias = NDArray[np.float64]
 """By how much each point's time is moved, in logarithms."""
 
 
-def ddp_cases(run: RunData) -> list[dict[str, Any]]:
-    """List the measured DDP cases of 2 devices or more whose layout is known."""
+def ddp_cases(run: RunData, *, least: int = 2) -> list[dict[str, Any]]:
+    """List the measured DDP cases of `least` devices or more whose layout is known."""
     cases = run.cases
-    chosen = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["num_devices"] > 1)]
+    chosen = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["num_devices"] >= least)]
     return records(chosen[chosen["bucket_bytes"].notna()])
 
 
@@ -83,7 +83,7 @@ def most_like(run: RunData, wanted: Identity) -> Identity | None:
 
     Under strong scaling the batch per device is another at every count.
     """
-    found = [identity(run, case) for case in ddp_cases(run)]
+    found = [identity(run, case) for case in ddp_cases(run, least=1)]
     return min(found, key=lambda one: len(differences(one, wanted)), default=None)
 
 

@@ -70,8 +70,8 @@ def close(
         say(missing)
     page = write_page(folder)
     conclusion = conclude(folder, recorder.manifest, cases, recorder.times, recorder.comparisons)
-    if settings.calibrate and missing is None:
-        found = (*conclusion.found, bound(load_calibration(folder)))
+    if settings.calibrate and missing is None and (calibration := load_calibration(folder)).num_ranks > 1:
+        found = (*conclusion.found, bound(calibration))
         conclusion = dataclasses.replace(conclusion, found=found)
     if how.as_json:
         print(to_json(summary_of(folder, cases, conclusion, timing)))

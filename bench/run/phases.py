@@ -72,7 +72,7 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
     return (
         settings.calibrate
-        and case.communicates
+        and case.mode == "ddp"
         and "calibration" not in case.unmeasured
         and case.num_devices == max(settings.gpus)
         and is_base(case, settings)

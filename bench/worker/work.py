@@ -75,7 +75,8 @@ def _measured(
         return _anatomy(live, trainer, place)
     if phase == "calibration":
         assert live.layout is not None  # a case that communicates has buckets
-        return run_calibration(trainer, live.layout, live.group, place.device, clock)
+        num_ranks = live.case.num_ranks
+        return run_calibration(trainer, live.layout, live.group, place.device, clock, num_ranks=num_ranks)
     sizes = live.layout.num_bytes if live.layout is not None else ()
     group = live.group if live.case.communicates else None
     return run_trace(trainer, place.device, sizes, group=group, keep=keeps_trace)
