@@ -102,6 +102,10 @@ def with_device_defaults(
         "cudnn_benchmark": False,
         "compile": ("off",),
         "margin": MARGINS[device_type],
+        "calibrate": not on_cpu
+        and counts == (1,)
+        and "ddp" in settings.modes
+        and "powersgd" not in settings.comm_hook,
     }
     usual_s = 150.0 if settings.race else 200.0 if on_cpu else 600.0
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}

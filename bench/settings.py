@@ -137,8 +137,11 @@ class Settings(Swept):
     allreduce_curve: bool = option(
         False, cli.switch, "also time the all-reduce by itself over message sizes", "on"
     )
-    calibrate: bool = option(
-        False, cli.switch, "also measure what predictions and tuning need: calibration.json", "on"
+    calibrate: bool | None = option(
+        None,
+        cli.switch,
+        "also measure what predictions and tuning need: calibration.json (default: of DDP on one GPU alone)",
+        "on|off",
     )
     passes: tuple[str, ...] = option(
         PASSES,
@@ -215,6 +218,7 @@ class ResolvedSettings(Settings):
     steps: int = field()
     """Of a block, at least."""
     margin: float = field()
+    calibrate: bool = field()
     least_block_s: float = field()
 
     def steps_per_block(self, step_s: float) -> int:

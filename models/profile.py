@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,8 @@ def profile_workload(workload: Workload) -> Model:
     FLOPs are those of matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them:
     twice the multiply-adds that torchvision publishes. Raises UserCodeError where the module cannot be made.
     """
-    module, _, flops = _forward(workload)
+    module, _, counter = _forward(workload)
+    flops = 0 if counter is None else counter.get_total_flops()
     params = list(module.parameters())
     dtypes = {param.dtype for param in params}
     return Model(
@@ -39,13 +41,41 @@ def profile_workload(workload: Workload) -> Model:
     )
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """One trainable parameter: bytes of its gradient, FLOPs of its module's forward, 0 where none are known.
+
+    A module's FLOPs stand at the first of its parameters.
+    """
+
+    name: str
+    num_bytes: int
+    forward_flops: float
+
+
+def gradients_backwards(workload: Workload) -> list[Gradient]:
+    """List the trainable parameters of a workload, last registered first, as a backward reaches them."""
+    module, _, counter = _forward(workload)
+    by_module = {} if counter is None else counter.get_flop_counts()
+    # Names in the counter begin with the model's class.
+    flops = {name.partition(".")[2]: sum(ops.values()) for name, ops in by_module.items()}
+    found, counted = [], set[str]()
+    for name, parameter in reversed(list(module.named_parameters())):
+        if parameter.requires_grad:
+            owner = name.rpartition(".")[0]
+            own_flops = 0 if owner in counted else flops.get(owner, 0)
+            counted.add(owner)
+            found.append(Gradient(name, parameter.numel() * parameter.element_size(), own_flops))
+    return found
+
+
 def num_outputs(workload: Workload) -> int | None:
     """Classes of a classifier, the second dimension of its outputs (N, classes); None for other outputs."""
     _, outputs, _ = _forward(workload)
     return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim == 2 else None
 
 
-def _forward(workload: Workload) -> tuple[nn.Module, object, int | None]:
+def _forward(workload: Workload) -> tuple[nn.Module, object, FlopCounterMode | None]:
     """The module, and outputs and FLOPs of one forward in eval mode: on the meta device, or else on the CPU.
 
     Both are None where it runs on neither.
@@ -64,7 +94,7 @@ def _forward(workload: Workload) -> tuple[nn.Module, object, int | None]:
             return module, None, None
 
 
-def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Module, object, int]:
+def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Module, object, FlopCounterMode]:
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), unfused_encoders(), counter:
         module.eval()
@@ -74,7 +104,7 @@ def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Modu
         else:
             arguments, named = arguments_of(batch[0])
             outputs = module(*arguments, **named)
-    return module, outputs, counter.get_total_flops()
+    return module, outputs, counter
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ ARCHS: tuple[str, ...] = (
     "resnet101",
     "resnet152",
     "resnext50_32x4d",
+    "resnext101_32x8d",
     "wide_resnet50_2",
     UNUSED_HEAD,
 )

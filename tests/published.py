@@ -1,77 +1,170 @@
-"""A calibration from a model's arithmetic and one published throughput, to judge predictions by."""
+"""Published throughputs of GPUs, `published.csv`, and what is predicted from one GPU's of the same source.
 
-import warnings
-from dataclasses import dataclass
-from itertools import accumulate
+Sources, all images/s in total but for BERT's sequences/s:
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
+- `pytorch`, `pytorch-1.4`: github.com/pytorch/pytorch, `benchmarks/distributed/ddp/README.md`, now and in its
+  first version. Synthetic data; eight V100s a node, 4 x 100 Gbit/s InfiniBand. ResNeXt-101 from its seconds.
+- `dlperf`: github.com/Oneflow-Inc/DLPerf, `NVIDIADeepLearningExamples/PyTorch`. Apex's DDP. `ibstat` shows
+  one port of 100 Gbit/s for a node's eight GPUs; ResNet-50 reads ImageNet (`--data-backend dali-cpu`).
+- `nvidia`: github.com/NVIDIA/DeepLearningExamples, ResNet-50 v1.5, on ImageNet.
+- `lambda`: github.com/lambdal/deeplearning-benchmark, `pytorch-train-throughput-*fp16.csv`: AMP, synthetic
+  data.
 
-from ddp_bench.bench.predict.calibration import Calibration, Parameter
-from ddp_bench.models.workload import make_batch
+A row is left out of fitting by such a fact of its source, never by its error. `without_ddp` rates are of the
+plain model on one GPU.
+"""
 
-FORWARD_SHARE = 1 / 3
-"""A backward does twice the arithmetic of its forward: gradients of inputs and of weights."""
+import csv
+from dataclasses import replace
+from functools import cache, cached_property
+from operator import attrgetter
 
-OVERLAPPED_SLOWDOWN = 1.189
-"""Compute beside communication, on average over published measurements (40% at most)."""
+import numpy as np
+from commands import ROOT
+
+from ddp_bench.bench.predict.calibration import Identity
+from ddp_bench.bench.predict.from_rate import BESIDE, from_rate
+from ddp_bench.bench.predict.networks import network
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.models.profile import Gradient, gradients_backwards
+from ddp_bench.models.registry import resnet_workload
+
+ROWS = ROOT / "tests" / "published.csv"
+MADE_OF = ("model", "precision", "batch", "without_ddp", "rate")
+SLOWDOWNS = range(1, 41)
+"""Of an all-reduce beside compute, tried in a fit."""
+SHARES = np.linspace(1.0, 1.2, 201)
+"""Of a step, tried as the one constant that is added to perfect scaling."""
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """One trainable parameter: bytes of its gradient, FLOPs of its module's forward for one image."""
-
-    name: str
-    num_bytes: int
-    forward_flops: float
+@cache
+def rows():
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        return tuple(Row(row) for row in csv.DictReader(file))
 
 
-def gradients_in_backward_order(workload):
-    """The workload's trainable parameters, last registered first, as a backward reaches them to close.
+class Row(dict):
+    """A published throughput; what is predicted for it, and errors in percent: above 0 is too fast."""
 
-    A module's FLOPs stand at its first parameter in this order. Counted on the meta device; a workload whose
-    module does not run there raises what it raises.
-    """
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-        inputs, _ = make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
-        with torch.device("meta"):
-            module = workload.module().eval()
-            counter = FlopCounterMode(module, display=False)
-            with torch.no_grad(), counter:
-                module(inputs.to("meta"))
-    # Names of modules in the counter begin with the model's class.
-    flops = {name.partition(".")[2]: sum(ops.values()) / 2 for name, ops in counter.get_flop_counts().items()}
-    found, counted = [], set()
-    for name, parameter in reversed([(n, p) for n, p in module.named_parameters() if p.requires_grad]):
-        owner = name.rpartition(".")[0]
-        share = 0.0 if owner in counted else flops.get(owner, 0.0)
-        counted.add(owner)
-        found.append(Gradient(name, parameter.numel() * parameter.element_size(), share))
+    @property
+    def published(self):
+        return float(self["published"])
+
+    @property
+    def num_gpus(self):
+        return int(self["gpus"])
+
+    @property
+    def perfect(self):
+        return float(self["rate"]) * self.num_gpus
+
+    @property
+    def name(self):
+        ddp = ", from the plain model" if self["without_ddp"] else ""
+        return f"{self['model']}, {self['gpu']}, {self['precision']}, {self['batch']}{ddp}"
+
+    def predicted(self, comm_slowdown=BESIDE.comm, *, resamples=0):
+        """Images/s of the whole job, with an interval."""
+        calibration = _calibration(
+            *(self[key] for key in ("model", "precision", "batch", "without_ddp", "rate"))
+        )
+        scenario = Scenario(
+            num_devices=self.num_gpus,
+            intra=network(self["intra"]),
+            network=network(self["network"]) if self["network"] else None,
+            gpus_per_node=min(self.num_gpus, 8),
+            nics_per_node=int(self["nics"]) if self["nics"] else None,
+        )
+        changed = replace(calibration, comm_slowdown=(float(comm_slowdown),))
+        return predict(changed, scenario, resamples=resamples).images_per_s
+
+    @cached_property
+    def errors(self):
+        """By each slow-down that is tried."""
+        found = [self.predicted(slow).estimate for slow in SLOWDOWNS]
+        return 100 * (np.array(found) / self.published - 1)
+
+    @property
+    def errors_by_constant(self):
+        return 100 * (self.perfect / SHARES / self.published - 1)
+
+    def __hash__(self):
+        return id(self)
+
+
+ERRORS, ERRORS_BY_CONSTANT = attrgetter("errors"), attrgetter("errors_by_constant")
+
+
+@cache
+def _calibration(model, precision, batch, without_ddp, rate):
+    identity = Identity(
+        arch=model, image_size=224, batch_per_device=int(batch), precision=precision,
+        device_type="cuda", device_name="GPU", torch="", host="",
+    )  # fmt: skip
+    gradients = bert_base() if model == "bert-base" else _gradients(model)
+    return from_rate(identity, gradients, per_second=float(rate), with_ddp=not without_ddp)
+
+
+@cache
+def _gradients(model):
+    return gradients_backwards(resnet_workload(model, 224))
+
+
+def bert_base(seq=128, hidden=768, inner=3072, vocabulary=30522):
+    """Gradients of BERT-base for pre-training, from its paper's sizes; its decoder shares the embedding."""
+
+    def linear(name, inputs, outputs, tokens=seq):
+        yield Gradient(f"{name}.bias", 4 * outputs, 0)
+        yield Gradient(f"{name}.weight", 4 * inputs * outputs, 2 * tokens * inputs * outputs)
+
+    def norm(name):
+        yield from (Gradient(f"{name}.{part}", 4 * hidden, 0) for part in ("bias", "weight"))
+
+    def layer():
+        yield from (
+            *norm("after"),
+            *linear("out", inner, hidden),
+            *linear("in", hidden, inner),
+            *norm("norm"),
+        )
+        for name in ("attention", "value", "key", "query"):
+            yield from linear(name, hidden, hidden)
+
+    decoder = Gradient("decoder.bias", 4 * vocabulary, 2 * seq * hidden * vocabulary)
+    head = [*linear("next", hidden, 2, 1), decoder, *norm("head"), *linear("transform", hidden, hidden)]
+    layers = [*linear("pooler", hidden, hidden, 1), *(one for _ in range(12) for one in layer())]
+    embeddings = [Gradient("kind", 8 * hidden, 0), Gradient("position", 4 * 512 * hidden, 0)]
+    return [*head, *layers, *norm("embedding"), *embeddings, Gradient("word", 4 * vocabulary * hidden, 0)]
+
+
+def fitted(errors, tried, chosen):
+    """The constant of `tried` with the least error over rows; a large one weighs by its size alone."""
+    cost = np.mean([np.sqrt(1 + errors(row) ** 2) for row in chosen], axis=0)
+    return tried[int(cost.argmin())]
+
+
+def left_out(errors, tried, group=lambda row: row["source"]):
+    """By row the error with the constant fitted to the rows of the other sources."""
+    used = [row for row in rows() if not row["left_out"]]
+    found = {}
+    for source in {group(row) for row in rows()}:
+        best = fitted(errors, tried, [row for row in used if group(row) != source])
+        found |= {row: errors(row)[list(tried).index(best)] for row in rows() if group(row) == source}
     return found
 
 
-def from_throughput(identity, gradients, *, images_per_s):
-    """The calibration that a single device's published throughput allows.
+def table():
+    """The lines of docs/accuracy.md: a row for each published figure."""
+    without = left_out(ERRORS, SLOWDOWNS)
+    yield "| source | trained | GPUs | published | predicted | error | constant of others | left out |"
+    yield "|---|---|---:|---:|---:|---:|---:|---|"
+    for row in rows():
+        found = row.predicted().estimate
+        error = 100 * (found / row.published - 1)
+        figures = f"{row.published:,.0f} | {found:,.0f} | {error:+.1f}% | {without[row]:+.1f}%"
+        yield f"| {row['source']} | {row.name} | {row.num_gpus} | {figures} | {row['left_out']} |"
 
-    Assumes that a third of the step is forward, the rest backward, the optimizer counting to the backward's
-    end as nothing; that gradients become ready as the share of FLOPs behind them grows; no spread between
-    ranks. No figure of several devices enters.
-    """
-    step_ms = identity.batch_per_device * 1000 / images_per_s
-    backward_ms = step_ms * (1 - FORWARD_SHARE)
-    done = [*accumulate(gradient.forward_flops for gradient in gradients)]
-    return Calibration(
-        identity=identity,
-        num_ranks=1,
-        num_nodes=1,
-        parameters=tuple(
-            Parameter(name=one.name, num_bytes=one.num_bytes, ready_ms=flops / done[-1] * backward_ms)
-            for one, flops in zip(gradients, done, strict=True)
-        ),
-        forward_ms=(step_ms * FORWARD_SHARE,),
-        backward_ms=(backward_ms,),
-        optimizer_ms=(0.0,),
-        compute_slowdown=(OVERLAPPED_SLOWDOWN,),
-        single_step_ms=(step_ms,),
-        notes=("ready times from the model's FLOPs, not measured",),
-    )
+
+if __name__ == "__main__":
+    print("\n".join(table()))

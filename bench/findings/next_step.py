@@ -42,6 +42,9 @@ CARRIED = (
 Without a search for unused parameters some models do not train under DDP.
 """
 
+NVLINK_GPUS = ("B200", "H200", "H100", "A100", "V100")
+"""GPUs whose servers join them by NVLink; others are taken to be on PCIe."""
+
 _ALL_BUT_WHERE = {setting.name for setting in options_of()} - {"out"}
 
 
@@ -72,8 +75,10 @@ def next_step(
     failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
     if (failed["reason_code"] == UNUSED_PARAMETERS).any():
         return _with_unused_parameters(settings, set(failed["mode"]) - {"ddp"})
-    if not verdicts or not failed.empty or manifest.interleaved_id:
-        return None
+    no_baseline = bool(not failed.empty or manifest.interleaved_id)
+    forecast = None if no_baseline else _forecast(folder, settings, cases)
+    if forecast is not None or no_baseline or not verdicts:
+        return forecast
     if any(verdict.is_open for verdict in verdicts):
         again = command("run", *as_options(settings, _ALL_BUT_WHERE - {"rounds", "max_time"}))
         begin = resume_command(folder) if resumable else visible(again)
@@ -89,6 +94,17 @@ def next_step(
         return None
     save = command("gate", "--save-baseline", str(folder))
     return NextStep("keep this run, to hold later ones against it", visible(save))
+
+
+def _forecast(folder: Path, settings: Settings, cases: pd.DataFrame) -> NextStep | None:
+    """Forecast more GPUs from a calibration of one."""
+    ok = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["device_type"] == "cuda")]
+    if not settings.calibrate or ok.empty or ok["num_devices"].max() > 1:
+        return None
+    gpu = str(ok["device_name"].iloc[0])
+    joined = next((f"nvlink-{name.lower()}" for name in NVLINK_GPUS if name in gpu), "pcie-4")
+    ask = command("predict", str(folder), "--gpus", "2,4,8", "--intra", joined)
+    return NextStep("forecast how it scales on GPUs like this one", visible(ask))
 
 
 def _less_exposed(

@@ -19,8 +19,9 @@ from ..results.store import CALIBRATION, RunData, load_run, write_output
 from ..settings import PRECISIONS
 from ..stats.interval import Interval
 from . import output
-from .calibration import check_same, load_calibration
+from .calibration import Identity, check_same, load_calibration
 from .from_pass import Source, read_source
+from .from_rate import from_rate
 from .held_out import HeldOut, drift, held_out, model_error_pct
 from .networks import (
     MeasuredNetwork,
@@ -34,11 +35,22 @@ from .scaling_limit import predicted_line
 from .scenario import Scenario
 from .tables import allreduce_of_run, most_like
 
+OF_RATE = ("arch", "workload", "image_size", "without_ddp")
+"""Options that say what trains at the rate of `--throughput`."""
+
+
+def positive(text: str) -> float:
+    """A number above 0. Raises ValueError for another text."""
+    value = float(text)
+    if not 0 < value < 1e12:
+        raise ValueError(f"{text!r} is not a number above 0")
+    return value
+
 
 def predicted(options: argparse.Namespace) -> int:
     """Predict, validate, show and write what `options` ask for; the exit status."""
     counts, scenarios = _scenarios(options)
-    source = read_source(options.run, accept=options.accept)
+    source = _source(options)
     calibration = source.calibration
     _check_precision(options, calibration.identity.precision)
     validated, changed = (None, None) if options.validate is None else _validated(options, source)
@@ -77,9 +89,49 @@ def _show(options: argparse.Namespace, found: output.Predictions, asked: Sequenc
         print(f"{found.rule}:")
     for text in (*(f"- {line.verdict}" for line in found.lines), *found.notes):
         print(text)
-    if options.out is not None:
+    if options.out is not None and options.run is not None:
         drawn = cli.command("report", str(options.run), "--predictions", str(options.out))
         print(f"Wrote {options.out}; to draw it: {drawn}")
+
+
+def _source(options: argparse.Namespace) -> Source:
+    """Read the calibration of RUN, or make one of the rate that is given instead."""
+    if options.throughput is None:
+        if options.run is None:
+            raise UsageError("nothing to predict from; name the folder of a run, or give --throughput")
+        given = [name for name in OF_RATE if getattr(options, name)]
+        if given:
+            raise UsageError(
+                f"--{given[0].replace('_', '-')} belongs to --throughput; {options.run} has its own"
+            )
+        return read_source(options.run, accept=options.accept)
+    if options.run is not None or options.validate is not None:
+        raise UsageError("--throughput stands instead of a run, and validates none; leave RUN out")
+    if options.batch_size is None or (options.arch is None) == (options.workload is None):
+        raise UsageError(
+            "--throughput RATE takes what trains so fast: --batch-size, and --arch or --workload"
+        )
+    from ...models.profile import gradients_backwards  # torch takes seconds
+    from ...models.registry import default_image_size, load_workload, resnet_workload
+
+    size = _whole(options, "image_size") or default_image_size(options.arch or "", "cuda")
+    workload = resnet_workload(options.arch, size) if options.arch else load_workload(options.workload, size)
+    identity = Identity(
+        arch=workload.name,
+        image_size=workload.image_size,
+        batch_per_device=_whole(options, "batch_size") or 1,
+        precision=options.precision or "fp32",
+        device_type="cuda",
+        device_name="GPU",
+        torch="",
+        host="",
+        unit=workload.unit,
+        units_per_sample=workload.units_per_sample,
+    )
+    rate = cli.named("throughput", positive, options.throughput)
+    return Source(
+        from_rate(identity, gradients_backwards(workload), per_second=rate, with_ddp=not options.without_ddp)
+    )
 
 
 def _check_precision(options: argparse.Namespace, measured: str) -> None:

@@ -31,6 +31,7 @@ from .calibration import (
     load_calibration,
     save_calibration,
 )
+from .from_rate import BESIDE, ERROR_PCT, FITTED
 from .held_out import held_out, model_error_pct
 from .slowest_rank import RankSpread, typical_ms
 from .tables import (
@@ -40,6 +41,7 @@ from .tables import (
     identity,
     most_like,
     rank_steps,
+    single_case,
     single_steps,
 )
 from .timeline import Slowdown, make_work, simulate
@@ -48,6 +50,13 @@ PHASE = "calibration"
 
 LEAST_ROUNDS = 3
 """Rounds of the pass: fewer say nothing of their own scatter, and intervals would be none."""
+
+AS_PUBLISHED = {
+    "compute_slowdown": (BESIDE.compute,),
+    "comm_slowdown": (BESIDE.comm,),
+    "model_error_pct": ERROR_PCT,
+}
+"""What a single device cannot tell."""
 
 Trainable: TypeAlias = tuple[str, int, str]
 """A trainable parameter: name, bytes, kind."""
@@ -146,7 +155,12 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     num_ranks = int(case["num_devices"])
     if num_ranks > 1 and not (blocks["phase"] == "no_sync").any():
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
-    local = rank_steps(blocks, "no_sync", PHASE)
+    own = identity(run, case)
+    # On one device the plain module is the step without communication, and measured most often.
+    alone = run.blocks[run.blocks["case_id"] == single_case(run, own)]
+    local = rank_steps(blocks, "no_sync", PHASE) if num_ranks > 1 else rank_steps(alone, "timed")
+    if not local:
+        raise UsageError(f"{where} has no step of single beside it; measure it again")
     typical = {r: typical_ms(ranks) for r, ranks in local.items()}
     spread = RankSpread.of(local)
     accumulate = int(case["accumulate"])
@@ -158,7 +172,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         return tuple(typical[r] * split[part] / total / times for r in sorted(typical))
 
     backward_ms = lengths("backward")
-    own = identity(run, case)
+    measured = f"measured by the calibration pass on {case['case_id']}"
     found = Calibration(
         identity=own,
         num_ranks=num_ranks,
@@ -169,11 +183,14 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         backward_ms=backward_ms,
         optimizer_ms=lengths("optimizer", 1),
         copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
-        **(_beside_communication(run, case, looked) if num_ranks > 1 else {}),
+        **(_beside_communication(run, case, looked) if num_ranks > 1 else AS_PUBLISHED),
         rank_spread=spread.of_ranks,
         slowest_spread=spread.of_slowest,
         single_step_ms=single_steps(run, own),
-        notes=(f"measured by the calibration pass on {case['case_id']}",),
+        notes=(
+            f"measured by the calibration pass on {case['case_id']}",
+            *(() if num_ranks > 1 else (FITTED,)),
+        ),
         scaling="strong" if case["scaling"] == "strong" else "weak",
     )
     return _with_residual(found, run)
@@ -235,6 +252,8 @@ def _with_residual(found: Calibration, run: RunData) -> Calibration:
     if samples:
         note = f"its residual is the step of {case['case_id']}, less the simulated one"
         found = replace(found, residual_ms=samples, notes=(*found.notes, note))
+    if found.num_ranks == 1:
+        return found
     others = held_out(found, run, fitted=str(case["case_id"]))
     return replace(found, model_error_pct=model_error_pct(others))
 
@@ -243,7 +262,8 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
     """Measure by round what a case's step takes beyond the simulated one."""
     case_id = str(case["case_id"])
     timed = run.times.step_ms("timed").get(case_id, {})
-    local = run.times.step_ms("no_sync" if found.num_ranks > 1 else PHASE).get(case_id, {})
+    alone = (("no_sync", case_id), ("timed", single_case(run, found.identity)))[found.num_ranks == 1]
+    local = run.times.step_ms(alone[0]).get(alone[1], {})
     comm = bucket_ms_by_round(run, case_id) if found.allreduce else dict.fromkeys(timed, 0.0)
     sizes = [p.num_bytes for p in found.parameters]
     caps = BucketCaps.parse(str(case["bucket_cap_mb"]))

@@ -18,7 +18,16 @@ def parser() -> cli.Parser:
         "all_reduce_perf wrote as JSON (-J), the folder of a run whose all-reduces to take, or networks of "
         "your own (FILE.toml, or one of them as FILE.toml:NAME).",
     )
-    made.add_argument("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
+    made.add_argument(
+        "run", type=Path, nargs="?", metavar="RUN", help="folder of a run with --calibrate; or --throughput"
+    )
+
+    add = made.add_argument_group("instead of a run, a rate that is known").add_argument
+    add("--throughput", metavar="RATE", help="of one GPU, per second: images, or what the workload counts")
+    add("--arch", metavar="NAME", help=f"what it trains, as in {cli.speaker('run')}; with --batch-size")
+    add("--workload", metavar="NAME", help="your own model instead of --arch: package.module:name")
+    add("--image-size", metavar="N", help="image height and width, pixels (224)")
+    add("--without-ddp", action="store_true", help="the rate is that of the plain model, not of DDP")
 
     add = made.add_argument_group("devices and what joins them").add_argument
     add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
@@ -38,7 +47,7 @@ def parser() -> cli.Parser:
     add("--scaling", metavar="NAME", help="weak or strong; default as measured")
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
     add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
-    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+    add("--precision", metavar="NAME", help="of the rate; RUN's is checked against it")
 
     add = made.add_argument_group("how far to trust it").add_argument
     add(

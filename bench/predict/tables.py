@@ -48,12 +48,16 @@ def ddp_cases(run: RunData, *, least: int = 2) -> list[dict[str, Any]]:
     return records(chosen[chosen["bucket_bytes"].notna()])
 
 
-def single_steps(run: RunData, wanted: Identity) -> Samples:
-    """List the step times of `single` with that batch and step, ms, one per round; empty if not measured."""
+def single_case(run: RunData, wanted: Identity) -> str:
+    """Find the case of `single` with that batch and step; empty where none was measured."""
     cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
     rows = records(cases[cases["batch_per_device"] == wanted.batch_per_device])
-    same = next((str(row["case_id"]) for row in rows if _step(row) == wanted.step), "")
-    return tuple(run.times.step_ms("timed").get(same, {}).values())
+    return next((str(row["case_id"]) for row in rows if _step(row) == wanted.step), "")
+
+
+def single_steps(run: RunData, wanted: Identity) -> Samples:
+    """List the step times of `single` with that batch and step, ms, one per round; empty if not measured."""
+    return tuple(run.times.step_ms("timed").get(single_case(run, wanted), {}).values())
 
 
 def _step(case: Mapping[Any, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Predictions against published tables, against a run whose truth is known, and as a command."""
+"""Predictions against a run whose truth is known, and as a command."""
 
 import json
 import shutil
@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from commands import ROOT
-from published import from_throughput, gradients_in_backward_order
 
 from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.errors import UsageError
@@ -15,7 +14,6 @@ from ddp_bench.bench.predict.calibration import AllReduceTimes, Calibration, Ide
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
-from ddp_bench.models.registry import resnet_workload
 
 SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -43,48 +41,6 @@ SMALL = Calibration(
     ),
     rank_spread=(0.99, 1.0, 1.0, 1.02),
 )
-
-
-@pytest.fixture(scope="module")
-def resnet50():
-    return gradients_in_backward_order(resnet_workload("resnet50", 224))
-
-
-@pytest.mark.parametrize(("num_devices", "published"), [(2, 310.0), (4, 310.0), (8, 307.0), (16, 306.0)])
-def test_pytorch_ddp_table_from_its_one_gpu_row(resnet50, num_devices, published):
-    """ResNet-50 on V100s, batch 32, images/s per GPU: within 3% of pytorch/benchmarks/distributed/ddp.
-
-    Assumed: the row of DDP on 1 GPU (319 at the median, 318 at the 75th percentile: the spread of a rank);
-    ready times from FLOPs; compute beside communication 18.9% slower, the published average; the topology
-    printed with the table: one NVLink between GPUs 0 and 1, six per GPU in a machine, 4 x 100 Gbit/s
-    InfiniBand per machine of 8.
-    """
-    one_gpu = from_throughput(MACHINE, resnet50, images_per_s=319.0)
-    calibration = replace(one_gpu, rank_spread=(1.0,) * 50 + (319 / 318,) * 50)
-    inside = network("nvlink2-link" if num_devices == 2 else "nvlink-v100")
-    between = network("ib-100g") if num_devices > 8 else None
-    scenario = Scenario(
-        num_devices=num_devices,
-        intra=inside,
-        network=between,
-        gpus_per_node=min(num_devices, 8),
-        nics_per_node=4,
-    )
-    found = predict(calibration, scenario, resamples=0).images_per_s.estimate / num_devices
-    assert found == pytest.approx(published, rel=0.03)
-
-
-@pytest.mark.parametrize("batch", [64, 128, 256])
-def test_eight_h200s_from_one(resnet50, batch):
-    """Lambda: 3,079 images/s (fp16) on one H200, 24,479 on eight: within 2%, whatever the batch was.
-
-    Assumed: as above, with the bus bandwidth that nccl-tests gives on 8 x H200; gradients are fp32.
-    """
-    identity = replace(MACHINE, batch_per_device=batch, precision="fp16", device_name="H200")
-    calibration = from_throughput(identity, resnet50, images_per_s=3079.0)
-    found = predict(calibration, Scenario(num_devices=8, intra=network("nvlink-h200")), resamples=0)
-    assert found.images_per_s.estimate == pytest.approx(24479, rel=0.02)
-    assert found.efficiency.estimate < 1
 
 
 def test_intervals_hold_their_estimate_and_widen_with_the_models_error():
