@@ -187,10 +187,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         rank_spread=spread.of_ranks,
         slowest_spread=spread.of_slowest,
         single_step_ms=single_steps(run, own),
-        notes=(
-            f"measured by the calibration pass on {case['case_id']}",
-            *(() if num_ranks > 1 else (FITTED,)),
-        ),
+        notes=(measured, FITTED) if num_ranks == 1 else (measured,),
         scaling="strong" if case["scaling"] == "strong" else "weak",
     )
     return _with_residual(found, run)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
-from ..cli import Parser, command, guarded, say, speaker
+from ..cli import Parser, command, guarded, say, speaker, switch
 from ..cluster.launch import Launch, launch, ranks_environment
 from ..errors import ExitCode, UsageError
 from ..resolve import PRESETS, resolve
@@ -50,12 +50,12 @@ def parser(name: str = "run", description: str | None = __doc__) -> Parser:
     for title, names in GROUPS.items():
         group = made.add_argument_group(title)
         for setting in map(settings.__getitem__, names):
-            switch: dict[str, Any] = {}
-            if isinstance(STEP_DEFAULTS.get(setting.name, setting.default), bool):
-                switch = {"nargs": "?", "const": "on"}
+            may_stand_alone: dict[str, Any] = {}
+            if setting.metadata["parse"] is switch:
+                may_stand_alone = {"nargs": "?", "const": "on"}
             group.add_argument(
                 f"--{setting.name.replace('_', '-')}",
-                **switch,
+                **may_stand_alone,
                 metavar=setting.metadata["metavar"],
                 help=setting.metadata["help"],
                 default=argparse.SUPPRESS,
