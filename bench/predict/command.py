@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,11 +41,10 @@ OF_RATE = ("arch", "workload", "image_size", "without_ddp")
 
 
 def positive(text: str) -> float:
-    """A number above 0. Raises ValueError for another text."""
-    value = float(text)
-    if not 0 < value < 1e12:
-        raise ValueError(f"{text!r} is not a number above 0")
-    return value
+    """A number above 0. Raises UsageError for another text."""
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text):
+        raise UsageError(f"{text!r} is not a number above 0")
+    return float(text)
 
 
 def predicted(options: argparse.Namespace) -> int:

@@ -22,10 +22,12 @@ from ..cli import speaker
 from ..errors import UsageError
 from ..findings.numbers import plural
 from ..manifest import MANIFEST
+from ..results.round_times import ByRound
 from ..results.store import RunData, load_run
 from .allreduce import CostCurve, Samples, measured_curve
 from .calibration import (
     Calibration,
+    Identity,
     Parameter,
     check_same,
     load_calibration,
@@ -152,17 +154,10 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
             f"{where} was calibrated in {plural(num_rounds, 'round')}, and an interval takes {LEAST_ROUNDS}; "
             "measure longer: --max-time, or --rounds"
         )
-    num_ranks = int(case["num_devices"])
-    if num_ranks > 1 and not (blocks["phase"] == "no_sync").any():
-        raise UsageError(f"{where} has no no_sync blocks; measure it again")
-    own = identity(run, case)
-    # On one device the plain module is the step without communication, and measured most often.
-    alone = run.blocks[run.blocks["case_id"] == single_case(run, own)]
-    local = rank_steps(blocks, "no_sync", PHASE) if num_ranks > 1 else rank_steps(alone, "timed")
-    if not local:
-        raise UsageError(f"{where} has no step of single beside it; measure it again")
-    typical = {r: typical_ms(ranks) for r, ranks in local.items()}
-    spread = RankSpread.of(local)
+    num_ranks, own = int(case["num_devices"]), identity(run, case)
+    typical, spread = _alone(run, case) if num_ranks > 1 else (_single(run, own), RankSpread())
+    if not typical:
+        raise UsageError(f"{where} has no steps without communication beside it; measure it again")
     accumulate = int(case["accumulate"])
     parts = ("data", "forward", "backward", "optimizer")
     split = {part: median(float(d[f"{part}_ms"]) for d in looked.all) for part in parts}
@@ -191,6 +186,20 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         scaling="strong" if case["scaling"] == "strong" else "weak",
     )
     return _with_residual(found, run)
+
+
+def _alone(run: RunData, case: Mapping[str, Any]) -> tuple[ByRound, RankSpread]:
+    """Steps without communication of several ranks: a typical one by round, ms, and how they differ."""
+    blocks = run.blocks[run.blocks["case_id"] == case["case_id"]]
+    if not (blocks["phase"] == "no_sync").any():
+        raise UsageError(f"{run.path}: {case['case_id']} has no no_sync blocks; measure it again")
+    local = rank_steps(blocks, "no_sync", PHASE)
+    return {r: typical_ms(ranks) for r, ranks in local.items()}, RankSpread.of(local)
+
+
+def _single(run: RunData, own: Identity) -> ByRound:
+    """On one device the plain module is the step without communication, and measured most often."""
+    return run.times.step_ms("timed").get(single_case(run, own), {})
 
 
 def _beside_communication(run: RunData, case: Mapping[str, Any], looked: _Pass) -> dict[str, Any]:
@@ -259,8 +268,8 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
     """Measure by round what a case's step takes beyond the simulated one."""
     case_id = str(case["case_id"])
     timed = run.times.step_ms("timed").get(case_id, {})
-    alone = (("no_sync", case_id), ("timed", single_case(run, found.identity)))[found.num_ranks == 1]
-    local = run.times.step_ms(alone[0]).get(alone[1], {})
+    one = found.num_ranks == 1
+    local = _single(run, found.identity) if one else run.times.step_ms("no_sync").get(case_id, {})
     comm = bucket_ms_by_round(run, case_id) if found.allreduce else dict.fromkeys(timed, 0.0)
     sizes = [p.num_bytes for p in found.parameters]
     caps = BucketCaps.parse(str(case["bucket_cap_mb"]))

@@ -51,6 +51,8 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     hop_ms: Annotated[float, Meta(ge=0, le=1e3)] = 0.014
     low: Annotated[float, Meta(gt=0, le=1)] = 0.95
     high: Annotated[float, Meta(ge=1, le=1e3)] = 1.1
+    by_ranks: tuple[tuple[Annotated[int, Meta(ge=2, le=2**20)], Rate], ...] = ()
+    whole: bool = False
     whole_job: tuple[tuple[Annotated[int, Meta(ge=1, le=2**20)], Rate], ...] = ()
     nics: Annotated[int, Meta(ge=1, le=2**20)] | None = None
 
@@ -75,6 +77,8 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
 
         Beyond the last it stays there, and the decline between the last two goes on at the pessimistic end.
         """
+        if not self.whole_job:
+            return self.band(num_ranks)
         *_, (nodes, rate), (last_nodes, last_rate) = self.whole_job
         decline = math.log(last_rate / rate) / math.log(last_nodes / nodes)
         beyond = max(num_nodes / last_nodes, 1.0) ** decline
@@ -89,9 +93,13 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         measured = CostCurve(
             tuple((float(size), factor * size / rate / 1e6) for size, rate in self.busbw_gb_per_s)
         )
-        return at_ranks(
+        carried = at_ranks(
             measured, measured=self.num_ranks, wanted=num_members, hop_ms=self.hop_ms, steps=tree_steps
         )
+        if not self.by_ranks:
+            return carried
+        rate = CostCurve(self.by_ranks)
+        return carried.scaled(rate(self.num_ranks) / rate(min(num_members, self.by_ranks[-1][0])))
 
     def _of_rate(self, gb_per_s: float, num_members: int) -> CostCurve:
         latency_ms, factor = tree_steps(num_members) * self.hop_ms, ring_factor(num_members)

@@ -197,9 +197,8 @@ def _errors(
             f"than {most} devices: beyond, the error was not measured."
         )
     elif calibration.model_error_pct is not None:
-        lines.append(
-            f"Intervals include the model's error on held-out cases, {calibration.model_error_pct:.1f}%."
-        )
+        of = "published rows" if calibration.num_ranks == 1 else "held-out cases"
+        lines.append(f"Intervals include the model's error on {of}, {calibration.model_error_pct:.1f}%.")
     elif predicted:
         lines.append("Intervals leave the model's own error out: it was not measured; --validate does.")
     if changed is not None:

@@ -116,7 +116,7 @@ def cost_band(calibration: Calibration, scenario: Scenario) -> CostBand:
             f"{name} joins the GPUs of one node, {n} GPUs at {per_node} per node are {nodes}; "
             "name what joins the nodes, as --network ib-400g"
         )
-    if nodes > 1 and network is not None and network.whole_job:
+    if nodes > 1 and network is not None and (network.whole or network.whole_job):
         return network.job_band(n, nodes)
     if per_node > 1 and inside is None:
         raise UsageError(f"{per_node} GPUs per node need --intra, what joins them, such as nvlink-h100")
@@ -144,7 +144,7 @@ def _nearest(allreduce: tuple[AllReduceTimes, ...], wanted: int) -> CostBand:
     curves = own_curves(allreduce)
     if not curves:
         raise UsageError(
-            "the calibration holds no all-reduce over 2 ranks or more; name one, as --network ib-400g"
+            "the calibration holds no all-reduce over 2 ranks or more; name one, as --intra nvlink-h100"
         )
     measured = min(curves, key=lambda n: (abs(n - wanted), n))
     curve = curves[measured]

@@ -13,6 +13,10 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
 from ddp_bench.bench.predict.from_pass import calibration_of, slowdowns
+from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT
+from ddp_bench.bench.predict.networks import network
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work, simulate
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from ddp_bench.bench.results.store import RunData
@@ -152,6 +156,55 @@ def test_the_residual_is_that_of_the_calibrated_case_whatever_the_others_take(tm
     slower = run.blocks.assign(block_ms=run.blocks["block_ms"].where(~other, 1.5 * run.blocks["block_ms"]))
     found, known = (calibration_of(replace(run, blocks=b), TRAINABLE) for b in (slower, run.blocks))
     assert found.residual_ms == known.residual_ms
+
+
+def on_one_device(tmp_path, *, wrapper_ms):
+    """The same machine with one device: `single`, and DDP, longer by its copies and `wrapper_ms`."""
+    run = known_run(tmp_path)
+    own = {"num_devices": 1, "batch_per_device": 8, "image_size": 32, "arch": "net", "backend": "gloo"}
+    ddp, single = case_of(**own, bucket_cap_mb="default"), case_of(**own | {"mode": "single"})
+    kept = run.cases.iloc[:1]
+    cases = [
+        {**kept.to_dict("records")[0], **case.stored(), "case_id": case.case_id, "global_batch": 8}
+        for case in (ddp, single)
+    ]
+    blocks = []
+    for r in (1, 2, 3):
+        pace = 1.1 ** (r - 1)
+        detail = {k: v for k, v in _detail(pace).items() if not k.startswith("com")}
+        blocks += [
+            _block(single, r, "timed", COMPUTE.total_ms * pace),
+            _block(ddp, r, "timed", (COMPUTE.total_ms + 2 * COPY_MS + wrapper_ms) * pace),
+            _block(ddp, r, "calibration", COMPUTE.total_ms * pace, detail),
+        ]
+    return replace(
+        run,
+        cases=typed_frame(cases, CASES),
+        blocks=typed_frame(blocks, BLOCKS),
+        allreduce=typed_frame([], ALLREDUCE),
+    )
+
+
+def test_one_device_tells_its_compute_its_copies_and_what_the_wrapper_adds(tmp_path):
+    found = calibration_of(on_one_device(tmp_path, wrapper_ms=3.0), TRAINABLE)
+    assert found.num_ranks == 1
+    assert found.compute().total_ms == pytest.approx(1.1 * COMPUTE.total_ms)
+    assert found.copy_ms == pytest.approx((COPY_MS, 1.1 * COPY_MS, 1.21 * COPY_MS))
+    assert found.residual_ms == pytest.approx((3.0, 3.3, 3.63), abs=0.4)
+    assert (found.slowdown(), found.model_error_pct) == (BESIDE, ERROR_PCT)
+    inside = network("nvlink-h200")
+    steps = [predict(found, Scenario(num_devices=n, intra=inside), resamples=0) for n in (1, 2, 8)]
+    alone, two, eight = (step.step_ms.estimate for step in steps)
+    assert alone == pytest.approx(1.1 * COMPUTE.total_ms)
+    assert alone + 2 * 1.1 * COPY_MS < two < eight
+    assert steps[2].efficiency.estimate < steps[1].efficiency.estimate < 1
+
+
+def test_ranks_that_shared_a_device_calibrate_nothing(tmp_path):
+    run = known_run(tmp_path)
+    shared = replace(run, cases=run.cases.assign(oversubscribed=True))
+    with pytest.raises(UsageError, match="shared devices, and nothing follows for ranks with one each"):
+        calibration_of(shared, TRAINABLE)
 
 
 def test_a_run_of_another_model_or_without_a_pass_is_refused(tmp_path):

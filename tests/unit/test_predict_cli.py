@@ -73,6 +73,51 @@ def test_a_calibration_of_something_else_is_refused_until_accepted(run, change, 
     assert read_source(run, accept=True).calibration.identity == changed.identity
 
 
+RATE = [
+    "--throughput",
+    "319",
+    "--arch",
+    "resnet50",
+    "--batch-size",
+    "32",
+    "--gpus",
+    "2,8",
+    "--intra",
+    "nvlink-v100",
+]
+
+
+def test_a_rate_that_is_known_stands_for_a_run(tmp_path, capsys):
+    """Oracle: PyTorch's DDP table, 310 images/s per V100 on two and 307 on eight."""
+    table, document = tmp_path / "p.csv", tmp_path / "p.json"
+    assert command.main([*RATE, "--csv", str(table), "--out", str(document)]) == 0
+    rate = pd.read_csv(table).set_index("num_devices")["images_per_s"]
+    assert dict(rate) == {2: pytest.approx(620, rel=0.02), 8: pytest.approx(2456, rel=0.02)}
+    assert Predictions.from_json(document.read_text()).fitted is None
+    said = capsys.readouterr().out
+    assert "the model's error on published rows" in said
+    assert "fitted to published clusters" in said
+    plain = [*RATE, "--without-ddp", "--csv", str(table)]
+    assert command.main(plain) == 0
+    assert (pd.read_csv(table).set_index("num_devices")["images_per_s"] < rate).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "2"], "name the folder of a run, or give --throughput"),
+        ([str(SAMPLE), *RATE], "leave RUN out"),
+        ([*RATE[:2], "--gpus", "2"], "takes what trains so fast: --batch-size, and --arch or --workload"),
+        ([*RATE[:-4], "--gpus", "2"], "name one, as --intra nvlink-h100"),
+        (["--throughput", "fast", *RATE[2:]], "--throughput: 'fast' is not a number above 0"),
+        ([str(SAMPLE), "--gpus", "2", "--without-ddp"], "--without-ddp belongs to --throughput"),
+        ([*RATE, "--arch", "resnet5"], "unknown architecture 'resnet5'"),
+    ],
+)
+def test_what_no_rate_can_be_predicted_from(arguments, message, capsys):
+    assert message in refused(arguments, capsys)
+
+
 def test_a_calibration_that_is_broken_off_is_refused(run, capsys):
     path = run / "calibration.json"
     path.write_text(path.read_text()[:-9])

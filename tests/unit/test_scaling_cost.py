@@ -14,7 +14,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict import allreduce
 from ddp_bench.bench.predict.networks import NETWORKS, network
 from ddp_bench.bench.predict.prediction import predict
-from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.scenario import Scenario, cost_band
 from ddp_bench.bench.predict.slowest_rank import RankSpread, expected_max
 from ddp_bench.bench.predict.tables import COMMON_SD, reconciled
 from ddp_bench.bench.predict.timeline import Slowdown
@@ -85,6 +85,22 @@ def test_h200_preset_gives_back_its_source(kib, busbw):
     )
 
 
+@pytest.mark.parametrize(("gpus", "busbw"), [(2, 363), (4, 363), (5, 414), (7, 460), (8, 473)])
+def test_on_h200s_nvls_helps_more_than_four(gpus, busbw):
+    """8 GiB: stas00/ml-engineering, network/README.md."""
+    size = 2**33
+    found = allreduce.ring_factor(gpus) * size / network("nvlink-h200").band(gpus).estimate(size) / 1e6
+    assert found == pytest.approx(busbw, rel=0.02)
+
+
+def test_over_efa_the_whole_job_is_as_it_was_measured():
+    """4 nodes of 8 B200: the same source; what joins a node's GPUs is part of it."""
+    asked = Scenario(num_devices=32, network=network("efa-b200"), intra=network("nvlink-b200"))
+    cost = cost_band(SMALL, asked).estimate
+    for mib, busbw in ((1, 5.4), (64, 157.0), (1024, 362.0)):
+        assert 62 / 32 * mib * 2**20 / cost(mib * 2**20) / 1e6 == pytest.approx(busbw)
+
+
 def test_a_link_of_1_gbit_carries_resnet18_as_measured():
     """46.8 MB between two hosts over 1 Gbit/s take 0.39-0.41 s (tc tbf on a veth pair)."""
     assert 390 < network("link:1gbit").band(2).estimate(46_758_048) < 410
@@ -114,7 +130,7 @@ def test_one_member_sends_nothing():
 
 @pytest.mark.parametrize("name", ["ib-300g", "", "link:0mbit", "link:fast", "nvlink"])
 def test_unknown_network_names_the_known(name):
-    with pytest.raises(UsageError, match=r"known: nvlink-h200, .*link:RATE"):
+    with pytest.raises(UsageError, match=r"known: nvlink-b200, .*link:RATE"):
         network(name)
 
 
