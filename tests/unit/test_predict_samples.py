@@ -1,5 +1,6 @@
 """Predictions of recorded cases, each from the calibration at 1 Gbit/s and the default cap."""
 
+import json
 import re
 import shutil
 from statistics import median
@@ -10,7 +11,7 @@ import pytest
 from commands import ROOT
 
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.from_pass import calibration_of, read_source
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.results.store import load_run
 
@@ -140,3 +141,24 @@ def test_a_run_of_the_calibrated_case_alone_adds_none_and_is_refused_by_itself(t
     assert "no measured DDP case besides the one fitted to" in capsys.readouterr().err
     assert command.main([*given, str(alone), str(slower)]) == 0
     assert "on 7 held-out cases" in capsys.readouterr().out
+
+
+def test_a_forecast_from_one_gpu_is_as_the_documentation_says(tmp_path, capsys):
+    folder, table = SAMPLES / "h200-calibrated", tmp_path / "p.csv"
+    given = [str(folder), "--gpus", "2,4,8", "--intra", "nvlink-h200", "--csv", str(table)]
+    assert command.main(given) == 0
+    assert "fitted to published clusters" in capsys.readouterr().out
+    rows = pd.read_csv(table).set_index("num_devices")
+    text = " ".join(PAGE.split())
+    for gpus in (2, 4, 8):
+        ends = (rows.loc[gpus, f"images_per_s{end}"] for end in ("", "_low", "_high"))
+        rate, low, high = (f"{float(f'{end:.4g}'):,.0f}" for end in ends)
+        assert (
+            f"{rate} images/s ({low} to {high}) on {gpus}" in text
+            or f"{rate} ({low} to {high}) on {gpus}" in text
+        )
+    run, stored = load_run(folder), read_source(folder).calibration
+    order = json.loads(run.blocks.loc[run.blocks["phase"] == "calibration", "detail"].iloc[0])["calibration"]
+    by_index = dict(zip(order["order"], stored.parameters, strict=True))
+    registered = [(p.name, p.num_bytes, p.kind) for _, p in sorted(by_index.items())]
+    assert calibration_of(run, registered) == stored
