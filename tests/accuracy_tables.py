@@ -119,7 +119,7 @@ def by_rules(calibration, scenario):
     compute_ms = sum(
         median(part) for part in (calibration.forward_ms, calibration.backward_ms, calibration.optimizer_ms)
     )
-    calibrated = predict(calibration, Scenario(num_devices=calibration.num_ranks), resamples=0)
+    calibrated = predict(calibration, Scenario(num_devices=calibration.num_ranks), with_interval=False)
     cost = cost_band(calibration, scenario).at(0.0)
     return {
         PERFECT: median(calibration.single_step_ms),

@@ -32,15 +32,6 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predictions of a fifth of the draws: of tests that read more than their intervals."""
-    from ddp_bench.bench.predict.prediction import predict  # most tests need none of it
-
-    assert predict.__kwdefaults__ is not None
-    monkeypatch.setitem(predict.__kwdefaults__, "resamples", 40)
-
-
-@pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands resolve and plan in this process, as their first worker would; workers raise `Reached`."""
     monkeypatch.setattr("ddp_bench.bench.run.main.running_workers", first_worker)

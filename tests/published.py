@@ -64,7 +64,7 @@ class Row(dict):
         ddp = ", from the plain model" if self["without_ddp"] else ""
         return f"{self['model']}, {self['gpu']}, {self['precision']}, {self['batch']}{ddp}"
 
-    def predicted(self, comm_slowdown=BESIDE.comm, *, resamples=0):
+    def predicted(self, comm_slowdown=BESIDE.comm, *, with_interval=False):
         """Images/s of the whole job, with an interval."""
         calibration = _calibration(
             *(self[key] for key in ("model", "precision", "batch", "without_ddp", "rate"))
@@ -77,7 +77,7 @@ class Row(dict):
             nics_per_node=int(self["nics"]) if self["nics"] else None,
         )
         changed = replace(calibration, comm_slowdown=(float(comm_slowdown),))
-        return predict(changed, scenario, resamples=resamples).images_per_s
+        return predict(changed, scenario, with_interval=with_interval).images_per_s
 
     @cached_property
     def errors(self):

@@ -165,34 +165,22 @@ def hierarchical(intra: CostCurve, inter: CostCurve, *, overlap: float) -> CostC
 
 
 def on_shared_cores(
-    slowdown: Slowdown,
-    *,
-    core_share: float,
-    calibrated: tuple[CostCurve, int],
-    asked: tuple[CostCurve, int],
-    num_bytes: float,
-) -> tuple[Slowdown, CostCurve]:
-    """Carry slow-downs over to the asked network, and its cost to where a core moves the bytes.
+    slowdown: Slowdown, *, core_share: float, calibrated: CostCurve, asked: CostCurve, num_bytes: float
+) -> Slowdown:
+    """Carry slow-downs over to a network of another rate, where devices are cores that move the bytes.
 
-    Gloo moves bytes with threads of the CPU. Where a device is a core, these take their share of it: the
-    slow-down of compute less 1 is in proportion to the bytes moved per second. Three things limit that.
-    Communication alone is no faster than the core that it needs; the scheduler shares a core equally among
-    busy threads; beside compute an all-reduce has a third of a core. docs/accuracy.md has the measurements.
+    Compute's slow-down less 1 is in proportion to the bytes moved per second. Beside compute an all-reduce
+    has a third of a core; one that needs more is slowed as much. docs/accuracy.md has the measurements.
 
     Args:
         slowdown: measured on the calibrated network.
         core_share: of a core, taken by communication alone there; 0 where that is not known.
-        calibrated: all-reduce cost there, with its number of ranks.
-        asked: cost and ranks on the other network, as its link alone would have it.
-        num_bytes: of all gradients: where the two rates are compared.
+        calibrated: all-reduce cost there.
+        asked: cost on the other network.
+        num_bytes: of all gradients: where the two are compared.
     """
-    (own, own_ranks), (wire, ranks) = calibrated, asked
-    if not own.points or not wire.points:
-        return slowdown, wire
-    faster = own(num_bytes) / ring_factor(own_ranks) / (wire(num_bytes) / ring_factor(ranks))
-    longer = max(core_share * faster, 1.0)
-    hindered = max(THREADS * core_share * faster / longer, 1.0) / max(THREADS * core_share, 1.0)
-    wanted = 1 + (slowdown.compute - 1) * faster / longer / hindered
-    compute = min(wanted, max(THREADS, slowdown.compute))
-    starved = (1 - 1 / wanted) / (1 - 1 / compute) if compute > 1 else 1.0
-    return Slowdown(compute=compute, comm=max(slowdown.comm * hindered, starved)), wire.scaled(longer)
+    if not calibrated.points or not asked.points:
+        return slowdown
+    faster = calibrated(num_bytes) / asked(num_bytes)
+    hindered = max(THREADS * core_share * faster, 1.0) / max(THREADS * core_share, 1.0)
+    return Slowdown(compute=1 + (slowdown.compute - 1) * faster / hindered, comm=slowdown.comm * hindered)

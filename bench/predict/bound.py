@@ -23,7 +23,7 @@ def bound_ms(calibration: Calibration) -> float:
     It is copied back after that, and all of them are after the last gradient is ready.
     """
     c = calibration
-    slowest = c.spread.factor(c.num_ranks)
+    slowest = median(c.slowest_spread or (1.0,))
     comm_ms = cost_band(c, Scenario(num_devices=c.num_ranks)).estimate
     micro, copy_ms = c.compute(), median(c.copy_ms)
     compute = micro.scaled(slowest)
@@ -70,6 +70,6 @@ class Bound(Finding):
 def bound(calibration: Calibration) -> Bound:
     """Compare DDP's default with the least step, both simulated."""
     scenario = Scenario(num_devices=calibration.num_ranks)
-    default = predict(calibration, scenario, resamples=0, model_error_pct=0.0)
+    default = predict(calibration, scenario, with_interval=False, model_error_pct=0.0)
     assert default.step_ms is not None  # an interval of no width is never refused
     return Bound(least_ms=bound_ms(calibration), default_ms=default.step_ms.estimate)

@@ -18,7 +18,6 @@ from ..results.disk import MOST_CALIBRATION_BYTES, parse_json, read_text, replac
 from ..results.store import CALIBRATION
 from ..settings import IMAGES
 from .allreduce import AllReduceTimes, Count, Ms
-from .slowest_rank import RankSpread
 from .timeline import Compute, Slowdown
 
 VERSION = 2
@@ -78,7 +77,7 @@ class Calibration:
         copy_ms: to copy and average all gradients once, into their buckets or back.
         residual_ms: what the calibrated step takes beyond the simulated one, whatever the layout; negative
             where it takes less.
-        rank_spread, slowest_spread: see `RankSpread`.
+        slowest_spread: step of the slowest rank over that of a typical one, by round.
         single_step_ms: step of `single`, alone on the machine; empty where it is the compute of a rank.
         model_error_pct: half-width of the model's error on held-out cases; None while unmeasured.
         scaling: what the calibrated run held fixed: the batch per device, or (`strong`) in all.
@@ -98,7 +97,6 @@ class Calibration:
     comm_core_share: Times = (0.0,)
     copy_ms: Times = (0.0,)
     residual_ms: Differences = (0.0,)
-    rank_spread: Positive = ()
     slowest_spread: Positive = ()
     single_step_ms: Positive = ()
     model_error_pct: Ms | None = None
@@ -108,10 +106,6 @@ class Calibration:
     def __post_init__(self) -> None:
         if max(self.forward_ms) + max(self.backward_ms) < 1e-6:
             raise ValueError("forward and backward take no time")
-
-    @property
-    def spread(self) -> RankSpread:
-        return RankSpread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
 
     def compute(self) -> Compute:
         """What a typical rank does by itself in a step of one micro-batch."""

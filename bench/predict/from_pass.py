@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,7 +35,6 @@ from .calibration import (
 )
 from .from_rate import BESIDE, ERROR_PCT, FITTED
 from .held_out import held_out, model_error_pct
-from .slowest_rank import RankSpread, typical_ms
 from .tables import (
     allreduce_times,
     bucket_ms_by_round,
@@ -155,7 +154,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
             "measure longer: --max-time, or --rounds"
         )
     num_ranks, own = int(case["num_devices"]), identity(run, case)
-    typical, spread = _alone(run, case) if num_ranks > 1 else (_single(run, own), RankSpread())
+    typical, slowest = _alone(run, case) if num_ranks > 1 else (_single(run, own), ())
     if not typical:
         raise UsageError(f"{where} has no steps without communication beside it; measure it again")
     accumulate = int(case["accumulate"])
@@ -179,22 +178,24 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         optimizer_ms=lengths("optimizer", 1),
         copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
         **(_beside_communication(run, case, looked) if num_ranks > 1 else AS_PUBLISHED),
-        rank_spread=spread.of_ranks,
-        slowest_spread=spread.of_slowest,
-        single_step_ms=single_steps(run, own),
+        slowest_spread=slowest,
+        single_step_ms=single_steps(run, own) if num_ranks > 1 else (),
         notes=(measured, FITTED) if num_ranks == 1 else (measured,),
         scaling="strong" if case["scaling"] == "strong" else "weak",
     )
     return _with_residual(found, run)
 
 
-def _alone(run: RunData, case: Mapping[str, Any]) -> tuple[ByRound, RankSpread]:
+def _alone(run: RunData, case: Mapping[str, Any]) -> tuple[ByRound, Samples]:
     """Steps without communication of several ranks: a typical one by round, ms, and how they differ."""
     blocks = run.blocks[run.blocks["case_id"] == case["case_id"]]
     if not (blocks["phase"] == "no_sync").any():
         raise UsageError(f"{run.path}: {case['case_id']} has no no_sync blocks; measure it again")
     local = rank_steps(blocks, "no_sync", PHASE)
-    return {r: typical_ms(ranks) for r, ranks in local.items()}, RankSpread.of(local)
+    typical = {r: float(np.median(np.concatenate(list(ranks.values())))) for r, ranks in local.items()}
+    # As throughput is measured: the mean of a round's steps, each of the slowest rank.
+    longest = {r: mean(map(max, zip(*ranks.values(), strict=False))) for r, ranks in local.items()}
+    return typical, tuple(longest[r] / typical[r] for r in local)
 
 
 def _single(run: RunData, own: Identity) -> ByRound:

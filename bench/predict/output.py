@@ -157,7 +157,8 @@ def notes(
     if any(shares.get(BESIDE_OTHERS, 0) >= 5 for shares in lost):
         slower = "as much slower than alone as on the calibrated machine"
         lines.append(f"Assumed: {BESIDE_OTHERS} stays {slower}.")
-    lines += _cautions([p for p in predictions if not p.reason], calibration.num_ranks)
+    if any(p.exposed_comm_ms is None for p in predictions if not p.reason):
+        lines.append("Exposed communication is left out where it is not known to half its value.")
     lines += _errors(calibration, validated or (), changed, predicted=bool(predictions))
     if predictions:
         lines.append(
@@ -166,20 +167,6 @@ def notes(
     if on_cores:
         lines.append(f"{CPU_STAND_IN}.")
     return tuple(lines)
-
-
-def _cautions(shown: Sequence[Prediction], num_ranks: int) -> list[str]:
-    """Say what of the shown predictions is extrapolated, and what is left out of them."""
-    several = len({p.network for p in shown}) > 1
-    found = [
-        f"Caution: on {p.num_devices} devices{f' over {p.network}' if several else ''} "
-        f"{p.caution}; {num_ranks} ranks were calibrated."
-        for p in shown
-        if p.caution
-    ]
-    if any(p.exposed_comm_ms is None for p in shown):
-        found.append("Exposed communication is left out where it is not known to half its value.")
-    return found
 
 
 def _errors(

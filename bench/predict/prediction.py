@@ -1,18 +1,17 @@
 """Predicts step time, throughput and exposed communication elsewhere, with intervals.
 
-An interval holds what the calibration's own rounds leave open (every input resampled), what is not known of
-the network (the band of its curve), and the model's error on held-out cases where that was measured.
+An interval holds what the calibration's own rounds leave open (each input is moved by what they do), what is
+not known of the network (the band of its curve), and the model's error where that was measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
-from typing import Annotated, Any
+from statistics import median, stdev
+from typing import Annotated, Any, TypeAlias
 
-import numpy as np
 import scipy
 from msgspec import Meta
 
@@ -29,8 +28,11 @@ from .timeline import Compute, SimulatedStep, make_work, simulate
 MOST_HALF_WIDTH = 0.5
 """A figure whose 95% half-width is a larger share of its value says its order of magnitude at most."""
 
-MUCH_OF_STEP = 0.2
-"""Share of a predicted step from which on what is extrapolated in it is pointed out."""
+NETWORK_END = 0.776
+"""Within its band a network is anywhere, most likely in the middle: 95% of a triangle lie this far out."""
+
+PARTS = ("forward_ms", "data_ms", "backward_ms", "optimizer_ms")
+SLOWDOWNS = ("compute_slowdown", "comm_slowdown")
 
 LITTLE_OF_STEP = 0.05
 """An exposed communication that is known to this share of the step is known well enough, however small."""
@@ -100,8 +102,6 @@ class Prediction:
     efficiency: Interval | None = None
     """Throughput over n times that of one device."""
     exposed_comm_ms: Interval | None = None
-    extrapolated_ms: float | None = None
-    """Of the wait for the slowest rank: what was not measured, because fewer ranks were calibrated."""
     lost: Losses | None = None
     timeline: SimulatedStep | None = None
     """The step of the estimate, on the slowest rank."""
@@ -117,13 +117,6 @@ class Prediction:
         """Of the step: waiting for the slowest rank."""
         return None if self.lost is None else self.lost.rank_spread_ms
 
-    @property
-    def caution(self) -> str:
-        """What of the step is extrapolated, where that is much of it."""
-        if self.step_ms is None or self.extrapolated_ms is None:
-            return ""
-        return _extrapolation(self.extrapolated_ms, self.step_ms.estimate)
-
 
 @dataclass(frozen=True)
 class _Simulated:
@@ -131,7 +124,6 @@ class _Simulated:
 
     step: SimulatedStep
     figures: tuple[float, float, float, float]
-    extrapolated_ms: Callable[[], float]
     losses: Callable[[], Losses]
 
 
@@ -139,11 +131,11 @@ def predict(
     calibration: Calibration,
     scenario: Scenario,
     *,
-    resamples: int = 200,
+    with_interval: bool = True,
     model_error_pct: float | None = None,
     step_alone: bool = False,
 ) -> Prediction:
-    """Predict one scenario. Deterministic: the `resamples` draws behind the intervals are seeded.
+    """Predict one scenario; without `with_interval` the intervals hold the model's error alone.
 
     `model_error_pct` is the half-width of the model's error, instead of the calibration's own; `step_alone`
     refuses by the width of the step's interval, whatever that of throughput and efficiency. Raises UsageError
@@ -151,13 +143,12 @@ def predict(
     """
     scenario = as_calibrated(calibration, scenario)
     simulated = _simulated(calibration, scenario)
-    rng = np.random.default_rng(0)
-    draws = [_simulated(*_resampled(calibration, scenario, rng)).figures for _ in range(resamples)]
+    pairs = list(_varied(calibration, scenario)) if with_interval else []
+    ends = [tuple(_simulated(*inputs).figures for inputs in pair) for pair in pairs]
     error_pct = (calibration.model_error_pct if model_error_pct is None else model_error_pct) or 0.0
-    wider = _widening(calibration)
     errors = (*[error_pct / 100] * 3, 0.0)
     step_ms, images_per_s, efficiency, exposed = (
-        _interval(simulated.figures[i], [figures[i] for figures in draws], wider, error)
+        _interval(simulated.figures[i], [(low[i], high[i]) for low, high in ends], error)
         for i, error in enumerate(errors)
     )
 
@@ -177,8 +168,7 @@ def predict(
 
     width = width_of(step_ms) if step_alone else width_of(step_ms, images_per_s, efficiency)
     if width > MOST_HALF_WIDTH:
-        much = _extrapolation(simulated.extrapolated_ms(), step_ms.estimate)
-        return made(reason=refusal(width, much=much, error_pct=error_pct))
+        return made(reason=refusal(width, error_pct=error_pct))
     # The model's error is one of the step; the part that is communication carries all of it.
     reach = error_pct / 100 * step_ms.estimate
     exposed = replace(
@@ -191,7 +181,6 @@ def predict(
         images_per_s=images_per_s,
         efficiency=efficiency,
         exposed_comm_ms=None if is_exposed_refused(exposed, step_ms) else exposed,
-        extrapolated_ms=simulated.extrapolated_ms(),
         lost=simulated.losses(),
         timeline=simulated.step,
     )
@@ -213,11 +202,10 @@ def is_exposed_refused(exposed_ms: Interval, step_ms: Interval) -> bool:
     return width_of(exposed_ms) > MOST_HALF_WIDTH and not half_ms <= LITTLE_OF_STEP * step_ms.estimate
 
 
-def refusal(width: float, *, much: str = "", error_pct: float = 0.0) -> str:
+def refusal(width: float, *, error_pct: float = 0.0) -> str:
     """Say why a prediction of this half-width over its value is not shown, and what would narrow it.
 
-    The width goes as 1 / sqrt(rounds). `much` says what of the step is extrapolated, `error_pct` is the
-    model's error that the interval holds.
+    The width goes as 1 / sqrt(rounds); `error_pct` is the model's error that the interval holds.
     """
     size = f"±{100 * width:,.0f}%" if width < 100 else "unbounded"
     times = (min(width, 1e9) / MOST_HALF_WIDTH) ** 2
@@ -229,15 +217,7 @@ def refusal(width: float, *, much: str = "", error_pct: float = 0.0) -> str:
     else:
         longer = f"{times:.1f} times the --max-time or --rounds"
         remedy = f"calibrate longer with {speaker('run')} --calibrate, {longer}"
-    noisy = f"{much} of a noisy calibration; " if much else ""
-    return f"not predicted: the interval would be {size}; {noisy}{remedy}"
-
-
-def _extrapolation(extrapolated_ms: float, step_ms: float) -> str:
-    """Say what of a step is rank spread beyond the ranks that were calibrated; empty below a fifth of it."""
-    if extrapolated_ms <= MUCH_OF_STEP * step_ms:
-        return ""
-    return f"{extrapolated_ms:,.0f} ms of {step_ms:,.0f} ms are extrapolated rank spread"
+    return f"not predicted: the interval would be {size}; {remedy}"
 
 
 def _half_width(figure: Interval) -> float:
@@ -248,35 +228,64 @@ def _half_width(figure: Interval) -> float:
     return figure.half_width
 
 
-def _resampled(
-    calibration: Calibration, scenario: Scenario, rng: np.random.Generator
-) -> tuple[Calibration, Scenario, float]:
-    """Draw another calibration, measured network and place within the network's band.
+Inputs: TypeAlias = tuple[Calibration, Scenario, float]
+"""A calibration, a scenario, and the place within the network's band."""
 
-    The order of the draws decides the ends of every interval: a new figure is drawn last.
+
+def _varied(c: Calibration, scenario: Scenario) -> Iterator[tuple[Inputs, Inputs]]:
+    """Yield each input at both ends of its 95% interval, the others as they are.
+
+    Parts of a step get longer together, and so do an all-reduce's times over sizes.
     """
-
-    def again(samples: Samples) -> Samples:
-        return tuple(rng.choice(samples, len(samples))) if len(samples) > 1 else samples
-
-    def curves(allreduce: tuple[AllReduceTimes, ...]) -> tuple[AllReduceTimes, ...]:
-        return tuple(replace(t, points=tuple((s, again(times)) for s, times in t.points)) for t in allreduce)
-
-    def drawn(names: Sequence[str]) -> dict[str, Any]:
-        return {name: again(getattr(calibration, name)) for name in names}
-
-    found = replace(calibration, allreduce=curves(calibration.allreduce))
+    yield (c, scenario, -NETWORK_END), (c, scenario, NETWORK_END)
+    middle = median(c.backward_ms)
+    paces = [end / middle if middle else 1.0 for end in _ends(c.backward_ms)]
+    slower, faster = ((_paced(c, pace), scenario, 0.0) for pace in paces)
+    yield slower, faster
+    for name in ("copy_ms", "residual_ms", "slowest_spread", "single_step_ms", *SLOWDOWNS, "comm_core_share"):
+        samples: Samples = getattr(c, name)
+        if len(samples) > 1:
+            least = 1.0 if name in SLOWDOWNS else min(*samples, 0.0)
+            moved: list[dict[str, Any]] = [{name: (max(end, least),)} for end in _ends(samples)]
+            low, high = (replace(c, **ends) for ends in moved)
+            yield (low, scenario, 0.0), (high, scenario, 0.0)
     if isinstance(scenario.network, MeasuredNetwork):
-        other = replace(scenario.network, allreduce=curves(scenario.network.allreduce))
-        scenario = replace(scenario, network=other)
-    steps = drawn(("forward_ms", "data_ms", "backward_ms", "optimizer_ms"))
-    slow = drawn(("compute_slowdown", "comm_slowdown"))
-    place = float(rng.triangular(-1, 0, 1))
-    cores = drawn(("comm_core_share",) if _is_on_shared_cores(calibration, scenario) else ())
-    rest = drawn(("single_step_ms", "copy_ms", "residual_ms", "rank_spread", "slowest_spread"))
-    scale = float(np.median(steps["backward_ms"])) / (float(np.median(calibration.backward_ms)) or 1.0)
-    parameters = tuple(replace(p, ready_ms=p.ready_ms * scale) for p in calibration.parameters)
-    return replace(found, parameters=parameters, **steps, **slow, **cores, **rest), scenario, place
+        low_net, high_net = (
+            replace(scenario.network, allreduce=ends) for ends in _curves(scenario.network.allreduce)
+        )
+        yield (c, replace(scenario, network=low_net), 0.0), (c, replace(scenario, network=high_net), 0.0)
+    else:
+        low, high = (replace(c, allreduce=ends) for ends in _curves(c.allreduce))
+        yield (low, scenario, 0.0), (high, scenario, 0.0)
+
+
+def _paced(c: Calibration, pace: float) -> Calibration:
+    steps: dict[str, Any] = {name: (pace * median(getattr(c, name)),) for name in PARTS}
+    parameters = tuple(replace(p, ready_ms=pace * p.ready_ms) for p in c.parameters)
+    return replace(c, parameters=parameters, **steps)
+
+
+def _ends(samples: Samples) -> tuple[float, float]:
+    """The 95% interval of a median: Student's, whose error is sqrt(pi / 2) of the mean's."""
+    middle, count = median(samples), len(samples)
+    if count == 1:
+        return middle, middle
+    error = math.sqrt(math.pi / 2 / count) * stdev(samples)
+    reach = float(scipy.stats.t.ppf(0.975, count - 1)) * error
+    return middle - reach, middle + reach
+
+
+def _curves(allreduce: tuple[AllReduceTimes, ...]) -> tuple[tuple[AllReduceTimes, ...], ...]:
+    """All-reduces whose every time is as short, or as long, as its repetitions leave open."""
+
+    def moved(sign: int) -> tuple[AllReduceTimes, ...]:
+        def of(times: Samples) -> float:
+            reach = (max(times) - min(times)) / 2 / math.sqrt(len(times))
+            return max(median(times) + sign * reach, min(times))
+
+        return tuple(replace(one, points=tuple((s, (of(t),)) for s, t in one.points)) for one in allreduce)
+
+    return moved(-1), moved(1)
 
 
 def _is_on_shared_cores(calibration: Calibration, scenario: Scenario) -> bool:
@@ -293,12 +302,10 @@ def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simul
     layout = assign_cap(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in c.parameters])
     comm, slowdown, micro = cost_band(c, scenario).at(place), c.slowdown(), c.compute()
     if _is_on_shared_cores(c, scenario):
-        slowdown, comm = on_shared_cores(
-            slowdown,
-            core_share=median(c.comm_core_share),
-            calibrated=(own_curves(c.allreduce)[c.num_ranks], c.num_ranks),
-            asked=(comm, n),
-            num_bytes=sum(sizes),
+        calibrated = own_curves(c.allreduce)[c.num_ranks]
+        share = median(c.comm_core_share)
+        slowdown = on_shared_cores(
+            slowdown, core_share=share, calibrated=calibrated, asked=comm, num_bytes=sum(sizes)
         )
 
     def step_of(micro: Compute) -> Compute:
@@ -311,7 +318,7 @@ def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simul
     by_itself = median(c.single_step_ms or (micro.total_ms,)) / micro.total_ms
     quiet = by_itself if n == 1 else 1.0
     own, single = step_of(micro.scaled(quiet)), step_of(micro.scaled(by_itself))
-    slowest = c.spread.factor(n)
+    slowest = median(c.slowest_spread or (1.0,)) if n > 1 else 1.0
     ready_ms = [min(p.ready_ms, micro.backward_ms) * quiet * size * slowest for p in c.parameters]
     work = make_work(sizes, ready_ms, layout, comm, wire_share=wire_share(scenario.comm_hook))
     compute = own.scaled(slowest)
@@ -320,9 +327,6 @@ def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simul
     per_sample = c.identity.units_per_sample
     units_per_s = batch * per_sample * n * times * 1000 / step.step_ms
     of_single = batch * per_sample * times * 1000 / single.total_ms
-
-    def extrapolated_ms() -> float:
-        return own.total_ms * max(slowest - c.spread.factor(min(n, c.num_ranks)), 0.0)
 
     def losses() -> Losses:
         without_copies = simulate(work, compute, slowdown=slowdown)
@@ -337,31 +341,18 @@ def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simul
         )
 
     figures = (step.step_ms, units_per_s, units_per_s / n / of_single, step.exposed_comm_ms)
-    return _Simulated(step, figures, extrapolated_ms, losses)
+    return _Simulated(step, figures, losses)
 
 
-def _widening(calibration: Calibration) -> float:
-    """Hesterberg's factor for few rounds (source: `bench.stats.two_runs.ratio_of_medians`)."""
-    rounds = min((len(s) for s in (calibration.backward_ms, calibration.forward_ms) if len(s) > 1), default=0)
-    if not rounds:
-        return 1.0
-    factor = scipy.stats.t.ppf(0.975, rounds - 1) / scipy.stats.norm.ppf(0.975)
-    return float(factor * math.sqrt(rounds / (rounds - 1)))
+def _interval(estimate: float, pairs: Sequence[tuple[float, float]], error: float) -> Interval:
+    """Form the 95% interval about `estimate` from what each input at its ends gives, on the logarithm.
 
-
-def _interval(estimate: float, draws: Sequence[float], wider: float, error: float) -> Interval:
-    """Form the 95% interval of `draws` about `estimate`; without draws only the model's error is left.
-
-    On the logarithm, `wider` is a factor for few rounds, and the error, a share, is added in quadrature.
+    Inputs are independent, so their reaches add in quadrature, and with them the model's `error`, a share.
     """
-    low, high = np.quantile(draws, (0.025, 0.975)) if draws else (estimate, estimate)
     if estimate <= 0:
-        return Interval(estimate, min(float(low), estimate), max(float(high), estimate))
-    below = math.log(estimate / min(float(low), estimate)) * wider if low > 0 else math.inf
-    above = math.log(max(float(high), estimate) / estimate) * wider
-    model = math.log1p(error)
-    return Interval(
-        estimate,
-        estimate * math.exp(-math.hypot(below, model)),
-        estimate * math.exp(math.hypot(above, model)),
-    )
+        ends = [end for pair in pairs for end in pair]
+        return Interval(estimate, min(ends, default=estimate), max(ends, default=estimate))
+    reaches = [[math.log(estimate / end) if end > 0 else math.inf for end in pair] for pair in pairs]
+    below = math.hypot(math.log1p(error), *(max(*pair, 0.0) for pair in reaches))
+    above = math.hypot(math.log1p(error), *(max(*(-one for one in pair), 0.0) for pair in reaches))
+    return Interval(estimate, estimate * math.exp(-below), estimate * math.exp(above))

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ..buckets import BucketLayout
 from ..case import wire_share
@@ -22,23 +21,7 @@ from ..results.store import RunData
 from .allreduce import AllReduceTimes, Samples, measured_curve
 from .calibration import Identity, differences
 
-COMMON_SD = 0.01
-"""Standard deviation of the whole network's speed between two medians, as a share.
-
-The medians of buckets and of one message of all their bytes differ by 0-2% over shaped links."""
-
-Z95 = 1.96
-"""Half-width of a normal 95% interval over its standard deviation."""
-
-NUDGE = 1e-4
-"""Step of the numerical derivative, in logarithms; the search ends where no point moves further."""
-
-ITERATIONS = 20
-"""At most so many steps: an end where the weights do not settle."""
-
 Points: TypeAlias = tuple[tuple[int, Samples], ...]
-Logs: TypeAlias = NDArray[np.float64]
-"""By how much each point's time is moved, in logarithms."""
 
 
 def ddp_cases(run: RunData, *, least: int = 2) -> list[dict[str, Any]]:
@@ -152,51 +135,15 @@ def bucket_ms_by_round(run: RunData, case_id: str) -> ByRound:
 
 
 def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Points:
-    """Multiply the curve's times so that messages of `sizes` take `total_ms` together.
-
-    The least change that does it, in logarithms, weighed by how far each point's own repetitions scatter (no
-    further than they reach) and by `COMMON_SD` for all together; the rest is the same for all. A size that
-    was held up while the curve was taken is put right by that, and does not make the others faster than the
-    network was ever seen.
+    """Multiply the curve's times by one factor so that messages of `sizes` take `total_ms` together.
 
     Args:
         points: (message bytes, ms of each repetition, or the median and its 95% interval).
         sizes: bytes of the messages that were sent back to back.
         total_ms: what they took. Where it or the curve is no time at all, the curve stays as it is.
-
-    Source: least squares under one constraint, x = C w (w' C w)^-1 d, repeated as w changes with x.
     """
-    if total_ms <= 0 or measured_curve(points)(max(sizes, default=0)) <= 0:
+    by_curve_ms = sum(map(measured_curve(points), sizes))
+    if total_ms <= 0 or by_curve_ms <= 0:
         return points
-
-    def total(by: Logs) -> float:
-        return sum(map(measured_curve(_moved(points, by)), sizes))
-
-    shortest, longest = np.array([_reach(times) for _, times in points]).T
-    # A point's interval is that of its median.
-    covariance = np.diag(((longest - shortest) / (2 * Z95)) ** 2) + COMMON_SD**2
-    nudges, by = NUDGE * np.eye(len(points)), np.zeros(len(points))
-    for _ in range(ITERATIONS):
-        here = total(by)
-        rises = [math.log(total(by + nudge)) - math.log(here) for nudge in nudges]
-        weights = np.array(rises) / NUDGE
-        together = covariance @ weights
-        further = together * (math.log(total_ms / here) + weights @ by) / (weights @ together) - by
-        by = by + further
-        if np.abs(further).max() < NUDGE:
-            break
-    by = np.clip(by, shortest, longest)
-    return _moved(points, by + math.log(total_ms / total(by)))
-
-
-def _reach(times: Samples) -> tuple[float, float]:
-    """Distance from the median to the shortest and to the longest repetition, in logarithms."""
-    middle = float(np.median(times))
-    return (math.log(min(times) / middle), math.log(max(times) / middle)) if min(times) > 0 else (0.0, 0.0)
-
-
-def _moved(points: Points, by: Logs) -> Points:
-    return tuple(
-        (size, tuple(ms * float(factor) for ms in times))
-        for (size, times), factor in zip(points, np.exp(by), strict=True)
-    )
+    factor = total_ms / by_curve_ms
+    return tuple((size, tuple(ms * factor for ms in times)) for size, times in points)

@@ -37,7 +37,6 @@ from ddp_bench.bench.gate import interleave
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.lab import main as lab
 from ddp_bench.bench.lab import namespaces, rates
-from ddp_bench.bench.predict import prediction
 from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.run import main as run
 from ddp_bench.bench.run.close import finish_and_say
@@ -249,7 +248,6 @@ def disarm():
         *((namespaces, name, lambda *_: None) for name in ("require_support", "become_root")),
     ):
         setattr(owner, name, new)
-    prediction.predict.__kwdefaults__["resamples"] = 10  # the same code, run less often
 
 
 @dataclass(frozen=True)

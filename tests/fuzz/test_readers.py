@@ -110,7 +110,7 @@ CALIBRATION = Calibration(
     backward_ms=(2.0, 2.1),
     optimizer_ms=(0.5,),
     allreduce=(AllReduceTimes(num_ranks=2, backend="nccl", points=((4, (0.1, 0.2)), (64, (0.3,)))),),
-    rank_spread=(0.9, 1.1),
+    slowest_spread=(1.0, 1.1),
 )  # fmt: skip
 WHOLE = json.loads(CALIBRATION.to_json())
 
@@ -127,7 +127,7 @@ def read_log(text):
 
 def read_calibration(text):
     def use():
-        found = predict(Calibration.from_json(text), Scenario(num_devices=4), resamples=3)
+        found = predict(Calibration.from_json(text), Scenario(num_devices=4))
         if found.step_ms is not None:
             assert 0 <= found.step_ms.low <= found.step_ms.estimate <= found.step_ms.high
 

@@ -193,7 +193,7 @@ def test_one_device_tells_its_compute_its_copies_and_what_the_wrapper_adds(tmp_p
     assert found.residual_ms == pytest.approx((3.0, 3.3, 3.63), abs=0.4)
     assert (found.slowdown(), found.model_error_pct) == (BESIDE, ERROR_PCT)
     inside = network("nvlink-h200")
-    steps = [predict(found, Scenario(num_devices=n, intra=inside), resamples=0) for n in (1, 2, 8)]
+    steps = [predict(found, Scenario(num_devices=n, intra=inside), with_interval=False) for n in (1, 2, 8)]
     alone, two, eight = (step.step_ms.estimate for step in steps)
     assert alone == pytest.approx(1.1 * COMPUTE.total_ms)
     assert alone + 2 * 1.1 * COPY_MS < two < eight

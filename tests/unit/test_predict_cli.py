@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import shutil
 from dataclasses import replace
 
@@ -31,8 +30,6 @@ from ddp_bench.bench.predict.prediction import MOST_HALF_WIDTH, is_exposed_refus
 from ddp_bench.bench.predict.scaling_limit import predicted_line
 from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.stats.interval import Interval
-
-pytestmark = pytest.mark.usefixtures("few_resamples")
 
 UNCALIBRATED = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 
@@ -185,18 +182,8 @@ TOO_WIDE = Interval(0.69, 0.02, 14.27)
 """As a user was shown it: 69% [2%, 1427%]."""
 
 
-def noisy(spread, *, seed=1):
-    """A calibration whose ranks, and backward passes, differ by that much on a log scale."""
-    rng = np.random.default_rng(seed)
-    return replace(
-        SMALL,
-        backward_ms=tuple(np.exp(rng.normal(4.4, spread, 6))),
-        rank_spread=tuple(np.exp(rng.normal(0, spread, 12))),
-    )
-
-
-LARGE_ONLY = replace(SMALL, rank_spread=(1.0,) * 11 + (3.0,))
-"""Two ranks seldom wait; how long many would is known from a single step."""
+LARGE_ONLY = replace(SMALL, slowest_spread=(1.0, 1.1, 4.0))
+"""How long several ranks would wait for the slowest is not known."""
 
 
 @pytest.fixture
@@ -236,35 +223,10 @@ def test_nothing_to_show_is_a_mistake(folder, capsys):
     assert not out.exists()
 
 
-def test_what_is_extrapolated_of_a_shown_step_is_a_caution(tmp_path, capsys):
-    spread = tuple(np.exp(np.random.default_rng(3).normal(0, 0.3, 300)))
-    save_calibration(tmp_path, replace(SMALL, rank_spread=spread))
-    assert command.main([str(tmp_path), "--gpus", "2,64"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Caution: ")]
-    extrapolated, whole = re.findall(r"(\d+) ms", line)
-    assert int(extrapolated) > int(whole) / 5
-
-
 def test_little_exposed_communication_is_shown_though_its_share_is_wide():
     step = Interval(100.0, 98.0, 102.0)
     assert not is_exposed_refused(Interval(0.3, 0.0, 2.0), step)
     assert is_exposed_refused(Interval(20.0, 1.0, 60.0), step)
-
-
-def test_a_noisy_calibration_is_named_with_what_is_extrapolated():
-    p = predict(noisy(1.0), Scenario(num_devices=64))
-    assert re.search(r"±\d+%; \d+ ms of \d+ ms are extrapolated rank spread of a noisy calib", p.reason)
-    steady = predict(SMALL, Scenario(num_devices=64))
-    assert (steady.reason, steady.caution) == ("", "")
-
-
-def test_what_is_extrapolated_is_the_wait_beyond_that_of_the_calibrated_ranks():
-    """Oracle: more ranks wait longer by that; the calibrated number by nothing."""
-    calibration = replace(SMALL, rank_spread=(0.9, *(1.0,) * 20, 1.1, 1.2))
-    two, many = (predict(calibration, Scenario(num_devices=n)) for n in (2, 64))
-    assert two.extrapolated_ms == 0
-    assert many.extrapolated_ms > 0
-    assert many.extrapolated_ms == pytest.approx(many.wait_ms - two.wait_ms)
 
 
 def test_some_refused_leave_the_others_and_no_figure_anywhere(folder, capsys):
@@ -278,7 +240,7 @@ def test_some_refused_leave_the_others_and_no_figure_anywhere(folder, capsys):
     assert one["step_ms"]["estimate"] > 0
     assert many["reason"].startswith("not predicted: the interval would be ±")
     assert {many[name] for name in ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms")} == {None}
-    assert many["lost"] is many["timeline"] is many["extrapolated_ms"] is None
+    assert many["lost"] is many["timeline"] is None
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert rows[1]["reason"] == many["reason"]

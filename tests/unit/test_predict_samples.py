@@ -112,7 +112,6 @@ def test_the_tables_have_the_figures_of_the_runs_that_are_kept(name):
     assert tables.rounds()[name] == steps
 
 
-@pytest.mark.usefixtures("few_resamples")
 def test_the_case_that_the_residual_was_fitted_to_is_never_held_out(capsys):
     folder = SAMPLES / KEPT
     fitted = read_source(folder).fitted
@@ -125,7 +124,6 @@ def test_the_case_that_the_residual_was_fitted_to_is_never_held_out(capsys):
     assert all(bool(row["predicted_ms"]) == (row["link"] != tables.CALIBRATED) for row in default)
 
 
-@pytest.mark.usefixtures("few_resamples")
 def test_a_run_of_the_calibrated_case_alone_adds_none_and_is_refused_by_itself(tmp_path, capsys):
     alone, slower = tmp_path / "alone", tmp_path / "slower"
     for folder in (alone, slower):

@@ -68,7 +68,7 @@ def _of(found, source):
 def test_intervals_hold_the_rows_and_are_no_wider_than_they_need_be(errors):
     inside, widths = [], []
     for row in USED:
-        found = row.predicted(resamples=100)
+        found = row.predicted(with_interval=True)
         shift = (1 + errors[row] / 100) * row.published / found.estimate
         inside.append(shift * found.low <= row.published <= shift * found.high)
         widths += [(found.high - found.low) / found.estimate] * (row.num_gpus <= 8)

@@ -11,7 +11,6 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import doctor_machines
 import pytest
@@ -20,7 +19,6 @@ from finding_cases import said_of_each
 from recorded_pages import PAGES, text_of_page
 
 from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run.summary import print_summary
 
@@ -47,9 +45,8 @@ def said(command):
     out, err = io.StringIO(), io.StringIO()
     before = Path.cwd()
     os.chdir(ROOT)
-    fewer = mock.patch.dict(predict.__kwdefaults__, resamples=40)
     try:
-        with fewer, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = importlib.import_module(f"ddp_bench.{module}.main").main(arguments)
     finally:
         os.chdir(before)

@@ -143,7 +143,7 @@ MISTAKES = {
 WITH_USAGE = [(command, *row) for command, rows in MISTAKES.items() for row in rows]
 
 
-@pytest.mark.usefixtures("in_process", "few_resamples")
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("command", "arguments", "message"), WITH_USAGE)
 def test_a_mistake_is_one_line(command, arguments, message, tmp_path, capsys):
     places = {"run": RUN, "name": RUN.name, "calibrated": CALIBRATED, "empty": tmp_path, "long": "9" * 5000}

@@ -29,8 +29,6 @@ from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, bubble_sha
 from ddp_bench.bench.worker.stages import balanced, layer_costs_ms
 from ddp_bench.models.resnet import resnet20, resnet_layers
 
-pytestmark = pytest.mark.usefixtures("few_resamples")
-
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 
 
@@ -247,7 +245,7 @@ def test_a_layer_of_ten_times_the_work_costs_most_and_gradients_are_gone():
 ONE_BUCKET = replace(
     SMALL,
     identity=replace(SMALL.identity, batch_per_device=10),
-    rank_spread=(),
+    slowest_spread=(),
     parameters=(Parameter(name="p", num_bytes=2**20, ready_ms=60.0),),
     forward_ms=(30.0,),
     backward_ms=(60.0,),
@@ -280,7 +278,7 @@ def test_the_break_is_the_first_count_below_and_no_other():
         ({}, "link:100mbit", prediction.BANDWIDTH),
         ({"copy_ms": (40.0,)}, None, prediction.HANDLING),
         ({"residual_ms": (40.0,)}, None, prediction.HANDLING),
-        ({"rank_spread": (1.0,) * 9 + (1.6,)}, None, prediction.RANK_SPREAD),
+        ({"slowest_spread": (1.6,)}, None, prediction.RANK_SPREAD),
         ({"single_step_ms": (50.0,)}, None, prediction.BESIDE_OTHERS),
         ({"parameters": (Parameter(name="p", num_bytes=4, ready_ms=60.0),)}, "slow hops", prediction.LATENCY),
     ],
@@ -296,7 +294,7 @@ def test_each_cause_is_told_from_the_others(change, name, expected):
 
 def test_what_is_lost_adds_up_to_the_step():
     calibration = replace(
-        ONE_BUCKET, single_step_ms=(90.0,), rank_spread=(0.9, 1.0, 1.2), copy_ms=(0.5,), residual_ms=(3.0,)
+        ONE_BUCKET, single_step_ms=(90.0,), slowest_spread=(1.1,), copy_ms=(0.5,), residual_ms=(3.0,)
     )
     p = prediction.predict(calibration, Scenario(num_devices=8, network=network("link:1gbit")))
     parts = p.lost
@@ -384,4 +382,4 @@ def test_without_communication_the_default_is_at_the_bound():
 
 def test_the_slowest_rank_and_what_is_missing_to_the_simulation_count():
     assert bound_ms(replace(SMALL, residual_ms=(7.0,))) == pytest.approx(bound_ms(SMALL) + 7)
-    assert bound_ms(replace(SMALL, rank_spread=(1.1,))) > bound_ms(replace(SMALL, rank_spread=()))
+    assert bound_ms(replace(SMALL, slowest_spread=(1.1,))) > bound_ms(SMALL)

@@ -37,8 +37,6 @@ from ddp_bench.report.cases import step_time, with_rates
 from ddp_bench.report.main import main as report_command
 from ddp_bench.report.page import page
 
-pytestmark = pytest.mark.usefixtures("few_resamples")
-
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory):
@@ -105,8 +103,8 @@ def test_a_gate_never_compares_rates_of_different_units(*, interleaved):
 
 def test_predictions_count_units(tmp_path):
     identity = replace(SMALL.identity, unit="tokens", units_per_sample=LENGTH)
-    of_images = predict(SMALL, Scenario(num_devices=2), resamples=5)
-    of_tokens = predict(replace(SMALL, identity=identity), Scenario(num_devices=2), resamples=5)
+    of_images = predict(SMALL, Scenario(num_devices=2))
+    of_tokens = predict(replace(SMALL, identity=identity), Scenario(num_devices=2))
     assert of_tokens.images_per_s.estimate == pytest.approx(of_images.images_per_s.estimate * LENGTH)
     assert of_tokens.images_per_s.estimate == pytest.approx(
         2 * 32 * LENGTH * 1000 / of_tokens.step_ms.estimate
