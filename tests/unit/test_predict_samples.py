@@ -46,7 +46,7 @@ def test_no_case_is_off_by_more_than_eight_percent_and_half_are_within_three():
     assert len(found) == 67
     assert max(found) <= 8
     assert median(found) <= 3
-    assert (median(found), max(found)) == pytest.approx((1.8048, 7.8849), abs=5e-5)
+    assert (median(found), max(found)) == pytest.approx((1.79195, 6.83308), abs=5e-5)
 
 
 def test_a_machine_and_a_rate_that_the_simulation_had_never_seen():
@@ -56,7 +56,7 @@ def test_a_machine_and_a_rate_that_the_simulation_had_never_seen():
     assert len(one) == len(other) == 1
     assert one != other
     assert len(rows) == inside(rows) == 20
-    assert (median(errors(rows)), max(errors(rows))) == pytest.approx((2.3516, 5.7811), abs=5e-5)
+    assert (median(errors(rows)), max(errors(rows))) == pytest.approx((2.35164, 5.78114), abs=5e-5)
     assert f"20 cases err by {worst(rows)}, all inside their intervals" in " ".join(PAGE.split())
 
 
