@@ -64,17 +64,17 @@ class Row(dict):
         ddp = ", from the plain model" if self["without_ddp"] else ""
         return f"{self['model']}, {self['gpu']}, {self['precision']}, {self['batch']}{ddp}"
 
-    def predicted(self, comm_slowdown=BESIDE.comm, *, with_interval=False):
-        """Images/s of the whole job, with an interval."""
-        calibration = _calibration(
-            *(self[key] for key in ("model", "precision", "batch", "without_ddp", "rate"))
-        )
+    def predicted(self, comm_slowdown=BESIDE.comm, *, with_interval=False, rate="", **changes):
+        """Images/s of the whole job, with an interval; of another `rate`, or a scenario with `changes`."""
+        made_of = {key: self[key] for key in ("model", "precision", "batch", "without_ddp", "rate")}
+        calibration = _calibration(*(made_of | ({"rate": rate} if rate else {})).values())
         scenario = Scenario(
             num_devices=self.num_gpus,
             intra=network(self["intra"]),
             network=network(self["network"]) if self["network"] else None,
             gpus_per_node=min(self.num_gpus, 8),
             nics_per_node=int(self["nics"]) if self["nics"] else None,
+            **changes,
         )
         changed = replace(calibration, comm_slowdown=(float(comm_slowdown),))
         return predict(changed, scenario, with_interval=with_interval).images_per_s

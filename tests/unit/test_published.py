@@ -6,6 +6,7 @@ import pytest
 from commands import ROOT
 from published import ERRORS, ERRORS_BY_CONSTANT, SHARES, SLOWDOWNS, fitted, left_out, rows, table
 
+from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT, WRAPPER_MS
 
 USED = [row for row in rows() if not row["left_out"]]
@@ -75,6 +76,14 @@ def test_intervals_hold_the_rows_and_are_no_wider_than_they_need_be(errors):
     assert sum(inside) >= 0.9 * len(USED)
     assert median(widths) <= 0.15
     assert median(widths) > ERROR_PCT / 100
+
+
+@pytest.mark.parametrize(("gpus", "published"), [(2, 306), (4, 305), (8, 299), (16, 294)])
+def test_buckets_of_1_mib_which_nothing_was_fitted_to(gpus, published):
+    """PyTorch's table of buckets of 1 MiB, ResNet-50, images/s per V100: from 317 on one, with DDP."""
+    row = next(row for row in USED if row["model"] == "resnet50" and row.num_gpus == gpus)
+    found = row.predicted(with_interval=True, rate="317", bucket_cap_mb=BucketCaps((1.0,)))
+    assert found.low <= gpus * published <= found.high
 
 
 def test_the_documentation_has_every_row():
