@@ -102,7 +102,8 @@ def _forecast(folder: Path, settings: Settings, cases: pd.DataFrame) -> NextStep
     if not settings.calibrate or ok.empty or ok["num_devices"].max() > 1:
         return None
     gpu = str(ok["device_name"].iloc[0])
-    joined = next((f"nvlink-{name.lower()}" for name in NVLINK_GPUS if name in gpu), "pcie-4")
+    kinds = () if "PCIE" in gpu.upper() else NVLINK_GPUS
+    joined = next((f"nvlink-{name.lower()}" for name in kinds if name in gpu), "pcie-4")
     ask = command("predict", str(folder), "--gpus", "2,4,8", "--intra", joined)
     return NextStep("forecast how it scales on GPUs like this one", visible(ask))
 

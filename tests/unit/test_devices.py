@@ -196,3 +196,21 @@ def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path):
     assert not is_narrowed(range(4), root)
     assert is_narrowed((0, 1, 2), root)
     assert not is_narrowed((0,), tmp_path / "nowhere"), "not known"
+
+
+@pytest.mark.parametrize(
+    ("device", "num_devices", "asked", "calibrates"),
+    [
+        ("cuda", 1, {}, True),
+        ("cuda", 8, {"gpus": "1"}, True),
+        ("cuda", 8, {}, False),
+        ("cpu", 1, {}, False),
+        ("cuda", 1, {"modes": "dp"}, False),
+        ("cuda", 1, {"comm_hook": "powersgd"}, False),
+        ("cuda", 1, {"calibrate": "off"}, False),
+        ("cuda", 8, {"calibrate": "on"}, True),
+    ],
+)
+def test_ddp_on_one_gpu_alone_is_calibrated_by_itself(device, num_devices, asked, calibrates):
+    whole = with_device_defaults(resolve(asked), device_type=device, num_local_devices=num_devices)
+    assert whole.calibrate is calibrates

@@ -16,6 +16,7 @@ from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.next_step import next_step
 from ddp_bench.bench.findings.verdicts import WRAPPER
 from ddp_bench.bench.gate.main import parser as gate_parser
+from ddp_bench.bench.predict.main import parser as predict_parser
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
@@ -29,7 +30,12 @@ def parsed(step):
     if module == "bench.doctor":
         assert rest == []
         return module, None
-    parser = {"bench.run": run_parser, "bench.tune": run_parser, "bench.gate": gate_parser}[module]
+    parser = {
+        "bench.run": run_parser,
+        "bench.tune": run_parser,
+        "bench.gate": gate_parser,
+        "bench.predict": predict_parser,
+    }[module]
     return module, parser().parse_args(rest)
 
 
@@ -186,4 +192,9 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, a
     if module == "bench.run":
         assert given.resume == (None if hasattr(given, "comm_hook") else path)
         assert settings_of(shlex.split(made.next_step.command)[3:])
-    assert next_step(path, run_.manifest, cases, by, []) is None
+    calibrated_one_gpu = path.name == "h200-calibrated"
+    assert (module == "bench.predict") == calibrated_one_gpu
+    if calibrated_one_gpu:
+        assert (given.run, given.gpus, given.intra) == (path, "2,4,8", "nvlink-h200")
+    else:
+        assert next_step(path, run_.manifest, cases, by, []) is None
