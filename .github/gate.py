@@ -1,6 +1,7 @@
 """The step of action.yml: gates the checked-out commit against its base, comments on the pull request.
 
-Its inputs are environment variables, which action.yml explains. Exits with the gate's exit code.
+Its inputs are environment variables, which action.yml explains. Exits with the gate's exit code, or
+0 where its verdict is none that the step fails on.
 Runs with Python's standard library alone.
 """
 
@@ -16,11 +17,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-VERDICTS = {0: "pass", 1: "regression", 3: "undecided", 4: "not measured"}
-"""By exit code of the gate; any other is an error."""
+VERDICTS = {0: "pass", 1: "regression", 3: "not comparable", 4: "not measured"}
+"""By exit code of the gate where it shows no result; any other is an error."""
 
-NOT_COMPARABLE = 3
-"""The gate's exit code without a verdict where it shows no result: it had nothing to compare."""
+HEADING = "### ddp-bench gate: "
+"""What its result begins with; the verdict follows, up to a colon."""
+
+CHOSEN = ("regression", "missing", "undecided")
+"""Verdicts of which the input fail-on chooses; every other but a pass fails the step."""
 
 USAGE = 2
 """The gate's exit code for a mistake."""
@@ -30,21 +34,32 @@ MOST_CHARACTERS = 65_000
 
 
 def main() -> int:
-    """Gate, leave the outputs of the step, comment; the gate's exit code."""
+    """Gate, leave the outputs of the step, comment; the exit code of the step."""
+    fails_on = os.environ.get("FAIL_ON", "regression missing undecided").replace(",", " ").split()
+    if unknown := [one for one in fails_on if one not in CHOSEN]:
+        print(f"::error title=ddp-bench gate::fail-on {unknown[0]!r}; choose of {', '.join(CHOSEN)}")
+        return USAGE
     out = Path(os.environ["OUT"])
     out.mkdir(parents=True, exist_ok=True)
     workload = os.environ.get("WORKLOAD", "")
     of_run = [*(["--workload", workload] if workload else []), *os.environ["RUN"].split()]
     code, said = gate(of_run, out / "sides")
     (out / "gate.md").write_text(said, encoding="utf-8")
-    verdict = "not comparable" if code == NOT_COMPARABLE and not said else VERDICTS.get(code, "error")
+    verdict = verdict_of(code, said)
     with Path(os.environ["GITHUB_OUTPUT"]).open("a", encoding="utf-8") as outputs:
         outputs.write(f"verdict={verdict}\nexit-code={code}\n")
     number = pull_request()
     if os.environ.get("COMMENT") == "true" and number is not None:
         nothing = f"### ddp-bench gate: {verdict}\n\nNothing was compared; the log of the job says why."
         comment(number, marker(of_run), said or nothing)
-    return code
+    return 0 if verdict in CHOSEN and verdict not in fails_on else code
+
+
+def verdict_of(code: int, said: str) -> str:
+    """The first words of the gate's result; without one what its exit code says."""
+    if said.startswith(HEADING):
+        return said.removeprefix(HEADING).split(":", 1)[0].strip()
+    return VERDICTS.get(code, "error")
 
 
 def gate(of_run: list[str], sides: Path) -> tuple[int, str]:

@@ -221,6 +221,8 @@ class Manifest(Record, frozen=True):
     timing: Timing = Timing()
     roofline: tuple[DeviceRates, ...] = ()
     load: tuple[Load, ...] = ()
+    load_before: Amount | None = None
+    """Load average of the minute before the command, a share of the first machine's cores."""
     restarts: Count = 0
     resumed: tuple[Resumed, ...] = ()
 

@@ -70,6 +70,10 @@ def expand(
             "--calibrate on looks into the first --comm-hook, and of powersgd nothing can be predicted: its "
             "messages are not the buckets; name another one first, as in --comm-hook none,powersgd"
         )
+    if settings.scaling == "strong" and settings.accumulate != (1,):
+        raise UsageError(
+            "--scaling strong fixes the batch of a step, and --accumulate multiplies it; give one of them"
+        )
     if settings.scaling == "strong":
         bad = [n for n in counts if batch % n]
         if bad:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..bench.findings.cautions import Caution
 from ..bench.findings.findings import conclude_run
-from ..bench.findings.next_step import NextStep
+from ..bench.findings.next_step import NextStep, again
 from ..bench.findings.numbers import about, count, finite, plural
 from ..bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
 from ..bench.findings.wording import device_noun, own_devices, stand_ins, text, truth
@@ -231,7 +231,7 @@ def _run(
         heading=heading(cases) or title,
         status=status(manifest, cases, conclusion.verdicts),
         subtitle=_subtitle(run, measured, title),
-        command=manifest.command or " ".join(manifest.argv),
+        command=again(manifest) or " ".join(manifest.argv),
         warnings=_warnings(cases),
         cards=cards(conclusion.verdicts),
         following=conclusion.next_step,

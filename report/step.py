@@ -166,7 +166,7 @@ def _parts(row: Row) -> dict[str, float]:
     exposed = max(finite(row[EXPOSED_COMM]) or 0.0, 0.0)
     if any(ms is not None for ms in stages.values()):
         known = [ms for ms in phases.values() if ms is not None]
-        whole = sum(known) if len(known) == len(phases) else finite(row["step_ms_p50"])
+        whole = sum(known) if len(known) == len(phases) else finite(row["step_ms"])
         measured = sum(ms for ms in stages.values() if ms is not None)
         parts, exposed = stages | {REST: None if whole is None else whole - measured}, 0.0
     elif phases["forward"] is None or whole_backward is None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from ..bench.conditions import machine_kind
 from ..bench.findings.next_step import (
     NOT_INTERLEAVED,
@@ -17,12 +19,17 @@ from ..bench.findings.next_step import (
 )
 from ..bench.findings.numbers import TIMES, between, per_second, plural, times, with_interval
 from ..bench.findings.wording import Row, cap_label, case_label, estimate, short_mode, text, truth
-from ..bench.results.aggregate import images_per_s_by_round, units_per_step
+from ..bench.results.aggregate import (
+    estimates_of_cases,
+    images_per_s_by_round,
+    typical_of,
+    units_per_step,
+)
 from ..bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, UNRESOLVED, Comparison
 from ..bench.results.schema import records
 from ..bench.results.store import RunData
-from ..bench.stats.interval import median_of_ratios
-from ..bench.stats.two_runs import ratio_of_runs
+from ..bench.stats.interval import Estimate
+from ..bench.stats.two_runs import in_pairs, with_change_of_runs
 from .caps import cap_ticks, in_order, placed, step_by_cap
 from .cases import WorkloadCases, workloads
 from .drawing import MOST_RUNS, Figure, Line, chart
@@ -60,6 +67,13 @@ class MeasuredRun:
     def rounds(self) -> Mapping[str, Mapping[int, float]]:
         """Units per second by case id and round."""
         return images_per_s_by_round(self.run.times, units_per_step(self.workload.cases))
+
+    @cached_property
+    def log_rates(self) -> Mapping[str, Estimate]:
+        """The logarithm of each case's rate, by case id."""
+        rows, units = records(self.workload.cases), units_per_step(self.workload.cases)
+        found = estimates_of_cases(rows, typical_of(self.run.times), units)
+        return {case_id: one["images_per_s"] for case_id, one in found.items() if "images_per_s" in one}
 
 
 def together(titles: Sequence[str], runs: Sequence[RunData]) -> Section | None:
@@ -126,17 +140,16 @@ def _ratios(group: Sequence[MeasuredRun]) -> list[dict[str, Comparison]]:
             rows = run.rows[name], first.rows[name]
             ids = text(rows[0]["case_id"]), text(rows[1]["case_id"])
             ours, theirs = run.rounds.get(ids[0], {}), first.rounds.get(ids[1], {})
-            fits = estimate(rows[0], "images_per_s"), estimate(rows[1], "images_per_s")
-            if any(fit is None or fit.estimate <= 0 for fit in fits):
+            if ids[0] not in run.log_rates or ids[1] not in first.log_rates:
                 continue
             if _in_turns([first, run]):
-                ratio = median_of_ratios(ours, theirs, confidence=confidence)
+                both = sorted(ours.keys() & theirs.keys())
+                apart = in_pairs([math.log(ours[r] / theirs[r]) for r in both])
             else:
-                series = [[rate for _, rate in sorted(by_round.items())] for by_round in (ours, theirs)]
-                _, ratio = ratio_of_runs(fits, (series[0], series[1]), confidence=confidence)
-            if ratio.estimate > 0:
-                least = min(len(ours), len(theirs))
-                compared[name] = Comparison(*ids, ratio, first.run.manifest.margin, least)
+                series = [np.log([rate for _, rate in sorted(one.items())]) for one in (ours, theirs)]
+                apart = with_change_of_runs(run.log_rates[ids[0]].minus(first.log_rates[ids[1]]), *series)
+            ratio, least = apart.interval(confidence).exp(), min(len(ours), len(theirs))
+            compared[name] = Comparison(*ids, ratio, first.run.manifest.margin, least)
         found.append(compared)
     return found
 
@@ -186,6 +199,8 @@ def _following(group: Sequence[MeasuredRun]) -> NextStep | None:
     if len(group) != 2 or _in_turns(group) or len({str(machine_kind(m)) for m in manifests}) > 1:
         return None
     command = interleave_command(*manifests)
+    if not command:
+        return None
     where = f", {UNKNOWN_REF} being the commit of {group[0].title}" if f" {UNKNOWN_REF} " in command else ""
     return NextStep(f"to tell the code from the machine, measure both in turns{where}", command)
 
@@ -331,8 +346,8 @@ def _table(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison
         "the first run's. The intervals of the ratios hold all at once"
     )
     note += (
-        ". The runs were measured in turns, so the ratio is the median of those within rounds, where the "
-        "machine did the same to both; it may differ from the quotient of the throughputs."
+        ". The runs were measured in turns, so the ratio is of those within rounds, where the machine did "
+        "the same to both; it may differ from the quotient of the throughputs. It holds within this launch."
         if _in_turns(group)
         else ", and hold how much each run changed within itself; a change of the machine between the runs "
         "may be larger."

@@ -22,7 +22,7 @@ from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario, cost_band
-from ddp_bench.bench.results.aggregate import fits_of_cases, typical_of, units_per_step
+from ddp_bench.bench.results.aggregate import estimates_of_cases, typical_of, units_per_step
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 
@@ -61,16 +61,16 @@ def rounds_of(name, run):
 
 def rounds_of_launches(name, run):
     """The same, with the launch of each round."""
-    launches = run.times.launches
-    return [row | {"launch": launches[row["round"]]} for row in rounds_of(name, run)]
+    launches = run.blocks.groupby("round")["launch"].min()
+    return [row | {"launch": int(launches[row["round"]])} for row in rounds_of(name, run)]
 
 
 def figures_of(name, run, source):
     """A row for each case; where `source` is a calibration that was not fitted to it, with its prediction."""
     environment = run.manifest.environment
     held = {case.case_id: case for case in predicted(run, source)} if source else {}
-    by_rounds = typical_of(run.times, ())
-    fitted = fits_of_cases(run.cases.to_dict("records"), by_rounds, units_per_step(run.cases))
+    by_rounds = typical_of(run.times)
+    fitted = estimates_of_cases(run.cases.to_dict("records"), by_rounds, units_per_step(run.cases))
     for row in run.cases.to_dict("records"):
         case_id = str(row["case_id"])
         found = {
@@ -81,7 +81,7 @@ def figures_of(name, run, source):
             **{column: row[column] for column in ("arch", "link", "num_devices", "global_batch")},
         }
         formed = {f"images_per_s{end}": float(row[f"images_per_s{end}"]) for end in ENDS}
-        formed |= fitted[case_id]["images_per_s"].columns(FITTED)
+        formed |= fitted[case_id]["images_per_s"].interval().exp().columns(FITTED)
         formed["measured_ms"] = 1000 * float(row["global_batch"]) / formed["images_per_s"]
         if (case := held.get(case_id)) is not None:
             formed |= case.predicted_ms.columns("predicted_ms")

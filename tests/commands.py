@@ -11,14 +11,6 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("--arch", "resnet20", "--batch-size", "8", "--device", "cpu")
 TINY = ("--arch", "resnet20", "--batch-size", "2", "--image-size", "16", "--steps", "1", "--device", "cpu")
-LAUNCHED_AGAIN = """
-import sys
-from ddp_bench.bench.run.main import main
-from ddp_bench.bench.run.stop_rule import LaunchRule
-LaunchRule.is_due = lambda self, now_s, num_rounds: num_rounds == 2
-sys.exit(main(sys.argv[1:]))
-"""
-"""`bench.run` that starts its workers anew after two rounds."""
 
 
 def finished(command, cwd=ROOT, env=None, *, timeout_s=280):

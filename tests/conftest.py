@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import LAUNCHED_AGAIN, ROOT, SMALL
+from commands import ROOT, SMALL
 from in_process import first_worker
 from rank_pool import Ranks
 
@@ -62,14 +62,11 @@ class RealRun:
 
 @pytest.fixture(scope="session")
 def real_run(tmp_path_factory: pytest.TempPathFactory) -> RealRun:
-    """A run of every mode on one and two devices, with caps of which two give one layout.
-
-    Its workers are started anew before its third, last round.
-    """
+    """A run of every mode on one and two devices, with caps of which two give one layout."""
     folder = tmp_path_factory.mktemp("real")
     sweep = ("--modes", "dp,ddp", "--gpus", "1,2", "--bucket-cap-mb", "default,0.25,50,100")
     more = ("--image-size", "16", "--rounds", "3", "--steps", "2", "--out", str(folder / "run"))
-    command = [sys.executable, "-c", LAUNCHED_AGAIN, *SMALL, *sweep, *more]
+    command = [sys.executable, "-m", "bench.run", *SMALL, *sweep, *more]
     seen: set[tuple[str, int]] = set()
     with (
         (folder / "stdout").open("w+") as out,

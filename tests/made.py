@@ -60,7 +60,7 @@ def cap_of(case: Case) -> str:
 def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> list[Comparison]:
     """The comparisons of these cases by these blocks."""
     ok = cases[cases["status"] == "ok"]
-    typical = typical_of(times, records(cases))
+    typical = typical_of(times)
     return comparisons_of(pairs_of(records(ok)), times, units_per_step(ok), margin, typical)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,14 @@ class LoadReading:
     """Of every core of the machine, by its number: time in programs, interrupts left out."""
     steal_s: tuple[float, ...]
     """Likewise: time that the hypervisor gave to other guests; 0 where the system does not tell."""
+
+
+def load_average() -> float | None:
+    """Programs that ran or wanted to in the last minute, as a share of this machine's cores, if known."""
+    try:
+        return round(os.getloadavg()[0] / (os.cpu_count() or 1), 3)
+    except OSError:
+        return None
 
 
 def mean_load(now: Load, earlier: Load) -> Load:

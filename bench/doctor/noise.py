@@ -6,7 +6,6 @@ import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import scipy
 
 from ..cli import command, speaker, to_json
 from ..errors import UsageError
@@ -14,11 +13,13 @@ from ..findings.numbers import about
 from ..gate.checkouts import WORKING_TREE
 from ..gate.compare import FAMILY_CONFIDENCE
 from ..gate.interleave import measure_launches
-from ..gate.judge import judge, launch_ratio
+from ..gate.judge import judge, log_ratios, of_launches
 from ..gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
-from ..gate.runs import LAUNCH, side_by_side
+from ..gate.runs import side_by_side
 from ..results.round_times import ByRound
-from ..stats.interval import Figures, Interval, median_of_ratios
+from ..stats.interval import Estimate, Figures, Interval
+from ..stats.one_run import MIN_ROUNDS
+from ..stats.two_runs import in_pairs
 
 ARCH, BATCH, STEPS = "resnet20", 8, 3
 """One device and the plain module; small, so that half a minute holds many blocks."""
@@ -32,11 +33,8 @@ SEEN = 0.9
 GATES = 400
 """Simulated of each length: enough for that quantile, in a second."""
 
-MOST_DRAWN = 300
-"""Longer gates are simulated with so many rounds, whose noise is scaled by 1 / sqrt(rounds)."""
-
-FEWEST_ROUNDS = 9
-"""In all: a median of fewer has no interval at the gate's confidence."""
+FEWEST_ROUNDS = MIN_ROUNDS * DEFAULT_LAUNCHES
+"""In all: a launch of fewer does not tell how its rounds scatter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,26 +93,23 @@ def noise_of(launches: list[tuple[ByRound, ByRound]], *, seconds: float, device:
             f"--seconds {seconds:g}s gave {num_rounds} rounds on this machine, as busy as it is, and an "
             f"interval needs {FEWEST_ROUNDS}; say --seconds {enough_s}s, or stop other programs"
         )
-    ratio = launch_ratio(candidate, baseline, confidence=FAMILY_CONFIDENCE)
-    pooled = median_of_ratios(candidate, baseline, confidence=FAMILY_CONFIDENCE)
-    added = math.sqrt(max(_half(ratio) ** 2 - _half(pooled) ** 2, 0.0))
-    between = added * math.sqrt(len(launches)) / float(scipy.stats.norm.ppf((1 + FAMILY_CONFIDENCE) / 2))
+    found = of_launches(log_ratios(candidate, baseline))
+    ratio = found.interval(FAMILY_CONFIDENCE).exp()
+    each = [in_pairs([one for _, one in sorted(log_ratios(*side[::-1]).items())]) for side in launches]
+    of_rounds = float(np.nanmean([one.error**2 for one in each]))
+    between = math.sqrt(max(float(np.var([one.value for one in each], ddof=1)) - of_rounds, 0.0))
     within = np.concatenate([_within(*launch) for launch in launches])
     return Noise(
         device=device,
         num_rounds=num_rounds,
         ratio=ratio,
-        launch_ratios=tuple(median_of_ratios(theirs, ours).estimate for ours, theirs in launches),
+        launch_ratios=tuple(math.exp(one.value) for one in each),
         verdict=judge(ratio, higher_is_better=True, threshold=DEFAULT_THRESHOLD),
         resolutions=tuple(
             _resolution(length_s, int(num_rounds * length_s / seconds), within, between, len(launches))
             for length_s in LENGTHS_S
         ),
     )
-
-
-def _half(interval: Interval) -> float:
-    return (interval.high - interval.low) / 2
 
 
 def _within(baseline: ByRound, candidate: ByRound) -> Figures:
@@ -127,21 +122,19 @@ def _within(baseline: ByRound, candidate: ByRound) -> Figures:
 def _resolution(
     seconds: float, num_rounds: int, within: Figures, between: float, num_launches: int
 ) -> Resolution:
-    """Gates of that length from measured rounds drawn anew, each with the interval that a gate would have.
+    """Gates of that length with the noise of the measured rounds, each with the interval it would have.
 
     `between` is the standard deviation between launches.
     """
     if num_rounds < FEWEST_ROUNDS:
         return Resolution(seconds=seconds, num_rounds=num_rounds, resolves=None, gated=None)
-    rng, drawn = np.random.default_rng(num_rounds), min(num_rounds, MOST_DRAWN)
-    launch = np.arange(drawn) % num_launches
-    keys = (launch * LAUNCH + np.arange(drawn)).tolist()
-    gates = []
-    for _ in range(GATES):
-        noise = rng.choice(within, drawn) * math.sqrt(drawn / num_rounds)
-        noise += rng.normal(0.0, between, num_launches)[launch]
-        ratios = dict(zip(keys, np.exp(noise).tolist(), strict=True))
-        gates.append(launch_ratio(ratios, dict.fromkeys(keys, 1.0), confidence=FAMILY_CONFIDENCE))
+    # Of the gate's own estimate, the mean of the launches with Student's t.
+    rng = np.random.default_rng(num_rounds)
+    scatter = math.sqrt(between**2 + float(np.mean(within**2)) * num_launches / num_rounds)
+    drawn = rng.normal(0.0, scatter, (GATES, num_launches))
+    errors = drawn.std(axis=1, ddof=1) / math.sqrt(num_launches)
+    found = (Estimate(*one, num_launches - 1) for one in zip(drawn.mean(axis=1), errors, strict=True))
+    gates = [one.interval(FAMILY_CONFIDENCE).exp() for one in found]
     # A step slower by s divides the ratio and both ends by 1 + s.
     excluded = np.array([gate.high for gate in gates]) - 1
     beyond = np.array([gate.estimate for gate in gates]) / (1 - DEFAULT_THRESHOLD) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +32,9 @@ from .verdicts import (
     RESOLVED,
     CommunicationVerdict,
     CompileVerdict,
-    Losses,
     Ratio,
     SettingsVerdict,
+    StandIn,
     Verdict,
     WrapperVerdict,
 )
@@ -45,6 +45,7 @@ from .wording import (
     ddp_call,
     estimate,
     hidden_share,
+    is_stand_in,
     mode_name,
     place,
     setting_names,
@@ -87,12 +88,16 @@ def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison], margin: fl
     if not rows:
         return []
     known = [c for c in comparisons if c.case_id in rows and c.reference_id in rows]
+    known = [c for c in known if not is_stand_in(rows[c.reference_id])]
     default = default_of(rows.values())
     with_dp = [c for c in known if rows[c.reference_id]["mode"] == "dp"]
+    real = [row for row in rows.values() if not is_stand_in(row)]
     found = (
         _wrapper(rows, with_dp[0])
         if with_dp
-        else _alone(rows[default] if default else next(iter(rows.values())), margin),
+        else _alone(rows[default] if default else real[0], margin, rows.values())
+        if real
+        else None,
         _settings(
             rows, [c for c in known if rows[c.case_id]["mode"] == rows[c.reference_id]["mode"] == "ddp"]
         ),
@@ -126,9 +131,8 @@ def ddp_reference(ddp: pd.DataFrame) -> Mapping[str, Any]:
 
 def _wrapper(rows: Mapping[str, Row], one: Comparison) -> WrapperVerdict:
     ddp, dp = rows[one.case_id], rows[one.reference_id]
-    on_cpu = text(ddp["device_type"]) == "cpu"
     best = dp if one.answer == SLOWER else ddp
-    paste = {FASTER: "model = DDP(model)", SLOWER: "" if on_cpu else "model = nn.DataParallel(model)"}
+    paste = {FASTER: "model = DDP(model)", SLOWER: "model = nn.DataParallel(model)"}
     speedup = estimate(best, "speedup")
     return WrapperVerdict(
         answer=one.answer,
@@ -137,38 +141,28 @@ def _wrapper(rows: Mapping[str, Row], one: Comparison) -> WrapperVerdict:
         ratio=Ratio.of(mode_name(ddp), mode_name(dp), one.ratio),
         where=f"on {place(ddp)}",
         margin=one.margin,
-        is_advice=not on_cpu,
+        is_advice=True,
         of_ideal=() if one.answer == TOO_FEW else _of_ideal(ddp, dp),
-        losses=_losses(ddp, dp),
         strong=text(ddp["scaling"]) == "strong",
         one_device=Ratio.of(mode_name(best), ONE_DEVICE, speedup) if speedup and speedup.high < 1 else None,
     )
 
 
-def _losses(ddp: Row, dp: Row) -> Losses | None:
-    """None where a part was not measured; on GPUs the reduction of DataParallel is part of the backward."""
-    copies = [finite(dp[f"dp_{name}_ms"]) for name in ("replicate", "scatter", "gather", "reduce")]
-    costs = [_cost_of_scaling(row) for row in (dp, ddp)]
-    communication = estimate(ddp, EXPOSED_COMM)
-    known = [ms for ms in (*costs, *copies) if ms is not None]
-    if communication is None or len(known) < len(costs) + len(copies):
-        return None
-    dp_ms, ddp_ms, *stages = known
-    return Losses(
-        dp=mode_name(dp),
-        dp_ms=dp_ms,
-        copies_ms=sum(stages),
-        ddp_ms=ddp_ms,
-        communication_ms=communication,
-    )
+STAGES = ("replicate", "scatter", "gather", "reduce")
 
 
-def _cost_of_scaling(row: Row) -> float | None:
-    step, efficiency = finite(row["step_ms"]), finite(row["efficiency"])
-    return None if step is None or efficiency is None else step * (1 - efficiency)
+def _stand_in(rows: Iterable[Row]) -> StandIn | None:
+    """None without DP's stand-in, or where a stage was not measured."""
+    for row in rows:
+        found = [(name, finite(row[f"dp_{name}_ms"])) for name in STAGES]
+        stages = tuple((name, ms) for name, ms in found if ms is not None)
+        step_ms = finite(row["step_ms"])
+        if is_stand_in(row) and step_ms is not None and len(stages) == len(STAGES):
+            return StandIn(step_ms=step_ms, stages_ms=stages)
+    return None
 
 
-def _alone(row: Row, margin: float) -> WrapperVerdict | None:
+def _alone(row: Row, margin: float, beside: Collection[Row]) -> WrapperVerdict | None:
     speedup = estimate(row, "speedup")
     if speedup is None:
         return None
@@ -181,6 +175,8 @@ def _alone(row: Row, margin: float) -> WrapperVerdict | None:
         margin=margin,
         of_ideal=_of_ideal(row),
         strong=text(row["scaling"]) == "strong",
+        beside_stand_in=any(map(is_stand_in, beside)),
+        stand_in=_stand_in(beside),
     )
 
 

@@ -31,6 +31,9 @@ Clocks a fifth lower in so many samples make 1% of the rate, which is what a GPU
 UNEQUAL_CLOCKS = 1.02
 """Ratio of two cases' clocks above which they were compared at different speeds: twice a GPU's margin."""
 
+LEAST_STEAL = 0.005
+"""Share of the time that is no rounding of 0%."""
+
 Pair: TypeAlias = tuple[str, int, int]
 """A host, and the places of two GPUs among those that its ranks saw, the lower one first."""
 
@@ -45,9 +48,8 @@ WEAKENS = {
     "uneven ranks": SIZES,
     "wide intervals": SIZES,
     "slowed GPUs": SIZES,
-    "warm-up": SIZES,
     "two levels": SIZES,
-    "outliers": SIZES,
+    "scattered rounds": SIZES,
     "drift": TRANSFER,
     "slow links": TRANSFER,
 }
@@ -71,14 +73,17 @@ class Caution:
         return f"{self.text}. What helps: {self.advice}"
 
 
-def trust(cautions: Iterable[Caution], answers: Collection[str], *, on_cpu: bool, num_launches: int) -> str:
-    """What the answers of a run are worth, in one line: direction, sizes, transfer.
+def trust(
+    cautions: Iterable[Caution], answers: Collection[str], *, on_cpu: bool, load: str = "", evidence: str = ""
+) -> str:
+    """What the answers of a run are worth, in one line: direction, sizes, and what other runs tell of it.
 
     Args:
         cautions: against the run.
         answers: as `Verdict.answer`; empty without any.
         on_cpu: whether cases ran on CPU cores.
-        num_launches: of the workers: how often the run has begun, as it were.
+        load: what others used of the cores, as `said_load` says it.
+        evidence: of other runs, as `repeats.evidence` says it.
     """
     if not answers:
         return ""
@@ -95,17 +100,10 @@ def trust(cautions: Iterable[Caution], answers: Collection[str], *, on_cpu: bool
         what = "which is faster" if {FASTER, SLOWER} & set(answers) else "what is resolved"
         held = f"is {doubt}" if doubt else "holds"
         answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
-    # What intervals say of the next run: docs/measuring.md, "Another launch".
-    if transfer:
-        where = f"ms and rates hold in this run alone ({transfer})"
-    elif on_cpu:
-        where = "intervals of ratios hold for the next run within the hour too, ms and rates may be 4% off"
-    elif num_launches > 1:
-        where = f"they hold for the next run too, as far as {num_launches} launches of the ranks tell"
-    else:
-        where = "what another launch of the ranks adds is not known"
-    gpus = " Nothing of it tells which is faster on GPUs: measure there." if on_cpu else ""
-    return f"Trust, on this machine: {answered}; {where}.{gpus}"
+    changed = f"; ms and rates do not carry over ({transfer})" if transfer else ""
+    gpus = "Nothing of it tells which is faster on GPUs: measure there" if on_cpu else ""
+    said = (f"Trust, of this run: {answered}{changed}", load, evidence, gpus)
+    return " ".join(f"{part}." for part in said if part)
 
 
 class LoadShares(NamedTuple):
@@ -122,6 +120,16 @@ def load_shares(manifest: Manifest) -> LoadShares | None:
         LoadShares(load.others / load.cores, load.steal / load.cores) for load in manifest.load if load.cores
     ]
     return LoadShares(*map(max, zip(*shares, strict=True))) if shares else None
+
+
+def said_load(manifest: Manifest) -> str:
+    """Say what others used of the cores; empty where that is not known."""
+    shares, before = load_shares(manifest), manifest.load_before
+    if shares is None:
+        return ""
+    first = "" if before is None else f"; in the minute before it, the load was {100 * before:.0f}% of them"
+    steal = f", other guests {100 * shares.steal:.0f}%" if shares.steal >= LEAST_STEAL else ""
+    return f"Other programs used {100 * shares.busy:.0f}% of the cores during the rounds{steal}{first}"
 
 
 def other_load(manifest: Manifest, cases: pd.DataFrame) -> Caution | None:

@@ -17,6 +17,7 @@ from .answers import compile_verdicts, verdicts
 from .cautions import (
     Caution,
     other_load,
+    said_load,
     slow_links,
     throttled,
     trust,
@@ -26,6 +27,7 @@ from .cautions import (
 )
 from .next_step import NextStep, next_step
 from .notes import notes
+from .repeats import evidence
 from .slow_ranks import SlowRank, slow_ranks
 from .stability import cautions as of_rounds
 from .verdicts import Finding, Verdict
@@ -86,8 +88,12 @@ def conclude(
     comparisons: Sequence[Comparison],
     *,
     resumable: bool = True,
+    earlier: Sequence[tuple[pd.DataFrame, Sequence[Comparison]]] = (),
 ) -> Conclusion:
-    """Conclude a run from its files in `folder`; `resumable` where its journal is among them."""
+    """Conclude a run from its files in `folder`; `resumable` where its journal is among them.
+
+    `earlier` runs of the same plan on this machine, their cases and comparisons, tell how far to trust it.
+    """
     answered = (
         *verdicts(cases, comparisons, margin=manifest.margin),
         *compile_verdicts(cases, comparisons),
@@ -95,16 +101,30 @@ def conclude(
     slow = slow_ranks(manifest, cases, times)
     cautions = run_cautions(manifest, cases, times, slow)
     on_cpu = bool((cases["device_type"] == "cpu").any())
-    answers, num_launches = [one.answer for one in answered], max(times.launches.values(), default=1)
+    answers = [one.answer for one in answered]
     return Conclusion(
         verdicts=answered,
         found=tuple(notes(cases, times, comparisons, slow)),
         cautions=tuple(cautions),
-        trust=trust(cautions, answers, on_cpu=on_cpu, num_launches=num_launches),
+        trust=trust(
+            cautions,
+            answers,
+            on_cpu=on_cpu,
+            load=said_load(manifest) if on_cpu else "",
+            evidence=evidence(cases, comparisons, earlier),
+        ),
         next_step=next_step(folder, manifest, cases, comparisons, answered, resumable=resumable),
     )
 
 
 def conclude_run(run: RunData) -> Conclusion:
     """Conclude a loaded run."""
-    return conclude(run.path, run.manifest, run.cases, run.times, run.compared, resumable=run.resumable)
+    return conclude(
+        run.path,
+        run.manifest,
+        run.cases,
+        run.times,
+        run.compared,
+        resumable=run.resumable,
+        earlier=run.earlier,
+    )

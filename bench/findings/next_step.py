@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..axes import STEP_DEFAULTS
-from ..cli import command
+from ..cli import command, quoted
 from ..manifest import Manifest
 from ..results.case_columns import EXPOSED_COMM, UNUSED_PARAMETERS
 from ..results.comparisons import OPEN, Comparison
@@ -29,6 +31,9 @@ MOST_S = 7200.0
 LEAST_S = 60.0
 ENOUGH_ROUNDS = 2 * MIN_ROUNDS
 ENOUGH_CAPS = 3
+SAFETY = 1.3
+"""Of the time that an interval as wide as expected takes: half of them come out wider."""
+
 WORTH_TUNING = 0.05
 """Share of the step that communication adds from which on tuning its buckets is proposed."""
 
@@ -74,14 +79,15 @@ def next_step(
     settings = manifest.settings
     failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
     if (failed["reason_code"] == UNUSED_PARAMETERS).any():
-        return _with_unused_parameters(settings, set(failed["mode"]) - {"ddp"})
+        searching = _with_unused_parameters(settings, set(failed["mode"]) - {"ddp"})
+        return replace(searching, command=in_lab(manifest, searching.command))
     no_baseline = bool(not failed.empty or manifest.interleaved_id)
     forecast = None if no_baseline else _forecast(folder, settings, cases)
     if forecast is not None or no_baseline or not verdicts:
         return forecast
     if any(verdict.is_open for verdict in verdicts):
-        again = command("run", *as_options(settings, _ALL_BUT_WHERE - {"rounds", "max_time"}))
-        begin = resume_command(folder) if resumable else visible(again)
+        begin_anew = command("run", *as_options(settings, _ALL_BUT_WHERE - {"rounds", "max_time"}))
+        begin = in_lab(manifest, resume_command(folder) if resumable else visible(begin_anew))
         return _more(begin, manifest, cases, comparisons, [one for one in verdicts if one.is_open])
     label, group = by_compile_label(cases)[0]
     here = headline(group)
@@ -89,7 +95,7 @@ def next_step(
     num_devices = int(here["num_devices"].iloc[0])
     own = [verdict for verdict in verdicts if verdict.of == label]
     if (step := _less_exposed(settings, ddp, num_devices, own)) is not None:
-        return step
+        return replace(step, command=in_lab(manifest, step.command))
     if not cases["status"].isin(["ok", "skipped"]).all():
         return None
     save = command("gate", "--save-baseline", str(folder))
@@ -108,6 +114,29 @@ def _forecast(folder: Path, settings: Settings, cases: pd.DataFrame) -> NextStep
     return NextStep("forecast how it scales on GPUs like this one", visible(ask))
 
 
+def in_lab(manifest: Manifest, whole: str) -> str:
+    """A command of bench.run or bench.tune as it has to be typed: a lab's within that lab."""
+    if not manifest.link:
+        return whole
+    rate, _, delay = manifest.link.partition("+")
+    ranks = Counter(rank.host for rank in manifest.ranks)
+    each = max(ranks.values(), default=1)
+    more = [*(["--delay", delay] if delay else []), *(["--ranks-per-host", str(each)] if each > 1 else [])]
+    lab = command("lab", "--hosts", str(max(len(ranks), 2)), "--rate", rate, *more)
+    return f"{lab} -- {whole}"
+
+
+def again(manifest: Manifest) -> str:
+    """The command that repeats a run, to be pasted: in its lab, and into a folder of its own."""
+    try:
+        words = shlex.split(manifest.command or "")
+    except ValueError:  # nothing that a shell would take
+        return manifest.command or ""
+    places = [i for i, word in enumerate(words) if word == "--out"]
+    kept = [w for i, w in enumerate(words) if i not in places and i - 1 not in places]
+    return in_lab(manifest, " ".join(map(quoted, (w for w in kept if not w.startswith("--out=")))))
+
+
 def _less_exposed(
     settings: Settings, ddp: pd.DataFrame, num_devices: int, verdicts: Sequence[Verdict]
 ) -> NextStep | None:
@@ -122,11 +151,11 @@ def _less_exposed(
             return None
         caps, hooks = settings.bucket_cap_mb[:1], ("none", "bf16")
         halved = replace(first, modes=("ddp",), gpus=(num_devices,), bucket_cap_mb=caps, comm_hook=hooks)
-        again = command("run", *as_options(halved, _ALL_BUT_WHERE))
+        halving = command("run", *as_options(halved, _ALL_BUT_WHERE))
         cost = next((one.cost for one in verdicts if isinstance(one, CommunicationVerdict)), None)
         added = f" of what communication adds, {cost}" if cost else ""
         why = f"no cap gains more than the margin; gradients in 16 bits may spare a half{added}"
-        return NextStep(why, visible(again))
+        return NextStep(why, visible(halving))
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
     if not several.any():
         return None
@@ -145,8 +174,8 @@ def _with_unused_parameters(settings: Settings, failed: set[str]) -> NextStep:
     """Measure DDP as it can train here, without the modes that `failed` for another reason."""
     kept = tuple(mode for mode in settings.modes if mode not in failed)
     wanted = replace(settings, modes=kept, find_unused_parameters=(True,))
-    again = command("run", *as_options(wanted, _ALL_BUT_WHERE))
-    return NextStep("let DDP search for parameters without gradient", visible(again))
+    searching = command("run", *as_options(wanted, _ALL_BUT_WHERE))
+    return NextStep("let DDP search for parameters without gradient", visible(searching))
 
 
 def _more(
@@ -169,7 +198,7 @@ def _more(
         fewest = min((one.num_rounds for one in unsettled if math.isinf(one.half_width)), default=rounds)
         factor, why = max(ENOUGH_ROUNDS / max(fewest, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
     else:
-        factor = max(widest**2, 1.1)
+        factor = max(SAFETY * widest**2, 1.1)
         decided = " and ".join(dict.fromkeys(one.decides for one in verdicts))
         why = f"{about((factor - 1) * spent_s)} more decides {decided}, at a margin of {short(100 * margin)}%"
         if factor * spent_s > MOST_S:
@@ -212,8 +241,10 @@ def interleave_command(baseline: Manifest, candidate: Manifest) -> str:
     """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
 
     `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
-    manifest does not know it.
+    manifest does not know it. Empty of a lab's runs: no gate measures in a lab.
     """
+    if candidate.link:
+        return ""
     arguments = as_options(candidate.settings, _ALL_BUT_WHERE - LEFT_OUT)
     code = baseline.workload if candidate.settings.workload else baseline.git
     reference = code.commit[:12] if code and code.commit else UNKNOWN_REF

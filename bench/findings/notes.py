@@ -1,4 +1,4 @@
-"""What is said below the answers, as records: why DDP scales so, what limits it, what was not measured."""
+"""What is said below the answers, as records: why DDP scales so, what was not measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from ..buckets import BucketLayout
 from ..results.aggregate import typical_of
 from ..results.comparisons import FASTER, SLOWER, Comparison
 from ..results.round_times import RoundTimes
@@ -22,22 +21,14 @@ from .slow_ranks import SlowRank
 from .verdicts import Finding
 from .wording import (
     are_shared,
-    bits_per_s,
     case_parts,
     estimate,
-    link_name,
     place,
     short_mode,
     text,
     truth,
     unit_of,
 )
-
-TCP_OVERHEAD = 1514 / 1448
-"""Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""
-
-LINK_SLACK = 1.08
-"""Communication over what the link allows, above which something else limits it."""
 
 _REASONS = 3
 _REASON_LENGTH = 160
@@ -67,20 +58,6 @@ class ScalingLoss(Finding):
         added = ", ".join(f"{name} {part} ms" for name, part in signed.items())
         step, single = number(self.step_ms), number(self.single_ms)
         return f"A step of DDP on {self.place} takes {step} ms, of single {single} ms: {added}."
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkLimit(Finding):
-    """Communication takes longer than a lab's link would allow: then the cores limit it."""
-
-    link: str
-    comm_ms: Interval
-    allowed_ms: float
-
-    @property
-    def sentence(self) -> str:
-        took = f"Over {self.link}, communication alone takes {with_interval(self.comm_ms, 'ms')}"
-        return f"{took}; the link would allow {number(self.allowed_ms)} ms: here the cores limit it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,18 +122,18 @@ def notes(
 ) -> list[Finding]:
     """What stands below the answers of a run; none where there is nothing to add.
 
-    In this order: why DDP scales as it does, what limits communication, which of the `slow` ranks others wait
-    for, overlapping intervals, cases that share devices, cases without a number.
+    In this order: why DDP scales as it does, which of the `slow` ranks others wait for, overlapping
+    intervals, cases that share devices, cases without a number.
     """
-    bottlenecks = [
+    losses = [
         finding and replace(finding, of=label)
         for label, group in by_compile_label(cases)
         if not (ddp := ddp_at_headline(group)).empty
-        for finding in (_scaling_loss(group, ddp, times), _link_limit(ddp))
+        for finding in [_scaling_loss(group, ddp, times)]
     ]
     measured = (cases["status"] == "ok").any()
     found = (
-        *bottlenecks,
+        *losses,
         *(one for one in slow if not one.is_uneven),
         _overlap(cases, comparisons),
         _shared(cases),
@@ -175,7 +152,7 @@ def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, times: RoundTimes) -> 
         return None
     if single.empty or wrapped.empty:
         return None
-    typical = typical_of(times, records(cases))
+    typical = typical_of(times)
     step, local = ((row["case_id"], phase) for phase in ("timed", "no_sync"))
     alone, one = ((rows.iloc[0]["case_id"], "timed") for rows in (single, wrapped))
     parts = [typical.difference_ms(*pair) for pair in ((one, alone), (local, one), (step, local))]
@@ -191,24 +168,6 @@ def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, times: RoundTimes) -> 
         beside_others_ms=beside_others,
         communication_ms=communication,
     )
-
-
-def _link_limit(ddp: pd.DataFrame) -> LinkLimit | None:
-    measured = ddp[ddp["comm_ms"].notna()]
-    if measured.empty:
-        return None
-    row = ddp_reference(measured)
-    layout, per_s = BucketLayout.of_cell(row["bucket_bytes"]), bits_per_s(str(row["link"]))
-    comm_ms = estimate(row, "comm_ms")
-    if per_s is None or layout is None or comm_ms is None:
-        return None
-    num_ranks = int(row["num_devices"])
-    # The least of a ring all-reduce: 2 (n - 1) / n of the bytes and headers.
-    num_bytes = sum(layout.num_bytes) * 2 * (num_ranks - 1) / num_ranks
-    allowed_ms = num_bytes * TCP_OVERHEAD * 8 / per_s * 1000
-    if comm_ms.estimate <= LINK_SLACK * allowed_ms:
-        return None
-    return LinkLimit(link=link_name(str(row["link"])), comm_ms=comm_ms, allowed_ms=allowed_ms)
 
 
 def _overlap(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> Overlap | None:

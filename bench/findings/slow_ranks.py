@@ -73,7 +73,7 @@ def slow_ranks(manifest: Manifest, cases: pd.DataFrame, times: RoundTimes) -> li
 
 
 def _slow_rank(ddp: pd.DataFrame, times: RoundTimes, hosts: Mapping[int, str]) -> SlowRank | None:
-    measured = ddp[(ddp["rank_skew_ms"] > SKEW_SHARE * ddp["step_ms_p50"]).fillna(value=False)]
+    measured = ddp[(ddp["rank_skew_ms"] > SKEW_SHARE * ddp["step_ms"]).fillna(value=False)]
     if measured.empty:
         return None
     row = ddp_reference(measured)

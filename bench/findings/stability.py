@@ -7,7 +7,6 @@ matter.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from ..cli import command, speaker
 from ..results.aggregate import images_per_s_by_round, rate_half_widths, units_per_step
 from ..results.round_times import ByRound, RoundTimes
 from .cautions import Caution
-from .numbers import TIMES, per_second, rate
+from .numbers import per_second, plural, rate
 from .wording import own_devices, unit_of_cases
 
 FALSE_ALARMS = 0.01
@@ -31,12 +30,8 @@ MATTERS = 0.02
 FEWEST_ROUNDS = 5
 FEWEST_FOR_LEVELS = 10
 
-OUTLYING = 0.10
-"""A block is an outlier when it is this much slower than the median and beyond `MOST_DEVIATIONS`."""
-
-MOST_DEVIATIONS = 6.0
-MOST_OUTLIERS = 0.05
-"""Share of a case's rounds, or of all blocks, that may be outliers: the fit bounds what each of them does."""
+SCATTERED = 0.10
+"""Of the rounds of a case about its median; the fit bounds what each of them does."""
 
 SMALLEST_SHARE = 0.2
 """Smallest share of the figures that is a level; fewer that stand apart are outliers."""
@@ -60,10 +55,9 @@ def cautions(cases: pd.DataFrame, times: RoundTimes, *, target: float | None) ->
     checks = (
         _few_rounds(found),
         _wide(ok, found, math.inf if target is None else target, unit),
-        _warm_up(paces),
         drift,
         _two_levels(steady, unit),
-        _outliers(steady),
+        _scatter(steady),
     )
     return [caution for caution in checks if caution is not None]
 
@@ -116,25 +110,6 @@ def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float, unit: s
         "times as long"
         if needed <= 1000
         else f"{command('doctor')}; at this noise more rounds alone will not do",
-    )
-
-
-def _warm_up(paces: ByRound) -> Caution | None:
-    """Compare the first round with the prediction interval that the others give."""
-    first, *rest = (math.log(value) for value in paces.values())
-    if len(rest) < FEWEST_ROUNDS:
-        return None
-    usual, spread = float(np.median(rest)), float(scipy.stats.median_abs_deviation(rest, scale="normal"))
-    limit = float(scipy.stats.t.ppf(1 - FALSE_ALARMS / 4, len(rest) - 1)) * math.sqrt(1 + 1 / len(rest))
-    slower = 1 - math.exp(first - usual)
-    few = MOST_OUTLIERS * len(paces) < 1  # one round among many has little weight in the fit
-    noise = limit * max(spread, float(np.std(rest, ddof=1)))
-    if not few or slower < MATTERS or first - usual > -noise:
-        return None
-    return Caution(
-        kind="warm-up",
-        text=f"round {min(paces)} ran {100 * slower:.0f}% below the others: the warm-up had not settled",
-        advice=f"more --rounds, medians outvote one of them; {command('doctor')} for the cause",
     )
 
 
@@ -205,33 +180,19 @@ def split_levels(values: Sequence[float]) -> Levels | None:
     return Levels(low, high, place / size)
 
 
-def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
-    logs = {c: -np.log(list(b.values())) for c, b in found.items() if len(b) >= FEWEST_ROUNDS}
-    spreads = {
-        c: float(scipy.stats.median_abs_deviation(values, scale="normal")) for c, values in logs.items()
-    }
-    # Few rounds can agree by chance: no case is held to less noise than the median case has.
-    usual = float(np.median(list(spreads.values()))) if spreads else 0.0
-    slower: list[tuple[float, str, int]] = []
-    for case_id, values in logs.items():
-        limit = max(MOST_DEVIATIONS * max(spreads[case_id], usual), math.log1p(OUTLYING))
-        beyond = values - np.median(values)
-        slower += [
-            (math.exp(b), case_id, r) for r, b in zip(found[case_id], beyond, strict=True) if b > limit
-        ]
-    total = sum(map(len, logs.values()))
-    by_case = Counter(case_id for _, case_id, _ in slower)
-    if len(slower) <= MOST_OUTLIERS * total and all(
-        number <= MOST_OUTLIERS * len(found[case_id]) for case_id, number in by_case.items()
-    ):
+def _scatter(found: Mapping[str, ByRound]) -> Caution | None:
+    """Say how far the rounds of the worst case lie from its median, a twentieth on either side left out."""
+    logs = {c: np.log(list(b.values())) for c, b in found.items() if len(b) >= FEWEST_ROUNDS}
+    beyond = {c: np.abs(np.quantile(x, (0.05, 0.95)) - np.median(x)).max() for c, x in logs.items()}
+    worst = max(beyond, key=lambda case_id: beyond[case_id], default="")
+    if not worst or beyond[worst] <= SCATTERED:
         return None
-    longest, case_id, round_index = max(slower)
+    wide = [case_id for case_id, share in beyond.items() if share > SCATTERED]
     return Caution(
-        kind="outliers",
-        case_id=case_id,
-        text=f"{len(slower)} of {total} blocks ({100 * len(slower) / total:.1f}%) took far longer than the "
-        f"others of their case, over {100 * OUTLYING:.0f}% and {MOST_DEVIATIONS:g} times their scatter; the "
-        f"longest {longest:.2f}{TIMES} their median ({case_id}, round {round_index})",
+        kind="scattered rounds",
+        case_id=worst,
+        text=f"rounds scatter by {100 * math.expm1(beyond[worst]):.0f}% about the median ({worst}; "
+        f"{plural(len(wide), 'case')} of {len(found)} by more than {100 * SCATTERED:.0f}%)",
         advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",
     )
 

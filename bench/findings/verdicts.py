@@ -147,35 +147,39 @@ class RatioVerdict(Verdict):
         return f"which of {self.ratio.faster} and {self.ratio.slower} is faster {self.where}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Losses:
-    """What a step of DP and one of DDP take longer than under ideal scaling, and what of it moves data."""
+NOT_MEASURABLE = (
+    "DP against DDP is not measurable without GPUs; published of GPT-2 on 2 TITAN RTX: one GPU 102 s, "
+    "DP 111 s, "
+    "DDP 102 s with NVLink, 131 s without (transformers documentation)"
+)
+"""On CPU cores PyTorch has no DataParallel: what is measured there is this suite's own code."""
 
-    dp: str
-    dp_ms: float
-    copies_ms: float
-    ddp_ms: float
-    communication_ms: Interval
+
+@dataclass(frozen=True, kw_only=True)
+class StandIn:
+    """What the stages of DP's stand-in take of its step, in ms."""
+
+    step_ms: float
+    stages_ms: tuple[tuple[str, float], ...]
 
     @property
     def said(self) -> str:
-        dp, copies, ddp = (quantity(ms, "ms", 2) for ms in (self.dp_ms, self.copies_ms, self.ddp_ms))
-        communication = written(self.communication_ms, "ms")
-        return (
-            f"scaling costs a step of {self.dp} {dp}, {copies} of it in copies, and one of DDP {ddp}, "
-            f"{communication} of it in communication"
-        )
+        parts = ", ".join(f"{name} {quantity(ms, 'ms', 2)}" for name, ms in self.stages_ms)
+        whole = quantity(sum(ms for _, ms in self.stages_ms), "ms", 2)
+        return f"DP's stages cost its stand-in {whole} of a step of {quantity(self.step_ms, 'ms')}: {parts}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrapperVerdict(RatioVerdict):
-    """DDP against DP; of a run with one of them, that one against one device."""
+    """DDP against DP; of a run with one of them, or where DP is a stand-in, against one device."""
 
     question = WRAPPER
     of_ideal: tuple[tuple[str, Interval], ...] = ()
     """By mode the share of ideal scaling that it reaches."""
     strong: bool = False
-    losses: Losses | None = None
+    beside_stand_in: bool = False
+    """Whether DP was asked for where nothing is learnt of it."""
+    stand_in: StandIn | None = None
     one_device: Ratio | None = None
     """One device alone over these devices, where it is faster."""
 
@@ -185,10 +189,9 @@ class WrapperVerdict(RatioVerdict):
         if self.of_ideal and not self.within_margin and self.answer not in (UNRESOLVED, EQUAL):
             reached = ", ".join(f"{mode} {percent(share)}" for mode, share in self.of_ideal)
             said += f"; of ideal {'strong ' if self.strong else ''}scaling: {reached}"
-            if self.losses is not None:
-                said += f"; {self.losses.said}"
         alone = f" {self.one_device.says(subject='One device alone')}." if self.one_device else ""
-        return f"{said}.{alone}"
+        beside = (self.stand_in.said if self.stand_in else "", NOT_MEASURABLE if self.beside_stand_in else "")
+        return " ".join([f"{said}.{alone}", *(f"{one}." for one in beside if one)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +237,14 @@ class SettingsVerdict(Verdict):
             best = f"{best[:1].upper()}{best[1:]}" if self.noun == "cap" else best
             return f"{best}{loss}.{f' Unresolved: {listed(left)}.' if left else ''}"
         if self.nearest is None:
-            return f"Keep {self.standing}: too few rounds to compare {listed(self.few)}."
+            return f"Undecided: too few rounds to compare {listed(self.few)}."
         name, ratio = self.nearest
+        if self.answer == UNRESOLVED and self.num_known == 1:
+            slower, faster = short_percent(1 - ratio.low), short_percent(ratio.high - 1)
+            few = f" Too few rounds: {listed(self.few)}." if self.few else ""
+            return (
+                f"Undecided: {name} is between {slower} slower and {faster} faster than {self.standing}.{few}"
+            )
         others = tuple(other for other in self.unresolved if other != name)
         if self.num_known > 1:
             gain = f"more than {self._most} faster ({name}: {span(ratio)})" if ratio.high > 1 else "faster"
@@ -250,7 +259,8 @@ class SettingsVerdict(Verdict):
             f"unresolved{' too' if name in self.unresolved else ''}: {listed(others)}" if others else "",
             f"too few rounds: {listed(self.few)}" if self.few else "",
         )
-        return f"Keep {self.standing}: {'; '.join(part for part in parts if part)}."
+        first = "Undecided" if self.answer == UNRESOLVED else f"Keep {self.standing}"
+        return f"{first}: {'; '.join(part for part in parts if part)}."
 
     @property
     def _most(self) -> str:

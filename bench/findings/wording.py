@@ -30,7 +30,7 @@ _DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, carried out on CPU 
 _MODES = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
-_PER_S = {"k": (1e3, "kbit/s"), "m": (1e6, "Mbit/s"), "g": (1e9, "Gbit/s")}
+_PER_S = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}
 
 
 def text(value: Any) -> str:
@@ -253,19 +253,13 @@ def workload_parts(row: Row, batch: float | None) -> list[str]:
     return [part for part in parts if part]
 
 
-def bits_per_s(link: str) -> float | None:
-    """Return the rate of a lab's link, such as `1gbit` or `200mbit+5ms`; None for another text."""
-    found = _LINK.fullmatch(link)
-    return None if found is None else float(found["rate"]) * _PER_S[found["unit"]][0]
-
-
 def link_name(link: str) -> str:
     """Write `1 Gbit/s`, `200 Mbit/s with 5 ms of delay`; another text as it is."""
     found = _LINK.fullmatch(link)
     if found is None:
         return link
     delay = f" with {found['delay']} {found['time']} of delay" if found["delay"] else ""
-    return f"{found['rate']} {_PER_S[found['unit']][1]}{delay}"
+    return f"{found['rate']} {_PER_S[found['unit']]}{delay}"
 
 
 def _value(row: Row | None, axis: str) -> str:

@@ -16,7 +16,7 @@ from . import baseline
 from . import output as gate_output
 from .compare import compare
 from .interleave import measure_launches
-from .main import DEFAULT_LAUNCHES
+from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from .runs import GateRun, merged, read_run
 
 
@@ -55,6 +55,8 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
         interleaved=options.interleave is not None,
         strict=options.strict,
     )
+    asked = None if options.interleave is None else (_asked(options), rest[1:])
+    gate = gate_output.with_more(gate, (first.manifest, second.manifest), asked)
     if not options.quiet:
         github.show(gate_output.annotations_of(gate), lambda: gate_output.markdown(gate))
     if options.json:
@@ -70,6 +72,17 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
             print(line)
         print(gate_output.verdict(gate))
     return gate.exit_code
+
+
+def _asked(options: argparse.Namespace) -> list[str]:
+    """The options of a gate in turns as they have to be typed, without its launches and output."""
+    found = ["--interleave", options.interleave]
+    for name, usual in (("threshold", f"{100 * DEFAULT_THRESHOLD:g}%"), ("config", None), ("python", None)):
+        value = getattr(options, name)
+        if value not in (usual, None):
+            found += [f"--{name}", str(value)]
+    flags = ("ratios_only", "strict", "allow_missing", "allow_changed_model")
+    return [*found, *(f"--{name.replace('_', '-')}" for name in flags if getattr(options, name))]
 
 
 def read_thresholds(default: str, config: Path | None = None) -> dict[str, float]:

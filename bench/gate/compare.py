@@ -18,10 +18,12 @@ from ..conditions import Difference
 from ..errors import ExitCode, NotComparableError, UsageError
 from ..findings.next_step import interleave_command, took_turns
 from ..results.schema import GATED
+from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
 from .code import Code
-from .judge import DECIDED, MIN_ROUNDS, VERDICTS, Comparison, Verdict, compare_metric
-from .runs import SWEPT, GateCase, GateRun, model_change, run_differences
+from .judge import VERDICTS, Comparison, Verdict, compare_metric
+from .more import More
+from .runs import LAUNCH, SWEPT, GateCase, GateRun, model_change, run_differences
 
 FAMILY_CONFIDENCE = 0.98
 """Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""
@@ -50,7 +52,13 @@ class Gate:
     only_in_candidate: tuple[str, ...]
     only_in_baseline: tuple[str, ...]
     """What the candidate's passes left out of cases that are compared."""
+    num_launches: int
+    """Of runs in turns; 1 of others, whose intervals hold within their launches."""
     exit_code: ExitCode
+    undecided: tuple[Comparison, ...]
+    """What stands between it and a pass, but for regressions."""
+    more: More | None = None
+    """What would decide that."""
 
     def having(self, verdict: Verdict) -> list[Comparison]:
         return [c for c in self.comparisons if c.verdict == verdict]
@@ -90,7 +98,8 @@ def compare(
     `interleaved` runs, or those whose manifests say so, took turns on one machine: their rounds are compared
     in pairs, and what differs between them is what is being tested, so it does not block. Of others the
     intervals hold how much each run changed within itself, too. Throughput in different units is never
-    compared. A `strict` gate does not pass while anything is inconclusive.
+    compared. A gate passes where the throughput of every case that is judged is decided, a `strict` one where
+    every metric is.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
@@ -135,6 +144,9 @@ def compare(
     if code.is_identical and not differing and not interleaved:
         found = [_of_the_machine(comparison) for comparison in found]
     matched = {theirs.case_id for _, theirs in pairs}
+    deciding = _deciding(found, strict=strict, ratios_only=ratios_only)
+    exit_code = _exit_code(found, deciding, blocked=bool(blocked), allow_missing=allow_missing)
+    launches = {r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]}
     return Gate(
         differences=differing,
         model_change=model_change(baseline.manifest, candidate.manifest),
@@ -146,7 +158,9 @@ def compare(
         interleave_command="" if interleaved else interleave_command(baseline.manifest, candidate.manifest),
         only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),
         only_in_baseline=tuple(f"{metric.label} of {case.case_id}" for case, metric in left_out),
-        exit_code=_exit_code(found, blocked=bool(blocked), allow_missing=allow_missing, strict=strict),
+        num_launches=len(launches) if interleaved else 1,
+        exit_code=exit_code,
+        undecided=tuple(c for c in found if c.suspected or (c in deciding and not c.is_pass)),
     )
 
 
@@ -204,14 +218,19 @@ def _badness(comparison: Comparison) -> tuple[int, float]:
     return VERDICTS.index(comparison.verdict), -worse
 
 
-def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: bool, strict: bool) -> ExitCode:
+def _deciding(found: Sequence[Comparison], *, strict: bool, ratios_only: bool) -> list[Comparison]:
+    """What a pass needs decided: the throughput of every case that is judged, or its speed-up."""
+    judged = [c for c in found if c.is_repeated and c.verdict != "not judged"]
+    return [c for c in judged if strict or c.metric == ("speedup" if ratios_only else "images_per_s")]
+
+
+def _exit_code(
+    found: Sequence[Comparison], deciding: Sequence[Comparison], *, blocked: bool, allow_missing: bool
+) -> ExitCode:
     if blocked:
         return ExitCode.NOT_COMPARABLE
     verdicts = {c.verdict for c in found}
     if "regressed" in verdicts or ("missing" in verdicts and not allow_missing):
         return ExitCode.FAILED
-    if any(c.suspected for c in found) or (strict and "inconclusive" in verdicts):
-        return ExitCode.NOT_COMPARABLE
-    # Equal memory alone, or nothing but intervals too wide to say anything, is no pass.
-    decided = any(c.verdict in DECIDED for c in found if c.is_repeated)
+    decided = bool(deciding) and all(c.is_pass for c in deciding) and not any(c.suspected for c in found)
     return ExitCode.OK if decided else ExitCode.NOT_COMPARABLE

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
-import scipy
+import numpy as np
 from msgspec.structs import replace
 
 from ..manifest import Count, Record
@@ -16,21 +15,15 @@ from ..results.column_types import Metric
 from ..results.round_times import ByRound
 from ..results.schema import GATED
 from ..settings import IMAGES
-from ..stats.interval import Interval, median_interval
-from ..stats.two_runs import difference_of_runs, ratio_of_runs, variance_between
+from ..stats.interval import Estimate, Interval
+from ..stats.two_runs import in_pairs, over_launches, with_change_of_runs
 from .runs import LAUNCH, GateCase
 
-MIN_ROUNDS = 3
-"""Fewer rounds say nothing of their own spread."""
-
 Verdict: TypeAlias = Literal[
-    "regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved"
+    "regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved", "not judged"
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
-
-DECIDED = ("improved", "unchanged")
-"""Verdicts with which a gate can pass."""
 
 
 class Comparison(Record, frozen=True, omit_defaults=False):
@@ -59,12 +52,21 @@ class Comparison(Record, frozen=True, omit_defaults=False):
     threshold: float | None = None
     """The change that matters, a fraction."""
     num_rounds: tuple[Count, Count] | None = None
+    error: float | None = None
+    """Standard error of the ratio's logarithm; of exposed communication, of the ratio."""
+    freedom: float | None = None
+    """Its degrees of freedom; None where there are infinitely many."""
     suspected: bool = False
     """A regression that may be the machine's; reason says why."""
 
     @property
     def column(self) -> Metric | None:
         return None if self.metric is None else GATED[self.metric]
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether a gate can pass with it: it is known not to be slower by more than is allowed."""
+        return self.verdict in ("improved", "unchanged")
 
     @property
     def is_repeated(self) -> bool:
@@ -84,8 +86,8 @@ def compare_metric(
 ) -> Comparison:
     """Judge a metric of a case in the baseline (`ours`) and the candidate (`theirs`).
 
-    `blocked` says why figures must not be compared. Figures of `interleaved` runs are compared round by
-    round, those of others as each run fitted them, with how much each run changed within itself.
+    `blocked` says why figures must not be compared. Figures of `interleaved` runs are compared within rounds
+    and launches, those of others as each run fitted them, with how much each run changed within itself.
     """
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
     measured = Comparison(
@@ -101,38 +103,67 @@ def compare_metric(
     )
     if blocked:
         return replace(measured, reason=blocked)
-    judged = functools.partial(_judged, metric=metric, threshold=threshold)
     if not metric.repeated:
-        return judged(measured, Interval(after[0] / before[0], math.nan, math.nan))
-    if (fewest := min(len(before), len(after))) < MIN_ROUNDS:
-        return replace(measured, reason=f"{fewest} rounds, needs {MIN_ROUNDS}")
-    steps = ours.rounds[metric.in_parts_of] if metric.in_parts_of else None
-    if interleaved:
-        ratio, (baseline, candidate) = _in_turns(before, after, steps, confidence)
-        return judged(replace(measured, baseline=baseline, candidate=candidate), ratio)
-    left, right = ([value for _, value in sorted(rounds.items())] for rounds in (after, before))
-    fits = theirs.fitted.get(metric.name), ours.fitted.get(metric.name)
-    if all(fits):
-        candidate, baseline = (fit.estimate for fit in fits if fit)
-        measured = replace(measured, baseline=baseline, candidate=candidate)
-    if steps is None:
-        ways = ratio_of_runs(fits, (left, right), confidence=confidence)
+        exact = Interval(after[0] / before[0], math.nan, math.nan)
+        found = _judged(measured, exact, metric=metric, threshold=threshold)
+    elif interleaved:
+        found = _in_turns(measured, ours, theirs, metric, confidence=confidence)
     else:
-        fitted = ours.fitted.get(metric.in_parts_of)
-        step = fitted.estimate if fitted else statistics.median(steps.values())
-        differences = difference_of_runs(fits, (left, right), confidence=confidence)
-        ways = _one_and(differences[0], step), _one_and(differences[1], step)
-    # By their rounds, and with how much each run changed within itself.
-    alone, whole = (judged(measured, way) for way in ways)
-    if whole.verdict != "inconclusive" or alone.verdict not in ("regressed", "improved"):
-        return whole
-    suspected = alone.verdict == "regressed"
-    return replace(whole, reason="the runs themselves changed as much", suspected=suspected)
+        found = _apart(measured, ours, theirs, metric, confidence=confidence)
+    if ours.is_judged and theirs.is_judged:
+        return found
+    return replace(found, verdict="not judged", reason="its devices are shared", suspected=False)
 
 
-def _one_and(difference: Interval, of: float) -> Interval:
-    """One and a difference in parts of something, so that it is judged as ratios are."""
-    return Interval(*(1 + end / of for end in (difference.estimate, difference.low, difference.high)))
+def _in_turns(
+    measured: Comparison, ours: GateCase, theirs: GateCase, metric: Metric, *, confidence: float
+) -> Comparison:
+    """Of runs that took turns: pairs within rounds, then over the launches."""
+    before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
+    if metric.in_parts_of:
+        steps = ours.rounds[metric.in_parts_of]
+        common = before.keys() & after.keys() & steps.keys()
+        found = of_launches({r: (after[r] - before[r]) / steps[r] for r in common})
+        baseline = statistics.median(before.values())
+        candidate = baseline + found.value * statistics.median(steps.values())
+    else:
+        found = of_launches(log_ratios(after, before))
+        candidate, baseline = typical_sides(after, before, math.exp(found.value))
+    return _decided(replace(measured, baseline=baseline, candidate=candidate), found, metric, confidence)
+
+
+def _apart(
+    measured: Comparison, ours: GateCase, theirs: GateCase, metric: Metric, *, confidence: float
+) -> Comparison:
+    """Of separate runs: what both fitted, and how much each changed within itself."""
+    if metric.name not in ours.fitted or metric.name not in theirs.fitted:
+        return replace(measured, verdict="inconclusive", reason="too few rounds for an interval")
+    fits = ours.fitted[metric.name], theirs.fitted[metric.name]
+    series = [
+        np.array([one for _, one in sorted(side.rounds[metric.name].items())]) for side in (ours, theirs)
+    ]
+    alone, scale = fits[1].minus(fits[0]), 1.0
+    if metric.in_parts_of:
+        baseline, candidate = (fit.value for fit in fits)
+        scale = 1 / statistics.median(ours.rounds[metric.in_parts_of].values())
+    else:
+        baseline, candidate = (math.exp(fit.value) for fit in fits)
+        series = [np.log(one) for one in series]
+    measured = replace(measured, baseline=baseline, candidate=candidate)
+    whole = with_change_of_runs(alone, *series).scaled(scale)
+    return _decided(measured, whole, metric, confidence)
+
+
+def _decided(measured: Comparison, found: Estimate, metric: Metric, confidence: float) -> Comparison:
+    """Judge what differs: a logarithm, or, in parts of a step, one less a ratio."""
+    reach = found.interval(confidence)
+    ratio = reach.plus(1.0) if metric.in_parts_of else reach.exp()
+    known = math.isfinite(found.error)
+    if not known:
+        return replace(measured, verdict="inconclusive", reason="too few rounds for an interval", ratio=ratio)
+    freedom = found.freedom if math.isfinite(found.freedom) else None
+    measured = replace(measured, error=found.error, freedom=freedom)
+    return _judged(measured, ratio, metric=metric, threshold=measured.threshold or 0.0)
 
 
 def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold: float) -> Comparison:
@@ -149,49 +180,17 @@ def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold:
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
 
 
-def _in_turns(
-    before: ByRound, after: ByRound, steps: ByRound | None, confidence: float
-) -> tuple[Interval, tuple[float, float]]:
-    """Compare runs that took turns in pairs of rounds; with what of both sides the ratio is of.
-
-    `steps`, of the baseline, are what differences are in parts of.
-    """
-    if steps is None:
-        ratio = launch_ratio(after, before, confidence=confidence)
-        candidate, baseline = typical_sides(after, before, ratio.estimate)
-        return ratio, (baseline, candidate)
-    common = before.keys() & after.keys() & steps.keys()
-    ratio = launch_median({r: 1 + (after[r] - before[r]) / steps[r] for r in common}, confidence=confidence)
-    baseline = statistics.median(before.values())
-    return ratio, (baseline, baseline + (ratio.estimate - 1) * statistics.median(steps.values()))
+def log_ratios(numerator: ByRound, denominator: ByRound) -> dict[int, float]:
+    """By round the logarithm of the ratio, of positive figures."""
+    return {r: math.log(numerator[r] / denominator[r]) for r in numerator.keys() & denominator.keys()}
 
 
-def launch_ratio(
-    numerator: Mapping[int, float], denominator: Mapping[int, float], *, confidence: float
-) -> Interval:
-    """Median of the within-round ratios of all launches."""
-    rounds = numerator.keys() & denominator.keys()
-    return launch_median({r: numerator[r] / denominator[r] for r in rounds}, confidence=confidence)
-
-
-def launch_median(by_round: Mapping[int, float], *, confidence: float) -> Interval:
-    """Median over the rounds of all launches; its interval holds the spread between launches too.
-
-    The normal interval of that spread (`variance_between`) is added in quadrature to that of the rounds. Few
-    launches know it roughly: where they differ by more than their rounds do, a 95% interval of three covers
-    87%, of five 89% (simulated); `tests/benchmarks/gate_power.py` tests the gate as a whole.
-    """
-    pooled = median_interval([*by_round.values()], confidence=confidence)
+def of_launches(by_round: Mapping[int, float]) -> Estimate:
+    """What differs between two sides that took turns, of the rounds of all launches; see `over_launches`."""
     launches: dict[int, list[float]] = {}
     for r in sorted(by_round):
         launches.setdefault(r // LAUNCH, []).append(by_round[r])
-    if len(launches) < 2 or math.isnan(pooled.low):
-        return pooled
-    between = variance_between([*launches.values()])
-    beyond = float(scipy.stats.norm.ppf((1 + confidence) / 2)) ** 2 * between / len(launches)
-    low = pooled.estimate - math.hypot(pooled.estimate - pooled.low, math.sqrt(beyond))
-    high = pooled.estimate + math.hypot(pooled.high - pooled.estimate, math.sqrt(beyond))
-    return Interval(pooled.estimate, low, high)
+    return over_launches([in_pairs(differences) for differences in launches.values()])
 
 
 def typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -> tuple[float, float]:

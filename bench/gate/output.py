@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from rich import box
@@ -17,15 +18,16 @@ from ..findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF
 from ..findings.numbers import rate
 from ..findings.wording import CPU_STAND_IN
 from ..github import Annotation
-from ..manifest import Record
+from ..manifest import Manifest, Record
 from ..text import markdown as markdown_text
 from ..text import visible
 from .code import CodeOfBoth
 from .compare import FAMILY_CONFIDENCE, SAME_CODE, Gate
-from .judge import DECIDED, Comparison, Verdict
+from .judge import Comparison, Verdict
+from .more import More, more
 from .runs import OF_THE_MODEL
 
-Word = Literal["pass", "regression", "not comparable", "undecided"]
+Word = Literal["pass", "regression", "missing", "not comparable", "undecided"]
 WORDS: dict[ExitCode, Word] = {
     ExitCode.OK: "pass",
     ExitCode.FAILED: "regression",
@@ -34,10 +36,14 @@ WORDS: dict[ExitCode, Word] = {
 
 HEADINGS = ("verdict", "case", "metric", "baseline", "candidate", "ratio [interval]", "allowed", "")
 
-_COUNTED: tuple[Verdict, ...] = ("regressed", "missing", "inconclusive", "improved", "unchanged")
-
-MOST_ROUNDS = 1000
-"""Advice to measure more rounds than this would help nobody."""
+_COUNTED: tuple[Verdict, ...] = (
+    "regressed",
+    "missing",
+    "inconclusive",
+    "improved",
+    "unchanged",
+    "not judged",
+)
 
 
 def table(gate: Gate) -> Table:
@@ -70,10 +76,11 @@ def notes(gate: Gate) -> list[str]:
             f"ratio: candidate / baseline, {100 * gate.confidence:.4g}% intervals "
             f"({100 * FAMILY_CONFIDENCE:g}% for all together); "
             + (
-                "median of rounds compared in pairs: the two sides took turns on one machine; baseline and "
-                "candidate are of a typical round of both, not what each run has by itself on its page."
+                "compared within rounds: the two sides took turns on one machine; baseline and candidate are "
+                f"of a typical round of both. {_launches(gate.num_launches)}"
                 if gate.interleaved
-                else "of the figures in cases.csv; they hold how much each run changed within itself."
+                else "of the figures in cases.csv, within the launches of both runs; they hold how much each "
+                "run changed within itself."
             )
         )
     if any(c.column is not None and c.column.in_parts_of for c in compared):
@@ -98,9 +105,26 @@ def notes(gate: Gate) -> list[str]:
 
 
 def word(gate: Gate) -> Word:
-    """`pass`, `regression`, `not comparable`; `undecided` where every interval was too wide."""
-    compared = any(c.ratio is not None for c in gate.comparisons)
-    return "undecided" if gate.exit_code == ExitCode.NOT_COMPARABLE and compared else WORDS[gate.exit_code]
+    """`pass`, `regression`, `missing`; `undecided` where the rounds could not tell; `not comparable`."""
+    if gate.exit_code == ExitCode.NOT_COMPARABLE and any(c.ratio is not None for c in gate.comparisons):
+        return "undecided"
+    lost = gate.exit_code == ExitCode.FAILED and not gate.having("regressed")
+    return "missing" if lost else WORDS[gate.exit_code]
+
+
+def with_more(
+    gate: Gate,
+    sides: tuple[Manifest, Manifest],
+    asked: tuple[Sequence[str], Sequence[str]] | None = None,
+) -> Gate:
+    """Add what would decide an undecided gate; the arguments are those of `more`."""
+    if word(gate) != "undecided" or not gate.undecided:
+        return gate
+    launches = gate.num_launches if gate.interleaved else 0
+    return replace(
+        gate,
+        more=more(sides, gate.undecided, confidence=gate.confidence, launches=launches, asked=asked),
+    )
 
 
 def verdict(gate: Gate) -> str:
@@ -113,24 +137,29 @@ def verdict(gate: Gate) -> str:
             return f"{head}the runs differ in {', '.join(names)}; {_nevertheless(names)}"
         return f"{head}the runs share no metric that could be gated"
     suspected = [c for c in gate.comparisons if c.suspected]
-    if word(gate) == "undecided" and suspected:
-        return f"{head}{_named(suspected[0])}, but {suspected[0].reason}; {', '.join(counts)}; " + (
-            "measure again"
-            if suspected[0].reason == SAME_CODE
-            else "measure both in turns, with --interleave"
-        )
+    what = ", ".join(counts)
     if word(gate) == "undecided":
-        decided = any(c.verdict in DECIDED and c.is_repeated for c in gate.comparisons)
-        nothing = "" if decided else ": nothing could be decided"
-        return f"{head}{', '.join(counts)}{nothing}; {_longer(gate)}"
+        first = f"{_named(suspected[0])}, but {suspected[0].reason}; " if suspected else ""
+        if suspected and suspected[0].reason == SAME_CODE:
+            return f"{head}{first}{what}; measure again"
+        decides = gate.more.sentence if gate.more else "no case that has its devices for itself was compared"
+        return f"{head}{first}{what}; {decides}"
     worst = gate.comparisons[0]
     lead = f"{_named(worst)}; " if gate.exit_code == ExitCode.FAILED else ""
     if lead and not gate.interleaved and worst.metric is not None:
         lead += "the runs were not interleaved; "
     if not lead and not gate.interleaved and gate.having("improved"):
         lead = "the runs were not interleaved, so what improved may be the machine; "
-    more = f"; to settle what is inconclusive, {_longer(gate)}" if gate.having("inconclusive") else ""
-    return f"{head}{lead}{', '.join(counts)}{more if gate.exit_code == ExitCode.OK else ''}"
+    open_ = sorted({c.column.label for c in gate.having("inconclusive") if c.column})
+    rest = f"; not decided, and not needed without --strict: {', '.join(open_)}" if open_ else ""
+    return f"{head}{lead}{what}{rest if gate.exit_code == ExitCode.OK else ''}"
+
+
+def _launches(how_many: int) -> str:
+    """What the intervals of a gate in turns hold."""
+    if how_many == 1:
+        return "One launch: they hold within it, another may differ by more."
+    return f"They hold what {how_many} launches differ by."
 
 
 def markdown(gate: Gate) -> str:
@@ -166,6 +195,10 @@ class Printed(Record, frozen=True, omit_defaults=False):
     model_change: str | None
     differences: tuple[Difference, ...]
     only_in_candidate: tuple[str, ...]
+    more: More | None
+    """What would decide it, where it is undecided."""
+    num_launches: int
+    """Of runs in turns; 1 of others: intervals hold within their launches."""
     comparisons: tuple[Comparison, ...]
     """Worst first."""
 
@@ -185,6 +218,8 @@ def as_json(gate: Gate) -> str:
             model_change=gate.model_change or None,
             differences=gate.differences,
             only_in_candidate=gate.only_in_candidate,
+            more=gate.more,
+            num_launches=gate.num_launches,
             comparisons=gate.comparisons,
         )
     )
@@ -233,22 +268,3 @@ def _named(c: Comparison) -> str:
         return f"{c.case_id}{what} is missing ({visible(c.reason)})"
     label, then, now, ratio = cells(c)[2:6]
     return f"{c.case_id} {label} {then} -> {now}, {ratio}"
-
-
-def _longer(gate: Gate) -> str:
-    """Rounds that bring the widest throughput interval to the threshold: its width goes as 1/sqrt(n)."""
-    wanted = []
-    for c in gate.having("inconclusive"):
-        if not (c.column and c.column.is_rate and c.ratio and c.num_rounds and c.threshold):
-            continue
-        if math.isfinite(width := c.ratio.high - c.ratio.low):
-            # Bounded: the square of a very wide one overflows.
-            narrower = min(max(width / (2 * c.threshold), 1.0), MOST_ROUNDS)
-            wanted.append(math.ceil(min(c.num_rounds) * narrower**2))
-    most = max(wanted, default=0)
-    if not 0 < most <= MOST_ROUNDS:
-        return f"measure on a quieter machine and with more --rounds{' behind --' * gate.interleaved}"
-    num_rounds = max(most, 10)
-    if gate.interleaved:
-        return f"measure with up to about --rounds {num_rounds} behind --"
-    return f"measure both with up to about {num_rounds} rounds ({speaker('run')} --rounds {num_rounds})"

@@ -14,18 +14,19 @@ import pandas as pd
 from msgspec import structs
 
 from ..axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
+from ..cli import command
 from ..conditions import UNKNOWN, Difference, Question, differences
 from ..errors import UsageError
 from ..findings.numbers import count, mib, rounded
 from ..manifest import Manifest
-from ..results.aggregate import fits_of_cases, metrics_by_round, typical_of, units_per_step
+from ..results.aggregate import estimates_of_cases, metrics_by_round, typical_of, units_per_step
 from ..results.case_columns import IDENTITY
 from ..results.round_times import ByRound
 from ..results.schema import METRICS, records
 from ..results.store import RunData, load_run
 from ..results.tables import readable
 from ..settings import IMAGES, RANK_PER_DEVICE
-from ..stats.interval import Interval
+from ..stats.interval import Estimate
 
 SWEPT = ("mode", "num_devices", "compile", *DDP_AXES, *PIPELINE_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""
@@ -50,6 +51,9 @@ OF_THE_MODEL = ("arch", "model parameters", "gradient bytes")
 
 _BLOCK = ["case_id", "phase", "round"]
 
+MOST_JSON = 10 * 2**20
+"""Characters of a JSON file that are looked at."""
+
 RESTORE = "restore the folder or measure again"
 """The tail of an error message about a folder's files."""
 
@@ -63,13 +67,18 @@ class GateCase:
     """Identity columns as text, the empty ones left out."""
     rounds: Mapping[str, ByRound]
     """By metric one figure per round; empty where the case does not have it."""
-    fitted: Mapping[str, Interval] = field(default_factory=dict)
-    """The repeated metrics as `cases.csv` has them, of one fit over all rounds, by column."""
+    fitted: Mapping[str, Estimate] = field(default_factory=dict)
+    """The repeated metrics that `cases.csv` has, of one fit over all rounds; all but ms are logarithms."""
 
     @property
     def ok(self) -> bool:
         """Whether the case was measured."""
         return self.row["status"] == "ok"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its devices are its own: cases that share some are shown, and not judged."""
+        return self.row.get("oversubscribed") != "True"
 
     @property
     def unit(self) -> str:
@@ -92,6 +101,12 @@ class GateRun:
 
 def read_run(path: Path) -> GateRun:
     """Load and check a results folder or an archive. Raises UsageError that names what is wrong with it."""
+    if path.suffix == ".json" and path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            theirs = '"benchmarks"' in file.read(MOST_JSON)
+        what = "pytest-benchmark's JSON, of separate runs" if theirs else "a JSON file, no results folder"
+        turns = command("gate", "--interleave", "REF", "--", "--workload", "module:name")
+        raise UsageError(f"{path} is {what}; to gate the same step in turns: {turns}")
     return checked(load_run(path))
 
 
@@ -100,7 +115,7 @@ def checked(run: RunData) -> GateRun:
     _check(run)
     rows = records(run.cases)
     with readable(run.path / "blocks.csv"):
-        fits = fits_of_cases(rows, typical_of(run.times, rows), units_per_step(run.cases))
+        fits = estimates_of_cases(rows, typical_of(run.times), units_per_step(run.cases))
         rounds = metrics_by_round(run.cases, run.times)
     made = []
     for row in rows:
@@ -109,7 +124,7 @@ def checked(run: RunData) -> GateRun:
             case_id=case_id,
             row={c.name: str(row[c.name]) for c in IDENTITY if not pd.isna(row[c.name])},
             rounds=rounds[case_id],
-            fitted={name: found for name, found in fits.get(case_id, {}).items() if name in METRICS},
+            fitted=fits.get(case_id, {}),
         )
         made.append(case)
     return GateRun(run.path, run.manifest, tuple(made))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ from ..axes import DDP_AXES, PIPELINE_AXES
 from ..buckets import BucketLayout
 from ..plan import Planned
 from ..settings import RANK_PER_DEVICE
-from ..stats.interval import Interval, median_interval, median_intervals, median_of_ratios
+from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
 from ..stats.one_run import MIN_ROUNDS
 from .case_columns import EXPOSED_COMM
-from .comparisons import ONE, Comparison, compared, compile_mode, over_default
+from .comparisons import Comparison, compared, compile_mode, over_default
 from .gpu_load import DEVICE_ALLOCS
 from .round_times import ByRound, RoundTimes
 from .schema import BUCKETS, CASES, METRICS, records, typed_frame
-from .typical import FITTED, UNKNOWN, Typical
+from .typical import FITTED, NOT_KNOWN, Typical
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""
@@ -101,7 +101,7 @@ def case_rows(
         typical: the fit of the blocks, where it is known already.
     """
     identities = [_identity(outcome) for outcome in outcomes]
-    typical = typical or typical_of(times, identities)
+    typical = typical or typical_of(times)
     singles = {o.planned.case.compile: c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"}
     units = {c: o.planned.case.units_per_step for c, o in _by_id(outcomes)}
     vs_default = over_default(comparisons, identities)
@@ -123,12 +123,12 @@ def case_rows(
             )
             if case.sync_batchnorm:
                 # Its messages are exposed, and not among the buckets that `comm_ms` is of.
-                del fitted["hidden_pct"]
+                fitted.pop("hidden_pct", None)
             for name, interval in fitted.items():
                 row |= _columns(name, interval)
             row |= {
                 "images_per_s_sustained": units[case_id] * 1000 * found.num_steps / found.timed_ms,
-                "step_ms_p50": float(np.median(list(timed.values()))),
+                "step_ms_p50": found.percentile_ms(50),
                 "step_ms_p75": found.percentile_ms(75),
                 "step_ms_p95": found.percentile_ms(95),
                 "num_rounds": len(timed),
@@ -147,9 +147,9 @@ def case_rows(
     return typed_frame(rows, CASES)
 
 
-def typical_of(times: RoundTimes, rows: Iterable[Mapping[Any, Any]]) -> Typical:
-    """The fit of a run's step times; `rows` are of cases.csv or of a plan."""
-    return Typical.of({phase: times.step_ms(phase) for phase in FITTED}, rows, times.launches)
+def typical_of(times: RoundTimes) -> Typical:
+    """The fit of a run's step times."""
+    return Typical.of({phase: times.step_ms(phase) for phase in FITTED})
 
 
 def comparisons_of(
@@ -164,6 +164,32 @@ def comparisons_of(
     return compared(pairs, typical, units=units, num_rounds=rounds, margin=margin)
 
 
+def estimates_of(
+    typical: Typical, case_id: str, single: str, *, units: Mapping[str, int], num_devices: int
+) -> dict[str, Estimate]:
+    """The repeated metrics of a measured case as its run's fit gives them; all but ms are logarithms.
+
+    Args:
+        typical: the fit.
+        case_id: the case.
+        single: the case that speed-ups refer to, compiled alike; empty without one.
+        units: units per step by case.
+        num_devices: of the case.
+    """
+    speedup = Estimate(0.0, 0.0)
+    if case_id != single:
+        gain = typical.log_ratio(single, case_id) if single else NOT_KNOWN
+        speedup = gain.plus(math.log(units[case_id] / units[single])) if single else gain
+    step = typical.log_step(case_id)
+    rate = replace(step, value=math.log(units[case_id] * 1000) - step.value)
+    return {
+        "images_per_s": rate,
+        "speedup": speedup,
+        "efficiency": speedup.plus(-math.log(num_devices)),
+        EXPOSED_COMM: typical.exposed(case_id),
+    }
+
+
 def fitted_columns(
     typical: Typical,
     case_id: str,
@@ -173,56 +199,37 @@ def fitted_columns(
     num_devices: int,
     num_rounds: int,
 ) -> dict[str, Interval]:
-    """The columns of a measured case that its run's fit gives.
-
-    Args:
-        typical: the fit.
-        case_id: the case.
-        single: the case that speed-ups refer to, compiled alike; empty without one.
-        units: units per step by case.
-        num_devices: of the case.
-        num_rounds: of the case; too few tell nothing of what is hidden.
-    """
-    step, speedup = typical.step_ms(case_id), ONE
-    if case_id != single:
-        speedup = typical.ratio(single, case_id)
-        speedup = speedup.scaled(units[case_id] / units[single]) if single else speedup
-    low, estimate, high = (end / num_devices for end in (speedup.low, speedup.estimate, speedup.high))
-    return {
-        "step_ms": step,
-        "images_per_s": step.inverted(units[case_id] * 1000),
-        "speedup": speedup,
-        "efficiency": Interval(estimate, low, high),
+    """The columns of a measured case that its run's fit gives; few rounds tell nothing of what is hidden."""
+    estimates = estimates_of(typical, case_id, single, units=units, num_devices=num_devices)
+    of_metrics = {
+        name: one.interval() if METRICS[name].in_parts_of else one.interval().exp()
+        for name, one in estimates.items()
+    }
+    found = of_metrics | {
+        "step_ms": typical.step_ms(case_id),
         "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
         "comm_ms": typical.step_ms(case_id, "comm"),
-        EXPOSED_COMM: typical.exposed_ms(case_id),
-        "hidden_pct": typical.hidden_pct(case_id) if num_rounds >= MIN_ROUNDS else UNKNOWN,
     }
+    return found | ({"hidden_pct": typical.hidden_pct(case_id)} if num_rounds >= MIN_ROUNDS else {})
 
 
-def fits_of_cases(
+def estimates_of_cases(
     rows: Iterable[Mapping[Any, Any]], typical: Typical, units: Mapping[str, int]
-) -> dict[str, dict[str, Interval]]:
-    """The columns that a run's fit gives of its measured cases, by case id; `rows` are of cases.csv.
+) -> dict[str, dict[str, Estimate]]:
+    """The same of every measured case, by case id; `rows` are of cases.csv.
 
-    Speed-up and efficiency are left out of `single`, and where there is none.
+    What is not known is left out, and speed-up and efficiency of `single`.
     """
     ok = [row for row in rows if row["status"] == "ok" and typical.has((str(row["case_id"]), "timed"))]
     singles = {compile_mode(row): str(row["case_id"]) for row in ok if row["mode"] == "single"}
     found = {}
     for row in ok:
         case_id, single = str(row["case_id"]), singles.get(compile_mode(row), "")
-        num_rounds = 0 if pd.isna(row["num_rounds"]) else int(row["num_rounds"])
-        fitted = fitted_columns(
-            typical,
-            case_id,
-            single,
-            units=units,
-            num_devices=int(row["num_devices"]),
-            num_rounds=num_rounds,
-        )
-        left_out = ("speedup", "efficiency") if single in ("", case_id) else ()
-        found[case_id] = {name: value for name, value in fitted.items() if name not in left_out}
+        every = estimates_of(typical, case_id, single, units=units, num_devices=int(row["num_devices"]))
+        left_out = ("speedup", "efficiency") if single == case_id else ()
+        found[case_id] = {
+            name: one for name, one in every.items() if name not in left_out and not math.isnan(one.error)
+        }
     return found
 
 
@@ -248,10 +255,7 @@ def _buckets(
     if "ready_ms" in moments:
         # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
         moments["launch_ms"] = np.maximum.accumulate(moments["ready_ms"], axis=1)
-    intervals = {
-        name: [_of_enough(found, len(values)) for found in median_intervals(values)]
-        for name, values in moments.items()
-    }
+    intervals = {name: median_intervals(values) for name, values in moments.items()}
     return [
         {
             "case_id": case_id,
@@ -327,13 +331,7 @@ def _columns(name: str, interval: Interval) -> dict[str, float]:
 
 
 def _median(values: Collection[float]) -> Interval:
-    """Return the median, with an interval where there are enough values for one."""
-    return _of_enough(median_interval(list(values)), len(values))
-
-
-def _of_enough(found: Interval, num_values: int) -> Interval:
-    """Leave the interval out below three values: that of two may span anything."""
-    return found if num_values > 2 else Interval(found.estimate, math.nan, math.nan)
+    return median_interval(list(values))
 
 
 def worst_half_width(rows: pd.DataFrame) -> float:

@@ -29,7 +29,7 @@ _HOST = "cpu_model num_cores memory_gib gpus gpu_pairs governors huge_pages cgro
 
 KEEPS = {
     "Manifest": "run_id interleaved_id preset created_utc settings seed plan_hash versions ddp_bench git "
-    "workload environment hosts model ranks link timing roofline load restarts resumed",
+    "workload environment hosts model ranks link timing roofline load load_before restarts resumed",
     "OwnVersion": "version",
     "Git": "commit dirty",
     "WorkloadCode": "commit dirty sha256 code_sha256",

@@ -112,7 +112,7 @@ class Recorder:
 
     def begin_launch(self) -> None:
         """Workers have been started; those before them have measured what is there."""
-        self.launch = 1 + max(self.times.launches.values(), default=0)
+        self.launch = 1 + self.times.num_launches
 
     def measured(self) -> frozenset[Block]:
         """Every block on disk, of every phase."""
@@ -208,7 +208,7 @@ class Recorder:
                 shown.append(Outcome(planned, "skipped", NOT_REACHED_REASON, not_reached))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        typical = typical_of(self.times, [_row(planned) for planned in self._plan])
+        typical = typical_of(self.times)
         self.comparisons = comparisons_of(
             self.pairs(), self.times, self._units_per_step, self.manifest.margin, typical
         )

@@ -131,8 +131,8 @@ class RoundTimes:
 
     def __init__(self, blocks: Iterable[Sequence[Row]] = ()) -> None:
         self.cases: dict[str, CaseTimes] = {}
-        self.launches: dict[int, int] = {}
-        """By round, the launch of the workers that measured it first."""
+        self.num_launches = 0
+        """How often workers were started that measured a block."""
         for rows in blocks:
             self.add(rows)
 
@@ -147,7 +147,7 @@ class RoundTimes:
     def add(self, rows: Sequence[Row]) -> None:
         self.cases.setdefault(str(rows[0]["case_id"]), CaseTimes()).add(rows)
         launch = rows[0].get("launch")
-        self.launches.setdefault(int(rows[0]["round"]), 1 if pd.isna(launch) else int(launch))
+        self.num_launches = max(self.num_launches, 1 if pd.isna(launch) else int(launch))
 
     def of_case(self, case_id: str) -> CaseTimes:
         return self.cases.get(case_id) or CaseTimes()

@@ -32,7 +32,7 @@ BLOCKS: tuple[Column, ...] = (
         first=0,
     ),
     count_column("position", "place of the block in its round's random order, from 0", first=0),
-    count_column("launch", "1, 2, ...: how often the workers had been started anew, plus 1"),
+    count_column("launch", "1, 2, ...: how often workers were started (after a failure, by --resume)"),
     count_column("rank", "global rank that took the times", needed=True, first=0, most=MOST_DEVICES),
     Column("host", "text", "host of the rank"),
     Column("started_s", "float", "start, in seconds since the run began"),

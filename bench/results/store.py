@@ -19,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..conditions import machine_kind
 from ..errors import UsageError
 from ..manifest import MANIFEST, Manifest, manifest_of
 from ..settings import RANK_PER_DEVICE
@@ -71,8 +72,39 @@ class RunData:
 
     @cached_property
     def compared(self) -> list[Comparison]:
-        """What `comparisons` holds."""
-        return of_table(records(self.comparisons))
+        """What `comparisons` holds, but for those that earlier versions made with DP's stand-in."""
+        stand_ins = set(self.cases.loc[self.cases["impl"] == "cpu_standin", "case_id"])
+        return [one for one in of_table(records(self.comparisons)) if one.reference_id not in stand_ins]
+
+    @cached_property
+    def earlier(self) -> list[tuple[pd.DataFrame, list[Comparison]]]:
+        """Cases and comparisons of earlier runs that lie beside it: see `earlier_runs`."""
+        return earlier_runs(self.path, self.manifest)
+
+
+MOST_EARLIER = 20
+"""Runs of the same plan that are looked at, the latest ones."""
+
+
+def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[pd.DataFrame, list[Comparison]]]:
+    """Cases and comparisons of what the same kind of machine measured of the same plan, in folders beside it.
+
+    Those that ended before this run began, oldest first; what cannot be read is passed over. Runs in turns
+    and archives have none.
+    """
+    if manifest.interleaved_id or manifest.plan_hash is None or not path.is_dir():
+        return []
+    found = []
+    for folder in path.absolute().parent.iterdir():
+        with contextlib.suppress(UsageError, OSError):
+            other = read_manifest(folder)
+            alike = other.plan_hash == manifest.plan_hash and machine_kind(other) == machine_kind(manifest)
+            if alike and (other.created_utc or "") < (manifest.created_utc or ""):
+                tables = (read_table(folder / name, FILES[name]) for name in ("cases.csv", "comparisons.csv"))
+                cases, compared = tables
+                found.append((other.created_utc or "", cases, of_table(records(compared))))
+    latest = sorted(found, key=lambda one: one[0])[-MOST_EARLIER:]
+    return [(cases, compared) for _, cases, compared in latest]
 
 
 def failure_file(case_id: str) -> str:

@@ -88,7 +88,12 @@ def print_plan(job: m.ResolvedJob, steps_ms: Sequence[float]) -> None:
 
 
 def new_manifest(
-    job: m.ResolvedJob, profiled: m.Profiled, arguments: Sequence[str], begun: Sequence[m.Begun]
+    job: m.ResolvedJob,
+    profiled: m.Profiled,
+    arguments: Sequence[str],
+    begun: Sequence[m.Begun],
+    *,
+    load_before: float | None = None,
 ) -> Manifest:
     """What manifest.json says of a run that begins on the workers that have `begun`, by rank."""
     machines = [one.machine for one in begun if one.machine is not None]
@@ -113,6 +118,7 @@ def new_manifest(
         model=profiled.model,
         ranks=tuple(one.place for one in begun),
         link=begun[0].place.link,
+        load_before=load_before,
     )
 
 

@@ -86,8 +86,6 @@ class CaseRunner:
         fingerprints = {one.fingerprint for one in begun}
         self._equal_replicas = len(begun) > 1 and len(fingerprints) == 1 and fingerprints != {""}
         self._groups: set[m.GroupKey] = set()
-        self.making_s = 0.0
-        """Seconds of making process groups, of building cases and of warming them up."""
 
     def elapsed_s(self) -> float:
         """Seconds since the run began, attempts before this one included, breaks between them not."""
@@ -149,18 +147,16 @@ class CaseRunner:
         """Have the process group of a case made, if it needs one; False where that fails."""
         if not live.case.backend or live.group in self._groups:
             return True
-        began_s = self.elapsed_s()
         everyone = self.told(m.Group(group=live.group), len(self.workers))
         made = self._done(live, "its process group", everyone, limit_s=preparing_s(self.settings))
         if made is None:
             return False
         self._groups.add(live.group)
-        self.making_s += self.elapsed_s() - began_s
         return True
 
     def _warmed(self, live: LiveCase, *, compares: bool) -> list[m.Warmed] | None:
         """Have a case built and warmed up; None where that fails."""
-        case, began_s = live.case, self.elapsed_s()
+        case = live.case
         warm = m.Warm(
             index=live.index,
             case=case,
@@ -171,7 +167,6 @@ class CaseRunner:
         )
         commands = self.told(warm, case.num_ranks)
         told = self._done(live, PREPARATION, commands, limit_s=_preparing_s(case, self.settings))
-        self.making_s += self.elapsed_s() - began_s
         if told is None:
             return None
         warmed = [msgspec.convert(told[rank], m.Warmed) for rank in range(case.num_ranks)]

@@ -23,6 +23,7 @@ from ..predict.from_pass import write_calibration
 from ..results.disk import reason, replace_file
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder, resume_command
+from ..results.store import earlier_runs
 from ..settings import ResolvedSettings
 from .summary import print_not_measured, print_summary, summary_of
 
@@ -69,7 +70,14 @@ def close(
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         say(missing)
     page = write_page(folder)
-    conclusion = conclude(folder, recorder.manifest, cases, recorder.times, recorder.comparisons)
+    conclusion = conclude(
+        folder,
+        recorder.manifest,
+        cases,
+        recorder.times,
+        recorder.comparisons,
+        earlier=earlier_runs(folder, recorder.manifest),
+    )
     if settings.calibrate and missing is None and (calibration := load_calibration(folder)).num_ranks > 1:
         found = (*conclusion.found, bound(calibration))
         conclusion = dataclasses.replace(conclusion, found=found)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import plan
 from ..cli import say, speaker
+from ..cluster.load import load_average
 from ..cluster.process import ignore_signals, interrupted_by_signals
 from ..console import Console
 from ..errors import ExitCode, GaveUpError, UsageError
@@ -57,6 +58,7 @@ class Conductor:
         self._how = how
         self._workers = workers
         self._began_s = began_s
+        self._load_before = load_average()
         self._job: m.ResolvedJob | None = None
         self._profiled: m.Profiled | None = None
         self._recorder: Recorder | None = None
@@ -181,7 +183,7 @@ class Conductor:
             begin_attempt(recorder, oom_kills)
             return recorder
         how = self._how
-        manifest = new_manifest(job, profiled, how.arguments, begun)
+        manifest = new_manifest(job, profiled, how.arguments, begun, load_before=self._load_before)
         if how.resume is not None:
             check_same(how.resume, resumable_manifest(how.resume), manifest)
         opened = open_run(job.settings, job.plan, manifest, oom_kills, resume=how.resume)

@@ -17,11 +17,11 @@ from .alone import measure_curves, measure_rates
 from .case_runner import CaseRunner
 from .failures import block_s
 from .links import check_links
-from .phases import AFTER_ROUNDS, is_seldom, is_traced, unfinished
+from .phases import AFTER_ROUNDS, is_traced, unfinished
 from .race import dropped
 from .reopen import Completion
 from .schedule import LiveCase
-from .stop_rule import FIRST_LOOK, LaunchRule, is_look, resting_cases
+from .stop_rule import FIRST_LOOK, is_look, resting_cases
 from .summary import case_table
 
 WRITE_EVERY_S = 30.0
@@ -59,18 +59,12 @@ class Rounds(CaseRunner):
         measure_curves(self)
         self._count_earlier()
         self._say_if_too_short()
-        launches = None
-        if self.workers.launched is None and interleaved_id() is None:
-            launches = LaunchRule(self._stop_rule, self.elapsed_s(), self.making_s)
         self._before = self._load()
         num_rounds = earlier_rounds = self.recorder.rounds
         if self.settings.rounds is not None:
             for round_index in range(1, num_rounds + 1):
                 self._measure_round(round_index)  # what an earlier attempt left out of it
         while not (reason := self._reason_to_stop(num_rounds)):
-            if launches and launches.is_due(began_s := self.elapsed_s(), num_rounds):
-                self._launch_again()
-                launches.started(now_s := self.elapsed_s(), took_s=now_s - began_s)
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_slowest(num_rounds)
@@ -80,22 +74,6 @@ class Rounds(CaseRunner):
         self._trace_last()
         self.console.progress_done()
         return reason
-
-    def _launch_again(self) -> None:
-        """Go on with other workers: what is timed depends a little on how processes come to lie in memory."""
-        self._note_load()
-        self._show("starting the workers again", 0, 1)
-        self.recorder.note(None, "starting the workers again")
-        self.began(self._start_anew())
-        own = [live for live in self.live if not is_seldom(live, self.settings)]
-        if self.settings.rounds is None and own:
-            # They take long to prepare, and say nothing of scaling.
-            self.live = [one for one in self.live if one in own or not self._schedule.has_enough(one)]
-        again, self.live = self.live, []
-        for live in again:
-            self._prepare_case(live.index, self.plan[live.index])
-        self.between(m.Freeze(), "the work between cases")
-        self._before = self._load()
 
     def _load(self) -> list[LoadReading | None]:
         found: list[LoadReading | None] = self.between(
@@ -210,7 +188,8 @@ class Rounds(CaseRunner):
         is_last = left_s is not None and left_s < self.elapsed_s()
         if self.settings.rounds is None and num_rounds == (FIRST_LOOK if is_last else 2 * FIRST_LOOK):
             self._say_what_can_be_told()
-        if look and not self.settings.race:
+        # The two sides of a gate are compared within rounds: both have to measure every case in each.
+        if look and not self.settings.race and interleaved_id() is None:
             self._resting = resting_cases(self.recorder.comparisons, rate_half_widths(self.recorder.cases))
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""When a run has measured enough, when its workers start anew, and how much it knows by then."""
+"""When a run has measured enough, and how much it knows by then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ..expected_time import timed_block_s
 from ..plan import Planned
 from ..results.comparisons import Comparison
 from ..results.recorder import Recorder
-from ..results.typical import LAUNCH_FREEDOM, LAUNCH_SD
 from ..settings import ResolvedSettings
 from ..stats.interval import SIGMA_OF_MAD
 from ..stats.one_run import MIN_ROUNDS
@@ -20,12 +19,6 @@ from .reopen import Completion
 
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""
-
-LAUNCH_EVERY = 8
-"""Workers measure for about so many times what it takes to start them."""
-
-USUAL_START_S = 8.0
-"""What that takes on CPU cores; for a forecast."""
 
 TIMED_SHARE = 0.55
 """Share of the measuring time that timed steps took where all kinds of blocks were due; for a forecast."""
@@ -112,41 +105,12 @@ class StopRule:
         return left is not None and left <= 0
 
 
-class LaunchRule:
-    """Decides when workers are started anew, so that a run holds several launches: see docs/measuring.md.
-
-    They come at even intervals, as many as keep what starting takes below a tenth of the time or so.
-    """
-
-    def __init__(self, stop_rule: StopRule, now_s: float, took_s: float) -> None:
-        """Workers have been made ready at `now_s`; of what that took, `took_s` comes with each launch."""
-        self._stop_rule = stop_rule
-        stop_rule.left_share(0)  # of what is left from now on
-        self._first_s = self._since_s = now_s
-        self._took_s = took_s
-
-    def started(self, now_s: float, took_s: float) -> None:
-        """Others have been made ready, which took so many seconds."""
-        self._since_s, self._took_s = now_s, took_s
-
-    def is_due(self, now_s: float, num_rounds: int) -> bool:
-        """Whether workers are to be started anew after so many rounds."""
-        every_s, left = LAUNCH_EVERY * self._took_s, self._stop_rule.left_share(num_rounds)
-        if left < 1:
-            measuring_s = (now_s - self._first_s) / (1 - left)
-            every_s = measuring_s / max(round(measuring_s / max(every_s, 1e-9)), 1)
-            if left * measuring_s < every_s / 2:
-                return False
-        return now_s - self._since_s >= every_s
-
-
 def expected_half_width(
     plan: Sequence[Planned], settings: ResolvedSettings, probe_ms: Sequence[float], *, expected_s: float
 ) -> float | None:
     """Half the interval of a ratio of two cases, as a fraction; None where nothing is known or compared.
 
-    Every case is taken to scatter as the steps of a probe do, from round to round by chance alone. On GPUs
-    what another launch adds is not known.
+    Every case is taken to scatter as the steps of a probe do, from round to round by chance alone.
 
     Args:
         plan: the cases.
@@ -164,8 +128,4 @@ def expected_half_width(
     rounds = settings.rounds or int(TIMED_SHARE * expected_s / round_s)
     if rounds < MIN_ROUNDS:
         return None
-    of_rounds = float(stdtrit(rounds - 1, 0.975)) * scatter * math.sqrt(2 / rounds)
-    if settings.device != "cpu":
-        return of_rounds
-    launches = max(round(expected_s / (LAUNCH_EVERY * USUAL_START_S)), 1)
-    return math.hypot(of_rounds, float(stdtrit(LAUNCH_FREEDOM, 0.975)) * LAUNCH_SD * math.sqrt(2 / launches))
+    return float(stdtrit(rounds - 1, 0.975)) * scatter * math.sqrt(2 / rounds)

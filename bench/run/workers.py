@@ -92,6 +92,7 @@ class Workers:
         """Exit codes of those that have gone, by rank; None where another process has started it."""
         self._was_idle = False
         """Whether one of them had not begun with what it was told last."""
+        self._told_last: Mapping[int, m.Command] = {}
         self._begin()
         self.store_port = 0
 
@@ -219,6 +220,7 @@ class Workers:
         self._poll(0.0)
         if self._lost:
             raise self.died(IDLE)
+        self._told_last = commands
         for rank, command in commands.items():
             self._send(rank, command)
 
@@ -267,8 +269,12 @@ class Workers:
         while (left_s := deadline_s - time.monotonic()) > 0 and len(self._lost) < len(self._workers):
             self._poll(left_s)
         self._lost |= self._processes.codes(self._lost)
-        what = IDLE if self._was_idle else what
-        return LostError(failure_of(self._lost, what=what, out_of_memory=self._ran_out_of_memory()))
+        out_of_memory = self._ran_out_of_memory()
+        killed = [rank for rank, code in self._lost.items() if code is not None and code < 0]
+        first = killed or [*self._lost][:1]
+        took_no_part = not out_of_memory and all(isinstance(self._told_last.get(k), m.Wait) for k in first)
+        what = IDLE if self._was_idle or took_no_part else what
+        return LostError(failure_of(self._lost, what=what, out_of_memory=out_of_memory))
 
     def _ran_out_of_memory(self) -> bool:
         now = oom_kills()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -38,6 +38,10 @@ class Interval:
         """The interval in another unit, or per something; `factor` is positive."""
         return Interval(self.estimate * factor, self.low * factor, self.high * factor)
 
+    def plus(self, constant: float) -> Interval:
+        """What lies so much higher."""
+        return Interval(self.estimate + constant, self.low + constant, self.high + constant)
+
     def inverted(self, factor: float = 1.0) -> Interval:
         """`factor` over the interval, such as a rate from a time; what was low is high."""
         return Interval(factor / self.estimate, factor / self.high, factor / self.low)
@@ -61,6 +65,39 @@ class Interval:
         return self.low > value or self.high < value
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A value, its standard error and the degrees of freedom of that; of a rate or a ratio on a log scale.
+
+    The error is NaN where it is not known.
+    """
+
+    value: float
+    error: float
+    freedom: float = math.inf
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """By Student's t."""
+        reach = float(scipy.special.stdtrit(self.freedom, (1 + confidence) / 2)) * self.error
+        return Interval(self.value, self.value - reach, self.value + reach)
+
+    def plus(self, constant: float) -> Estimate:
+        """Of what lies so much higher; of logarithms, of what is exp(constant) times as large."""
+        return replace(self, value=self.value + constant)
+
+    def scaled(self, factor: float) -> Estimate:
+        """In another unit; `factor` is positive."""
+        return replace(self, value=self.value * factor, error=self.error * factor)
+
+    def minus(self, *others: Estimate) -> Estimate:
+        """Less estimates of other data: errors add as squares, with Welch's degrees of freedom."""
+        every = (self, *others)
+        variance = sum(one.error**2 for one in every)
+        spread = sum(one.error**4 / one.freedom for one in every)
+        value = self.value - sum(one.value for one in others)
+        return Estimate(value, math.sqrt(variance), variance**2 / spread if spread else math.inf)
+
+
 def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
     """Median with a distribution-free interval: two of the ordered values, or points between two of them.
 
@@ -69,9 +106,7 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Int
     (Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics", 1986, which
     moves the coverage by tenths of a percent). No resampling: the same rounds always give the same interval.
 
-    Few rounds do not reach the confidence with all of their range (95% needs six). Their range is widened
-    about its middle as Student's t grows with confidence at n - 1 degrees of freedom, which is exact for two
-    normal values; on a log scale where every value is positive, so that a rate cannot become negative.
+    Few rounds do not reach the confidence with all of their range (95% needs six): they give no interval.
 
     Args:
         values: one figure per round, any unit; NaN among them makes the result NaN.
@@ -105,7 +140,8 @@ def median_intervals(samples: Samples, *, confidence: float = 0.95) -> list[Inte
 def _ends(ordered: Samples, confidence: float) -> tuple[Figures, Figures]:
     size = len(ordered)
     if _coverage(1, size) < confidence:
-        return _widened(ordered[0], ordered[-1], size, confidence)
+        unknown = np.full(ordered.shape[1], math.nan)
+        return unknown, unknown
     place, weight = _order_place(size, confidence)
     outer_low, inner_low = ordered[place - 1 : place + 1]
     inner_high, outer_high = ordered[-place - 1 :][:2]
@@ -125,25 +161,6 @@ def _order_place(size: int, confidence: float) -> tuple[int, float]:
     covered, next_covered = _coverage(place, size), _coverage(place + 1, size)
     share = (covered - confidence) / (covered - next_covered)
     return place, (size - place) * share / (place + (size - 2 * place) * share)
-
-
-def _widened(lowest: Figures, highest: Figures, size: int, confidence: float) -> tuple[Figures, Figures]:
-    t_wanted, t_range = (_t_of(covered, size) for covered in (confidence, _coverage(1, size)))
-    half = (highest - lowest) / 2 * t_wanted / t_range
-    low, high = (lowest + highest) / 2 - half, (lowest + highest) / 2 + half
-    positive = lowest > 0
-    if positive.any():
-        least, most = lowest[positive], highest[positive]
-        middle, half = np.sqrt(least) * np.sqrt(most), np.log(most / least) / 2 * t_wanted / t_range
-        # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
-        factor = np.exp(np.minimum(half, 300.0))
-        low[positive], high[positive] = middle / factor, middle * factor
-    return low, high
-
-
-@functools.cache
-def _t_of(confidence: float, size: int) -> float:
-    return float(scipy.stats.t.ppf((1 + confidence) / 2, size - 1))
 
 
 def median_of_ratios(

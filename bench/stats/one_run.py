@@ -4,9 +4,8 @@ The fit is Huber's. A round's effect is common to the cases visited in it; every
 a case) has one location. Every rate, speed-up, efficiency and comparison is formed of the same fitted
 numbers, so quotients agree exactly. Errors come from each round's influence on the fit. Neighbouring rounds
 resemble each other: their lag-1 correlation is estimated, taken a little larger than found, and widens the
-error and lowers Student's degrees of freedom as an AR(1) series does. Each launch of the workers shifts the
-cases of a group, such as all of DDP on two devices, by one draw, which no number of rounds averages out.
-`docs/measuring.md` has the coverage.
+error and lowers Student's degrees of freedom as an AR(1) series does. What another launch of the workers
+would add is not in it. `docs/measuring.md` has the coverage.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse.csgraph import connected_components
-from scipy.special import stdtr, stdtrit
 
-from .interval import SIGMA_OF_MAD, Interval
-from .launches import Launches
+from .interval import SIGMA_OF_MAD, Estimate
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], float]
@@ -40,8 +37,6 @@ _CAUTION = 1.0
 _ROUND_PRIOR, _ROUND_PRIOR_WEIGHT = 0.5, 10
 """Lag-1 correlation of round effects in recorded runs (0.1 to 0.7), and how many rounds it counts as."""
 
-_DRAWS = 4000
-
 
 @dataclass(frozen=True)
 class TwoWayFit:
@@ -54,34 +49,19 @@ class TwoWayFit:
     """Part of the influence that comes of single visits; what a quotient has."""
     round_influence: Array
     """Per round: the same shift for every column; only a column's own rate has it."""
-    launch_influence: Array
-    """What the shift of each group in each launch, by one standard deviation, does to a column."""
-    launch_freedom: float
     visits: npt.NDArray[np.int64]
     case_correlation: float
     round_correlation: float
 
-    def intervals(
-        self,
-        functions: Sequence[Function],
-        *,
-        columns: Sequence[int] | None = None,
-        confidence: float = 0.95,
-        together: bool = False,
-    ) -> list[Interval]:
-        """Intervals of functions of `log_ms`; `together`: all of them hold at once with this confidence.
-
-        `columns` are those that the functions depend on; all where it is not given.
-        """
+    def estimates(
+        self, functions: Sequence[Function], *, columns: Sequence[int] | None = None
+    ) -> list[Estimate]:
+        """Functions of `log_ms`; `columns` are those that they depend on, all where it is not given."""
         values, gradients = self._linearised(
             functions, range(len(self.log_ms)) if columns is None else columns
         )
-        errors, freedom, influence = self._errors(gradients)
-        alpha = 1 - confidence
-        if together and len(functions) > 1:
-            alpha = _joint_alpha(influence, freedom, alpha)
-        half = stdtrit(freedom, 1 - alpha / 2) * errors
-        return [Interval(float(v), float(v - h), float(v + h)) for v, h in zip(values, half, strict=True)]
+        found = (values, *self._errors(gradients))
+        return [Estimate(*map(float, one)) for one in zip(*found, strict=True)]
 
     def _linearised(self, functions: Sequence[Function], columns: Sequence[int]) -> tuple[Array, Array]:
         """The functions' values and gradients, (functions x columns), by central differences."""
@@ -96,8 +76,8 @@ class TwoWayFit:
         gradients[np.abs(gradients) < 1e-9 * np.abs(gradients).max(axis=1, keepdims=True)] = 0
         return values, gradients
 
-    def _errors(self, gradients: Array) -> tuple[Array, Array, Array]:
-        """Per function: standard error, degrees of freedom, and the influence of rounds and launches."""
+    def _errors(self, gradients: Array) -> tuple[Array, Array]:
+        """Per function: standard error, and its degrees of freedom."""
         visits = np.where(gradients != 0, self.visits, len(self.round_effect)).min(axis=1)
         rounds = np.full(len(gradients), len(self.round_effect))
         of_case = gradients @ np.nan_to_num(self.case_influence).T
@@ -108,20 +88,18 @@ class TwoWayFit:
         case_part = of_case * np.sqrt(case_factor)[:, None]
         round_part = of_round * np.sqrt(round_factor)[:, None]
         both = case_part + round_part
-        launch_part = gradients @ self.launch_influence.T
         variance = (both**2).sum(axis=1) * visits / np.maximum(visits - 1, 1)
-        variance = variance + (launch_part**2).sum(axis=1)
-        shares = np.array([(part**2).sum(axis=1) for part in (case_part, round_part, launch_part)])
-        freedoms = (case_freedom, round_freedom, np.full(len(gradients), self.launch_freedom))
+        shares = np.array([(part**2).sum(axis=1) for part in (case_part, round_part)])
+        freedoms = (case_freedom, round_freedom)
         spread = sum(share**2 / of_part for share, of_part in zip(shares, freedoms, strict=True))
         freedom = np.where(
             spread > 0, shares.sum(axis=0) ** 2 / np.where(spread > 0, spread, 1), case_freedom
         )
         errors = np.where(visits >= MIN_ROUNDS, np.sqrt(variance), math.nan)
-        return errors, np.maximum(freedom, 1.0), np.hstack([both, launch_part])
+        return errors, np.maximum(freedom, 1.0)
 
 
-def fit(step_ms: Array, launches: Launches | None = None) -> TwoWayFit:
+def fit(step_ms: Array) -> TwoWayFit:
     """Fit rounds x columns of step times in ms, in the order of time; NaN where a round has no visit.
 
     Raises:
@@ -166,18 +144,11 @@ def fit(step_ms: Array, launches: Launches | None = None) -> TwoWayFit:
     case_influence[:, used] = of_case
     log_ms, all_visits = np.full(num_columns, math.nan), np.zeros(num_columns, dtype=np.int64)
     log_ms[used], all_visits[used] = location, visits
-    launch_influence, launch_freedom = np.zeros((0, num_columns)), 1.0
-    if launches is not None:
-        whole = np.zeros(step_ms.shape)
-        whole[np.ix_(rows, used)] = residual
-        launch_influence, launch_freedom = launches.influence(whole, np.isfinite(np.log(step_ms)))
     return TwoWayFit(
         log_ms=log_ms,
         round_effect=effect,
         case_influence=case_influence,
         round_influence=of_round,
-        launch_influence=launch_influence,
-        launch_freedom=launch_freedom,
         visits=all_visits,
         case_correlation=_correlation(of_case, seen, pooled=max(len(used) - 1, 1)),
         round_correlation=_round_correlation(of_round),
@@ -263,19 +234,3 @@ def _row_sums(ratio: float, n: int) -> Array:
     place = np.arange(n)
     sums: Array = (1 + ratio - ratio ** (place + 1.0) - ratio ** (n - place + 0.0)) / (1 - ratio)
     return sums
-
-
-def _joint_alpha(influence: Array, freedom: Array, alpha: float) -> float:
-    """The pointwise level at which all intervals hold together: smallest p of correlated Student's t's."""
-    size = np.sqrt((influence**2).sum(axis=1, keepdims=True))
-    known = size[:, 0] > 0
-    if not known.any():
-        return alpha
-    unit = influence[known] / size[known]
-    power, direction = np.linalg.eigh(unit @ unit.T)
-    rng = np.random.default_rng(0)
-    normal = rng.standard_normal((_DRAWS, len(unit))) @ (direction * np.sqrt(np.maximum(power, 0))).T
-    # Each with a chi-square of its own: their scales are estimated apart.
-    t = np.abs(normal) / np.sqrt(rng.chisquare(freedom[known], size=normal.shape) / freedom[known])
-    smallest = (2 * stdtr(freedom[known], -t)).min(axis=1)
-    return min(alpha, float(np.quantile(smallest, alpha)))

@@ -99,7 +99,7 @@ def main(num_caps, num_rounds, num_ranks, folder):
             {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
             for p in planned
         ]
-        typical = typical_of(times, rows)
+        typical = typical_of(times)
         comparisons = comparisons_of(pairs_of(rows), times, batches, 0.05, typical)
         cases = case_rows(outcomes, times, comparisons, typical=typical)
     with timed("findings"):

@@ -120,7 +120,7 @@ def of_run(run):
 def of_loop(step_ms, run):
     """The same half-widths from a loop's step times."""
     by_round = {c: {int(r): ms for r, ms in found.items()} for c, found in step_ms.items()}
-    typical = Typical.of({"timed": by_round}, run.cases.to_dict("records"))  # one launch
+    typical = Typical.of({"timed": by_round})
     batches = dict(zip(run.cases["case_id"], run.cases["global_batch"], strict=True))
     named = run.comparisons[["case_id", "reference_id"]].itertuples(index=False, name=None)
     pairs = [pair for pair in named if set(pair) <= by_round.keys()]

@@ -185,8 +185,8 @@ def test_the_verdict_follows_the_gates_exit_code_and_whether_it_shows_a_result(t
     job = Job(project, tmp_path / "job", github)
     job.environment["PATH"] = f"{program.parent}{os.pathsep}{job.environment['PATH']}"
     for code, said, verdict in (
-        (0, "### passed", "pass"),
-        (3, "### open", "undecided"),
+        (0, "### ddp-bench gate: pass: all", "pass"),
+        (3, "### ddp-bench gate: undecided: some", "undecided"),
         (3, "", "not comparable"),
         (4, "### failed", "not measured"),
     ):
@@ -218,3 +218,37 @@ def test_the_action_installs_this_tree_and_keeps_what_the_gate_left():
     assert keep["with"]["path"] == "${{ runner.temp }}/${{ inputs.artifact }}"
     used = set(re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text(encoding="utf-8")))
     assert used == set(ACTION["inputs"])
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "fails_on", "ends", "verdict"),
+    [
+        (0, "pass: 2 unchanged", "regression", 0, "pass"),
+        (1, "regression: it is slower", "regression", 1, "regression"),
+        (1, "regression: it is slower", "undecided", 0, "regression"),
+        (1, "missing: a case", "regression undecided", 0, "missing"),
+        (1, "missing: a case", "missing", 1, "missing"),
+        (3, "undecided: 1 inconclusive", "regression, missing", 0, "undecided"),
+        (3, "undecided: 1 inconclusive", "undecided", 3, "undecided"),
+        (3, "not comparable: other CPU", "regression", 3, "not comparable"),
+        (3, "", "regression", 3, "not comparable"),
+        (4, "", "regression", 4, "not measured"),
+        (0, "pass: 2 unchanged", "slower", 2, ""),
+    ],
+)
+def test_the_step_fails_on_the_verdicts_that_are_chosen(
+    tmp_path, github, code, said, fails_on, ends, verdict
+):
+    """A gate that says and returns what is given stands in for the real one."""
+    origin = tmp_path / "mynet"
+    commit(origin, {"net.py": "1"})
+    commit(origin, {"net.py": "2"})
+    job = Job(origin, tmp_path / "job", github)
+    place = tmp_path / "bin"
+    place.mkdir()
+    heading = f"### ddp-bench gate: {said}" if said else ""
+    (place / "ddp-bench").write_text(f"#!/bin/sh\nprintf '{heading}'\nexit {code}\n")
+    (place / "ddp-bench").chmod(0o755)
+    job.environment["PATH"] = f"{place}{os.pathsep}{job.environment['PATH']}"
+    assert job.gate(workload="net:make", comment="false", fail_on=fails_on).returncode == ends
+    assert job.outputs.read_text() == (f"verdict={verdict}\nexit-code={code}\n" if verdict else "")

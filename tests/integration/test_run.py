@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import LAUNCHED_AGAIN, SMALL, TINY, bench_run, python
+from commands import SMALL, TINY, bench_run, python
 from in_process import Reached
 
 from ddp_bench import load_run
-from ddp_bench.bench.results.aggregate import typical_of
-from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.run.close import finish, finish_and_say
 from ddp_bench.bench.run.main import GROUPS, main, parser
 from ddp_bench.bench.run.stop_rule import FIRST_LOOK
@@ -222,29 +220,3 @@ def test_its_files_are_brought_up_to_date_once(broken_off, real_run, capsys):
 def test_a_resume_needs_as_many_workers_as_its_plan(broken_off):
     with pytest.raises(Reached):
         main(["--resume", str(broken_off), "--quiet"])
-
-
-def test_workers_that_are_started_anew_go_on_with_what_was_proven(real_run):
-    run = real_run.data
-    assert run.cases.loc[run.cases["status"] == "ok", "gradient_error"].notna().all()
-    timed = run.blocks[run.blocks["phase"] == "timed"]
-    by_round = timed.groupby("round")["launch"].agg(["min", "max", "nunique"])
-    assert by_round.to_numpy().tolist() == [[1, 1, 1], [1, 1, 1], [2, 2, 1]]
-    assert run.manifest.restarts == 0
-    assert run.times.launches == {0: 1, 1: 1, 2: 1, 3: 2}
-
-
-@pytest.mark.campaign
-def test_the_intervals_of_a_run_are_those_of_its_launches(tmp_path):
-    sweep = ("--modes", "dp,ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--passes", "none")
-    how = ("--image-size", "8", "--rounds", "6", "--out", str(tmp_path / "run"))
-    done = python("-c", LAUNCHED_AGAIN, *SMALL, *sweep, *how)
-    assert done.returncode == 0, done.stderr[-4000:]
-    run = load_run(tmp_path / "run")
-    assert run.cases["status"].tolist() == ["ok", "ok", "ok"]
-    timed = run.blocks[run.blocks["phase"] == "timed"]
-    by_round = timed.groupby("round")["launch"].agg(["min", "max", "size"])
-    assert by_round.to_numpy().tolist() == [[1, 1, 4]] * 2 + [[2, 2, 4]] * 4
-    (told,) = run.compared
-    (held,) = typical_of(run.times, records(run.cases)).ratios([(told.case_id, told.reference_id)])
-    assert told.ratio.half_width == pytest.approx(held.inverted().half_width, rel=1e-3)

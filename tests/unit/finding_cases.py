@@ -66,6 +66,7 @@ COMMUNICATIONS = {
 
 def said_of_each():
     """Every answer that a run can give, under what makes it so: the words that people read."""
+    stages = {f"dp_{name}_ms": 5.0 for name in ("replicate", "scatter", "gather", "reduce")}
     cpu_dp, cpu_ddp = (case(mode, 2, 160.0, scaling="strong", **CPU) for mode in ("dp", "ddp"))
     hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
     static = case("ddp", 2, 160.0, case_id="static", static_graph=True)
@@ -74,11 +75,10 @@ def said_of_each():
         case(mode, n, 120.0 * n, compile="default", compile_s=41.2) | {"case_id": f"{mode}-compiled"}
         for mode, n in (("single", 1), ("ddp", 2))
     )
-    found = {}
+    found = {"on CPU cores": ((SINGLE, cpu_dp | stages, cpu_ddp), ())}
     for name, (low, high) in ENDS.items():
         few = {"num_rounds": 4 if math.isnan(low) else 20}
         found[f"DDP against DP: {name}"] = (SINGLE, DP, DDP), (over(DDP, DP, low, high, **few),)
-        found[f"on CPU cores: {name}"] = (SINGLE, cpu_dp, cpu_ddp), (over(cpu_ddp, cpu_dp, low, high, **few),)
         alone = case("ddp", 2, 100.0, speedup=(low * high) ** 0.5, speedup_low=low, speedup_high=high)
         found[f"DDP alone: {name}"] = (SINGLE, alone | ({"speedup": 1.1} if math.isnan(low) else {})), ()
         found[f"one cap: {name}"] = (SINGLE, DDP, CAP_1), (over(CAP_1, DDP, low, high, **few),)

@@ -8,9 +8,11 @@ from made import made_manifest, write_tables
 
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.runs import GateCase, GateRun
-from ddp_bench.bench.results.aggregate import Outcome
+from ddp_bench.bench.results.aggregate import Outcome, estimates_of_cases
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import RunWriter, claim
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.stats.two_runs import in_pairs
 
 MANIFEST = {
     "versions": {"torch": "2.15.0", "python": "3.12.1"},
@@ -78,20 +80,37 @@ def rounds_of(images_per_s, speedup, *, step_ms=None, exposed_comm_ms=None, peak
 
 def with_rounds(run, *, only=(), **by_metric):
     """The run with other figures of these metrics: of every case, or of those named."""
+    fitted = {
+        name: in_pairs([found[r] for r in sorted(found)]) if len(found) > 1 else None
+        for name, found in by_metric.items()
+    }
     cases = (
-        replace(case, rounds={**case.rounds, **by_metric}) if not only or case.case_id in only else case
+        replace(
+            case,
+            rounds={**case.rounds, **by_metric},
+            fitted={name: one for name, one in {**case.fitted, **fitted}.items() if one is not None},
+        )
+        if not only or case.case_id in only
+        else case
         for case in run.cases
     )
     return replace(run, cases=tuple(cases))
 
 
-def made_run(steps, *, path="made", num_images=16, **manifest):
-    """The same without files, as `read_run` would give it."""
+def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
+    """The same without files, as `read_run` would give it; `numbers` are of the rounds."""
+    steps = {key: dict(zip(numbers or range(len(ms)), ms, strict=True)) for key, ms in steps.items()}
     rates = {
-        key: {r: num_images * key[1] * 1000 / ms for r, ms in enumerate(series)}
-        for key, series in steps.items()
+        key: {r: num_images * key[1] * 1000 / ms for r, ms in series.items()} for key, series in steps.items()
     }
     single = rates["single", 1]
+    typical = Typical({(f"{mode}-n{n}", "timed"): steps[mode, n] for mode, n in steps})
+    units = {f"{mode}-n{n}": num_images * n for mode, n in steps}
+    rows = [
+        {"case_id": f"{mode}-n{n}", "mode": mode, "num_devices": n, "status": "ok", "compile": "off"}
+        for mode, n in steps
+    ]
+    fitted = estimates_of_cases(rows, typical, units)
     cases = tuple(
         GateCase(
             case_id=f"{mode}-n{n}",
@@ -99,9 +118,10 @@ def made_run(steps, *, path="made", num_images=16, **manifest):
             rounds=rounds_of(
                 rates[mode, n],
                 {} if mode == "single" else {r: rate / single[r] for r, rate in rates[mode, n].items()},
-                step_ms=dict(enumerate(steps[mode, n])),
+                step_ms=steps[mode, n],
                 num_devices=n,
             ),
+            fitted=fitted.get(f"{mode}-n{n}", {}),
         )
         for mode, n in steps
     )

@@ -21,7 +21,7 @@ from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.manifest import Manifest, RankPlace
 from ddp_bench.bench.plan import plan_hash
-from ddp_bench.bench.run import case_runner, rounds
+from ddp_bench.bench.run import case_runner, rounds, stop_rule
 from ddp_bench.bench.run.case_runner import FAILED
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, unfinished
 from ddp_bench.bench.run.reopen import open_run
@@ -124,6 +124,20 @@ def measure(tmp_path, monkeypatch):
         return [tuple(row) for row, _ in itertools.groupby(rows.itertuples(index=False, name=None))]
 
     return run
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_no_case_of_a_side_in_turns_rests(measure, tmp_path, monkeypatch, in_turns):
+    """Each side would rest cases of its own, and rounds of one number lie apart in time."""
+    settings = with_out(tmp_path, max_time=60, passes=["none"])
+    rests = plan_of(settings)[-1].case.case_id
+    monkeypatch.setattr(rounds, "resting_cases", lambda *_: frozenset({rests}))
+    monkeypatch.setattr(stop_rule.StopRule, "_is_narrow", lambda _: False)
+    monkeypatch.setattr(rounds, "interleaved_id", lambda: "abc" if in_turns else None)
+    timed = [case_id for case_id, phase, _ in measure(settings) if phase == "timed"]
+    counts = {case_id: timed.count(case_id) for case_id in timed}
+    assert max(counts.values()) > stop_rule.FIRST_LOOK
+    assert (counts[rests] >= max(counts.values()) - 1) == in_turns
 
 
 def test_a_run_that_breaks_off_gives_its_turn_back_at_once(measure, tmp_path, monkeypatch):

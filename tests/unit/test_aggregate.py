@@ -20,7 +20,6 @@ from ddp_bench.bench.results.aggregate import (
 )
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
-from ddp_bench.bench.results.typical import LAUNCH_FREEDOM, LAUNCH_SD
 
 PLAN = planned(resolved(gpus=(1, 2), bucket_cap_mb=("default", "1")))
 IDS = {(p.case.mode, p.case.num_devices, cap_of(p.case)): p.case.case_id for p in PLAN}
@@ -76,8 +75,7 @@ def test_ratios_are_formed_inside_a_round():
     row = cases.set_index("case_id").loc[IDS["ddp", 2, "default"]]
     assert row["speedup"] == pytest.approx(1.6)
     ends = np.log([row["speedup_low"] / row["speedup"], row["speedup_high"] / row["speedup"]])
-    of_launch = scipy_stats.t.ppf(0.975, LAUNCH_FREEDOM) * LAUNCH_SD * math.sqrt(2)
-    assert ends == pytest.approx([-of_launch, of_launch], rel=1e-4), "the drift of 40% cancels"
+    assert ends == pytest.approx([0, 0], abs=1e-4), "the drift of 40% cancels"
     assert row["images_per_s_high"] - row["images_per_s_low"] > 20
 
 
@@ -159,7 +157,7 @@ def test_typical_columns_are_close_to_the_geometric_mean(name, by_round):
 def test_what_has_no_interval_by_hand():
     row = by_hand()
     steps = [ms for ddp in DDP_MS for ms in (ddp, ddp, ddp - 10, ddp - 10)]
-    assert row["step_ms_p50"] == pytest.approx(np.median(DDP_MS))
+    assert row["step_ms_p50"] == pytest.approx(np.percentile(steps, 50)), "of all ranks and steps"
     assert row["step_ms_p75"] == pytest.approx(np.percentile(steps, 75))
     assert row["step_ms_p95"] == pytest.approx(np.percentile(steps, 95))
     assert row["images_per_s_sustained"] == pytest.approx(32 * 1000 / np.mean(DDP_MS))
@@ -213,20 +211,20 @@ def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hi
 
 def test_a_share_stays_between_0_and_100_with_its_interval():
     key, rows = ("ddp", 2, "1"), []
-    for r, share in enumerate([0.5, 50.0, 99.5], 1):
+    for r, share in enumerate([0.5, 1.0, 50.0, 50.0, 60.0, 99.5], 1):
         rows += [block(key, r, 130.0)]
         rows += [block(key, r, 140.0, phase="trace") | {"detail": json.dumps({"overlap_trace_pct": share})}]
     row = row_of(key, rows)
     assert row["overlap_trace_pct"] == 50.0
-    assert (row["overlap_trace_pct_low"], row["overlap_trace_pct_high"]) == (pytest.approx(0, abs=0.5), 100)
+    assert 0 <= row["overlap_trace_pct_low"] < 50 < row["overlap_trace_pct_high"] <= 100
 
 
 def test_buckets_are_launched_once_all_before_them_are_ready():
     key = ("ddp", 2, "1")
     rows = [
         block(key, r, 130.0, rank=rank, phase="anatomy")
-        | {"detail": json.dumps({"ready_ms": [20.0 + r, 10.0, 40.0 + rank]})}
-        for r in (1, 2, 3)
+        | {"detail": json.dumps({"ready_ms": [21.0 + r % 3, 10.0, 40.0 + rank]})}
+        for r in range(1, 7)
         for rank in (0, 1)
     ]
     layout = BucketLayout(num_bytes=(400, 800, 1200), parameters=((0,), (1, 2), (3, 4, 5)))
@@ -243,23 +241,24 @@ def test_buckets_are_launched_once_all_before_them_are_ready():
     assert found["launch_ms"].tolist() == [22.0, 22.0, 40.0, 22.0, 22.0, 41.0]
     assert (found["ready_ms_low"] <= found["ready_ms"]).all()
     low, high = found[["ready_ms_low", "ready_ms_high"]].iloc[0]
-    assert low < 21.0, "wider than the three blocks"
-    assert high > 23.0
+    assert (low, high) == pytest.approx((21.0, 23.0), abs=0.2), "about the range of six blocks"
     assert found["launch_ms_high"].iloc[1] == found["ready_ms_high"].iloc[0]
     assert found["ready_ms_high"].iloc[1] == 10.0, "alike in all blocks"
     assert found[["start_ms", "done_ms", "done_ms_low"]].isna().all(axis=None), "nothing was traced"
     few = found_in(rows[:4])
     assert few["ready_ms"].notna().all()
-    assert few[["ready_ms_low", "launch_ms_high"]].isna().all(axis=None), "two blocks give no interval"
+    assert few[["ready_ms_low", "launch_ms_high"]].isna().all(axis=None), "few blocks give no interval"
     assert found_in(rows, BucketLayout((400, 800, 1200), ()))["num_params"].isna().all()
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
     """Bytes over time, times 2 (n - 1) / n: 6 MB in 3 ms over 4 ranks are 2 GB/s and 3 GB/s."""
-    large, small = reversed(allreduce_rows(4, "nccl", {6_000_000: [3.0, 2.0, 9.0], 4096: [0.5]}))
+    large, small = reversed(
+        allreduce_rows(4, "nccl", {6_000_000: [3.0, 2.0, 9.0, 2.0, 9.0, 3.0], 4096: [0.5]})
+    )
     assert small["bytes"] == 4096
     assert (large["bytes"], large["num_devices"], large["backend"]) == (6_000_000, 4, "nccl")
-    assert (large["time_ms"], large["num_samples"]) == (3.0, 3)
+    assert (large["time_ms"], large["num_samples"]) == (3.0, 6)
     assert large["time_ms_low"] < 3.0 < large["time_ms_high"]
     assert large["busbw_gb_per_s"] == pytest.approx(3.0)
 

@@ -125,9 +125,10 @@ def test_the_pairs_of_a_plan_are_named_before_it_runs():
     found = pairs_of(rows)
     mode = {row["case_id"]: (row["mode"], row["bucket_cap_mb"]) for row in rows}
     assert [(mode[a], mode[b]) for a, b in found] == [
-        (("ddp", "default"), ("dp", "default")),
         *((("ddp", cap), ("ddp", "default")) for cap in ("1", "25", "100")),
     ]
+    on_gpus = [row | {"device_type": "cuda"} for row in rows]
+    assert pairs_of(on_gpus) == [(found[0][1], next(i for i, m in mode.items() if m[0] == "dp")), *found]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_dp_stands_below_the_line_in_its_comparison():
     times = RoundTimes.of(blocks)
     dp, ddp, cap = (IDS[key] for key in (("dp", 2, ""), ("ddp", 2, "default"), ("ddp", 2, "1")))
     batch = {p.case.case_id: p.case.global_batch for p in PLAN}
-    found = comparisons_of([(ddp, dp), (cap, ddp)], times, batch, 0.05, typical_of(times, ()))
+    found = comparisons_of([(ddp, dp), (cap, ddp)], times, batch, 0.05, typical_of(times))
     measured = {IDS[key] for key in DRIFTING}
     outcomes = [Outcome(p) for p in PLAN if p.case.case_id in measured]
     rows = case_rows(outcomes, times, found).set_index("case_id")["vs_ddp_default"]
@@ -233,21 +234,21 @@ def test_dp_stands_below_the_line_in_its_comparison():
 
 def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
     """On a small model every cap gives one bucket: the first cap is measured and stands for the default."""
-    plan = planned(resolved(bucket_cap_mb="25,default", gpus="2"), arch="resnet20", image_size=32)
+    plan = planned(resolved(bucket_cap_mb="25,default,1", gpus="2"), arch="resnet20", image_size=32)
     writer = RunWriter(claim(tmp_path / "run"))
     writer.write_manifest(made_manifest(settings={"margin": 0.05}))
     recorder = Recorder.begin(plan, writer)
-    _, dp, cap, default = (p.case.case_id for p in plan)
-    for index in range(3):
+    _, _, cap, default, other = (p.case.case_id for p in plan)
+    for index in (0, 1, 2, 4):
         recorder.set_outcome(index, "ok")
     recorder.set_outcome(3, "skipped", equal_layout_reason(cap))
     for r in range(1, 7):
-        for case_id, ranks, ms in ((dp, 1, 100.0), (cap, 2, 50.0)):
-            recorder.add_block([block(case_id, r, ms + 0.1 * (r % 3), rank=rank) for rank in range(ranks)])
+        for case_id, ms in ((other, 50.0), (cap, 100.0)):
+            recorder.add_block([block(case_id, r, ms + 0.1 * (r % 3), rank=rank) for rank in range(2)])
     cases = recorder.write()
-    assert [(one.case_id, one.reference_id) for one in recorder.comparisons] == [(cap, dp)]
+    assert [(one.case_id, one.reference_id) for one in recorder.comparisons] == [(other, cap)]
     assert recorder.comparisons[0].ratio.estimate == pytest.approx(2, rel=0.01)
     assert default not in set(cases["case_id"][cases["status"] == "ok"])
     (again,) = load_run(tmp_path / "run").compared
-    assert (again.case_id, again.reference_id, again.answer) == (cap, dp, FASTER)
+    assert (again.case_id, again.reference_id, again.answer) == (other, cap, FASTER)
     assert again.ratio.low == pytest.approx(recorder.comparisons[0].ratio.low)

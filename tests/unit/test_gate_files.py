@@ -143,6 +143,19 @@ def test_bad_input_is_one_line_and_never_a_pass(name, side, good, tmp_path, caps
     assert shown.err.startswith("bench.gate: error: ")
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [('{"benchmarks": []}', "pytest-benchmark's JSON"), ("{}", "a JSON file, no results")],
+)
+def test_a_json_file_is_named_for_what_it_is(content, named, good, tmp_path, capsys):
+    saved = tmp_path / "0001_saved.json"
+    saved.write_text(content)
+    assert main([str(good), str(saved)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+    assert "--interleave REF -- --workload module:name" in line
+
+
 def test_a_good_folder_comes_as_it_is(tmp_path):
     run = read_run(write_run(tmp_path / "run", peak_mem_mib=512.0))
     assert [c.row["mode"] for c in run.cases] == ["single", "dp", "ddp"]

@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -16,16 +17,15 @@ from selection import in_campaign
 
 from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, interleave_command
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.judge import compare_metric, launch_ratio, typical_sides
+from ddp_bench.bench.gate.judge import compare_metric, typical_sides
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run, read_manifest
-from ddp_bench.bench.results.typical import LAUNCH_SD, Typical
+from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.stats import two_runs
-from ddp_bench.bench.stats.interval import Interval, median_of_ratios
-from ddp_bench.bench.stats.two_runs import ratio_of_runs, with_change_of_runs
+from ddp_bench.bench.stats.interval import Estimate
+from ddp_bench.bench.stats.two_runs import with_change_of_runs
 
 
 @cache
@@ -33,84 +33,65 @@ def singles():
     """What each recorded run measured on one device, which no link slows: figures, fit and rounds."""
     found = []
     for row in (row for row in figures() if row["case"] == SINGLE):
-        batch, steps, fit = int(row["global_batch"]), rounds()[row["run"]], interval_of(row, FITTED)
+        batch, steps = int(row["global_batch"]), rounds()[row["run"]]
+        step = Typical.of({"timed": steps}).log_step(SINGLE)
         if row["run"].startswith("tune/"):  # nothing but steps was measured
-            again = Typical.of({"timed": steps}).step_ms(SINGLE).inverted(1000 * batch)
-            assert again.columns("") == pytest.approx(fit.columns(""), rel=1e-5)
-        found.append((row, fit, [1000 * batch / ms for ms in steps[SINGLE].values()]))
+            again = step.interval().exp().inverted(1000 * batch)
+            assert again.columns("") == pytest.approx(interval_of(row, FITTED).columns(""), rel=1e-5)
+        rate = replace(step, value=math.log(1000 * batch) - step.value)
+        found.append((row, rate, list(steps[SINGLE].values())))
     return found
-
-
-def with_launch(fit):
-    """As a run's own intervals are: the error of its launch added to that of its rounds."""
-    log, reach = fit.log(), 1.96 * LAUNCH_SD
-    low, high = math.hypot(log.estimate - log.low, reach), math.hypot(log.high - log.estimate, reach)
-    ends = Interval(log.estimate, log.estimate - low, log.estimate + high).exp()
-    return Interval(fit.estimate, ends.low, ends.high)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_bootstrap_of_a_sample():
-    """The same rounds are in many pairs, and their variance comes of a seeded bootstrap each time."""
-    original = two_runs._median_variance
-    of_bytes = cache(lambda sample: original(np.frombuffer(sample)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            two_runs, "_median_variance", lambda sample: of_bytes(np.asarray(sample, float).tobytes())
-        )
-        yield
 
 
 def changes(slower=1.0):
     """Which pairs of runs of a model on a machine are a change: by their rounds alone, and to the gate."""
     by_rounds, whole = [], []
-    for (row, fit, rates), (other, later_fit, later_rates) in combinations(singles(), 2):
+    for (row, fit, ms), (other, later, later_ms) in combinations(singles(), 2):
         if (row["arch"], row["cpu"]) != (other["arch"], other["cpu"]):
             continue
-        later, now = later_fit.scaled(1 / slower), [rate / slower for rate in later_rates]
-        ratio, _ = ratio_of_runs((later, fit), (now, rates), confidence=0.98)
-        _, wider = ratio_of_runs((with_launch(later), with_launch(fit)), (now, rates), confidence=0.98)
-        assert ratio.low < wider.estimate == ratio.estimate < ratio.high
-        assert wider.low <= ratio.low * (1 + 1e-9)
-        assert wider.high >= ratio.high * (1 - 1e-9)
-        by_rounds.append(abs(ratio.estimate - 1) > 0.05 and ratio.excludes(1))
-        whole.append(abs(ratio.estimate - 1) > 0.05 and wider.excludes(1))
+        alone = later.plus(-math.log(slower)).minus(fit)
+        for found, one in (
+            (by_rounds, alone),
+            (whole, with_change_of_runs(alone, np.log(ms), np.log(later_ms))),
+        ):
+            ratio = one.interval(0.98).exp()
+            found.append(abs(ratio.estimate - 1) > 0.05 and ratio.excludes(1))
     return by_rounds, whole
 
 
 def test_runs_of_the_same_code_are_seldom_a_change():
     """Oracle: the same plain model on the same machine, hours apart; the truth of every pair is 1."""
     by_rounds, whole = changes()
-    assert (len(whole), sum(by_rounds), sum(whole)) == (85, 27, 4), "as docs/gate.md says"
+    assert (len(whole), sum(by_rounds), sum(whole)) == (85, 29, 5), "as docs/gate.md says"
 
 
 def test_a_run_that_is_much_slower_is_a_change():
-    assert (sum(changes(1.5)[1]), sum(changes(2.3)[1])) == (75, 85), "as docs/gate.md says"
+    assert (sum(changes(1.5)[1]), sum(changes(2.3)[1])) == (68, 85), "as docs/gate.md says"
 
 
 def test_a_steady_run_is_hardly_widened_and_a_clear_change_stays_one():
     rng = np.random.default_rng(1)
-    ratios = []
+    known, ratios = Estimate(0.0, 0.01, 40), []
     for _ in range(200):
-        before, after = (list(rng.normal(0, 0.02, 40)) for _ in range(2))
-        wider = with_change_of_runs(Interval(0.0, -0.02, 0.02), after, before)
-        ratios.append((wider.high - wider.low) / 0.04)
+        wider = with_change_of_runs(known, *(rng.normal(0, 0.02, 40) for _ in range(2)))
+        ratios.append(wider.error / known.error)
     assert np.median(ratios) < 1.3
-    half = with_change_of_runs(Interval(-50.0, -52.0, -48.0), [50.0, 51.0] * 10, [100.0, 101.0] * 10)
-    assert half.high < -45
+    half = with_change_of_runs(Estimate(-50.0, 1.0, 40), [50.0, 51.0] * 10, [100.0, 101.0] * 10)
+    assert half.interval().high < -45
 
 
 def test_too_few_rounds_or_no_interval_are_left_as_they_are():
-    known, unknown = Interval(0.5, 0.4, 0.6), Interval(0.5, float("nan"), float("nan"))
-    assert with_change_of_runs(known, [1.0, 9.0] * 3, [1.0] * 7) == known
-    assert np.isnan(with_change_of_runs(unknown, [1.0, 9.0] * 9, [1.0, 2.0] * 9).low)
+    known, unknown = Estimate(0.5, 0.05, 9), Estimate(0.5, float("nan"), 1)
+    assert with_change_of_runs(known, [1.0, 9.0] * 5, [1.0] * 11).error == known.error
+    assert np.isnan(with_change_of_runs(unknown, [1.0, 9.0] * 9, [1.0, 2.0] * 9).error)
 
 
 def test_figures_are_widened_in_their_own_unit():
     """By hand: quarters of 0, 10, 20 and 30 ms without scatter have a variance of 500 / 3."""
     steps = [ms for ms in (0.0, 10.0, 20.0, 30.0) for _ in range(4)]
-    wider = with_change_of_runs(Interval(5.0, 4.0, 6.0), steps, [10.0] * 16, confidence=0.6827)
-    assert wider.high - 5 == pytest.approx(np.hypot(1, np.sqrt(500 / 3)), rel=1e-3)
+    wider = with_change_of_runs(Estimate(5.0, 1.0, 1e9), steps, [10.0] * 16)
+    assert wider.error == pytest.approx(np.hypot(1, np.sqrt(500 / 3)), rel=1e-3)
+    assert wider.freedom == pytest.approx(3, rel=0.02), "four quarters tell it"
 
 
 def loaded(steps, *paces):
@@ -134,7 +115,7 @@ def test_a_machine_that_changes_by_itself_leaves_it_undecided():
     gate = gated(base, loaded(slowed(1 / 0.9, steps=LONG), 0.75, 0.35, 0.55, 0.4))
     rates = of_metric(gate, "images_per_s")
     assert all(c.ratio is not None and 0.40 < c.ratio.estimate < 0.46 for c in rates)
-    assert {(c.verdict, c.suspected) for c in rates} == {("inconclusive", True)}
+    assert {c.verdict for c in rates} == {"inconclusive"}
     assert {c.verdict for c in gate.comparisons if c not in rates} == {"unchanged"}
     assert gate.exit_code == 3, "though speed-up and efficiency are known to be unchanged"
     assert gate_output.conditions(gate)[0] == NOT_INTERLEAVED
@@ -198,14 +179,13 @@ def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path):
             assert (c.ratio.low, c.ratio.high) == pytest.approx((speedup.ratio.low, speedup.ratio.high))
 
 
-def test_a_strict_gate_does_not_pass_while_anything_is_open(tmp_path):
-    wild = {**LONG, ("ddp", 2): [ms * (1, 3)[i % 2] for i, ms in enumerate(LONG["ddp", 2])]}
-    base, same = (str(write_run(tmp_path / name, wild)) for name in ("a", "b"))
-    roughly = ("--threshold", "25%")
-    assert main([base, same, *roughly]) == 0
-    assert main([base, same, *roughly, "--strict"]) == 3
-    steady = [str(write_run(tmp_path / name, LONG, no_sync_ms=60.0)) for name in ("c", "d")]
-    assert main([*steady, *roughly, "--strict"]) == 0
+def test_a_strict_gate_needs_every_metric_decided():
+    """Of what communication adds nothing is known; throughputs are."""
+    run = made_run(LONG)
+    wild = with_rounds(run, only=("ddp-n2",), exposed_comm_ms={r: (0.0, 90.0)[r % 2] for r in range(24)})
+    assert gated(wild, wild).exit_code == 0
+    assert gated(wild, wild, strict=True).exit_code == 3
+    assert gated(run, run, strict=True).exit_code == 0
 
 
 @pytest.mark.parametrize("run", ["cpu-lab-1gbit-2hosts", "predictions/resnet18-2hosts/1gbit"])
@@ -245,31 +225,6 @@ def test_rounds_of_launches_stay_apart():
     assert case.rounds["peak_mem_mib"] == {0: 12.0}
     (case,) = merged([run_of({1: 5.0}), run_of({}, status="timeout")]).cases
     assert (case.ok, case.row["status"]) == (False, "timeout"), "what failed once has failed"
-
-
-def test_one_launch_is_the_paired_ratio():
-    left, right = {r: 10.0 + r for r in range(9)}, {r: 11.0 + r * r for r in range(9)}
-    assert launch_ratio(left, right, confidence=0.98) == median_of_ratios(left, right, confidence=0.98)
-
-
-@pytest.mark.parametrize(("num_launches", "covered"), [(3, 0.85), (5, 0.88)])
-def test_the_interval_holds_the_spread_between_launches(num_launches, covered):
-    """Launches that differ by 2% (sd): the truth is 1, and rounds alone claim to know better."""
-    rng = np.random.default_rng(7)
-    inside, inside_rounds_alone, trials = 0, 0, 400
-    for _ in range(trials):
-        candidate, baseline = {}, {}
-        for launch in range(num_launches):
-            bias = rng.normal(0, 0.02)
-            for r in range(30):
-                candidate[launch * LAUNCH + r] = float(np.exp(bias + rng.normal(0, 0.05)))
-                baseline[launch * LAUNCH + r] = 1.0
-        whole = launch_ratio(candidate, baseline, confidence=0.95)
-        rounds = median_of_ratios(candidate, baseline, confidence=0.95)
-        inside += whole.low <= 1 <= whole.high
-        inside_rounds_alone += rounds.low <= 1 <= rounds.high
-    assert inside / trials >= covered, "few launches know their spread roughly"
-    assert inside_rounds_alone / trials <= 0.75
 
 
 def false_verdicts(trials, *, disturbed):

@@ -183,7 +183,7 @@ def test_exposed_communication_never_makes_a_part_negative(exposed_ms, backward,
 
 
 def test_stage_that_was_not_measured_is_left_out_not_zero():
-    dp = case("dp", 2, 20_000 / 90, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms_p50=90.0)
+    dp = case("dp", 2, 20_000 / 90, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms=90.0)
     assert parts_of(dp) == pytest.approx({"apply (forward)": 25.0, "backward": 58.0, REST: 7.0})
 
 

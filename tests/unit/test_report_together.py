@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from recorded_pages import REFUSED, SAMPLE, faster, long_run, predictions
 from report_runs import case, drawn, run, usual_cases
@@ -11,7 +10,6 @@ from report_runs import case, drawn, run, usual_cases
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.stats.two_runs import ratio_of_estimates
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import LOOKS, MOST_RUNS
 from ddp_bench.report.main import main as report_command
@@ -37,21 +35,6 @@ def test_rounds_are_counted_in_the_unit_of_the_rates_beside_them():
         case_id: {r: pytest.approx(100 * rate) for r, rate in by_round.items()}
         for case_id, by_round in samples.items()
     }
-
-
-def test_ratio_of_two_runs_covers_what_the_two_intervals_mean():
-    """Oracle: the spread of quotients of independent draws, log-normal with these 95% intervals."""
-    random = np.random.default_rng(1)
-    one, other = Interval(110.0, 100.0, 121.0), Interval(50.0, 40.0, 62.5)
-    draws = [
-        value.estimate * np.exp(random.normal(0, np.log(value.high / value.estimate) / 1.96, 400_000))
-        for value in (one, other)
-    ]
-    low, high = np.percentile(draws[0] / draws[1], [2.5, 97.5])
-    found = ratio_of_estimates(one, other)
-    assert found == Interval(2.2, pytest.approx(low, rel=0.01), pytest.approx(high, rel=0.01))
-    assert ratio_of_estimates(one, Interval(50.0, float("nan"), float("nan"))).high != found.high
-    assert ratio_of_estimates(one, None) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from scipy import stats
 from selection import in_campaign
 
 from ddp_bench.bench.stats import one_run
-from ddp_bench.bench.stats.launches import Launches
 from ddp_bench.bench.stats.one_run import MIN_ROUNDS, fit
 
 LOG_MS = np.log([100.0, 80.0, 130.0, 55.0])
@@ -61,6 +60,10 @@ def test_with_a_huge_tuning_it_is_the_two_way_mean(monkeypatch):
 _start = one_run._start
 
 
+def intervals(found, functions, *, confidence=0.95):
+    return [one.interval(confidence) for one in found.estimates(functions)]
+
+
 def test_an_outlier_moves_it_less_than_the_noise_does():
     clean = table(20)
     with_outlier = clean.copy()
@@ -75,7 +78,7 @@ def test_a_drift_that_all_cases_share_changes_no_quotient():
     steady = table(20)
     drifting = steady * np.exp(np.linspace(-0.2, 0.2, 20))[:, None]
     for pair in itertools.permutations(range(4), 2):
-        one, other = (fit(x).intervals([difference(*pair)])[0] for x in (steady, drifting))
+        one, other = (intervals(fit(x), [difference(*pair)])[0] for x in (steady, drifting))
         # Not to the last digit: the scales come of three sweeps of median polish.
         assert one.estimate == pytest.approx(other.estimate, abs=1e-3)
         assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=5e-3)
@@ -88,7 +91,7 @@ def test_quotients_agree_exactly(missing):
     found = fit(step_ms)
 
     def r(a, b):
-        return math.exp(found.intervals([difference(a, b)])[0].estimate)
+        return math.exp(intervals(found, [difference(a, b)])[0].estimate)
 
     for a, b, c in itertools.permutations(range(5), 3):
         assert r(a, b) * r(b, c) == pytest.approx(r(a, c), rel=1e-12)
@@ -115,7 +118,7 @@ def test_a_column_and_rounds_without_a_visit():
     assert found.log_ms[[0, 1, 3, 4]] == pytest.approx(plain.log_ms)
     assert math.isnan(found.log_ms[2])
     assert found.visits.tolist() == [12, 12, 0, 12, 12]
-    known, unknown = found.intervals([difference(0, 1), difference(0, 2)])
+    known, unknown = intervals(found, [difference(0, 1), difference(0, 2)])
     assert known.low < known.estimate < known.high
     assert all(map(math.isnan, (unknown.estimate, unknown.low, unknown.high)))
 
@@ -147,7 +150,7 @@ def test_a_full_table_is_never_refused_and_its_intervals_hold(trials):
         found = fit(np.exp(true + noise + sd * rng.standard_normal((num_rounds, 1))))
         assert np.isfinite(found.log_ms).all()
         pairs = [difference(column, 0) for column in range(1, num_columns)]
-        for column, interval in enumerate(found.intervals(pairs), start=1):
+        for column, interval in enumerate(intervals(found, pairs), start=1):
             assert math.isnan(interval.low) == (num_rounds < MIN_ROUNDS)
             if num_rounds >= MIN_ROUNDS:
                 held.append(interval.low <= true[column] - true[0] <= interval.high)
@@ -157,13 +160,13 @@ def test_a_full_table_is_never_refused_and_its_intervals_hold(trials):
 def test_below_five_visits_there_is_no_interval():
     step_ms = table(20, 3)
     step_ms[MIN_ROUNDS - 1 :, 1] = math.nan
-    few, enough = fit(step_ms).intervals([difference(0, 1), difference(0, 2)])
+    few, enough = intervals(fit(step_ms), [difference(0, 1), difference(0, 2)])
     assert math.isfinite(few.estimate)
     assert math.isnan(few.low)
     assert math.isnan(few.high)
     assert enough.low < enough.high
     step_ms[MIN_ROUNDS - 1, 1] = 80.0
-    assert not math.isnan(fit(step_ms).intervals([difference(0, 1)])[0].low)
+    assert not math.isnan(intervals(fit(step_ms), [difference(0, 1)])[0].low)
 
 
 @pytest.mark.usefixtures("_uncorrelated")
@@ -172,7 +175,7 @@ def test_two_columns_of_independent_rounds_have_the_interval_of_students_paired_
     """Where no visit stands out."""
     half = 0.01 * np.resize([1.0, -1.0, 0.5, -0.5, 0.2], num_rounds)
     x = np.column_stack([LOG_MS[0] + half, LOG_MS[1] - half])
-    found = fit(np.exp(x)).intervals([difference(0, 1)])[0]
+    found = intervals(fit(np.exp(x)), [difference(0, 1)])[0]
     pairs = x[:, 0] - x[:, 1]
     wanted = stats.ttest_1samp(pairs, 0).confidence_interval(0.95)
     assert found.estimate == pytest.approx(pairs.mean(), rel=2e-3)
@@ -184,7 +187,7 @@ def test_two_columns_of_independent_rounds_have_the_interval_of_students_paired_
 @pytest.mark.parametrize("confidence", [0.8, 0.99])
 def test_one_column_of_independent_rounds_has_students_interval(num_rounds, confidence):
     step_ms = table(num_rounds, 1)
-    found = fit(step_ms).intervals([lambda log_ms: float(log_ms[0])], confidence=confidence)[0]
+    found = intervals(fit(step_ms), [lambda log_ms: float(log_ms[0])], confidence=confidence)[0]
     wanted = stats.ttest_1samp(np.log(step_ms[:, 0]), 0).confidence_interval(confidence)
     assert math.exp(found.estimate) == pytest.approx(stats.gmean(step_ms[:, 0]), rel=1e-9)
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
@@ -193,38 +196,16 @@ def test_one_column_of_independent_rounds_has_students_interval(num_rounds, conf
 def test_a_function_of_columns_goes_by_its_gradient():
     """The interval of a product of a rate is that of the rate, times the factor."""
     found = fit(table(25))
-    log, linear, tenfold = found.intervals(
+    log, linear, tenfold = intervals(
+        found,
         [
             lambda log_ms: float(log_ms[0]),
             lambda log_ms: math.exp(log_ms[0]),
             lambda log_ms: 10 * math.exp(log_ms[0]),
-        ]
+        ],
     )
     assert linear.high - linear.low == pytest.approx(linear.estimate * (log.high - log.low), rel=1e-6)
     assert tenfold.high - tenfold.low == pytest.approx(10 * (linear.high - linear.low), rel=1e-6)
-
-
-def test_together_is_wider_than_pointwise_and_equal_to_it_for_one():
-    found = fit(table(20))
-    functions = [difference(1, 0), difference(2, 0), difference(3, 0)]
-    for one, other in zip(found.intervals(functions), found.intervals(functions, together=True), strict=True):
-        assert other.estimate == one.estimate
-        assert other.low < one.low
-        assert other.high > one.high
-    (alone,) = found.intervals(functions[:1])
-    assert found.intervals(functions[:1], together=True) == [alone]
-    (again, _) = found.intervals([functions[0]] * 2, together=True)
-    assert again.high - again.low < 1.2 * (alone.high - alone.low), "the same twice costs little"
-
-
-def test_together_is_below_bonferroni_and_the_same_every_time():
-    found = fit(table(20, 8))
-    functions = [difference(i, 0) for i in range(1, 8)]
-    joint = found.intervals(functions, together=True)
-    bonferroni = found.intervals(functions, confidence=1 - 0.05 / 7)
-    assert found.intervals(functions, together=True) == joint
-    for one, most in zip(joint, bonferroni, strict=True):
-        assert one.high - one.low <= 1.03 * (most.high - most.low)
 
 
 def test_rounds_that_resemble_each_other_widen_the_interval():
@@ -236,7 +217,7 @@ def test_rounds_that_resemble_each_other_widen_the_interval():
         alike[r] = 0.7 * alike[r - 1] + math.sqrt(1 - 0.49) * shocks[r]
     independent, correlated = (fit(np.exp(LOG_MS + x)) for x in (shocks, alike))
     assert independent.case_correlation < 0.3 < correlated.case_correlation
-    plain, wide = (x.intervals([difference(1, 0)])[0] for x in (independent, correlated))
+    plain, wide = (intervals(x, [difference(1, 0)])[0] for x in (independent, correlated))
     assert wide.high - wide.low > 1.3 * (plain.high - plain.low)
 
 
@@ -277,7 +258,8 @@ def noise(kind, rng, num_rounds):
 
 
 def covered(found, *, together):
-    return [one.low <= 0 <= one.high for one in found.intervals(CASES, together=together)]
+    confidence = 1 - 0.05 / len(CASES) if together else 0.95
+    return [one.low <= 0 <= one.high for one in intervals(found, CASES, confidence=confidence)]
 
 
 @pytest.mark.parametrize("runs", [60, *in_campaign(300)])
@@ -296,45 +278,18 @@ def test_intervals_hold_as_often_as_they_say(kind, num_rounds, runs):
     assert 0.95 - error <= np.mean(together) <= min(0.95 + error, 1)
 
 
-def launched(num_launches, num_rounds, **known):
-    """Of five columns three are of one group."""
-    return Launches([r * num_launches // num_rounds for r in range(num_rounds)], [0, 1, 2, 2, 2], **known)
-
-
-@pytest.mark.parametrize("num_launches", [1, 3])
-def test_without_noise_a_ratio_of_groups_has_the_error_that_is_known_of_launches(num_launches):
-    """Launches that agree exactly make the known error smaller by their degrees of freedom."""
-    step_ms = np.exp(np.resize(LOG_MS, 5) + np.linspace(0, 0.4, 18)[:, None])
-    found = fit(step_ms, launched(num_launches, 18, known=0.02, known_freedom=10))
-    across, within = found.intervals([difference(0, 1), difference(2, 3)])
-    freedom = 10 + 2 * (num_launches - 1)
-    sd = 0.02 * math.sqrt(10 / freedom * 2 / num_launches)
-    assert across.high - across.estimate == pytest.approx(stats.t.ppf(0.975, freedom) * sd, rel=1e-6)
-    assert within.high - within.low == pytest.approx(0, abs=1e-9), "columns of a group share the launch"
-
-
-def test_launches_of_unequal_length_count_by_their_rounds():
-    step_ms = np.exp(np.resize(LOG_MS, 5) + np.zeros((16, 1)))
-    launches = Launches([0] * 4 + [1] * 12, [0, 1, 2, 2, 2], known=0.02, known_freedom=1e9)
-    (found,) = fit(step_ms, launches).intervals([difference(0, 4)])
-    wanted = 1.96 * 0.02 * math.sqrt(2 * (0.25**2 + 0.75**2))
-    assert found.high - found.estimate == pytest.approx(wanted, rel=1e-3)
-
-
-@pytest.mark.parametrize("runs", [100, *in_campaign(500)])
-@pytest.mark.parametrize(("num_launches", "known"), [(1, 0.02), (3, 0.02), (4, 0.0)])
-def test_intervals_hold_what_launches_do(num_launches, known, runs):
-    """Within three standard errors; by rounds alone most of them would not."""
-    error = 3 * math.sqrt(0.95 * 0.05 / runs)
-    rng, held, alone = np.random.default_rng([12, num_launches]), [], []
-    num_rounds = 12 * num_launches
-    launches = launched(num_launches, num_rounds, known=known, known_freedom=10 * (known > 0))
-    for run in range(runs):
-        shift = 0.02 * rng.standard_normal((num_launches, 3))
-        log_ms = shift[launches.of_round][:, launches.of_column] + noise("iid", rng, num_rounds) / 4
-        # What is far off shows in a quarter of the runs.
-        for found, group in ((held, launches), *([(alone, None)] if run % 4 == 0 else [])):
-            across = fit(np.exp(log_ms), group).intervals([difference(4, 0), difference(1, 0)])
-            found += [one.low <= 0 <= one.high for one in across]
-    assert 0.95 - error <= np.mean(held) <= 0.995
-    assert np.mean(alone) < 0.8
+@pytest.mark.parametrize("runs", [60, *in_campaign(400)])
+@pytest.mark.parametrize("part", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize(("num_launches", "num_groups"), [(2, 2), (3, 3), (4, 4)])
+def test_intervals_hold_what_the_launches_of_a_run_have_on_average(num_launches, num_groups, part, runs):
+    """Launches shift each group of cases, `part` times as much as its rounds scatter."""
+    rng, held = np.random.default_rng([12, num_launches]), []
+    of_round = np.repeat(np.arange(num_launches), 15)
+    for _ in range(runs):
+        shift = 0.01 * part * rng.standard_normal((num_launches, num_groups))
+        noise_ = 0.01 * rng.standard_normal((len(of_round), num_groups))
+        found = fit(np.exp(shift[of_round] + noise_ + 0.02 * rng.standard_normal((len(of_round), 1))))
+        truth = shift.mean(axis=0)
+        for column, one in enumerate(intervals(found, [difference(i, 0) for i in range(1, num_groups)]), 1):
+            held.append(not one.excludes(truth[column] - truth[0]))
+    assert stats.binomtest(sum(held), len(held), 0.94, alternative="less").pvalue > 0.01

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from gate_runs import STEADY, made_run
-from made import compared, made_manifest
+from made import made_manifest
 from recorded_pages import text_of
 from report_runs import case, run
 from test_scaling_predict import SAMPLE, SMALL
@@ -25,6 +25,7 @@ from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.output import write_csv
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.results.aggregate import comparisons_of, typical_of, units_per_step
 from ddp_bench.bench.results.comparisons import FASTER
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import GATED
@@ -78,7 +79,11 @@ def test_what_is_formed_of_rates_is_that_of_samples(tokens):
     assert ours.loc["single", "tflop_per_s"] == pytest.approx(0.24 / 1.2**0.5, rel=0.03)
     assert ours["tflop_per_s"].dropna().tolist() == pytest.approx(theirs["tflop_per_s"].dropna().tolist())
     assert ours["epoch_h"].isna().all(), "an epoch of ImageNet has no tokens"
-    by_tokens, by_samples = (compared(cases, found.times) for cases in (found.cases, as_samples))
+    pair = [tuple(found.cases.loc[found.cases["mode"] != "single", "case_id"][:2])]
+    by_tokens, by_samples = (
+        comparisons_of(pair, found.times, units_per_step(cases), 0.05, typical_of(found.times))
+        for cases in (found.cases, as_samples)
+    )
     assert by_tokens[0].ratio == by_samples[0].ratio
 
 
@@ -192,9 +197,7 @@ def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, c
     print_summary(
         tokens,
         found.cases,
-        replace(
-            conclusion, cautions=tuple(warned), trust=trust(warned, [FASTER], on_cpu=False, num_launches=1)
-        ),
+        replace(conclusion, cautions=tuple(warned), trust=trust(warned, [FASTER], on_cpu=False)),
         TIMING,
         tokens / "report.html",
     )

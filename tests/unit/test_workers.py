@@ -105,7 +105,7 @@ def started(monkeypatch):
 
 
 def both():
-    return {0: m.Wait(), 1: m.Wait()}
+    return {0: m.Load(), 1: m.Load()}
 
 
 def well(command):
@@ -166,6 +166,12 @@ def test_one_that_died_before_it_read_a_command_did_not_die_of_it(started, monke
     failure = lost.value.failure
     assert failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in its wait for the next command"
     assert failure.was_idle
+
+
+def test_a_case_is_not_to_blame_for_a_rank_that_takes_no_part_in_it(started):
+    with pytest.raises(LostError) as lost:
+        started(waiting, dies, codes={1: -9}).ask({0: m.Load(), 1: m.Wait()}, "round 1 (timed)", LIMIT_S)
+    assert lost.value.failure.was_idle
 
 
 MISSING = raising("gloo: Connection closed by peer", restart=True, is_cause=False)

@@ -1,0 +1,90 @@
+"""What would decide a gate that could not: the whole command, and about how long it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy.special import chdtri, stdtrit
+
+from ..cli import command
+from ..findings.next_step import UNKNOWN_REF, again, interleave_command
+from ..manifest import Manifest, Record
+from ..text import visible
+from .judge import Comparison
+from .main import DEFAULT_LAUNCHES
+
+MOST_LAUNCHES = 60
+"""More would take hours: a quieter machine helps more."""
+
+NEAR = 0.25
+"""Of the threshold: a change that lies nearer to it is not told from it in a time that can be promised."""
+
+SURE = 0.7
+"""Chance that the scatter of the launches is no larger than it is taken to be."""
+
+
+class More(Record, frozen=True, omit_defaults=False):
+    """What decides it."""
+
+    command: str
+    minutes: float | None
+    """That it takes, about; None where the runs do not tell."""
+
+    @property
+    def sentence(self) -> str:
+        """What follows the verdict."""
+        if self.minutes is None and "--noise" in self.command:
+            return f"the machine is too noisy; what a gate can resolve here: {self.command}"
+        took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
+        where = f", {UNKNOWN_REF} being the baseline's commit" if f" {UNKNOWN_REF} " in self.command else ""
+        return f"{took} would decide{where}: {self.command}"
+
+
+def more(
+    sides: tuple[Manifest, Manifest],
+    undecided: Sequence[Comparison],
+    *,
+    confidence: float,
+    launches: int,
+    asked: tuple[Sequence[str], Sequence[str]] | None,
+) -> More:
+    """What decides the `undecided` ones.
+
+    Args:
+        sides: the manifests of baseline and candidate, or of their first launch.
+        undecided: comparisons without a verdict.
+        confidence: of each interval.
+        launches: how many there were; 0 of runs that did not take turns.
+        asked: options of a gate in turns, without its launches, and what stood behind `--`.
+    """
+    wanted = max(_launches_for(one, launches, confidence) for one in undecided)
+    if wanted > MOST_LAUNCHES:
+        return More(command=command("doctor", "--noise"), minutes=None)
+    if asked is None and sides[1].link:
+        return More(command=f"{again(sides[1])} --rounds {MOST_LAUNCHES}", minutes=None)
+    if asked is None:
+        first, behind = interleave_command(*sides).split(" -- ", 1)
+        whole = f"{first} --launches {wanted} -- {behind}"
+    else:
+        whole = command("gate", *asked[0], "--launches", str(wanted), "--", *asked[1])
+    seconds = [side.timing.total_s or math.nan for side in sides]
+    # Those in turns wait for each other: each has taken as long as both.
+    minutes = wanted * (max(seconds) if launches else sum(seconds)) / 60
+    return More(command=visible(whole), minutes=None if math.isnan(minutes) else round(minutes, 1))
+
+
+def _launches_for(one: Comparison, launches: int, confidence: float) -> int:
+    """So many launches, of as many rounds as before, are likely to decide it."""
+    if one.ratio is None or one.threshold is None or one.error is None:
+        return DEFAULT_LAUNCHES
+    change = abs(one.ratio.estimate - 1)
+    reach = change if change > one.threshold else max(one.threshold - change, NEAR * one.threshold)
+    freedom = launches - 1 if launches > 1 else math.inf
+    scatter = one.error * math.sqrt(max(launches, 1))
+    if math.isfinite(freedom):
+        scatter *= math.sqrt(freedom / chdtri(freedom, SURE))
+    for wanted in range(max(launches + 1, DEFAULT_LAUNCHES), MOST_LAUNCHES + 1):
+        if stdtrit(wanted - 1, (1 + confidence) / 2) * scatter / math.sqrt(wanted) <= reach:
+            return wanted
+    return MOST_LAUNCHES + 1

@@ -1,0 +1,65 @@
+"""What earlier runs of a plan tell of the next one: found in the results folder, and counted."""
+
+import numpy as np
+import pytest
+from gate_runs import STEADY, write_run
+from scipy import stats
+
+from ddp_bench.bench.findings.findings import conclude_run
+from ddp_bench.bench.findings.repeats import AGAIN, agreements, evidence
+from ddp_bench.bench.manifest import MANIFEST
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.stats.interval import Interval
+
+
+def written(folder, number, steps=STEADY, **more):
+    told = {"plan_hash": "same", "created_utc": f"2026-01-01T00:{number:02d}:00+00:00", **more}
+    write_run(folder / f"run{number}", steps, **told)
+    return load_run(folder / f"run{number}")
+
+
+def paced(pace):
+    """Steps of a machine that is so many times as slow; DDP's ratio to single moves by half of that."""
+    power = {"ddp": 0.5}
+    return {key: [ms * pace ** power.get(key[0], 1) for ms in series] for key, series in STEADY.items()}
+
+
+def test_the_fifth_run_says_how_far_the_runs_before_lie_apart(tmp_path):
+    """Rates lie apart by the paces' scatter, DDP over `single` by half of it; intervals hold neither."""
+    paces = [1.0, 1.1, 0.9, 1.2, 1.05]
+    runs = [written(tmp_path, i, paced(pace)) for i, pace in enumerate(paces)]
+    assert [len(run.earlier) for run in runs] == [0, 1, 2, 3, 4]
+    said = conclude_run(runs[4]).trust
+    assert "4 earlier runs of this plan here and this one: 0 of 5 intervals of ratios hold" in said
+    scatter = 100 * np.std(np.log(paces), ddof=1)
+    assert f"ratios lie {scatter / 2:.2g}% apart" in said
+    assert f"rates {scatter / 2:.2g}% to {scatter:.2g}% (standard deviation)" in said
+    for run in runs[:2]:
+        assert AGAIN in conclude_run(run).trust, "two have no scatter"
+
+
+def test_only_runs_of_this_plan_and_machine_that_began_before_count(tmp_path):
+    written(tmp_path, 1)
+    written(tmp_path, 2, plan_hash="other")
+    written(tmp_path, 3, environment={"cpu_model": "Another CPU", "num_cores": 2, "gpus": []})
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / MANIFEST).write_text("{")
+    run = written(tmp_path, 4)
+    written(tmp_path, 5)
+    assert len(run.earlier) == 1
+    assert written(tmp_path, 6, interleaved_id="abc").earlier == []
+
+
+def test_runs_that_differ_by_their_rounds_alone_hold_what_they_have_in_common():
+    rng, held, total = np.random.default_rng(1), 0, 0
+    half = float(stats.norm.ppf(0.975)) * 0.01
+    for _ in range(200):
+        logs = rng.normal(0, 0.01, 10)
+        (found,) = agreements([{"a": Interval(x, x - half, x + half).exp()} for x in logs])
+        held, total = held + found.holding, total + found.num_runs
+    assert held / total == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_run_without_rates_says_how_to_find_out(tmp_path):
+    run = written(tmp_path, 1)
+    assert AGAIN in evidence(run.cases, run.compared, [])
