@@ -174,7 +174,7 @@ def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) 
         if case.mode == "dp":
             return _too_few_for_dp(case, machine)
         if case.backend == "nccl":
-            return _shareable(_too_few_for_ranks(case, machine, on_a_node), machine)
+            return _too_few_for_ranks(case, machine, on_a_node)
     if case.sync_batchnorm and machine.device_type == "cpu":
         return "SyncBatchNorm needs GPUs"
     return None
@@ -229,24 +229,21 @@ def _too_few_for_dp(case: Case, machine: Machine) -> str:
             f"DataParallel needs {case.num_devices} GPUs in one process, and the first rank sees {seen} of "
             f"{here}; with Slurm, give --gpus-per-node or --gres instead of --gpus-per-task"
         )
-    reason = f"DataParallel works within one machine: needs {case.num_devices} GPUs, {_there_are(here)}"
-    return _shareable(reason, machine)
+    if machine.num_nodes > 1:
+        return f"DataParallel works within one machine: needs {case.num_devices} GPUs, there are {here}"
+    return _more_than(here)
 
 
 def _too_few_for_ranks(case: Case, machine: Machine, on_a_node: int) -> str:
-    used = machine.rank_devices[: case.num_devices]
-    if used:
-        num_gpus = len(set(used))
-        return f"{case.num_devices} ranks share {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
-    return f"needs {on_a_node} GPUs per machine, {_there_are(machine.devices_per_node)}"
+    here = len(set(machine.rank_devices[: case.num_devices])) or machine.devices_per_node
+    if machine.num_nodes > 1:
+        return f"needs {on_a_node} GPUs per machine, there are {here}"
+    return _more_than(here)
 
 
-def _shareable(reason: str, machine: Machine) -> str:
-    return reason if machine.num_nodes > 1 else f"{reason}; {SHARING}"
-
-
-def _there_are(num_gpus: int) -> str:
-    return "there is 1" if num_gpus == 1 else f"there are {num_gpus}"
+def _more_than(num_gpus: int) -> str:
+    """The same for every mode and count, so that a run says it once."""
+    return f"more than {num_gpus} GPU{'s' if num_gpus > 1 else ''}; {SHARING}"
 
 
 def world_size(plan: Sequence[Planned]) -> int:

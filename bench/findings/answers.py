@@ -107,11 +107,19 @@ def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison], margin: fl
 
 
 def headline(cases: pd.DataFrame) -> pd.DataFrame:
-    """The measured cases of the largest device count that they have for themselves, else of the largest."""
-    counts = cases["num_devices"]
-    several = (cases["status"] == "ok") & cases["images_per_s"].notna() & (counts.fillna(0) > 1)
-    own = several & ~are_shared(cases)
-    chosen = own if own.any() else several
+    """The measured cases of the largest device count that they have for themselves; of one device, DDP.
+
+    Where all share CPU cores, those of the largest count; GPUs that are shared answer nothing.
+    """
+    counts, shared = cases["num_devices"], are_shared(cases)
+    measured = (cases["status"] == "ok") & cases["images_per_s"].notna()
+    several = measured & (counts.fillna(0) > 1)
+    choices = (
+        several & ~shared,
+        several & (cases["device_type"] != "cuda"),
+        measured & ~shared & (cases["mode"] == "ddp"),
+    )
+    chosen = next((marks for marks in choices if marks.any()), choices[0])
     found: pd.DataFrame = cases[chosen & (counts == counts[chosen].max())]
     return found
 
@@ -173,7 +181,8 @@ def _alone(row: Row, margin: float, beside: Collection[Row]) -> WrapperVerdict |
         ratio=Ratio.of(mode_name(row), ONE_DEVICE, speedup),
         where=f"on {place(row)}",
         margin=margin,
-        of_ideal=_of_ideal(row),
+        is_own_cost=row["num_devices"] == 1,
+        of_ideal=() if row["num_devices"] == 1 else _of_ideal(row),
         strong=text(row["scaling"]) == "strong",
         beside_stand_in=any(map(is_stand_in, beside)),
         stand_in=_stand_in(beside),

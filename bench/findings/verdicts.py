@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..results.comparisons import EQUAL, OPEN, TOO_FEW, UNRESOLVED, Comparison
+from ..results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
@@ -22,6 +22,8 @@ RESOLVED = "resolved"
 
 LITTLE_EXPOSED = 0.05
 """Share of the step below which exposed communication counts as none."""
+
+OWN_COST = "That is DDP's own cost: on one device nothing is communicated"
 
 _LEAST_GAIN = 0.001
 """A smaller gain is said as this one."""
@@ -177,6 +179,8 @@ class WrapperVerdict(RatioVerdict):
     of_ideal: tuple[tuple[str, Interval], ...] = ()
     """By mode the share of ideal scaling that it reaches."""
     strong: bool = False
+    is_own_cost: bool = False
+    """Whether it is of one device, where nothing is communicated."""
     beside_stand_in: bool = False
     """Whether DP was asked for where nothing is learnt of it."""
     stand_in: StandIn | None = None
@@ -190,7 +194,12 @@ class WrapperVerdict(RatioVerdict):
             reached = ", ".join(f"{mode} {percent(share)}" for mode, share in self.of_ideal)
             said += f"; of ideal {'strong ' if self.strong else ''}scaling: {reached}"
         alone = f" {self.one_device.says(subject='One device alone')}." if self.one_device else ""
-        beside = (self.stand_in.said if self.stand_in else "", NOT_MEASURABLE if self.beside_stand_in else "")
+        own = OWN_COST if self.is_own_cost and self.answer in (FASTER, SLOWER) else ""
+        beside = (
+            own,
+            self.stand_in.said if self.stand_in else "",
+            NOT_MEASURABLE if self.beside_stand_in else "",
+        )
         return " ".join([f"{said}.{alone}", *(f"{one}." for one in beside if one)])
 
 

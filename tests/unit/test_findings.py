@@ -243,7 +243,19 @@ def test_the_answers_are_those_of_the_largest_count_of_their_own():
     data = run(usual_cases())
     assert set(headline(data.cases)["num_devices"]) == {2}
     shared = [row | {"oversubscribed": True} for row in (DP, DDP, case("ddp", 4, 100.0))]
-    assert set(headline(typed_frame([SINGLE, *shared], CASES))["num_devices"]) == {4}
+    assert headline(typed_frame([SINGLE, *shared], CASES)).empty, "shared GPUs answer nothing"
+    cores = [row | {"device_type": "cpu"} for row in (SINGLE, *shared)]
+    assert set(headline(typed_frame(cores, CASES))["num_devices"]) == {4}
+
+
+def test_one_gpu_answers_what_ddp_costs_by_itself():
+    one = case("ddp", 1, 978.0) | {"speedup": 0.978, "speedup_low": 0.977, "speedup_high": 0.979}
+    cases = typed_frame([SINGLE, one, *(row | {"status": "skipped"} for row in (DP, DDP))], CASES)
+    (answer,) = verdicts(cases, [], margin=0.01)
+    assert answer.said == (
+        "One device is 1.02 times as fast as DDP on 1 GPU (1.02\N{EN DASH}1.02). That is DDP's own cost: on "
+        "one device nothing is communicated."
+    )
     assert verdicts(typed_frame([SINGLE], CASES), []) == []
 
 
