@@ -52,3 +52,15 @@ def has_ended(pid):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
+    """Addresses on which a process and its children accept connections."""
+    found: set[tuple[str, int]] = set()
+    for one in (process, *process.children(recursive=True)):
+        try:
+            connections = one.net_connections(kind="inet")
+        except psutil.Error:
+            continue  # it has just ended
+        found |= {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    return found

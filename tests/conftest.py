@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import ROOT, SMALL
+from commands import ROOT, SMALL, listening
 from in_process import first_worker
 from rank_pool import Ranks
 
@@ -82,15 +82,3 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> RealRun:
         said = [file.seek(0) or file.read() for file in (out, err)]
     assert run.returncode == 0, said[1][-4000:]
     return RealRun(load_run(folder / "run"), *said, frozenset(seen))
-
-
-def listening(process: psutil.Process) -> set[tuple[str, int]]:
-    """Addresses on which a process and its children accept connections."""
-    found: set[tuple[str, int]] = set()
-    for one in (process, *process.children(recursive=True)):
-        try:
-            connections = one.net_connections(kind="inet")
-        except psutil.Error:
-            continue  # it has just ended
-        found |= {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
-    return found

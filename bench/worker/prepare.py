@@ -57,11 +57,17 @@ class HeldCase:
 
 
 def warm(
-    live: HeldCase, asked: Warm, *, prover: Prover, settings: Settings, clock: Clock, drawn: Drawn
+    live: HeldCase,
+    asked: Warm,
+    *,
+    prover: Prover,
+    settings: Settings,
+    clock: Clock,
+    drawn: Drawn | None = None,
 ) -> Warmed:
     """Build a case and warm it up. Raises Unsupported, or what the model raises.
 
-    `drawn` holds the batches of cases that are live, and gets those of this one.
+    `drawn` holds the batches of live cases, and gets those of this one.
     """
     case, place = live.case, prover.place
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
@@ -88,7 +94,7 @@ def warm(
     return Warmed(times=times, memory=memory, compilation=compilation, layout=live.layout)
 
 
-def _source(case: Case, prover: Prover, settings: Settings, drawn: Drawn) -> BatchSource:
+def _source(case: Case, prover: Prover, settings: Settings, drawn: Drawn | None) -> BatchSource:
     split = split_of(case)
     source = open_source(
         prover.workload,

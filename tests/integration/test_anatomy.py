@@ -300,7 +300,7 @@ def both(dtype, hook):
         moved.clear()
         mode.wrapped(torch.ones(4, 30, dtype=dtype)).sum().backward()
     sent, layout = sum(moved), mode.bucket_layout()
-    trainer = SimpleNamespace(mode=mode, check_loss=lambda: None)
+    trainer = SimpleNamespace(mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
     live = SimpleNamespace(case=case, group=group, layout=layout, trainer=trainer)
     moved.clear()
     measure(live, "comm", 1, place=cluster.place, clock=make_clock(cluster.place.device))

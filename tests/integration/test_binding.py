@@ -45,6 +45,7 @@ import torch.cuda
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import rank
+from ddp_bench.bench.worker.messages import Begin
 
 LAST = max(os.sched_getaffinity(0))
 at_context = []
@@ -59,7 +60,8 @@ number = int(os.environ["RANK"])
 made = rank.Rank(number, number)
 asked = Settings.of_stored({"numa_bind": BIND})
 settings = with_device_defaults(asked, device_type="cuda", num_local_devices=2)
-made._take_place(settings, is_launched=LAUNCHED)
+sizes = {"world_size": 2, "local_world_size": 2}
+made._take_place(Begin(settings=settings, cases=(), meeting="", port=0 if LAUNCHED else 1, **sizes))
 info = made._info()
 report([info.gpu, info.device, info.bound_cores, at_context, list(made.place.cores)])
 """

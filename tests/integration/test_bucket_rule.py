@@ -10,12 +10,12 @@ from fuzzing import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 from made import case_of
-from published import gradients_in_backward_order
 from selection import in_campaign
 from test_modes import RESNET18_LAYOUTS
 
 from ddp_bench.bench.buckets import BucketCaps, assign, assign_cap, bucket_bytes, cap_limits
 from ddp_bench.bench.modes.ddp import DistributedMode, Place
+from ddp_bench.models.profile import gradients_backwards
 from ddp_bench.models.registry import resnet_workload
 
 ARCHS = ("resnet20", "resnet18", "resnet50", "resnext50_32x4d")
@@ -91,7 +91,7 @@ PARAMETERS = st.lists(st.integers(1, 2**22), min_size=1, max_size=40)
 
 @pytest.fixture(scope="module")
 def resnet18():
-    return [g.num_bytes for g in gradients_in_backward_order(resnet_workload("resnet18", 64))]
+    return [g.num_bytes for g in gradients_backwards(resnet_workload("resnet18", 64))]
 
 
 LISTED = ("1/40", [2052000, 41973760, 2732288])

@@ -214,13 +214,3 @@ def test_a_run_of_another_model_or_without_a_pass_is_refused(tmp_path):
     for phase, said in (("calibration", "--calibrate"), ("no_sync", "no_sync")):
         with pytest.raises(UsageError, match=said):
             calibration_of(replace(run, blocks=run.blocks[run.blocks["phase"] != phase]), TRAINABLE)
-
-
-def test_ranks_that_shared_devices_calibrate_nothing(tmp_path):
-    """Two ranks on one GPU: half the speed says nothing of two GPUs. Hosts of a lab are what they are."""
-    run = known_run(tmp_path)
-    shared = replace(run, cases=run.cases.assign(oversubscribed=True))
-    with pytest.raises(UsageError, match="shared devices, so nothing follows for others"):
-        calibration_of(shared, TRAINABLE)
-    in_lab = replace(shared, manifest=Manifest(link="1gbit"))
-    assert calibration_of(in_lab, TRAINABLE).num_ranks == calibration_of(run, TRAINABLE).num_ranks

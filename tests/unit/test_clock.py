@@ -350,7 +350,7 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
         taken.append(1)
 
     mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
-    trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None)
+    trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
     case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
     live = SimpleNamespace(trainer=trainer, case=case, layout=None, group=group)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})

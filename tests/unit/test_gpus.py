@@ -1,6 +1,7 @@
 """GPUs as NVML tells of them, and what their readings in blocks make of columns and cautions."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pandas as pd
@@ -163,7 +164,7 @@ def test_the_gpus_of_all_ranks_together():
     assert row["power_w"] == 960, "of 900, 960 and 1000"
     # 900 W x 0.1 s, 960 W x 0.11 s and 1000 W x 0.1 s, each over 100 images
     assert row["joules_per_image"] == pytest.approx(1.0)
-    assert row["sm_clock_mhz_low"] < 1700
+    assert math.isnan(row["sm_clock_mhz_low"]), "three rounds give no interval"
     assert row["sm_clock_mhz_high"] > 1800
     assert row["joules_per_image_low"] < 0.9
     assert row["joules_per_image_high"] > 1.056

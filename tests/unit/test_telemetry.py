@@ -248,6 +248,9 @@ class Recorded:
     def check_loss(self):
         self.events.append("loss")
 
+    def release_gradients(self):
+        self.events.append("gradients")
+
     def begin(self):
         self.mark()
 
@@ -277,7 +280,7 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode, devices):
 
     assert run("timed").detail == {"gpus": {}}
     block = ["step", "step", "mark", "step", "mark", "step", "mark", "read"]
-    assert all_of_them.events == [*block, f"telemetry of {devices}", "loss"]
+    assert all_of_them.events == [*block, f"telemetry of {devices}", "loss", "gradients"]
     assert run("no_sync").detail == {"device_allocs": 0}
 
 

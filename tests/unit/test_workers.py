@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import psutil
 import pytest
-from conftest import listening
+from commands import listening
 from made import case_of
 
 from ddp_bench.bench.buckets import BucketCaps, BucketLayout
