@@ -164,10 +164,10 @@ def test_the_gpus_of_all_ranks_together():
     assert row["power_w"] == 960, "of 900, 960 and 1000"
     # 900 W x 0.1 s, 960 W x 0.11 s and 1000 W x 0.1 s, each over 100 images
     assert row["joules_per_image"] == pytest.approx(1.0)
-    assert math.isnan(row["sm_clock_mhz_low"]), "three rounds give no interval"
-    assert row["sm_clock_mhz_high"] > 1800
-    assert row["joules_per_image_low"] < 0.9
-    assert row["joules_per_image_high"] > 1.056
+    bounds = [
+        row[f"{name}_{end}"] for name in ("sm_clock_mhz", "joules_per_image") for end in ("low", "high")
+    ]
+    assert all(map(math.isnan, bounds)), "three rounds give no interval"
     assert row["temperature_c"] == 70
     assert row["throttled_pct"] == pytest.approx((10 + 30 + 20) / 3)
 
