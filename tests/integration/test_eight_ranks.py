@@ -59,8 +59,8 @@ def _without_result(mode, *arguments, **more):
 _plain_init = DistributedMode.__init__
 
 
-def _fake_group(num_ranks, _backend):
-    made = dist.new_group(list(range(num_ranks)), backend="fake")
+def _fake_group(ranks, _backend):
+    made = dist.new_group(list(ranks), backend="fake")
     assert isinstance(made, dist.ProcessGroup)
     return made
 
@@ -74,6 +74,7 @@ def fake_group():
         # It does not count its collectives.
         patched.setattr(worker, "_launched", lambda _: 0)
         patched.setattr(worker, "_group", _fake_group)
+        patched.setattr(Rank, "_link", lambda *_: None)
         # Nothing is added up, so no gradient is the average that the proof asks for.
         patched.setattr(Prover, "prove", lambda *_: 0.0)
         patched.setattr(worker, "prove_update", lambda *_: m.UpdateError())
