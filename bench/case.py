@@ -148,8 +148,8 @@ class Split:
 
     @property
     def num_losses(self) -> int:
-        """Losses of a micro-batch, over all ranks; their mean is trained on."""
-        return 1 if self.gathered else self.num_forwards
+        """Losses of what one source fetches for a micro-batch; their mean is trained on."""
+        return 1 if self.gathered else self.num_chunks
 
 
 def split_of(case: Case) -> Split:

@@ -123,6 +123,8 @@ class Model(Record, frozen=True):
     """Of its parameters: fp32, fp64, bf16 or fp16."""
     forward_flops_per_image: Amount | None = None
     """Arithmetic of a forward, FLOP."""
+    in_evaluation: bool | None = None
+    """Made in evaluation mode, and measured so."""
 
 
 class RankPlace(Record, frozen=True):

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..bench.errors import RAISED_BY_USERS, UsageError
-from .nested import describe, map_tensors
+from .nested import describe, map_tensors, tensors_of
 from .workload import (
     EXPECTED,
     Batch,
@@ -40,7 +41,11 @@ def checked(workload: Workload) -> Workload:
         _check_signature(workload, field)
     with torch.random.fork_rng(devices=[]):
         module = make_module(workload)
-        batch = make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
+        _check_module(workload, module)
+        batch, again = (
+            make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0)) for _ in range(2)
+        )
+        _check_repeated(workload, batch, again)
         _check_forward(workload, module, batch)
         _check_optimizer(workload, module)
         _try_loss(workload, module, batch)
@@ -64,6 +69,28 @@ def _check_signature(workload: Workload, field: str) -> None:
         )
 
 
+def _check_module(workload: Workload, module: nn.Module) -> None:
+    what = f"the module of workload {workload.name}"
+    if any(map(nn.parameter.is_lazy, (*module.parameters(), *module.buffers()))):
+        raise UsageError(f"{what} has lazy layers; give their sizes, or call it once in module()")
+    for part in module.modules():
+        if isinstance(part, (nn.DataParallel, DistributedDataParallel)):
+            name = type(part).__name__
+            raise UsageError(
+                f"{what} holds a {name}, which is what is measured; return the module inside of it"
+            )
+
+
+def _check_repeated(workload: Workload, batch: Batch, again: Batch) -> None:
+    """Raise UsageError where equal generators gave two batches: no two ranks would make the same."""
+    pairs = zip(tensors_of(batch), tensors_of(again), strict=False)
+    if any(not torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
+        raise UsageError(
+            f"`batch` of workload {workload.name} returns other numbers for a generator in the same state; "
+            "draw from the generator that it is given alone"
+        )
+
+
 def _check_forward(workload: Workload, module: nn.Module, batch: Batch) -> None:
     if workload.batch_loss is not None:
         return
@@ -83,6 +110,12 @@ def _check_optimizer(workload: Workload, module: nn.Module) -> None:
         return
     if not isinstance(made, Optimizer):
         raise wrong_result(workload, "optimizer", made)
+    closure = inspect.signature(type(made).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UsageError(
+            f"`optimizer` of workload {workload.name} returned a {type(made).__name__}, whose step calls the"
+            " loss again; give an optimizer whose step() needs no closure"
+        )
 
 
 def _try_loss(workload: Workload, module: nn.Module, batch: Batch) -> None:

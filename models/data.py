@@ -40,14 +40,23 @@ class BatchSource(ABC):
 
 
 class DeviceSource(BatchSource):
-    """One batch that stays on the device: fetching it costs nothing."""
+    """One batch that stays on the device: fetching it costs nothing, unless the loss changes its tensors."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self.held = tensors_of(batch)
+        self._lent: list[Tensor] | None = None
+        self._is_changed = False
 
     def next(self) -> Batch:
-        return self._batch
+        """The batch in containers of its own; first a copy, to see whether it is changed in place."""
+        if self._lent:
+            self._is_changed, self._lent = any(one._version for one in self._lent), []
+        if self._lent is None or self._is_changed:
+            lent = map_tensors(Tensor.clone, self._batch)
+            self._lent = tensors_of(lent) if self._lent is None else self._lent
+            return lent
+        return map_tensors(Tensor.detach, self._batch)
 
 
 class HostSource(BatchSource):
@@ -193,6 +202,6 @@ def _kept(batch: Batch, data: str, device: torch.device) -> Batch:
     return map_tensors(Tensor.pin_memory, batch) if device.type == "cuda" else batch
 
 
-def mixed(seed: int, rank: int) -> int:
-    """One 64-bit seed of two numbers. Their sum would give rank 1 of seed 0 the data of rank 0 of seed 1."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest())
+def mixed(*numbers: int) -> int:
+    """One 64-bit seed of some. The sum of two would give rank 1 of seed 0 the data of rank 0 of seed 1."""
+    return int.from_bytes(hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=8).digest())

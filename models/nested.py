@@ -59,6 +59,24 @@ def chunk(value: Any, number: int) -> list[Any]:
     return [with_tensors(value, part) for part in parts] or [value]
 
 
+def cut(batch: Any, number: int) -> list[Any]:
+    """Split a batch as `chunk` does, and with its tensors the lists that have an entry for each row."""
+    num_rows = max(map(len, tensors_of(batch)), default=0)
+    places = torch.arange(num_rows).chunk(number)
+
+    def rows_of(value: Any, chosen: list[int]) -> Any:
+        if isinstance(value, list) and len(value) == num_rows and not tensors_of(value):
+            return [value[i] for i in chosen]
+        if isinstance(value, dict):
+            return type(value)((key, rows_of(part, chosen)) for key, part in value.items())
+        if type(value) in (tuple, list):
+            return type(value)(rows_of(part, chosen) for part in value)
+        return value
+
+    parts = chunk(batch, number)
+    return [rows_of(part, chosen.tolist()) for part, chosen in zip(parts, places, strict=False)] or parts
+
+
 def join(values: Sequence[Any]) -> Any:
     """Concatenate tensors at the same place along dimension 0, as `nn.DataParallel` gathers outputs.
 

@@ -38,6 +38,7 @@ def profile_workload(workload: Workload) -> Model:
         gradient_bytes=sum(param.numel() * param.element_size() for param in params if param.requires_grad),
         # of one row; a count of zero means that the counter knows none of the model's operators
         forward_flops_per_image=flops // _BATCH_SIZE if flops else None,
+        in_evaluation=not module.training,
     )
 
 
@@ -96,8 +97,7 @@ def _forward(workload: Workload) -> tuple[nn.Module, object, FlopCounterMode | N
 
 def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Module, object, FlopCounterMode]:
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), unfused_encoders(), counter:
-        module.eval()
+    with torch.no_grad(), unfused_encoders(), counter, _evaluated(module):
         if workload.batch_loss is not None:
             outputs: object = None
             workload.batch_loss(module, batch)
@@ -105,6 +105,17 @@ def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Modu
             arguments, named = arguments_of(batch[0])
             outputs = module(*arguments, **named)
     return module, outputs, counter
+
+
+@contextlib.contextmanager
+def _evaluated(module: nn.Module) -> Iterator[None]:
+    """Within it the module is in evaluation mode; after it, it says of itself what it did before."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.training = training
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> n
     """Move a module to `device`, compiled as `settings` say."""
     module = module.to(device)
     if settings.compile != "off":
-        _compile(module, settings.compile)
+        compile_module(module, settings.compile)
     return module
 
 
@@ -52,10 +52,15 @@ def has_fused_optimizer(workload: Workload) -> bool:
 def _fused(
     make: Callable[[Iterable[nn.Parameter]], Optimizer], parameters: Iterable[nn.Parameter]
 ) -> Optimizer:
-    plain, chosen = make(parameters), {"fused": True, "foreach": False}
-    groups = [group | chosen for group in plain.param_groups]
-    fused: Optimizer = type(plain)(groups, **defaults_of(plain) | chosen)
-    return fused
+    """The workload's own optimizer, with what its hooks know of it, set to fused kernels."""
+    made, chosen = make(parameters), {"fused": True, "foreach": False}
+    for group in (made.defaults, *made.param_groups):
+        group.update(chosen)
+    # What a constructor notes of fused kernels: one made for the purpose tells.
+    tried = type(made)([nn.Parameter(torch.zeros(1))], **defaults_of(made))
+    for name in vars(tried).keys() - vars(made).keys():
+        setattr(made, name, getattr(tried, name))
+    return made
 
 
 def defaults_of(optimizer: Optimizer) -> dict[str, Any]:
@@ -64,8 +69,8 @@ def defaults_of(optimizer: Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.defaults.items() if name in known}
 
 
-def _compile(module: nn.Module, mode: str) -> None:
-    """Compile in place, inside of any wrapper, as PyTorch's documentation advises for DDP.
+def compile_module(module: nn.Module, mode: str) -> None:
+    """Compile in place, anew if it is, inside of any wrapper, as PyTorch's documentation advises for DDP.
 
     A backend of its own keeps dynamo from running one case's graph in another: it would take that of `single`
     for DDP, where DDPOptimizer splits the graph at the buckets so that communication can overlap.

@@ -199,7 +199,7 @@ def check_loss(workload: Workload, loss: object) -> None:
     """Raise UsageError unless `loss`, what the workload's loss returned, can be trained with."""
     field = "loss" if workload.batch_loss is None else "batch_loss"
     if isinstance(loss, Tensor) and loss.ndim == 1 and workload.batch_loss is not None:
-        raise UsageError(
+        raise UserCodeError(  # it fails DP alone
             f"{wrong_result(workload, field, loss)}; in dp a loss that the module computes has one value for"
             " each device: take its mean()"
         )
@@ -249,6 +249,10 @@ def _what_is_wrong(workload: Workload, batch: object, batch_size: int) -> str:
         parts = {"batch": batch}
     for name, part in parts.items():
         leaves = leaves_of(part)
+        try:
+            map_tensors(lambda tensor: tensor, part)
+        except TypeError as error:
+            return f"{name} in these containers cannot be made anew ({error}): return plain dicts and lists"
         odd = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *HANDED_ON))]
         if odd:
             return (

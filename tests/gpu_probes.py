@@ -120,7 +120,7 @@ def proof_dtype():
     """In which type the proof of the default model runs, and how long its first gradient takes."""
     _, workload = resolved()
     place = Place(rank=0, device=DEVICE, cores=(0,))
-    prover = Prover(workload, make_module(workload), place, seed=0)
+    prover = Prover(workload, place, seed=0)
     began_s = time.perf_counter()
     say("proof", dtype=str(prover.dtype), why=prover.why_float32, seconds=time.perf_counter() - began_s)
 

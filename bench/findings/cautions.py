@@ -42,10 +42,12 @@ DIRECTION, SIZES, TRANSFER = "direction", "sizes", "transfer"
 
 WEAKENS = {
     "few rounds": DIRECTION,
+    "not proved": DIRECTION,
     "unequal weights": DIRECTION,
     "unequal clocks": DIRECTION,
     "other load": SIZES,
     "uneven ranks": SIZES,
+    "evaluation mode": SIZES,
     "wide intervals": SIZES,
     "slowed GPUs": SIZES,
     "two levels": SIZES,
@@ -149,6 +151,31 @@ def other_load(manifest: Manifest, cases: pd.DataFrame) -> Caution | None:
         text=f"{' and '.join(filter(None, said))} during the rounds: steps are longer than on an idle "
         "machine, and vary more",
         advice=f"stop other programs, or use a dedicated machine; {command('doctor')} shows the load",
+    )
+
+
+def not_proved(cases: pd.DataFrame) -> Caution | None:
+    """Find cases of which nobody knows whether they train as the plain module does."""
+    found = records(cases[cases["not_proved"].notna()])
+    if not found:
+        return None
+    reason, _, advice = text(found[0]["not_proved"]).partition("; ")
+    return Caution(
+        kind="not proved",
+        case_id=text(found[0]["case_id"]),
+        text=f"{plural(len(found), 'case')} of {len(cases)} could not be proved to train right: {reason}",
+        advice=advice or "a smaller model, or one in which nothing is random",
+    )
+
+
+def in_evaluation(manifest: Manifest) -> Caution | None:
+    """Find a module that is made in evaluation mode, in which it is trained as it comes."""
+    if not manifest.model.in_evaluation:
+        return None
+    return Caution(
+        kind="evaluation mode",
+        text="the module comes in evaluation mode, and so it is measured: without dropout, batch norm frozen",
+        advice="call train() on it in module(), unless your training has it so",
     )
 
 

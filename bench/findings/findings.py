@@ -16,6 +16,8 @@ from ..text import visible
 from .answers import compile_verdicts, verdicts
 from .cautions import (
     Caution,
+    in_evaluation,
+    not_proved,
     other_load,
     said_load,
     slow_links,
@@ -69,6 +71,8 @@ def run_cautions(
     given = manifest.settings
     ok = own_devices(cases[(cases["status"] == "ok") & cases["images_per_s"].notna()])
     found = (
+        not_proved(cases),
+        in_evaluation(manifest),
         other_load(manifest, cases),
         unequal_weights(cases),
         throttled(ok),

@@ -148,9 +148,9 @@ def mode_name(row: Row) -> str:
 
 
 def short_mode(row: Row) -> str:
-    """Name the mode in a figure or a table: `DDP`, `DP`, `DP stand-in`."""
-    mode = text(row["mode"])
-    return f"{_MODES.get(mode, mode)}{' stand-in' if is_stand_in(row) else ''}"
+    """Name the mode in a figure or a table: `DDP`, `DP`, `DP stand-in`, and whether it is not proved."""
+    mode, not_proved = text(row["mode"]), " (not proved)" if text(row.get("not_proved")) else ""
+    return f"{_MODES.get(mode, mode)}{' stand-in' if is_stand_in(row) else ''}{not_proved}"
 
 
 def cap_label(cap: str) -> str:

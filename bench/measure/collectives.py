@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -35,11 +35,15 @@ class BucketReplay:
         comm_hook: str,
         group: dist.ProcessGroup | None,
         device: torch.device,
+        sparse: Mapping[int, torch.Tensor] = {},
     ) -> None:
+        """`sparse` has gradients in the place of buckets, by their number, each of this rank alone."""
         dtype = AUTOCAST_DTYPES.get(comm_hook, torch.float32)
         ends = list(itertools.accumulate(size // 4 for size in bucket_bytes))
         storage = _storage(ends[-1], dtype, device)
         self._buckets = [storage[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+        for number, gradient in sparse.items():
+            self._buckets[number] = gradient
         self._small = torch.zeros(SMALL_BYTES // 4, device=device)
         self.num_buckets = len(bucket_bytes)
         self.group = group
@@ -55,7 +59,9 @@ class BucketReplay:
 
     def launch(self) -> list[dist.Work]:
         """Begin the communication of one step."""
-        works = [dist.all_reduce(bucket, group=self.group, async_op=True) for bucket in self._buckets]
+        # An all-reduce of sparse tensors leaves all ranks' rows in each, which would be sent the next time.
+        sent = [bucket.clone() if bucket.is_sparse else bucket for bucket in self._buckets]
+        works = [dist.all_reduce(bucket, group=self.group, async_op=True) for bucket in sent]
         return [work for work in works if work is not None]
 
     def step(self) -> None:

@@ -77,6 +77,9 @@ class Mode:
     broadcast_buffers: Callable[[], None] | None = None
     """Does what a step sends before its gradients; None where it sends nothing more."""
 
+    sparse: frozenset[int] = frozenset()
+    """Places, among the trained parameters, of those with sparse gradients, where a step sends these."""
+
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a backward leaves gradients local to the rank; of DDP alone.
 
@@ -107,9 +110,9 @@ class Mode:
         """The gradient buckets in use; None where the mode has none."""
         return None
 
-    def why_stopped(self, error: RuntimeError) -> str:  # noqa: ARG002 - for those that know
-        """Say what an error of a step means, and what helps; empty where its own text says it."""
-        return ""
+    def why_stopped(self, error: RuntimeError) -> Exception | None:  # noqa: ARG002 - others know
+        """Return an error that says what one of a step means, and what helps; None if its own text does."""
+        return None
 
     def settle(self) -> None:
         """Called once after warm-up: stop whatever PyTorch itself samples."""
@@ -117,6 +120,21 @@ class Mode:
     def gradients(self) -> dict[str, Tensor]:
         """Averaged gradients of the plain module's parameters, by name; every rank of the case calls it."""
         return gradients_of(self.module)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The plain module's trainable parameters, by name; every rank of the case calls it."""
+        return {name: one.detach() for name, one in self.module.named_parameters() if one.requires_grad}
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The plain module's buffers that this rank has, by name."""
+        return dict(self.module.named_buffers())
+
+    def draws_from(self, begin: Callable[..., None]) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
+        """Within it, what draws random numbers beside other parts of the model calls `begin` first.
+
+        Its arguments number the replica or, of a pipeline, chunk and stage. Replicas run one after another.
+        """
+        return contextlib.nullcontext()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights that load into the plain module: no wrapper's prefix; every rank of the case calls it."""

@@ -71,6 +71,14 @@ def compiles_as(case: Case) -> Iterator[None]:
         yield
 
 
+def draws_as_eager() -> contextlib.AbstractContextManager[None]:
+    """Within it, what is compiled draws the random numbers that an eager module would."""
+    from torch import _inductor
+
+    patched: contextlib.AbstractContextManager[None] = _inductor.config.patch(fallback_random=True)
+    return patched
+
+
 class CompileWatch:
     """Counts from its making to `taken` what this process compiles."""
 

@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 from ..axes import DDP_DEFAULTS, DDP_KINDS
 from ..buckets import BucketLayout
 from ..case import Case
+from ..errors import UserCodeError
 from ..text import listed
-from .base import Mode, Place, Unsupported
+from .base import Mode, Place, Unsupported, UnusedParametersError
 from .compiled import built_for, compiles_as
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class DistributedMode(Mode):
         *,
         equal_replicas: bool = False,
     ) -> None:
+        if case.static_graph and case.accumulate > 1:
+            raise Unsupported("torch breaks a static graph under no_sync; --accumulate 1 measures it")
         if case.sync_batchnorm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
         self.module = module
@@ -64,6 +67,10 @@ class DistributedMode(Mode):
             )
         if self.ddp.will_sync_module_buffers():
             self.broadcast_buffers = self.ddp._sync_buffers  # as its forward does
+        trained = [id(p) for p in module.parameters() if p.requires_grad]
+        embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+        ids = {id(part.weight) for part in embeddings if part.sparse}
+        self.sparse = frozenset(place for place, one in enumerate(trained) if one in ids)
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 
@@ -124,17 +131,22 @@ class DistributedMode(Mode):
         for _ in range(10):  # it samples its first ten iterations whatever the rate
             self.ddp.reducer.prepare_for_forward()
 
-    def why_stopped(self, error: RuntimeError) -> str:
+    def why_stopped(self, error: RuntimeError) -> Exception | None:
         """Name the parameters that a step did not use where DDP, which waits for them, refuses the next step.
 
         Its error has their numbers. They may differ from step to step, which a static graph does not allow.
         """
+        if "mark a variable ready only once" in str(error):
+            return UserCodeError(
+                "a parameter took part in two backwards of one step, as reentrant checkpointing has it; give "
+                "--static-graph on, or checkpoint with use_reentrant=False"
+            )
         if "Expected to have finished reduction in the prior iteration" not in str(error):
-            return ""
+            return None
         numbers = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
         trained = [name for name, p in self.module.named_parameters() if p.requires_grad]
         unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
-        return (
+        return UnusedParametersError(
             "give --find-unused-parameters on, which searches the graph in every step: a step did not use "
             f"{listed(unused, NAMED) or 'some parameters'}, whose gradients DDP waits for"
         )

@@ -2,15 +2,16 @@
 
 Without CUDA `nn.DataParallel` silently passes through to the module. The stand-in carries out its
 documented stages on host memory instead: scatter, replicate, parallel apply, gather, and in the backward
-one thread per replica (autograd has one thread per device) and the sum of gradients on device 0.
+one thread per replica (autograd has one thread per device) and the sum of gradients on device 0. It cannot
+give gradients with respect to inputs, nor gather what is no tensor: such models are skipped.
 
 Either way replicas run in threads, and torch keeps autocast by thread: each enters the caller's.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -38,6 +39,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class DataParallelMode(Mode):
     """DP over the first `case.num_devices` devices of rank 0's machine."""
 
+    wrapped: CudaDataParallel | DataParallelStandIn
+
     def __init__(self, case: Case, module: nn.Module, place: Place) -> None:
         self.module = module
         if place.device.type == "cuda":
@@ -45,6 +48,14 @@ class DataParallelMode(Mode):
         else:
             cores = [place.cores[i % len(place.cores)] for i in range(case.num_devices)]
             self.wrapped = DataParallelStandIn(module, cores)
+
+    @contextlib.contextmanager
+    def draws_from(self, begin: Callable[..., None]) -> Iterator[None]:
+        self.wrapped.begin = begin
+        try:
+            yield
+        finally:
+            self.wrapped.begin = None
 
     def close(self) -> None:
         if isinstance(self.wrapped, DataParallelStandIn):
@@ -57,7 +68,18 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
     Its own threads enter autocast without a type, and so in float16, whatever the caller's is.
     """
 
+    begin: Callable[..., None] | None = None
+    """Where it is given, replicas run one after another, and it is called before each and after all."""
+
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        if self.begin is not None:
+            outputs = []
+            for number, replica in enumerate(replicas):
+                with torch.cuda.device(self.device_ids[number]):
+                    self.begin(number)
+                    outputs.append(replica(*inputs[number], **kwargs[number]))
+            self.begin(len(replicas))
+            return outputs
         autocast = _callers_autocast("cuda")
 
         def entered(replica: nn.Module) -> Any:
@@ -71,7 +93,10 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
 
 
 class DataParallelStandIn(nn.DataParallel[nn.Module]):
-    """`nn.DataParallel` over CPU cores: `cores[i]` runs replica i, replica 0 is the master itself."""
+    """`nn.DataParallel` over CPU cores: `cores[i]` runs replica i, 0 with the master's tensors."""
+
+    begin: Callable[..., None] | None = None
+    """As in `CudaDataParallel`."""
 
     def __init__(self, module: nn.Module, cores: Sequence[int]) -> None:
         # Past DataParallel's own constructor, which would take whatever GPUs it finds.
@@ -79,9 +104,10 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
         self.module = module
         self.device_ids = []
         self.dim = 0
-        self._copies = [copy.deepcopy(module) for _ in cores[1:]]
+        self._copies: list[dict[str, Tensor]] = [{} for _ in cores[1:]]
+        """Parameters and buffers of the other replicas: their memory is kept, for page faults take time."""
+        self._leaves: list[dict[str, Tensor]] = []
         self._threads = [ThreadPoolExecutor(1, initializer=pin, initargs=(core,)) for core in cores]
-        self._anchor = torch.zeros((), requires_grad=True)
         self._awaits_backward = False
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -97,26 +123,38 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
         return [chunks[0], *(map_tensors(Tensor.clone, one) for one in chunks[1:])]
 
     def replicate_weights(self) -> list[nn.Module]:
-        """Copy the master's parameters and buffers into every other replica."""
+        """Make the replicas, each with a copy of the master's parameters and buffers; the first has those."""
+        sources = _tensors(self.module)
+        first = {name: _leaf(one) if isinstance(one, nn.Parameter) else one for name, one in sources.items()}
         with torch.no_grad():
-            for replica in self._copies:
-                for target_part, source_part in zip(replica.modules(), self.module.modules(), strict=True):
-                    target_part.training = source_part.training
-                for target, source in zip(_tensors(replica), _tensors(self.module), strict=True):
-                    # A loss that calls the model twice: to autograd, what the first call used is not changed.
-                    (target.data if self._awaits_backward else target).copy_(source)
-        return [self.module, *self._copies]
+            for copies in self._copies:
+                for name, source in sources.items():
+                    if name not in copies or copies[name].shape != source.shape:
+                        copies[name] = _leaf(source.clone(memory_format=torch.preserve_format))
+                    elif self._awaits_backward:
+                        # A loss that calls the model twice: to autograd, what the first call used stays.
+                        copies[name].data.copy_(source)
+                    else:
+                        copies[name].copy_(source)
+                    copies[name].requires_grad_(source.requires_grad)
+        self._leaves = [first, *self._copies]
+        return [replica_of(self.module, leaves) for leaves in self._leaves]
 
     def apply_replicas(self, replicas: Sequence[nn.Module], chunks: Sequence[Arguments]) -> list[Any]:
         grad = torch.is_grad_enabled()
         autocast = _callers_autocast("cpu")
 
-        def run(replica: nn.Module, arguments: Arguments) -> Any:
+        def run(number: int, replica: nn.Module, arguments: Arguments) -> Any:
+            if self.begin is not None:
+                self.begin(number)
             inputs, named = arguments
             with torch.set_grad_enabled(grad), autocast():
                 return replica(*inputs, **named)
 
-        return self._in_threads(run, replicas, chunks)
+        outputs = self._in_threads(run, range(len(replicas)), replicas, chunks)
+        if self.begin is not None:
+            self.begin(len(replicas))
+        return outputs
 
     def gather_outputs(self, outputs: Sequence[Any]) -> Any:
         """Join the outputs; the backward runs through `_Gather` into the replicas' threads.
@@ -130,7 +168,8 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
                 )
         if torch.is_grad_enabled():
             self._awaits_backward = True
-            joined = _Gather.apply(self._anchor, self, [tensors_of(output) for output in outputs])
+            masters = [one for one in self.module.parameters() if one.requires_grad]
+            joined = _Gather.apply(self, self._leaves, [tensors_of(output) for output in outputs], *masters)
             return with_tensors(outputs[0], joined)
         return join(outputs)
 
@@ -148,17 +187,26 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
                     own.append((output, share.reshape(output.shape)))
         self._in_threads(_backward, by_replica)
 
-    def reduce_gradients(self) -> None:
+    def reduce_gradients(self, leaves: Sequence[dict[str, Tensor]]) -> list[Tensor | None]:
+        """The sum over the replicas of each trainable parameter's gradients; they have none any more."""
         self._awaits_backward = False
-        with torch.no_grad():
-            for replica in self._copies:
-                for master, copied in zip(self.module.parameters(), replica.parameters(), strict=True):
-                    if copied.grad is not None:
-                        master.grad = copied.grad if master.grad is None else master.grad.add_(copied.grad)
-                        copied.grad = None
+        found: list[Tensor | None] = []
+        for name, master in self.module.named_parameters():
+            if not master.requires_grad:
+                continue
+            total: Tensor | None = None
+            for own in leaves:
+                gradient, own[name].grad = own[name].grad, None
+                if gradient is not None:
+                    total = gradient if total is None else total.add_(gradient)
+            found.append(total)
+        return found
 
     def _in_threads(self, work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
         calls = list(zip(*arguments, strict=True))
+        if self.begin is not None:  # threads share the generators
+            pairs = zip(self._threads, calls, strict=False)
+            return [thread.submit(work, *call).result() for thread, call in pairs]
         futures = [thread.submit(work, *call) for thread, call in zip(self._threads, calls, strict=False)]
         return [future.result() for future in futures]
 
@@ -172,9 +220,13 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, _anchor: Tensor, owner: DataParallelStandIn, outputs: Sequence[Sequence[Tensor]]
+        ctx: Any,
+        owner: DataParallelStandIn,
+        leaves: Sequence[dict[str, Tensor]],
+        outputs: Sequence[Sequence[Tensor]],
+        *_masters: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.owner, ctx.outputs = owner, outputs
+        ctx.owner, ctx.leaves, ctx.outputs = owner, leaves, outputs
         ctx.set_materialize_grads(False)
         columns = list(zip(*outputs, strict=True))
         joined = tuple(torch.cat([rows(one.detach()) for one in column]) for column in columns)
@@ -185,10 +237,33 @@ class _Gather(torch.autograd.Function):
         return joined
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.owner.backward_replicas(ctx.outputs, gradients)
-        ctx.owner.reduce_gradients()
-        return None, None, None
+        return None, None, None, *ctx.owner.reduce_gradients(ctx.leaves)
+
+
+def replica_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Copy the structure of a module, as `nn.DataParallel` does, to compute with other tensors by name.
+
+    It shares all else with the module; what a forward sets on it is lost with it.
+    """
+    copies: dict[nn.Module, Any] = {part: part._replicate_for_data_parallel() for part in module.modules()}
+    names = {id(one): name for name, one in _tensors(module).items()}
+    for part in module.modules():
+        copied = copies[part]
+        copied._former_parameters = {}
+        for name, child in part._modules.items():
+            copied._modules[name] = None if child is None else copies[child]
+        for name, value in (*part._parameters.items(), *part._buffers.items()):
+            if value is None:
+                (copied._parameters if name in part._parameters else copied._buffers)[name] = None
+                continue
+            own = tensors[names[id(value)]]
+            setattr(copied, name, own)
+            if name in part._parameters:
+                copied._former_parameters[name] = own
+    replica: nn.Module = copies[module]
+    return replica
 
 
 def _backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -202,5 +277,10 @@ def _callers_autocast(device_type: str) -> Callable[[], torch.autocast]:
     return partial(torch.autocast, device_type, dtype=dtype, enabled=enabled)
 
 
-def _tensors(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
+def _leaf(tensor: Tensor) -> Tensor:
+    """The same numbers, apart from the graph that made them."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

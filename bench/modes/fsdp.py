@@ -41,6 +41,9 @@ class ShardedMode(Mode):
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         return {name: _whole(torch.zeros_like(p) if p.grad is None else p.grad) for name, p in trained}
 
+    def weights(self) -> dict[str, Tensor]:
+        return {name: _whole(one) for name, one in super().weights().items()}
+
     def state_dict(self) -> dict[str, Tensor]:
         return {name: _whole(value) for name, value in self.module.state_dict().items()}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class PipelineMode(Mode):
         self._trained = [name for name, p in module.named_parameters() if p.requires_grad]
         self._group = group
         self._is_first, self._is_last = is_first, is_last
+        self._stage = place.rank
         self._loss: Loss | None = None
         self.stage = PipelineStage(self.module, place.rank, case.num_devices, place.device, group=group)
         made = SCHEDULES[case.pipeline_schedule]
@@ -66,6 +68,27 @@ class PipelineMode(Mode):
 
     def gradients(self) -> dict[str, Tensor]:
         return self._gathered(gradients_of(self.module), self._trained)
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._gathered(super().weights(), self._trained)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """None: PyTorch runs a stage once more to see its shapes, and batch norm counts that."""
+        return {}
+
+    @contextlib.contextmanager
+    def draws_from(self, begin: Callable[..., None]) -> Iterator[None]:
+        forward = self.stage.forward_one_chunk
+
+        def run(chunk: int, *arguments: Any, **named: Any) -> Any:
+            begin(chunk, self._stage)
+            return forward(chunk, *arguments, **named)
+
+        vars(self.stage)["forward_one_chunk"] = run
+        try:
+            yield
+        finally:
+            del vars(self.stage)["forward_one_chunk"]  # the class's own method shows again
 
     def state_dict(self) -> dict[str, Tensor]:
         return self._gathered(self.module.state_dict(), self._whole)

@@ -38,8 +38,10 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
 def sharded(plain: Optimizer, group: dist.ProcessGroup | None) -> ShardedOptimizer:
     """Make the same optimizer, its state shared out over `group`; each rank calls this with its own.
 
-    Raises Unsupported where torch cannot.
+    Raises Unsupported where torch cannot, and for step hooks, which another optimizer would not have.
     """
+    if plain._optimizer_step_pre_hooks or plain._optimizer_step_post_hooks:
+        raise Unsupported("the optimizer has step hooks, which ZeroRedundancyOptimizer drops")
     groups = [dict(group) for group in plain.param_groups]
     try:
         return ShardedOptimizer(groups, type(plain), process_group=group, **defaults_of(plain))

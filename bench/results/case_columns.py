@@ -95,13 +95,17 @@ MEASURED: tuple[Column, ...] = (
         "split_effect",
         "float",
         "of the proof: gradient of the parts into which the case splits a batch against that of the whole, "
-        "relative; rounding alone where the loss is a mean over rows of equal weight",
+        "relative; rounding alone where the loss is a mean over rows of equal weight; empty where random",
     ),
     Column(
         "update_error",
         "float",
         "of the proof: parameters after 2 steps against eager training of the plain module, relative to the "
         "update; empty where rounding is too large to tell",
+    ),
+    text_column(
+        "not_proved",
+        "of the proof: why the case is neither proved nor wrong, and what mends that; else empty",
     ),
     count_column(
         "num_buckets", "DDP buckets after the rebuild; with the Python reducer, compiled all-reduces"

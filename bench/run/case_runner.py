@@ -126,18 +126,24 @@ class CaseRunner:
         warmed = self._warmed(live, compares=True)
         if warmed is None:
             return False
-        compared = self._done(live, PREPARATION, {0: m.Compare(index=index)}, limit_s=limit_s)
+        compare = self.told(m.Compare(index=index, by_device=live.by_device), case.num_ranks)
+        compared = self._done(live, PREPARATION, compare, limit_s=limit_s)
         if compared is None:
             return False
-        update = msgspec.convert(compared[0], m.UpdateError)
+        update, shown = msgspec.convert(compared[0], m.UpdateError), msgspec.convert(proven[0], m.Proven)
+        if shown.making_s:
+            line = f"Making the module takes {shown.making_s:.0f} s: in the proofs one serves all references"
+            self._say_once("slow", f"{line}, so what its forward keeps in Python stays from one to the next")
         if update.why_not:
             line = f"{PROVEN} {case.case_id}: {update.why_not}; its gradients are proven"
             self._say_once("unproven", f"{line}. So it is of every case without update_error")
         facts = {
             "device_name": self.places[0].device_name,
             "link": self.places[0].link,
-            **facts_of(case, msgspec.convert(proven[0], m.Proven), warmed, update, live.by_device),
+            **facts_of(case, shown, warmed, update, live.by_device),
         }
+        if why := facts["not_proved"]:
+            self.console.note(f"{case.case_id} is not proved: {why}")
         self.recorder.set_outcome(index, "ok", facts=facts)
         self.recorder.set_layout(case.case_id, live.layout)
         self._record(live, "warmup", 0, len(self.live), began_s, {r: w.times for r, w in enumerate(warmed)})
@@ -316,6 +322,7 @@ def facts_of(
         "gradient_error": _cell(proven.gradient_error),
         "split_effect": _cell(proven.split_effect),
         "update_error": _cell(update.error),
+        "not_proved": proven.not_proved or update.not_proved or None,
         **_memory_columns([one.memory for one in warmed], case.mode),
     }
     layout, compiled = warmed[0].layout, warmed[0].compilation

@@ -22,7 +22,8 @@ from ..cluster.launch import Launch
 from ..cluster.process import die_at_once, host_name
 from ..errors import ExitCode, UsageError, UserCodeError
 from . import messages as m
-from .rank import ADDRESS_KEY, Rank, joined_store, waiting_for, waits_for
+from .peers import waiting_for, waits_for
+from .rank import ADDRESS_KEY, Rank, joined_store
 from .tracebacks import bounded
 
 CONNECT_S = 600.0

@@ -157,9 +157,10 @@ class Warm(Command, frozen=True):
 
 
 class Compare(Command, frozen=True):
-    """Show on the first rank that the first steps of the warm-up train as the plain module: `UpdateError`."""
+    """Show that the first steps of the warm-up train as the plain module: an `UpdateError`."""
 
     index: int
+    by_device: tuple[int, ...] | None = None
 
 
 class Block(Command, frozen=True):
@@ -305,9 +306,13 @@ class Begun(Record, frozen=True):
 class Proven(Record, frozen=True):
     """What the first proof found."""
 
-    gradient_error: float
-    split_effect: float
+    gradient_error: float | None
+    split_effect: float | None
     """Of the loss: see `Prover.split_effect`."""
+    not_proved: str = ""
+    """Why nothing can be proved; the case is timed all the same."""
+    making_s: float = 0.0
+    """Seconds of making the module, where one serves all references; else 0."""
 
 
 class Warmed(Record, frozen=True):
@@ -327,6 +332,8 @@ class UpdateError(Record, frozen=True):
     error: float | None = None
     """None where nothing is told."""
     why_not: str = ""
+    not_proved: str = ""
+    """Why nothing can be proved of the case, rather than of these steps."""
 
 
 def encode(message: Command | Answer) -> bytes:

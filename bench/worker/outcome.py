@@ -52,6 +52,10 @@ TRACED = re.compile(r""": got (\w+)\((['"])(.*)\2\)\.?$""", re.MULTILINE)
 TOO_LARGE = "use a smaller --batch-size or smaller inputs"
 
 
+class PeerFailedError(RuntimeError):
+    """Another rank of the case failed, and has the reason."""
+
+
 def attempt(work: Callable[[], Any], *, is_of_a_case: bool = True) -> Report:
     """Do `work`, turning what can go wrong with one case into a report about it.
 
@@ -83,7 +87,7 @@ def report_of(error: BaseException) -> Report:
     if is_out_of_gpu_memory(error):
         return Report(status="oom", reason=f"out of GPU memory; {TOO_LARGE}", restart=broken)
     reason = _first_line(error)
-    is_cause = not any(sign in reason for sign in LOST)
+    is_cause = not isinstance(error, PeerFailedError) and not any(sign in reason for sign in LOST)
     return Report(status="failed", reason=reason, restart=broken, is_cause=is_cause)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +10,14 @@ import torch
 import torch.distributed as dist
 
 from ...models.data import BatchSource, Drawn, PrefetchSource, open_source
-from ...models.step import placed
+from ...models.step import compile_module, placed
 from ..buckets import BucketLayout
 from ..case import Case, split_of
 from ..measure.clock import Clock
 from ..measure.memory import MemoryWatch, release_memory
 from ..measure.timed import Trainer, run_block
 from ..modes import build_mode, devices_of
-from ..modes.compiled import CompileWatch
+from ..modes.compiled import CompileWatch, draws_as_eager
 from ..results.measured import BlockTimes
 from ..settings import Settings
 from .messages import Warm, Warmed
@@ -73,17 +72,23 @@ def warm(
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     source = _source(case, prover, settings, drawn)
     watch = MemoryWatch(devices_of(case, place), source.held)
-    compiling = None if case.compile == "off" else CompileWatch()
-    module = placed(copy.deepcopy(prover.template), case, place.device)
+    module = placed(prover.maker.module(place.device), case, place.device)
     stages = prover.splitter.stages(asked.by_device)
     mode = build_mode(case, module, place, live.group, equal_replicas=asked.equal_replicas, stages=stages)
     live.trainer = Trainer(case, mode, prover.workload, source)
-    keeps = asked.compares and place.rank == 0
-    live.first = first = FirstSteps(case, live.trainer, keeps=keeps, kinds=prover.switched_off)
+    part = place.rank if case.num_batches > 1 else 0
+    live.first = first = FirstSteps(case, live.trainer, prover.seed, part, keeps=asked.compares)
+    num_least, compiling = MIN_WARMUP_STEPS, [] if case.compile == "off" else [CompileWatch()]
+    if compiling and first.keeps and prover.draws:
+        # What is timed draws as the compiler would, which no eager module does: it is compiled anew.
+        num_least += PROOF_STEPS
+        first.until_over.callback(lambda: compiling.append(CompileWatch()))
+        first.until_over.callback(compile_module, module, case.compile)
+        first.until_over.enter_context(draws_as_eager())
     with mode.compiles_as_asked():
-        times = _warm_up(live.trainer, first, live.group, place.device, clock, asked.least_s)
+        times = _warm_up(live.trainer, first, live.group, place.device, clock, asked.least_s, num_least)
         first.end()
-        compilation = None if compiling is None else compiling.taken()
+        compilation = compiling[-1].taken() if compiling else None
         memory = watch.taken()
         live.trainer.check_loss()
         if compilation is not None and case.communicates:
@@ -117,10 +122,9 @@ def _warm_up(
     device: torch.device,
     clock: Clock,
     least_s: float,
+    num_least: int,
 ) -> BlockTimes:
-    """Train until it is warm."""
-    # Where dropout comes back after the proof, the compiler may run anew.
-    num_least = MIN_WARMUP_STEPS + (PROOF_STEPS if first.switched_off else 0)
+    """Train until it is warm, for `num_least` steps at least."""
     steps: list[float] = []
     while len(steps) < num_least or not _is_warm(steps, group, device, least_s):
         steps += run_block(trainer.step, 1, clock).steps_ms

@@ -1,7 +1,8 @@
 """One rank: what it holds, and what it does for each command of the conductor.
 
-The default process group is gloo and carries barriers only: a rank waiting in it sleeps, so its device stays
-idle. Gradients go through subgroups of the case's own backend.
+A group of gloo carries barriers and what ranks tell each other in proofs: a rank waiting in it sleeps, so its
+device stays idle. Gradients go through groups of the case's own backend, and in a case its own is the default
+one: of its ranks, or of the first rank alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import dataclasses
 import gc
 import os
 import socket
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ...models.data import Drawn
 from ...models.profile import profile_workload
-from ...models.workload import Workload, make_module, one_line
+from ...models.workload import Workload, one_line
 from ..case import Case
 from ..cluster.load import LoadReading, read_load
 from ..cluster.process import allowed_cores, host_name
@@ -39,7 +39,7 @@ from ..measure.memory import release_cache, release_memory
 from ..measure.telemetry import Telemetry, sampled
 from ..measure.timed import probe
 from ..modes import Place, require_compiler
-from ..modes.base import UnusedParametersError, pin
+from ..modes.base import pin
 from ..provenance import own_git_state, workload_code
 from ..results.measured import BlockTimes
 from ..settings import ResolvedSettings
@@ -57,8 +57,9 @@ from .devices import (
 )
 from .job import resolve_job, workload_of
 from .outcome import attempt, is_broken_by
+from .peers import as_default, waiting_for
 from .prepare import HeldCase, warm
-from .proof import Prover, fingerprint
+from .proof import Prover
 from .update_proof import prove_update
 from .work import measure
 
@@ -70,24 +71,6 @@ CONNECT_LIMIT = timedelta(seconds=10)
 
 ADDRESS_KEY = "ddp-bench/conductor"
 """Where the launcher's store holds the address of the conductor; of the latest attempt, for it is kept."""
-
-_waits_for: list[str] = []
-"""What the main thread waits for, for the thread that answers the conductor meanwhile."""
-
-
-@contextlib.contextmanager
-def waiting_for(what: str) -> Iterator[None]:
-    """Within, this rank has done its part and waits: who is late is somebody else."""
-    _waits_for.append(what)
-    try:
-        yield
-    finally:
-        _waits_for.pop()
-
-
-def waits_for() -> str:
-    """Tell what this rank waits for; empty while it works."""
-    return _waits_for[-1] if _waits_for else ""
 
 
 class Rank:
@@ -103,6 +86,8 @@ class Rank:
         self._live: dict[int, HeldCase] = {}
         self._drawn: Drawn = {}
         self._bound_cores = ""
+        self._control: dist.ProcessGroup | None = None
+        self._alone: dist.ProcessGroup | None = None
         self._of_this_run = contextlib.ExitStack()
 
     def do(self, command: m.Command) -> m.Report:
@@ -115,14 +100,15 @@ class Rank:
             if getattr(command, "gives_caches_back", False):
                 release_cache(self.place.device)
             with waiting_for("the other ranks"):
-                dist.barrier()
+                dist.barrier(self._control)
         try:
-            return getattr(self, f"_{command.name}")(command)
+            with as_default(self._default_group(command)):
+                return getattr(self, f"_{command.name}")(command)
         except RuntimeError as error:
             live = self._live.get(command.index) if isinstance(command, m.Warm | m.Block) else None
-            why = "" if live is None or live.trainer is None else live.trainer.mode.why_stopped(error)
+            why = None if live is None or live.trainer is None else live.trainer.mode.why_stopped(error)
             if why:
-                raise UnusedParametersError(why) from error
+                raise why from error
             raise
 
     def _open(self, asked: m.Open) -> int:
@@ -174,15 +160,18 @@ class Rank:
         self._of_this_run.enter_context(float32_precision(settings.precision, self.place.device))
         self._clock = make_clock(self.place.device)
         self._telemetry = sampled(settings, asked.cases, self.place)
-        torch.manual_seed(settings.seed)
-        template = make_module(workload)
         self._prover = Prover(
-            workload, template, self.place, settings.seed, data_workers=settings.data_workers
+            workload,
+            self.place,
+            settings.seed,
+            data_workers=settings.data_workers,
+            control=self._control,
+            alone=self._alone,
         )
         told = self._machine(asked) if self._local_rank == 0 else None
         return m.Begun(
             place=self._info(),
-            fingerprint=fingerprint(template),
+            fingerprint=self._prover.maker.fingerprint(),
             machine=told[0] if told else None,
             conditions=told[1] if told else {},
             oom_kills=oom_kills(),
@@ -220,6 +209,9 @@ class Rank:
                 timeout=COLLECTIVE_TIMEOUT,
             )
         self.store = store
+        self._control = dist.group.WORLD
+        backend = asked.settings.backend or "gloo"
+        self._alone = _group(range(1), backend)
 
     def _info(self) -> RankPlace:
         device = self.place.device
@@ -279,10 +271,17 @@ class Rank:
         require_compiler(asked.case, self.place.device)
         self._prover.equal_replicas = asked.equal_replicas
         stages = self._prover.splitter.stages(asked.by_device)
-        error = self._prover.prove(asked.case, self._case_group(asked.case), stages)
+        shown = self._prover.prove(asked.case, self._case_group(asked.case), stages)
         if self.number:
             return None
-        return m.Proven(gradient_error=error, split_effect=self._prover.split_effect(asked.case))
+        effect = self._prover.split_effect(asked.case)
+        maker = self._prover.maker
+        return m.Proven(
+            gradient_error=shown.error,
+            split_effect=effect,
+            not_proved=shown.not_proved,
+            making_s=maker.seconds if maker.is_slow else 0.0,
+        )
 
     def _warm(self, asked: m.Warm) -> m.Warmed:
         live = HeldCase(asked.case, self._case_group(asked.case))
@@ -297,8 +296,9 @@ class Rank:
     def _compare(self, asked: m.Compare) -> m.UpdateError:
         live = self._live[asked.index]
         assert live.first is not None  # it has been warmed up
+        of = self._prover.subject(live.case, self._prover.splitter.stages(asked.by_device))
         try:
-            return prove_update(live.case, live.first, self._prover)
+            return prove_update(live.first, of, self._prover)
         finally:
             live.first = None
 
@@ -341,12 +341,23 @@ class Rank:
     def _case_group(self, case: Case) -> dist.ProcessGroup | None:
         return self._groups.get((case.num_ranks, case.backend))
 
+    def _default_group(self, command: m.Command) -> dist.ProcessGroup | None:
+        """What collectives of the workload's use: the case's own group; None where no case computes."""
+        match command:
+            case m.Split():
+                return self._alone
+            case m.Prove() | m.Warm():
+                return self._case_group(command.case) or self._alone
+            case m.Block() | m.Compare() if command.index in self._live:
+                return self._live[command.index].group or self._alone
+        return None
+
     def _group_of(self, command: m.Command) -> dist.ProcessGroup | None:
         """The process group through which the ranks of a command's case communicate."""
         match command:
             case m.Prove() | m.Warm():
                 return self._case_group(command.case)
-            case m.Block():
+            case m.Block() | m.Compare():
                 live = self._live.get(command.index)
                 return None if live is None else live.group
             case m.Curve():
@@ -357,7 +368,7 @@ class Rank:
 BEFORE_CASES = (m.Open, m.Look, m.Resolve, m.Probe, m.Profile, m.Begin)
 """Commands that concern the run as a whole."""
 
-IN_STEP = (m.Wait, m.Rate, m.Link, m.Prove, m.Warm, m.Block, m.Curve, m.Settle)
+IN_STEP = (m.Wait, m.Rate, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)
 """Commands that all ranks begin together; who takes no part in one waits for its beginning."""
 
 

@@ -1,267 +1,346 @@
-"""Trains the plain module, eagerly in one process, on the batches of all ranks of a case.
+"""Computes and trains the plain module, eagerly, on what a case trains on: the proofs compare with it.
 
-What a case's parameters have to be after a few steps: the proof in `bench/worker/update_proof.py` compares.
+Each rank computes the part of the next one, on one device and by nothing but the workload's own functions;
+the first rank adds up what all have found.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
-import pickle
-import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from ...models.data import BatchSource, open_source
+from ...models.data import open_source
 from ...models.nested import chunk, join, map_tensors
-from ...models.workload import Batch, Loss, Workload, loss_function
+from ...models.workload import Batch, Loss, Workload, check_loss, loss_function
 from ..case import Case, Split, split_of
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
-
-Weights = dict[str, Tensor]
-"""Trainable parameters, what was added to them, or their gradients, by name."""
+from ..modes import Stages
+from ..modes.base import gradients_of
+from ..modes.dp import replica_of
+from .distance import difference
+from .making import Maker, begin_draws, generators, tensors_of_module
+from .peers import ALONE, Peers, Weights, as_default
 
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
 or less lets single units of a ReLU pass, by chance."""
 
+Begin = Callable[..., None]
+"""Starts the random numbers of a micro-batch, or of what its further arguments number within it."""
+
+Fetch = Callable[[int], Batch]
+"""Gives the next batch, by micro-batch: of the part that a rank computes, or of all where they are joined."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A case as one of its ranks proves it."""
+
+    case: Case
+    stages: Stages | None = None
+    """Of a case that splits the model."""
+    peers: Peers = ALONE
+    """The ranks of the case."""
+    start: Weights | None = None
+    """Parameters and buffers with which the plain module begins, the first rank's; None: this rank's own."""
+    alone: dist.ProcessGroup | None = None
+    """The default process group of a rank that computes alone."""
+
+    @property
+    def sources(self) -> Peers | None:
+        """The ranks that compute a part of the reference; None for one that has no part in it."""
+        if self.case.num_batches > 1 and not self.case.sync_batchnorm:
+            return self.peers
+        return None if self.peers.rank else ALONE
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether DDP sends the first rank's buffers, before each forward that follows none of `no_sync`."""
+        return self.case.mode == "ddp" and self.case.sync_buffers and self.peers.number > 1
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What steps of the plain module have come to."""
+
+    gradients: Weights
+    """Those of the last step, averaged over the parts."""
+    sizes: Weights
+    """The largest norm of each among the parts, where it was asked for."""
+    update: Weights
+    """What the steps added to its trainable parameters."""
+    buffers: Weights
+    """After them, those of this rank's own part of the batch."""
+    state: dict[str, Any]
+    """The shapes in its state dict."""
+    draws: bool
+    """Whether this rank's part drew random numbers."""
+
 
 @dataclass
 class Reference:
-    """Trains a workload's plain module as its author would on one device; keeps what came of it."""
+    """Computes with a workload's plain module as its author would on one device; keeps what came of it."""
 
     workload: Workload
-    template: nn.Module
-    """Its parameters are where training begins; never trained itself."""
+    maker: Maker
     device: torch.device
     seed: int
-    """Of the batches."""
+    """Of batches and of random numbers."""
     num_workers: int = 0
     """Loader processes of every rank, with a folder of images: the augmentation depends on them."""
-    switched_off: tuple[type[nn.Module], ...] = ()
-    """Kinds of modules in evaluation beside dropout: those that draw random numbers."""
+    _known: dict[tuple[object, ...], Computed] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._loss = loss_function(self.workload)
-        self._known: dict[tuple[object, ...], Weights] = {}
+    def gradients(
+        self, of: Subject, split: Split, dtype: torch.dtype | None, fetch: Fetch, *, repeated: bool = False
+    ) -> Computed | None:
+        """The gradient of one batch, its parts' losses signed by `sign_of`; None without a part in it.
 
-    def update(self, case: Case, scales: tuple[float, ...], *, again: bool = False) -> Weights:
-        """What the steps of a case add to the parameters.
+        Each of the case's ranks calls it; `repeated` computes what is known once more.
+        """
+        loss = loss_function(self.workload)
+
+        def signed(model: Any, batch: Batch, micro: int, part: int) -> Tensor:
+            found = loss(model, batch)
+            check_loss(self.workload, found)
+            return found * sign_of(split, part, micro)
+
+        def work(peers: Peers) -> Computed:
+            return self._run(of, split, peers, (), signed, lambda: fetch, dtype=dtype)
+
+        return self._kept(of, (split,), work, repeated=repeated)
+
+    def update(
+        self, of: Subject, scales: tuple[float, ...], *, again: bool = False, repeated: bool = False
+    ) -> Computed | None:
+        """What the steps of a case make of the plain module; None on a rank that computes no part of it.
 
         Args:
-            case: whose batches, split and precision are taken.
+            of: the case whose batches, split and precision are taken; each of its ranks calls this.
             scales: what the loss of each step was multiplied by, and of the one that came next; where it
                 fell, the step was left out.
-            again: train in a way that is the same but for rounding and random numbers: parameters shifted
-                by `PERTURBED`, samples in reverse, gradients rounded as the case's hook does.
+            again: train in a way that is the same but for rounding: parameters shifted by `PERTURBED`,
+                gradients rounded as the case's hook does.
+            repeated: train once more, though it is known what comes of it.
         """
-        key = (split_of(case), case.precision, case.data, scales, again and case.comm_hook, again)
-        if key not in self._known:
-            with _random_state(int(again), self.device):
-                self._known[key] = self._train(case, scales, again=again)
+        case, plain = of.case, loss_function(self.workload)
+        split = split_of(case)
+
+        def loss(model: Any, batch: Batch, **_: int) -> Tensor:
+            with autocast_of(case):
+                return plain(model, batch)
+
+        def work(peers: Peers) -> Computed:
+            with contextlib.ExitStack() as opened:
+                fetch = partial(self._opened, opened, case, split, peers)
+                return self._run(of, split, peers, scales, loss, fetch, again=again)
+
+        key = (split, case.precision, case.data, scales, again and case.comm_hook, again)
+        return self._kept(of, key, work, repeated=repeated)
+
+    def _kept(
+        self, of: Subject, key: tuple[object, ...], work: Callable[[Peers], Computed], *, repeated: bool
+    ) -> Computed | None:
+        peers = of.sources
+        if peers is None:
+            return None
+        key = (*key, peers.number, of.shares_buffers, of.stages and of.stages.by_device)
+        if repeated or peers.largest(key not in self._known):
+            with as_default(None if peers.number == of.peers.number else of.alone):
+                self._known[key] = work(peers)
         return self._known[key]
 
-    def _train(self, case: Case, scales: Sequence[float], *, again: bool) -> Weights:
-        module = copy.deepcopy(self.template).to(self.device)
-        switch_off(module, *self.switched_off)
-        if again:
-            _perturb(module)
-        start = weights_of(module)
-        optimizer = self.workload.optimizer(list(module.parameters()))
-        split = split_of(case)
-        with self._opened(case, split) as sources:
-            for scale, next_scale in itertools.pairwise(scales):
-                optimizer.zero_grad(set_to_none=True)
-                for _ in range(split.accumulate):
-                    batches = [source.next() for source in sources]
-                    self._add_gradients(case, module, batches, scale, again=again)
-                rounded = AUTOCAST_DTYPES.get(case.comm_hook) if again else None
-                _average_gradients(module, split.num_losses, scale, rounded)
-                if next_scale >= scale:
-                    optimizer.step()
-        return difference(weights_of(module), start)
+    def _run(
+        self,
+        of: Subject,
+        split: Split,
+        peers: Peers,
+        scales: Sequence[float],
+        loss_of: Callable[..., Tensor],
+        opened: Callable[[], Fetch],
+        *,
+        dtype: torch.dtype | None = None,
+        again: bool = False,
+    ) -> Computed:
+        """Compute with a module of its own on each of `peers`: a gradient, or a step for each of `scales`."""
+        trains = len(scales) > 0
+        rounded = AUTOCAST_DTYPES.get(of.case.comm_hook) if again else None
+        draws, found, sizes = False, Weights(), Weights()
+        with peers.together():
+            module = self.maker.module(self.device, dtype, of.start, refers=True)
+            if again:
+                _perturb(module)
+            before = weights_of(module)
+            optimizer = self.workload.optimizer(list(module.parameters())) if trains else None
+            fetch = opened()
+        for step, (scale, next_scale) in enumerate(itertools.pairwise(scales or (1.0, 1.0))):
+            module.zero_grad(set_to_none=True)
+            if of.shares_buffers:
+                share_buffers(module, peers)
+            with peers.together():
+                for micro in range(split.accumulate):
+                    batch = fetch(micro)
+                    begin = partial(begin_draws, self.seed, step, micro, peers.part)
+                    begin()
+                    states = generators()
+                    loss = partial(loss_of, micro=micro, part=peers.part)
+                    for one in losses(loss, module, batch, split, begin, of.stages):
+                        (one / (split.num_losses * split.accumulate) * scale).backward()
+                        draws = draws or generators() != states
+            found, sizes = peers.mean(gradients_of(module), measures=not trains)
+            if optimizer is not None:
+                with peers.together():
+                    _set_gradients(module, found, scale, rounded)
+                    if next_scale >= scale:
+                        optimizer.step()
+        buffers, state = peers.own_part(buffers_of(module)), shapes_of(module.state_dict())
+        update = difference(weights_of(module), before) if trains else {}
+        self.maker.take_back(module)
+        return Computed({} if trains else on_host(found), on_host(sizes), update, buffers, state, draws)
 
-    def _add_gradients(
-        self, case: Case, module: nn.Module, batches: Sequence[Batch], scale: float, *, again: bool
-    ) -> None:
-        def loss_of(model: Any, part: Batch) -> Tensor:
-            batch = map_tensors(lambda tensor: (tensor.flip(0) if again else tensor).to(self.device), part)
-            with autocast_of(case):
-                return self._loss(model, batch)
+    def _opened(self, opened: contextlib.ExitStack, case: Case, split: Split, peers: Peers) -> Fetch:
+        """What the part that this rank computes is fetched from, on the host."""
+        sources = []
+        for part in range(split.num_sources) if split.joined else [peers.part]:
+            source = open_source(
+                self.workload,
+                data=case.data,
+                batch_size=split.batch_size,
+                rank=part,
+                world_size=split.num_sources,
+                device=torch.device("cpu"),
+                seed=self.seed,
+                num_workers=self.num_workers,
+            )
+            opened.callback(source.close)
+            sources.append(source)
 
-        for loss in losses(loss_of, module, batches, split_of(case)):
-            (loss / case.accumulate * scale).backward()
+        def fetch(_: int) -> Batch:
+            found = [source.next() for source in sources]
+            return map_tensors(lambda one: one.to(self.device), join(found) if found[1:] else found[0])
 
-    @contextlib.contextmanager
-    def _opened(self, case: Case, split: Split) -> Iterator[list[BatchSource]]:
-        """What every rank of the case fetches its batches from, on the host."""
-        with contextlib.ExitStack() as opened:
-            sources = []
-            for rank in range(split.num_sources):
-                source = open_source(
-                    self.workload,
-                    data=case.data,
-                    batch_size=split.batch_size,
-                    rank=rank,
-                    world_size=split.num_sources,
-                    device=torch.device("cpu"),
-                    seed=self.seed,
-                    num_workers=self.num_workers,
-                )
-                opened.callback(source.close)
-                sources.append(source)
-            yield sources
-
-
-def losses(loss: Loss, module: nn.Module, batches: Sequence[Batch], split: Split) -> Iterator[Tensor]:
-    """Give each loss of a micro-batch in turn, of what every rank has fetched; their mean is trained on.
-
-    All begin with the same buffers, and the first rank comes last: its buffers stay, as DDP's do.
-    """
-    model = _Gathered(module, split.num_chunks) if split.gathered else module
-    buffers = list(module.buffers())
-    before = [buffer.clone() for buffer in buffers]
-    for part in reversed(_parts(batches, split)):
-        with torch.no_grad():
-            for buffer, was in zip(buffers, before, strict=True):
-                buffer.copy_(was)
-        yield loss(model, part)
-
-
-def switch_off(module: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
-    """Put dropout, and modules of `kinds`, into evaluation, not their parts; those that were in training."""
-    # Attention drops weights without a module for it.
-    off = (_DropoutNd, nn.MultiheadAttention, *kinds)
-    found = [m for m in module.modules() if isinstance(m, off) and m.training]
-    for part in found:
-        part.training = False
-    return found
+        return fetch
 
 
-def drawing_kinds(forward: Callable[[], object]) -> tuple[type[nn.Module], ...]:
-    """Types of the modules that draw random numbers in `forward`, but for those of which a part does.
-
-    Told by the generators' states: gradients of two forwards may be equal by chance.
-    """
-    found: list[type[nn.Module]] = []
-    entered: list[tuple[object, int]] = []
-
-    def enter(*_: object) -> None:
-        entered.append((_generators(), len(found)))
-
-    def leave(module: nn.Module, *_: object) -> None:
-        before, num_found = entered.pop()
-        if len(found) == num_found and _generators() != before:
-            found.append(type(module))
-
-    with register_module_forward_pre_hook(enter), register_module_forward_hook(leave):
-        forward()
-    return tuple(dict.fromkeys(found))
+def sign_of(split: Split, part: int, micro: int) -> int:
+    """The sign of a part's loss: they alternate, so that what all parts have in common cancels."""
+    return 1 if split.joined else (-1) ** (part + micro)
 
 
-def _generators() -> object:
-    """The states of the generators that a model may draw from."""
-    of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
-    of_numpy = pickle.dumps(np.random.get_state())  # the one that models draw from
-    return [state.numpy().tobytes() for state in of_torch], random.getstate(), of_numpy
+def losses(
+    loss: Loss, module: nn.Module, batch: Batch, split: Split, begin: Begin, stages: Stages | None = None
+) -> Iterator[Tensor]:
+    """Give each loss of one part of a micro-batch in turn; their mean is trained on."""
+    if split.gathered:
+        yield loss(_Gathered(module, split.num_chunks, begin), batch)
+        return
+    for number, rows in enumerate(chunk(batch, split.num_chunks)):
+        with _stages_begin(module, stages, partial(begin, number)):
+            yield loss(module, rows)
+
+
+@contextlib.contextmanager
+def _stages_begin(module: nn.Module, stages: Stages | None, begin: Begin) -> Iterator[None]:
+    """Within it, random numbers start anew with the first layer of each stage."""
+    with contextlib.ExitStack() as hooked:
+        if stages is not None:
+            layers, firsts = stages.layers(module), itertools.accumulate((0, *stages.by_device[:-1]))
+            for stage, first in enumerate(firsts):
+                hook = layers[first].register_forward_pre_hook(lambda *_, stage=stage: begin(stage))
+                hooked.callback(hook.remove)
+        yield
+
+
+def share_buffers(module: nn.Module, peers: Peers) -> None:
+    """Give all parts the buffers of the first one, which the last rank computes."""
+    found = peers.all_given(dict(module.named_buffers()), root=peers.number - 1)
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(found[name])
 
 
 def weights_of(module: nn.Module) -> Weights:
     """Copy the trainable parameters to the host."""
-    return {
-        name: one.detach().to("cpu", copy=True)
-        for name, one in module.named_parameters()
-        if one.requires_grad
-    }
+    return on_host({name: one for name, one in module.named_parameters() if one.requires_grad})
 
 
-def difference(one: Weights, other: Weights) -> Weights:
-    """`one` - `other`, in float32 at least."""
-    return {name: one[name].to(_fine(start)) - start.to(_fine(start)) for name, start in other.items()}
+def buffers_of(module: nn.Module) -> Weights:
+    """Copy the buffers of numbers to the host."""
+    return on_host({name: one for name, one in module.named_buffers() if one.layout == torch.strided})
 
 
-def norm(weights: Weights) -> float:
-    """The 2-norm over all parameters."""
-    # Squares of float32 overflow and vanish.
-    return float(torch.stack([tensor.double().norm() for tensor in weights.values()]).norm())
+def on_host(named: Weights) -> Weights:
+    """Copy tensors to the host."""
+    return {name: one.detach().to("cpu", copy=True) for name, one in named.items()}
 
 
-def _fine(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _parts(batches: Sequence[Batch], split: Split) -> list[Batch]:
-    """What each loss sees, from what every rank has fetched; the first rank's first."""
-    if split.joined:
-        return [join(batches)]
-    if split.gathered:
-        return list(batches)
-    return [part for batch in batches for part in chunk(batch, split.num_chunks)]
+def shapes_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes of a state dict's tensors, and the types of what else it holds."""
+    return {name: tuple(one.shape) if isinstance(one, Tensor) else type(one) for name, one in state.items()}
 
 
 class _Gathered(nn.Module):
     """A module that sees its batch in chunks and joins their outputs, as the replicas of DataParallel do.
 
-    Every chunk begins with the same buffers, and those of the first one stay. The backward computes each
-    forward again: no more than one chunk's activations are held at a time.
+    Every chunk begins with the same buffers and frozen parameters, and those of the first one stay; what else
+    a forward changes is lost with its replica. On a GPU the backward computes each forward again: it holds no
+    more than one chunk's activations at a time, as each GPU of the case does.
     """
 
-    def __init__(self, module: nn.Module, num_chunks: int) -> None:
+    def __init__(self, module: nn.Module, num_chunks: int, begin: Begin) -> None:
         super().__init__()
         self.module = module
         self._num_chunks = num_chunks
+        self._begin = begin
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        before = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        trained = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
+        held = {n: one for n, one in tensors_of_module(self.module).items() if n not in trained}
+        before = {name: one.detach().clone() for name, one in held.items()}
         after: list[dict[str, Tensor]] = []
 
-        def run(*arguments: Any, **more: Any) -> Any:
+        def run(number: int, *arguments: Any, **more: Any) -> Any:
             # Replicas cast weights of their own: a cast that they shared would sum gradients in 16 bits.
             torch.clear_autocast_cache()
+            self._begin(number)
             own = {name: buffer.clone() for name, buffer in before.items()}
-            outputs = functional_call(self.module, own, arguments, more)
             after.append(own)
-            return outputs
+            return replica_of(self.module, {**trained, **own})(*arguments, **more)
 
         chunks = chunk((inputs, named), self._num_chunks)
-        outputs = [checkpoint(run, *arguments, use_reentrant=False, **more) for arguments, more in chunks]
+        on_gpu = any(one.is_cuda for one in trained.values())
+        call = partial(checkpoint, run, use_reentrant=False) if on_gpu else run
+        outputs = [call(number, *arguments, **more) for number, (arguments, more) in enumerate(chunks)]
+        self._begin(len(chunks))
         with torch.no_grad():
-            for name, buffer in self.module.named_buffers():
-                buffer.copy_(after[0][name])
+            for name, one in held.items():
+                one.resize_(after[0][name].shape).copy_(after[0][name])
         return join(outputs)
 
 
 @torch.no_grad()
 def _perturb(module: nn.Module) -> None:
-    for parameter in filter(Tensor.is_floating_point, module.parameters()):
-        size = max(PERTURBED, torch.finfo(parameter.dtype).eps)
-        parameter.mul_(1 + size * torch.randn_like(parameter))
-
-
-def _average_gradients(module: nn.Module, number: int, scale: float, rounded: torch.dtype | None) -> None:
-    """Divide summed gradients; a hook would have rounded them while they were scaled."""
+    begin_draws(0)
     for parameter in module.parameters():
-        if parameter.grad is not None:
-            mean = parameter.grad.div_(number)
-            parameter.grad = (mean if rounded is None else mean.to(rounded).to(mean.dtype)).div_(scale)
+        if parameter.is_floating_point() or parameter.is_complex():
+            size = max(PERTURBED, torch.finfo(parameter.dtype).eps)
+            parameter.mul_(1 + size * torch.randn_like(parameter))
 
 
-@contextlib.contextmanager
-def _random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Within, random numbers begin at `seed`; after it they go on as if nothing had been drawn."""
-    is_gpu = device.type == "cuda"
-    with torch.random.fork_rng([device] if is_gpu else []):
-        torch.default_generator.manual_seed(seed)
-        if is_gpu:
-            torch.cuda.manual_seed(seed)
-        yield
+def _set_gradients(module: nn.Module, found: Weights, scale: float, rounded: torch.dtype | None) -> None:
+    """Give parameters their gradients, unscaled; a hook would have rounded them while they were scaled."""
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad or (parameter.grad is None and not found[name].any()):
+            continue  # no part of the batch has used it
+        mean = found[name].to(parameter.device, parameter.dtype)
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            mean = mean.to_sparse(parameter.grad.sparse_dim())
+        parameter.grad = (mean if rounded is None else mean.to(rounded).to(mean.dtype)).div_(scale)

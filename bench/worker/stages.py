@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from ..case import Case
 from ..measure.clock import make_clock
 from ..measure.timed import autocast_of
 from ..modes import Place, Stages, Unsupported
+from .making import Maker
 
 REPETITIONS = 3
 """Times that each layer is measured after one untimed: the median leaves one disturbance out."""
@@ -29,8 +29,7 @@ class Splitter:
     """Splits one workload; all cases over as many devices are split alike."""
 
     workload: Workload
-    template: nn.Module
-    """A freshly initialised module, the same on every rank; never trained."""
+    maker: Maker
     place: Place
     seed: int
     _known: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -42,7 +41,6 @@ class Splitter:
         """
         n = case.num_devices
         self._check_batch()
-        check_layers(self.template, layers_of(self.workload, self.template), n)
         if n not in self._known:
             self._known[n] = self._measured(case)
         return self._known[n]
@@ -69,7 +67,8 @@ class Splitter:
 
     def _measured(self, case: Case) -> tuple[int, ...]:
         device = self.place.device
-        module = copy.deepcopy(self.template).to(device)
+        module = self.maker.module(device)
+        check_layers(module, layers_of(self.workload, module), case.num_devices)
         inputs, targets = self._batch(max(case.global_batch // case.num_micro_batches, 1))
         targets = targets.to(device)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -97,8 +97,19 @@ def _replay(live: HeldCase, trainer: Trainer, place: Place, clock: Clock) -> Blo
     sizes = live.layout.num_bytes
     if live.case.comm_hook in HALF_HOOKS:
         sizes = tuple(4 * count for count in live.layout.num_gradients)
-    replay = BucketReplay(sizes, live.case.comm_hook, live.group, place.device)
+    sparse = _sparse_gradients(trainer, live.layout.parameters) if trainer.mode.sparse else {}
+    replay = BucketReplay(sizes, live.case.comm_hook, live.group, place.device, sparse)
     return replay.measured(clock, first=trainer.mode.broadcast_buffers)
+
+
+def _sparse_gradients(trainer: Trainer, buckets: Sequence[Sequence[int]]) -> dict[int, torch.Tensor]:
+    """The sparse gradients of a step of this rank alone, by the number of the bucket that each is."""
+    trainer.local_step()
+    found = [one.grad for one in trainer.mode.module.parameters() if one.requires_grad]
+    own = {
+        number: found[bucket[0]] for number, bucket in enumerate(buckets) if bucket[0] in trainer.mode.sparse
+    }
+    return {number: one.coalesce() for number, one in own.items() if one is not None and one.is_sparse}
 
 
 def _anatomy(live: HeldCase, trainer: Trainer, place: Place) -> BlockTimes:

@@ -24,8 +24,9 @@ from ddp_bench.bench.run.reopen import open_run
 from ddp_bench.bench.run.rounds import Rounds
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker import rank as worker
-from ddp_bench.bench.worker.proof import Prover
+from ddp_bench.bench.worker.proof import Prover, Shown
 from ddp_bench.bench.worker.rank import Rank
+from ddp_bench.bench.worker.reference import Subject
 from ddp_bench.models.registry import resnet_workload
 
 NUM_RANKS = 8
@@ -76,7 +77,8 @@ def fake_group():
         patched.setattr(worker, "_group", _fake_group)
         patched.setattr(Rank, "_link", lambda *_: None)
         # Nothing is added up, so no gradient is the average that the proof asks for.
-        patched.setattr(Prover, "prove", lambda *_: 0.0)
+        patched.setattr(Prover, "prove", lambda *_: Shown(0.0))
+        patched.setattr(Prover, "subject", lambda _self, case, _stages: Subject(case=case))
         patched.setattr(worker, "prove_update", lambda *_: m.UpdateError())
         yield
     dist.destroy_process_group()

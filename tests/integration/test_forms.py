@@ -9,8 +9,7 @@ from ddp_bench.bench.predict.timeline import operations
 COMMON = """
 from ddp_bench.models.workload import loss_function
 workload = resnet_workload("resnet20", 16)
-torch.manual_seed(0)
-prover = Prover(workload, workload.module(), cluster.place, 0)
+prover = Prover(workload, cluster.place, 0)
 group = cluster.group(2, "gloo")
 def case(mode, **settings):
     return case_of(mode=mode, image_size=16, backend="gloo", **settings)
@@ -22,7 +21,7 @@ def stages_of(case):
     return prover.splitter.stages(tuple(found.tolist()))
 def error(case):
     try:
-        return prover.prove(case, group, stages_of(case))
+        return prover.prove(case, group, stages_of(case)).error
     except ProofError as error:
         return str(error)
 """
@@ -42,7 +41,6 @@ for name in ("all_gather_object", "broadcast_object_list", "gather_object"):
 report([error(c) for c in cases])
 """)
     assert all(isinstance(e, float) and e < 1e-12 for e in found[0]), found[0]
-    assert max(found[0]) > 0, "sums in another order round otherwise"
 
 
 def test_what_goes_wrong_in_a_form_is_caught(forms):

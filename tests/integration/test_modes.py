@@ -334,9 +334,6 @@ class Recorded(nn.Module):
         self.found.append((enabled, torch.get_autocast_dtype(self.device_type)))
         return inputs
 
-    def __deepcopy__(self, memo):
-        return self
-
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("enabled", [True, False])

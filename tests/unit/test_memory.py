@@ -183,7 +183,7 @@ def test_a_dropped_case_leaves_no_memory(frozen, allocators, monkeypatch):
 
 @pytest.mark.parametrize(("gives", "reserved"), [(True, 0), (False, MIB)])
 def test_ranks_give_caches_back_where_dp_needs_the_memory_too(allocators, monkeypatch, *, gives, reserved):
-    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    monkeypatch.setattr("torch.distributed.barrier", lambda *_: None)
     allocators[0].reserved = MIB
     assert on_gpu().do(Wait(gives_caches_back=gives)).status == "ok"
     assert allocators[0].reserved == reserved

@@ -17,7 +17,16 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.worker import prepare
 from ddp_bench.models import data
 from ddp_bench.models.data import PrefetchSource, open_source
-from ddp_bench.models.nested import chunk, describe, join, leaves_of, map_tensors, tensors_of, with_tensors
+from ddp_bench.models.nested import (
+    chunk,
+    cut,
+    describe,
+    join,
+    leaves_of,
+    map_tensors,
+    tensors_of,
+    with_tensors,
+)
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import Workload
 
@@ -98,6 +107,26 @@ def test_cases_of_one_size_share_their_batches(data):
     assert bool(held[0]) is (data == "device"), "of host memory nothing stays on the device"
 
 
+def test_a_batch_on_the_device_that_a_loss_changes_is_a_new_one_in_every_step():
+    made = Workload(name="own", module=torch.nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
+    source, seen = opened("device", made, batch_size=3), []
+    for _ in range(4):
+        batch = source.next()
+        seen.append(batch["ids"].clone())
+        batch["ids"].add_(1)
+        del batch["scale"]
+    assert all(torch.equal(one, seen[0]) for one in seen)
+
+
+def test_lists_of_an_entry_a_row_are_cut_with_the_tensors():
+    batch = {"x": torch.arange(5), "texts": list("abcde"), "pair": [1, 2], "more": ({"ids": list("vwxyz")},)}
+    parts = cut(batch, 2)
+    assert [part["x"].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
+    assert [part["texts"] for part in parts] == [["a", "b", "c"], ["d", "e"]]
+    assert [part["more"][0]["ids"] for part in parts] == [["v", "w", "x"], ["y", "z"]]
+    assert all(part["pair"] == [1, 2] for part in parts)
+
+
 def test_a_batch_of_any_nesting_comes_from_each_source():
     made = Workload(name="own", module=torch.nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
     sources = {data: opened(data, made, batch_size=3) for data in ("device", "host")}
@@ -107,7 +136,9 @@ def test_a_batch_of_any_nesting_comes_from_each_source():
         assert torch.equal(batch["more"][0], batch["ids"] > 3)
         assert (batch["more"][1], batch["scale"]) == (None, 2.0)
     assert torch.equal(first["device"]["ids"], first["host"]["ids"])
-    assert sources["device"].next() is first["device"]
+    again = [sources["device"].next() for _ in range(2)]
+    assert again[0]["ids"].data_ptr() == again[1]["ids"].data_ptr(), "it stays where it is"
+    assert again[0] is not again[1], "in containers of its own"
     other, *_, copied = [sources["host"].next() for _ in range(4)]
     assert not torch.equal(other["ids"], first["host"]["ids"])
     assert torch.equal(copied["ids"], first["host"]["ids"]), "the pool of four begins again"

@@ -1,5 +1,6 @@
 """A workload: its defaults, and what is said of functions that take or return something else."""
 
+import collections
 import copy
 from dataclasses import replace
 from functools import partial
@@ -70,6 +71,60 @@ def refused(**changes):
     assert not isinstance(caught.value, UserCodeError)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def careless(size, _):
+    return torch.rand(size, 4), torch.rand(size, 3)
+
+
+def counted(size, generator):
+    more = collections.defaultdict(list, x=torch.rand(size, 4, generator=generator))
+    return more, torch.rand(size, 3, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"module": lambda: nn.LazyLinear(3)}, "has lazy layers; give their sizes"),
+        ({"module": lambda: nn.Sequential(nn.DataParallel(nn.Linear(4, 3)))}, "holds a DataParallel"),
+        (
+            {"optimizer": torch.optim.LBFGS},
+            "returned a LBFGS, whose step calls the loss",
+        ),
+        ({"batch": careless}, "returns other numbers for a generator in the same state; draw from"),
+        (
+            {"batch": counted},
+            "inputs in these containers cannot be made anew (first argument must be callable",
+        ),
+    ],
+    ids=["lazy", "wrapped", "closure", "careless", "defaultdict"],
+)
+def test_what_no_mode_can_train_is_refused_in_one_line(changes, said):
+    assert said in refused(**changes)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_fused_kernels_leave_the_optimizer_its_hooks_and_its_results(kind):
+    called, weights = [], []
+
+    def make(parameters):
+        made = kind(parameters, lr=0.1)
+        made.register_step_post_hook(lambda *_: called.append(made))
+        return made
+
+    for fused in (False, True):
+        parameter = nn.Parameter(torch.ones(3))
+        settings = StepSettings(fused_optimizer=fused)
+        optimizer = optimizer_of(workload(optimizer=make), settings)([parameter])
+        for _ in range(2):
+            parameter.grad = torch.tensor([1.0, -2.0, 0.5])
+            optimizer.step()
+        assert optimizer.param_groups[0]["fused"] is (True if fused else None)
+        weights.append(parameter.detach())
+    assert len(called) == 4
+    torch.testing.assert_close(*weights)
+    asked = kind([nn.Parameter(torch.ones(1))], fused=True)
+    assert vars(asked).keys() <= vars(optimizer).keys(), "what a constructor notes of fused kernels"
 
 
 def one(x):

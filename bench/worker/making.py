@@ -1,0 +1,136 @@
+"""Makes the modules of a run, each by the workload's own function, all with the same weights.
+
+Copies of one module would lose hooks of parameters, and many modules cannot be copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import time
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...models.data import mixed
+from ...models.workload import Workload, make_module
+from ..errors import UsageError
+from .peers import Weights
+
+SLOW_S = 5.0
+"""Where the workload's function takes longer, one module serves all references of the proofs."""
+
+_COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
+
+
+class Maker:
+    """Makes one module after another. The first one's parameters and buffers are those of all."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._workload = workload
+        self._seed = seed
+        self.seconds = math.inf
+        """What a call of the workload's function takes, the shortest so far: the first may import."""
+        first = self._timed()
+        self.start: Weights = {name: one.detach().clone() for name, one in tensors_of_module(first).items()}
+        self._unused: nn.Module | None = first
+        self._shared: nn.Module | None = None
+
+    @property
+    def is_slow(self) -> bool:
+        return self.seconds > SLOW_S
+
+    def module(
+        self,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        start: Weights | None = None,
+        *,
+        refers: bool = False,
+    ) -> nn.Module:
+        """A module with the weights `start`, or this rank's own, floating ones as `dtype` if it is given.
+
+        One that `refers`, to compare a mode with, may be what `take_back` has got where making one is slow.
+        Raises UsageError where the function makes modules of other shapes from call to call.
+        """
+        if refers and self.is_slow and self._shared is not None:
+            module, self._shared = self._shared, None
+        else:
+            module, self._unused = self._unused or self._timed(), None
+        own, wanted = tensors_of_module(module), self.start if start is None else start
+        shapes, others = ({name: tuple(one.shape) for name, one in some.items()} for some in (own, wanted))
+        if shapes != others:
+            odd = min(shapes.items() ^ others.items())[0]
+            raise UsageError(
+                f"`module` of workload {self._workload.name} makes {odd} of another shape from call to call; "
+                "make it depend on torch's, Python's and numpy's random state only"
+            )
+        for name, one in own.items():
+            if one.layout == torch.strided:
+                one.data.copy_(wanted[name])
+        # `to` with a dtype would drop imaginary parts.
+        module.to(device)._apply(lambda one: precise(one, dtype))
+        return module
+
+    def take_back(self, module: nn.Module) -> None:
+        """Take a module that was to compare with; it is used again where making one is slow."""
+        if not self.is_slow:
+            return
+        for name, one in tensors_of_module(module).items():
+            one.grad = None
+            if name in self.start:
+                one.data = self.start[name].clone()
+        self._shared = module
+
+    def fingerprint(self) -> str:
+        """A hash of all parameters and buffers; empty where they cannot be read (quantized ones)."""
+        found = hashlib.sha256()
+        try:
+            for name, tensor in self.start.items():
+                found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                found.update(tensor.flatten().view(torch.uint8).numpy().data)
+        except (RuntimeError, ValueError):
+            return ""
+        return found.hexdigest()
+
+    def _timed(self) -> nn.Module:
+        began_s = time.perf_counter()
+        module = self._fresh()
+        self.seconds = min(self.seconds, time.perf_counter() - began_s)
+        return module
+
+    def _fresh(self) -> nn.Module:
+        torch.manual_seed(self._seed)
+        random.seed(self._seed)
+        np.random.seed(self._seed % 2**32)
+        return make_module(self._workload)
+
+
+def begin_draws(*numbers: int) -> None:
+    """Start all generators that a model may draw from, on all devices, in a state of these numbers."""
+    seed = mixed(*numbers)
+    torch.manual_seed(seed >> 1)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def generators() -> object:
+    """The states of the generators that a model may draw from: equal where nothing has been drawn between."""
+    of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    name, keys, *more = np.random.get_state()
+    of_numpy = (name, np.asarray(keys).tobytes(), *more)
+    return [state.numpy().tobytes() for state in of_torch], random.getstate(), of_numpy
+
+
+def tensors_of_module(module: nn.Module) -> Weights:
+    """All parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def precise(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The tensor with floating and complex numbers in the precision of `dtype`, where that is given."""
+    if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return tensor.to(_COMPLEX[dtype] if tensor.is_complex() else dtype)

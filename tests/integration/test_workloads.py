@@ -1,0 +1,223 @@
+"""What trains in plain PyTorch is proved, and what does not train as it should is not."""
+
+import pytest
+from people import PROVED
+from rank_pool import Ranks
+from selection import in_campaign
+
+PROVEN = """
+import people
+from people import *
+from ddp_bench.bench.measure.clock import Clock
+from ddp_bench.bench.modes.ddp import DistributedMode
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import making, prepare
+from ddp_bench.bench.worker.messages import Warm
+from ddp_bench.bench.worker.peers import as_default
+from ddp_bench.bench.worker.prepare import HeldCase, warm
+from ddp_bench.bench.worker.update_proof import prove_update
+control, size = torch.distributed.group.WORLD, cluster.world_size
+alone, everyone = cluster.group(1, "gloo"), cluster.group(size, "gloo")
+run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=size)
+def outcome(workload, mode="ddp", **settings):
+    how = {"num_devices": 1 if mode == "single" else size, "batch_per_device": 8, "data": "host"}
+    case = case_of(**how | {"mode": mode, "backend": "gloo"} | settings)
+    if cluster.rank >= case.num_ranks:
+        return None
+    group, live = everyone if mode == "ddp" else None, HeldCase(case, None)
+    live.group = group
+    try:
+        with as_default(group or alone):
+            prover = Prover(workload, cluster.place, 0, equal_replicas=True, control=control, alone=alone)
+            shown = prover.prove(case, group)
+            asked = Warm(index=0, case=case, equal_replicas=True)
+            warm(live, asked, prover=prover, settings=run, clock=Clock(), drawn={})
+            update = prove_update(live.first, prover.subject(case), prover)
+    except (ProofError, Unsupported) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        live.close()
+    return shown.not_proved or update.not_proved or [shown.error, update.error]
+"""
+MODES = ("single", "dp", "ddp")
+
+FEW = ("noise in the loss", "draws around what draws", "a hook of a gradient", "negatives of all ranks")
+MOST = [name for name in PROVED if name not in FEW]
+
+IN_DP = {
+    "a penalty on slopes": "Unsupported: the DP stand-in of CPU cores does not take this model",
+    "a loss in training alone": None,
+    "negatives of all ranks": None,
+}
+"""What the stand-in cannot do."""
+
+
+@pytest.mark.parametrize("names", [FEW, *in_campaign(MOST)], ids=["few", "most"])
+def test_what_people_bring_is_proved_in_every_mode(ranks, names):
+    script = f"report({{n: [outcome(PROVED[n], mode) for mode in {MODES}] for n in {list(names)}}})"
+    on_first, on_second = ranks(PROVEN + script)
+    for name, found in on_first.items():
+        for mode, said in zip(MODES, [*found], strict=True):
+            wanted = IN_DP.get(name) if mode == "dp" else None
+            if wanted is not None:
+                assert said.startswith(wanted), name
+                continue
+            assert isinstance(said, list), (name, mode, said)
+            assert said[0] < 1e-3, (name, mode)
+            assert said[1] < 1e-3, (name, mode)
+    assert all(isinstance(found[-1], list) for found in on_second.values()), "each rank compares its own"
+
+
+@pytest.mark.parametrize(
+    ("workload", "settings"),
+    [
+        ("codebook", {"accumulate": 3}),
+        ("codebook", {"accumulate": 2, "sync_buffers": False}),
+        ("drawing", {"accumulate": 2}),
+    ],
+)
+def test_micro_batches_have_the_buffers_and_the_draws_that_they_train_with(ranks, workload, settings):
+    made = {"codebook": "Codebook", "drawing": "SkipsAndDrops"}[workload]
+    found = ranks(PROVEN + f"report(outcome(of({made}), **{settings!r}))")
+    assert found[0][0] < 1e-9
+    assert found[0][1] < 1e-3
+
+
+def test_one_module_serves_all_references_where_making_one_is_slow(ranks):
+    slow = 'patch.setattr(making, "SLOW_S", 0.0)\n'
+    names = ("draws around what draws", "batch norm", "a hook of a gradient", "complex weights")
+    script = f"report([outcome(PROVED[n], mode) for n in {names} for mode in {MODES}])"
+    found = ranks(PROVEN + slow + script)[0]
+    assert all(isinstance(one, list) and max(one) < 1e-3 for one in found), found
+
+
+def test_what_is_different_each_time_is_not_proved_in_any_mode(ranks):
+    found = ranks(PROVEN + f"report([outcome(of(Entropy), mode) for mode in {MODES}])")[0]
+    assert all("two runs of the plain module under equal seeds differ" in said for said in found)
+
+
+def test_hooks_are_called_as_often_as_in_plain_pytorch(ranks):
+    """Twice in each proof, by the mode and by the reference, and once in each other step of the warm-up."""
+    script = """
+from ddp_bench.bench.measure.timed import Trainer
+steps, forwards = [], []
+step, run_one = Trainer.step, Prover._part
+patch.setattr(Trainer, "step", lambda self: steps.append(1) or step(self))
+found = []
+for fused in (False, True):
+    Averages.calls = 0
+    steps.clear()
+    assert outcome(of(Mlp, optimizer=Averages), fused_optimizer=fused)[1] < 1e-3
+    found.append([Averages.calls - len(steps)])
+report([*found, outcome(of(Mlp, optimizer=Averages), zero_optimizer=True)])
+"""
+    of_plain, of_fused, zero = ranks(PROVEN + script)[0]
+    assert of_plain == of_fused == [2], "the reference takes two steps"
+    assert zero == "Unsupported: the optimizer has step hooks, which ZeroRedundancyOptimizer drops"
+
+
+MUTANTS = """
+last = cluster.rank == size - 1
+class Follows(Codebook):
+    def __init__(self):
+        super().__init__()
+        self.first.weight.register_hook(lambda gradient: gradient / 8)
+    def forward(self, x):
+        return functional.dropout(super().forward(x.to(self.first.weight.dtype)), 0.5, self.training)
+class Follows32(Follows):
+    def hidden(self, x):
+        return super().hidden(x).float().to(x.dtype)
+class Follows16(Follows):
+    def hidden(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().hidden(x).to(x.dtype)
+from torch.nn.parallel import DistributedDataParallel
+from ddp_bench.models.workload import make_module
+train, built, update = DistributedMode.train, DistributedMode.__init__, Trainer._update
+def with_gradients(change):
+    def trained(self, batch, loss):
+        found = train(self, batch, loss)
+        change({name: p for name, p in self.module.named_parameters() if p.grad is not None})
+        return found
+    def propagated(self, loss):
+        propagate(self, loss)
+        change({name: p for name, p in self.mode.module.named_parameters() if p.grad is not None})
+    propagate = Trainer._propagate
+    return [(DistributedMode, "train", trained), (Trainer, "_propagate", propagated)]
+def scaled(by):
+    return lambda named: [p.grad.mul_(by) for p in named.values()]
+def ignoring(*names):
+    def build(self, case, module, *more, **rest):
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+        built(self, case, module, *more, **rest)
+    return [(DistributedMode, "__init__", build)]
+def unhooked(self, case, module, *more, **rest):
+    for one in module.parameters():
+        one._backward_hooks = None
+    built(self, case, module, *more, **rest)
+def draws_once_more(self, batch, loss):
+    torch.rand(int(last))
+    return train(self, batch, loss)
+def in_evaluation(self, batch, loss):
+    self.module.train(not last)
+    return train(self, batch, loss)
+def left_out(self, batch, loss):
+    return train(self, batch, lambda *given: loss(*given) * (not last))
+def other_seed(self):
+    torch.manual_seed(7 * last)
+    return make_module(self._workload)
+opened = prepare.open_source
+def silent(self, *more, **rest):
+    built(self, *more, **rest)
+    self.ddp.require_backward_grad_sync = False
+def skipped(self):
+    if not last:
+        update(self)
+mutants = {
+    "a rank left out": [(DistributedMode, "train", left_out)],
+    "a sum for a mean": with_gradients(scaled(size)),
+    "a mean of one rank too many": with_gradients(scaled(size / (size + 1))),
+    "a small parameter not synchronised": ignoring("last.bias"),
+    "not synchronised": [(DistributedMode, "__init__", silent)],
+    "buffers not sent": [(DistributedDataParallel, "_sync_buffers", lambda self: None)],
+    "a hook dropped": [(DistributedMode, "__init__", unhooked)],
+    "other draws on one rank": [(DistributedMode, "train", draws_once_more)],
+    "evaluation on one rank": [(DistributedMode, "train", in_evaluation)],
+    "other weights on one rank": [(making.Maker, "_fresh", other_seed)],
+    "a batch twice": [(prepare, "open_source", lambda *given, **how: opened(*given, **how | {"rank": 0}))],
+    "a step skipped on one rank": [(Trainer, "_update", skipped)],
+}
+"""
+
+RUN_MUTANTS = """
+found = {}
+for dtype, module in {"float64": Follows, "float32": Follows32, "bf16": Follows16}.items():
+    right = outcome(of(module), precision="bf16" if dtype == "bf16" else "fp32")
+    assert isinstance(right, list), (dtype, right)
+    for name, faults in mutants.items():
+        with patch.context() as faulty:
+            for owner, method, fault in faults:
+                faulty.setattr(owner, method, fault)
+            found[f"{name}, {dtype}"] = outcome(of(module), precision="bf16" if dtype == "bf16" else "fp32")
+for module in (LosesReal, LosesImaginary):
+    found[module.__name__] = outcome(of(module, two_views, loss=functional.mse_loss))
+report(found)
+"""
+
+
+@pytest.mark.parametrize("num_ranks", [2, *in_campaign(4)])
+def test_every_fault_of_training_is_caught(ranks, tmp_path, num_ranks):
+    script = PROVEN + MUTANTS + RUN_MUTANTS
+    found = (ranks(script) if num_ranks == 2 else met(script, num_ranks, tmp_path))[0]
+    assert len(found) == 38
+    wrong = {name: said for name, said in found.items() if not str(said).startswith("ProofError")}
+    assert not wrong
+
+
+def met(script, num_ranks, folder):
+    made = Ranks(num_ranks, folder)
+    try:
+        return made.play(script)
+    finally:
+        made.end()
