@@ -45,7 +45,8 @@ class EightWorkers:
         return NUM_RANKS
 
     def ask(self, commands, *_):
-        answers = {command.name: self._rank.do(command) for command in reversed(commands.values())}
+        once = {command.name: command for command in reversed(commands.values())}
+        answers = {name: self._rank.do(command) for name, command in once.items()}
         return {r: m.decode(m.encode(answers[one.name]), m.AnyAnswer) for r, one in commands.items()}
 
     def values(self, commands, kind, *_):
