@@ -153,8 +153,8 @@ def is_stuck(progress: Sequence[object]) -> bool:
 def failure_of(exit_codes: Mapping[int, int | None], *, what: str, out_of_memory: bool) -> Failure:
     """Status and reason of the case in whose `what` (`round 3 (timed)`) ranks ended.
 
-    `exit_codes` are by rank, None where another process has started it; `out_of_memory` says that the
-    kernel's OOM killer struck meanwhile.
+    `exit_codes` are by rank in the order of their ends, None where another process has started it;
+    `out_of_memory` says that the kernel's OOM killer struck meanwhile.
     """
     found = _cause(exit_codes, what, out_of_memory=out_of_memory)
     ranks = {rank: _end(code) for rank, code in exit_codes.items()}
@@ -170,10 +170,10 @@ def _end(code: int | None) -> str:
 
 def _cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bool) -> Failure:
     known = {rank: code for rank, code in exit_codes.items() if code is not None}
-    killed = {rank for rank, code in known.items() if code < 0}
+    killed = [rank for rank, code in known.items() if code < 0]
     who, how = "a rank", _end(None)
     if exit_codes:
-        first = min(killed or known or exit_codes)
+        first = next(iter(killed or known or exit_codes))
         who, how = f"rank {first}", _end(exit_codes[first])
     if out_of_memory and (not killed or -signal.SIGKILL in known.values()):
         return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")

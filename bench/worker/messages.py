@@ -350,6 +350,10 @@ def decode(line: bytes, kind: Any) -> Any:
 
 
 def quick(connection: socket.socket) -> socket.socket:
-    """Have each line sent at once."""
+    """Have each line sent at once, and notice within two minutes where the other host has lost its power."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):  # Linux has all three
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connection

@@ -12,6 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -21,8 +22,9 @@ from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.manifest import Manifest, RankPlace
 from ddp_bench.bench.plan import plan_hash
+from ddp_bench.bench.results.journal import Settled
 from ddp_bench.bench.run import case_runner, rounds, stop_rule
-from ddp_bench.bench.run.case_runner import FAILED
+from ddp_bench.bench.run.case_runner import FAILED, CaseRunner
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, unfinished
 from ddp_bench.bench.run.reopen import open_run
 from ddp_bench.bench.run.schedule import LiveCase
@@ -251,3 +253,25 @@ def test_a_run_says_once_what_failed_and_keeps_the_blocks(measure, tmp_path, mon
     said = [line for line in capsys.readouterr().err.splitlines() if "not found" in line]
     assert said == [f"No {FAILED[name]} from rank 1: not found; the run goes on"]
     check_traced_last(blocks, communicating(settings_of()))
+
+
+@pytest.mark.parametrize(
+    ("status", "asked"), [("ok", [("warm", False)]), ("failed", ["proof"]), (None, ["proof"])]
+)
+def test_a_case_is_proven_once_whatever_starts_its_workers_again(status, asked):
+    """A planned start, a lost rank and `--resume` alike: the journal knows."""
+    settled = (
+        {} if status is None else {0: Settled(index=0, status=status, facts={"layers_by_device": "3/4"})}
+    )
+    done = []
+    run = SimpleNamespace(
+        live=[],
+        next_turn=lambda: None,
+        recorder=SimpleNamespace(journal=SimpleNamespace(state=SimpleNamespace(settled=settled))),
+        _has_group=lambda _: True,
+        _warmed=lambda _, compares: done.append(("warm", compares)) or ["warmed"],
+        _is_proven=lambda _: done.append("proof") or True,
+    )
+    CaseRunner._prepare_case(run, 0, planned(resolved(gpus=(2,), modes=("ddp",)))[1])
+    assert done == asked
+    assert [live.by_device for live in run.live] == [(3, 4) if status == "ok" else None]

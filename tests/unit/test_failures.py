@@ -27,6 +27,7 @@ KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
     [
         ({1: KILL}, False, "failed", "rank 1 was killed by signal 9 (SIGKILL) in round 3 (timed)"),
         ({0: None, 2: SEGV}, False, "failed", "rank 2 was killed by signal 11 (SIGSEGV)"),
+        ({3: KILL, 1: SEGV}, False, "failed", "rank 3 was killed by signal 9"),
         ({1: None}, False, "failed", "rank 1 ended unexpectedly in round 3 (timed)"),
         ({0: None, 1: 3}, False, "failed", "rank 1 ended with exit code 3 in round 3 (timed)"),
         ({1: KILL}, True, "oom", "rank 1 was killed by the kernel for want of host memory"),
