@@ -58,7 +58,7 @@ _TEXTS = (
     "case_id status reason_code mode impl device_type device_name backend link arch unit scaling precision "
     "compile bucket_cap_mb comm_hook optimize_ddp pipeline_schedule bucket_bytes layers_by_device "
     "mem_by_device_mib throttle_reasons run_id started_at torch_version phase steps_ms detail reference_id "
-    "metric answer"
+    "metric answer not_proved"
 )
 """Columns of text that are kept; numbers always are, `host`, `data` and `reason` in part."""
 
@@ -72,7 +72,14 @@ _VARIABLES = (
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_HIGH_PRIORITY"),
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_DEBUG", "NCCL_MIN_NCHANNELS"),
     *("NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
-    *("NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"),
+    *(
+        "NCCL_MULTI_RANK_GPU_ENABLE",
+        "NCCL_SHM_DISABLE",
+        "NCCL_IB_DISABLE",
+        "NCCL_NET_GDR_LEVEL",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_CUMEM_ENABLE",
+    ),
 )
 LEFT_OUT = "left out of the public file"
 """Stands for a reason: it may quote a traceback of the user's code."""

@@ -67,14 +67,16 @@ class Connection:
             except OSError:
                 os._exit(ExitCode.START_AGAIN)
 
-    def _listen(self) -> NoReturn:
+    def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             while line := self._lines.readline(m.MOST_BYTES):
                 command = m.decode(line, m.AnyCommand)
                 if isinstance(command, m.Tell):
                     self.send(m.Told(waits_for=waits_for(), where=self._where(), stacks=bounded(stacks())))
-                else:
-                    self.commands.put(command)
+                    continue
+                self.commands.put(command)
+                if isinstance(command, m.Quit):
+                    return  # the end of the connection follows, and is no reason to start again
         # A worker that computes on would notice nothing before its next answer.
         os._exit(ExitCode.START_AGAIN)
 

@@ -19,13 +19,13 @@ import torch
 class Net(torch.nn.Linear):
     def __init__(self):
         super().__init__(3 * 8 * 8, 4)
-        self.steps = 0
+        self.steps = [0]  # DP's replicas, which are made for each step, count in the same list
 
     def forward(self, x):
         # Two devices have four images each, single has eight; the proof's reference has four, four times.
         if len(x) == 4 and x.dtype == torch.float32 and torch.is_grad_enabled():
-            self.steps += 1
-            if self.steps > 4 and os.environ["RANK"] in os.environ["BUG_ON"]:
+            self.steps[0] += 1
+            if self.steps[0] > 4 and os.environ["RANK"] in os.environ["BUG_ON"]:
                 late()
         return super().forward(x.flatten(1))
 
@@ -40,9 +40,9 @@ class Sometimes(Net):
         self.head, self.aux = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
 
     def forward(self, x):
-        self.steps += x.dtype == torch.float32
+        self.steps[0] += x.dtype == torch.float32
         y = torch.nn.Linear.forward(self, x.flatten(1))
-        return self.head(y) if self.steps == 5 else self.aux(self.head(y))
+        return self.head(y) if self.steps[0] == 5 else self.aux(self.head(y))
 """
 AT = f"{next(n for n, line in enumerate(NET.splitlines(), 1) if 'late bug' in line)}, in late"
 SWEEP = (

@@ -196,7 +196,7 @@ def test_a_device_without_the_memory_says_why_and_a_broken_one_starts_the_ranks_
     def fails(*_):
         raise error
 
-    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    monkeypatch.setattr("torch.distributed.barrier", lambda *_: None)
     monkeypatch.setattr("ddp_bench.bench.worker.rank.matrix_rate", fails)
     rank = Rank(0, 0)
     rank.place = Place(rank=0, device=CPU, cores=(0,))
