@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from commands import ROOT
 from made import block, made_manifest, planned, resolved
+from selection import in_campaign
 
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
@@ -293,7 +294,7 @@ def test_the_precision_of_a_case_is_that_of_what_it_trains(precision, dtype, sho
     assert set(Recorder.begin(plan, writer).cases["precision"]) == {shown}
 
 
-SMALL_DISKS_KIB = range(4, 64, 4)
+SMALL_DISKS_KIB = [(8, 40), *in_campaign(range(4, 64, 4))]
 
 
 @pytest.fixture
@@ -315,10 +316,11 @@ def disk(tmp_path):
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_run_for_which_there_is_no_room_claims_nothing(is_there, disk):
+@pytest.mark.parametrize("sizes_kib", SMALL_DISKS_KIB, ids=["few", "all"])
+def test_a_run_for_which_there_is_no_room_claims_nothing(sizes_kib, is_there, disk):
     """Begun whole, or one line and no trace."""
     said = []
-    for kib in SMALL_DISKS_KIB:
+    for kib in sizes_kib:
         out = disk(kib) / "run"
         if is_there:
             out.mkdir()
