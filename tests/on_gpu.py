@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGE_S = {4: 6.5 * 60.0}
+STAGE_S = {4: 7.5 * 60.0}
 USUAL_S = 9.5 * 60
 """Of a stage."""
 REHEARSED_S = 120.0
