@@ -18,6 +18,9 @@ from .axes import (
 )
 from .settings import IMAGES, RANK_PER_DEVICE, STAGED
 
+STAND_IN = "cpu_standin"
+"""`impl` of what carries out DataParallel's stages on CPU cores."""
+
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that replay CUDA graphs, by torch._inductor.list_mode_options."""
 
@@ -68,6 +71,10 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
         """Parts of the batch that ranks load, one each; stages of a pipeline all load the whole."""
         return self.num_devices if self.mode in ("ddp", "fsdp") else 1
 
+    def part_of(self, rank: int) -> int:
+        """Which of these parts a rank loads."""
+        return rank if self.num_batches > 1 else 0
+
     @property
     def num_micro_batches(self) -> int:
         """Parts that pass the stages one after another: of `partition` the whole batch is one."""
@@ -100,7 +107,7 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
     @property
     def impl(self) -> str:
         """`cpu_standin` where DataParallel's stages run on CPU cores, else `torch`."""
-        return "cpu_standin" if self.mode == "dp" and self.device_type == "cpu" else "torch"
+        return STAND_IN if self.mode == "dp" and self.device_type == "cpu" else "torch"
 
     @functools.cached_property
     def case_id(self) -> str:

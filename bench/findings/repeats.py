@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
+from typing import Any
 
 import pandas as pd
 
@@ -58,13 +59,18 @@ def _agreement(name: str, values: Sequence[Interval]) -> Agreement:
     )
 
 
+def _own_rows(cases: pd.DataFrame) -> list[dict[Any, Any]]:
+    """Of the measured cases that have their devices for themselves."""
+    return [row for row in records(cases) if row["status"] == "ok" and not truth(row["oversubscribed"])]
+
+
 def ratios_of(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> dict[str, Interval]:
     """The answers of a run and the speed-ups of its cases that have their devices for themselves."""
     return dict(_ratios(cases, comparisons))
 
 
 def _ratios(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> Iterator[tuple[str, Interval]]:
-    rows = [row for row in records(cases) if row["status"] == "ok" and not truth(row["oversubscribed"])]
+    rows = _own_rows(cases)
     names = {text(row["case_id"]): case_label(row) for row in rows}
     across = over_eager(comparisons, rows)
     for one in comparisons:
@@ -78,8 +84,7 @@ def _ratios(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> Iterator[
 
 def rates_of(cases: pd.DataFrame) -> dict[str, Interval]:
     """The throughputs of the same cases."""
-    rows = [row for row in records(cases) if row["status"] == "ok" and not truth(row["oversubscribed"])]
-    found = {case_label(row): estimate(row, "images_per_s") for row in rows}
+    found = {case_label(row): estimate(row, "images_per_s") for row in _own_rows(cases)}
     return {name: rate for name, rate in found.items() if rate is not None}
 
 

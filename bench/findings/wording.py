@@ -11,6 +11,7 @@ import pandas as pd
 
 from ..axes import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
 from ..buckets import BucketCaps
+from ..case import STAND_IN
 from ..results.comparisons import compile_mode
 from ..settings import IMAGES
 from ..stats.interval import Interval
@@ -131,7 +132,7 @@ def place(row: Row) -> str:
 
 def is_stand_in(row: Row) -> bool:
     """Whether DataParallel's stages ran on CPU cores."""
-    on_cpu = text(row["impl"]) == "cpu_standin" or text(row["device_type"]) == "cpu"
+    on_cpu = text(row["impl"]) == STAND_IN or text(row["device_type"]) == "cpu"
     return bool(row["mode"] == "dp") and on_cpu
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ..case import STAND_IN
 from ..conditions import Difference
 from ..errors import ExitCode, NotComparableError, UsageError
 from ..findings.next_step import interleave_command, took_turns
@@ -188,7 +189,7 @@ def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
         reason = f"{theirs.row['status']}: {theirs.row.get('reason', 'no reason given')}"
     return Comparison(
         case_id=ours.case_id,
-        stand_in=ours.row.get("impl") == "cpu_standin",
+        stand_in=ours.row.get("impl") == STAND_IN,
         metric=None,
         verdict="missing",
         reason=reason,

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from msgspec.structs import replace
 
+from ..case import STAND_IN
 from ..manifest import Count, Record
 from ..results.column_types import Metric
 from ..results.round_times import ByRound
@@ -92,7 +93,7 @@ def compare_metric(
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
     measured = Comparison(
         case_id=ours.case_id,
-        stand_in="cpu_standin" in (ours.row.get("impl"), theirs.row.get("impl")),
+        stand_in=STAND_IN in (ours.row.get("impl"), theirs.row.get("impl")),
         metric=metric.name,
         verdict="not comparable",
         baseline=statistics.median(before.values()),

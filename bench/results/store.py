@@ -19,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..case import STAND_IN
 from ..conditions import machine_kind
 from ..errors import UsageError
 from ..manifest import MANIFEST, Manifest, manifest_of
@@ -73,7 +74,7 @@ class RunData:
     @cached_property
     def compared(self) -> list[Comparison]:
         """What `comparisons` holds, but for those that earlier versions made with DP's stand-in."""
-        stand_ins = set(self.cases.loc[self.cases["impl"] == "cpu_standin", "case_id"])
+        stand_ins = set(self.cases.loc[self.cases["impl"] == STAND_IN, "case_id"])
         return [one for one in of_table(records(self.comparisons)) if one.reference_id not in stand_ins]
 
     @cached_property

@@ -78,15 +78,21 @@ def written(title: str, found: Failure) -> str:
     return visible_lines("\n".join(parts)) + "\n"
 
 
+def cause_in(reports: Mapping[int, Report]) -> int | None:
+    """The rank that did not fail because another one did, else the first that is not well, if any is not."""
+    bad = [rank for rank, report in reports.items() if report.status != "ok"]
+    own = (rank for rank in bad if reports[rank].is_failure and reports[rank].is_cause)
+    return next(own, next(iter(bad), None))
+
+
 def failure_in(reports: Mapping[int, Report]) -> Failure | None:
     """What ended a case, from the report of each of its ranks; None where all are well.
 
     A rank that failed because another one did is no cause, unless no other is known.
     """
-    bad = [r for r in reports.values() if r.status != "ok"]
-    if not bad:
+    if (first := cause_in(reports)) is None:
         return None
-    cause = next((r for r in bad if r.is_failure and r.is_cause), bad[0])
+    cause = reports[first]
     any_cause = cause.is_failure and cause.is_cause
     ranks = {rank: _account(r, any_cause=any_cause) for rank, r in reports.items()}
     return Failure(cause.status, placed(cause.reason, cause.place), ranks, reason_code=cause.reason_code)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ..errors import GaveUpError
 from ..worker import messages as m
 from .case_runner import CaseRunner
+from .failures import cause_in, placed
 from .workers import LostError
 
 CHECK_S = 20.0
@@ -48,9 +49,8 @@ def _failure(run: CaseRunner, ranks: range, backend: str) -> str:
         reports = run.workers.ask(dict.fromkeys(range(len(run.workers)), link), what, CHECK_S)
     except LostError as lost:
         return lost.failure.reason if lost.failure else "a rank was lost"
-    bad = {rank: report for rank, report in reports.items() if report.status != "ok"}
-    named = next(((rank, one) for rank, one in bad.items() if one.is_cause), next(iter(bad.items()), None))
-    return "" if named is None else f"{named[1].reason} (rank {named[0]})"
+    rank = cause_in(reports)
+    return "" if rank is None else placed(reports[rank].reason, f"rank {rank}")
 
 
 def _said(run: CaseRunner, ranks: range, backend: str, why: str) -> str:

@@ -196,19 +196,16 @@ class Rounds(CaseRunner):
         """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
         steps = self.settings.steps_per_block(live.step_s)
         limit_s = block_s(self.settings, live.longest_step_s, live.step_s)
+        is_dp, after_dp = live.case.mode == "dp", self._follows_dp
+        self._follows_dp = is_dp
+        gives_caches_back = self._shares_memory or is_dp != after_dp
         for phase in wanted:
             what = f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})"
-            gives = phase == wanted[0] and self._needs_caches(live)
+            gives = phase == wanted[0] and gives_caches_back
             if not self._measure_block(
                 live, phase, round_index, position, what, steps, limit_s, gives_caches_back=gives
             ):
                 return
-
-    def _needs_caches(self, live: LiveCase) -> bool:
-        """Whether another process may have cached the memory that a case needs; giving it back takes time."""
-        is_dp, after_dp = live.case.mode == "dp", self._follows_dp
-        self._follows_dp = is_dp
-        return self._shares_memory or is_dp != after_dp
 
     def _drop_slowest(self, num_rounds: int) -> None:
         """In a race, measure no further what is slowest; its results stay."""

@@ -22,7 +22,7 @@ from ..settings import Settings
 from ..sysfs import oom_kills
 from ..text import listed
 from ..worker import messages as m
-from .failures import AFTER_ANOTHER, IDLE, Failure, failure_of, placed
+from .failures import AFTER_ANOTHER, IDLE, Failure, cause_in, failure_of, placed
 from .meeting import SEND_S, Meeting
 from .processes import Processes, expected_device, modules_for, worker_variables
 
@@ -289,12 +289,12 @@ class Workers:
 
     def _raised(self, reports: Mapping[int, m.Report]) -> LostError:
         """What an error of a rank ends that leaves others waiting."""
-        rank = next((k for k, r in reports.items() if r.is_failure and r.is_cause), None)
-        if rank is None:
-            rank = next(k for k, r in reports.items() if r.is_failure)
+        failed = {k: r for k, r in reports.items() if r.is_failure}
+        rank = cause_in(failed)
+        assert rank is not None  # one has failed
         ranks = dict.fromkeys(self._workers, AFTER_ANOTHER)
-        ranks |= {k: f"raised\n{r.traceback}" for k, r in reports.items() if r.is_failure}
-        cause = reports[rank]
+        ranks |= {k: f"raised\n{r.traceback}" for k, r in failed.items()}
+        cause = failed[rank]
         return LostError(Failure(cause.status, placed(cause.reason, cause.place, f"rank {rank}"), ranks))
 
     def _timed_out(self, commands: Mapping[int, m.Command], what: str, limit_s: float) -> LostError:

@@ -76,7 +76,7 @@ def warm(
     stages = prover.splitter.stages(asked.by_device)
     mode = build_mode(case, module, place, live.group, equal_replicas=asked.equal_replicas, stages=stages)
     live.trainer = Trainer(case, mode, prover.workload, source)
-    part = place.rank if case.num_batches > 1 else 0
+    part = case.part_of(place.rank)
     live.first = first = FirstSteps(case, live.trainer, prover.seed, part, keeps=asked.compares)
     num_least, compiling = MIN_WARMUP_STEPS, [] if case.compile == "off" else [CompileWatch()]
     if compiling and first.keeps and prover.draws:
@@ -105,7 +105,7 @@ def _source(case: Case, prover: Prover, settings: Settings, drawn: Drawn | None)
         prover.workload,
         data=case.data,
         batch_size=split.batch_size,
-        rank=prover.place.rank if split.num_sources > 1 else 0,
+        rank=case.part_of(prover.place.rank),
         world_size=split.num_sources,
         device=prover.place.device,
         seed=settings.seed,

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...models.nested import cut, map_tensors, tensors_of
 from ...models.workload import Batch, Workload, check_loss, loss_function, make_batch, one_line
-from ..case import Case, Split, split_of
+from ..case import STAND_IN, Case, Split, split_of
 from ..errors import RAISED_BY_USERS, UsageError
 from ..measure.clock import float32_precision
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
@@ -77,7 +77,6 @@ def two_runs_differ(off: float) -> str:
 NO_SEED = (
     "it draws random numbers, and with SyncBatchNorm one device draws others; --sync-batchnorm off proves it"
 )
-STAND_IN = "cpu_standin"
 NOT_STOOD_IN = "the DP stand-in of CPU cores does not take this model, which nn.DataParallel on GPUs may"
 NO_REFERENCE = "there is no memory for the plain module beside it; a smaller --batch-size leaves some"
 
@@ -233,7 +232,7 @@ class Prover:
             mode.close()
 
     def _backward(self, case: Case, mode: Mode, split: Split, dtype: torch.dtype | None) -> None:
-        part = self.place.rank if case.num_batches > 1 else 0
+        part = case.part_of(self.place.rank)
         for micro in range(split.accumulate):
 
             def loss(model: Any, batch: Batch, micro: int = micro) -> Tensor:
