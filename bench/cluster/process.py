@@ -20,6 +20,9 @@ KILLED_S = 10.0
 
 POLL_S = 0.01
 
+RUN_POLL_S = 0.2
+"""How often it is asked whether a run has ended: seldom, for it is measuring."""
+
 MALLOC_PAGES = "glibc.malloc.hugetlb"
 """Glibc's name for the kind of pages that malloc asks for; 1 is madvise, which needs no reserved pages.
 
@@ -139,10 +142,26 @@ class Child(Protocol):
         """Its exit code, or minus its signal; None while it lives."""
 
 
+def exit_codes(runs: Sequence[Child]) -> Iterator[int]:
+    """The exit code of each run as it ends, however long that takes: runs have limits of their own.
+
+    A signal interrupts it; what a run has left behind, with its pipes open, does not hold it up.
+    """
+    left = list(runs)
+    while left:
+        for run in list(left):
+            code = run.poll()
+            if code is not None:
+                left.remove(run)
+                yield code
+        if left:
+            time.sleep(RUN_POLL_S)
+
+
 def ended(children: Sequence[Child], *, within_s: float) -> list[int | None]:
     """The exit codes of processes; those that live after `within_s` seconds are killed, with their groups.
 
-    The one place that waits for processes. None for one that does not end within KILLED_S of that: the kernel
+    The one place that ends processes. None for one that does not end within KILLED_S of that: the kernel
     holds it, as for a file server or a driver that does not answer.
     """
     _await(children, within_s)

@@ -92,6 +92,7 @@ class TurnServer:
         self._listener.bind(self._path)
         self._listener.listen(2 * num_clients)
         self._random = random.Random(seed)
+        self._clients: list[socket.socket] = []
         self.turns = 0
         """Rounds of turns that all clients took part in."""
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -104,19 +105,23 @@ class TurnServer:
 
     def _serve(self) -> None:
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-            clients = [opened.enter_context(self._listener.accept()[0]) for _ in range(self._num_clients)]
+            clients = [self._accepted(opened) for _ in range(self._num_clients)]
             while clients:
-                clients += [opened.enter_context(late) for late in self._late()]
+                clients += [self._accepted(opened) for _ in range(self._is_late())]
                 clients = [client for client in clients if _received(client) == ASK]
                 self._random.shuffle(clients)
                 clients = [client for client in clients if self._had_its_turn(client)]
                 self.turns += len(clients) == self._num_clients
         self._listener.close()
 
-    def _late(self) -> list[socket.socket]:
-        """A client beyond the expected number: `client_left` was called of one that had connected."""
+    def _accepted(self, opened: contextlib.ExitStack) -> socket.socket:
+        self._clients.append(opened.enter_context(self._listener.accept()[0]))
+        return self._clients[-1]
+
+    def _is_late(self) -> bool:
+        """Whether a client beyond the expected number waits: `client_left` of one that had connected."""
         waiting, _, _ = select.select([self._listener], [], [], 0)
-        return [self._listener.accept()[0]] if waiting else []
+        return bool(waiting)
 
     def _had_its_turn(self, client: socket.socket) -> bool:
         with contextlib.suppress(OSError):
@@ -130,10 +135,11 @@ class TurnServer:
             nobody.connect(self._path)
 
     def close(self) -> None:
-        """Stop listening; clients that still wait go on alone."""
-        # The thread closes its listener itself: closed meanwhile, it could not be passed to select.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        """Stop listening; clients that still wait go on alone, and one that has stopped is not waited for."""
+        # The thread closes its sockets itself: closed meanwhile, they could not be passed to select.
+        for one in (self._listener, *self._clients):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
 

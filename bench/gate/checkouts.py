@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..cli import speaker
-from ..cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
+from ..cluster.process import end_all, ended, ended_with_us, huge_pages_env, uninterrupted
 from ..cluster.scratch import PREFIX, locks, scratch_folder
 from ..errors import UsageError
 from ..manifest import Manifest, WorkloadCode
@@ -26,8 +26,25 @@ from ..settings import Settings
 from .code import Code
 from .importing import Seen, moved_folder, moved_path
 
+LOOK_S = 600.0
+"""So long a side may take to import its workload."""
+
 WORKING_TREE = "."
 """The reference that means the code as it stands, for the baseline too."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A process of one side that was started."""
+
+    process: subprocess.Popen[str]
+    log: Path
+    """Its stderr: of a pipe, the end would only come with that of all that it has started."""
+
+    def last_line(self) -> str:
+        """The last line that it said, without the command's name."""
+        said = self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        return said[-1].removeprefix(f"{speaker('run')}: error: ")
 
 
 @dataclass(frozen=True)
@@ -46,9 +63,9 @@ class Checkout:
     """What its manifests will say of the workload's code, where that was looked at."""
 
     def start(
-        self, module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
-        """Start a module of ddp-bench; its stderr is a pipe. Raises UsageError without an interpreter."""
+        self, module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> Side:
+        """Start a module of ddp-bench, its stderr to `log`. Raises UsageError without an interpreter."""
         if shutil.which(self.python) is None:
             raise UsageError(
                 f"{self.python} cannot be started: it is missing or no program; name a Python interpreter "
@@ -59,16 +76,19 @@ class Checkout:
             if self.has_own_bench
             else own_command("-m", f"ddp_bench.{module}", python=self.python)
         )
-        return subprocess.Popen(
-            ended_with_us([*how, *arguments]),
-            cwd=self.folder,
-            env={**os.environ, **huge_pages_env(os.environ), **self.environment, **(environment or {})},
-            pass_fds=locks(),  # where this process is killed, the run still needs its checkout
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as stderr:
+            process = subprocess.Popen(
+                ended_with_us([*how, *arguments]),
+                cwd=self.folder,
+                env={**os.environ, **huge_pages_env(os.environ), **self.environment, **(environment or {})},
+                pass_fds=locks(),  # where this process is killed, the run still needs its checkout
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                text=True,
+            )
+        return Side(process, log)
 
 
 @contextlib.contextmanager
@@ -156,22 +176,18 @@ def look(side: Checkout, arguments: Sequence[str], folder: Path, top: Path | Non
     """
     out = folder / f"{side.name}.json"
     with uninterrupted():
-        process = side.start("bench.gate.importing", [str(out), str(top or ""), *arguments])
+        asked = [str(out), str(top or ""), *arguments]
+        begun = side.start("bench.gate.importing", asked, out.with_suffix(".txt"))
     try:
-        said = process.communicate()[1]
+        (code,) = ended([begun.process], within_s=LOOK_S)
     finally:
-        end_all([process], within_s=1.0)
-    if process.returncode != 0:
+        end_all([begun.process], within_s=1.0)
+    if code != 0:
         here = repository_of(side.folder)
         lacks = side.name == "baseline" and here is not None and (here / ".gitmodules").exists()
         more = "; its checkout has no files of submodules" if lacks else ""
-        raise UsageError(f"the {side.name} side cannot be measured: {last_line(said)}{more}")
+        raise UsageError(f"the {side.name} side cannot be measured: {begun.last_line()}{more}")
     return Seen.read(out)
-
-
-def last_line(said: str) -> str:
-    """The last line that a run said, without the command's name."""
-    return (said.strip().splitlines() or ["it said nothing"])[-1].removeprefix(f"{speaker('run')}: error: ")
 
 
 def refuse_uncompared(baseline: Seen, candidate: Seen, top: Path, place: Path) -> None:

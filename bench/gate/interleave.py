@@ -7,14 +7,12 @@ time, in random order, so that a slow minute of the machine meets both.
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..cli import speaker
-from ..cluster.process import end_all, interrupted_by_signals, uninterrupted
+from ..cluster.process import end_all, exit_codes, interrupted_by_signals, uninterrupted
 from ..cluster.scratch import scratch_folder
 from ..cluster.turns import turn_server
 from ..console import Console
@@ -23,7 +21,7 @@ from ..results.store import check_claimable
 from ..run.main import parser as run_parser
 from ..run.main import settings_of
 from ..settings import Settings
-from .checkouts import Checkout, both_checkouts, last_line, planned_code
+from .checkouts import Checkout, Side, both_checkouts, planned_code
 from .code import check_one_code
 from .runs import GateRun, read_run
 
@@ -91,23 +89,19 @@ def measure_in_turns(
     NotComparableError where the baseline is another commit of ddp-bench that this one cannot ask or read.
     """
     outs = [folder / checkout.name for checkout in checkouts]
-    runs: list[subprocess.Popen[str]] = []
-    with turn_server(len(checkouts), seed) as server, ThreadPoolExecutor(len(checkouts)) as reading:
-
-        def ended(run: subprocess.Popen[str]) -> str:
-            said = run.communicate()[1]
-            server.client_left()  # one that failed at its start would be waited for
-            return said
-
+    sides: list[Side] = []
+    with turn_server(len(checkouts), seed) as server:
         try:
             for checkout, out in zip(checkouts, outs, strict=True):
                 whole = [*arguments, "--quiet", "--out", str(out.absolute())]
                 with uninterrupted():
-                    runs.append(checkout.start("bench.run", whole, server.environment))
-            accounts = list(reading.map(ended, runs))
+                    log = out.with_suffix(".txt")
+                    sides.append(checkout.start("bench.run", whole, log, server.environment))
+            for _ in exit_codes([side.process for side in sides]):
+                server.client_left()  # one that failed at its start would be waited for
         finally:
-            end_all(runs, within_s=END_S)
-    ours, theirs = (_problem(*side) for side in zip(checkouts, runs, accounts, strict=True))
+            end_all([side.process for side in sides], within_s=END_S)
+    ours, theirs = (_problem(*each) for each in zip(checkouts, sides, strict=True))
     if theirs is not None:
         raise ours or theirs
     if ours is None and server.turns == 0:
@@ -118,14 +112,16 @@ def measure_in_turns(
         baseline = read_run(outs[0])
     except UsageError as error:
         # By itself a run that was killed, or could not measure its cases, says nothing of formats.
-        if not checkouts[0].has_own_bench or runs[0].returncode not in (0, ExitCode.FAILED, ExitCode.USAGE):
+        code = sides[0].process.returncode
+        if not checkouts[0].has_own_bench or code not in (0, ExitCode.FAILED, ExitCode.USAGE):
             raise
         raise NotComparableError(f"other format: {error}; take a later commit as the baseline") from None
     return baseline, read_run(outs[1])
 
 
-def _problem(checkout: Checkout, run: subprocess.Popen[str], account: str) -> UsageError | None:
-    if run.returncode == 0:
+def _problem(checkout: Checkout, side: Side) -> UsageError | None:
+    code = side.process.returncode
+    if code == 0:
         return None
-    error = NotMeasuredError if run.returncode == ExitCode.NOT_MEASURED else UsageError
-    return error(f"the {checkout.name} side ended with status {run.returncode}: {last_line(account)}")
+    error = NotMeasuredError if code == ExitCode.NOT_MEASURED else UsageError
+    return error(f"the {checkout.name} side ended with status {code}: {side.last_line()}")

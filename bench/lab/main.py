@@ -167,10 +167,8 @@ def run(options: LabOptions) -> int:
             with pinned(cores[host]):
                 hosts.append(_start(prefixes[host], job, environment))
         for host, process in enumerate(hosts[1:], start=1):
-            output = (process.stdout, host_name(host), sys.stderr, lambda: not stopping.is_set())
-            printer = threading.Thread(target=rates.forward, args=output)
-            printer.start()
-            printers.append(printer)
+            name = host_name(host)
+            printers.append(rates.printed(process.stdout, name, sys.stderr, lambda: not stopping.is_set()))
         return job_exit_code(_wait(hosts))
     except Stopped as stopped:
         stopping.set()
@@ -181,8 +179,7 @@ def run(options: LabOptions) -> int:
         raise
     finally:
         ended(hosts, within_s=0.0)
-        for printer in printers:
-            printer.join()
+        rates.all_printed(printers)
 
 
 def visible_gpus() -> list[str]:

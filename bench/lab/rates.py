@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import IO, TextIO
 
 from ..cli import speaker
-from ..cluster.process import end_all, ended_with_us
+from ..cluster.process import end_all, ended_with_us, exit_codes
 from ..cluster.turns import turn_server
 from ..errors import UsageError
 from ..package import own_command
 from .link import ShapedLink, job_exit_code
 from .program import is_bench_run
+
+PRINTED_S = 10.0
+"""So long what an ended process has said may take to be printed."""
 
 
 def commands(
@@ -52,7 +56,7 @@ def run_in_turns(
     Their output comes line by line under their names. A lab that fails is waited for no more: the others go
     on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.
     """
-    with turn_server(len(labs)) as server, ThreadPoolExecutor(3 * len(labs)) as threads:
+    with turn_server(len(labs)) as server:
         running = {
             name: subprocess.Popen(
                 ended_with_us(lab),  # if this process is killed, its labs end themselves
@@ -66,25 +70,41 @@ def run_in_turns(
             )
             for name, lab in labs.items()
         }
-        for name, lab in running.items():
-            threads.submit(forward, lab.stdout, name, sys.stdout)
-            threads.submit(forward, lab.stderr, name, sys.stderr)
-
-        def ended(lab: subprocess.Popen[str]) -> int:
-            code = lab.wait()
-            server.client_left()
-            return code
-
+        printers = [
+            printed(stream, name, to)
+            for name, lab in running.items()
+            for stream, to in ((lab.stdout, sys.stdout), (lab.stderr, sys.stderr))
+        ]
         try:
-            waiting = [threads.submit(ended, lab) for lab in running.values()]
-            return job_exit_code([done.result() for done in as_completed(waiting)])
+            codes = []
+            for code in exit_codes([*running.values()]):
+                server.client_left()
+                codes.append(code)
         except BaseException:
             end_all([*running.values()], within_s=stop_grace_s)
             raise
+        finally:
+            all_printed(printers)
+        return job_exit_code(codes)
 
 
-def forward(stream: IO[str] | None, name: str, to: TextIO, wanted: Callable[[], bool] = lambda: True) -> None:
-    """Copy what comes from `stream`, line by line under a name, while it is `wanted`."""
-    for line in stream or ():
-        if wanted():
-            print(f"{name}: {line.rstrip()}", file=to, flush=True)
+def printed(
+    stream: IO[str] | None, name: str, to: TextIO, wanted: Callable[[], bool] = lambda: True
+) -> threading.Thread:
+    """Copy `stream` line by line under a name, while it is `wanted`, in a thread of its own."""
+
+    def forward() -> None:
+        for line in stream or ():
+            if wanted():
+                print(f"{name}: {line.rstrip()}", file=to, flush=True)
+
+    thread = threading.Thread(target=forward, daemon=True)
+    thread.start()
+    return thread
+
+
+def all_printed(printers: Sequence[threading.Thread]) -> None:
+    """Wait for the last lines of processes that have ended; what these left behind may keep a pipe open."""
+    deadline_s = time.monotonic() + PRINTED_S
+    for printer in printers:
+        printer.join(max(0.0, deadline_s - time.monotonic()))

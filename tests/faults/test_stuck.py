@@ -109,6 +109,29 @@ def test_a_worker_that_sigkill_cannot_end_does_not_hold_the_run(tmp_path, freeze
     closed(out, "a process does not end")
 
 
+def test_a_gate_whose_run_sigkill_cannot_end_ends_at_a_signal(tmp_path, freezer):
+    """Its workers, which have the run's stderr open, are held by the kernel too."""
+    out = tmp_path / "sides"
+    command = ["-m", "bench.gate", "--interleave", ".", "--launches", "1", "--out", str(out), "--"]
+    gate = subprocess.Popen(
+        [sys.executable, *command, *RUN, "--rounds", "500"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        reached(out / "launch1" / "candidate", 3)
+        held = [one.pid for one in psutil.Process(gate.pid).children(recursive=True)]
+        for pid in held:
+            (freezer / "cgroup.procs").write_text(str(pid))
+        (freezer / "freezer.state").write_text("FROZEN")
+        gate.terminate()
+        assert gate.wait(LIMIT_S) == ExitCode.INTERRUPTED
+        assert not any(has_ended(pid) for pid in held)
+    finally:
+        gate.kill()
+
+
 def test_a_stopped_fork_server_holds_nobody_up(tmp_path):
     out = tmp_path / "run"
     with Run(out, "--quiet") as started:
