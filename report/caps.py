@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..bench.findings.numbers import finite, with_interval
-from ..bench.findings.wording import DEFAULT_CAP, cap_label, text
+from ..bench.findings.numbers import with_interval
+from ..bench.findings.wording import DEFAULT_CAP, cap_label
+from ..bench.results.case_result import finite, text
 from ..bench.results.schema import records
 from .cases import WorkloadCases, mark, step_time, usual_settings
 from .drawing import Figure, Line, Mark, chart

@@ -12,17 +12,13 @@ from ..bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from ..bench.buckets import BucketLayout
 from ..bench.case import wire_share
 from ..bench.findings.answers import headline
-from ..bench.findings.numbers import finite, plural, with_interval
+from ..bench.findings.numbers import plural, with_interval
 from ..bench.findings.wording import (
-    Row,
     are_shared,
     case_label,
     compile_label,
     device_noun,
-    estimate,
     samples_noun,
-    text,
-    truth,
     unit_of,
     unit_of_cases,
     units_per_sample,
@@ -31,7 +27,8 @@ from ..bench.findings.wording import (
 from ..bench.manifest import Manifest
 from ..bench.plan import equal_layout_reason
 from ..bench.results.aggregate import bus_gb
-from ..bench.results.comparisons import compile_mode
+from ..bench.results.case_result import CaseResult, case_results, estimate, finite, text, truth
+from ..bench.results.case_result import Cells as Row
 from ..bench.results.schema import records
 from ..bench.settings import IMAGES
 from ..bench.stats.interval import Interval
@@ -106,7 +103,7 @@ def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:
     made = []
     for group in groups:
         label = _workload_label(records(group)[0])
-        name = compile_label(compile_mode(group.iloc[0])) if by_compile else label
+        name = compile_label(CaseResult.of(group.iloc[0]).compile) if by_compile else label
         made.append(WorkloadCases(label, name, group, _equal_layouts(group, cases)))
     return made
 
@@ -157,8 +154,7 @@ def unshared(cases: pd.DataFrame) -> pd.DataFrame:
 
 def headline_count(cases: pd.DataFrame) -> int | None:
     """Return how many devices the run's answers are of, in these cases; None without several."""
-    counts = headline(cases)["num_devices"]
-    return None if counts.empty else int(counts.max())
+    return next((case.num_devices for case in headline(case_results(cases))), None)
 
 
 def caps_at_headline(cases: pd.DataFrame) -> pd.DataFrame:

@@ -11,9 +11,11 @@ import pandas as pd
 from ..bench.axes import STEP_DEFAULTS
 from ..bench.conditions import Question, conditions_of, variables_of
 from ..bench.findings.cautions import load_shares
-from ..bench.findings.numbers import TIMES, count, duration, finite, mib, plain, quantity, singular
-from ..bench.findings.wording import Row, link_name, samples_noun, text, unit_of, units_per_sample
+from ..bench.findings.numbers import TIMES, count, duration, mib, plain, quantity, singular
+from ..bench.findings.wording import link_name, samples_noun, unit_of, units_per_sample
 from ..bench.manifest import Manifest, WorkloadCode
+from ..bench.results.case_result import Cells as Row
+from ..bench.results.case_result import finite, text
 from ..bench.results.store import RunData
 from ..bench.settings import IMAGES
 from .table import Heading, Table

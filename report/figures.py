@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..bench.findings.numbers import finite, per_second, plural, quantity, rate
+from ..bench.findings.numbers import per_second, plural, quantity, rate
 from ..bench.findings.stability import pace
-from ..bench.findings.wording import Row, case_label, estimate, settings_label, short_mode, text
+from ..bench.findings.wording import case_label, settings_label, short_mode
 from ..bench.results.aggregate import images_per_s_by_round, units_per_step
+from ..bench.results.case_result import Cells as Row
+from ..bench.results.case_result import estimate, finite, text
 from ..bench.results.round_times import RoundTimes
 from ..bench.results.schema import records
 from .cases import WorkloadCases, by_mode, headline_count, mark

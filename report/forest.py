@@ -10,10 +10,10 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..bench.findings.answers import headline
-from ..bench.findings.numbers import between, plural, times
-from ..bench.findings.wording import Row, settings_label, short_mode, text, truth
+from ..bench.findings.numbers import plural, ratio
+from ..bench.findings.wording import settings_label, short_mode
+from ..bench.results.case_result import CaseResult, case_results
 from ..bench.results.comparisons import Comparison, default_of, over_default
-from ..bench.results.schema import records
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases
 from .drawing import GRID, INK, LOOKS, MUTED, Figure, mark_look, printable, tip
@@ -37,17 +37,17 @@ class Ratio(NamedTuple):
 
 def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
     """Draw every case of the headline count over DDP's default there, fastest first, and what is equal."""
-    cases = records(headline(workload.cases))
+    cases = headline(case_results(workload.cases))
     default = default_of(cases)
-    rows = {text(row["case_id"]): row for row in cases}
+    rows = {case.case_id: case for case in cases}
     found = over_default(comparisons, cases)
-    ratios = [_ratio(rows[i], ratio) for i, ratio in found.items() if i in rows and i != default]
+    ratios = [_ratio(rows[i], one) for i, one in found.items() if i in rows and i != default]
     if default is None or not ratios:
         return None
     ratios.sort(key=lambda one: -one.interval.estimate)
     shown, margin = ratios[:_MOST_ROWS], comparisons[0].margin
     of_many = f" Of {len(ratios)} cases the fastest {len(shown)} are drawn." if shown != ratios else ""
-    count = plural(rows[default]["num_devices"], workload.device)
+    count = plural(rows[default].num_devices, workload.device)
     ends = [
         abs(math.log(end))
         for one in shown
@@ -88,15 +88,15 @@ def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], 
     )
 
 
-def _ratio(row: Row, ratio: Interval) -> Ratio:
-    name = ", ".join(filter(None, (short_mode(row), settings_label(row))))
+def _ratio(case: CaseResult, interval: Interval) -> Ratio:
+    name = ", ".join(filter(None, (short_mode(case), settings_label(case))))
     short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-    look = text(row["mode"]) if row["mode"] in ("dp", "ddp") else "other"
-    return Ratio(short, ratio, look, truth(row["oversubscribed"]))
+    look = case.mode if case.mode in ("dp", "ddp") else "other"
+    return Ratio(short, interval, look, case.oversubscribed)
 
 
 def _draw_ratio(axes: Any, one: Ratio, place: int) -> None:
-    written, colour = _gain(one), LOOKS[one.look]["color"]
+    written, colour = ratio(one.interval), LOOKS[one.look]["color"]
     named = tip(f"{one.name} · {written}")
     at: dict[str, Any] = {
         "xycoords": ("axes fraction", "data"),
@@ -112,11 +112,6 @@ def _draw_ratio(axes: Any, one: Ratio, place: int) -> None:
         axes.plot(ends, [place] * 2, color=colour, linewidth=1.6, marker="|", markersize=8, gid=named)
     look = mark_look(one.look, hollow=one.hollow)
     axes.plot([one.interval.estimate], [place], label=one.name, gid=named, **look)
-
-
-def _gain(one: Ratio) -> str:
-    known = math.isfinite(one.interval.low)
-    return times(one.interval.estimate) + (f" {between(one.interval)}" if known else "")
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
@@ -139,7 +134,7 @@ def _fastest(ratios: Sequence[Ratio], margin: float) -> str:
     if faster:
         best, others = faster[0], len(faster) - 1
         more = ", as is 1 other" if others == 1 else f", as are {others} others" if others else ""
-        return f"{best.name} is faster than DDP's default, {_gain(best)}{more}"
+        return f"{best.name} is faster than DDP's default, {ratio(best.interval)}{more}"
     if all(equal):
         return f"no case differs from DDP's default by more than {100 * margin:g}%"
     if all(one.interval.high < 1 for one in ratios):

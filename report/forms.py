@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..bench.findings.numbers import TIMES, finite, number, per_second, times
-from ..bench.findings.wording import Row, case_name, estimate, text, unit_of_cases
+from ..bench.findings.numbers import TIMES, number, per_second, times
+from ..bench.findings.wording import case_name, unit_of_cases
+from ..bench.results.case_result import Cells as Row
+from ..bench.results.case_result import estimate, finite, text
 from ..bench.results.schema import records
 from ..bench.settings import COMPARATORS, STAGED
 from .cases import WorkloadCases, by_mode

@@ -14,11 +14,12 @@ import pandas as pd
 from ..bench.findings.cautions import Caution
 from ..bench.findings.findings import conclude_run
 from ..bench.findings.next_step import NextStep, again
-from ..bench.findings.numbers import about, count, finite, plural
+from ..bench.findings.numbers import about, count, plural
 from ..bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
-from ..bench.findings.wording import device_noun, own_devices, stand_ins, text, truth
+from ..bench.findings.wording import device_noun, own_devices, stand_ins
 from ..bench.manifest import Manifest
 from ..bench.predict.output import Predictions
+from ..bench.results.case_result import finite, text, truth
 from ..bench.results.comparisons import EQUAL, FASTER, SLOWER
 from ..bench.results.store import FAILURES, RunData
 from ..bench.text import visible
@@ -96,8 +97,8 @@ class Run:
     command: str
     warnings: Sequence[str]
     cards: Sequence[Card]
-    trust: str
-    """What the answers are worth; empty where there are none."""
+    trust: Mapping[str, str]
+    """What the answers are worth, by what they claim; empty where there are none."""
     following: NextStep | None
     cautions: Sequence[Caution]
     notes: Sequence[str]
@@ -236,7 +237,7 @@ def _run(
         cards=cards(conclusion.verdicts),
         following=conclusion.next_step,
         cautions=conclusion.cautions,
-        trust=conclusion.trust,
+        trust=conclusion.trust.lines if conclusion.trust else {},
         notes=conclusion.notes,
         figures=main,
         not_drawn=tuple(dict.fromkeys(not_drawn)),

@@ -9,13 +9,15 @@ from statistics import median
 from ..bench.axes import DDP_DEFAULTS
 from ..bench.cli import command
 from ..bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
-from ..bench.findings.wording import Row, cap_label, device_noun, estimate, link_name, settings, text
+from ..bench.findings.wording import cap_label, device_noun, link_name
 from ..bench.predict import scaling_limit
 from ..bench.predict.calibration import differences
 from ..bench.predict.held_out import error_sizes
 from ..bench.predict.output import Predictions
 from ..bench.predict.prediction import Prediction
 from ..bench.predict.tables import ddp_cases, identity
+from ..bench.results.case_result import CaseResult, estimate, text
+from ..bench.results.case_result import Cells as Row
 from ..bench.results.store import RunData
 from .cases import mark
 from .drawing import MOST_RUNS, Figure, Line, Mark, bare, ideal
@@ -143,7 +145,7 @@ def _measured(run: RunData, predictions: Predictions, line: scaling_limit.Line) 
         for row in ddp_cases(run)
         if not differences(replace(identity(run, row), batch_per_device=1), wanted)
         and (text(row["scaling"]), batch(row)) == (line.first.scaling, line.first.batch_size)
-        and not settings(row, usual)
+        and not CaseResult.of(row).changed(CaseResult.of(usual))
     ]
     return sorted(rows, key=lambda row: int(row["num_devices"]))
 

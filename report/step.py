@@ -10,17 +10,11 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
-from ..bench.findings.numbers import finite, quantity, with_interval
-from ..bench.findings.wording import (
-    Row,
-    case_label,
-    estimate,
-    ranged,
-    setting_names,
-    settings,
-    text,
-)
+from ..bench.findings.numbers import quantity, with_interval
+from ..bench.findings.wording import case_label, ranged, setting_names
 from ..bench.results.case_columns import EXPOSED_COMM
+from ..bench.results.case_result import Cells as Row
+from ..bench.results.case_result import case_results, estimate, finite, text
 from ..bench.results.comparisons import FASTER, SLOWER, Comparison
 from ..bench.results.schema import records
 from ..bench.text import listed
@@ -96,7 +90,7 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
     longest = max(bar.total_ms for bar in bars)
     seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _LEAST_VISIBLE * longest}
     labels = [label for label in LOOKS if label in seen]
-    names = list(dict.fromkeys(setting_names(settings(row)) for row in records(like_default)))
+    names = list(dict.fromkeys(setting_names(case.changed()) for case in case_results(like_default)))
     left_out = f" Not drawn, as their step is not known to differ: {listed(names)}." if names else ""
 
     def draw(canvas: Canvas) -> None:

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import pandas as pd
 
 from ..bench.findings.next_step import NextStep
-from ..bench.findings.numbers import count, finite, number, with_interval
-from ..bench.findings.wording import Row, case_label, estimate, text
+from ..bench.findings.numbers import count, number, with_interval
+from ..bench.findings.wording import case_label
+from ..bench.results.case_result import Cells as Row
+from ..bench.results.case_result import estimate, finite, text
 from ..bench.results.schema import records
 from .drawing import Figure
 

@@ -9,30 +9,19 @@ from typing import Any
 import pandas as pd
 
 from ..bench.buckets import MIB, BucketLayout
-from ..bench.findings.numbers import (
-    TIMES,
-    count,
-    finite,
-    number,
-    per_second,
-    plural,
-    singular,
-    with_interval,
-)
+from ..bench.findings.numbers import TIMES, count, number, per_second, plural, singular, with_interval
 from ..bench.findings.wording import (
-    Row,
     case_label,
-    estimate,
     hidden_percent,
     hidden_share,
     ranged,
     settings_label,
     short_mode,
-    text,
-    truth,
     unit_of_cases,
 )
 from ..bench.results.case_columns import EXPOSED_COMM
+from ..bench.results.case_result import Cells as Row
+from ..bench.results.case_result import estimate, finite, text, truth
 from ..bench.results.comparisons import Comparison, over_eager
 from ..bench.results.schema import records
 from ..bench.results.store import failure_file

@@ -15,9 +15,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ..bench.buckets import BucketLayout
-from ..bench.findings.numbers import finite, mib, plural, quantity, with_interval
-from ..bench.findings.wording import Row, cap_label, estimate, hidden_share, hides_none, text, truth
+from ..bench.findings.numbers import mib, plural, quantity, with_interval
+from ..bench.findings.wording import cap_label, hidden_share, hides_none
 from ..bench.results.case_columns import EXPOSED_COMM
+from ..bench.results.case_result import Cells as Row
+from ..bench.results.case_result import estimate, finite, text, truth
 from ..bench.results.schema import records
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases, caps_at_headline

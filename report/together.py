@@ -18,13 +18,15 @@ from ..bench.findings.next_step import (
     took_turns,
 )
 from ..bench.findings.numbers import TIMES, between, per_second, plural, times, with_interval
-from ..bench.findings.wording import Row, cap_label, case_label, estimate, short_mode, text, truth
+from ..bench.findings.wording import cap_label, case_label, short_mode
 from ..bench.results.aggregate import (
     estimates_of_cases,
     images_per_s_by_round,
     typical_of,
     units_per_step,
 )
+from ..bench.results.case_result import Cells as Row
+from ..bench.results.case_result import estimate, text, truth
 from ..bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, UNRESOLVED, Comparison
 from ..bench.results.schema import records
 from ..bench.results.store import RunData

@@ -8,9 +8,10 @@ from typing import Any
 
 from ..errors import UsageError
 from ..findings.numbers import per_second
-from ..findings.wording import CPU_STAND_IN, estimate, is_stand_in, place, text, unit_of
+from ..findings.wording import CPU_STAND_IN, place, unit_of
 from ..results.aggregate import metrics_by_round
 from ..results.case_columns import IDENTITY
+from ..results.case_result import CaseResult, estimate, text
 from ..results.column_types import Metric
 from ..results.public import data_kind
 from ..results.schema import EXPORTED, records
@@ -48,7 +49,7 @@ class MeasuredCase:
     @property
     def title(self) -> str:
         """Name it for tools that take nothing but a name: workload, case, devices, stand-ins told as such."""
-        stand_in = " (CPU stand-in)" if is_stand_in(self.row) else ""
+        stand_in = " (CPU stand-in)" if CaseResult.of(self.row).is_stand_in else ""
         return f"{self.workload} {self.case_id}, {place(self.row)}{stand_in}".strip()
 
     @property

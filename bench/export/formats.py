@@ -9,9 +9,8 @@ import numpy as np
 
 from ..cli import to_json
 from ..errors import UsageError
-from ..findings.numbers import finite
-from ..findings.wording import text
 from ..manifest import Host, Manifest, WorkloadCode
+from ..results.case_result import finite, text
 from ..results.store import RunData
 from .cases import Figure, MeasuredCase, filled, having, measured_cases
 from .main import DEFAULT

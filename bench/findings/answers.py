@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
-
-import pandas as pd
 
 from ..axes import DDP_KINDS
-from ..results.case_columns import EXPOSED_COMM
+from ..results.case_result import CaseResult
 from ..results.comparisons import (
     EQUAL,
     FASTER,
@@ -18,42 +15,27 @@ from ..results.comparisons import (
     TOO_FEW,
     UNRESOLVED,
     Comparison,
-    compile_mode,
+    by_compile,
     default_of,
     over_eager,
 )
-from ..results.schema import records
 from ..settings import MARGINS
-from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
-from .numbers import finite
-from .verdicts import (
-    LITTLE_EXPOSED,
-    RESOLVED,
-    CommunicationVerdict,
-    CompileVerdict,
-    Ratio,
-    SettingsVerdict,
-    StandIn,
-    Verdict,
-    WrapperVerdict,
-)
-from .wording import (
-    Row,
-    are_shared,
-    compile_label,
-    ddp_call,
-    estimate,
-    hidden_share,
-    is_stand_in,
-    mode_name,
-    place,
-    setting_names,
-    settings,
-    text,
-)
+from ..text import listed
+from .numbers import about, percent, quantity, ratio
+from .numbers import with_interval as written
+from .verdicts import CAP, COMMUNICATION, COMPILE, LITTLE_EXPOSED, RESOLVED, WRAPPER, Verdict
+from .wording import compile_label, ddp_call, hidden_share, mode_name, place, setting_names
 
 ONE_DEVICE = "one device"
+
+OWN_COST = "On one device nothing is communicated: what DDP costs there is its own work"
+
+NOT_MEASURABLE = (
+    "DP against DDP is not measurable without GPUs; published of GPT-2 on 2 TITAN RTX: one GPU 102 s, "
+    "DP 111 s, DDP 102 s with NVLink, 131 s without (transformers documentation)"
+)
+"""On CPU cores PyTorch has no DataParallel: what is measured there is this suite's own code."""
 
 ALTERS = {name for name, kind in DDP_KINDS.items() if kind == "training"}
 PASTED = {name for name, kind in DDP_KINDS.items() if kind == "argument"} | {"optimize_ddp"}
@@ -61,7 +43,7 @@ PASTED = {name for name, kind in DDP_KINDS.items() if kind == "argument"} | {"op
 
 
 def verdicts(
-    cases: pd.DataFrame, comparisons: Sequence[Comparison], *, margin: float = MARGINS["cpu"]
+    cases: Sequence[CaseResult], comparisons: Sequence[Comparison], *, margin: float = MARGINS["cpu"]
 ) -> list[Verdict]:
     """Answer what the run allows, at the largest device count that the cases have for themselves.
 
@@ -70,171 +52,160 @@ def verdicts(
     return [
         replace(verdict, of=label)
         for label, group in by_compile_label(cases)
-        for verdict in _verdicts(group, comparisons, margin)
+        for verdict in _answers(headline(group), comparisons, margin)
+        if verdict is not None
     ]
 
 
-def by_compile_label(cases: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def by_compile_label(cases: Iterable[CaseResult]) -> list[tuple[str, list[CaseResult]]]:
     """Cases by mode of torch.compile, with its label where there are several, in order of appearance."""
-    modes = [compile_mode(row) for row in records(cases[["compile"]])]
-    names = dict.fromkeys(modes)
-    if len(names) < 2:
-        return [("", cases)]
-    return [(compile_label(name), cases[[mode == name for mode in modes]]) for name in names]
+    groups = by_compile(cases)
+    return [(compile_label(mode) if len(groups) > 1 else "", group) for mode, group in groups.items()]
 
 
-def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison], margin: float) -> list[Verdict]:
-    rows = {str(row["case_id"]): row for row in records(headline(cases))}
-    if not rows:
-        return []
-    known = [c for c in comparisons if c.case_id in rows and c.reference_id in rows]
-    known = [c for c in known if not is_stand_in(rows[c.reference_id])]
-    default = default_of(rows.values())
-    with_dp = [c for c in known if rows[c.reference_id]["mode"] == "dp"]
-    real = [row for row in rows.values() if not is_stand_in(row)]
-    found = (
-        _wrapper(rows, with_dp[0])
-        if with_dp
-        else _alone(rows[default] if default else real[0], margin, rows.values())
-        if real
-        else None,
-        _settings(
-            rows, [c for c in known if rows[c.case_id]["mode"] == rows[c.reference_id]["mode"] == "ddp"]
-        ),
-        _communication(rows[default]) if default else None,
-    )
-    return [verdict for verdict in found if verdict is not None]
-
-
-def headline(cases: pd.DataFrame) -> pd.DataFrame:
+def headline(cases: Sequence[CaseResult]) -> list[CaseResult]:
     """The measured cases of the largest device count that they have for themselves; of one device, DDP.
 
     Where all share CPU cores, those of the largest count; GPUs that are shared answer nothing.
     """
-    counts, shared = cases["num_devices"], are_shared(cases)
-    measured = (cases["status"] == "ok") & cases["images_per_s"].notna()
-    several = measured & (counts.fillna(0) > 1)
+    measured = [case for case in cases if case.is_ok and case.images_per_s is not None]
+    several = [case for case in measured if case.num_devices > 1]
     choices = (
-        several & ~shared,
-        several & (cases["device_type"] != "cuda"),
-        measured & ~shared & (cases["mode"] == "ddp"),
+        [case for case in several if not case.oversubscribed],
+        [case for case in several if case.device_type != "cuda"],
+        [case for case in measured if not case.oversubscribed and case.mode == "ddp"],
     )
-    chosen = next((marks for marks in choices if marks.any()), choices[0])
-    found: pd.DataFrame = cases[chosen & (counts == counts[chosen].max())]
-    return found
+    chosen: list[CaseResult] = next(filter(None, choices), [])
+    most = max((case.num_devices for case in chosen), default=0)
+    return [case for case in chosen if case.num_devices == most]
 
 
-def ddp_at_headline(cases: pd.DataFrame) -> pd.DataFrame:
-    """The DDP cases among `headline`."""
-    here = headline(cases)
-    return here[here["mode"] == "ddp"]
+def ddp_reference(cases: Sequence[CaseResult]) -> CaseResult | None:
+    """DDP without settings, else the first DDP case; None without one."""
+    name = default_of(cases)
+    return next((case for case in cases if case.case_id == name), None)
 
 
-def ddp_reference(ddp: pd.DataFrame) -> Mapping[str, Any]:
-    """DDP without settings, else its first case."""
-    rows = records(ddp)
-    name = default_of(rows)
-    return next(row for row in rows if row["case_id"] == name)
+def _answers(
+    cases: Sequence[CaseResult], comparisons: Iterable[Comparison], margin: float
+) -> list[Verdict | None]:
+    by_id = {case.case_id: case for case in cases}
+    known = [one for one in comparisons if {one.case_id, one.reference_id} <= by_id.keys()]
+    with_dp = [one for one in known if by_id[one.reference_id].mode == "dp"]
+    of_ddp = [one for one in known if by_id[one.case_id].mode == by_id[one.reference_id].mode == "ddp"]
+    default = ddp_reference(cases)
+    lone = default or next((case for case in cases if not case.is_stand_in), None)
+    return [
+        _wrapper(by_id, with_dp[0])
+        if with_dp and not by_id[with_dp[0].reference_id].is_stand_in
+        else _alone(lone, margin, cases)
+        if lone
+        else None,
+        _settings(by_id, of_ddp) if of_ddp else None,
+        _communication(default) if default else None,
+    ]
 
 
-def _wrapper(rows: Mapping[str, Row], one: Comparison) -> WrapperVerdict:
-    ddp, dp = rows[one.case_id], rows[one.reference_id]
+def _compared(question: str, one: Comparison, names: tuple[str, str], where: str = "") -> Verdict:
+    """The answer that a comparison gives, turned so that its ratio is above 1."""
+    is_slower, is_found = one.ratio.estimate < 1, one.answer in (FASTER, SLOWER) and not one.within_margin
+    faster, slower = reversed(names) if is_slower else names
+    return Verdict(
+        question=question,
+        answer=one.answer,
+        comparisons=(one,),
+        margin=one.margin,
+        faster=faster,
+        slower=slower,
+        where=where,
+        ratio=one.ratio.inverted() if is_slower else one.ratio,
+        faster_id="" if not is_found else one.reference_id if is_slower else one.case_id,
+    )
+
+
+def _wrapper(by_id: dict[str, CaseResult], one: Comparison) -> Verdict:
+    ddp, dp = by_id[one.case_id], by_id[one.reference_id]
     best = dp if one.answer == SLOWER else ddp
     paste = {FASTER: "model = DDP(model)", SLOWER: "model = nn.DataParallel(model)"}
-    speedup = estimate(best, "speedup")
-    return WrapperVerdict(
-        answer=one.answer,
-        paste=paste.get(one.answer, ""),
-        comparisons=(one,),
-        ratio=Ratio.of(mode_name(ddp), mode_name(dp), one.ratio),
-        where=f"on {place(ddp)}",
-        margin=one.margin,
-        is_advice=True,
-        of_ideal=() if one.answer == TOO_FEW else _of_ideal(ddp, dp),
-        strong=text(ddp["scaling"]) == "strong",
-        one_device=Ratio.of(mode_name(best), ONE_DEVICE, speedup) if speedup and speedup.high < 1 else None,
-    )
+    alone = best.speedup
+    loses = alone is not None and alone.high < 1
+    said = f"One device is {ratio(alone.inverted())} as fast as {mode_name(best)}" if alone and loses else ""
+    made = _compared(WRAPPER, one, (mode_name(ddp), mode_name(dp)), f" on {place(ddp)}")
+    return replace(made, paste=paste.get(one.answer, ""), notes=(said,) if said else ())
 
 
-STAGES = ("replicate", "scatter", "gather", "reduce")
-
-
-def _stand_in(rows: Iterable[Row]) -> StandIn | None:
-    """None without DP's stand-in, or where a stage was not measured."""
-    for row in rows:
-        found = [(name, finite(row[f"dp_{name}_ms"])) for name in STAGES]
-        stages = tuple((name, ms) for name, ms in found if ms is not None)
-        step_ms = finite(row["step_ms"])
-        if is_stand_in(row) and step_ms is not None and len(stages) == len(STAGES):
-            return StandIn(step_ms=step_ms, stages_ms=stages)
-    return None
-
-
-def _alone(row: Row, margin: float, beside: Collection[Row]) -> WrapperVerdict | None:
-    speedup = estimate(row, "speedup")
-    if speedup is None:
+def _alone(case: CaseResult, margin: float, beside: Sequence[CaseResult]) -> Verdict | None:
+    """A mode against one device, where there is no DP to hold it against."""
+    if case.speedup is None:
         return None
     # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
-    compared = Comparison(str(row["case_id"]), ONE_DEVICE, speedup, margin, num_rounds=MIN_ROUNDS)
-    return WrapperVerdict(
-        answer=compared.answer,
-        ratio=Ratio.of(mode_name(row), ONE_DEVICE, speedup),
-        where=f"on {place(row)}",
-        margin=margin,
-        is_own_cost=row["num_devices"] == 1,
-        of_ideal=() if row["num_devices"] == 1 else _of_ideal(row),
-        strong=text(row["scaling"]) == "strong",
-        beside_stand_in=any(map(is_stand_in, beside)),
-        stand_in=_stand_in(beside),
-    )
+    one = Comparison(case.case_id, ONE_DEVICE, case.speedup, margin, MIN_ROUNDS)
+    stand_ins = [other for other in beside if other.is_stand_in]
+    own = OWN_COST if case.num_devices == 1 and one.answer in (FASTER, SLOWER) else ""
+    notes = (own, *map(_stages, stand_ins[:1]), NOT_MEASURABLE if stand_ins else "")
+    made = _compared(WRAPPER, one, (f"{mode_name(case)} on {place(case)}", ONE_DEVICE))
+    return replace(made, notes=tuple(filter(None, notes)))
 
 
-def _of_ideal(*rows: Row) -> tuple[tuple[str, Interval], ...]:
-    return tuple((mode_name(row), share) for row in rows if (share := estimate(row, "efficiency")))
+def _stages(stand_in: CaseResult) -> str:
+    """What the stages of DP's stand-in take of its step; empty where one was not measured."""
+    names = ("replicate", "scatter", "gather", "reduce")
+    stages = [(name, getattr(stand_in, f"dp_{name}_ms")) for name in names]
+    if stand_in.step_ms is None or any(ms is None for _, ms in stages):
+        return ""
+    parts = ", ".join(f"{name} {quantity(ms, 'ms', 2)}" for name, ms in stages)
+    whole, step = quantity(sum(ms for _, ms in stages), "ms", 2), quantity(stand_in.step_ms.estimate, "ms")
+    return f"DP's stages cost its stand-in {whole} of a step of {step}: {parts}"
 
 
-def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> SettingsVerdict | None:
-    if not comparisons:
-        return None
-    default = rows[comparisons[0].reference_id]
-    changed = {c.case_id: settings(rows[c.case_id], default) for c in comparisons}
+def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -> Verdict:
+    """What to change about DDP, or that nothing measured is worth it."""
+    default = by_id[comparisons[0].reference_id]
+    changed = {one.case_id: by_id[one.case_id].changed(default) for one in comparisons}
     named = {case_id: setting_names(axes) for case_id, axes in changed.items()}
-    standing = setting_names(settings(default)) or "the default"
-    same = [c for c in comparisons if not ALTERS & changed[c.case_id].keys()]
-    winners = [c for c in comparisons if c.answer == FASTER and not c.within_margin]
-    best = max([c for c in winners if c in same] or winners, key=lambda c: c.ratio.estimate, default=None)
+    only_caps = {axis for axes in changed.values() for axis in axes} == {"bucket_cap_mb"}
+    same = [one for one in comparisons if not ALTERS & changed[one.case_id].keys()]
+    winners = [one for one in comparisons if one.answer == FASTER and not one.within_margin]
+    best = max([one for one in winners if one in same] or winners, key=_estimate, default=None)
     # One that gains the margin at most is no reason to change anything, whether or not it is slower.
-    unresolved = [c for c in comparisons if c.answer == UNRESOLVED and c.ratio.high > 1 + c.margin]
-    few = [c for c in comparisons if c.answer == TOO_FEW]
-    known = [c for c in comparisons if c.answer != TOO_FEW]
-    nearest = max(known, key=lambda c: c.ratio.high, default=None)
-    slower = [c for c in comparisons if c.answer == SLOWER and not c.within_margin]
-    worst = min(slower, key=lambda c: c.ratio.estimate, default=None)
+    unresolved = [one for one in comparisons if one.answer == UNRESOLVED and one.ratio.high > 1 + one.margin]
+    few = [one for one in comparisons if one.answer == TOO_FEW]
+    known = [one for one in comparisons if one.answer != TOO_FEW]
+    shown = best or max(known, key=lambda one: one.ratio.high, default=few[0] if few else comparisons[0])
+    left = [named[one.case_id] for one in (*unresolved, *few)]
+    beside = [name for name in left if name != named[shown.case_id]]
+    alters = best is not None and best not in same
     paste = ""
-    if best in same and best is not None:
-        given = {axis: value for axis, value in settings(rows[best.case_id]).items() if axis not in ALTERS}
-        paste = ddp_call(given) if given.keys() <= PASTED else ""
-    left = UNRESOLVED if unresolved else TOO_FEW if few else EQUAL
-    return SettingsVerdict(
-        answer=left if best is None else FASTER,
+    if best and not alters:
+        axes = {axis: value for axis, value in by_id[best.case_id].changed().items() if axis not in ALTERS}
+        paste = ddp_call(axes) if axes.keys() <= PASTED else ""
+    notes = (
+        f"{named[shown.case_id]} changes the training: check the loss" if alters else "",
+        f"Open beside it: {listed(beside)}" if beside and (best or unresolved) else "",
+    )
+    return Verdict(
+        question=CAP,
+        answer=FASTER if best else UNRESOLVED if unresolved else TOO_FEW if few else EQUAL,
         paste=paste,
+        notes=tuple(filter(None, notes)),
         comparisons=tuple(comparisons),
-        standing=standing,
-        noun="cap"
-        if {axis for axes in changed.values() for axis in axes} == {"bucket_cap_mb"}
-        else "setting",
-        best=Ratio.of(named[best.case_id], standing, best.ratio) if best else None,
-        alters=best is not None and best not in same,
-        nearest=(named[nearest.case_id], nearest.ratio) if nearest else None,
-        num_known=len(known),
-        unresolved=tuple(named[c.case_id] for c in unresolved),
-        few=tuple(named[c.case_id] for c in few),
-        worst=Ratio.of(named[worst.case_id], standing, worst.ratio) if worst else None,
+        faster=named[shown.case_id],
+        slower=setting_names(default.changed()) or "the default",
+        ratio=shown.ratio,
+        faster_id=best.case_id if best else "",
+        noun="cap" if only_caps else "setting",
+        num_tried=len(known),
+        open_settings=tuple(left),
     )
 
 
-def _communication(row: Row) -> CommunicationVerdict | None:
-    exposed, step = estimate(row, EXPOSED_COMM), estimate(row, "step_ms")
+def _estimate(one: Comparison) -> float:
+    return one.ratio.estimate
+
+
+def _communication(case: CaseResult) -> Verdict | None:
+    """What communication adds to DDP's step, and how much of it is hidden."""
+    exposed, step = case.exposed_comm_ms, case.step_ms
     if exposed is None or step is None:
         return None
     answer = RESOLVED
@@ -242,48 +213,46 @@ def _communication(row: Row) -> CommunicationVerdict | None:
         answer = TOO_FEW
     elif exposed.low <= 0 <= exposed.high:
         answer = EQUAL if exposed.high < LITTLE_EXPOSED * step.estimate else UNRESOLVED
-    hidden = hidden_share(row)
-    return CommunicationVerdict(
+    hidden, skew = hidden_share(case), case.rank_skew_ms
+    notes: list[str] = []
+    if answer == RESOLVED and hidden is not None and hidden.estimate < 0:
+        on_cpu = case.device_type == "cpu"
+        why = "all-reduces run on the cores that compute" if on_cpu else "it slows the compute"
+        apart = f": their own work is {written(skew, 'ms')} apart" if skew and skew.low > 0 else ""
+        share = percent(hidden.scaled(0.01))
+        notes.append(f"Communication hides {share}, below 0: {why}, or ranks wait for each other{apart}")
+    return Verdict(
+        question=COMMUNICATION,
         answer=answer,
+        notes=tuple(notes),
         exposed_ms=exposed,
         step_ms=step.estimate,
-        place=place(row),
-        alone_ms=estimate(row, "comm_ms"),
+        alone_ms=case.comm_ms,
         hidden_pct=hidden,
-        skew_ms=estimate(row, "rank_skew_ms"),
-        on_cpu=text(row["device_type"]) == "cpu",
-        is_vague=hidden is None and estimate(row, "hidden_pct") is not None,
+        is_vague=hidden is None and case.hidden_pct is not None,
     )
 
 
-def compile_verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Verdict]:
+def compile_verdicts(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[Verdict]:
     """Say for each mode of torch.compile what it brings to DDP on most devices, else to one device."""
-    rows = {str(row["case_id"]): row for row in records(cases[cases["status"] == "ok"])}
+    by_id = {case.case_id: case for case in cases if case.is_ok}
     found: dict[str, list[Comparison]] = {}
-    for one in over_eager(comparisons, rows.values()):
-        found.setdefault(compile_mode(rows[one.case_id]), []).append(one)
-    return [_compiled(own, rows) for own in found.values()]
+    for one in over_eager(comparisons, by_id.values()):
+        found.setdefault(by_id[one.case_id].compile, []).append(one)
+    return [_compiled(own, by_id) for own in found.values()]
 
 
-def _compiled(comparisons: Sequence[Comparison], rows: Mapping[str, Row]) -> CompileVerdict:
-    most = max(comparisons, key=lambda one: int(rows[one.case_id]["num_devices"]))
-    single = [one for one in comparisons if rows[one.case_id]["mode"] == "single" and one is not most]
-    ours = rows[most.case_id]
-    mode = compile_mode(ours)
-    given = "" if mode == "default" else f'mode="{mode}"'
-    wrapped = "; model = DDP(model)" if ours["mode"] == "ddp" else ""
-
-    def ratio(one: Comparison) -> Ratio:
-        label, other = (compile_label(compile_mode(rows[i])) for i in (one.case_id, one.reference_id))
-        return Ratio.of(label, other, one.ratio)
-
-    return CompileVerdict(
-        answer=most.answer,
-        paste=f"model.compile({given}){wrapped}" if most.answer == FASTER and not most.within_margin else "",
-        comparisons=(most, *single),
-        ratio=ratio(most),
-        where=f"for {mode_name(ours)} on {place(ours)}",
-        margin=most.margin,
-        single=tuple(ratio(one) for one in single),
-        compile_s=finite(ours.get("compile_s")),
-    )
+def _compiled(comparisons: Sequence[Comparison], by_id: dict[str, CaseResult]) -> Verdict:
+    most = max(comparisons, key=lambda one: by_id[one.case_id].num_devices)
+    single = [one for one in comparisons if by_id[one.case_id].mode == "single" and one is not most]
+    ours, eager = by_id[most.case_id], by_id[most.reference_id]
+    given = "" if ours.compile == "default" else f'mode="{ours.compile}"'
+    wrapped = "; model = DDP(model)" if ours.mode == "ddp" else ""
+    labels = (compile_label(ours.compile), compile_label(eager.compile))
+    took = ours.compile_s
+    notes = [f"For single, {labels[0]} is {ratio(one.ratio)} as fast as {labels[1]}" for one in single]
+    notes += [f"Compiling took {about(took)}"] if took is not None else []
+    is_found = most.answer == FASTER and not most.within_margin
+    made = _compared(COMPILE, most, labels, f" for {mode_name(ours)} on {place(ours)}")
+    paste = f"model.compile({given}){wrapped}" if is_found else ""
+    return replace(made, paste=paste, notes=tuple(notes), comparisons=(most, *single))

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
-
-import pandas as pd
+from typing import NamedTuple, TypeAlias
 
 from ..cli import command
 from ..cluster.load import MOST_BUSY, MOST_STEAL
 from ..gpus import FAULTS
-from ..manifest import Manifest, RankPlace
-from ..results.comparisons import FASTER, OPEN, SLOWER
-from ..results.schema import records
-from .numbers import finite, plural, short
+from ..manifest import Manifest, RankPlace, Record
+from ..results.case_result import CaseResult
+from ..results.comparisons import OPEN
+from .numbers import plural, short
 from .slow_ranks import SlowRank
-from .wording import text
 
 MOST_SPLIT_EFFECT = 1e-2
 """More of `split_effect` is no rounding: float32 leaves 1e-3 at most."""
@@ -75,37 +72,53 @@ class Caution:
         return f"{self.text}. What helps: {self.advice}"
 
 
+class Trust(Record, frozen=True, omit_defaults=False):
+    """How far to trust the answers of a run, a phrase for each claim that they make."""
+
+    order: str
+    """Which is faster."""
+    size: str
+    """By how much, in this run."""
+    next_run: str
+    """What another run of the same plan on this machine would give."""
+    other_machines: str
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """The phrases by what they are of."""
+        names = ("order", "size", "next run", "other machines")
+        return dict(zip(names, (self.order, self.size, self.next_run, self.other_machines), strict=True))
+
+
 def trust(
     cautions: Iterable[Caution], answers: Collection[str], *, on_cpu: bool, load: str = "", evidence: str = ""
-) -> str:
-    """What the answers of a run are worth, in one line: direction, sizes, and what other runs tell of it.
+) -> Trust | None:
+    """What the answers of a run are worth; None without any.
 
     Args:
         cautions: against the run.
-        answers: as `Verdict.answer`; empty without any.
+        answers: as `Verdict.answer`.
         on_cpu: whether cases ran on CPU cores.
         load: what others used of the cores, as `said_load` says it.
         evidence: of other runs, as `repeats.evidence` says it.
     """
     if not answers:
-        return ""
+        return None
     against: dict[str, list[str]] = {DIRECTION: [], SIZES: [], TRANSFER: []}
     for one in cautions:
         against[WEAKENS[one.kind]].append(one.kind)
     direction, weak, transfer = (", ".join(kinds) for kinds in against.values())
-    doubt = f"in doubt ({direction})" if direction else ""
-    sizes = f"only roughly ({weak})" if weak else ""
-    if set(answers) <= set(OPEN):
-        held = f"are {doubt}" if doubt else f"hold {sizes}".rstrip()
-        answered = f"nothing is resolved, either may be faster; the bounds of that {held}"
-    else:
-        what = "which is faster" if {FASTER, SLOWER} & set(answers) else "what is resolved"
-        held = f"is {doubt}" if doubt else "holds"
-        answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
+    order = "nothing is resolved, either may be faster" if set(answers) <= set(OPEN) else "holds"
+    size = f"only roughly ({weak})" if weak else "within the intervals"
     changed = f"; ms and rates do not carry over ({transfer})" if transfer else ""
-    gpus = "Nothing of it tells which is faster on GPUs: measure there" if on_cpu else ""
-    said = (f"Trust, of this run: {answered}{changed}", load, evidence, gpus)
-    return " ".join(f"{part}." for part in said if part)
+    return Trust(
+        order=f"in doubt ({direction})" if direction else order,
+        size=f"{size}; {load}" if load else size,
+        next_run=f"{evidence}{changed}",
+        other_machines="not GPUs: a device here is a CPU core; measure there"
+        if on_cpu
+        else "not known: GPU, links and torch decide; measure there",
+    )
 
 
 class LoadShares(NamedTuple):
@@ -129,15 +142,15 @@ def said_load(manifest: Manifest) -> str:
     shares, before = load_shares(manifest), manifest.load_before
     if shares is None:
         return ""
-    first = "" if before is None else f"; in the minute before it, the load was {100 * before:.0f}% of them"
     steal = f", other guests {100 * shares.steal:.0f}%" if shares.steal >= LEAST_STEAL else ""
-    return f"Other programs used {100 * shares.busy:.0f}% of the cores during the rounds{steal}{first}"
+    first = "" if before is None else f" (load in the minute before: {100 * before:.0f}%)"
+    return f"other programs used {100 * shares.busy:.0f}% of the cores{steal}{first}"
 
 
-def other_load(manifest: Manifest, cases: pd.DataFrame) -> Caution | None:
+def other_load(manifest: Manifest, cases: Iterable[CaseResult]) -> Caution | None:
     """Find other programs or guests that used cores that stand in for devices."""
     shares = load_shares(manifest)
-    if shares is None or not (cases["device_type"] == "cpu").any():
+    if shares is None or all(case.device_type != "cpu" for case in cases):
         return None
     busy, steal = (f"{100 * share:.0f}%" for share in shares)
     said = [
@@ -154,15 +167,15 @@ def other_load(manifest: Manifest, cases: pd.DataFrame) -> Caution | None:
     )
 
 
-def not_proved(cases: pd.DataFrame) -> Caution | None:
+def not_proved(cases: Sequence[CaseResult]) -> Caution | None:
     """Find cases of which nobody knows whether they train as the plain module does."""
-    found = records(cases[cases["not_proved"].notna()])
+    found = [case for case in cases if case.not_proved]
     if not found:
         return None
-    reason, _, advice = text(found[0]["not_proved"]).partition("; ")
+    reason, _, advice = found[0].not_proved.partition("; ")
     return Caution(
         kind="not proved",
-        case_id=text(found[0]["case_id"]),
+        case_id=found[0].case_id,
         text=f"{plural(len(found), 'case')} of {len(cases)} could not be proved to train right: {reason}",
         advice=advice or "a smaller model, or one in which nothing is random",
     )
@@ -179,10 +192,10 @@ def in_evaluation(manifest: Manifest) -> Caution | None:
     )
 
 
-def unequal_weights(cases: pd.DataFrame) -> Caution | None:
+def unequal_weights(cases: Iterable[CaseResult]) -> Caution | None:
     """Find whether modes train differently: the loss is no mean over rows of equal weight."""
-    largest = finite(cases["split_effect"].max())
-    if largest is None or largest <= MOST_SPLIT_EFFECT:
+    largest = max((case.split_effect or 0.0 for case in cases), default=0.0)
+    if largest <= MOST_SPLIT_EFFECT:
         return None
     return Caution(
         kind="unequal weights",
@@ -200,47 +213,46 @@ def uneven_ranks(slow: Iterable[SlowRank]) -> Caution | None:
         return None
     return Caution(
         kind="uneven ranks",
-        text=f"on {one.place} the slowest rank's own work takes {one.apart} longer than the fastest's, and "
-        "it is not always the same rank",
+        text=f"on {one.place} ranks differ by {one.apart} of their own work, and it is not always the same "
+        "rank that is the slowest",
         advice=f"{command('doctor')} for what else runs on the cores",
     )
 
 
-def throttled(ok: pd.DataFrame) -> Caution | None:
+def throttled(ok: Sequence[CaseResult]) -> Caution | None:
     """Find the measured cases of which heat or power slowed a GPU."""
-    slowed = ok[ok["throttled_pct"] > MOST_THROTTLED_PCT]
-    if slowed.empty:
+    slowed = {case: share for case in ok if (share := case.throttled_pct or 0.0) > MOST_THROTTLED_PCT}
+    if not slowed:
         return None
-    worst = max(records(slowed), key=lambda row: float(row["throttled_pct"]))
-    reasons = sorted({why for cell in slowed["throttle_reasons"] for why in text(cell).split(", ") if why})
+    worst = max(slowed, key=slowed.__getitem__)
+    reasons = sorted({why for case in slowed for why in case.throttle_reasons.split(", ") if why})
     raised = "raise the power limit (sudo nvidia-smi -pl), or compare only runs under this one"
     cooled = f"look at cooling and power supply ({command('doctor')}), then measure again"
     return Caution(
         kind="slowed GPUs",
-        case_id=str(worst["case_id"]),
+        case_id=worst.case_id,
         text=f"{plural(len(slowed), 'case')} of {len(ok)} ran with a GPU slowed by {' and '.join(reasons)} "
-        f"(at worst {worst['case_id']}: {worst['throttled_pct']:.0f}% of samples)",
+        f"(at worst {worst.case_id}: {slowed[worst]:.0f}% of samples)",
         advice=raised if FAULTS.isdisjoint(reasons) else cooled,
     )
 
 
-def unequal_clocks(ok: pd.DataFrame) -> Caution | None:
+def unequal_clocks(ok: Iterable[CaseResult]) -> Caution | None:
     """Find whether the cases of a run were measured at different clocks."""
-    clocks = ok.loc[ok["sm_clock_mhz"] > 0, ["sm_clock_mhz", "case_id"]]
-    ordered = sorted(clocks.itertuples(index=False, name=None))
+    ordered = sorted((case.sm_clock_mhz, case.case_id) for case in ok if case.sm_clock_mhz)
     if not ordered or ordered[-1][0] <= UNEQUAL_CLOCKS * ordered[0][0]:
         return None
     (low_mhz, slow), *_, (high_mhz, fast) = ordered
     return Caution(
         kind="unequal clocks",
-        case_id=str(slow),
+        case_id=slow,
         text=f"GPU clocks differ by {100 * (high_mhz / low_mhz - 1):.1f}% between cases "
         f"({slow}: {low_mhz:.0f} MHz, {fast}: {high_mhz:.0f} MHz): their comparison is partly one of clocks",
         advice="lock the clocks (sudo nvidia-smi -lgc) at a value that every case can hold",
     )
 
 
-def slow_links(manifest: Manifest, cases: pd.DataFrame) -> Caution | None:
+def slow_links(manifest: Manifest, cases: Iterable[CaseResult]) -> Caution | None:
     """Find slow pairs of GPUs that measured cases used; what is not known is not told."""
     known = {
         (name, pair.first, pair.second): pair
@@ -253,8 +265,8 @@ def slow_links(manifest: Manifest, cases: pd.DataFrame) -> Caution | None:
         for place, pair in known.items()
         if pair.peer_access is False or (pair.nvlink is False and place[0] in with_nvlink)
     }
-    ok = cases[(cases["status"] == "ok") & (cases["device_type"] == "cuda") & (cases["num_devices"] > 1)]
-    used = {text(row["case_id"]): _used(manifest, row) & slow for row in records(ok)}
+    on_gpus = [case for case in cases if case.is_ok and case.device_type == "cuda" and case.num_devices > 1]
+    used = {case.case_id: _used(manifest, case) & slow for case in on_gpus}
     count = len(set().union(*used.values()))
     if not count:
         return None
@@ -267,13 +279,13 @@ def slow_links(manifest: Manifest, cases: pd.DataFrame) -> Caution | None:
     )
 
 
-def _used(manifest: Manifest, row: Mapping[Any, Any]) -> set[Pair]:
+def _used(manifest: Manifest, case: CaseResult) -> set[Pair]:
     """The pairs of GPUs between which a case copies: any two of its ranks on a host, or of DP's replicas."""
     ranks = manifest.ranks
-    if row["mode"] == "dp":
+    if case.mode == "dp":
         host = ranks[0].host if ranks else ""
-        return {(host, a, b) for a, b in itertools.combinations(range(int(row["num_devices"])), 2)}
-    places = [_place(manifest, rank) for rank in ranks[: int(row["num_devices"])]]
+        return {(host, a, b) for a, b in itertools.combinations(range(case.num_devices), 2)}
+    places = [_place(manifest, rank) for rank in ranks[: case.num_devices]]
     own = sorted({place for place in places if place is not None})
     return {(host, a, b) for (host, a), (other, b) in itertools.combinations(own, 2) if host == other}
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import pandas as pd
 
 from ..manifest import Manifest
+from ..results.case_result import CaseResult, case_results
 from ..results.comparisons import Comparison
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
 from ..text import visible
-from .answers import compile_verdicts, verdicts
+from .answers import ONE_DEVICE, compile_verdicts, verdicts
 from .cautions import (
     Caution,
+    Trust,
     in_evaluation,
     not_proved,
     other_load,
@@ -32,44 +34,53 @@ from .notes import notes
 from .repeats import evidence
 from .slow_ranks import SlowRank, slow_ranks
 from .stability import cautions as of_rounds
-from .verdicts import Finding, Verdict
-from .wording import own_devices
+from .verdicts import Verdict
 
 
 @dataclass(frozen=True)
 class Conclusion:
     """What is said of a run, on the terminal and on its page."""
 
+    cases: tuple[CaseResult, ...]
     verdicts: tuple[Verdict, ...]
-    found: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    """What is to be known beside the answers."""
     cautions: tuple[Caution, ...]
-    trust: str
-    """How far to trust the answers; empty without any."""
+    trust: Trust | None
+    """How far to trust the answers; None without any."""
     next_step: NextStep | None
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What is to be known beside the answers."""
-        # Reasons and hosts are text of others, and this goes to a terminal.
-        return tuple(visible(one.said) for one in self.found)
+    def fastest_id(self) -> str:
+        """The case with the highest rate of those that an answer names as the faster one; empty without."""
+        named = {one.faster_id for one in self.verdicts}
+        found = [
+            (case.images_per_s.estimate, case.case_id)
+            for case in self.cases
+            if case.images_per_s and (ONE_DEVICE if case.mode == "single" else case.case_id) in named
+        ]
+        return max(found, default=(0.0, ""))[1]
 
     @property
-    def sentences(self) -> list[str]:
-        """The answers, how far to trust them, and what to run next."""
+    def lines(self) -> list[tuple[str, str]]:
+        """Label and text of the answers, of how far to trust them, and of what to run next."""
+        worth = self.trust.lines if self.trust else {}
         following = self.next_step
         return [
-            *(visible(verdict.said) for verdict in self.verdicts),
-            *([self.trust] if self.trust else []),
-            *([f"Next, {following.why}: {following.command}"] if following is not None else []),
+            *((", ".join(filter(None, (one.question, one.of))), one.sentence) for one in self.verdicts),
+            *((f"trust: {claim}", said) for claim, said in worth.items()),
+            *([("next", following.why), ("", following.command)] if following else []),
         ]
 
 
 def run_cautions(
-    manifest: Manifest, cases: pd.DataFrame, times: RoundTimes, slow: Iterable[SlowRank] = ()
+    manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes, slow: Iterable[SlowRank] = ()
 ) -> list[Caution]:
     """Return what to know before trusting a run, most general first, one per kind; `slow` as found in it."""
     given = manifest.settings
-    ok = own_devices(cases[(cases["status"] == "ok") & cases["images_per_s"].notna()])
+    measured = [case for case in cases if case.is_ok and case.images_per_s is not None]
+    # Those that share devices are measured a few times only, and say nothing of scaling.
+    ok = [case for case in measured if not case.oversubscribed] or measured
     found = (
         not_proved(cases),
         in_evaluation(manifest),
@@ -77,7 +88,7 @@ def run_cautions(
         unequal_weights(cases),
         throttled(ok),
         unequal_clocks(ok),
-        *of_rounds(cases, times, target=None if given.rounds else given.precision_target),
+        *of_rounds(ok, times, target=None if given.rounds else given.precision_target),
         uneven_ranks(slow),
         slow_links(manifest, cases),
     )
@@ -87,7 +98,7 @@ def run_cautions(
 def conclude(
     folder: Path,
     manifest: Manifest,
-    cases: pd.DataFrame,
+    table: pd.DataFrame,
     times: RoundTimes,
     comparisons: Sequence[Comparison],
     *,
@@ -96,26 +107,29 @@ def conclude(
 ) -> Conclusion:
     """Conclude a run from its files in `folder`; `resumable` where its journal is among them.
 
-    `earlier` runs of the same plan on this machine, their cases and comparisons, tell how far to trust it.
+    `table` is cases.csv. `earlier` runs of the same plan on this machine, their cases and comparisons, tell
+    how far to trust it.
     """
+    cases = case_results(table)
     answered = (
         *verdicts(cases, comparisons, margin=manifest.margin),
         *compile_verdicts(cases, comparisons),
     )
     slow = slow_ranks(manifest, cases, times)
     cautions = run_cautions(manifest, cases, times, slow)
-    on_cpu = bool((cases["device_type"] == "cpu").any())
-    answers = [one.answer for one in answered]
+    on_cpu = any(case.device_type == "cpu" for case in cases)
     return Conclusion(
+        cases=tuple(cases),
         verdicts=answered,
-        found=tuple(notes(cases, times, comparisons, slow)),
+        # Reasons and hosts are text of others, and this goes to a terminal.
+        notes=tuple(map(visible, notes(cases, answered, slow))),
         cautions=tuple(cautions),
         trust=trust(
             cautions,
-            answers,
+            [one.answer for one in answered],
             on_cpu=on_cpu,
             load=said_load(manifest) if on_cpu else "",
-            evidence=evidence(cases, comparisons, earlier),
+            evidence=evidence(table, comparisons, earlier),
         ),
         next_step=next_step(folder, manifest, cases, comparisons, answered, resumable=resumable),
     )

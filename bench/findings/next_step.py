@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import pandas as pd
 
 from ..axes import STEP_DEFAULTS
 from ..cli import command, quoted
 from ..manifest import Manifest
-from ..results.case_columns import EXPOSED_COMM, UNUSED_PARAMETERS
-from ..results.comparisons import OPEN, Comparison
+from ..resolve import with_device_defaults
+from ..results.case_columns import UNUSED_PARAMETERS
+from ..results.case_result import CaseResult
+from ..results.comparisons import EQUAL, OPEN, Comparison
 from ..results.recorder import resume_command
 from ..settings import Settings, as_options, options_of
 from ..stats.one_run import MIN_ROUNDS
@@ -23,7 +23,7 @@ from ..text import visible
 from .answers import by_compile_label, headline
 from .notes import failed_modes
 from .numbers import about, short
-from .verdicts import CommunicationVerdict, SettingsVerdict, Verdict
+from .verdicts import Verdict
 
 MOST_S = 7200.0
 """A longer run is not proposed: at such noise a quieter machine helps more."""
@@ -64,7 +64,7 @@ class NextStep:
 def next_step(
     folder: Path,
     manifest: Manifest,
-    cases: pd.DataFrame,
+    cases: Sequence[CaseResult],
     comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
     *,
@@ -76,40 +76,51 @@ def next_step(
     with failed cases is no baseline. None of a side of an interleaved gate: the gate says what comes next.
     A folder without its journal, such as a baseline, is not `resumable`: its command begins anew.
     """
-    settings = manifest.settings
-    failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
-    if (failed["reason_code"] == UNUSED_PARAMETERS).any():
-        searching = _with_unused_parameters(settings, set(failed["mode"]) - {"ddp"})
-        return replace(searching, command=in_lab(manifest, searching.command))
-    no_baseline = bool(not failed.empty or manifest.interleaved_id)
-    forecast = None if no_baseline else _forecast(folder, settings, cases)
+    failed = set(failed_modes(cases, dict.fromkeys(case.mode for case in cases)))
+    if any(case.mode in failed and case.reason_code == UNUSED_PARAMETERS for case in cases):
+        return _with_unused_parameters(manifest, failed - {"ddp"})
+    no_baseline = bool(failed or manifest.interleaved_id)
+    forecast = None if no_baseline else _forecast(folder, manifest.settings, cases)
     if forecast is not None or no_baseline or not verdicts:
         return forecast
     if any(verdict.is_open for verdict in verdicts):
-        begin_anew = command("run", *as_options(settings, _ALL_BUT_WHERE - {"rounds", "max_time"}))
-        begin = in_lab(manifest, resume_command(folder) if resumable else visible(begin_anew))
+        anew = _run(manifest, manifest.settings, _ALL_BUT_WHERE - {"rounds", "max_time"})
+        begin = in_lab(manifest, resume_command(folder)) if resumable else anew
         return _more(begin, manifest, cases, comparisons, [one for one in verdicts if one.is_open])
     label, group = by_compile_label(cases)[0]
-    here = headline(group)
-    ddp = here[(here["mode"] == "ddp") & here[EXPOSED_COMM].notna()]
-    num_devices = int(here["num_devices"].iloc[0])
     own = [verdict for verdict in verdicts if verdict.of == label]
-    if (step := _less_exposed(settings, ddp, num_devices, own)) is not None:
-        return replace(step, command=in_lab(manifest, step.command))
-    if not cases["status"].isin(["ok", "skipped"]).all():
+    if (step := _less_exposed(manifest, headline(group), own)) is not None:
+        return step
+    if any(case.status not in ("ok", "skipped") for case in cases):
         return None
     save = command("gate", "--save-baseline", str(folder))
     return NextStep("keep this run, to hold later ones against it", visible(save))
 
 
-def _forecast(folder: Path, settings: Settings, cases: pd.DataFrame) -> NextStep | None:
+def _run(manifest: Manifest, settings: Settings, names: Collection[str] = _ALL_BUT_WHERE) -> str:
+    """The command that runs so, in the lab of the run that it follows."""
+    return in_lab(manifest, visible(command("run", *_options(manifest, settings, names))))
+
+
+def _options(manifest: Manifest, settings: Settings, names: Collection[str]) -> list[str]:
+    """Those of `names` that are not the default on the machine of a run; a GPU's memory is not known."""
+    hosts = (manifest.environment, *manifest.hosts.values())
+    if settings.device != "cpu" or any(host.gpus for host in hosts):
+        return as_options(settings, names)
+    usual = with_device_defaults(
+        replace(settings, arch=None, batch_size=None), device_type="cpu", num_local_devices=1
+    )
+    same = {name for name in ("arch", "batch_size") if getattr(settings, name) == getattr(usual, name)}
+    return as_options(settings, set(names) - same - {"device"})
+
+
+def _forecast(folder: Path, settings: Settings, cases: Iterable[CaseResult]) -> NextStep | None:
     """Forecast more GPUs from a calibration of one."""
-    ok = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["device_type"] == "cuda")]
-    if not settings.calibrate or ok.empty or ok["num_devices"].max() > 1:
+    ok = [case for case in cases if case.is_ok and case.mode == "ddp" and case.device_type == "cuda"]
+    if not settings.calibrate or not ok or any(case.num_devices > 1 for case in ok):
         return None
-    gpu = str(ok["device_name"].iloc[0])
-    kinds = () if "PCIE" in gpu.upper() else NVLINK_GPUS
-    joined = next((f"nvlink-{name.lower()}" for name in kinds if name in gpu), "pcie-4")
+    kinds = () if "PCIE" in ok[0].device_name.upper() else NVLINK_GPUS
+    joined = next((f"nvlink-{name.lower()}" for name in kinds if name in ok[0].device_name), "pcie-4")
     ask = command("predict", str(folder), "--gpus", "2,4,8", "--intra", joined)
     return NextStep("forecast how it scales on GPUs like this one", visible(ask))
 
@@ -138,57 +149,59 @@ def again(manifest: Manifest) -> str:
 
 
 def _less_exposed(
-    settings: Settings, ddp: pd.DataFrame, num_devices: int, verdicts: Sequence[Verdict]
+    manifest: Manifest, here: Sequence[CaseResult], verdicts: Sequence[Verdict]
 ) -> NextStep | None:
     """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
-    exposed = (ddp[EXPOSED_COMM] / ddp["step_ms"]).min()
-    if not exposed >= WORTH_TUNING:
+    settings = manifest.settings
+    ddp = [case for case in here if case.mode == "ddp"]
+    shares = [
+        case.exposed_comm_ms.estimate / case.step_ms.estimate
+        for case in ddp
+        if case.exposed_comm_ms and case.step_ms
+    ]
+    exposed = min(shares, default=0.0)
+    if exposed < WORTH_TUNING:
         return None
+    num_devices = here[0].num_devices
     # One way to compile is measured; where a run compared several, eager, which is the first.
     first = replace(settings, compile=settings.compile and settings.compile[:1])
-    if _no_cap_helps(verdicts):
+    left = f"the best so far leaves {100 * exposed:.0f}% of the step to communication"
+    if any(_no_cap_helps(one) for one in verdicts):
         if set(settings.comm_hook) != {"none"}:
             return None
         caps, hooks = settings.bucket_cap_mb[:1], ("none", "bf16")
         halved = replace(first, modes=("ddp",), gpus=(num_devices,), bucket_cap_mb=caps, comm_hook=hooks)
-        halving = command("run", *as_options(halved, _ALL_BUT_WHERE))
-        cost = next((one.cost for one in verdicts if isinstance(one, CommunicationVerdict)), None)
-        added = f" of what communication adds, {cost}" if cost else ""
-        why = f"no cap gains more than the margin; gradients in 16 bits may spare a half{added}"
-        return NextStep(why, visible(halving))
-    several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
-    if not several.any():
+        return NextStep(f"gradients in 16 bits, as no cap helps: {left}", _run(manifest, halved))
+    # A single bucket has no better cap.
+    if all(case.num_buckets == 1 for case in ddp if case.exposed_comm_ms):
         return None
-    search = command("tune", "--gpus", str(num_devices), *as_options(first, CARRIED))
-    why = f"search for better buckets, the best so far leave {100 * exposed:.0f}% of the step exposed"
-    return NextStep(why, visible(search))
+    search = command("tune", "--gpus", str(num_devices), *_options(manifest, first, CARRIED))
+    return NextStep(f"search for better buckets: {left}", in_lab(manifest, search))
 
 
-def _no_cap_helps(verdicts: Sequence[Verdict]) -> bool:
+def _no_cap_helps(one: Verdict) -> bool:
     """Whether so many caps were tried, and decided, that more of them would bring nothing."""
-    caps = (one for one in verdicts if isinstance(one, SettingsVerdict) and one.noun == "cap")
-    return any(one.best is None and not one.is_open and one.num_known >= ENOUGH_CAPS for one in caps)
+    return one.noun == "cap" and one.answer == EQUAL and one.num_tried >= ENOUGH_CAPS
 
 
-def _with_unused_parameters(settings: Settings, failed: set[str]) -> NextStep:
+def _with_unused_parameters(manifest: Manifest, failed: set[str]) -> NextStep:
     """Measure DDP as it can train here, without the modes that `failed` for another reason."""
-    kept = tuple(mode for mode in settings.modes if mode not in failed)
-    wanted = replace(settings, modes=kept, find_unused_parameters=(True,))
-    searching = command("run", *as_options(wanted, _ALL_BUT_WHERE))
-    return NextStep("let DDP search for parameters without gradient", visible(searching))
+    kept = tuple(mode for mode in manifest.settings.modes if mode not in failed)
+    wanted = replace(manifest.settings, modes=kept, find_unused_parameters=(True,))
+    return NextStep("let DDP search for parameters without gradient", _run(manifest, wanted))
 
 
 def _more(
     begin: str,
     manifest: Manifest,
-    cases: pd.DataFrame,
+    cases: Sequence[CaseResult],
     comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
 ) -> NextStep:
     """Go on, with the command that `begin`s so, for as long as the widest of what is open needs."""
     spent_s = manifest.timing.measuring_s or LEAST_S
     margin = manifest.margin
-    rounds = int(cases["num_rounds"].fillna(0).max() or 0)
+    rounds = max(case.num_rounds for case in cases)
     unsettled = [one for one in comparisons if one.answer in OPEN]
     wanted = math.log1p(margin) / 2
     excess = [one.half_width / wanted for one in unsettled]
@@ -211,12 +224,11 @@ def _more(
     return NextStep(why, f"{begin} {more}")
 
 
-def _width_of_speedups(cases: pd.DataFrame) -> float:
+def _width_of_speedups(cases: Sequence[CaseResult]) -> float:
     """Half the widest interval of a speed-up's logarithm; infinite where one is unknown."""
-    here = headline(cases)
-    ends = zip(here["speedup_low"].astype(float), here["speedup_high"].astype(float), strict=True)
-    widths = [math.log(high / low) / 2 for low, high in ends]
-    return max((math.inf if math.isnan(width) else width for width in widths), default=math.inf)
+    found = [case.speedup for case in headline(cases)]
+    known = [math.log(one.high / one.low) / 2 for one in found if one and not math.isnan(one.low)]
+    return max(known, default=math.inf) if len(known) == len(found) else math.inf
 
 
 NOT_INTERLEAVED = "Not interleaved: a change may be the machine's."

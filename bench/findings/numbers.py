@@ -12,6 +12,9 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 DASH = "\N{EN DASH}"
 
+_TIGHT = ("", "%", TIMES)
+"""Units that stand at the number, without a space."""
+
 MOST_DIGITS = 4
 """Significant digits of a number with an interval, and of a large one; more are noise, and hard to read."""
 
@@ -51,9 +54,14 @@ def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0, *
     if value is None:
         return ""
     scaled = value.scaled(factor)
-    behind = places(scaled, digits)
-    written = _rounded(scaled.estimate, behind)
-    return _with_unit(f"{written} ({span(scaled, behind)})" if _is_known(scaled) else written, unit)
+    return to_places(scaled, places(scaled, digits), unit)
+
+
+def to_places(found: Interval, behind: int, unit: str = "") -> str:
+    """The same with so many decimal places; of a ratio as `ratio` has it."""
+    written = _rounded(found.estimate, behind)
+    ends = f" ({span(found, behind)})" if _is_known(found) else ""
+    return f"{written}{unit}{ends}" if unit in _TIGHT else f"{written}{ends} {unit}"
 
 
 def places(found: Interval, digits: int = 3) -> int:
@@ -115,8 +123,13 @@ def span(found: Interval, behind: int = 2) -> str:
 
 
 def ratio(found: Interval) -> str:
-    """Write a ratio with its interval: `1.16 (1.09\N{EN DASH}1.24)`."""
-    return f"{found.estimate:.2f} {between(found)}" if _is_known(found) else f"{found.estimate:.2f}"
+    """Write a ratio with its interval: `1.16\N{MULTIPLICATION SIGN} (1.09\N{EN DASH}1.24)`."""
+    return to_places(found, ratio_places(found), TIMES)
+
+
+def ratio_places(found: Interval) -> int:
+    """Decimal places of a ratio: two, or three where the ends of its interval would else be alike."""
+    return 3 if _is_known(found) and found.high - found.low < 0.01 else 2
 
 
 def short_percent(share: float) -> str:
@@ -186,5 +199,4 @@ def plain(value: Any) -> str:
 
 
 def _with_unit(written: str, unit: str) -> str:
-    tight = unit in {"", "%", TIMES}
-    return f"{written}{unit}" if tight else f"{written} {unit}"
+    return f"{written}{unit}" if unit in _TIGHT else f"{written} {unit}"

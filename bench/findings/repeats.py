@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
-from typing import Any
 
 import pandas as pd
 
+from ..results.case_result import CaseResult, case_results
 from ..results.comparisons import Comparison, over_eager
-from ..results.schema import records
 from ..stats.interval import Interval
 from ..stats.two_runs import common_value
 from .numbers import plural, short_percent
-from .wording import case_label, estimate, is_stand_in, text, truth
+from .wording import case_label
 
 LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
@@ -59,36 +58,33 @@ def _agreement(name: str, values: Sequence[Interval]) -> Agreement:
     )
 
 
-def _own_rows(cases: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Of the measured cases that have their devices for themselves."""
-    return [row for row in records(cases) if row["status"] == "ok" and not truth(row["oversubscribed"])]
-
-
 def ratios_of(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> dict[str, Interval]:
     """The answers of a run and the speed-ups of its cases that have their devices for themselves."""
-    return dict(_ratios(cases, comparisons))
-
-
-def _ratios(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> Iterator[tuple[str, Interval]]:
-    rows = _own_rows(cases)
-    names = {text(row["case_id"]): case_label(row) for row in rows}
-    across = over_eager(comparisons, rows)
-    for one in comparisons:
-        if one not in across and {one.case_id, one.reference_id} <= names.keys():
-            yield f"{names[one.case_id]} / {names[one.reference_id]}", one.ratio
-    for row in rows:
-        speedup = estimate(row, "speedup")
-        if text(row["mode"]) != "single" and speedup is not None and not is_stand_in(row):
-            yield f"{names[text(row['case_id'])]} / single", speedup
+    own = _own(cases)
+    names = {case.case_id: case_label(case) for case in own}
+    across = over_eager(comparisons, own)
+    found = {
+        f"{names[one.case_id]} / {names[one.reference_id]}": one.ratio
+        for one in comparisons
+        if one not in across and {one.case_id, one.reference_id} <= names.keys()
+    }
+    for case in own:
+        if case.mode != "single" and case.speedup is not None and not case.is_stand_in:
+            found[f"{names[case.case_id]} / single"] = case.speedup
+    return found
 
 
 def rates_of(cases: pd.DataFrame) -> dict[str, Interval]:
     """The throughputs of the same cases."""
-    found = {case_label(row): estimate(row, "images_per_s") for row in _own_rows(cases)}
-    return {name: rate for name, rate in found.items() if rate is not None}
+    return {case_label(case): case.images_per_s for case in _own(cases) if case.images_per_s is not None}
 
 
-AGAIN = "run the same command again, three runs in all, and this line says how far apart they lie"
+def _own(cases: pd.DataFrame) -> list[CaseResult]:
+    """The measured cases that have their devices for themselves."""
+    return [case for case in case_results(cases) if case.is_ok and not case.oversubscribed]
+
+
+AGAIN = "not known: run the same command twice more, and this line says how far apart the runs lie"
 
 
 def evidence(
@@ -101,13 +97,12 @@ def evidence(
     ratios = agreements(ratios_of(*run) for run in runs)
     rates = agreements(rates_of(table) for table, _ in runs)
     if not rates:
-        return f"What another run gives is not known: {AGAIN}"
-    said = [f"{plural(len(runs) - 1, 'earlier run')} of this plan here and this one: "]
-    if ratios:
-        held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
-        said.append(f"{held} of {total} intervals of ratios hold what the runs have in common, ")
-        said.append(f"ratios lie {_typical(ratios)} apart, ")
-    return "".join([*said, f"rates {_typical(rates)} (standard deviation)"])
+        return AGAIN
+    held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
+    others = plural(len(runs) - 1, "earlier run")
+    apart = f", ratios {_typical(ratios)}" if ratios else ""
+    hold = f"; {held} of {total} intervals of ratios hold the common value" if ratios else ""
+    return f"with {others} of this plan: rates {_typical(rates)}{apart} apart (standard deviation){hold}"
 
 
 def _typical(found: Sequence[Agreement]) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import pandas as pd
 import scipy
 
 from ..manifest import Manifest
+from ..results.case_result import CaseResult
 from ..results.round_times import RoundTimes
-from ..stats.interval import Interval
-from .answers import by_compile_label, ddp_at_headline, ddp_reference
+from .answers import by_compile_label, ddp_reference, headline
 from .numbers import plural, with_interval
-from .verdicts import Finding
-from .wording import estimate, place
+from .wording import place
 
 SKEW_SHARE = 0.05
 """Skew over the step below which ranks count as equally fast."""
@@ -27,7 +25,7 @@ BY_CHANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowRank(Finding):
+class SlowRank:
     """The rank that others wait for, where ranks differ by a good part of the step."""
 
     place: str
@@ -37,8 +35,8 @@ class SlowRank(Finding):
     num_rounds: int
     is_chance: bool
     """Whether equal ranks could look so."""
-    skew_ms: Interval
-    step_ms: float
+    apart: str
+    """How much longer its own work takes, with its interval and its share of the step."""
 
     @property
     def is_uneven(self) -> bool:
@@ -46,50 +44,39 @@ class SlowRank(Finding):
         return self.is_chance and self.often < self.num_rounds
 
     @property
-    def apart(self) -> str:
-        share = 100 * self.skew_ms.estimate / self.step_ms
-        return f"{with_interval(self.skew_ms, 'ms')} per step ({share:.0f}% of it)"
-
-    @property
     def sentence(self) -> str:
-        if self.is_chance:
-            rounds = f"in all of {plural(self.num_rounds, 'round')}: too few to say whether it stays so"
-            slowest = f"Ranks: on {self.place} the slowest rank's own work takes {self.apart} longer"
-            return f"{slowest} than the fastest's, {rounds}."
-        who = f"rank {self.rank}{f' on {self.host}' if self.host else ''}"
-        slowest = f"{who} was the slowest in {self.often} of {self.num_rounds} rounds"
-        longer = f"its own work takes {self.apart} longer than the fastest rank's, and the others wait for it"
-        return f"Slow rank: on {self.place} {slowest}; {longer}."
+        """Which rank it is, how often, and by how much."""
+        who = f"Rank {self.rank}{f' on {self.host}' if self.host else ''}"
+        few = ", too few to say whether it stays so" if self.is_chance else "; the others wait for it"
+        rounds = f"{self.often} of {plural(self.num_rounds, 'round')}"
+        return f"{who} is the slowest of {self.place} in {rounds}, by {self.apart} of its own work{few}."
 
 
-def slow_ranks(manifest: Manifest, cases: pd.DataFrame, times: RoundTimes) -> list[SlowRank]:
+def slow_ranks(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[SlowRank]:
     """The slowest ranks of DDP, by mode of torch.compile, where ranks differ by a good part of the step."""
     hosts = {rank.rank: rank.host for rank in manifest.ranks}
-    return [
-        replace(found, of=label)
-        for label, group in by_compile_label(cases)
-        if (found := _slow_rank(ddp_at_headline(group), times, hosts)) is not None
-    ]
+    found = []
+    for _, group in by_compile_label(cases):
+        case = ddp_reference([one for one in headline(group) if _skew_share(one) > SKEW_SHARE])
+        own = times.of_case(case.case_id) if case else None
+        if case is None or own is None or (rank := own.slowest_rank()) is None:
+            continue
+        often, num_rounds = own.slowest[rank], own.slowest.total()
+        among_equals = scipy.stats.binom.sf(often - 1, num_rounds, 1 / case.num_devices)
+        found.append(
+            SlowRank(
+                place=place(case),
+                rank=rank,
+                host=hosts.get(rank, ""),
+                often=often,
+                num_rounds=num_rounds,
+                is_chance=often < OFTEN * num_rounds or case.num_devices * among_equals > BY_CHANCE,
+                apart=f"{with_interval(case.rank_skew_ms, 'ms')} per step ({100 * _skew_share(case):.0f}%)",
+            )
+        )
+    return found
 
 
-def _slow_rank(ddp: pd.DataFrame, times: RoundTimes, hosts: Mapping[int, str]) -> SlowRank | None:
-    measured = ddp[(ddp["rank_skew_ms"] > SKEW_SHARE * ddp["step_ms"]).fillna(value=False)]
-    if measured.empty:
-        return None
-    row = ddp_reference(measured)
-    own = times.of_case(str(row["case_id"]))
-    rank, skew_ms = own.slowest_rank(), estimate(row, "rank_skew_ms")
-    if rank is None or skew_ms is None:
-        return None
-    often, num_rounds, num_ranks = own.slowest[rank], own.slowest.total(), int(row["num_devices"])
-    by_chance = min(num_ranks * scipy.stats.binom.sf(often - 1, num_rounds, 1 / num_ranks), 1.0)
-    return SlowRank(
-        place=place(row),
-        rank=rank,
-        host=hosts.get(rank, ""),
-        often=often,
-        num_rounds=num_rounds,
-        is_chance=often < OFTEN * num_rounds or by_chance > BY_CHANCE,
-        skew_ms=skew_ms,
-        step_ms=float(row["step_ms"]),
-    )
+def _skew_share(case: CaseResult) -> float:
+    skew, step = case.rank_skew_ms, case.step_ms
+    return skew.estimate / step.estimate if skew and step else 0.0

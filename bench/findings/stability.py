@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import scipy
 
 from ..cli import command, speaker
-from ..results.aggregate import images_per_s_by_round, rate_half_widths, units_per_step
+from ..results.aggregate import images_per_s_by_round, units_per_step
+from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
 from .cautions import Caution
 from .numbers import per_second, plural, rate
-from .wording import own_devices, unit_of_cases
 
 FALSE_ALARMS = 0.01
 """Share of runs with noise only in which a check speaks; those that test then alarm in at most 4%."""
@@ -37,11 +36,12 @@ SMALLEST_SHARE = 0.2
 """Smallest share of the figures that is a level; fewer that stand apart are outliers."""
 
 
-def cautions(cases: pd.DataFrame, times: RoundTimes, *, target: float | None) -> list[Caution]:
-    """Return what speaks against a run, one per kind; `target` is the half interval wanted, a fraction."""
-    # Those that share devices are measured a few times only, and say nothing of scaling.
-    ok = own_devices(cases[(cases["status"] == "ok") & cases["images_per_s"].notna()])
-    unit = unit_of_cases(ok)
+def cautions(ok: Sequence[CaseResult], times: RoundTimes, *, target: float | None) -> list[Caution]:
+    """Return what speaks against the measured cases `ok` of a run, one per kind.
+
+    `target` is the half interval wanted, a fraction.
+    """
+    unit = ok[0].unit if ok else ""
     found = {
         case_id: rates
         for case_id, by_round in images_per_s_by_round(times, units_per_step(ok)).items()
@@ -93,9 +93,8 @@ def _few_rounds(found: Mapping[str, ByRound]) -> Caution | None:
     )
 
 
-def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float, unit: str) -> Caution | None:
-    halves = rate_half_widths(ok, with_single=True)
-    known = {case_id: half for case_id, half in halves.items() if not math.isnan(half)}
+def _wide(ok: Sequence[CaseResult], found: Mapping[str, ByRound], target: float, unit: str) -> Caution | None:
+    known = {case.case_id: case.images_per_s.half_width for case in ok if case.images_per_s is not None}
     wide = [case_id for case_id, width in known.items() if width > target and case_id in found]
     if not wide:
         return None

@@ -1,24 +1,18 @@
-"""Reads cells of cases.csv and names cases, for the terminal and for the page."""
+"""Names cases, their devices and settings, for the terminal and for the page."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pandas as pd
 
-from ..axes import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
+from ..axes import STEP_SETTINGS
 from ..buckets import BucketCaps
-from ..case import STAND_IN
-from ..results.comparisons import compile_mode
+from ..results.case_result import CaseResult, Row, estimate
 from ..settings import IMAGES
 from ..stats.interval import Interval
-from .numbers import TIMES, count, finite, plural, with_interval
-
-Row = Mapping[Any, Any] | pd.Series
-"""A row of a results table, by column."""
+from .numbers import TIMES, count, plural, with_interval
 
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
 """Stands beside every number that was measured on CPU cores."""
@@ -34,27 +28,8 @@ _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<del
 _PER_S = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}
 
 
-def text(value: Any) -> str:
-    """Return a cell as text; empty where missing."""
-    return "" if pd.isna(value) else str(value)
-
-
-def truth(value: Any) -> bool:
-    """Tell whether a boolean cell is known and true."""
-    return not pd.isna(value) and bool(value)
-
-
 MOST_HIDDEN_WIDTH_PCT = 100.0
 """A wider interval holds both that all is hidden and that none is."""
-
-
-def estimate(row: Row, column: str) -> Interval | None:
-    """Return a measured cell with its interval, NaN where unknown; None where nothing was measured."""
-    value, *ends = (finite(row.get(f"{column}{end}")) for end in ("", "_low", "_high"))
-    if value is None:
-        return None
-    low, high = (math.nan if end is None else end for end in ends)
-    return Interval(value, low, high)
 
 
 def hidden_percent(row: Row, written: Callable[[Interval], str]) -> str:
@@ -66,8 +41,8 @@ def hidden_percent(row: Row, written: Callable[[Interval], str]) -> str:
 
 
 def hides_none(hidden: Interval | None) -> bool:
-    """Whether communication is known to add more than it takes alone."""
-    return hidden is not None and hidden.high < 0
+    """Whether communication adds more than it takes alone."""
+    return hidden is not None and hidden.estimate < 0
 
 
 def hidden_share(row: Row) -> Interval | None:
@@ -78,12 +53,12 @@ def hidden_share(row: Row) -> Interval | None:
 
 def unit_of(row: Row) -> str:
     """Return what the rates of a case count: `images`, `tokens`."""
-    return text(row.get("unit")) or IMAGES
+    return CaseResult.of(row).unit
 
 
 def units_per_sample(row: Row) -> int:
     """Return how many of its unit a row of the batch of a case holds."""
-    return int(finite(row.get("units_per_sample")) or 1)
+    return CaseResult.of(row).units_per_sample
 
 
 def unit_of_cases(cases: pd.DataFrame) -> str:
@@ -124,16 +99,10 @@ def own_devices(cases: pd.DataFrame) -> pd.DataFrame:
 
 def place(row: Row) -> str:
     """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 shared CPU cores`."""
-    shared = "shared " if truth(row["oversubscribed"]) else ""
-    named = plural(int(row["num_devices"]), f"{shared}{device_noun(text(row['device_type']))}")
-    num_hosts = int(finite(row["num_nodes"]) or 1)
-    return f"{named} of {num_hosts:,d} hosts" if num_hosts > 1 else named
-
-
-def is_stand_in(row: Row) -> bool:
-    """Whether DataParallel's stages ran on CPU cores."""
-    on_cpu = text(row["impl"]) == STAND_IN or text(row["device_type"]) == "cpu"
-    return bool(row["mode"] == "dp") and on_cpu
+    case = CaseResult.of(row)
+    shared = "shared " if case.oversubscribed else ""
+    named = plural(case.num_devices, f"{shared}{device_noun(case.device_type)}")
+    return f"{named} of {case.num_nodes:,d} hosts" if case.num_nodes > 1 else named
 
 
 def stand_ins(cases: pd.DataFrame) -> list[str]:
@@ -145,26 +114,19 @@ def stand_ins(cases: pd.DataFrame) -> list[str]:
 
 def mode_name(row: Row) -> str:
     """Name the mode in a sentence: `DDP`, `DP`, `DP stand-in (CPU)`."""
-    return f"{short_mode(row)} (CPU)" if is_stand_in(row) else short_mode(row)
+    return f"{short_mode(row)} (CPU)" if CaseResult.of(row).is_stand_in else short_mode(row)
 
 
 def short_mode(row: Row) -> str:
     """Name the mode in a figure or a table: `DDP`, `DP`, `DP stand-in`, and whether it is not proved."""
-    mode, not_proved = text(row["mode"]), " (not proved)" if text(row.get("not_proved")) else ""
-    return f"{_MODES.get(mode, mode)}{' stand-in' if is_stand_in(row) else ''}{not_proved}"
+    case = CaseResult.of(row)
+    stand_in, not_proved = " stand-in" * case.is_stand_in, " (not proved)" * bool(case.not_proved)
+    return f"{_MODES.get(case.mode, case.mode)}{stand_in}{not_proved}"
 
 
 def cap_label(cap: str) -> str:
     """Write a bucket cap with its unit."""
     return cap if cap in ("", "default") else f"{cap} MiB"
-
-
-def settings(row: Row, reference: Row | None = None) -> dict[str, str]:
-    """Return DDP settings of a case that are not those of `reference`, or not PyTorch's defaults."""
-    if row["mode"] != "ddp":
-        return {}
-    found = {axis: (_value(row, axis), _value(reference, axis)) for axis in DDP_AXES}
-    return {axis: mine for axis, (mine, other) in found.items() if mine != other}
 
 
 def compile_label(mode: str) -> str:
@@ -199,20 +161,20 @@ def case_name(row: Row) -> str:
 
 def case_parts(row: Row) -> tuple[str, str]:
     """The two parts of a case's name: `DDP on 2 GPUs`, `bucket_cap_mb=1`; the second may be empty."""
-    mode = compile_mode(row)
-    changed = setting_names(({} if mode == "off" else {"compile": mode}) | settings(row))
-    return f"{mode_name(row)} on {place(row)}", changed
+    case = CaseResult.of(row)
+    changed = setting_names(({} if case.compile == "off" else {"compile": case.compile}) | case.changed())
+    return f"{mode_name(case)} on {place(case)}", changed
 
 
 def settings_label(row: Row, *, with_cap: bool = True) -> str:
     """Name settings in a figure or a table: the bucket cap if asked for, then what is no default."""
-    if row["mode"] == "pipeline":
-        schedule = text(row["pipeline_schedule"])
-        return f"{_SCHEDULES.get(schedule, schedule)}, {count(finite(row['micro_batches']))} micro-batches"
-    changed = settings(row)
+    case = CaseResult.of(row)
+    if case.mode == "pipeline":
+        schedule = _SCHEDULES.get(case.pipeline_schedule, case.pipeline_schedule)
+        return f"{schedule}, {count(case.micro_batches)} micro-batches"
+    changed = case.changed()
     changed.pop("bucket_cap_mb", None)
-    cap = text(row["bucket_cap_mb"]) if with_cap and row["mode"] == "ddp" else ""
-    parts = [f"cap {cap_label(cap)}"] if cap else []
+    parts = [f"cap {cap_label(case.setting('bucket_cap_mb'))}"] if with_cap and case.mode == "ddp" else []
     for axis, value in changed.items():
         words = axis.replace("_", " ")
         parts.append({"True": words, "False": f"no {words}"}.get(value, f"{words} {value}"))
@@ -221,18 +183,19 @@ def settings_label(row: Row, *, with_cap: bool = True) -> str:
 
 def case_label(row: Row, *, with_cap: bool = True) -> str:
     """Name a case in a figure or a table: `DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
-    how_many = finite(row["num_devices"])
-    where = "" if how_many is None else plural(how_many, device_noun(text(row["device_type"])))
-    shared = " (shared)" if truth(row["oversubscribed"]) else ""
-    parts = (short_mode(row), f"{where}{shared}", settings_label(row, with_cap=with_cap))
+    case = CaseResult.of(row)
+    where = plural(case.num_devices, device_noun(case.device_type)) if case.num_devices else ""
+    shared = " (shared)" * case.oversubscribed
+    parts = (short_mode(case), f"{where}{shared}", settings_label(case, with_cap=with_cap))
     return ", ".join(part for part in parts if part)
 
 
 def step_labels(row: Row) -> list[str]:
     """Name the precision of a case's step and what else of it is not PyTorch's default."""
-    found = [text(row["precision"])]
+    case = CaseResult.of(row)
+    found = [case.precision]
     for setting in STEP_SETTINGS:
-        value, label = row.get(setting.name), setting.metadata["label"]
+        value, label = case.cells.get(setting.name), setting.metadata["label"]
         if not pd.isna(value) and value != setting.default:
             found.append(label if isinstance(setting.default, bool) else f"{label} ({value})")
     return [label for label in found if label]
@@ -240,16 +203,15 @@ def step_labels(row: Row) -> list[str]:
 
 def workload_parts(row: Row, batch: float | None) -> list[str]:
     """Name what a case trains on `batch` samples: per device, or in all under strong scaling."""
-    size, scaling = finite(row["image_size"]), text(row["scaling"])
-    where = "in all" if scaling == "strong" else "per device"
-    units = units_per_sample(row)
-    each = f" of {units:,d} {unit_of(row)}" if units > 1 else ""
+    case = CaseResult.of(row)
+    where = "in all" if case.scaling == "strong" else "per device"
+    each = f" of {case.units_per_sample:,d} {case.unit}" if case.units_per_sample > 1 else ""
     parts = (
-        text(row["arch"]),
-        f"{size:.0f} {TIMES} {size:.0f} px" if size else "",
-        f"{batch:,.0f} {samples_noun(row)}{each} {where}" if batch else "",
-        f"{scaling} scaling" if scaling else "",
-        *step_labels(row),
+        case.arch,
+        f"{case.image_size:.0f} {TIMES} {case.image_size:.0f} px" if case.image_size else "",
+        f"{batch:,.0f} {samples_noun(case)}{each} {where}" if batch else "",
+        f"{case.scaling} scaling" if case.scaling else "",
+        *step_labels(case),
     )
     return [part for part in parts if part]
 
@@ -261,7 +223,3 @@ def link_name(link: str) -> str:
         return link
     delay = f" with {found['delay']} {found['time']} of delay" if found["delay"] else ""
     return f"{found['rate']} {_PER_S[found['unit']]}{delay}"
-
-
-def _value(row: Row | None, axis: str) -> str:
-    return str(DDP_DEFAULTS[axis] if row is None or pd.isna(row[axis]) else row[axis])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
 from ..findings.numbers import short
-from ..findings.verdicts import Finding
 from .calibration import Calibration
 from .prediction import predict
 from .scenario import Scenario, cost_band
@@ -51,25 +49,14 @@ def least_comm_ms(num_bytes: Sequence[int], comm_ms: Callable[[float], float]) -
     return least[:count]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bound(Finding):
-    """How much there is to gain by other buckets than DDP's default, by the simulation."""
-
-    least_ms: float
-    default_ms: float
-
-    @property
-    def sentence(self) -> str:
-        above = 100 * (self.default_ms / self.least_ms - 1)
-        return (
-            f"Bound: by simulation no bucket layout has a step below {short(self.least_ms)} ms; "
-            f"that of DDP's default is {above:.0f}% above it."
-        )
-
-
-def bound(calibration: Calibration) -> Bound:
-    """Compare DDP's default with the least step, both simulated."""
+def bound(calibration: Calibration) -> str:
+    """Say how far DDP's default is from the least step under any buckets, both simulated."""
     scenario = Scenario(num_devices=calibration.num_ranks)
     default = predict(calibration, scenario, with_interval=False, model_error_pct=0.0)
     assert default.step_ms is not None  # an interval of no width is never refused
-    return Bound(least_ms=bound_ms(calibration), default_ms=default.step_ms.estimate)
+    least_ms = bound_ms(calibration)
+    above = 100 * (default.step_ms.estimate / least_ms - 1)
+    return (
+        f"Bound: by simulation no bucket layout has a step below {short(least_ms)} ms; "
+        f"that of DDP's default is {above:.0f}% above it."
+    )

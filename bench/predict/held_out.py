@@ -11,7 +11,8 @@ from msgspec import Meta
 
 from ..buckets import BucketCaps
 from ..case import HALF_HOOKS
-from ..findings.wording import text, units_per_sample
+from ..findings.wording import units_per_sample
+from ..results.case_result import text
 from ..results.store import RunData
 from ..stats.interval import Interval
 from ..stats.two_runs import ratio_of_medians

@@ -17,10 +17,11 @@ from ..settings import RANK_PER_DEVICE
 from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
 from ..stats.one_run import MIN_ROUNDS
 from .case_columns import EXPOSED_COMM
-from .comparisons import Comparison, compared, compile_mode, over_default
+from .case_result import Row, case_results
+from .comparisons import Comparison, compared, over_default
 from .gpu_load import DEVICE_ALLOCS
 from .round_times import ByRound, RoundTimes
-from .schema import BUCKETS, CASES, METRICS, records, typed_frame
+from .schema import BUCKETS, CASES, METRICS, typed_frame
 from .typical import FITTED, NOT_KNOWN, Typical
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
@@ -37,13 +38,12 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def units_per_step(cases: pd.DataFrame) -> dict[str, int]:
+def units_per_step(cases: pd.DataFrame | Iterable[Row]) -> dict[str, int]:
     """What an optimizer step of each case trains over all devices, in the unit of its rates."""
-    columns = (cases[name] for name in ("case_id", "global_batch", "units_per_sample"))
     return {
-        str(case_id): int(batch) * (1 if pd.isna(units) else int(units))
-        for case_id, batch, units in zip(*columns, strict=True)
-        if not pd.isna(batch)
+        case.case_id: int(case.global_batch) * case.units_per_sample
+        for case in case_results(cases)
+        if case.global_batch is not None
     }
 
 
@@ -63,20 +63,20 @@ def metrics_by_round(cases: pd.DataFrame, times: RoundTimes) -> dict[str, dict[s
     """
     timed, local = (times.step_ms(phase) for phase in ("timed", "no_sync"))
     rates = images_per_s_by_round(times, units_per_step(cases))
-    rows = records(cases)
-    singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
+    rows = case_results(cases)
+    singles = {case.compile: case.case_id for case in rows if case.mode == "single"}
     found = {}
-    for row in rows:
-        case_id = str(row["case_id"])
+    for case in rows:
+        case_id = case.case_id
         steps, alone, rate = (by_case.get(case_id, {}) for by_case in (timed, local, rates))
-        single = {} if row["mode"] == "single" else rates.get(singles.get(compile_mode(row), ""), {})
+        single = {} if case.mode == "single" else rates.get(singles.get(case.compile, ""), {})
         speedup = {r: rate[r] / single[r] for r in rate if r in single}
-        once = {name: row[name] for name, metric in METRICS.items() if not metric.repeated}
+        once = {name: case.cells[name] for name, metric in METRICS.items() if not metric.repeated}
         found[case_id] = {
             "step_ms": steps,
             "images_per_s": rate,
             "speedup": speedup,
-            "efficiency": {r: ratio / int(row["num_devices"]) for r, ratio in speedup.items()},
+            "efficiency": {r: ratio / case.num_devices for r, ratio in speedup.items()},
             EXPOSED_COMM: {r: ms - alone[r] for r, ms in steps.items() if r in alone},
             **{name: {} if pd.isna(value) else {0: float(value)} for name, value in once.items()},
         }
@@ -214,18 +214,18 @@ def fitted_columns(
 
 
 def estimates_of_cases(
-    rows: Iterable[Mapping[Any, Any]], typical: Typical, units: Mapping[str, int]
+    rows: Iterable[Row], typical: Typical, units: Mapping[str, int]
 ) -> dict[str, dict[str, Estimate]]:
     """The same of every measured case, by case id; `rows` are of cases.csv.
 
     What is not known is left out, and speed-up and efficiency of `single`.
     """
-    ok = [row for row in rows if row["status"] == "ok" and typical.has((str(row["case_id"]), "timed"))]
-    singles = {compile_mode(row): str(row["case_id"]) for row in ok if row["mode"] == "single"}
+    ok = [case for case in case_results(rows) if case.is_ok and typical.has((case.case_id, "timed"))]
+    singles = {case.compile: case.case_id for case in ok if case.mode == "single"}
     found = {}
-    for row in ok:
-        case_id, single = str(row["case_id"]), singles.get(compile_mode(row), "")
-        every = estimates_of(typical, case_id, single, units=units, num_devices=int(row["num_devices"]))
+    for case in ok:
+        case_id, single = case.case_id, singles.get(case.compile, "")
+        every = estimates_of(typical, case_id, single, units=units, num_devices=case.num_devices)
         left_out = ("speedup", "efficiency") if single == case_id else ()
         found[case_id] = {
             name: one for name, one in every.items() if name not in left_out and not math.isnan(one.error)

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
-from ..axes import DDP_AXES, DDP_DEFAULTS
 from ..settings import IMAGES
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
+from .case_result import CaseResult, Row, case_results
 from .typical import Typical
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
@@ -98,88 +96,75 @@ def of_table(rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
     ]
 
 
-def pairs_of(rows: Iterable[Mapping[Any, Any]]) -> list[tuple[str, str]]:
+def pairs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
     """The pairs to compare, (case, reference), of rows of cases.csv or of a plan.
 
     At every device count that the cases have for themselves: on GPUs DDP over DP, and every other case over
     DDP's default. Counts that share devices are compared only where there is no other. So for eager and
     compiled cases by themselves; then each mode of torch.compile, by `single` and DDP's default, over eager.
     """
-    by_mode = by_compile(rows)
+    by_mode = by_compile(case_results(rows))
     within = [pair for own in by_mode.values() for pair in _within(own)]
     return within + _across([*by_mode.values()])
 
 
-def by_compile(rows: Iterable[Mapping[Any, Any]]) -> dict[str, list[Mapping[Any, Any]]]:
-    """Rows by their mode of torch.compile, in order of appearance: a run has eager cases first."""
-    found: dict[str, list[Mapping[Any, Any]]] = {}
-    for row in rows:
-        found.setdefault(compile_mode(row), []).append(row)
+def by_compile(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
+    """Cases by their mode of torch.compile, in order of appearance: a run has eager cases first."""
+    found: dict[str, list[CaseResult]] = {}
+    for case in cases:
+        found.setdefault(case.compile, []).append(case)
     return found
 
 
-def compile_mode(row: Mapping[Any, Any] | pd.Series) -> str:
-    """The mode of torch.compile of a case; `off` where the row does not say."""
-    mode = row.get("compile")
-    return mode if isinstance(mode, str) and mode else "off"
-
-
-def _across(groups: Sequence[Sequence[Mapping[Any, Any]]]) -> list[tuple[str, str]]:
+def _across(groups: Sequence[Sequence[CaseResult]]) -> list[tuple[str, str]]:
     """Pairs of cases that differ in torch.compile alone: those of the other groups over the first's."""
     first, *others = groups or [[]]
-    plain = {_but_compile(row): str(row["case_id"]) for row in first}
+    plain = {_but_compile(case): case.case_id for case in first}
     found = []
     for group in others:
-        counts = sorted({int(row["num_devices"]) for row in _on_own_devices(group)})
-        defaults = {default_of([row for row in group if row["num_devices"] == count]) for count in counts}
-        compared = [row for row in group if row["mode"] == "single" or str(row["case_id"]) in defaults]
+        counts = sorted({case.num_devices for case in _on_own_devices(group)})
+        defaults = {default_of([case for case in group if case.num_devices == count]) for count in counts}
+        compared = [case for case in group if case.mode == "single" or case.case_id in defaults]
         found += [
-            (str(row["case_id"]), plain[_but_compile(row)]) for row in compared if _but_compile(row) in plain
+            (case.case_id, plain[_but_compile(case)]) for case in compared if _but_compile(case) in plain
         ]
     return found
 
 
-def _but_compile(row: Mapping[Any, Any]) -> tuple[Any, ...]:
+def _but_compile(case: CaseResult) -> tuple[Any, ...]:
     """What names a case among those of its mode of torch.compile; `optimize_ddp` is of compiled ones."""
-    axes = [axis for axis in DDP_AXES if axis != "optimize_ddp"]
-    changed = tuple("" if _is_default(row, axis) else str(row[axis]) for axis in axes)
-    return (row["mode"], int(row["num_devices"]), *(changed if row["mode"] == "ddp" else ()))
+    changed = tuple(pair for pair in case.changed().items() if pair[0] != "optimize_ddp")
+    return (case.mode, case.num_devices, changed)
 
 
-def _on_own_devices(rows: Iterable[Mapping[Any, Any]]) -> list[Mapping[Any, Any]]:
+def _on_own_devices(cases: Iterable[CaseResult]) -> list[CaseResult]:
     """Cases whose devices are theirs alone; all where none on several devices has them."""
-    rows = list(rows)
-    own = [row for row in rows if row["oversubscribed"] is not True]
-    return own if any(row["num_devices"] > 1 for row in own) else rows
+    cases = list(cases)
+    own = [case for case in cases if not case.oversubscribed]
+    return own if any(case.num_devices > 1 for case in own) else cases
 
 
-def _within(rows: Iterable[Mapping[Any, Any]]) -> list[tuple[str, str]]:
+def _within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
     """The pairs of cases of one mode of torch.compile."""
-    several = _on_own_devices(row for row in rows if row["num_devices"] > 1 and row["mode"] != "single")
+    several = _on_own_devices(case for case in cases if case.num_devices > 1 and case.mode != "single")
     found = []
-    for count in sorted({int(row["num_devices"]) for row in several}):
-        here = [row for row in several if row["num_devices"] == count]
+    for count in sorted({case.num_devices for case in several}):
+        here = [case for case in several if case.num_devices == count]
         default = default_of(here)
         if default is None:
             continue
         # On CPU cores DP is this suite's own stand-in, of which nothing is learnt about DP against DDP.
-        dp = [row for row in here if row["mode"] == "dp" and row.get("device_type") != "cpu"]
-        found += [(default, str(row["case_id"])) for row in dp]
-        others = [str(row["case_id"]) for row in here if row["mode"] != "dp"]
+        found += [(default, case.case_id) for case in here if case.mode == "dp" and not case.is_stand_in]
+        others = [case.case_id for case in here if case.mode != "dp"]
         found += [(case_id, default) for case_id in others if case_id != default]
     return found
 
 
-def default_of(here: Iterable[Mapping[Any, Any]]) -> str | None:
+def default_of(rows: Iterable[Row]) -> str | None:
     """The DDP case that a user gets without settings, else the first DDP case; None without one."""
-    ddp = [row for row in here if row["mode"] == "ddp"]
-    plain = [row for row in ddp if all(_is_default(row, axis) for axis in DDP_AXES)]
-    return str((plain or ddp)[0]["case_id"]) if ddp else None
-
-
-def _is_default(row: Mapping[Any, Any], axis: str) -> bool:
-    value = row.get(axis)
-    return value is None or value != value or str(value) == str(DDP_DEFAULTS[axis])  # noqa: PLR0124 - NaN
+    ddp = [case for case in case_results(rows) if case.mode == "ddp"]
+    plain = [case for case in ddp if not case.changed()]
+    return (plain or ddp)[0].case_id if ddp else None
 
 
 def compared(
@@ -204,27 +189,27 @@ def compared(
     ]
 
 
-def over_eager(comparisons: Iterable[Comparison], rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
+def over_eager(comparisons: Iterable[Comparison], rows: Iterable[Row]) -> list[Comparison]:
     """Those of the comparisons that hold a mode of torch.compile against another; `rows` are the cases."""
-    mode = {str(row["case_id"]): compile_mode(row) for row in rows}
+    mode = {case.case_id: case.compile for case in case_results(rows)}
     known = [one for one in comparisons if one.case_id in mode and one.reference_id in mode]
     return [one for one in known if mode[one.case_id] != mode[one.reference_id]]
 
 
-def over_default(comparisons: Iterable[Comparison], rows: Iterable[Mapping[Any, Any]]) -> dict[str, Interval]:
+def over_default(comparisons: Iterable[Comparison], rows: Iterable[Row]) -> dict[str, Interval]:
     """By case its rate over that of DDP's default; DP stands below the line in its comparison.
 
     Args:
         comparisons: of a run.
         rows: the cases that are looked at.
     """
-    case = {str(row["case_id"]): row for row in rows}
+    cases = {case.case_id: case for case in case_results(rows)}
     found: dict[str, Interval] = {}
     for one in comparisons:
-        ours, reference = case.get(one.case_id), case.get(one.reference_id)
-        if ours is None or reference is None or compile_mode(ours) != compile_mode(reference):
+        ours, reference = cases.get(one.case_id), cases.get(one.reference_id)
+        if ours is None or reference is None or ours.compile != reference.compile:
             continue
-        if reference["mode"] == "dp":
+        if reference.mode == "dp":
             found[one.case_id] = ONE
             found[one.reference_id] = one.ratio.inverted()
         else:

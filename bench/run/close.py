@@ -79,14 +79,13 @@ def close(
         earlier=earlier_runs(folder, recorder.manifest),
     )
     if settings.calibrate and missing is None and (calibration := load_calibration(folder)).num_ranks > 1:
-        found = (*conclusion.found, bound(calibration))
-        conclusion = dataclasses.replace(conclusion, found=found)
+        conclusion = dataclasses.replace(conclusion, notes=(*conclusion.notes, bound(calibration)))
     if how.as_json:
         print(to_json(summary_of(folder, cases, conclusion, timing)))
     elif not how.quiet:
         print_summary(folder, cases, conclusion, timing, page)
     recorder.close(stopped_because)
-    missing_modes = why_not_measured(cases, settings.modes)
+    missing_modes = why_not_measured(conclusion.cases, settings.modes)
     if not how.quiet:
         from ...report.build import write_markdown
 

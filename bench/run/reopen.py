@@ -20,6 +20,7 @@ from ..findings.notes import why_not_measured
 from ..manifest import MANIFEST, Manifest, Resumed, WorkloadCode
 from ..plan import Planned
 from ..results import store
+from ..results.case_result import case_results
 from ..results.disk import read_bytes
 from ..results.journal import (
     JOURNAL,
@@ -113,7 +114,7 @@ def _after_a_restart(
 ) -> list[str]:
     """Settle what the attempt before has died of; what to tell the user. Raises GaveUpError."""
     state = recorder.journal.state
-    reasons = why_not_measured(recorder.cases, settings.modes)
+    reasons = why_not_measured(case_results(recorder.cases), settings.modes)
     if state.ended in tuple(Completion) and reasons:
         raise GaveUpError(f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}")
     before = state.attempts[-1].oom_kills

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +17,37 @@ from rich.table import Table
 
 from ..buckets import MIB, BucketLayout
 from ..cli import print_table, say
-from ..findings.cautions import Caution
+from ..findings.cautions import Caution, Trust
 from ..findings.findings import Conclusion
 from ..findings.next_step import NextStep
 from ..findings.numbers import (
+    TIMES,
     duration,
-    finite,
     number,
     per_second,
+    places,
     plural,
-    ratio,
-    with_interval,
+    ratio_places,
+    to_places,
 )
 from ..findings.wording import (
     DEFAULT_CAP,
+    MOST_HIDDEN_WIDTH_PCT,
     compile_label,
-    estimate,
-    hidden_percent,
+    hides_none,
     settings_label,
     short_mode,
     stand_ins,
-    text,
     unit_of_cases,
     workload_parts,
 )
 from ..manifest import Record, Timing
 from ..results.case_columns import EXPOSED_COMM
-from ..results.comparisons import by_compile, compile_mode
-from ..results.schema import CASES, records
+from ..results.case_result import CaseResult, case_results, estimate, finite, text
+from ..results.comparisons import by_compile
+from ..results.schema import CASES
 from ..results.store import FAILURES, failure_file, shown
+from ..stats.interval import Interval
 from ..text import visible, visible_lines
 
 COLUMNS = {column.name: column.summary for column in CASES if column.summary is not None}
@@ -53,20 +58,21 @@ OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 
 TABLE_WIDTH = 100
 
+LABEL_WIDTH = 24
+"""Columns of what stands before an answer, as `trust: other machines`."""
+
 
 def print_summary(
     folder: Path, cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, page: Path | None
 ) -> None:
     """Print the table, the times of the run, what was found, and where its `page` is, if it has one."""
-    print_table(case_table(cases), TABLE_WIDTH)
+    print_table(case_table(cases, conclusion.fastest_id), TABLE_WIDTH)
     print()
     print(_workload(cases))
-    for row in records(cases[~cases["status"].isin(["ok", "skipped"])]):
-        kept = folder / failure_file(str(row["case_id"]))
-        why = shown(kept) if kept.is_file() else row["reason"]
-        print(visible(f"{row['case_id']}: {row['status']}: {why}"))
-    if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
-        print("* more devices than there are: they share cores or GPUs")
+    for case in conclusion.cases:
+        if case.status not in ("ok", "skipped"):
+            kept = folder / failure_file(case.case_id)
+            print(visible(f"{case.case_id}: {case.status}: {shown(kept) if kept.is_file() else case.reason}"))
     if cases[EXPOSED_COMM].notna().any():
         print("exposed: what communication adds to the step; hidden: what of its time alone it does not add")
     if {"default"} < set(cases["bucket_cap_mb"].dropna()):
@@ -78,11 +84,14 @@ def print_summary(
         f"{duration(timing.total_s)} in all with {timing.startup_s:.0f} s of start-up and preparation, "
         f"{timing.timed_share_pct:.0f}% in timed steps; ended: {timing.stopped_because}"
     )
+    if conclusion.notes:
+        print(*("", *map(visible_lines, conclusion.notes)), sep="\n")
     # What a terminal shows last is read first.
-    for told in filter(None, (conclusion.notes, conclusion.sentences)):
-        print(*("", *map(visible_lines, told)), sep="\n")
+    print()
+    for label, said in conclusion.lines:
+        print(visible(f"{label:<{LABEL_WIDTH}}{said}" if label else f"  {said}"))
     if page is not None:
-        print(visible(f"Report: {page}"))
+        print(visible(f"{'report':<{LABEL_WIDTH}}{page}"))
 
 
 def print_not_measured(folder: Path, reasons: Sequence[str]) -> None:
@@ -112,8 +121,8 @@ class Summary(Record, frozen=True, omit_defaults=False):
     answers: tuple[Answer, ...]
     findings: tuple[str, ...]
     next: NextStep | None
-    trust: str
-    """What the answers are worth, in one line; empty where there are none."""
+    trust: Trust | None
+    """What the answers are worth, by what they claim; null where there are none."""
     cautions: tuple[Caution, ...]
     timing: Timing
     cases: tuple[dict[str, Any], ...]
@@ -150,40 +159,52 @@ def _workload(cases: pd.DataFrame) -> str:
     return ", ".join(visible(part) for part in parts if part)
 
 
-def case_table(cases: pd.DataFrame) -> Table:
-    """Every measured case, with 95% intervals; what has none here is as well known as what it is made of."""
-    rows = records(cases[cases["status"] == "ok"])
-    on_cpu = any(row["device_type"] == "cpu" for row in rows)
+def case_table(cases: pd.DataFrame, fastest_id: str = "") -> Table:
+    """Every measured case with devices of its own, with 95% intervals; `fastest_id` stands out in colour.
+
+    Cases that share devices are shown where there is no other; else the notes have them in one line.
+    """
+    measured = [case for case in case_results(cases) if case.is_ok]
+    own = [case for case in measured if not case.oversubscribed]
+    shown = own if any(case.num_devices > 1 for case in own) else measured
+    on_cpu = any(case.device_type == "cpu" for case in shown)
     rate = f"{escape(visible(per_second(unit_of_cases(cases))))} (95%)"
-    headings = [shown.heading or rate for shown in COLUMNS.values()]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
+    headings = [column.heading or rate for column in COLUMNS.values()]
     for name in ("case", "cores" if on_cpu else "GPUs", "cap", *headings):
         table.add_column(name, justify="left" if name == "case" else "right", no_wrap=name != "case")
-    several = len(by_compile(rows)) > 1
-    for row in rows:
-        compiled = compile_label(compile_mode(row)) if several and compile_mode(row) != "off" else ""
-        shared = row["oversubscribed"] is True
+    several = len(by_compile(shown)) > 1
+    columns = [_column(shown, name) for name in COLUMNS]
+    for case, *cells in zip(shown, *columns, strict=True):
+        compiled = compile_label(case.compile) if several and case.compile != "off" else ""
+        shares = "shared" if case.oversubscribed else ""
+        parts = (short_mode(case), compiled, settings_label(case, with_cap=False), shares)
         table.add_row(
-            ", ".join(filter(None, (short_mode(row), compiled, settings_label(row, with_cap=False)))),
-            f"{row['num_devices']}{'*' if shared else ''}",
-            text(row["bucket_cap_mb"]),
-            *("" if shared and name in OF_SCALING else _cell(row, name) for name in COLUMNS),
+            ", ".join(filter(None, parts)),
+            f"{case.num_devices}",
+            case.setting("bucket_cap_mb") if case.mode == "ddp" else "",
+            *cells,
+            style="bold green" if case.case_id == fastest_id else None,
         )
     return table
 
 
-def _cell(row: dict[Any, Any], name: str) -> str:
-    if name == "hidden_pct":
-        return hidden_percent(row, lambda share: f"{share.estimate:.0f}%")
-    shown, found = COLUMNS[name], estimate(row, name)
-    if found is None:
-        return ""
-    scaled = found.scaled(shown.factor)
-    written = {
-        "rate": with_interval(scaled, digits=4),
-        "interval": with_interval(scaled),
-        "ratio": ratio(scaled),
-        "percent": f"{scaled.estimate:.0f}%",
-        "number": number(scaled.estimate),
-    }
-    return written[shown.form]
+def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
+    """A column's cells, with as many decimal places as the narrowest interval of the column bears."""
+    how = COLUMNS[name]
+    found = [None if case.oversubscribed and name in OF_SCALING else estimate(case, name) for case in cases]
+    scaled = [one and one.scaled(how.factor) for one in found]
+    digits = 4 if how.form == "rate" else 3
+    needed = ratio_places if how.form == "ratio" else partial(places, digits=digits)
+    behind = max((needed(one) for one in scaled if one), default=0)
+    unit = {"ratio": TIMES, "percent": "%"}.get(how.form, "")
+
+    def cell(one: Interval | None) -> str:
+        if one is None or (name == "hidden_pct" and one.high - one.low > MOST_HIDDEN_WIDTH_PCT):
+            return ""
+        if name == "hidden_pct" and hides_none(one):
+            return "none"
+        shown = one if how.form in ("rate", "ratio", "interval") else replace(one, low=math.nan)
+        return to_places(shown, behind, unit)
+
+    return [cell(one) for one in scaled]

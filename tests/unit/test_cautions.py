@@ -20,6 +20,7 @@ from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.findings.stability import cautions, split_levels
 from ddp_bench.bench.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.report.conditions import groups
@@ -75,7 +76,7 @@ TWO_HOSTS = told_of({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b
     ],
 )
 def test_pairs_of_gpus_without_the_best_link_that_were_used(told, cases, num_pairs):
-    found = slow_links(made_manifest(**told), typed_frame(cases, CASES))
+    found = slow_links(made_manifest(**told), case_results(typed_frame(cases, CASES)))
     assert (found is None) == (num_pairs == 0)
     if found is not None:
         assert f"used {num_pairs} pair" in found.text
@@ -156,7 +157,11 @@ def told(busy, steal):
 )
 def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said):
     measured = run([case("single", 1, 100.0, device_type="cpu")], told(busy, steal))
-    found = [c for c in run_cautions(measured.manifest, measured.cases, measured.times) if "load" in c.kind]
+    found = [
+        c
+        for c in run_cautions(measured.manifest, case_results(measured.cases), measured.times)
+        if "load" in c.kind
+    ]
     assert len(found) == bool(said)
     assert all(said in caution.sentence for caution in found)
     (facts,) = (group.facts for group in groups(measured.manifest, measured.cases) if group.title == "Run")
@@ -165,7 +170,7 @@ def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said)
 
 
 def test_a_load_is_of_cores_that_stand_in_for_devices_where_it_is_told():
-    cpu, cuda = (pd.DataFrame({"device_type": [kind]}) for kind in ("cpu", "cuda"))
+    cpu, cuda = (case_results([case("single", 1, device_type=kind)]) for kind in ("cpu", "cuda"))
     for load in ([], [{"cores": 0, "others": 1}]):
         assert other_load(made_manifest(load=load), cpu) is None
     assert other_load(made_manifest(**told(4.0, 4.0)), cuda) is None
@@ -184,7 +189,7 @@ def found(*series, target=None):
     ]
     times = RoundTimes.of(typed_frame(rows, BLOCKS))
     cases = case_rows([Outcome(p) for p in planned], times)
-    made = cautions(cases, times, target=target)
+    made = cautions(case_results(cases), times, target=target)
     assert len({caution.kind for caution in made}) == len(made)
     return {caution.kind: caution for caution in made}
 
@@ -275,12 +280,11 @@ def test_few_rounds_and_the_number_that_the_target_needs():
 def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions():
     planned = plan()
     blocks = typed_frame(block_rows(planned[0].case.case_id, "single", [100.0, 101]), BLOCKS)
-    nothing = case_rows([Outcome(p, "failed", "no such luck") for p in planned], RoundTimes.of(blocks))
-    assert cautions(nothing, RoundTimes.of(blocks), target=0.02) == []
+    assert cautions([], RoundTimes.of(blocks), target=0.02) == []
     cases = case_rows([Outcome(planned[0])], RoundTimes.of(blocks))
-    assert cautions(cases, RoundTimes(), target=None) == []
+    assert cautions(case_results(cases), RoundTimes(), target=None) == []
     broken = blocks.assign(block_ms=pd.Series([0.0, float("nan")]))
-    assert cautions(cases, RoundTimes.of(broken[broken["block_ms"] > 0]), target=0.02) == []
+    assert cautions(case_results(cases), RoundTimes.of(broken[broken["block_ms"] > 0]), target=0.02) == []
 
 
 def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():

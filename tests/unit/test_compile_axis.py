@@ -15,6 +15,7 @@ from ddp_bench.bench.findings.wording import ddp_call
 from ddp_bench.bench.gate.runs import checked
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
@@ -208,16 +209,15 @@ def test_a_line_to_paste_is_given_only_where_a_gain_is_seen():
         (0.9, 1.2, ""),
         (0.8, 0.9, ""),
     ):
-        (found,) = compile_verdicts(typed_frame(ROWS, CASES), [compared(DDP_C, DDP, low, high)])
+        (found,) = compile_verdicts(case_results(ROWS), [compared(DDP_C, DDP, low, high)])
         assert found.paste == paste
 
 
 def test_every_mode_has_the_answers_of_a_run_of_its_own():
-    frame = typed_frame(ROWS, CASES)
-    eager = frame[frame["compile"] == "off"]
-    only = frame[frame["compile"] == "default"]
-    alone = [v.sentence for own in (eager, only) for v in verdicts(own, COMPARISONS)]
-    both = verdicts(frame, COMPARISONS)
+    cases = case_results(typed_frame(ROWS, CASES))
+    modes = ([case for case in cases if case.compile == mode] for mode in ("off", "default"))
+    alone = [v.sentence for own in modes for v in verdicts(own, COMPARISONS)]
+    both = verdicts(cases, COMPARISONS)
     assert [v.sentence for v in both] == alone
     assert [(v.question, v.of) for v in both] == [
         (WRAPPER, "eager"),
@@ -237,4 +237,4 @@ def test_a_comparison_whose_case_failed_is_about_no_compiler():
     """Its reference ran some rounds, so the comparison is there, and then the case is gone."""
     ok = case("ddp", 2, 100.0)
     one = Comparison(str(ok["case_id"]), "failed-since", Interval(1.2, 1.1, 1.3), 0.05, 10)
-    assert compile_verdicts(run([ok]).cases, [one]) == []
+    assert compile_verdicts(case_results([ok]), [one]) == []

@@ -17,6 +17,7 @@ from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.lab.main import visible_gpus
 from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 
@@ -210,7 +211,7 @@ def test_what_steps_asked_the_driver_for_is_added_up():
 
 
 def frame(*cases):
-    return typed_frame(cases, CASES)
+    return case_results(typed_frame(cases, CASES))
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ WRITTEN = {
         (Interval(9990.0, 9900.0, 10010.0), "tokens", "9,990 (9,900\N{EN DASH}10,010) tokens/s"),
     ],
     numbers.short: [(1234.5, 2, "1,200"), (120.0, 2, "120"), (0.5, "0.5"), (41087.0, "41,090")],
-    numbers.with_interval: [(Interval(12.0, 11.0, 14.27), "%", 100.0, "1,200 (1,100\N{EN DASH}1,427)%")],
+    numbers.with_interval: [(Interval(12.0, 11.0, 14.27), "%", 100.0, "1,200% (1,100\N{EN DASH}1,427)")],
 }
 """By function: what it is given, and what it writes."""
 
@@ -52,11 +52,11 @@ def test_a_value_is_written_as_people_would(write, row):
     [
         ((70.12, 69.23, 70.88), "images/s", "70.1 (69.2\N{EN DASH}70.9) images/s"),
         ((0.0, -1.24, 1.31), "ms", "0.0 (-1.2 to 1.3) ms"),
-        ((1.734, 1.7, 1.76), numbers.TIMES, f"1.73 (1.70\N{EN DASH}1.76){numbers.TIMES}"),
-        ((99.5, 98.4, 100.7), "%", "100 (98\N{EN DASH}101)%"),
+        ((1.734, 1.7, 1.76), numbers.TIMES, f"1.73{numbers.TIMES} (1.70\N{EN DASH}1.76)"),
+        ((99.5, 98.4, 100.7), "%", "100% (98\N{EN DASH}101)"),
         ((73.1, 64.8, 81.3), "ms", "73 (65\N{EN DASH}81) ms"),
         ((221.0, 199.0, 243.0), "ms", "221 (199\N{EN DASH}243) ms"),
-        ((-0.2, -8.0, 3.0), "%", "0 (-8 to 3)%"),
+        ((-0.2, -8.0, 3.0), "%", "0% (-8 to 3)"),
         ((4321.0, 1234.0, 5678.0), "images/s", "4,321 (1,234\N{EN DASH}5,678) images/s"),
         ((70.12, None, None), "images/s", "70.1 images/s"),
         ((None, 1.0, 2.0), "images/s", ""),

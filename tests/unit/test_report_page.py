@@ -16,10 +16,10 @@ from rich.console import Console
 from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
 from ddp_bench.bench.findings.answers import verdicts
-from ddp_bench.bench.findings.numbers import between, finite
+from ddp_bench.bench.findings.numbers import ratio as written
 from ddp_bench.bench.findings.verdicts import CAP
-from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.results.case_result import case_results, finite, text
 from ddp_bench.bench.results.comparisons import FASTER, TOO_FEW, Comparison
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import failure_file
@@ -77,13 +77,13 @@ def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio):
     cases = [case("ddp", 2, 180.0), case("ddp", 2, 190.0, bucket_cap_mb="1")]
     rows = run(cases).cases
     compared = [Comparison(cases[1]["case_id"], cases[0]["case_id"], ratio, 0.05, 20)]
-    (verdict,) = [v for v in verdicts(rows, compared) if v.question == CAP]
+    (verdict,) = [v for v in verdicts(case_results(cases), compared) if v.question == CAP]
     figure = against_default(workloads(rows)[0], compared, key="k")
     assert (verdict.answer == FASTER) == ("is faster than DDP's default" in figure.caption)
     assert (verdict.answer == TOO_FEW) == ("too few rounds" in figure.caption)
     if verdict.answer == FASTER:
-        assert between(ratio) in figure.caption
-        assert between(ratio) in verdict.sentence
+        assert written(ratio) in figure.caption
+        assert written(ratio) in verdict.sentence
 
 
 def test_status_says_that_nothing_compares_and_that_a_run_was_interrupted():
@@ -354,7 +354,7 @@ def test_the_terminal_prints_what_cases_csv_holds(path):
             if row["oversubscribed"] is True and name in OF_SCALING:
                 assert cell == ""
             elif cell == "none":
-                assert (name, row["hidden_pct_high"] < 0) == ("hidden_pct", True)
+                assert (name, row["hidden_pct"] < 0) == ("hidden_pct", True)
             elif cell:
                 number, half = printed(str(cell))
                 assert abs(number - column.factor * row[name]) <= half * (1 + 1e-9)

@@ -375,7 +375,7 @@ def test_the_bound_exposes_the_last_gradient():
 
 def test_without_communication_the_default_is_at_the_bound():
     free = model([(2**20, 5.0), (2**22, 10.0)], {4096: 1e-9, 2**25: 1e-9})
-    assert bound(free).sentence == (
+    assert bound(free) == (
         "Bound: by simulation no bucket layout has a step below 16 ms; that of DDP's default is 0% above it."
     )
 

@@ -1,0 +1,157 @@
+"""A case's results as a typed record: the one place where cells of cases.csv are read by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from ..axes import DDP_AXES, DDP_DEFAULTS
+from ..case import STAND_IN
+from ..settings import IMAGES
+from ..stats.interval import Interval
+from .schema import records
+
+Cells: TypeAlias = Mapping[Any, Any] | pd.Series
+"""A row of a results table, by column."""
+
+
+def text(value: Any) -> str:
+    """Return a cell as text; empty where missing."""
+    return "" if pd.isna(value) else str(value)
+
+
+def truth(value: Any) -> bool:
+    """Tell whether a boolean cell is known and true."""
+    return not pd.isna(value) and bool(value)
+
+
+def finite(value: Any) -> float | None:
+    """Return the number in a cell; None where it is missing, not a number or not finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def estimate(row: Cells | CaseResult, column: str) -> Interval | None:
+    """Return a measured cell with its interval, NaN where unknown; None where nothing was measured."""
+    if isinstance(row, CaseResult):
+        found: Interval | None = getattr(row, column)
+        return found
+    value, *ends = (finite(row.get(f"{column}{end}")) for end in ("", "_low", "_high"))
+    if value is None:
+        return None
+    low, high = (math.nan if end is None else end for end in ends)
+    return Interval(value, low, high)
+
+
+_READERS: dict[str, Callable[[Cells, str], Any]] = {
+    "str": lambda row, name: text(row.get(name)),
+    "bool": lambda row, name: truth(row.get(name)),
+    "int": lambda row, name: int(finite(row.get(name)) or 0),
+    "float | None": lambda row, name: finite(row.get(name)),
+    "Interval | None": estimate,
+}
+"""How the cell of a field is read, by the field's type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """A row of cases.csv; a field has its column's name, an interval's three columns are one field.
+
+    Units are those that results/README.md gives. A planned case has what names it; its results are None.
+    """
+
+    case_id: str
+    status: str
+    reason: str
+    reason_code: str
+    mode: str
+    impl: str
+    device_type: str
+    device_name: str
+    num_devices: int
+    num_nodes: int
+    oversubscribed: bool
+    """Whether it shares devices."""
+    arch: str
+    image_size: float | None
+    batch_per_device: float | None
+    global_batch: float | None
+    unit: str
+    units_per_sample: int
+    scaling: str
+    precision: str
+    compile: str
+    """Mode of torch.compile; `off` of an eager case."""
+    pipeline_schedule: str
+    micro_batches: float | None
+    split_effect: float | None
+    not_proved: str
+    num_buckets: float | None
+    step_ms: Interval | None
+    images_per_s: Interval | None
+    speedup: Interval | None
+    efficiency: Interval | None
+    comm_ms: Interval | None
+    exposed_comm_ms: Interval | None
+    hidden_pct: Interval | None
+    sm_clock_mhz: float | None
+    throttled_pct: float | None
+    throttle_reasons: str
+    rank_skew_ms: Interval | None
+    dp_replicate_ms: float | None
+    dp_scatter_ms: float | None
+    dp_gather_ms: float | None
+    dp_reduce_ms: float | None
+    num_rounds: int
+    compile_s: float | None
+    cells: Cells = field(repr=False, compare=False)
+    """The row, for tables that show every column by its name."""
+
+    @classmethod
+    def of(cls, row: Row) -> CaseResult:
+        """Read a row of cases.csv, or of a plan."""
+        if isinstance(row, CaseResult):
+            return row
+        found = {f.name: _READERS[str(f.type)](row, f.name) for f in _FIELDS}
+        usual = {"unit": IMAGES, "units_per_sample": 1, "compile": "off", "num_nodes": 1}
+        return cls(**found | {name: found[name] or value for name, value in usual.items()}, cells=row)
+
+    def setting(self, axis: str) -> str:
+        """One of `DDP_AXES` as text; DDP's default where the row does not say."""
+        value = self.cells.get(axis)
+        return str(DDP_DEFAULTS[axis] if pd.isna(value) else value)
+
+    def changed(self, reference: CaseResult | None = None) -> dict[str, str]:
+        """DDP's settings of this case that are not those of `reference`, or not PyTorch's defaults."""
+        if self.mode != "ddp":
+            return {}
+        usual = {axis: reference.setting(axis) if reference else str(DDP_DEFAULTS[axis]) for axis in DDP_AXES}
+        return {axis: mine for axis, value in usual.items() if (mine := self.setting(axis)) != value}
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it was measured to its end."""
+        return self.status == "ok"
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether DataParallel's stages ran on CPU cores."""
+        return self.mode == "dp" and (self.impl == STAND_IN or self.device_type == "cpu")
+
+
+_FIELDS = fields(CaseResult)[:-1]
+
+Row: TypeAlias = Cells | CaseResult
+
+
+def case_results(cases: pd.DataFrame | Iterable[Row]) -> list[CaseResult]:
+    """Read a table of cases, in its order."""
+    rows: Iterable[Row] = records(cases) if isinstance(cases, pd.DataFrame) else cases
+    return [CaseResult.of(row) for row in rows]
