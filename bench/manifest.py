@@ -102,6 +102,8 @@ class WorkloadCode(Git, frozen=True):
     """Of that file."""
     code_sha256: str | None = None
     """Of all files that were imported from there."""
+    files: dict[str, str | None] = {}
+    """The SHA-256 of each by absolute path, and of what other checkouts of the repository gave."""
     repository: str | None = None
     origin: str | None = None
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -73,6 +73,12 @@ def is_own(file: Path, top: Path) -> bool:
     return file.is_relative_to(top) and INSTALLED.isdisjoint(file.relative_to(top).parts)
 
 
+def worktrees_of(top: Path) -> list[Path]:
+    """The top folders of all checkouts of the repository that has one at `top`, those that are lost too."""
+    known = ask_git(top, "worktree", "list", "--porcelain") or ""
+    return [Path(path) for path in re.findall(r"^worktree (.+)$", known, re.MULTILINE)]
+
+
 def is_tracked(path: Path, top: Path) -> bool:
     """Whether the repository at `top` has a file, or files in a folder, under version control."""
     return bool(ask_git(top, "ls-files", "--", str(path)))
@@ -108,7 +114,8 @@ def workload_code(spec: str) -> WorkloadCode:
     """What a manifest says of a loaded workload's code.
 
     `file` is relative to the top of its `repository`, or to where it is imported from; `code_sha256` is of
-    all files that this process has imported from there.
+    all files that this process has imported from there, `files` those and what it has imported from other
+    checkouts of the repository.
     """
     name = spec.partition(":")[0]
     told = getattr(sys.modules.get(name), "__file__", None)
@@ -119,18 +126,20 @@ def workload_code(spec: str) -> WorkloadCode:
     if top is None:
         # Without a repository, the code is what is imported under the same name.
         package, modules = name.partition(".")[0], _imported().items()
-        files = {Path(path).resolve() for one, path in modules if one.partition(".")[0] == package}
+        found = {Path(path).resolve() for one, path in modules if one.partition(".")[0] == package}
         root = import_root(name, file) or file.parent
     else:
-        files, root = {*imported_below(top).values()}, top
+        found, root = imported_below(top, *worktrees_of(top)), top
+    files = {one: sha256(one) for one in sorted({*found, file})}
     state = Git() if top is None else commit_of(top)
     # Its commit may not have the file.
     untracked = top is not None and state.commit is not None and not is_tracked(file, top)
     return WorkloadCode(
         spec=spec,
         file=file.relative_to(root).as_posix(),
-        sha256=sha256(file),
-        code_sha256=code_sha256({*files, file}, root),
+        sha256=files[file],
+        code_sha256=code_sha256(files, root),
+        files={str(one): told for one, told in files.items()},
         repository=None if top is None else repository_name(top),
         origin=None if top is None else origin(top),
         commit=state.commit,
@@ -138,8 +147,8 @@ def workload_code(spec: str) -> WorkloadCode:
     )
 
 
-def imported_below(top: Path) -> dict[str, Path]:
-    """The files below `top` that this process has imported, by module.
+def imported_below(*tops: Path) -> set[Path]:
+    """The files below `tops` that this process has imported.
 
     Those of environments there, of Python and of ddp-bench are left out.
     """
@@ -149,11 +158,12 @@ def imported_below(top: Path) -> dict[str, Path]:
     @cache  # torch alone has a thousand modules, in few folders
     def own(folder: str) -> Path | None:
         real = Path(folder).resolve()
-        return real if is_own(real, top) and others.isdisjoint((real, *real.parents)) else None
+        is_theirs = any(is_own(real, top) for top in tops)
+        return real if is_theirs and others.isdisjoint((real, *real.parents)) else None
 
     return {
-        name: folder / os.path.basename(told)  # noqa: PTH119 - in each of thousands of modules
-        for name, told in _imported().items()
+        folder / os.path.basename(told)  # noqa: PTH119 - in each of thousands of modules
+        for told in _imported().values()
         if (folder := own(os.path.dirname(told))) is not None  # noqa: PTH120
     }
 
@@ -189,9 +199,11 @@ def not_found(module: str, folder: Path) -> str:
     return f"no module {module!r} found from {folder}; run where it lies, or install its package"
 
 
-def code_sha256(files: Iterable[Path], root: Path) -> str:
-    """One SHA-256 of the content and names, relative to `root`, of several files."""
-    lines = sorted(f"{sha256(file)}  {os.path.relpath(file, root)}\n" for file in set(files))
+def code_sha256(files: Mapping[Path, str | None], root: Path) -> str:
+    """One SHA-256 of the names and the SHA-256 of those of several files that lie below `root`."""
+    lines = sorted(
+        f"{told}  {os.path.relpath(one, root)}\n" for one, told in files.items() if one.is_relative_to(root)
+    )
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

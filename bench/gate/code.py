@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from ..errors import UsageError
 from ..manifest import Git, Manifest, OwnVersion, Record, WorkloadCode
 
@@ -65,7 +67,11 @@ class Code:
     def of_both(self) -> CodeOfBoth:
         """The same for a program."""
         ours, theirs = (
-            CodeOfSide(workload=side.workload or WorkloadCode(), ddp_bench=side.ddp_bench, git=side.git)
+            CodeOfSide(
+                workload=structs.replace(side.workload or WorkloadCode(), files={}),
+                ddp_bench=side.ddp_bench,
+                git=side.git,
+            )
             for side in (self.baseline, self.candidate)
         )
         return CodeOfBoth(identical=self.is_identical, baseline=ours, candidate=theirs)

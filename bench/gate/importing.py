@@ -1,31 +1,46 @@
-"""Where a workload is imported from, and the path that imports it from another checkout instead.
-
-As a script, `OUT TOP ARGUMENTS` prepares a run with these arguments, does not begin it, and writes to the
-file OUT what it has imported of its workload, and every module that is imported from below TOP. Where TOP is
-empty it is the top of the repository with the workload's file, else of the current folder's.
-"""
+"""Where a workload is imported from, and the path that imports it from another checkout instead."""
 
 from __future__ import annotations
 
-import json
 import os
+import pkgutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
-from ..cli import guarded, to_json
-from ..errors import ExitCode
-from ..manifest import WorkloadCode, of_json
-from ..provenance import (
-    imported_below,
-    is_own,
-    is_tracked,
-    repository_of,
-    repository_with,
-    workload_code,
-)
-from ..run.main import settings_of
+from ..errors import UsageError
+from ..manifest import Manifest
+from ..package import OWN_FOLDERS
+from ..provenance import INSTALLED, is_own, is_tracked, not_found, repository_with
+
+
+def workload_file(module: str) -> Path:
+    """The file that a run here would import `module` from; nothing is imported. Raises UsageError without."""
+    top, *parts = module.split(".")
+    folders = [str(Path.cwd()), *sys.path]
+    found = next((spec for one in sys.meta_path if (spec := one.find_spec(top, folders))), None)
+    for part in parts:
+        # The finders above would look for the package in sys.modules.
+        within = map(pkgutil.get_importer, (found and found.submodule_search_locations) or ())
+        found = next((spec for one in within if one and (spec := one.find_spec(part, None))), None)
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        raise UsageError(not_found(module, Path.cwd()))
+    return Path(found.origin).resolve()
+
+
+def repository_to_compare(workload: str, file: Path) -> Path:
+    """The repository with a workload's file. Raises UsageError where no two commits of it can be compared."""
+    if any(file.is_relative_to(folder) for folder in OWN_FOLDERS):
+        raise UsageError(f"--workload {workload} is ddp-bench's own; leave it out to compare its commits")
+    top = repository_with(file)
+    if top is not None:
+        return top
+    if not INSTALLED.isdisjoint(file.parts):
+        fix = "is an installed copy: install the project with pip install -e, or run where its source lies"
+    else:
+        fix = "is in no git repository: put it under version control, or compare the code as it stands with "
+        fix += "--interleave ."
+    raise UsageError(f"--interleave: {file} {fix}")
 
 
 def moved_folder(folder: Path, top: Path, place: Path) -> Path:
@@ -42,9 +57,9 @@ def moved_folder(folder: Path, top: Path, place: Path) -> Path:
 def moved_path(roots: Iterable[Path], top: Path, place: Path, *, python_path: str) -> str:
     """A PYTHONPATH that imports from the checkout `place` what is now imported from the repository at `top`.
 
-    `roots`, the folders that the workload and its repository's other modules are imported from, come first;
-    then `python_path`, the present value, and what else on this interpreter's path lies in the repository.
-    What git does not track, such as an environment, is in no checkout and stays where it is.
+    `roots`, where the workload is imported from, come first; then `python_path`, the present value, and what
+    else on this interpreter's path lies in the repository. What git does not track, such as an environment,
+    is in no checkout and stays where it is.
     """
     given = [Path(entry).absolute() for entry in python_path.split(os.pathsep) if entry]
     found = []
@@ -58,48 +73,17 @@ def moved_path(roots: Iterable[Path], top: Path, place: Path, *, python_path: st
     return os.pathsep.join(map(str, dict.fromkeys(found)))
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a side imports: `code` as in a manifest, `modules` with their files below `top`."""
+def check_loaded(baseline: Manifest, top: Path, place: Path) -> None:
+    """Raise UsageError where the baseline has loaded code, by its manifest, that is not its commit's.
 
-    code: WorkloadCode
-    file: Path
-    modules: Mapping[str, Path]
-    top: Path | None = None
-    """Of the repository; None where there is none."""
-
-    @classmethod
-    def read(cls, place: Path) -> Seen:
-        """What the script has written."""
-        told = json.loads(place.read_text(encoding="utf-8"))
-        modules = {name: Path(file) for name, file in told["modules"].items()}
-        top = Path(told["top"]) if told["top"] else None
-        return cls(of_json(told["code"], WorkloadCode, place), Path(told["file"]), modules, top)
-
-
-def main(given: Sequence[str]) -> int:
-    """Prepare a run and write what it has imported; the exit code."""
-    out, top, *arguments = given
-    return guarded("run", lambda: _main(Path(out), Path(top) if top else None, arguments))
-
-
-def _main(out: Path, top: Path | None, arguments: Sequence[str]) -> int:
-    settings = settings_of(arguments)
-    from ..worker.job import resolve_job
-
-    resolve_job(settings)
-    spec = settings.workload or ""
-    file = Path(str(getattr(sys.modules[spec.partition(":")[0]], "__file__", None)))
-    top = top or repository_with(file.resolve()) or repository_of(Path.cwd())
-    told = {
-        "code": workload_code(spec),
-        "file": str(file),
-        "modules": {name: str(path) for name, path in imported_below(top).items()} if top else {},
-        "top": str(top or ""),
-    }
-    out.write_text(to_json(told), encoding="utf-8")
-    return ExitCode.OK
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    That lies in `place`. What git does not track in `top`, such as a submodule, is the same on both sides.
+    """
+    files = [Path(file) for file in (baseline.workload.files if baseline.workload else ())]
+    outside = [file for file in files if not file.is_relative_to(place)]
+    left = [file for file in outside if len(outside) == len(files) or is_tracked(file, top)]
+    if left:
+        raise UsageError(
+            f"--interleave: the baseline loads {left[0]}, which is not of its commit's checkout, so no two "
+            "commits would be compared; name its folder in PYTHONPATH, and in nothing else that puts it on "
+            "the path"
+        )

@@ -21,8 +21,9 @@ from ..results.store import check_claimable
 from ..run.main import parser as run_parser
 from ..run.main import settings_of
 from ..settings import Settings
-from .checkouts import Checkout, Side, both_checkouts, planned_code
-from .code import check_one_code
+from .checkouts import Checkout, Side, both_checkouts
+from .code import Code, check_one_code
+from .importing import check_loaded
 from .runs import GateRun, read_run
 
 END_S = 60.0
@@ -54,15 +55,19 @@ def measure_launches(
             check_claimable(out)
         console = Console(silent=quiet)
         stack.callback(console.progress_done)
-        checkouts = stack.enter_context(both_checkouts(reference, settings, arguments, python))
-        for line in planned_code(*checkouts).lines():
-            console.note(f"{speaker()}: {line}")
+        checkouts = stack.enter_context(both_checkouts(reference, settings, python))
         begun, launches = time.monotonic(), list[tuple[GateRun, GateRun]]()
         for done in range(num_launches):
             left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
             console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
             folder = out / f"launch{done + 1}"
             launches.append(measure_in_turns(checkouts, arguments, folder, seed=done + 1))
+            if not done:
+                ours, theirs = (run.manifest for run in launches[0])
+                if checkouts[0].moved is not None:
+                    check_loaded(ours, *checkouts[0].moved)
+                for line in Code(ours, theirs, interleaved=True).lines():
+                    console.note(f"{speaker()}: {line}")
         for side in zip(*launches, strict=True):
             check_one_code([run.manifest for run in side])
         return launches
@@ -89,39 +94,39 @@ def measure_in_turns(
     NotComparableError where the baseline is another commit of ddp-bench that this one cannot ask or read.
     """
     outs = [folder / checkout.name for checkout in checkouts]
+    has_own_bench = checkouts[0].has_own_bench
     sides: list[Side] = []
+    failed: list[int] = []
     with turn_server(len(checkouts), seed) as server:
         try:
             for checkout, out in zip(checkouts, outs, strict=True):
                 whole = [*arguments, "--quiet", "--out", str(out.absolute())]
                 with uninterrupted():
-                    log = out.with_suffix(".txt")
-                    sides.append(checkout.start("bench.run", whole, log, server.environment))
+                    sides.append(checkout.start(whole, out.with_suffix(".txt"), server.environment))
             for _ in exit_codes([side.process for side in sides]):
                 server.client_left()  # one that failed at its start would be waited for
+                failed = [index for index, side in enumerate(sides) if side.process.poll()]
+                if failed and not has_own_bench:  # else the other one shows whether both fail alike
+                    break
         finally:
             end_all([side.process for side in sides], within_s=END_S)
-    ours, theirs = (_problem(*each) for each in zip(checkouts, sides, strict=True))
-    if theirs is not None:
-        raise ours or theirs
-    if ours is None and server.turns == 0:
-        ours = UsageError("the two sides did not take turns")
+    if failed:
+        code = sides[failed[0]].process.returncode
+        kind = NotMeasuredError if code == ExitCode.NOT_MEASURED else UsageError
+        said = sides[failed[0]].last_line()
+        error = kind(f"the {checkouts[failed[0]].name} side ended with status {code}: {said}")
+        # By itself a run that was killed, or could not measure its cases, says nothing of formats.
+        if has_own_bench and failed == [0] and code in (ExitCode.FAILED, ExitCode.USAGE):
+            raise _other_format(error)
+        raise error
     try:
-        if ours is not None:
-            raise ours
+        if server.turns == 0:
+            raise UsageError("the two sides did not take turns")
         baseline = read_run(outs[0])
     except UsageError as error:
-        # By itself a run that was killed, or could not measure its cases, says nothing of formats.
-        code = sides[0].process.returncode
-        if not checkouts[0].has_own_bench or code not in (0, ExitCode.FAILED, ExitCode.USAGE):
-            raise
-        raise NotComparableError(f"other format: {error}; take a later commit as the baseline") from None
+        raise (_other_format(error) if has_own_bench else error) from None
     return baseline, read_run(outs[1])
 
 
-def _problem(checkout: Checkout, side: Side) -> UsageError | None:
-    code = side.process.returncode
-    if code == 0:
-        return None
-    error = NotMeasuredError if code == ExitCode.NOT_MEASURED else UsageError
-    return error(f"the {checkout.name} side ended with status {code}: {side.last_line()}")
+def _other_format(error: UsageError) -> NotComparableError:
+    return NotComparableError(f"other format: {error}; take a later commit as the baseline")

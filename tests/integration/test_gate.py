@@ -141,7 +141,7 @@ def test_an_interpreter_is_named_from_where_the_gate_was_started(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     wanted = {"env/bin/python": str(tmp_path / "env/bin/python"), "python3": "python3", None: sys.executable}
     for name, found in wanted.items():
-        with both_checkouts(".", resolve({}), [], name) as (baseline, candidate):
+        with both_checkouts(".", resolve({}), name) as (baseline, candidate):
             assert (baseline.python, candidate.python) == (found, sys.executable)
             assert baseline.folder == candidate.folder == tmp_path, "both are the code as it stands"
 

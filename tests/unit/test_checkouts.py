@@ -3,27 +3,24 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from commands import ROOT
+from made import made_manifest
 from made_project import commit, git
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate import checkouts
-from ddp_bench.bench.gate.checkouts import Checkout, refuse_uncompared
-from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path
+from ddp_bench.bench.gate.importing import (
+    check_loaded,
+    moved_folder,
+    moved_path,
+    repository_to_compare,
+    workload_file,
+)
 from ddp_bench.bench.gate.interleave import from_any_folder
 from ddp_bench.bench.gate.main import main
-from ddp_bench.bench.manifest import WorkloadCode
 from ddp_bench.bench.run.main import settings_of
-from ddp_bench.models import resnet
-
-
-def looked(workload, folder):
-    """What the candidate's side imports, which starts where this process is."""
-    return checkouts.look(Checkout("candidate", Path.cwd(), sys.executable), ["--workload", workload], folder)
-
 
 NET = """
 from torch import nn
@@ -31,37 +28,49 @@ def make(): return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linea
 """
 
 
-def test_the_repository_is_that_of_the_workloads_file(tmp_path, monkeypatch):
+def found(workload):
+    return repository_to_compare(workload, workload_file(workload.partition(":")[0]))
+
+
+def test_the_repository_is_that_of_the_workloads_file_which_is_not_imported(tmp_path, monkeypatch):
     project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
-    commit(project, {"src/net_p.py": NET})
+    commit(
+        project, {"src/net_p/part/net.py": "raise", "src/net_p/__init__.py": "raise", ".gitignore": "env\n"}
+    )
     commit(elsewhere, {"a": ""})
     monkeypatch.chdir(elsewhere)
-    monkeypatch.setenv("PYTHONPATH", str(project / "src"))
-    found = looked("net_p:make", tmp_path)
-    assert checkouts.repository_to_compare("net_p:make", found) == project
-    assert found.modules == {"net_p": project / "src" / "net_p.py"}
+    monkeypatch.syspath_prepend(project / "src")
+    assert workload_file("net_p.part.net") == project / "src" / "net_p" / "part" / "net.py"
+    assert found("net_p.part.net:make") == project
+    (elsewhere / "net_p.py").touch()
+    assert found("net_p:make") == elsewhere, "the current folder comes first, as in a run"
+    with pytest.raises(UsageError, match=r"no module 'net_p\.part\.net' found from"):
+        found("net_p.part.net:make")
 
 
-@pytest.mark.campaign
-def test_a_workload_in_no_repository_leaves_the_current_folders(tmp_path, monkeypatch):
-    (tmp_path / "net_q.py").write_text(NET)
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = looked("net_q:make", tmp_path)
-    with pytest.raises(UsageError, match=r"neither .*net_q\.py nor the current folder is in a git repos"):
-        checkouts.repository_to_compare("net_q:make", found)
-    commit(tmp_path / "here", {"a": ""})
-    assert checkouts.repository_to_compare("net_q:make", looked("net_q:make", tmp_path)) == tmp_path / "here"
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        (
+            "aside",
+            r"aside/net_q\.py is in no git repository: put it under version control, .*--interleave \.",
+        ),
+        ("mynet/env/site-packages", "is an installed copy: install the project with pip install -e"),
+    ],
+)
+def test_a_workload_that_no_commit_has_is_refused(folder, message, tmp_path, monkeypatch):
+    commit(tmp_path / "mynet", {"a": ""})
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "net_q.py").touch()
+    monkeypatch.chdir(tmp_path / "mynet")
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    with pytest.raises(UsageError, match=message):
+        found("net_q:make")
 
 
-@pytest.mark.campaign
-def test_what_is_no_workload_of_the_users_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"cannot be measured: .*no module 'no_such_net' found from"):
-        looked("no_such_net:make", tmp_path)
-    own = Seen(WorkloadCode(), Path(resnet.__file__), {}, None)
+def test_ddp_benchs_own_is_no_workload():
     with pytest.raises(UsageError, match="leave it out"):
-        checkouts.repository_to_compare("ddp_bench.models.resnet:resnet20", own)
+        found("ddp_bench.models.resnet:resnet20")
 
 
 def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(tmp_path, monkeypatch):
@@ -125,61 +134,18 @@ def test_a_shallow_clone_and_a_linked_worktree_are_compared_as_far_as_they_reach
     assert len(listed) == 2, "its own are there still, and no other"
 
 
-@pytest.mark.campaign
-def test_a_baseline_without_its_submodules_says_so(tmp_path, monkeypatch):
-    part, project = tmp_path / "part", tmp_path / "project"
-    commit(part, {"width.py": "WIDTH = 2"})
-    commit(project, {"net_s.py": NET + "from lib.width import WIDTH"})
-    git(project, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(part), "lib")
-    commit(project, {"a": ""})
-    monkeypatch.chdir(project)
-    arguments = ["--workload", "net_s:make"]
-    with (
-        pytest.raises(UsageError, match=r"baseline side .*'lib.width'; its checkout has no files of subm"),
-        checkouts.both_checkouts("HEAD", settings_of(arguments), arguments, None),
-    ):
-        pytest.fail("it cannot be imported")
+def test_the_baseline_has_loaded_the_files_of_its_commit_alone(tmp_path):
+    project, place = tmp_path / "mynet", tmp_path / "checkout"
+    commit(project, {"net.py": "", "part.py": "", ".gitignore": "env\n"})
 
+    def check(*files):
+        check_loaded(made_manifest(workload={"files": {str(file): "x" for file in files}}), project, place)
 
-def seen(file, modules=None):
-    return Seen({}, file, {"net": file, **(modules or {})})
-
-
-@pytest.fixture
-def project(tmp_path):
-    commit(tmp_path / "mynet", {"net.py": "", "part.py": "", ".gitignore": "env\n"})
-    return tmp_path / "mynet"
-
-
-def test_files_of_the_two_checkouts_are_compared(project, tmp_path):
-    place = tmp_path / "checkout"
-    not_tracked = {"tool": project / "env" / "src" / "tool.py"}
-    refuse_uncompared(seen(place / "net.py", not_tracked), seen(project / "net.py"), project, place)
-    needs_the_working_tree = seen(place / "net.py", {"part": project / "part.py"})
-    with pytest.raises(UsageError, match=r"both sides load .*part\.py"):
-        refuse_uncompared(needs_the_working_tree, seen(project / "net.py"), project, place)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "message"),
-    [
-        ("mynet/net.py", "mynet/net.py", "both sides load .*mynet/net.py, .*leave that to PYTHONPATH"),
-        ("a/site-packages/net.py", "a/site-packages/net.py", "both sides load .*pip install -e"),
-        ("aside/net.py", "aside/net.py", "both sides load .*outside of the repository"),
-        ("checkout/net.py", "aside/net.py", "the candidate loads .*aside/net.py.*outside of the repository"),
-        ("a/site-packages/net.py", "mynet/net.py", "the baseline loads .*pip install -e"),
-    ],
-)
-def test_a_side_that_loads_another_file_is_refused(ours, theirs, message, project, tmp_path):
-    with pytest.raises(UsageError, match=message):
-        refuse_uncompared(seen(tmp_path / ours), seen(tmp_path / theirs), project, tmp_path / "checkout")
-
-
-def test_equal_code_in_two_environments_is_no_a_a_comparison(tmp_path):
-    code = WorkloadCode(repository="mynet", commit="a" * 40, code_sha256="x")
-    sides = [Checkout("a side", tmp_path, python, code=code) for python in ("python3", "python3", "python4")]
-    assert "this is an A/A comparison" in checkouts.planned_code(*sides[:2]).lines()[1]
-    assert "what differs is the environment" in checkouts.planned_code(*sides[1:]).lines()[1]
+    check(place / "net.py", project / "env" / "src" / "tool.py")  # which git does not track
+    with pytest.raises(UsageError, match=r"the baseline loads .*mynet/part\.py, .*in PYTHONPATH"):
+        check(place / "net.py", project / "part.py")
+    with pytest.raises(UsageError, match=r"loads .*site-packages/net\.py"):
+        check(tmp_path / "env" / "site-packages" / "net.py")
 
 
 def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(tmp_path, monkeypatch):

@@ -47,24 +47,36 @@ def test_a_workload_is_told_by_repository_commit_and_content(tmp_path):
         origin="https://example.org/team/net.git",
         commit=made,
         dirty=False,
+        files=code.files,
     )
+    assert code.files.keys() == {str(top / name) for name in ("src/net_k/__init__.py", "src/net_k/part.py")}
+    assert code.files[str(top / "src/net_k/__init__.py")] == digest
     (top / "other.py").write_text("not imported")
     assert workload_code("net_k:make") == structs.replace(code, dirty=True)
     (top / "src/net_k/part.py").write_text("A = 2")
     changed = workload_code("net_k:make")
+    assert changed.files.keys() == code.files.keys()
     assert changed.sha256 == digest, "only what it imports has changed"
     assert changed.code_sha256 != code.code_sha256
 
 
 @pytest.mark.usefixtures("modules")
 def test_the_same_code_has_the_same_hash_in_another_worktree(tmp_path):
+    """What the other one loads of the first is told with it."""
     top, place = tmp_path / "mynet", tmp_path / "checkout"
     commit(top, {"net_l.py": "import net_l_part", "net_l_part.py": ""})
     git(top, "worktree", "add", "--quiet", "--detach", str(place))
     first = code_of("net_l:make", top)
     for name in ("net_l", "net_l_part"):
         del sys.modules[name]
-    assert code_of("net_l:make", place) == first
+    again = code_of("net_l:make", place)
+    assert structs.replace(again, files={}) == structs.replace(first, files={})
+    assert again.files.keys() == {str(place / name) for name in ("net_l.py", "net_l_part.py")}
+    for name in ("net_l", "net_l_part"):
+        del sys.modules[name]
+    (place / "net_l_part.py").unlink()
+    files = code_of("net_l:make", place).files
+    assert files.keys() == {str(place / "net_l.py"), str(top / "net_l_part.py")}
     assert first.repository == "mynet"
 
 
@@ -84,7 +96,7 @@ def test_a_workload_in_no_repository_has_its_content_alone(folder, tmp_path):
     (root / "net_n").mkdir(parents=True)
     (root / "net_n" / "net.py").write_text("")
     code = code_of("net_n.net:make", root)
-    assert set(to_builtins(code)) == {"spec", "file", "sha256", "code_sha256"}
+    assert set(to_builtins(code)) == {"spec", "file", "sha256", "code_sha256", "files"}
     assert code.file == "net_n/net.py"
 
 
