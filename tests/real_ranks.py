@@ -50,10 +50,5 @@ class Cluster:
         dist.all_gather_object(found, value)
         return found
 
-    def from_first(self, value):
-        found = [value]
-        dist.broadcast_object_list(found, 0)
-        return found[0]
-
     def close(self):
         dist.destroy_process_group()

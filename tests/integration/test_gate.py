@@ -313,19 +313,3 @@ def test_however_it_is_imported_the_commits_are_compared(way, tmp_path, environm
     assert code == ExitCode.FAILED, str(found["comparisons"][0])
     assert found["code"]["baseline"]["workload"]["file"] == module
     print(f"{way}: A/A {aa}, 15% more work {found['comparisons'][0]['ratio']}")
-
-
-@pytest.mark.campaign
-def test_the_same_file_on_both_sides_is_refused(tmp_path):
-    elsewhere, aside = tmp_path / "elsewhere", tmp_path / "aside" / "mynet"
-    commit(elsewhere, {"a": ""})
-    commit(elsewhere, {"a": "b"})
-    aside.mkdir(parents=True)
-    (aside / "net.py").write_text(NET.format(products=1))
-    run = ["--workload", "mynet.net:make", *RUN, "--rounds", "3"]
-    code, _, said = gate(elsewhere, "HEAD~1", *run, path=[aside.parent])
-    assert code == ExitCode.USAGE, said
-    assert len(said.strip().splitlines()) == 1
-    assert "both sides load" in said
-    assert "net.py" in said
-    assert "outside of the repository" in said

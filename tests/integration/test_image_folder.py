@@ -122,16 +122,6 @@ def test_every_colour_mode_becomes_rgb(tmp_path, name, mode):
     assert _open(tmp_path, batch_size=1).next()[0].shape == (1, 3, 8, 8)
 
 
-def test_neighbouring_seeds_and_ranks_do_not_share_augmentations(tmp_path):
-    for number in range(4):
-        Image.linear_gradient("L").convert("RGB").save(tmp_path / f"{number}.png")
-    made = [
-        _open(tmp_path, seed=seed, rank=rank, world_size=2, num_workers=1).next()[0]
-        for seed, rank in ((0, 1), (1, 0))
-    ]
-    assert not torch.equal(*made)
-
-
 def test_a_run_checks_the_folder_before_it_begins(tmp_path):
     (tmp_path / "bad.png").write_text("no image")
     asked = Settings(arch="resnet20", modes=("single",), gpus=(1,), device="cpu", data=str(tmp_path))

@@ -184,52 +184,6 @@ def test_its_packages_are_trained_and_our_page_is_written(done):
     assert page.exists()
 
 
-@pytest.mark.campaign
-def test_packages_on_the_path_are_trained_too(tmp_path):
-    project = project_in(tmp_path / "project")
-    run = ("run", *SMALL, "--modes", "ddp", "--gpus", "1", "--rounds", "3", "--compile", "off,on")
-    done = finished(
-        own_command(*run, "--out", str(tmp_path / "run")), project, {"PYTHONPATH": f"{project}:{ROOT}"}
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-ONE_NAME = """
-import sys
-from collections import Counter
-from importlib import import_module
-from pathlib import Path
-for name, *arguments in {commands}:
-    try:
-        import_module(f"ddp_bench.{{name}}.main").main(arguments)
-    except SystemExit:
-        pass
-files = [(name, Path(module.__file__).resolve()) for name, module in list(sys.modules.items())
-         if getattr(module, "__file__", None) and name != "__main__"]
-ours = [(name, file) for name, file in files if file.is_relative_to({root!r})]
-assert {{name.partition(".")[0] for name, _ in ours}} == {{"ddp_bench"}}, ours
-twice = [file for file, times in Counter(file for _, file in ours).items() if times > 1]
-assert not twice, twice
-"""
-
-
-@pytest.mark.campaign
-def test_no_module_of_ours_is_loaded_under_two_names(tmp_path):
-    run = str(ROOT / "results/samples/predictions/resnet18-2hosts/1gbit")
-    commands = [
-        ["bench.run", "--modes", "ddp", "--gpus", "2", "--dry-run", "--device", "cpu"],
-        ["bench.gate", run, run],
-        ["bench.export", run, "--format", "bencher"],
-        ["bench.predict", run, "--gpus", "2"],
-        ["report", run, "--out", str(tmp_path / "page.html")],
-        ["bench.doctor", "--quiet"],
-        *([f"bench.{name}", "--help"] for name in ("tune", "lab")),
-    ]
-    code = ONE_NAME.format(commands=commands, root=str(ROOT))
-    done = finished([sys.executable, "-c", code], tmp_path, {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr
-
-
 SHELLS = """
 import contextlib, runpy, sys
 for command in ("bench.run", "bench.gate", "report"):
@@ -298,16 +252,6 @@ def test_an_mlp_with_named_groups_of_adam_in_every_form(tmp_path):
     ranks = load_run(tmp_path / "run").blocks.groupby("case_id")["rank"].nunique()[two["case_id"]]
     assert [*ranks] == [1 if mode == "dp" else 2 for mode in two["mode"]]
     assert "Forms of parallel training" in (tmp_path / "run/report.html").read_text()
-
-
-@pytest.mark.campaign
-def test_a_transformer_compiled(tmp_path):
-    settings = ("--modes", "single", "--compile", "off,on", "--passes", "none")
-    cases = cases_of(tmp_path, "transformer", *settings)
-    assert cases["compile"].tolist() == ["off", "default"]
-    assert (cases["status"] == "ok").all(), cases["reason"].tolist()
-    assert (cases["gradient_error"] < 1e-9).all()
-    assert (cases["update_error"] < 1e-2).all(), "the compiler rounds in another order"
 
 
 ZOO = """
@@ -445,11 +389,6 @@ def test_a_mistake_is_one_line_before_torch_is_imported(without_torch):
     assert done.stdout == "2\n" * len(MISTAKES)
     for line, said in zip(done.stderr.splitlines(), MISTAKES.values(), strict=True):
         assert line.startswith(said)
-
-
-def test_help_names_a_command_as_a_module_where_that_was_typed(without_torch):
-    done = finished([sys.executable, "-m", "ddp_bench", "run", "--help"], env=without_torch)
-    assert done.stdout.startswith("usage: python -m ddp_bench run "), done.stderr
 
 
 def test_versions_come_from_what_is_installed(without_torch):

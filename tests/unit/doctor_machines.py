@@ -283,7 +283,6 @@ SOME_GPUS = [h100(index) for index in range(2)]
 BY_PCIE = {"P2PStatus": pynvml.NVML_P2P_STATUS_NOT_SUPPORTED}
 BATCHES = 8 * 2 * 2 * 256 * 3 * 224 * 224 * 4  # GPUs x workers x prefetched x images x float32
 DRIVER = f"{CPUS}/cpu0/cpufreq/scaling_driver"
-GOVERNOR = f"{CPUS}/cpu0/cpufreq/scaling_governor"
 PRESSURE = "proc/pressure/memory"
 PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 QUOTA = "sys/fs/cgroup/cpu.max"

@@ -63,13 +63,6 @@ DRIFTING = {
 }
 
 
-def test_throughput_is_global_batch_over_the_longest_ranks_block():
-    blocks = typed_frame(
-        [block(("ddp", 2, "1"), 1, 50.0, rank=0), block(("ddp", 2, "1"), 1, 80.0, rank=1)], BLOCKS
-    )
-    assert RoundTimes.of(blocks).step_ms("timed") == {IDS["ddp", 2, "1"]: {1: 80.0}}
-
-
 def test_ratios_are_formed_inside_a_round():
     cases, _ = frames(DRIFTING)
     row = cases.set_index("case_id").loc[IDS["ddp", 2, "default"]]

@@ -1,8 +1,6 @@
 """What a device or a link does by itself: curves of all-reduces, rates of products."""
 
-import timeit
 from collections import Counter
-from statistics import median
 from types import SimpleNamespace
 
 import pytest
@@ -124,15 +122,6 @@ def test_a_gpu_warms_up_and_is_not_waited_for_within_repetitions_that_fill_their
     assert len(found) == number
     once, in_a_row = "mark work mark read", f"mark {'work mark ' * number}read"
     assert " ".join(made.said) == f"{once} {once} {in_a_row} {in_a_row}"
-
-
-def test_this_cpu_is_as_fast_as_plain_timing_finds_it():
-    """Within a factor of ten, for what else runs here; a wrong unit or size is further away."""
-    size = MATRIX_SIZE["cpu"]
-    a = torch.randn(size, size)
-    plain_s = median(timeit.repeat(lambda: a @ a, number=1, repeat=6)[1:])
-    found = matrix_rate.matrix_rate(CPU, "fp32")
-    assert 0.1 < found["matrix_tflop_per_s"] / (FLOPS / plain_s / 1e12) < 10
 
 
 class FakeWorkers:

@@ -19,7 +19,7 @@ from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
-from ddp_bench.bench.run.phases import fixed_phases, is_calibrated
+from ddp_bench.bench.run.phases import fixed_phases
 from ddp_bench.bench.settings import Settings, as_options
 from ddp_bench.bench.stats.interval import Interval
 
@@ -66,18 +66,6 @@ def test_ways_of_optimising_ddp_are_crossed_with_compiled_cases_alone():
         make(optimize_ddp="no_optimization")
 
 
-def test_a_star_varies_caps_for_the_first_mode_alone():
-    asked = {"gpus": (2,), "compile": "off,on", "optimize_ddp": WAYS[:2], "bucket_cap_mb": "default,25"}
-    ddp = [p.case for p in make(modes=("ddp",), sweep="star", **asked) if p.case.mode == "ddp"]
-    found = [(one.compile, str(one.bucket_cap_mb), one.optimize_ddp) for one in ddp]
-    assert found == [
-        ("off", "default", "ddp_optimizer"),
-        ("off", "25", "ddp_optimizer"),
-        ("default", "default", "ddp_optimizer"),
-        ("default", "default", "no_optimization"),
-    ]
-
-
 def test_what_a_way_of_optimising_cannot_do_is_skipped():
     """Only DDPOptimizer asserts that the first bucket is the smallest."""
     caps = ("default", "0.25", "1/25")
@@ -102,17 +90,6 @@ def test_compiled_cases_have_the_passes_of_eager_ones():
     }
     assert phases["default", "no_optimization"] == {"timed", "no_sync", "comm", "anatomy", "trace"}
     assert phases["off", "ddp_optimizer"] == phases["default", "no_optimization"] | {"calibration"}
-
-
-def test_a_calibration_of_compiled_cases_takes_the_first_way():
-    options = {"gpus": (2,), "compile": "on", "optimize_ddp": WAYS[1:], "calibrate": True}
-    settings = resolved(**options, bucket_cap_mb="25,100")
-    found = [
-        p.case.optimize_ddp
-        for p in make(**options, modes=("ddp",), bucket_cap_mb="25,100")
-        if is_calibrated(p.case, settings)
-    ]
-    assert found == ["no_optimization"]
 
 
 RATES = {"off": {1: 100.0, 2: 160.0}, "default": {1: 120.0, 2: 240.0}}

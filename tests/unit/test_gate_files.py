@@ -430,13 +430,6 @@ def test_a_pass_has_a_summary_and_quiet_has_none(tmp_path, summary, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_outside_of_actions_nothing_is_added(capsys, tmp_path):
-    place = tmp_path / "summary.md"
-    show([Annotation("error", "a", "b")], lambda: "text", {"GITHUB_STEP_SUMMARY": str(place)})
-    assert not place.exists()
-    assert capsys.readouterr().err == ""
-
-
 def test_no_text_ends_a_command_or_begins_another(capsys):
     nasty = Annotation("error", "a,b:c%\n", "50% slower\n::error::x\r")
     show([nasty] * 20, lambda: "", {"GITHUB_ACTIONS": "true"})

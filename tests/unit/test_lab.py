@@ -1,6 +1,5 @@
 """The lab: its command line, rates, shares, commands and exit codes."""
 
-import ipaddress
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ from torch.distributed.run import get_args_parser
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.lab import link, namespaces, rates
 from ddp_bench.bench.lab import main as lab
-from ddp_bench.bench.lab.main import MAX_HOSTS, summary
+from ddp_bench.bench.lab.main import summary
 from ddp_bench.bench.lab.program import is_bench_run, is_torchrun, resolved
 from ddp_bench.bench.package import own_command
 
@@ -173,24 +172,6 @@ def test_both_ends_of_a_link_are_shaped_alike_and_only_the_host_delays():
     assert "netem delay 1000us" in host[1]
     limit = int(re.search(r"limit (\d+)", host[1])[1])
     assert limit * 1500 * 8 >= 10**9 * shaped.delay_s, "netem must hold what is in flight"
-
-
-def test_every_host_has_a_private_address_of_one_network():
-    addresses = [ipaddress.ip_address(link.address(host)) for host in range(MAX_HOSTS)]
-    assert len(set(addresses)) == MAX_HOSTS
-    assert all(address.is_private for address in addresses)
-    assert {ipaddress.ip_network(f"{address}/24", strict=False) for address in addresses} == {
-        ipaddress.ip_network("10.77.0.0/24")
-    }
-
-
-def test_a_host_knows_its_name_link_and_gpus():
-    environment = link.host_environment(1, link.ShapedLink(10**9), ["4", "5"])
-    assert environment["BENCH_HOST"] == "host1"
-    assert environment["BENCH_LINK"] == "1gbit"
-    assert environment["GLOO_SOCKET_IFNAME"] == link.INTERFACE
-    assert environment["CUDA_VISIBLE_DEVICES"] == "4,5"
-    assert "CUDA_VISIBLE_DEVICES" not in link.host_environment(1, link.ShapedLink(10**9), [])
 
 
 def test_the_summary_says_when_hosts_share_cores():

@@ -1,10 +1,7 @@
 """The layers of the code: what may import what, as `docs/architecture.md` has it."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
@@ -74,27 +71,6 @@ def test_the_three_folders_import_each_other_by_dots(module):
         for name in _named(node, "")
     }
     assert not {name for name in absolute if name.split(".")[0] in (TOP, "bench", "models", "report")}
-
-
-def test_shells_load_nothing_twice(tmp_path):
-    """`python -m bench.run` has one copy of the code: of `bench` itself the shells alone."""
-    script = (
-        "import runpy, sys\n"
-        "sys.argv = ['bench.run', '--help']\n"
-        "try: runpy.run_module('bench.run', run_name='__main__', alter_sys=True)\n"
-        "except SystemExit: pass\n"
-        "print(*(name for name in sys.modules if name.split('.')[0] in ('bench', 'models', 'report')))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert set(done.stdout.splitlines()[-1].split()) <= {"bench", "bench.run", "bench.run.__main__"}
 
 
 def test_every_part_has_its_layer():

@@ -186,13 +186,6 @@ def test_what_torch_compile_breaks_is_skipped():
     assert [p.skip_reason for p in without_graphs if cap_of(p.case) != "1"] == [None] * 4
 
 
-def test_eight_gpus_of_one_host_are_planned_as_a_whole():
-    plan = make(EIGHT_GPUS, gpus=(1, 2, 4, 8), bucket_cap_mb=("default", "25"), sync_batchnorm=(False, True))
-    assert all(p.skip_reason is None for p in plan if p.case.mode != "dp" or p.case.num_devices > 1)
-    assert not any(p.oversubscribed for p in plan)
-    assert world_size(plan) == 8
-
-
 def test_rounds_are_permutations_and_differ():
     orders = [round_order(12, seed=3, round_index=r) for r in range(20)]
     assert all(sorted(order) == list(range(12)) for order in orders)

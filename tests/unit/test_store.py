@@ -52,13 +52,6 @@ def test_what_is_written_comes_back_with_its_types(tmp_path):
     assert list(run.buckets.columns) == [c.name for c in FILES["buckets.csv"]]
 
 
-def test_missing_is_an_empty_field(tmp_path):
-    writer = written(tmp_path / "run")
-    writer.replace("cases.csv", typed_frame([{"case_id": "x", "images_per_s": float("nan")}], CASES))
-    line = (tmp_path / "run" / "cases.csv").read_text().splitlines()[1]
-    assert line == "x" + "," * (len(CASES) - 1)
-
-
 def test_a_folder_with_other_files_or_a_file_is_refused(tmp_path):
     store.check_claimable(tmp_path / "x" / "y")
     assert list(tmp_path.iterdir()) == [], "checking leaves no trace"
@@ -139,12 +132,6 @@ def test_a_failure_is_not_written_through_a_link(tmp_path):
         writer.append_failure("a", "text")
     assert not any((tmp_path / "elsewhere").iterdir())
     writer.close()
-
-
-def test_a_path_is_shown_from_the_current_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert store.shown(tmp_path / "results" / "run") == store.shown(Path("results/run")) == "results/run"
-    assert store.shown(Path("/elsewhere/run")) == "/elsewhere/run"
 
 
 def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):
@@ -239,11 +226,6 @@ def test_a_removed_setting_matters_only_where_it_was_set(tmp_path):
 def test_what_is_measured_may_not_change(tmp_path):
     with pytest.raises(UsageError, match="leave out --batch-size"):
         settings_of(folder(tmp_path), {"batch_size": 8, "rounds": 5})
-
-
-def test_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(UsageError, match=r"manifest\.json"):
-        settings_of(tmp_path, {})
 
 
 def test_every_difference_is_named(tmp_path):

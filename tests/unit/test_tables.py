@@ -196,30 +196,6 @@ def test_what_spreadsheets_add_is_read_over(tmp_path):
     assert tables.read_table(path, (COUNT,))["n"].tolist() == [1, 2]
 
 
-def test_types_are_judged_too():
-    assert not COUNT.allows(value=True)
-    assert not COUNT.allows("1")
-    assert not SHARE.allows([])
-    assert SHARE.allows(1)
-    assert not WORD.allows(5)
-
-
-def test_two_cases_of_one_name_are_refused(tmp_path):
-    folder = write_run(tmp_path / "run")
-    lines = (folder / "cases.csv").read_text().splitlines(keepends=True)
-    (folder / "cases.csv").write_text("".join([*lines, lines[1]]))
-    with pytest.raises(UsageError, match="a case_id stands twice"):
-        load_run(folder)
-
-
-def test_a_row_of_another_length_is_refused(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("n,s\n1,2\n1\n")
-    assert "cells: 1, columns: 2 (line 3)" in said_of(
-        path, lambda path: tables.read_table(path, (COUNT, SHARE))
-    )
-
-
 def test_a_table_in_pieces_is_the_table(tmp_path, monkeypatch):
     write(tmp_path)
     whole = tables.load_blocks(tmp_path / "blocks.csv", RANKS)

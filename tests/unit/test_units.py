@@ -7,11 +7,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from gate_runs import STEADY, made_run
-from made import made_manifest
 from recorded_pages import text_of
 from report_runs import case, run
-from test_scaling_predict import SAMPLE, SMALL
-from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, token_plan, token_run
+from test_scaling_predict import SMALL
+from token_runs import LENGTH, language_model, token_plan, token_run
 
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.findings.cautions import trust
@@ -19,22 +18,18 @@ from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.manifest import Manifest, Timing
-from ddp_bench.bench.predict.from_pass import read_source
-from ddp_bench.bench.predict.held_out import held_out
+from ddp_bench.bench.manifest import Timing
 from ddp_bench.bench.predict.output import write_csv
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario
-from ddp_bench.bench.results.aggregate import comparisons_of, typical_of, units_per_step
 from ddp_bench.bench.results.comparisons import FASTER
-from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import GATED
-from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run.summary import print_summary
 from ddp_bench.models.registry import load_workload, resnet_workload
 from ddp_bench.models.workload import check_unit
 from ddp_bench.report.build import render
-from ddp_bench.report.cases import step_time, with_rates
+from ddp_bench.report.cases import step_time
 from ddp_bench.report.main import main as report_command
 from ddp_bench.report.page import page
 
@@ -63,28 +58,6 @@ def test_rates_count_units_by_hand(tokens):
     assert ddp["joules_per_image"] == pytest.approx(100 * 0.1375 / 8192, rel=1e-3)
     step = step_time(pd.Series(ddp))
     assert step.estimate == pytest.approx(ddp["step_ms"])
-
-
-def test_what_is_formed_of_rates_is_that_of_samples(tokens):
-    """The same run counted in samples: ratios, arithmetic and step times are the same figures."""
-    found = load_run(tokens)
-    as_samples = found.cases.assign(unit="samples", units_per_sample=1)
-    for name in [name for name in found.cases if "images_per_s" in name]:
-        as_samples[name] = found.cases[name] / LENGTH
-    model = made_manifest(model={"forward_flops_per_image": 1e9})
-    ours, theirs = (
-        with_rates(cases, model, 1.0).set_index("mode") for cases in (found.cases, as_samples.copy())
-    )
-    # 3 passes x 1 GFLOP x 80 samples/s and less
-    assert ours.loc["single", "tflop_per_s"] == pytest.approx(0.24 / 1.2**0.5, rel=0.03)
-    assert ours["tflop_per_s"].dropna().tolist() == pytest.approx(theirs["tflop_per_s"].dropna().tolist())
-    assert ours["epoch_h"].isna().all(), "an epoch of ImageNet has no tokens"
-    pair = [tuple(found.cases.loc[found.cases["mode"] != "single", "case_id"][:2])]
-    by_tokens, by_samples = (
-        comparisons_of(pair, found.times, units_per_step(cases), 0.05, typical_of(found.times))
-        for cases in (found.cases, as_samples)
-    )
-    assert by_tokens[0].ratio == by_samples[0].ratio
 
 
 def counting(steps, unit):
@@ -121,38 +94,11 @@ def test_predictions_count_units(tmp_path):
     assert float(row["images_per_s"]) == pytest.approx(of_tokens.images_per_s.estimate)
 
 
-def test_errors_of_predictions_do_not_depend_on_the_unit():
-    found, own = load_run(SAMPLE), read_source(SAMPLE).calibration
-    one = found.cases[found.cases["mode"] == "ddp"].index[:2]
-    ours = held_out(own, replace(found, cases=found.cases.loc[one]), fitted=None)
-    in_tokens = replace(found, cases=counted_in_tokens(found.cases).loc[one])
-    theirs = held_out(own, in_tokens, fitted=None)
-    assert ours
-    assert [c.measured_ms for c in theirs] == pytest.approx([c.measured_ms for c in ours])
-
-
 def test_a_case_is_stored_with_its_unit_and_named_without():
     case = token_plan()[0].case
     assert case.stored()["unit"] == "tokens"
     assert replace(case, unit="words").case_id == case.case_id, "a name for people"
     assert replace(case, units_per_sample=256).case_id != case.case_id, "another length is another case"
-
-
-def test_the_record_of_a_run_keeps_the_unit(tmp_path):
-    writer = RunWriter(claim(tmp_path / "run"))
-    writer.write_manifest(Manifest())
-    planned = token_plan()
-    recorder = Recorder.begin(planned, writer)
-    for index, p in enumerate(planned):
-        recorder.set_outcome(index, "ok")
-        for row in blocks_of(p, 1.0):
-            if row["phase"] == "timed" and row["rank"] == 0:
-                recorder.add_block([row, *([row | {"rank": 1}] if p.case.mode == "ddp" else [])])
-    recorder.write()
-    table = pd.read_csv(tmp_path / "run" / "comparisons.csv")
-    assert set(zip(table["metric"], table["unit"], strict=True)) == {("images_per_s", "tokens")}
-    single = planned[0].case.case_id
-    assert recorder.images_per_s()[single][2] == pytest.approx(8 * 512 / 0.1)
 
 
 @pytest.mark.parametrize("unit", ["", "two words", "tokens/s", "a,b", "tab\tbed", "\x1b[31m", "bell\x07", 3])
