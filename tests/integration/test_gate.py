@@ -16,7 +16,7 @@ from made_project import NET, RUN, commit
 
 from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
 from ddp_bench.bench.gate import checkouts
-from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
+from ddp_bench.bench.gate.checkouts import Checkout, Side, both_checkouts, worktree
 from ddp_bench.bench.gate.interleave import measure_in_turns
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.package import own_command
@@ -71,9 +71,11 @@ def test_a_side_that_could_not_measure_a_mode_says_why(tmp_path, capsys, monkeyp
     reason = "every case of ddp failed: ValueError: late bug (net.py:6, in late)"
     fails = f"import sys; print({'bench.run: error: ' + reason!r}, file=sys.stderr); sys.exit(4)"
 
-    def start(checkout, *_):
+    def start(checkout, _arguments, log, _environment):
         code = fails if checkout.name == "candidate" else ""
-        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as stderr:
+            return Side(subprocess.Popen([sys.executable, "-c", code], stderr=stderr, text=True), log)
 
     monkeypatch.setattr(Checkout, "start", start)
     code = main(["--interleave", ".", "--quiet", "--out", str(tmp_path / "sides"), "--", "--gpus", "1"])
