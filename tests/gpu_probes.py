@@ -14,30 +14,23 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-import pynvml
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.profiler import ProfilerActivity, profile
 
 from ddp_bench import Workload
 from ddp_bench.bench.measure.clock import float32_precision, make_clock
-from ddp_bench.bench.measure.hold import hold, rehearse
-from ddp_bench.bench.measure.telemetry import Telemetry
 from ddp_bench.bench.measure.timed import Trainer, run_block
-from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats.interval import median_of_ratios
 from ddp_bench.bench.worker.job import resolve_job
-from ddp_bench.bench.worker.proof import Prover
 from ddp_bench.models.data import open_source
 from ddp_bench.models.step import placed
 from ddp_bench.models.workload import make_module
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if HAS_GPU else torch.device("cpu")
-NO_GPU = {"skipped": "no GPU"}
 SMALL = {"arch": "resnet20", "batch_size": 4, "image_size": 32, "device": "cpu"}
 """Settings of a machine without a GPU."""
 TURNS = 20 if HAS_GPU else 3
@@ -90,91 +83,6 @@ def events():
     say("events over wall clock", median=statistics.median(ratios), least=min(ratios), most=max(ratios))
 
 
-def hold_length():
-    """How long a hold lasts against what was asked, and what small kernels take behind one and without."""
-    if not HAS_GPU:
-        return say("hold", **NO_GPU)
-    small = torch.zeros(1024, device=DEVICE)
-
-    def work():
-        for _ in range(100):
-            small.add_(1)
-
-    queue_ms = rehearse(work, DEVICE)
-    for wanted_ms in (1.0, 10.0, 100.0):
-        clock = make_clock(DEVICE)
-        clock.begin()
-        hold(wanted_ms, DEVICE)
-        clock.mark()
-        say("hold", queue_ms=wanted_ms, lasted_ms=clock.read_ms()[0])
-    free_ms = run_block(work, 1, make_clock(DEVICE)).block_ms
-    clock = make_clock(DEVICE)
-    hold(queue_ms, DEVICE)
-    clock.begin()
-    work()
-    clock.mark()
-    return say("100 small kernels", queue_ms=queue_ms, free_ms=free_ms, behind_a_hold_ms=clock.read_ms()[0])
-
-
-def proof_dtype():
-    """In which type the proof of the default model runs, and how long its first gradient takes."""
-    _, workload = resolved()
-    place = Place(rank=0, device=DEVICE, cores=(0,))
-    prover = Prover(workload, place, seed=0)
-    began_s = time.perf_counter()
-    say("proof", dtype=str(prover.dtype), why=prover.why_float32, seconds=time.perf_counter() - began_s)
-
-
-def allocations():
-    """What each of the first steps asks the driver for."""
-    if not HAS_GPU:
-        return say("allocations", **NO_GPU)
-    trainer, _ = trainer_of()
-    found = []
-    for _ in range(10):
-        before = torch.cuda.memory_stats().get("num_device_alloc", 0)
-        run_block(trainer.step, 1, make_clock(DEVICE))
-        found.append(torch.cuda.memory_stats().get("num_device_alloc", 0) - before)
-    return say("allocations", by_step=found)
-
-
-def dp_on_one_gpu():
-    """`nn.DataParallel` of two replicas on one GPU, under bf16 autocast: types and gradients."""
-    if not HAS_GPU:
-        return say("dp", **NO_GPU)
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 900, 10)).to(DEVICE)
-    images, labels = torch.randn(8, 3, 32, 32, device=DEVICE), torch.arange(8, device=DEVICE)
-    found = {}
-    for name, model in (("plain", plain), ("dp", nn.DataParallel(plain, device_ids=[0, 0]))):
-        plain.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            outputs = model(images)
-            cross_entropy(outputs, labels).backward()
-        found[name] = (str(outputs.dtype), torch.cat([p.grad.flatten() for p in plain.parameters()]))
-    (dtype, reference), (dp_dtype, gradient) = found["plain"], found["dp"]
-    error = float((gradient - reference).norm() / reference.norm())
-    return say("dp", plain_dtype=dtype, dp_dtype=dp_dtype, gradient_error=error)
-
-
-def pieces():
-    for one in (events, hold_length, proof_dtype, allocations, dp_on_one_gpu):
-        guarded(one)
-
-
-def profiler():
-    """Steps before and after a profile, in one process."""
-    trainer, _ = trainer_of()
-    step_ms(trainer.step)
-    before = [step_ms(trainer.step) for _ in range(TURNS)]
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if HAS_GPU else [])]
-    with profile(activities=activities):
-        run_block(trainer.step, 1, make_clock(DEVICE))
-    after = [step_ms(trainer.step) for _ in range(TURNS)]
-    ratio = statistics.median(after) / statistics.median(before)
-    say("after over before a profile", ratio=ratio, before_ms=before, after_ms=after)
-
-
 def bare():
     """A loop as a user writes it and the suite's own step, in turns."""
     trainer, precision = trainer_of()
@@ -201,67 +109,6 @@ def bare():
         batch=len(inputs),
         precision=precision,
     )
-
-
-def two_reads():
-    """Power and throttling of blocks by the sampling process, and by two reads of NVML's counters."""
-    if not HAS_GPU:
-        return say("two reads", **NO_GPU)
-    trainer, _ = trainer_of()
-    step_ms(trainer.step, lead_in=20)
-    telemetry = Telemetry({0: str(torch.cuda.get_device_properties(0).uuid)})
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-
-    def read():
-        energy_mj = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        held_ns = [
-            pynvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime
-            for policy in (pynvml.NVML_PERF_POLICY_POWER, pynvml.NVML_PERF_POLICY_THERMAL)
-        ]
-        return time.monotonic(), energy_mj / 1000, *held_ns
-
-    began_s = time.perf_counter()
-    for _ in range(100):
-        read()
-    say("one read", ms=10 * (time.perf_counter() - began_s))
-    ticks, last = [], read()
-    while len(ticks) < 10:
-        now = read()
-        if now[1] != last[1]:
-            ticks.append(now[0] - last[0])
-            last = now
-    say("energy counter moves every", ms=[1000 * tick for tick in ticks])
-    for steps in (5, 20, 20, 20, 20, 20):
-        torch.cuda.synchronize()
-        before = read()
-        times = run_block(trainer.step, steps, make_clock(DEVICE))
-        after = read()
-        sampled = telemetry.of(times, [0]).detail["gpus"]
-        took_s, joules, *held_ns = (b - a for a, b in zip(before, after, strict=True))
-        held_pct = [ns / took_s / 1e7 for ns in held_ns]
-        say("two reads", took_s=took_s, power_w=joules / took_s, held_pct=held_pct, sampler=sampled)
-    telemetry.close()
-    return None
-
-
-def matrix():
-    """Matrix rate by size and by warm-up."""
-    for size in (2048, 4096, 8192, 16384) if HAS_GPU else (256,):
-        factors = [torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)]
-        product = torch.empty_like(factors[0])
-        for warm_up_s in (0.0, 0.5, 2.0) if HAS_GPU else (0.0,):
-            time.sleep(0.5 if HAS_GPU else 0.0)  # the clock falls meanwhile
-
-            def multiply():
-                torch.mm(factors[0], factors[1], out=product)  # noqa: B023 - called within this turn
-
-            until_s = time.perf_counter() + warm_up_s
-            while time.perf_counter() < until_s:
-                multiply()
-                _synchronize()
-            ms = statistics.median(run_block(multiply, 20, make_clock(DEVICE)).steps_ms)
-            say("matrix", size=size, warm_up_s=warm_up_s, tflop_per_s=2 * size**3 / ms / 1e9)
 
 
 def defaults():
@@ -361,5 +208,5 @@ def guarded(work):
 
 
 if __name__ == "__main__":
-    known = (pieces, profiler, bare, two_reads, matrix, defaults)
+    known = (events, bare, defaults)
     guarded({one.__name__: one for one in known}[sys.argv[1]])

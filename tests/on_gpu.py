@@ -87,7 +87,7 @@ STAGES = {
         Item("nvidia-smi", 20, ("nvidia-smi",), None),
         Item("doctor", 100, (PYTHON, "-m", "bench.doctor", "--json"), ()),
         run("first", 120, "--modes", "dp,ddp,fsdp", "--gpus", "1", "--max-time", "30s", "--trace", "on"),
-        probe("pieces", 60),
+        probe("events", 60),
         run("oom", 80, "--modes", "ddp", "--gpus", "1", "--batch-size", "4096", "--max-time", "15s"),
         run(
             "assert",
@@ -110,13 +110,10 @@ STAGES = {
             *("--backend", "gloo", "--modes", "ddp", "--gpus", "1,2", "--calibrate", "--allreduce-curve"),
             *("--trace", "on", "--max-time", "75s"),
         ),
-        probe("profiler", 60),
-        probe("two_reads", 60),
     ),
     3: (
         probe("defaults", 120),
         run("telemetry-off", 80, *DDP_ALONE, "--telemetry", "off"),
-        probe("matrix", 60),
         run(
             "compile",
             120,

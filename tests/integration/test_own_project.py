@@ -278,7 +278,6 @@ def of_timm(name, **more):
 
 
 convnext = of_timm("convnext_atto", drop_path_rate=0.2, drop_rate=0.1)
-ghostnet = of_timm("ghostnet_050")
 
 
 def sentences(batch_size, generator, masked):
@@ -306,21 +305,14 @@ def make_gpt2():
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, use_cache=False, **shape))
 
 
-def make_bert():
-    from transformers import BertConfig, BertForMaskedLM
-    shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
-    return BertForMaskedLM(BertConfig(vocab_size=VOCAB, **shape))
-
-
-gpt2 = of_transformers("gpt2", make_gpt2, False)
-bert = of_transformers("bert", make_bert, True)
+gpt2 = of_transformers("gpt2", make_gpt2, True)
 """
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     ("package", "name"),
-    [("timm", "convnext"), ("timm", "ghostnet"), ("transformers", "gpt2"), ("transformers", "bert")],
+    [("timm", "convnext"), ("transformers", "gpt2")],
 )
 def test_it_is_proven_and_timed(package, name, tmp_path):
     pytest.importorskip(package)

@@ -12,7 +12,6 @@ from commands import ROOT
 from fuzzing import mutated
 from gate_runs import MANIFEST as OF_A_GATE
 from gate_runs import STEADY, write_run
-from made import made_manifest, planned, resolved
 
 from ddp_bench import compare, load_run
 from ddp_bench.bench import manifest
@@ -25,9 +24,7 @@ from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.results import public
 from ddp_bench.bench.results.archive import opened, packed, unpacked
 from ddp_bench.bench.results.public import LEFT_OUT
-from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import FILES
-from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.report.main import main as report
 
 PUBLISHED = ROOT / "results" / "baselines" / "2-cores-amd-epyc-torch2.15-d9a5732e-6f163854b9a5.zip"
@@ -150,17 +147,6 @@ def test_a_reason_is_public_where_its_text_is_ours(code, reason, public, tmp_pat
     content = unpacked(zip_of(folder, tmp_path / "a.zip"))["cases.csv"].decode()
     found = [(row["reason"], row["reason_code"]) for row in csv.DictReader(io.StringIO(content))]
     assert set(found) == {(reason if public else LEFT_OUT, code)}
-
-
-def test_the_zip_says_why_cases_were_not_measured(tmp_path):
-    plan = planned(resolved(modes="dp,ddp", gpus="1,2"))
-    writer = RunWriter(claim(tmp_path / "run"))
-    writer.write_manifest(made_manifest())
-    recorder = Recorder.begin(plan, writer)
-    recorder.set_outcome(0, "failed", TOLD)
-    whole, public = recorder.write(), load_run(zip_of(recorder.folder, tmp_path / "a.zip")).cases
-    assert public["reason"].tolist() == [LEFT_OUT, *whole["reason"][1:]]
-    assert set(public["reason_code"].dropna()) == {"plan", "not_reached"}
 
 
 def test_every_name_that_is_kept_exists():

@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 
-import psutil
 import pynvml
 import pytest
 from doctor_machines import (
@@ -25,7 +24,6 @@ from doctor_machines import (
 from ddp_bench.bench import sysfs
 from ddp_bench.bench.doctor import main
 from ddp_bench.bench.doctor.gpu import span
-from ddp_bench.bench.doctor.host import attempt
 
 
 def test_what_was_not_read_is_unknown_and_never_judged(tmp_path):
@@ -150,15 +148,6 @@ def test_lists_and_ranges_of_cores_and_spans():
     assert sysfs.cores_in("all") is None
     assert (sysfs.ranges([0, 1, 2, 3, 6]), sysfs.ranges([5])) == ("0-3,6", "5")
     assert (span([41.2, 40.6]), span([40, 47]), span([])) == ("41", "40-47", "?")
-
-
-def test_a_reading_this_system_lacks_is_none():
-    def denied():
-        raise psutil.AccessDenied
-
-    assert attempt(denied) is None
-    assert attempt(lambda: {}["absent"]) is None
-    assert attempt(lambda: 3) == 3
 
 
 def test_guests_of_a_core_are_not_counted_twice(doctor):

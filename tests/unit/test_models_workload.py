@@ -32,13 +32,6 @@ def workload(**changes):
     return Workload(**{"name": "mine"} | given | changes)
 
 
-def test_default_loss_is_a_mean_over_the_batch():
-    outputs, targets = torch.randn(6, 3), torch.randint(3, (6,))
-    loss = Workload(name="mine", module=nn.Identity, batch=rows).loss
-    parts = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(6)]
-    torch.testing.assert_close(loss(outputs, targets), torch.stack(parts).mean())
-
-
 def test_what_the_users_code_raises_is_the_cause():
     for call, said in (
         (lambda: make_module(workload(module=_fail)), "mine cannot be made: "),

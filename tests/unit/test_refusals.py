@@ -21,9 +21,6 @@ MISTAKES = {
                 ("--arch resnet19", "resnet1"),
                 ("--preset quik", "did you mean 'quick'"),
                 ("--mode ddp", "unrecognized arguments: --mode ddp; did you mean --modes?"),
-                ("--gpus -1", "at least 1"),
-                ("--gpus=", "empty value"),
-                ("--bucket-cap-mb -1", "above 0"),
                 ("--scaling strong --batch-size 16 --gpus 3", "does not divide"),
                 ("--precision fp16", "needs a CUDA device"),
                 ("--backend nccl", "needs CUDA devices"),
@@ -63,7 +60,6 @@ MISTAKES = {
     "gate": [
         ("{long} {run}", "has no "),
         ("{run} {calibrated} --threshold 5x", "--threshold: '5x' is not a share"),
-        ("{run} {calibrated} --threshold 0", "not a share"),
         ("{run} {calibrated} --config /nowhere.toml", "/nowhere.toml"),
         ("{run} {calibrated} --json --quiet", "not allowed with"),
         ("{run} {calibrated} --speed", "unrecognized arguments"),
