@@ -280,23 +280,11 @@ def of_timm(name, **more):
 convnext = of_timm("convnext_atto", drop_path_rate=0.2, drop_rate=0.1)
 
 
-def sentences(batch_size, generator, masked):
+def sentences(batch_size, generator):
     ids = torch.randint(5, VOCAB, (batch_size, SEQ), generator=generator)
     lengths = torch.randint(SEQ // 3, SEQ + 1, (batch_size, 1), generator=generator)
     mask = (torch.arange(SEQ) < lengths).long()
-    chosen = mask.bool()
-    if masked:
-        chosen &= torch.rand(batch_size, SEQ, generator=generator) < 0.4
-        chosen[:, 0] = True
-    return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(chosen, ids, -100)}
-
-
-def of_transformers(name, module, masked):
-    return Workload(
-        name=name, module=module, batch=lambda n, generator: sentences(n, generator, masked),
-        batch_loss=lambda model, batch: model(**batch).loss.mean(), optimizer=adamw,
-        unit="tokens", units_per_sample=SEQ,
-    )
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, -100)}
 
 
 def make_gpt2():
@@ -305,7 +293,11 @@ def make_gpt2():
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, use_cache=False, **shape))
 
 
-gpt2 = of_transformers("gpt2", make_gpt2, True)
+gpt2 = Workload(
+    name="gpt2", module=make_gpt2, batch=sentences,
+    batch_loss=lambda model, batch: model(**batch).loss.mean(), optimizer=adamw,
+    unit="tokens", units_per_sample=SEQ,
+)
 """
 
 
