@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..cli import Parser, command, duration_s, guarded, print_table, to_json
-from ..errors import ExitCode, UsageError
+from ..cli import Parser, command, guarded, print_table, to_json
+from ..errors import ExitCode
 from ..text import visible
 from .gpu import GPU_CHECKS
 from .host import Answer, Host, worst
@@ -20,7 +19,6 @@ from .libraries import LIBRARY_CHECKS
 from .resources import RESOURCE_CHECKS
 
 CHECKS = {**GPU_CHECKS, **RESOURCE_CHECKS, **LIBRARY_CHECKS}
-NOISE_SECONDS = "30s"
 STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
 
 
@@ -33,13 +31,8 @@ def parser() -> Parser:
     )
     made.add_argument_group(
         "reading the machine",
-        "Without --noise: only reads, never changes. Every line is ok, caution, bad or unknown "
-        "(not readable here); caution and bad say what to do.",
-    )
-    noise = made.add_argument_group("noise", "Gates this code against itself, half a minute and starting up.")
-    noise.add_argument("--noise", action="store_true", help="which slow-down can a gate resolve here?")
-    noise.add_argument(
-        "--seconds", metavar="TIME", help=f"time to measure, without starting up (default {NOISE_SECONDS})"
+        "It only reads, never changes. Every line is ok, caution, bad or unknown (not readable here); "
+        "caution and bad say what to do.",
     )
     output = made.add_argument_group("output")
     output.add_argument("--quiet", action="store_true", help="only what is caution or bad")
@@ -54,10 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    if options.seconds is not None and not options.noise:
-        raise UsageError("--seconds is the length of --noise; add that")
-    if options.noise:
-        return _noise(options)
     found, readings = examine()
     grave = worst(answer.status for answer in found.values())
     shown = {n: a for n, a in found.items() if not options.quiet or a.status in ("caution", "bad")}
@@ -72,19 +61,6 @@ def _main(argv: Sequence[str] | None) -> int:
         if not options.quiet:
             print(summary(found.values()))
     return ExitCode.FAILED if grave == "bad" else ExitCode.OK
-
-
-def _noise(options: argparse.Namespace) -> int:
-    # Pandas and scipy take a second to import: only who needs them pays for it.
-    from . import noise
-
-    seconds = duration_s(options.seconds or NOISE_SECONDS)
-    found = noise.measure_noise(seconds, quiet=options.quiet or options.json)
-    if options.json:
-        print(noise.as_json(found))
-    elif found.is_bad or not options.quiet:
-        print(noise.report(found))
-    return ExitCode.FAILED if found.is_bad else ExitCode.OK
 
 
 def examine(root: Path = Path("/")) -> tuple[dict[str, Answer], dict[str, Any]]:

@@ -34,8 +34,8 @@ class More(Record, frozen=True, omit_defaults=False):
     @property
     def sentence(self) -> str:
         """What follows the verdict."""
-        if self.minutes is None and "--noise" in self.command:
-            return f"the machine is too noisy; what a gate can resolve here: {self.command}"
+        if self.command == command("doctor"):
+            return f"the machine is too noisy; what disturbs it: {self.command}"
         took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
         where = f", {UNKNOWN_REF} being the baseline's commit" if f" {UNKNOWN_REF} " in self.command else ""
         return f"{took} would decide{where}: {self.command}"
@@ -60,7 +60,7 @@ def more(
     """
     wanted = max(_launches_for(one, launches, confidence) for one in undecided)
     if wanted > MOST_LAUNCHES:
-        return More(command=command("doctor", "--noise"), minutes=None)
+        return More(command=command("doctor"), minutes=None)
     if asked is None and sides[1].link:
         return More(command=f"{again(sides[1])} --rounds {MOST_LAUNCHES}", minutes=None)
     if asked is None:

@@ -180,7 +180,7 @@ REFUSED = (
     ("gate", ""),
     ("predict", "no-such-run --gpus 8"),
     ("tune", "--preset quick"),
-    ("doctor", "--seconds 9s"),
+    ("doctor", "--repair"),
     ("export", ""),
     ("lab", "--rate 1gbit,2gbit -- python train.py"),
     ("report", "no-such-run"),

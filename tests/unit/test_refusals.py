@@ -113,8 +113,6 @@ MISTAKES = {
     ],
     "doctor": [
         ("--repair", "--repair"),
-        ("--seconds 9s", "--seconds"),
-        ("--noise --seconds soon", "soon"),
         ("--power x", "--power"),
     ],
     "report": [
