@@ -237,30 +237,6 @@ def laptop():
     return Machine(files, torch=torch, later=later)
 
 
-def container():
-    """Of eight cores and 64 GiB 2.5 and 3 may be used; Docker's default /dev/shm."""
-    box = laptop()
-    files = {path: text for path, text in box.files.items() if "cpufreq" not in path and "turbo" not in path}
-    files |= {f"{CPUS}/cpu{core}/topology/thread_siblings_list": f"{core}" for core in range(8)}
-    files |= {
-        "proc/cpuinfo": "flags\t\t: fpu hypervisor sse",
-        "proc/meminfo": meminfo(64, 50),
-        "sys/fs/cgroup/cpu.max": "250000 100000",
-        "sys/fs/cgroup/memory.max": f"{3 * GIB}",
-    }
-    box.files, box.shm = files, (64 * 2**20, 64 * 2**20)
-    return box
-
-
-def virtual_gpu():
-    """One vGPU in a virtual machine: NVML answers its name and little else."""
-    box = h100_box()
-    hidden = {"Name": "GRID A100-10C", "VirtualizationMode": pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU}
-    box.gpus = [{**hidden, "ComputeRunningProcesses": [], "UUID": "GPU-1"}]
-    box.files = {path: text for path, text in box.files.items() if not path.startswith(NODES)}
-    return box
-
-
 def blank():
     """Nothing can be read."""
     return Machine({}, num_cores=None, allowed=frozenset(), load=None, shm=None, vision=None)
@@ -286,6 +262,11 @@ DRIVER = f"{CPUS}/cpu0/cpufreq/scaling_driver"
 PRESSURE = "proc/pressure/memory"
 PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 QUOTA = "sys/fs/cgroup/cpu.max"
+IN_A_GUEST = {
+    "files": dict.fromkeys(f"{CPUS}/cpu{core}/cpufreq/scaling_governor" for core in range(8))
+    | {"proc/cpuinfo": "flags\t\t: fpu hypervisor sse"}
+}
+VGPU = pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
 
 
 def gpu(index, **answers):
@@ -342,6 +323,7 @@ SITUATIONS = {
     # By line: machines, and what differs in them each time; what is said of each is recorded.
     "GPUs": [
         (h100_box, gpu(7, Name="NVIDIA H200"), gpu(7, MigMode=[1, 1]), env(CUDA_VISIBLE_DEVICES="0,1")),
+        (h100_box, gpu(0, VirtualizationMode=VGPU)),
         (h100_box, {**env(CUDA_VISIBLE_DEVICES=""), **torch()}),
         (h100_box, {"gpus": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, **torch()}),
     ],
@@ -358,18 +340,23 @@ SITUATIONS = {
     "cores": [
         (h100_box, allowed(16), allowed(15), allowed(7)),
         (laptop, {"allowed": frozenset({1})}),
-        (container, file(QUOTA, "50000 100000")),
+        (laptop, file(QUOTA, "250000 100000"), file(QUOTA, "50000 100000")),
     ],
-    "governor": [(laptop, file(DRIVER, "acpi-cpufreq"))],
+    "governor": [(laptop, file(DRIVER, "acpi-cpufreq"), IN_A_GUEST)],
     "turbo": [(laptop, file(f"{CPUS}/intel_pstate/no_turbo", "1"))],
     "load": [(h100_box, busy(0.95, num_cores=112)), (laptop, *(busy(share) for share in (0.04, 0.06, 0.25)))],
     "steal": [(laptop, stolen_ever(0.03), busy(0.0, steal=0.11))],
     "NUMA": [(h100_box, file("proc/sys/kernel/numa_balancing", "1"))],
-    "memory": [(laptop, file("proc/meminfo", meminfo(16, 7)))],
+    "memory": [
+        (laptop, file("proc/meminfo", meminfo(16, 7)), file("sys/fs/cgroup/memory.max", f"{3 * GIB}")),
+    ],
     "memory stalls": [(laptop, *(file(PRESSURE, f"some avg10={percent}") for percent in ("4.99", "25.00")))],
     "swap": [(laptop, {"later": {"proc/vmstat": "pswpin 1\npswpout 0"}})],
     "huge pages": [(laptop, file(PAGES, "always madvise [never]"))],
-    "shared memory": [(h100_box, {"shm": (BATCHES, BATCHES + 1)}, {"shm": (BATCHES, BATCHES)})],
+    "shared memory": [
+        (h100_box, *({"shm": (BATCHES, BATCHES + more)} for more in (1, 0))),
+        (laptop, {"shm": (64 * 2**20, 64 * 2**20)}),
+    ],
     "threads": [
         (h100_box, env(OMP_NUM_THREADS="14"), env(OMP_NUM_THREADS="16"), env(OMP_NUM_THREADS="many")),
         (h100_box, env(GOMP_CPU_AFFINITY="0-3")),
@@ -388,7 +375,7 @@ def said_of_each(folder):
         return f"{name}: {found.status}: {found.text}; {found.advice}"
 
     told = []
-    for make in (h100_box, laptop, container, virtual_gpu):
+    for make in (h100_box, laptop):
         told.append(f"# {make.__name__}")
         told += [line(name, found) for name, found in found_in(make(), folder / make.__name__).items()]
     told.append("# changed")
