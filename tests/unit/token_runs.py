@@ -2,7 +2,6 @@
 
 import json
 
-import pandas as pd
 import torch
 from gate_runs import MANIFEST, block_rows
 from made import made_manifest, planned, resolved, write_tables
@@ -69,15 +68,6 @@ def token_run(folder, *, scale=1.0, **manifest):
     write_tables(writer, outcomes, rows)
     writer.close()
     return folder
-
-
-def counted_in_tokens(cases):
-    """The same cases with sequences in place of images."""
-    made = cases.assign(unit="tokens", units_per_sample=LENGTH, arch="lm:model", image_size=pd.NA)
-    made = made.astype({"units_per_sample": "Int64", "image_size": "Int64"})
-    for name in [name for name in cases if "images_per_s" in name]:
-        made[name] = cases[name] * LENGTH
-    return made
 
 
 def language_model(**changes):
