@@ -1,0 +1,215 @@
+"""A mutation check: does a test fail where the code is wrong?
+
+    python -m pytest --cov --cov-context=test --cov-report=
+    python tests/mutants.py --number 200 --seed 1
+
+draws small changes of the pure core, runs each against the tests that cover its line, and lists those that no
+test noticed. Exit status 1 where fewer than 85% are noticed.
+"""
+
+import argparse
+import ast
+import copy
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from commands import ROOT
+from coverage import CoverageData
+
+TARGETS = (
+    "bench/stats/interval.py",
+    "bench/stats/two_runs.py",
+    "bench/stats/one_run.py",
+    "bench/stats/launches.py",
+    "bench/case.py",
+    "bench/plan.py",
+    "bench/predict/timeline.py",
+    "bench/buckets.py",
+    "bench/results/aggregate.py",
+    "bench/run/schedule.py",
+    "bench/run/stop_rule.py",
+    "bench/run/race.py",
+)
+NEEDED_SHARE = 0.85
+LIMIT_S = 300
+"""A mutant that loops for ever is noticed."""
+
+COMPARED = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+COMPUTED = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One thing to change in a file: the `index`-th of those that can be."""
+
+    path: str
+    index: int
+    line: int
+    change: str
+
+    def source(self):
+        """The file's text with the change."""
+        tree = _parsed(self.path)
+        _change(list(_computed(tree))[self.index])
+        return ast.unparse(tree)
+
+
+def mutants(path):
+    """Every mutant of a file."""
+    found = []
+    for index, node in enumerate(_computed(_parsed(path))):
+        change = _change(copy.copy(node))
+        if change is not None:
+            found.append(Mutant(path, index, getattr(node, "lineno", 0), change))
+    return found
+
+
+def _parsed(path):
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def _computed(tree):
+    """Nodes of what functions compute: no annotations, no defaults, no messages of errors."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            for statement in function.body:
+                yield from _inside(statement)
+
+
+def _inside(node):
+    if isinstance(node, ast.FunctionDef | ast.Raise | ast.Assert):
+        return
+    yield node
+    for name, child in ast.iter_fields(node):
+        if name not in ("annotation", "returns"):
+            for part in child if isinstance(child, list) else [child]:
+                if isinstance(part, ast.AST):
+                    yield from _inside(part)
+
+
+def _change(node):  # noqa: PLR0911 - one branch a kind of node
+    """Change this node itself, none of those below it; how, or None where nothing can be changed."""
+    match node:
+        case ast.Compare(ops=[op, *others]):
+            node.ops = [COMPARED[type(op)](), *others]
+            return f"{type(op).__name__} -> {COMPARED[type(op)].__name__}"
+        case ast.BinOp(op=op) if type(op) in COMPUTED:
+            node.op = COMPUTED[type(op)]()
+            return f"{type(op).__name__} -> {COMPUTED[type(op)].__name__}"
+        case ast.BoolOp(op=op):
+            node.op = ast.Or() if isinstance(op, ast.And) else ast.And()
+            return f"{type(op).__name__} -> {type(node.op).__name__}"
+        case ast.UnaryOp(op=ast.USub()):
+            node.op = ast.UAdd()
+            return "without its sign"
+        case ast.UnaryOp(op=ast.Not()):
+            node.operand = ast.UnaryOp(ast.Not(), node.operand)
+            return "without its not"
+        case ast.Constant(value=bool() as was):
+            node.value = not was
+            return f"{was} -> {node.value}"
+        case ast.Constant(value=int() | float() as was):
+            node.value = was + 1
+            return f"{was} -> {node.value}"
+        case ast.If() | ast.IfExp() | ast.While():
+            node.test = ast.UnaryOp(ast.Not(), node.test)
+            return "condition negated"
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
+            node.value = ast.Constant(None)
+            return "returns None"
+    return None
+
+
+def covering(data, mutant):
+    """Node ids of the tests that ran the mutant's line: units first, of these those named like its file."""
+    contexts = data.contexts_by_lineno(str(ROOT / mutant.path)).get(mutant.line, [])
+    own = set(re.split(r"[/_.]", mutant.path)) - {"bench", "py"}
+
+    def rank(node_id):
+        words = set(re.split(r"[/_.]", node_id.partition("::")[0]))
+        return "unit" not in words, -len(own & words), node_id
+
+    return sorted({context.split("|")[0] for context in contexts if "::" in context}, key=rank)
+
+
+def survives(mutant, tests, place):
+    """Whether every test passes although the code in `place` is the mutant's."""
+    if not tests:
+        return True
+    changed = place / mutant.path
+    before = changed.read_text(encoding="utf-8")
+    changed.write_text(mutant.source(), encoding="utf-8")
+    chosen = place / "chosen.txt"
+    chosen.write_text("\n".join(tests), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-cov"]
+    try:
+        done = subprocess.run(
+            [*command, f"@{chosen}"],
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        changed.write_text(before, encoding="utf-8")
+    return done.returncode == 0
+
+
+def main():
+    """Draw, run, tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--number", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    data = CoverageData(basename=str(ROOT / ".coverage"))
+    data.read()
+    every = [mutant for path in TARGETS for mutant in mutants(path)]
+    drawn = random.Random(options.seed).sample(every, options.number)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
+        places = SimpleQueue()
+        for index in range(options.workers):
+            ignored = shutil.ignore_patterns(".git", ".hypothesis", "__pycache__", ".*_cache")
+            # With its links: the tests import what they lead to, and that is changed.
+            place = shutil.copytree(ROOT, Path(folder, str(index)), symlinks=True, ignore=ignored)
+            places.put(Path(place))
+
+        def check(mutant):
+            place = places.get()
+            try:
+                return survives(mutant, covering(data, mutant), place)
+            finally:
+                places.put(place)
+
+        survived = []
+        for done, (mutant, survivor) in enumerate(zip(drawn, pool.map(check, drawn), strict=True), 1):
+            if survivor:
+                survived.append(mutant)
+                print(f"survived: {mutant.path}:{mutant.line}: {mutant.change}", flush=True)
+            if done % 20 == 0:
+                print(f"{done} of {len(drawn)} mutants, {len(survived)} survived", flush=True)
+    share = 1 - len(survived) / len(drawn)
+    print(f"{len(drawn)} of {len(every)} mutants, seed {options.seed}: {100 * share:.1f}% noticed")
+    return 0 if share >= NEEDED_SHARE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
