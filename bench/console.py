@@ -44,19 +44,18 @@ class Console:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def progress(self, what: str, done: int, total: int, left_s: float | None) -> None:
-        """What runs now, how far along, and the time left where it is known."""
+    def progress(self, what: str, done: float, how_far: str) -> None:
+        """What runs now and comes next, the share of the whole run that is done, and the same in words."""
         if self._silent:
             return
-        left = "" if left_s is None else f"at most {format_s(left_s)} left"
         if self._rich.is_terminal:
             bar = self._started()
-            bar.update(bar.task_ids[0], description=visible(what), completed=done, total=total, left=left)
+            bar.update(bar.task_ids[0], description=visible(what), completed=done, how_far=how_far)
             assert self._live is not None  # just started
             self._live.update(Group(*([self._table] if self._table is not None else []), bar))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = time.monotonic()
-            self.note(f"{what} ({done + 1} of {total}){', ' + left if left else ''}")
+            self.note(f"{how_far}: {what}")
 
     def table(self, table: Table) -> None:
         """What is known so far, above the live line; nowhere but on a terminal."""
@@ -70,9 +69,10 @@ class Console:
 
     def _started(self) -> Progress:
         if self._progress is None:
-            what, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}")
-            self._progress = Progress(what, BarColumn(), left)
-            self._progress.add_task("", total=1, left="")
+            what, how_far = "{task.description}", "{task.fields[how_far]}"
+            columns = (BarColumn(20), TextColumn(how_far), TextColumn(what, markup=False))
+            self._progress = Progress(*columns)
+            self._progress.add_task("", total=1.0, how_far="")
             self._live = Live(console=self._rich, transient=True)
             self._live.start()
         return self._progress

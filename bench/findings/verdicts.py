@@ -152,7 +152,8 @@ class Verdict:
     @property
     def label(self) -> str:
         """The answer in a few words."""
-        return LABELS[self.question].get(self.form, self.answer).format_map(self._facts())
+        labels = LABELS[self.question]
+        return (labels.get(self.form) or labels.get(self.answer, self.answer)).format_map(self._facts())
 
     @property
     def decides(self) -> str:

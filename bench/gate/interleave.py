@@ -15,7 +15,7 @@ from ..cli import speaker
 from ..cluster.process import end_all, exit_codes, interrupted_by_signals, uninterrupted
 from ..cluster.scratch import scratch_folder
 from ..cluster.turns import turn_server
-from ..console import Console
+from ..console import Console, format_s
 from ..errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
 from ..results.store import check_claimable
 from ..run.main import parser as run_parser
@@ -58,8 +58,8 @@ def measure_launches(
         checkouts = stack.enter_context(both_checkouts(reference, settings, python))
         begun, launches = time.monotonic(), list[tuple[GateRun, GateRun]]()
         for done in range(num_launches):
-            left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
-            console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
+            how_far = f"{format_s(time.monotonic() - begun)}, launch {done + 1} of {num_launches}"
+            console.progress("baseline and candidate in turns", done / num_launches, how_far)
             folder = out / f"launch{done + 1}"
             launches.append(measure_in_turns(checkouts, arguments, folder, seed=done + 1))
             if not done:

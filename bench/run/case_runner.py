@@ -15,6 +15,7 @@ from ..cluster.turns import TURNS_ENV, TurnClient
 from ..console import Console
 from ..errors import GaveUpError
 from ..expected_time import least_warmup_s
+from ..findings.wording import case_label
 from ..manifest import RankPlace
 from ..plan import Planned
 from ..results.column_types import LEAST
@@ -289,8 +290,13 @@ class CaseRunner:
                 "has it"
             ) from None
 
-    def _show(self, what: str, position: int, total: int) -> None:
-        self.console.progress(what, position, total, self._stop_rule.left_s())
+    def _show(self, what: str, cases: Sequence[Case], position: int, *, num_rounds: int = 0) -> None:
+        """Show which of the `cases` is at work and which comes next, after so many rounds."""
+        now, *others = (case_label(case.stored()) for case in cases[position : position + 2])
+        coming = f"; next {others[0]}" if others else ""
+        place = f"{position + 1} of {len(cases)}"
+        done, how_far = self._stop_rule.progress(num_rounds + position / len(cases))
+        self.console.progress(f"{what} {place}: {now}{coming}", done, how_far)
 
     def _say_once(self, what: str, line: str) -> None:
         """Say of the first case and rank what may concern many."""

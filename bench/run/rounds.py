@@ -97,8 +97,9 @@ class Rounds(CaseRunner):
 
     def _prepare_cases(self) -> None:
         wanted = unfinished(self.plan, self.settings, self.recorder)
+        cases = [planned.case for _, planned in wanted]
         for position, (index, planned) in enumerate(wanted):
-            self._show(f"preparing {planned.case.case_id}", position, len(wanted))
+            self._show("preparing", cases, position)
             self._prepare_case(index, planned)
 
     def _drop_equal_layouts(self) -> None:
@@ -119,8 +120,9 @@ class Rounds(CaseRunner):
         in_order = [live for live in in_order if missing[live.index]]
         if not in_order:
             return
+        cases = [live.case for live in in_order]
         for position, live in enumerate(in_order):
-            self._show(f"round {round_index} {live.case.case_id}", position, len(in_order))
+            self._show(f"round {round_index},", cases, position, num_rounds=round_index - 1)
             self.next_turn()
             self._measure_case(live, round_index, position, missing[live.index])
             if round_index > 1 and self._stop_rule.out_of_time():
@@ -137,7 +139,7 @@ class Rounds(CaseRunner):
             and (live.case.case_id, "trace", AFTER_ROUNDS) not in self._earlier
         ]
         for position, live in enumerate(wanted):
-            self.console.progress(f"trace {live.case.case_id}", position, len(wanted), None)
+            self._show("trace", [one.case for one in wanted], position, num_rounds=self.recorder.rounds)
             self.next_turn()
             self._measure_case(live, AFTER_ROUNDS, position, ["trace"])
         if wanted:

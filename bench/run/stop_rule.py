@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from scipy.special import stdtrit
 
+from ..console import format_s
 from ..expected_time import timed_block_s
 from ..plan import Planned
 from ..results.comparisons import Comparison
@@ -88,6 +89,14 @@ class StopRule:
         """Seconds until the time limit; None without one."""
         limit = self._settings.max_time
         return None if limit is None else limit - self._elapsed_s()
+
+    def progress(self, num_rounds: float) -> tuple[float, str]:
+        """The share of the run that is done after so many rounds, at most, and the same in words."""
+        spent_s, wanted, limit_s = self._elapsed_s(), self._settings.rounds, self._settings.max_time
+        shares = [num_rounds / wanted] if wanted else []
+        said = format_s(spent_s) + (f" of at most {format_s(limit_s)}" if limit_s else "")
+        shares += [spent_s / limit_s] if limit_s else []
+        return min(max(shares, default=0.0), 1.0), f"{said}, {wanted} rounds" if wanted else said
 
     def left_share(self, num_rounds: int) -> float:
         """Share of the rounds, or of the time since this was first asked, that is left after `num_rounds`."""

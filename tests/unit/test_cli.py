@@ -225,16 +225,16 @@ def plain(text):
 
 def test_on_a_terminal_the_table_stands_above_the_live_line():
     shown, stream = on_terminal()
-    shown.progress("round 1 single", 0, 3, 12.0)
+    shown.progress("round 1 single", 0.1, "12s of at most 2m 00s")
     shown.table(table("known-so-far"))
-    shown.progress("round 2 ddp", 1, 3, 8.0)
+    shown.progress("round 2 ddp", 0.5, "1m 00s of at most 2m 00s")
     shown._live.refresh()
     last = plain(stream.getvalue()).rsplit("known-so-far", 1)
     assert len(last) == 2, "the table is shown"
     assert "round 2 ddp" in last[1]
-    assert "at most 8s left" in last[1]
+    assert "1m 00s of at most 2m 00s" in last[1]
     shown.table(table("newer"))
-    shown.progress("round 3 ddp", 2, 3, None)
+    shown.progress("round 3 ddp", 0.6, "")
     shown._live.refresh()
     newest = plain(stream.getvalue()).rsplit("round 2 ddp", 1)[1]
     assert "newer" in newest
@@ -253,9 +253,9 @@ def test_elsewhere_plain_lines_come_seldom_and_there_is_no_table(capsys, monkeyp
     shown.table(table("known-so-far"))
     for step in range(21):
         now = 100.0 + step
-        shown.progress(f"round {step}", 0, 3, 12.0)
+        shown.progress(f"round {step}", 0.1, f"{step}s")
     shown.progress_done()
-    lines = [f"round {step} (1 of 3), at most 12s left\n" for step in (0, 10, 20)]
+    lines = [f"{step}s: round {step}\n" for step in (0, 10, 20)]
     assert capsys.readouterr() == ("", "".join(lines))
 
 
@@ -264,7 +264,7 @@ def test_a_silent_one_shows_nothing(capsys):
     shown._silent = True
     shown.note("note")
     shown.table(table("known"))
-    shown.progress("round 1", 0, 3, 12.0)
+    shown.progress("round 1", 0.0, "12s")
     shown.progress_done()
     assert stream.getvalue() == ""
     assert capsys.readouterr() == ("", "")
