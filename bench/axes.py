@@ -31,7 +31,7 @@ def _axis(*facts: Any, **more: Any) -> Any:
 
 
 def _switch(meaning: str, short: str, *, default: bool = False, **more: Any) -> Any:
-    return _axis(default, cli.switch, meaning, "on,off", short=short, **{"column": "DDP setting"} | more)
+    return _axis(default, cli.switch, meaning, "on|off,…", short=short, **{"column": "DDP setting"} | more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class DdpSettings:
     bucket_cap_mb: BucketCaps = _axis(  # noqa: RUF009 - a field
         PYTORCH_CAPS,
         BucketCaps.parse,
-        "DDP bucket caps, MiB; default, a number, or a list per bucket as 1/25",
+        "DDP bucket caps: MiB, default (PyTorch's), or one per bucket as 1/25",
         "CAP,…",
         column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
         short="cap",
@@ -93,7 +93,7 @@ class DdpSettings:
     comm_hook: str = _axis(
         "none",
         cli.choice(COMM_HOOKS),
-        "DDP: gradient compression",
+        "DDP: gradient compression: none, fp16, bf16, powersgd",
         "HOOK,…",
         column="DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`",
         kind="training",
@@ -128,7 +128,7 @@ class StepSettings:
     channels_last: bool = option(
         False,
         cli.switch,
-        "images and weights in memory format channels_last (GPU on, CPU off)",
+        "images and weights in memory format channels_last (default: GPU on, CPU off)",
         "on|off",
         column="whether images and weights are in memory format channels_last",
         label="channels_last",
@@ -136,7 +136,7 @@ class StepSettings:
     fused_optimizer: bool = option(
         False,
         cli.switch,
-        "the optimizer's fused kernels (GPU on where it has them, CPU off)",
+        "the optimizer's fused kernels (default: GPU on where it has them, CPU off)",
         "on|off",
         column="whether the optimizer runs its fused kernels",
         label="fused optimizer",
@@ -144,7 +144,7 @@ class StepSettings:
     cudnn_benchmark: bool = option(
         False,
         cli.switch,
-        "let cuDNN time its algorithms and take the fastest",
+        "let cuDNN time its algorithms and take the fastest (default: off)",
         "on|off",
         column="whether cuDNN chose its algorithms by timing them",
         label="cuDNN benchmark",
@@ -152,8 +152,8 @@ class StepSettings:
     compile: str = option(
         "off",
         _compile_modes,
-        "torch.compile: off, on (default), reduce-overhead (CUDA graphs), max-autotune; several are compared",
-        "off,on",
+        "torch.compile: off, on (mode default), reduce-overhead (CUDA graphs), max-autotune (default: off)",
+        "MODE,…",
         column="mode of torch.compile, or `off`",
         label="compiled",
     )
@@ -166,7 +166,7 @@ class PipelineSettings:
     pipeline_schedule: str = _axis(
         "gpipe",
         cli.choice(("gpipe", "1f1b")),
-        "pipeline: order of the micro-batches' forwards and backwards",
+        "pipeline: order of forwards and backwards: gpipe, 1f1b",
         "NAME,…",
         column="pipeline: order of forwards and backwards, `gpipe` or `1f1b`",
     )

@@ -19,7 +19,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sweep": "star",
         "bucket_cap_mb": "default,0,1,5,10,25,50,100",
         "accumulate": "1,2,4,8",
-        "allreduce_curve": True,
         "max_time": "8m",
     },
     "tune": {

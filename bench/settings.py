@@ -58,18 +58,26 @@ class Settings(Swept):
     modes: tuple[str, ...] = option(
         ("dp", "ddp"),
         cli.csv(cli.choice(MODES)),
-        "modes beside single: dp, ddp; to compare with them fsdp, partition, pipeline",
+        "modes beside single, which is always there: dp, ddp, fsdp, partition, pipeline",
         "MODE,…",
     )
     gpus: tuple[int, ...] | None = option(
-        None, cli.csv(cli.positive_int), "device counts (without a GPU: CPU cores)", "N,…"
+        None,
+        cli.csv(cli.positive_int),
+        "device counts; without a GPU CPU cores (default: 1, 2, 4 …)",
+        "N,…",
     )
-    arch: str | None = option(None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME")
-    workload: str | None = option(None, str, "your own model instead of --arch", "package.module:name")
+    arch: str | None = option(None, str, "built-in model (default: CPU resnet18, GPU resnet50)", "NAME")
+    workload: str | None = option(None, str, "a model of yours instead of --arch", "package.module:name")
     batch_size: int | None = option(
-        None, cli.positive_int, "samples per device (weak scaling) or in all (strong)", "N"
+        None,
+        cli.positive_int,
+        "samples per device (default: CPU 16, GPU by its memory)",
+        "N",
     )
-    image_size: int | None = option(None, cli.positive_int, "image height and width, pixels", "N")
+    image_size: int | None = option(
+        None, cli.positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N"
+    )
     data: str = option(
         "device",
         str,
@@ -87,7 +95,10 @@ class Settings(Swept):
         "weak|strong",
     )
     precision: str | None = option(
-        None, cli.choice(PRECISIONS), "arithmetic (CPU fp32, GPU bf16 where it has it)", "|".join(PRECISIONS)
+        None,
+        cli.choice(PRECISIONS),
+        "arithmetic (default: CPU fp32, GPU bf16 if it can)",
+        "|".join(PRECISIONS),
     )
     channels_last: bool | None = _by_device("channels_last")
     fused_optimizer: bool | None = _by_device("fused_optimizer")
@@ -101,10 +112,16 @@ class Settings(Swept):
         True, cli.switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off"
     )
     share_gpus: bool = option(
-        False, cli.switch, "run more ranks than GPUs on those there are: shows that it works, not speed", "on"
+        False,
+        cli.switch,
+        "more ranks than GPUs: shows that it works, not speed",
+        "on|off",
     )
     rounds: int | None = option(
-        None, cli.positive_int, "exactly N rounds (default: until the target or the time limit)", "N"
+        None,
+        cli.positive_int,
+        "exactly N rounds (default: as many as are needed, or fit)",
+        "N",
     )
     precision_target: float | None = option(
         None,
@@ -113,29 +130,32 @@ class Settings(Swept):
         "2%",
     )
     margin: float | None = option(
-        None, cli.fraction, "differences up to this count as none (CPU 5%%, GPU 1%%)", "5%"
+        None, cli.fraction, "differences up to this count as none (default: CPU 5%%, GPU 1%%)", "5%"
     )
     max_time: float | None = option(
         None,
         cli.duration_s,
-        "start no case after this long (CPU 200s, GPU 10m, a race 150s; with --rounds none)",
+        "end after this long (default: CPU 200s, GPU 10m, a race 150s; none with --rounds)",
         "10m",
     )
     race: bool = option(
-        False, cli.switch, "drop the slowest cases one after another: more rounds for the others", "on"
+        False, cli.switch, "drop the slowest cases one after another: more rounds for the others", "on|off"
     )
     case_timeout: float | None = option(
-        None, cli.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"
+        None,
+        cli.duration_s,
+        "give a case up that hangs this long (default: 20 times the usual)",
+        "60s",
     )
     steps: int | None = option(
-        None, cli.positive_int, "steps per block (CPU 1, GPU as many as take 1 s)", "N"
+        None, cli.positive_int, "steps per block (default: CPU 1, GPU as many as take 1 s)", "N"
     )
-    trace: bool = option(False, cli.switch, "keep a Chrome trace per case and rank", "on")
+    trace: bool = option(False, cli.switch, "keep a Chrome trace per case and rank", "on|off")
     telemetry: bool = option(
         True, cli.switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
     )
     allreduce_curve: bool = option(
-        False, cli.switch, "also time the all-reduce by itself over message sizes", "on"
+        False, cli.switch, "also time the all-reduce by itself over message sizes", "on|off"
     )
     calibrate: bool | None = option(
         None,
@@ -146,7 +166,7 @@ class Settings(Swept):
     passes: tuple[str, ...] = option(
         PASSES,
         cli.csv(cli.choice((*PASSES, "none"))),
-        "what to measure beside throughput: fewer leave time for more rounds; none: throughput alone",
+        "what to measure beside throughput: no_sync, comm, anatomy, trace, or none",
         "PASS,…",
     )
     sweep: str = option(

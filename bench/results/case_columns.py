@@ -84,6 +84,9 @@ IDENTITY: tuple[Column, ...] = (
 )
 """What a case is: known before it is measured, equal when it is measured again."""
 
+CAP_MIB = Column("cap_mib", "float", "`bucket_cap_mb` as a number, to sort by; empty for `default` and lists")
+"""Stands beside `bucket_cap_mb`, from which it follows: no part of what a case is."""
+
 # A metric that rounds repeat and gates judge needs its figures by round: `metrics_by_round` of aggregate.py.
 MEASURED: tuple[Column, ...] = (
     Column(
@@ -277,7 +280,6 @@ MEASURED: tuple[Column, ...] = (
         "graph_breaks", "places where dynamo could not go on in one graph; empty for eager cases", first=0
     ),
     Column("prefetch", "bool", "whether the next batch was copied to the GPU during the step"),
-    Column("cap_mib", "float", "`bucket_cap_mb` as a number; empty for `default` and for lists"),
     text_column("run_id", "names the run, whatever becomes of its folder"),
     text_column("started_at", "when the run began, UTC"),
     text_column("torch_version", "PyTorch that was measured"),

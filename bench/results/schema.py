@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..settings import IMAGES, MOST_DEVICES
-from .case_columns import IDENTITY, MEASURED, UNIT
+from .case_columns import CAP_MIB, IDENTITY, MEASURED, UNIT
 from .column_types import Column, Metric, count_column, text_column, with_ends
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration")
 """What a block measured; only `timed` blocks make throughput."""
 
-CASES: tuple[Column, ...] = IDENTITY + MEASURED
+_BEHIND_CAP = 1 + [column.name for column in IDENTITY].index("bucket_cap_mb")
+
+CASES: tuple[Column, ...] = (*IDENTITY[:_BEHIND_CAP], CAP_MIB, *IDENTITY[_BEHIND_CAP:], *MEASURED)
 
 BLOCKS: tuple[Column, ...] = (
     text_column("case_id", "the case, as in cases.csv", needed=True),

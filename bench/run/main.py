@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
-from ..cli import Parser, command, guarded, say, speaker, switch
+from ..cli import Parser, command, guarded, say, speaker
 from ..cluster.launch import Launch, launch, ranks_environment
 from ..errors import ExitCode, UsageError
 from ..resolve import PRESETS, resolve
-from ..settings import Settings, options_of
+from ..settings import Settings, as_text, options_of
 from .workers import running_workers
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
@@ -38,42 +39,67 @@ GROUPS = {
 """Settings by the title of their group in `--help`, in the order of reading."""
 
 
+FIRST_WEEK = ("modes", "gpus", "arch", "workload", "batch_size", "bucket_cap_mb", "max_time", "out")
+"""Settings that `--help` shows, beside `--resume` and `--dry-run`; `--help-all` shows all."""
+
+EXAMPLES = """examples:
+  {run} --dry-run                    the plan and its time
+  {run} --modes dp,ddp --gpus 1,2    DP and DDP beside one device
+  {run} --workload net:make          your model: make() in net.py
+"""
+
+ORDER = """An option on|off may stand alone for on; of one with ,… each value is measured.
+Settings come from defaults, then --preset, then --config, then these options."""
+
+
+class _WholeHelp(argparse.Action):
+    """Prints every option and leaves."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        _parser(parser.prog, parser.description, whole=True).print_help()
+        parser.exit()
+
+
 def parser(name: str = "run", description: str | None = __doc__) -> Parser:
     """The command line: one option per setting, plus how to invoke."""
+    return _parser(command(name), description, whole=False)
+
+
+def _parser(prog: str, description: str | None, *, whole: bool) -> Parser:
+    """The same; the `whole` one helps with every option."""
     made = Parser(
-        prog=command(name),
+        prog=prog,
         usage="%(prog)s [options]",
-        description=description,
-        epilog="Settings come from defaults, then --preset, then --config, then these options.",
+        description=textwrap.fill(description or "", 80),
+        epilog=ORDER if whole else EXAMPLES.format(run=prog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+    def add(group: Any, name: str, meaning: str, **how: Any) -> None:
+        shown = whole or name in FIRST_WEEK or name in ("resume", "dry_run")
+        group.add_argument(f"--{name.replace('_', '-')}", help=meaning if shown else argparse.SUPPRESS, **how)
+
     settings = {setting.name: setting for setting in options_of()}
+    of_preset = PRESETS.get(prog.rpartition(".")[2].rpartition(" ")[2], {})
     for title, names in GROUPS.items():
-        group = made.add_argument_group(title)
+        group = made.add_argument_group(title) if whole else made
         for setting in map(settings.__getitem__, names):
-            may_stand_alone: dict[str, Any] = {}
-            if setting.metadata["parse"] is switch:
-                may_stand_alone = {"nargs": "?", "const": "on"}
-            group.add_argument(
-                f"--{setting.name.replace('_', '-')}",
-                **may_stand_alone,
-                metavar=setting.metadata["metavar"],
-                help=setting.metadata["help"],
-                default=argparse.SUPPRESS,
-            )
+            metavar, meaning = setting.metadata["metavar"], setting.metadata["help"]
+            default = of_preset.get(setting.name, setting.default)
+            if default is not None:
+                usual = as_text(default).replace("%", "%%")
+                meaning = f"{meaning.partition(' (default:')[0]} (default: {usual})"
+            alone = {"nargs": "?", "const": "on"} if metavar.startswith("on|off") else {}
+            add(group, setting.name, meaning, metavar=metavar, default=argparse.SUPPRESS, **alone)
     # What concerns no measurement goes to the last group, and to the first, which is argparse's own.
-    group.add_argument(
-        "--resume",
-        type=Path,
-        metavar="DIR",
-        help="finish what is missing in a run's folder; name its --workload again",
-    )
-    group.add_argument("--quiet", action="store_true", help="no progress, no table; only errors")
-    group.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
-    made.add_argument("--preset", metavar="NAME", help=f"a named bundle of settings: {', '.join(PRESETS)}")
-    made.add_argument("--config", type=Path, metavar="FILE.toml", help="settings from a TOML file")
-    made.add_argument(
-        "--dry-run", action="store_true", help="print the plan and its expected time; run nothing"
-    )
+    finish = "finish what is missing in a run's folder; name its --workload again"
+    add(group, "resume", finish, type=Path, metavar="DIR")
+    add(group, "quiet", "no progress, no table; only errors", action="store_true")
+    add(group, "json", "the summary as JSON on stdout", action="store_true")
+    add(made, "preset", f"a named bundle of settings: {', '.join(PRESETS)}", metavar="NAME")
+    add(made, "config", "settings from a TOML file", type=Path, metavar="FILE.toml")
+    add(made, "dry_run", "print the plan and its expected time; run nothing", action="store_true")
+    made.add_argument("--help-all", action=_WholeHelp, nargs=0, help="every option, with values and defaults")
     return made
 
 

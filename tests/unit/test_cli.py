@@ -14,10 +14,12 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.cli import TYPED_ENV
+from ddp_bench.bench.cli import TYPED_ENV, switch
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
 from ddp_bench.bench.machine import ENV_PREFIXES
+from ddp_bench.bench.run.main import parser as run_parser
+from ddp_bench.bench.settings import options_of
 
 EACH_COMMAND = """
 import contextlib, io, json, runpy, sys
@@ -61,6 +63,30 @@ def test_help_takes_no_second_of_imports():
     for command, (code, out, err) in each_command("--help", without="torch,pandas,scipy").items():
         assert (code or 0, err) == (0, "")
         assert out.startswith(f"usage: python -m {command}")
+
+
+def helped(argument, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        run_parser().parse_args([argument])
+    return capsys.readouterr().out
+
+
+def test_the_help_of_a_run_is_one_screen_with_an_example(capsys, monkeypatch):
+    lines = helped("--help", capsys, monkeypatch).splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert "  python -m bench.run --modes dp,ddp --gpus 1,2" in "\n".join(lines)
+
+
+def test_the_whole_help_has_every_option_with_its_default_and_switches_of_one_style(capsys, monkeypatch):
+    entries = re.split(r"^  (?=-)", helped("--help-all", capsys, monkeypatch), flags=re.MULTILINE)
+    told = {entry.split()[0]: entry for entry in entries}
+    for setting in options_of():
+        entry = told[f"--{setting.name.replace('_', '-')}"]
+        assert "(default:" in entry or setting.name == "workload"
+        assert ("[on|off" in entry) == (setting.metadata["parse"] is switch or "off" in str(entry.split()[1]))
+    assert run_parser().parse_args(["--static-graph", "--trace"]).static_graph == "on"
 
 
 @pytest.mark.parametrize(

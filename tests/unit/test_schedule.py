@@ -293,6 +293,18 @@ def test_never_by_significance(middle):
     assert narrow.reason(40) == Completion.NARROW
 
 
+@pytest.mark.parametrize(
+    ("settings", "done", "said"),
+    [
+        ({"max_time": 200.0}, 0.325, "1m 05s of at most 3m 20s"),
+        ({"rounds": 20, "max_time": None}, 0.2, "1m 05s, 20 rounds"),
+        ({"rounds": 20, "max_time": 100.0}, 0.65, "1m 05s of at most 1m 40s, 20 rounds"),
+    ],
+)
+def test_progress_is_of_the_whole_run(settings, done, said):
+    assert rule(elapsed_s=65.0, **settings).progress(4.0) == (pytest.approx(done), said)
+
+
 def test_unknown_intervals_stop_nothing():
     unknown = Comparison("a", "b", Interval(2.0, math.nan, math.nan), 0.05, 3)
     assert not rule(unknown).reason(10)
