@@ -108,11 +108,12 @@ def trust(
     for one in cautions:
         against[WEAKENS[one.kind]].append(one.kind)
     direction, weak, transfer = (", ".join(kinds) for kinds in against.values())
-    order = "nothing is resolved, either may be faster" if set(answers) <= set(OPEN) else "holds"
-    size = f"only roughly ({weak})" if weak else "within the intervals"
+    nothing = set(answers) <= set(OPEN)
+    order = "nothing is resolved, either may be faster" if nothing else "which is faster holds"
+    size = f"by how much holds only roughly ({weak})" if weak else "by how much holds within the intervals"
     changed = f"; ms and rates do not carry over ({transfer})" if transfer else ""
     return Trust(
-        order=f"in doubt ({direction})" if direction else order,
+        order=f"which is faster is in doubt ({direction})" if direction else order,
         size=f"{size}; {load}" if load else size,
         next_run=f"{evidence}{changed}",
         other_machines="not GPUs: a device here is a CPU core; measure there"

@@ -359,16 +359,31 @@ def test_cases_that_share_devices_are_one_line():
 @pytest.mark.parametrize(
     ("kinds", "order", "size", "alone"),
     [
-        ([], "nothing is resolved, either may be faster", "within the intervals", ""),
-        (["two levels"], "nothing is resolved, either may be faster", "only roughly (two levels)", ""),
-        (["few rounds", "two levels"], "in doubt (few rounds)", "only roughly (two levels)", ""),
+        ([], "nothing is resolved, either may be faster", "by how much holds within the intervals", ""),
+        (
+            ["two levels"],
+            "nothing is resolved, either may be faster",
+            "by how much holds only roughly (two levels)",
+            "",
+        ),
+        (
+            ["few rounds", "two levels"],
+            "which is faster is in doubt (few rounds)",
+            "by how much holds only roughly (two levels)",
+            "",
+        ),
         (
             ["other load", "drift"],
             "nothing is resolved, either may be faster",
-            "only roughly (other load)",
+            "by how much holds only roughly (other load)",
             "drift",
         ),
-        (["few rounds", "slow links"], "in doubt (few rounds)", "within the intervals", "slow links"),
+        (
+            ["few rounds", "slow links"],
+            "which is faster is in doubt (few rounds)",
+            "by how much holds within the intervals",
+            "slow links",
+        ),
     ],
 )
 def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
@@ -378,8 +393,8 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     assert worth.next_run == f"others held{f'; ms and rates do not carry over ({alone})' if alone else ''}"
     assert trust(cautions, [], on_cpu=False) is None
     assert trust([], [EQUAL, UNRESOLVED], on_cpu=True, load="load").lines == {
-        "order": "holds",
-        "size": "within the intervals; load",
+        "order": "which is faster holds",
+        "size": "by how much holds within the intervals; load",
         "next run": "",
         "other machines": "not GPUs: a device here is a CPU core; measure there",
     }
