@@ -356,40 +356,24 @@ def test_cases_that_share_devices_are_one_line():
     assert note.count("images/s") == 2
 
 
+OPEN_YET = "nothing is resolved, either may be faster"
+DOUBT = "which is faster is in doubt (few rounds)"
+
+
 @pytest.mark.parametrize(
     ("kinds", "order", "size", "alone"),
     [
-        ([], "nothing is resolved, either may be faster", "by how much holds within the intervals", ""),
-        (
-            ["two levels"],
-            "nothing is resolved, either may be faster",
-            "by how much holds only roughly (two levels)",
-            "",
-        ),
-        (
-            ["few rounds", "two levels"],
-            "which is faster is in doubt (few rounds)",
-            "by how much holds only roughly (two levels)",
-            "",
-        ),
-        (
-            ["other load", "drift"],
-            "nothing is resolved, either may be faster",
-            "by how much holds only roughly (other load)",
-            "drift",
-        ),
-        (
-            ["few rounds", "slow links"],
-            "which is faster is in doubt (few rounds)",
-            "by how much holds within the intervals",
-            "slow links",
-        ),
+        ([], OPEN_YET, "within the intervals", ""),
+        (["two levels"], OPEN_YET, "only roughly (two levels)", ""),
+        (["few rounds", "two levels"], DOUBT, "only roughly (two levels)", ""),
+        (["other load", "drift"], OPEN_YET, "only roughly (other load)", "drift"),
+        (["few rounds", "slow links"], DOUBT, "within the intervals", "slow links"),
     ],
 )
 def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
     worth = trust(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False, evidence="others held")
-    assert (worth.order, worth.size) == (order, size)
+    assert (worth.order, worth.size) == (order, f"by how much holds {size}")
     assert worth.next_run == f"others held{f'; ms and rates do not carry over ({alone})' if alone else ''}"
     assert trust(cautions, [], on_cpu=False) is None
     assert trust([], [EQUAL, UNRESOLVED], on_cpu=True, load="load").lines == {
