@@ -8,13 +8,13 @@ from typing import Any
 
 from ..errors import UsageError
 from ..findings.numbers import per_second
-from ..findings.wording import CPU_STAND_IN, place, unit_of
+from ..findings.wording import CPU_STAND_IN, place
 from ..results.aggregate import metrics_by_round
 from ..results.case_columns import IDENTITY
-from ..results.case_result import CaseResult, estimate, text
+from ..results.case_result import CaseResult, case_results, estimate, text
 from ..results.column_types import Metric
 from ..results.public import data_kind
-from ..results.schema import EXPORTED, records
+from ..results.schema import EXPORTED
 from ..results.store import RunData
 from ..stats.interval import Interval
 
@@ -38,34 +38,25 @@ class Figure:
 class MeasuredCase:
     """A case of status `ok`, its figures by column; a figure that was not measured is left out."""
 
-    row: Mapping[str, Any]
+    result: CaseResult
     figures: Mapping[str, Figure]
-
-    @property
-    def case_id(self) -> str:
-        """The case's name in the run's files, which stays the same from run to run."""
-        return str(self.row["case_id"])
 
     @property
     def title(self) -> str:
         """Name it for tools that take nothing but a name: workload, case, devices, stand-ins told as such."""
-        stand_in = " (CPU stand-in)" if CaseResult.of(self.row).is_stand_in else ""
-        return f"{self.workload} {self.case_id}, {place(self.row)}{stand_in}".strip()
-
-    @property
-    def workload(self) -> str:
-        """The architecture, or the user's workload."""
-        return text(self.row["arch"])
+        case = self.result
+        stand_in = " (CPU stand-in)" if case.is_stand_in else ""
+        return f"{case.arch} {case.case_id}, {place(case)}{stand_in}".strip()
 
     @property
     def note(self) -> str:
         """What stands beside every number that was measured on CPU cores; else empty."""
-        return CPU_STAND_IN if text(self.row["device_type"]) == "cpu" else ""
+        return CPU_STAND_IN if self.result.device_type == "cpu" else ""
 
     @property
     def labels(self) -> dict[str, str]:
         """What the case is, as text by column of cases.csv."""
-        known = {c.name: _label(self.row.get(c.name)) for c in IDENTITY if c.name not in _NO_LABELS}
+        known = {c.name: _label(self.result.cells.get(c.name)) for c in IDENTITY if c.name not in _NO_LABELS}
         known["data"] = data_kind(known["data"])
         return filled(known)
 
@@ -77,25 +68,25 @@ class MeasuredCase:
 
 def measured_cases(run: RunData) -> list[MeasuredCase]:
     """List the cases of status `ok` in the order of cases.csv. Raises UsageError where there are none."""
-    rows = records(run.cases[run.cases["status"] == "ok"])
-    if not rows:
+    cases = [case for case in case_results(run.cases) if case.is_ok]
+    if not cases:
         raise UsageError(f"{run.path} has no measured case; name a run with cases of status ok")
     by_round = metrics_by_round(run.cases, run.times)
     found = []
-    for row in rows:
+    for case in cases:
         figures = {}
         for column, metric in EXPORTED.items():
-            values = by_round[str(row["case_id"])][column]
+            values = by_round[case.case_id][column]
             figure = Figure(
                 metric,
-                name=f"{unit_of(row)}_per_s" if metric.is_rate else column,
-                unit=per_second(unit_of(row)) if metric.is_rate else metric.unit or "ratio",
-                value=estimate(row, column),
+                name=f"{case.unit}_per_s" if metric.is_rate else column,
+                unit=per_second(case.unit) if metric.is_rate else metric.unit or "ratio",
+                value=estimate(case.cells, column),
                 by_round=tuple(values[r] for r in sorted(values)),
             )
             if figure.value or figure.by_round:
                 figures[column] = figure
-        found.append(MeasuredCase(row, figures))
+        found.append(MeasuredCase(case, figures))
     return found
 
 

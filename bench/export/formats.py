@@ -10,7 +10,6 @@ import numpy as np
 from ..cli import to_json
 from ..errors import UsageError
 from ..manifest import Host, Manifest, WorkloadCode
-from ..results.case_result import finite, text
 from ..results.store import RunData
 from .cases import Figure, MeasuredCase, filled, having, measured_cases
 from .main import DEFAULT
@@ -89,7 +88,7 @@ def pytest_benchmark(run: RunData, *, host_names: bool = False) -> str:
                 "project": commit.repository or BENCHMARK,
                 "branch": None,
             },
-            "benchmarks": [_benchmark_of_a_step(case, int(num_steps[case.case_id])) for case in cases],
+            "benchmarks": [_benchmark_of_a_step(case, int(num_steps[case.result.case_id])) for case in cases],
             "datetime": run.manifest.created_utc or "",
         }
     )
@@ -163,14 +162,14 @@ def pytorch(run: RunData, *, host_names: bool = False) -> str:
         benchmark = {
             "name": BENCHMARK,
             "mode": "training",
-            "dtype": text(case.row["precision"]),
+            "dtype": case.result.precision,
             "extra_info": labels | filled({"note": case.note, **run_facts}),
         }
         runners = _runners(case, run.manifest, host_names=host_names)
         found += [
             {
                 "benchmark": benchmark,
-                "model": {"name": case.workload, "backend": case.case_id},
+                "model": {"name": case.result.arch, "backend": case.result.case_id},
                 "metric": _metric(figure),
                 "runners": runners,
                 "dependencies": dependencies,
@@ -198,7 +197,7 @@ def _runners(case: MeasuredCase, manifest: Manifest, *, host_names: bool) -> lis
     """Describe the hosts of a case, those of the first ranks; without names unless asked."""
     first = manifest.environment
     hosts = manifest.hosts or {first.host or "": first}
-    used = list(hosts)[: int(finite(case.row["num_nodes"]) or 1)]
+    used = list(hosts)[: case.result.num_nodes]
     return [
         _runner(case, hosts[name]) | ({"extra_info": {"hostname": name}} if host_names else {})
         for name in used
@@ -206,11 +205,11 @@ def _runners(case: MeasuredCase, manifest: Manifest, *, host_names: bool) -> lis
 
 
 def _runner(case: MeasuredCase, host: Host) -> dict[str, Any]:
-    device_type, cpu, gpus = text(case.row["device_type"]), host.cpu_model or "", host.gpus or ()
+    device_type, cpu, gpus = case.result.device_type, host.cpu_model or "", host.gpus or ()
     return filled(
         {
             "name": device_type,
-            "type": cpu if device_type == "cpu" else text(case.row["device_name"]),
+            "type": cpu if device_type == "cpu" else case.result.device_name,
             "cpu_info": cpu,
             "cpu_count": _whole(host.num_cores),
             "avail_mem_in_gb": _whole(host.memory_gib),
