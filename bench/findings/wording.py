@@ -135,10 +135,9 @@ def compile_label(mode: str) -> str:
 
 
 def setting_names(changed: Mapping[str, str]) -> str:
-    """Name settings in a sentence: `cap 1`; of others as they are typed, `static_graph=True`."""
-    return ", ".join(
-        f"cap {value}" if axis == "bucket_cap_mb" else f"{axis}={value}" for axis, value in changed.items()
-    )
+    """Name settings in a sentence: `cap 1 MiB`; of others as they are typed, `static_graph=True`."""
+    caps = {axis: f"cap {cap_label(value)}" for axis, value in changed.items() if axis == "bucket_cap_mb"}
+    return ", ".join(caps.get(axis, f"{axis}={value}") for axis, value in changed.items())
 
 
 def ddp_call(changed: Mapping[str, str]) -> str:

@@ -99,7 +99,8 @@ def _parser(prog: str, description: str | None, *, whole: bool) -> Parser:
     add(made, "preset", f"a named bundle of settings: {', '.join(PRESETS)}", metavar="NAME")
     add(made, "config", "settings from a TOML file", type=Path, metavar="FILE.toml")
     add(made, "dry_run", "print the plan and its expected time; run nothing", action="store_true")
-    made.add_argument("--help-all", action=_WholeHelp, nargs=0, help="every option, with values and defaults")
+    every = "every option, with values and defaults"
+    made.add_argument("--help-all", action=_WholeHelp, nargs=0, default=argparse.SUPPRESS, help=every)
     return made
 
 

@@ -171,7 +171,7 @@ def case_table(cases: pd.DataFrame, fastest_id: str = "") -> Table:
     rate = f"{escape(visible(per_second(unit_of_cases(cases))))} (95%)"
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
     headings = [column.heading or rate for column in COLUMNS.values()]
-    for name in ("case", "cores" if on_cpu else "GPUs", "cap", *headings):
+    for name in ("case", "cores" if on_cpu else "GPUs", "cap MiB", *headings):
         table.add_column(name, justify="left" if name == "case" else "right", no_wrap=name != "case")
     several = len(by_compile(shown)) > 1
     columns = [_column(shown, name) for name in COLUMNS]

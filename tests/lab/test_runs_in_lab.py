@@ -48,7 +48,9 @@ def test_over_a_slow_link_a_finer_layout_wins(tmp_path):
     how = ["--gpus", "2", "--rounds", "24", "--steps", "2", "--out", str(out)]
     done = python(*lab, *SMALL, *caps, *how)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert re.search(r"^DDP settings .*as fast as the default: cap 0\.(1|25|5)\.$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^DDP settings .*as fast as the default: cap 0\.(1|25|5) MiB\.$", done.stdout, re.MULTILINE
+    )
     assert "Bound: by simulation no bucket layout has a step below" in done.stdout
     # Not faster than the link carries the payload: two ranks send every byte once each way.
     found = load_calibration(out)

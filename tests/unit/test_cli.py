@@ -19,6 +19,7 @@ from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
 from ddp_bench.bench.machine import ENV_PREFIXES
 from ddp_bench.bench.run.main import parser as run_parser
+from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.settings import options_of
 
 EACH_COMMAND = """
@@ -86,7 +87,8 @@ def test_the_whole_help_has_every_option_with_its_default_and_switches_of_one_st
         entry = told[f"--{setting.name.replace('_', '-')}"]
         assert "(default:" in entry or setting.name == "workload"
         assert ("[on|off" in entry) == (setting.metadata["parse"] is switch or "off" in str(entry.split()[1]))
-    assert run_parser().parse_args(["--static-graph", "--trace"]).static_graph == "on"
+    asked = settings_of(["--static-graph", "--trace"])
+    assert (asked.static_graph, asked.trace) == ((True,), True)
 
 
 @pytest.mark.parametrize(

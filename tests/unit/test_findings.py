@@ -80,7 +80,7 @@ def test_a_stand_in_is_not_ranked():
 def test_one_cap_of_which_nothing_is_decided_says_both_bounds():
     verdict = found(SINGLE, DDP, CAP_1, by=(over(CAP_1, DDP, 0.79, 1.19),))[CAP]
     assert verdict.sentence == (
-        "Unresolved: cap 1 is 0.97\N{MULTIPLICATION SIGN} (0.79\N{EN DASH}1.19) as fast as the default."
+        "Unresolved: cap 1 MiB is 0.97\N{MULTIPLICATION SIGN} (0.79\N{EN DASH}1.19) as fast as the default."
     )
 
 
@@ -117,7 +117,11 @@ def caps(*by, more=()):
 
 def test_the_best_cap_is_named_with_its_gain():
     verdict = caps(over(CAP_1, DDP, 1.07, 1.09), over(CAP_25, DDP, 1.17, 1.19))
-    assert (verdict.faster, verdict.slower, verdict.faster_id) == ("cap 25", "the default", CAP_25["case_id"])
+    assert (verdict.faster, verdict.slower, verdict.faster_id) == (
+        "cap 25 MiB",
+        "the default",
+        CAP_25["case_id"],
+    )
     assert (verdict.answer, verdict.paste) == (FASTER, "model = DDP(model, bucket_cap_mb=25)")
 
 
@@ -139,14 +143,14 @@ def test_the_line_to_paste_has_what_the_whole_run_was_measured_with():
 @pytest.mark.parametrize(
     ("first", "second", "answer", "nearest", "open_ones"),
     [
-        ((0.99, 1.01), (0.98, 1.02), EQUAL, ("cap 25", 1.02), ()),
-        ((1.01, 1.03), (0.99, 1.01), EQUAL, ("cap 1", 1.03), ()),
-        ((0.70, 0.72), (0.80, 0.90), EQUAL, ("cap 25", 0.90), ()),
-        ((0.90, 1.10), (0.80, 1.30), UNRESOLVED, ("cap 25", 1.30), ("cap 1", "cap 25")),
-        ((0.90, 1.10), (0.70, 0.80), UNRESOLVED, ("cap 1", 1.10), ("cap 1",)),
-        ((NAN, NAN), (NAN, NAN), TOO_FEW, None, ("cap 1", "cap 25")),
-        ((0.99, 1.01), (NAN, NAN), TOO_FEW, ("cap 1", 1.01), ("cap 25",)),
-        ((0.90, 1.10), (NAN, NAN), UNRESOLVED, ("cap 1", 1.10), ("cap 1", "cap 25")),
+        ((0.99, 1.01), (0.98, 1.02), EQUAL, ("cap 25 MiB", 1.02), ()),
+        ((1.01, 1.03), (0.99, 1.01), EQUAL, ("cap 1 MiB", 1.03), ()),
+        ((0.70, 0.72), (0.80, 0.90), EQUAL, ("cap 25 MiB", 0.90), ()),
+        ((0.90, 1.10), (0.80, 1.30), UNRESOLVED, ("cap 25 MiB", 1.30), ("cap 1 MiB", "cap 25 MiB")),
+        ((0.90, 1.10), (0.70, 0.80), UNRESOLVED, ("cap 1 MiB", 1.10), ("cap 1 MiB",)),
+        ((NAN, NAN), (NAN, NAN), TOO_FEW, None, ("cap 1 MiB", "cap 25 MiB")),
+        ((0.99, 1.01), (NAN, NAN), TOO_FEW, ("cap 1 MiB", 1.01), ("cap 25 MiB",)),
+        ((0.90, 1.10), (NAN, NAN), UNRESOLVED, ("cap 1 MiB", 1.10), ("cap 1 MiB", "cap 25 MiB")),
     ],
 )
 def test_without_a_winner_it_says_what_the_caps_may_gain_at_most(first, second, answer, nearest, open_ones):
@@ -184,7 +188,7 @@ def test_what_alters_the_training_is_said_and_not_to_be_pasted(setting, paste, a
 def test_a_setting_that_leaves_the_training_alone_goes_first():
     hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
     verdict = caps(over(CAP_1, DDP, 1.1, 1.2), over(hook, DDP, 1.4, 1.5), more=(hook,))
-    assert verdict.faster == "cap 1"
+    assert verdict.faster == "cap 1 MiB"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +257,7 @@ def test_cases_that_broke_are_one_note_by_reason():
     assert note.startswith(
         r"5 cases not measured: DDP on 4 GPUs: failed (rank 3 died: \x1b[31mexit code 9); "
     )
-    assert "cap 3 and 1 more: oom (" in note
+    assert "cap 3 MiB and 1 more: oom (" in note
     assert len(note) < 400
 
 
@@ -346,7 +350,7 @@ def test_skipped_cases_are_one_line_with_their_count():
     alike = CAP_1 | {"status": "skipped", "reason": "same bucket layout"}
     (note,) = concluded(SINGLE, DDP, *skipped, plain, alike).notes
     assert note.startswith("4 cases skipped: 4 devices: needs 4 GPUs per machine, there are 2; ")
-    assert "DDP on 2 GPUs with cap 1: same bucket layout" in note
+    assert "DDP on 2 GPUs with cap 1 MiB: same bucket layout" in note
 
 
 def test_cases_that_share_devices_are_one_line():
