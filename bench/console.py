@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from .text import visible
 
@@ -50,9 +51,10 @@ class Console:
             return
         if self._rich.is_terminal:
             bar = self._started()
-            bar.update(bar.task_ids[0], description=visible(what), completed=done, how_far=how_far)
+            bar.update(bar.task_ids[0], description=how_far, completed=done)
             assert self._live is not None  # just started
-            self._live.update(Group(*([self._table] if self._table is not None else []), bar))
+            above = [self._table] if self._table is not None else []
+            self._live.update(Group(*above, bar, Text(visible(what))))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = time.monotonic()
             self.note(f"{how_far}: {what}")
@@ -69,10 +71,8 @@ class Console:
 
     def _started(self) -> Progress:
         if self._progress is None:
-            what, how_far = "{task.description}", "{task.fields[how_far]}"
-            columns = (BarColumn(20), TextColumn(how_far), TextColumn(what, markup=False))
-            self._progress = Progress(*columns)
-            self._progress.add_task("", total=1.0, how_far="")
+            self._progress = Progress(BarColumn(), TextColumn("{task.description}", markup=False))
+            self._progress.add_task("", total=1.0)
             self._live = Live(console=self._rich, transient=True)
             self._live.start()
         return self._progress
