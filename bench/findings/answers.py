@@ -22,7 +22,7 @@ from ..results.comparisons import (
 from ..settings import MARGINS
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
-from .numbers import about, percent, quantity, ratio
+from .numbers import about, quantity, ratio, to_places
 from .numbers import with_interval as written
 from .verdicts import CAP, COMMUNICATION, COMPILE, LITTLE_EXPOSED, RESOLVED, WRAPPER, Verdict
 from .wording import compile_label, ddp_call, hidden_share, mode_name, place, setting_names
@@ -219,7 +219,7 @@ def _communication(case: CaseResult) -> Verdict | None:
         on_cpu = case.device_type == "cpu"
         why = "all-reduces run on the cores that compute" if on_cpu else "it slows the compute"
         apart = f": their own work is {written(skew, 'ms')} apart" if skew and skew.low > 0 else ""
-        share = percent(hidden.scaled(0.01))
+        share = to_places(hidden, 0, "%")
         notes.append(f"Communication hides {share}, below 0: {why}, or ranks wait for each other{apart}")
     return Verdict(
         question=COMMUNICATION,

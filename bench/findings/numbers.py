@@ -137,12 +137,6 @@ def short_percent(share: float) -> str:
     return f"{short(100 * share, 2)}%"
 
 
-def percent(share: Interval) -> str:
-    """Write a fraction in percent with its interval, where that is known."""
-    written = f"{100 * share.estimate:.0f}%"
-    return written if math.isnan(share.low) else f"{written} {between(share.scaled(100), 0)}"
-
-
 def count(value: float | None) -> str:
     """Write a whole number with thousands separators; empty when missing."""
     return "" if value is None else f"{value:,.0f}"

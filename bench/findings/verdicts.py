@@ -10,7 +10,7 @@ from ..results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLV
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
-from .numbers import percent, quantity, short_percent
+from .numbers import quantity, short_percent, to_places
 from .numbers import ratio as written_ratio
 from .numbers import with_interval as written
 
@@ -191,5 +191,5 @@ class Verdict:
             "most": quantity(most, "ms", 2),
             "most_share": "" if most is None else f"{100 * most / self.step_ms:.0f}%",
             "alone": quantity(self.alone_ms.estimate, "ms") if self.alone_ms else "",
-            "hidden": percent(self.hidden_pct.scaled(0.01)) if self.hidden_pct else "",
+            "hidden": to_places(self.hidden_pct, 0, "%") if self.hidden_pct else "",
         }
