@@ -73,8 +73,8 @@ class BucketLayout:
 
     num_bytes: tuple[int, ...]
     parameters: tuple[tuple[int, ...], ...] = ()
-    num_gradients: tuple[int, ...] = field(default=(), compare=False)
-    """Elements of each bucket; empty where their type is not known."""
+    dtypes: tuple[str, ...] = field(default=(), compare=False)
+    """Of each bucket, as `float32`: DDP never mixes types in one. Empty where they are not known."""
 
     @classmethod
     def parse(cls, text: str) -> BucketLayout:

@@ -19,7 +19,8 @@ from ddp_bench.bench.modes.base import (
     UnusedParametersError,  # noqa: F401
     pin,
 )
-from ddp_bench.bench.worker.proof import ProofError, Prover  # noqa: F401
+from ddp_bench.bench.worker.comparison import ProofError  # noqa: F401
+from ddp_bench.bench.worker.proof import Prover  # noqa: F401
 from ddp_bench.models.data import open_source  # noqa: F401
 from ddp_bench.models.registry import resnet_workload  # noqa: F401
 

@@ -173,12 +173,12 @@ def not_proved(cases: Sequence[CaseResult]) -> Caution | None:
     found = [case for case in cases if case.not_proved]
     if not found:
         return None
-    reason, _, advice = found[0].not_proved.partition("; ")
     return Caution(
         kind="not proved",
         case_id=found[0].case_id,
-        text=f"{plural(len(found), 'case')} of {len(cases)} could not be proved to train right: {reason}",
-        advice=advice or "a smaller model, or one in which nothing is random",
+        text=f"{plural(len(found), 'case')} of {len(cases)} could not be proved to train right: "
+        f"{found[0].not_proved}",
+        advice=found[0].proved_by,
     )
 
 

@@ -73,7 +73,8 @@ def run_calibration(
     if num_ranks == 1:  # nothing to communicate with
         steps_ms = run_block(trainer.local_step, STEPS_ALONE, clock).steps_ms
         return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail})
-    found, steps_ms = _bursts(trainer, BucketReplay(layout.num_bytes, "none", group, device), clock)
+    replay = BucketReplay(layout.num_bytes, "none", group, device, dtypes=layout.dtypes)
+    found, steps_ms = _bursts(trainer, replay, clock)
     return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail | found})
 
 
@@ -163,7 +164,7 @@ def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) ->
     with no_gc(), anatomy.ready_hooks():
         looks = [anatomy.measured(trainer.local_step)[:2] for _ in range(LOOKS)]
     count = sum(p.requires_grad for p in trainer.mode.module.parameters())
-    # Buckets that were never rebuilt tell of no indices: they stand in reversed order then.
+    # Buckets stand in reversed order where their parameters are not known.
     order = [i for bucket in layout.parameters for i in bucket] or list(reversed(range(count)))
     return {
         "order": order,

@@ -17,6 +17,9 @@ from .timed import AUTOCAST_DTYPES, no_gc
 SMALL_BYTES = 4096
 """Of the message with which ranks begin together."""
 
+ALIGNED_BYTES = 512
+"""Buckets begin at multiples of it, as what torch allocates on a GPU."""
+
 IN_A_ROW = 8
 ROW_BYTES = 2**23
 """At most so many messages, of so many bytes together, are launched in a row."""
@@ -35,13 +38,24 @@ class BucketReplay:
         comm_hook: str,
         group: dist.ProcessGroup | None,
         device: torch.device,
+        *,
+        dtypes: Sequence[str] = (),
         sparse: Mapping[int, torch.Tensor] = {},
     ) -> None:
-        """`sparse` has gradients in the place of buckets, by their number, each of this rank alone."""
-        dtype = AUTOCAST_DTYPES.get(comm_hook, torch.float32)
-        ends = list(itertools.accumulate(size // 4 for size in bucket_bytes))
-        storage = _storage(ends[-1], dtype, device)
-        self._buckets = [storage[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+        """`dtypes` are the gradients' own, by bucket (default: float32), of which a hook sends others.
+
+        `sparse` has gradients in the place of buckets, by their number, each of this rank alone.
+        """
+        own = [getattr(torch, name) for name in dtypes] or [torch.float32] * len(bucket_bytes)
+        sent = [AUTOCAST_DTYPES.get(comm_hook, dtype) for dtype in own]
+        counts = [size // dtype.itemsize for size, dtype in zip(bucket_bytes, own, strict=True)]
+        sizes = [count * dtype.itemsize for count, dtype in zip(counts, sent, strict=True)]
+        begins = [0, *itertools.accumulate(size + -size % ALIGNED_BYTES for size in sizes)]
+        storage = _storage(begins[-1], device)
+        self._buckets = [
+            storage[begin : begin + size].view(dtype)
+            for begin, size, dtype in zip(begins, sizes, sent, strict=False)
+        ]
         for number, gradient in sparse.items():
             self._buckets[number] = gradient
         self._small = torch.zeros(SMALL_BYTES // 4, device=device)
@@ -88,9 +102,9 @@ class BucketReplay:
 
 
 @functools.lru_cache(maxsize=1)
-def _storage(num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _storage(num_bytes: int, device: torch.device) -> torch.Tensor:
     """Memory of the buckets, kept and written to: DDP's is not new either, and page faults take time."""
-    return torch.empty(num_elements, dtype=dtype, device=device).zero_()
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
 
 
 def allreduce_ms(

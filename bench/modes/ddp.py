@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..axes import DDP_DEFAULTS, DDP_KINDS
-from ..buckets import BucketLayout
+from ..buckets import BucketLayout, Layout, bucket_bytes, cap_limits
 from ..case import Case
 from ..errors import UserCodeError
 from ..text import listed
@@ -119,11 +119,23 @@ class DistributedMode(Mode):
         indices = str(data.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
         num_bytes = tuple(int(size) for size in sizes.split(","))
         parameters = tuple(tuple(map(int, bucket.split())) for bucket in indices.split(",") if bucket.strip())
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        # A bucket has gradients of one type; buckets that were never rebuilt tell of no indices.
+        trained: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
+        parameters = parameters or self._first_buckets(trained, num_bytes)
         firsts = [bucket[0] for bucket in parameters] or [0] * len(num_bytes)
-        counts = (size // trained[i].element_size() for size, i in zip(num_bytes, firsts, strict=True))
-        return BucketLayout(num_bytes, parameters, tuple(counts))
+        dtypes = tuple(str(trained[i].dtype).removeprefix("torch.") for i in firsts)
+        return BucketLayout(num_bytes, parameters, dtypes)
+
+    def _first_buckets(self, trained: list[Tensor], num_bytes: tuple[int, ...]) -> Layout:
+        """The parameters in buckets that are never rebuilt, as `find_unused_parameters` leaves them.
+
+        The reducer does not tell: they are filled as DDP fills them. Empty where that gives other sizes.
+        """
+        is_sparse = [place in self.sparse for place in range(len(trained))]
+        limits = list(cap_limits(self._case.bucket_cap_mb))
+        filled, _ = dist._compute_bucket_assignment_by_size(trained, limits, is_sparse)  # type: ignore[attr-defined]
+        found = tuple(tuple(reversed(bucket)) for bucket in reversed(filled))
+        sizes = [one.numel() * one.element_size() for one in trained]
+        return found if bucket_bytes(sizes, found) == num_bytes else ()
 
     def settle(self) -> None:
         """Take DDP's logger, which synchronises the device, out of the timed steps."""

@@ -41,6 +41,7 @@ class PipelineMode(Mode):
         self._names = _names_in(module, self.module)
         self._whole = {name: value.to("meta") for name, value in module.state_dict().items()}
         self._trained = [name for name, p in module.named_parameters() if p.requires_grad]
+        self._buffers = [name for name, _ in module.named_buffers() if name in self._whole]
         self._group = group
         self._is_first, self._is_last = is_first, is_last
         self._stage = place.rank
@@ -73,8 +74,11 @@ class PipelineMode(Mode):
         return self._gathered(super().weights(), self._trained)
 
     def buffers(self) -> dict[str, Tensor]:
-        """None: PyTorch runs a stage once more to see its shapes, and batch norm counts that."""
-        return {}
+        """Those of the state dict; none before torch 2.15, whose look at a stage's shapes changes them."""
+        if not hasattr(PipelineStage, "_pre_metadata_inference_backup"):
+            return {}
+        own = {name: one for name, one in self.module.named_buffers() if self._names[name] in self._buffers}
+        return self._gathered(own, self._buffers)
 
     @contextlib.contextmanager
     def draws_from(self, begin: Callable[..., None]) -> Iterator[None]:

@@ -108,7 +108,14 @@ MEASURED: tuple[Column, ...] = (
     ),
     text_column(
         "not_proved",
-        "of the proof: why the case is neither proved nor wrong, and what mends that; else empty",
+        "of the proof: why the case is neither proved nor wrong; else empty",
+    ),
+    text_column("proved_by", "what would prove a case that `not_proved` speaks of; else empty"),
+    Column(
+        "making_s",
+        "float",
+        "seconds of one call of the workload's `module`, where that is above 5 s and one module serves all "
+        "references of the proofs; else empty",
     ),
     count_column(
         "num_buckets", "DDP buckets after the rebuild; with the Python reducer, compiled all-reduces"

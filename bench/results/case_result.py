@@ -93,6 +93,7 @@ class CaseResult:
     micro_batches: float | None
     split_effect: float | None
     not_proved: str
+    proved_by: str
     num_buckets: float | None
     step_ms: Interval | None
     images_per_s: Interval | None

@@ -131,12 +131,12 @@ class CaseRunner:
         compared = self._done(live, PREPARATION, compare, limit_s=limit_s)
         if compared is None:
             return False
-        update, shown = msgspec.convert(compared[0], m.UpdateError), msgspec.convert(proven[0], m.Proven)
+        update, shown = msgspec.convert(compared[0], m.Shown), msgspec.convert(proven[0], m.Proven)
         if shown.making_s:
             line = f"Making the module takes {shown.making_s:.0f} s: in the proofs one serves all references"
             self._say_once("slow", f"{line}, so what its forward keeps in Python stays from one to the next")
-        if update.why_not:
-            line = f"{PROVEN} {case.case_id}: {update.why_not}; its gradients are proven"
+        if update.why_silent:
+            line = f"{PROVEN} {case.case_id}: {update.why_silent}; its gradients are proven"
             self._say_once("unproven", f"{line}. So it is of every case without update_error")
         facts = {
             "device_name": self.places[0].device_name,
@@ -144,7 +144,7 @@ class CaseRunner:
             **facts_of(case, shown, warmed, update, live.by_device),
         }
         if why := facts["not_proved"]:
-            self.console.note(f"{case.case_id} is not proved: {why}")
+            self.console.note(f"{case.case_id} is not proved: {why}. What helps: {facts['proved_by']}")
         self.recorder.set_outcome(index, "ok", facts=facts)
         self.recorder.set_layout(case.case_id, live.layout)
         self._record(live, "warmup", 0, len(self.live), began_s, {r: w.times for r, w in enumerate(warmed)})
@@ -320,15 +320,18 @@ def facts_of(
     case: Case,
     proven: m.Proven,
     warmed: Sequence[m.Warmed],
-    update: m.UpdateError,
+    update: m.Shown,
     by_device: Sequence[int] | None,
 ) -> dict[str, Any]:
     """Return what is known of a case once every rank has prepared it, for its row in cases.csv."""
+    doubt = proven.shown.not_proved or update.not_proved
     facts: dict[str, Any] = {
-        "gradient_error": _cell(proven.gradient_error),
+        "gradient_error": _cell(proven.shown.error),
         "split_effect": _cell(proven.split_effect),
         "update_error": _cell(update.error),
-        "not_proved": proven.not_proved or update.not_proved or None,
+        "not_proved": doubt and doubt.reason,
+        "proved_by": doubt and doubt.remedy,
+        "making_s": proven.making_s,
         **_memory_columns([one.memory for one in warmed], case.mode),
     }
     layout, compiled = warmed[0].layout, warmed[0].compilation

@@ -17,11 +17,15 @@ import psutil
 import torch
 
 from .. import sysfs
-from ..cluster.process import host_name
+from ..cluster.process import allowed_cores, host_name
+from ..conditions import Question, needed
 from ..gpus import gpus, pairs
-from ..machine import machine
-from ..manifest import FirstHost
-from .messages import SeenGpus
+from ..machine import machine, versions
+from ..manifest import FirstHost, Manifest, RankPlace
+from ..modes import Place
+from ..modes.base import pin
+from ..provenance import own_git_state
+from .messages import Begin, SeenGpus
 
 SHARES_GPUS = (2, 30)
 """The version of NCCL from which several of its ranks may have one GPU, by NCCL_MULTI_RANK_GPU_ENABLE."""
@@ -99,3 +103,49 @@ def bind(cores: frozenset[int], allowed: Iterable[int]) -> str:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(thread.id, chosen)
     return sysfs.ranges(chosen)
+
+
+def take_place(asked: Begin, number: int, local_rank: int) -> tuple[Place, str]:
+    """Choose the device and the cores of a rank; and the cores that it was bound to next to its GPU, if any."""
+    settings, is_launched, bound = asked.settings, not asked.port, ""
+    is_gpu = settings.device == "cuda"
+    if is_gpu and settings.share_gpus:
+        for name, value in sharing_variables(number, asked.local_world_size).items():
+            os.environ.setdefault(name, value)
+    device = gpu_of(local_rank) if is_gpu else torch.device("cpu")
+    # Where a launcher has chosen cores, they stay.
+    if is_gpu and settings.numa_bind and not (is_launched and is_narrowed(allowed_cores())):
+        bound = bind(near_cores(device), allowed_cores())
+    cores = allowed_cores()
+    if is_gpu:
+        torch.cuda.set_device(device)
+    else:
+        pin(cores[local_rank % len(cores)])
+    return Place(rank=number, device=device, cores=cores), bound
+
+
+def place_of_rank(place: Place, local_rank: int, bound_cores: str) -> RankPlace:
+    """What the manifest says of a rank."""
+    device = place.device
+    is_gpu = device.type == "cuda"
+    return RankPlace(
+        rank=place.rank,
+        host=host_name(),
+        local_rank=local_rank,
+        device=str(device) if is_gpu else f"core {min(allowed_cores())}",
+        device_name=torch.cuda.get_device_name(device) if is_gpu else "CPU core",
+        link=os.environ.get("BENCH_LINK"),
+        pid=os.getpid(),
+        gpu=gpu_uuid(device.index) if is_gpu else None,
+        bound_cores=bound_cores,
+    )
+
+
+def told_machine(asked: Begin, place: RankPlace) -> tuple[FirstHost, dict[str, str]]:
+    """The host of a rank, and what has to be the same of hosts that train together."""
+    settings = asked.settings
+    own = [seen_gpus(place.local_rank)] if settings.device == "cuda" else []
+    machine = this_machine(asked.seen or own)
+    whole = Manifest(environment=machine, versions=versions(), git=own_git_state(), settings=settings)
+    of_ranks = {"device": place.device_name, "ranks per host": str(asked.local_world_size)}
+    return machine, needed(whole, Question.HOSTS) | of_ranks

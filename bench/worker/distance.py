@@ -46,15 +46,23 @@ class Off:
         return Off(total, of_one, self.name or "a parameter", self.kind)
 
 
-def off_by(found: Weights, right: Weights, sizes: Weights, share: float) -> Off:
+def off_by(
+    found: Weights,
+    right: Weights,
+    kind: str,
+    sizes: Weights | None = None,
+    share: float = 0.0,
+) -> Off:
     """How far `found` is from `right`, a sum of what has the norms `sizes`; relative.
 
-    To `right`, or to a share of those norms where that is more: what cancels leaves its rounding.
+    To `right`, or to a share of those norms where that is more: what cancels leaves its rounding. `kind` says
+    what both are.
     """
     lengths = {
-        name: max(float(norm_of(one)), share * float(sizes.get(name, 0.0))) for name, one in right.items()
+        name: max(float(norm_of(one)), share * float((sizes or {}).get(name, 0.0)))
+        for name, one in right.items()
     }
-    return _relative(difference({name: found[name] for name in right}, right), lengths, "gradients")
+    return _relative(difference({name: found[name] for name in right}, right), lengths, kind)
 
 
 def off_by_buffers(found: Weights, right: Weights) -> Off:
@@ -68,12 +76,6 @@ def off_by_buffers(found: Weights, right: Weights) -> Off:
         return Off(torch.inf, kind="buffers")
     lengths = {n: float(norm_of(theirs[n])) for n in both}
     return _relative({n: ours[n] - theirs[n] for n in both}, lengths, "buffers")
-
-
-def off_by_update(found: Weights, right: Weights) -> Off:
-    """How far what training added to parameters is from what it should have."""
-    lengths = {name: float(norm_of(one)) for name, one in right.items()}
-    return _relative(difference(found, right), lengths, "parameters")
 
 
 def larger(one: Off, other: Off) -> Off:

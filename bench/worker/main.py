@@ -22,8 +22,9 @@ from ..cluster.launch import Launch
 from ..cluster.process import die_at_once, host_name
 from ..errors import ExitCode, UsageError, UserCodeError
 from . import messages as m
+from .groups import ADDRESS_KEY, joined_store
 from .peers import waiting_for, waits_for
-from .rank import ADDRESS_KEY, Rank, joined_store
+from .rank import Rank
 from .tracebacks import bounded
 
 CONNECT_S = 600.0

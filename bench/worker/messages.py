@@ -157,7 +157,7 @@ class Warm(Command, frozen=True):
 
 
 class Compare(Command, frozen=True):
-    """Show that the first steps of the warm-up train as the plain module: an `UpdateError`."""
+    """Show that the first steps of the warm-up train as the plain module: a `Shown`."""
 
     index: int
     by_device: tuple[int, ...] | None = None
@@ -303,16 +303,31 @@ class Begun(Record, frozen=True):
     oom_kills: int | None = None
 
 
+class NotProved(Record, frozen=True):
+    """Why a case is neither proved nor wrong, and what would prove it; it is timed all the same."""
+
+    reason: str
+    remedy: str
+
+
+class Shown(Record, frozen=True):
+    """What a proof has shown of a case."""
+
+    error: float | None = None
+    """Relative, of gradients or of what the first steps add to parameters; None where nothing is told."""
+    not_proved: NotProved | None = None
+    why_silent: str = ""
+    """Why the first steps tell nothing, though the case is not in doubt."""
+
+
 class Proven(Record, frozen=True):
     """What the first proof found."""
 
-    gradient_error: float | None
+    shown: Shown
     split_effect: float | None
-    """Of the loss: see `Prover.split_effect`."""
-    not_proved: str = ""
-    """Why nothing can be proved; the case is timed all the same."""
-    making_s: float = 0.0
-    """Seconds of making the module, where one serves all references; else 0."""
+    """Of the loss: see `SplitEffect`."""
+    making_s: float | None = None
+    """Seconds of making the module, where one serves all references."""
 
 
 class Warmed(Record, frozen=True):
@@ -324,16 +339,6 @@ class Warmed(Record, frozen=True):
     compilation: Compilation | None = None
     """None for an eager case."""
     layout: BucketLayout | None = None
-
-
-class UpdateError(Record, frozen=True):
-    """How far the parameters of a case are from the reference's: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖."""
-
-    error: float | None = None
-    """None where nothing is told."""
-    why_not: str = ""
-    not_proved: str = ""
-    """Why nothing can be proved of the case, rather than of these steps."""
 
 
 def encode(message: Command | Answer) -> bytes:

@@ -56,6 +56,10 @@ class PeerFailedError(RuntimeError):
     """Another rank of the case failed, and has the reason."""
 
 
+class PeerFullError(PeerFailedError):
+    """Another rank of the case has found no memory."""
+
+
 def attempt(work: Callable[[], Any], *, is_of_a_case: bool = True) -> Report:
     """Do `work`, turning what can go wrong with one case into a report about it.
 
@@ -89,6 +93,11 @@ def report_of(error: BaseException) -> Report:
     reason = _first_line(error)
     is_cause = not isinstance(error, PeerFailedError) and not any(sign in reason for sign in LOST)
     return Report(status="failed", reason=reason, restart=broken, is_cause=is_cause)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it says that memory is full, of this rank's device or host, or of another rank's."""
+    return isinstance(error, PeerFullError) or report_of(error).status == "oom"
 
 
 def is_out_of_gpu_memory(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from .outcome import PeerFailedError, is_out_of_gpu_memory
+from .outcome import PeerFailedError, PeerFullError, is_out_of_memory
 
 Weights = dict[str, Tensor]
 """Parameters, what was added to them, their gradients, or buffers, by name."""
@@ -78,11 +78,13 @@ class Peers:
         try:
             yield
         except Exception as error:
-            self.largest(FULL if is_out_of_gpu_memory(error) else FAILED)
+            self.largest(FULL if is_out_of_memory(error) else FAILED)
             raise
-        if worst := self.largest(FINE):
-            what = "is out of GPU memory" if worst == FULL else "failed"
-            raise PeerFailedError(f"another rank of the case {what}")
+        worst = self.largest(FINE)
+        if worst == FULL:
+            raise PeerFullError("another rank of the case is out of memory")
+        if worst:
+            raise PeerFailedError("another rank of the case failed")
 
     def largest(self, value: float) -> float:
         """The largest of all ranks' values, on each of them; NaN where one has that."""

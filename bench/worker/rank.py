@@ -10,27 +10,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import os
-import socket
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
 
 from ...models.data import Drawn
 from ...models.profile import profile_workload
 from ...models.workload import Workload, one_line
 from ..case import Case
 from ..cluster.load import LoadReading, read_load
-from ..cluster.process import allowed_cores, host_name
-from ..conditions import Question, needed
-from ..errors import UsageError
 from ..machine import versions
-from ..manifest import FirstHost, Manifest, RankPlace
 from ..measure.calibration import trainable
 from ..measure.clock import float32_precision, make_clock
 from ..measure.collectives import allreduce_ms
@@ -38,23 +30,14 @@ from ..measure.matrix_rate import matrix_rate
 from ..measure.memory import release_cache, release_memory
 from ..measure.telemetry import Telemetry, sampled
 from ..measure.timed import probe
-from ..modes import Place, require_compiler
-from ..modes.base import pin
-from ..provenance import own_git_state, workload_code
+from ..modes import require_compiler
+from ..provenance import workload_code
 from ..results.measured import BlockTimes
 from ..settings import ResolvedSettings
 from ..sysfs import oom_kills
 from . import messages as m
-from .devices import (
-    bind,
-    gpu_of,
-    gpu_uuid,
-    is_narrowed,
-    near_cores,
-    seen_gpus,
-    sharing_variables,
-    this_machine,
-)
+from .devices import place_of_rank, seen_gpus, take_place, told_machine
+from .groups import ADDRESS_KEY, joined_store, meet, new_group, num_launched, opened_store
 from .job import resolve_job, workload_of
 from .outcome import attempt, is_broken_by
 from .peers import as_default, waiting_for
@@ -62,15 +45,6 @@ from .prepare import HeldCase, warm
 from .proof import Prover
 from .update_proof import prove_update
 from .work import measure
-
-COLLECTIVE_TIMEOUT = timedelta(days=1)
-"""The conductor ends what hangs, and knows what it was; a collective's own limit must not come before it."""
-
-CONNECT_LIMIT = timedelta(seconds=10)
-"""A store that torch's agent has opened before it started the ranks answers sooner, or the agent is gone."""
-
-ADDRESS_KEY = "ddp-bench/conductor"
-"""Where the launcher's store holds the address of the conductor; of the latest attempt, for it is kept."""
 
 
 class Rank:
@@ -93,7 +67,7 @@ class Rank:
     def do(self, command: m.Command) -> m.Report:
         """Carry a command out, in step with the other ranks where they are to; what came of it."""
         found = attempt(lambda: self._explained(command), is_of_a_case=not isinstance(command, BEFORE_CASES))
-        return replace(found, launched=_launched(self._group_of(command)))
+        return replace(found, launched=num_launched(self._group_of(command)))
 
     def _explained(self, command: m.Command) -> Any:
         if isinstance(command, IN_STEP):
@@ -117,11 +91,7 @@ class Rank:
             self.store = joined_store()
             self.store.set(ADDRESS_KEY, asked.address)
             return 0
-        listener = socket.create_server((m.LOOPBACK, 0))  # by itself it would listen on every interface
-        port = int(listener.getsockname()[1])
-        self.store = TCPStore(
-            m.LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        self.store, port = opened_store()
         return port
 
     def _look(self, asked: m.Look) -> m.SeenGpus | None:
@@ -154,7 +124,7 @@ class Rank:
         self._settings = settings
         workload = self._loaded(settings)
         if not dist.is_initialized():
-            self._take_place(asked)
+            self.place, self._bound_cores = take_place(asked, self.number, self._local_rank)
             self._meet(asked)
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark
         self._of_this_run.enter_context(float32_precision(settings.precision, self.place.device))
@@ -168,73 +138,20 @@ class Rank:
             control=self._control,
             alone=self._alone,
         )
-        told = self._machine(asked) if self._local_rank == 0 else None
+        place = place_of_rank(self.place, self._local_rank, self._bound_cores)
+        told = told_machine(asked, place) if self._local_rank == 0 else None
         return m.Begun(
-            place=self._info(),
+            place=place,
             fingerprint=self._prover.maker.fingerprint(),
             machine=told[0] if told else None,
             conditions=told[1] if told else {},
             oom_kills=oom_kills(),
         )
 
-    def _take_place(self, asked: m.Begin) -> None:
-        settings, is_launched = asked.settings, not asked.port
-        is_gpu = settings.device == "cuda"
-        if is_gpu and settings.share_gpus:
-            for name, value in sharing_variables(self.number, asked.local_world_size).items():
-                os.environ.setdefault(name, value)
-        device = gpu_of(self._local_rank) if is_gpu else torch.device("cpu")
-        # Where a launcher has chosen cores, they stay.
-        if is_gpu and settings.numa_bind and not (is_launched and is_narrowed(allowed_cores())):
-            self._bound_cores = bind(near_cores(device), allowed_cores())
-        cores = allowed_cores()
-        if is_gpu:
-            torch.cuda.set_device(device)
-        else:
-            pin(cores[self._local_rank % len(cores)])
-        self.place = Place(rank=self.number, device=device, cores=cores)
-
     def _meet(self, asked: m.Begin) -> None:
-        sizes = {"WORLD_SIZE": asked.world_size, "LOCAL_WORLD_SIZE": asked.local_world_size}
-        os.environ |= {name: str(value) for name, value in sizes.items()}
-        if asked.port:
-            os.environ |= {"MASTER_ADDR": m.LOOPBACK, "MASTER_PORT": str(asked.port)}
-        store = self.store or TCPStore(m.LOOPBACK, asked.port, is_master=False)
-        with waiting_for("the other ranks"):
-            dist.init_process_group(
-                "gloo",
-                store=PrefixStore(asked.meeting, store),
-                rank=self.number,
-                world_size=asked.world_size,
-                timeout=COLLECTIVE_TIMEOUT,
-            )
-        self.store = store
+        self.store = meet(asked, self.number, self.store)
         self._control = dist.group.WORLD
-        backend = asked.settings.backend or "gloo"
-        self._alone = _group(range(1), backend)
-
-    def _info(self) -> RankPlace:
-        device = self.place.device
-        is_gpu = device.type == "cuda"
-        return RankPlace(
-            rank=self.number,
-            host=host_name(),
-            local_rank=self._local_rank,
-            device=str(device) if is_gpu else f"core {min(allowed_cores())}",
-            device_name=torch.cuda.get_device_name(device) if is_gpu else "CPU core",
-            link=os.environ.get("BENCH_LINK"),
-            pid=os.getpid(),
-            gpu=gpu_uuid(device.index) if is_gpu else None,
-            bound_cores=self._bound_cores,
-        )
-
-    def _machine(self, asked: m.Begin) -> tuple[FirstHost, dict[str, str]]:
-        """This host, and what has to be the same of hosts that train together."""
-        own = [seen_gpus(self._local_rank)] if self.place.device.type == "cuda" else []
-        machine, settings = this_machine(asked.seen or own), asked.settings
-        whole = Manifest(environment=machine, versions=versions(), git=own_git_state(), settings=settings)
-        of_ranks = {"device": self._info().device_name, "ranks per host": str(asked.local_world_size)}
-        return machine, needed(whole, Question.HOSTS) | of_ranks
+        self._alone = new_group(range(1), asked.settings.backend or "gloo")
 
     def _wait(self, _: m.Wait) -> None:
         """Only the beginning concerns this rank."""
@@ -253,11 +170,11 @@ class Rank:
 
     def _group(self, asked: m.Group) -> None:
         num_ranks, backend = asked.group
-        self._groups[asked.group] = _group(range(num_ranks), backend)
+        self._groups[asked.group] = new_group(range(num_ranks), backend)
 
     def _link(self, asked: m.Link) -> None:
         """Its group is not kept: a communicator takes memory of its GPU."""
-        group = _group(range(asked.first, asked.first + asked.num_ranks), asked.backend)
+        group = new_group(range(asked.first, asked.first + asked.num_ranks), asked.backend)
         if group is not None:
             one = torch.ones((), device=self.place.device)
             dist.all_reduce(one, group=group)
@@ -274,13 +191,11 @@ class Rank:
         shown = self._prover.prove(asked.case, self._case_group(asked.case), stages)
         if self.number:
             return None
-        effect = self._prover.split_effect(asked.case)
         maker = self._prover.maker
         return m.Proven(
-            gradient_error=shown.error,
-            split_effect=effect,
-            not_proved=shown.not_proved,
-            making_s=maker.seconds if maker.is_slow else 0.0,
+            shown=shown,
+            split_effect=self._prover.effect.of(asked.case),
+            making_s=maker.seconds if maker.is_slow else None,
         )
 
     def _warm(self, asked: m.Warm) -> m.Warmed:
@@ -293,7 +208,7 @@ class Rank:
         release_memory(self.place.device)
         return found
 
-    def _compare(self, asked: m.Compare) -> m.UpdateError:
+    def _compare(self, asked: m.Compare) -> m.Shown:
         live = self._live[asked.index]
         assert live.first is not None  # it has been warmed up
         of = self._prover.subject(live.case, self._prover.splitter.stages(asked.by_device))
@@ -370,40 +285,3 @@ BEFORE_CASES = (m.Open, m.Look, m.Resolve, m.Probe, m.Profile, m.Begin)
 
 IN_STEP = (m.Wait, m.Rate, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)
 """Commands that all ranks begin together; who takes no part in one waits for its beginning."""
-
-
-def joined_store() -> Store:
-    """Join the store of torchrun or srun. Raises UsageError for a port that is taken, and for no store."""
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    is_open = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
-        store: Store = next(rendezvous("env://", timeout=CONNECT_LIMIT if is_open else COLLECTIVE_TIMEOUT))[0]
-    except (RuntimeError, ValueError) as error:
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
-            raise UsageError(f"{where} is already in use; choose another port with MASTER_PORT") from None
-        first = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UsageError(
-            f"the ranks cannot meet at {where}: {first}; check MASTER_ADDR and the network"
-        ) from None
-    return store
-
-
-def _group(ranks: range, backend: str) -> dist.ProcessGroup | None:
-    """The group of these ranks, on them."""
-    try:
-        made = dist.new_group(list(ranks), backend=backend, timeout=COLLECTIVE_TIMEOUT)
-    except RuntimeError as error:
-        # Other ranks may have it and wait in it: no rank can use this process group, or another.
-        raise dist.DistBackendError(str(error)) from error
-    return made if isinstance(made, dist.ProcessGroup) else None
-
-
-def _launched(group: dist.ProcessGroup | None) -> int | None:
-    """How many collectives this rank has launched on `group`; None where the backend does not tell."""
-    if group is None:
-        return m.NO_GROUP
-    try:
-        # Counted at the launch of each collective, by gloo and NCCL alike; there is no public way.
-        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
-    except (AttributeError, RuntimeError):
-        return None

@@ -70,19 +70,19 @@ class Subject:
 
 @dataclass(frozen=True)
 class Computed:
-    """What steps of the plain module have come to."""
+    """What a gradient or steps, of the plain module or a mode, have come to."""
 
-    gradients: Weights
-    """Those of the last step, averaged over the parts."""
-    sizes: Weights
-    """The largest norm of each among the parts, where it was asked for."""
-    update: Weights
+    gradients: Weights = field(default_factory=dict)
+    """Those of one step, averaged over the parts; without any where steps were trained."""
+    sizes: Weights = field(default_factory=dict)
+    """The largest norm of each among the parts."""
+    update: Weights = field(default_factory=dict)
     """What the steps added to its trainable parameters."""
-    buffers: Weights
+    buffers: Weights = field(default_factory=dict)
     """After them, those of this rank's own part of the batch."""
-    state: dict[str, Any]
+    state: dict[str, Any] = field(default_factory=dict)
     """The shapes in its state dict."""
-    draws: bool
+    draws: bool = False
     """Whether this rank's part drew random numbers."""
 
 

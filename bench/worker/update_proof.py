@@ -17,12 +17,12 @@ from ..case import Case
 from ..findings.numbers import short
 from ..measure.memory import release_memory
 from ..measure.timed import Trainer, hooked
-from .distance import MOST_OF_ONE, Off, difference, larger, off_by_buffers, off_by_update
+from .comparison import Comparison, unless_memory_is_full
+from .distance import MOST_OF_ONE, Off, difference
 from .making import begin_draws
-from .messages import UpdateError
-from .outcome import is_out_of_gpu_memory
+from .messages import Shown
 from .peers import Weights
-from .proof import NO_REFERENCE, OF_LIMIT, ProofError, Prover, is_plain, two_runs_differ
+from .proof import Prover
 from .reference import Computed, Subject, on_host
 
 PROOF_STEPS = 2
@@ -100,73 +100,53 @@ class FirstSteps:
         return sum(after >= scale for scale, after in itertools.pairwise(self.scales))
 
 
-def prove_update(steps: FirstSteps, of: Subject, prover: Prover) -> UpdateError:
-    """Compare what `steps` kept, on every rank of the case. Raises ProofError."""
+def prove_update(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
+    """Compare what `steps` kept, on every rank: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖. Raises ProofError."""
     if steps.weights is None or not steps.num_taken:
-        return UpdateError(why_not="loss scaling left all of them out")
+        return Shown(why_silent="loss scaling left all of them out")
     try:
-        return _compared(steps, of, prover)
-    except RuntimeError as error:
-        if not is_out_of_gpu_memory(error):
-            raise
-        return UpdateError(why_not=NO_REFERENCE)
+        return unless_memory_is_full(partial(_compared, steps, of, prover))
     finally:
         release_memory(prover.place.device)
 
 
-def _compared(steps: FirstSteps, of: Subject, prover: Prover) -> UpdateError:
+def _compared(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
     case, train = of.case, partial(prover.reference.update, of, steps.scales)
-    right = train()
+    with_plain = Comparison(of, train)
     assert steps.weights is not None
     start = of.start or prover.maker.start
     update = difference(steps.weights, {name: start[name] for name in steps.weights})
-
-    def off(one: Computed | None, update: Weights, buffers: Weights) -> Off:
-        if one is None or right is None:
-            return Off().among(of.peers)
-        parameters = off_by_update(update, right.update)
-        return larger(parameters, off_by_buffers(buffers, right.buffers)).among(of.peers)
-
-    error = off(right, update, steps.buffers)
+    error = with_plain.off(Computed(update=update, buffers=steps.buffers))
     tolerance = max(TOLERANCES[case.precision], HOOK_TOLERANCES[case.comm_hook])
     if error.total <= tolerance and not _is_one_off(error, tolerance):
-        return UpdateError(error=error.total)
-
-    def off_again(**how: bool) -> Off:
-        one = train(**how)
-        return off(one, *((one.update, one.buffers) if one else ({}, {})))
-
-    noise = off_again(again=True)
+        return Shown(error=error.total)
+    noise = with_plain.off(train(again=True))
     hook = "" if case.comm_hook == "none" else f" with the {case.comm_hook} hook"
-    try:
-        return judged(error, tolerance, noise, f"{case.precision}{hook}")
-    except ProofError:
-        if is_plain(case):
-            return UpdateError(not_proved=two_runs_differ(error.total))
-        differ = off_again(repeated=True).total
-        if not differ <= OF_LIMIT * tolerance:
-            return UpdateError(not_proved=two_runs_differ(differ))
-        raise
+    if wrong := beyond_rounding(error, tolerance, noise, f"{case.precision}{hook}"):
+        return Shown(not_proved=with_plain.why_off(error, tolerance, wrong))
+    return within_rounding(error, tolerance, noise)
 
 
-def judged(error: Off, tolerance: float, noise: Off, what: str) -> UpdateError:
-    """What an error above the tolerance means, where rounding alone changes the update by `noise`.
-
-    Raises ProofError where it is more than rounding can do.
-    """
+def beyond_rounding(error: Off, tolerance: float, noise: Off, what: str) -> str:
+    """Say what is wrong where rounding alone, which changes the update by `noise`, does less; else empty."""
     allowed = max(tolerance, AMPLIFIED * noise.total)
     is_one_off = _is_one_off(error, tolerance) and error.of_one > AMPLIFIED * noise.of_one
-    if error.total > allowed or is_one_off or (math.isnan(error.total) and not math.isnan(noise.total)):
-        limit = MOST_OF_ONE if error.total <= allowed else allowed
-        raise ProofError(
-            f"{error.said(allowed)} after {PROOF_STEPS} steps (relative to the update; at most {limit:.0e} "
-            f"in {what})"
-        )
-    if error.total <= min(allowed, MOST_TELLING):
-        return UpdateError(error=error.total)
-    return UpdateError(
-        why_not=f"rounding alone changes the update of the reference by {short(100 * noise.total, 2)}%"
+    is_nan = math.isnan(error.total) and not math.isnan(noise.total)
+    if not (error.total > allowed or is_one_off or is_nan):
+        return ""
+    limit = MOST_OF_ONE if error.total <= allowed else allowed
+    return (
+        f"{error.said(allowed)} after {PROOF_STEPS} steps (relative to the update; at most {limit:.0e} in "
+        f"{what})"
     )
+
+
+def within_rounding(error: Off, tolerance: float, noise: Off) -> Shown:
+    """What an error shows that rounding may have made: nothing where that is large."""
+    if error.total <= min(max(tolerance, AMPLIFIED * noise.total), MOST_TELLING):
+        return Shown(error=error.total)
+    by = short(100 * noise.total, 2)
+    return Shown(why_silent=f"rounding alone changes the update of the reference by {by}%")
 
 
 def _is_one_off(error: Off, tolerance: float) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ..case import HALF_HOOKS
 from ..measure.anatomy import bucket_ready_ms, run_anatomy
 from ..measure.calibration import longest, run_calibration
 from ..measure.clock import Clock
@@ -94,11 +93,16 @@ def _settled(block: Callable[[], BlockTimes], group: Any, device: torch.device) 
 
 def _replay(live: HeldCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
     assert live.layout is not None  # a case that communicates has buckets
-    sizes = live.layout.num_bytes
-    if live.case.comm_hook in HALF_HOOKS:
-        sizes = tuple(4 * count for count in live.layout.num_gradients)
-    sparse = _sparse_gradients(trainer, live.layout.parameters) if trainer.mode.sparse else {}
-    replay = BucketReplay(sizes, live.case.comm_hook, live.group, place.device, sparse)
+    layout = live.layout
+    sparse = _sparse_gradients(trainer, layout.parameters) if trainer.mode.sparse else {}
+    replay = BucketReplay(
+        layout.num_bytes,
+        live.case.comm_hook,
+        live.group,
+        place.device,
+        dtypes=layout.dtypes,
+        sparse=sparse,
+    )
     return replay.measured(clock, first=trainer.mode.broadcast_buffers)
 
 

@@ -270,15 +270,20 @@ sizes = [4000, 2048000]
 moved = {}
 all_reduce = dist.all_reduce
 def counted(tensor, **options):
-    moved[hook].append(tensor.numel() * tensor.element_size())
+    moved[hook].append([str(tensor.dtype), tensor.numel() * tensor.element_size()])
     return all_reduce(tensor, **options)
 patch.setattr(dist, "all_reduce", counted)
+types = ("float64", "bfloat16")
 for hook in ("none", "fp16", "bf16"):
     moved[hook] = []
-    BucketReplay(sizes, hook, cluster.group(2, "gloo"), cluster.place.device).step()
+    BucketReplay(sizes, hook, cluster.group(2, "gloo"), cluster.place.device, dtypes=types).step()
 report(moved)
 """)
-    assert found[0] == {"none": [4000, 2048000], "fp16": [2000, 1024000], "bf16": [2000, 1024000]}
+    assert found[0] == {
+        "none": [["torch.float64", 4000], ["torch.bfloat16", 2048000]],
+        "fp16": [["torch.float16", 1000], ["torch.float16", 2048000]],
+        "bf16": [["torch.bfloat16", 1000], ["torch.bfloat16", 2048000]],
+    }
 
 
 def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(instrumented):

@@ -44,7 +44,7 @@ import types
 import torch.cuda
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker import rank
+from ddp_bench.bench.worker import devices
 from ddp_bench.bench.worker.messages import Begin
 
 LAST = max(os.sched_getaffinity(0))
@@ -54,16 +54,16 @@ torch.cuda.init = lambda: None
 torch.cuda.set_device = lambda device: at_context.append((str(device), sorted(os.sched_getaffinity(0))))
 torch.cuda.get_device_name = lambda device: "A"
 torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid=str(device))
-rank.near_cores = lambda device: frozenset({LAST, 100_000})
-rank.is_narrowed = lambda allowed: NARROWED
+devices.near_cores = lambda device: frozenset({LAST, 100_000})
+devices.is_narrowed = lambda allowed: NARROWED
 number = int(os.environ["RANK"])
-made = rank.Rank(number, number)
 asked = Settings.of_stored({"numa_bind": BIND})
 settings = with_device_defaults(asked, device_type="cuda", num_local_devices=2)
 sizes = {"world_size": 2, "local_world_size": 2}
-made._take_place(Begin(settings=settings, cases=(), meeting="", port=0 if LAUNCHED else 1, **sizes))
-info = made._info()
-report([info.gpu, info.device, info.bound_cores, at_context, list(made.place.cores)])
+begin = Begin(settings=settings, cases=(), meeting="", port=0 if LAUNCHED else 1, **sizes)
+place, bound = devices.take_place(begin, number, number)
+info = devices.place_of_rank(place, number, bound)
+report([info.gpu, info.device, info.bound_cores, at_context, list(place.cores)])
 """
 
 

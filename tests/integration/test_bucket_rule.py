@@ -69,6 +69,54 @@ def test_layouts_of_several_resnets(arch, cap):
     check(arch, BucketCaps.parse(cap))
 
 
+class Mixed(torch.nn.Module):
+    """Parameters of three types, one with sparse gradients, in an order in which they alternate."""
+
+    def __init__(self):
+        super().__init__()
+        types = (torch.float64, torch.float32, torch.bfloat16)
+        layers = [torch.nn.Linear(8, 8).to(types[i % 3]) for i in range(7)]
+        self.words, self.layers = torch.nn.Embedding(11, 8, sparse=True), torch.nn.ModuleList(layers)
+
+    def forward(self, x):
+        x = x + self.words(torch.arange(len(x)))
+        for layer in self.layers:
+            x = layer(x.to(layer.weight.dtype))
+        return x
+
+
+@pytest.mark.parametrize("cap", ["default", "0.0003"])
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_every_bucket_has_the_type_and_the_parameters_that_a_hook_of_pytorch_sees(cap, *, find_unused):
+    """With `find_unused_parameters` buckets are never rebuilt, and the reducer tells sizes alone."""
+    case = case_of(num_devices=1, backend="gloo", find_unused_parameters=find_unused)
+    case = replace(case, bucket_cap_mb=BucketCaps.parse(cap))
+    place = Place(device=torch.device("cpu"), rank=0, cores=())
+    mode, seen = DistributedMode(case, Mixed(), place, None), {}
+    trained = [id(p) for p in mode.module.parameters()]
+
+    def watch(_, bucket):
+        own = frozenset(trained.index(id(p)) for p in bucket.parameters())
+        seen[bucket.index()] = (own, str(bucket.buffer().dtype), bucket.buffer().numel())
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    mode.ddp.register_comm_hook(None, watch)
+    for _ in range(3):
+        seen.clear()
+        mode.ddp.zero_grad(set_to_none=True)
+        mode.ddp(torch.randn(4, 8)).sum().backward()
+    layout = mode.bucket_layout()
+    found = zip(layout.parameters, layout.dtypes, layout.num_bytes, strict=True)
+    told = [
+        (frozenset(own), f"torch.{name}", size // getattr(torch, name).itemsize) for own, name, size in found
+    ]
+    assert told == [seen[index] for index in range(len(seen))]
+    assert len({kind for _, kind, _ in told}) == 3
+    assert (0,) in layout.parameters, "what is sparse goes alone"
+
+
 @bounded(100)
 @given(st.integers(1, 2**20))
 def test_random_caps(cap_bytes):

@@ -44,21 +44,30 @@ report([error(c) for c in cases])
 
 
 def test_what_goes_wrong_in_a_form_is_caught(forms):
-    """Gradients that are summed instead of averaged, and shards that are never reduced."""
+    """Gradients that are summed instead of averaged, batches counted twice, shards that are never reduced."""
     found = forms("""
 from ddp_bench.bench.modes import pipeline
 from torch.distributed.pipelining import ScheduleGPipe
 summing = lambda stage, m, loss_fn: ScheduleGPipe(stage, m, loss_fn=loss_fn, scale_grads=False)
-patch.setitem(pipeline.SCHEDULES, "gpipe", summing)
-summed = error(case("pipeline"))
+with patch.context() as within:
+    within.setitem(pipeline.SCHEDULES, "gpipe", summing)
+    summed = error(case("pipeline"))
+def kept(stage):  # what batch norm has seen in the look at shapes
+    stage._metadata_inference_buffer_backup = None
+    cleaned(stage)
+cleaned = pipeline.PipelineStage._post_metadata_inference_cleanup
+patch.setattr(pipeline.PipelineStage, "_post_metadata_inference_cleanup", kept)
+twice = error(case("pipeline"))
 from ddp_bench.bench.modes import fsdp
 shard = fsdp.fully_shard
 def never_reduced(module, **more):
     shard(module, **more).set_requires_gradient_sync(False)
 patch.setattr(fsdp, "fully_shard", never_reduced)
-report([summed, error(case("fsdp"))])
+report([summed, error(case("fsdp")), twice])
 """)
-    assert all("gradients differ from those of single" in str(why) for why in found[0]), found[0]
+    *gradients, buffers = map(str, found[0])
+    assert all("gradients differ from those of single" in why for why in gradients), gradients
+    assert buffers.startswith("buffers"), buffers
 
 
 def test_ranks_that_built_different_models_shard_the_first_ones(forms):

@@ -17,7 +17,8 @@ from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.modes.ddp import ARGUMENTS
 from ddp_bench.bench.modes.dp import DataParallelStandIn
 from ddp_bench.bench.worker import proof
-from ddp_bench.bench.worker.proof import ProofError, Prover
+from ddp_bench.bench.worker.comparison import NO_MEMORY, ProofError
+from ddp_bench.bench.worker.proof import Prover
 from ddp_bench.bench.worker.reference import Reference
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import Workload
@@ -32,7 +33,7 @@ def prover():
 
 def test_dp_is_proven_to_rounding():
     made = prover()
-    assert made.dtype == torch.float64
+    assert made.inputs.dtype == torch.float64
     assert made.prove(CASE, None).error < 1e-12
 
 
@@ -235,7 +236,7 @@ report({
     "of bf16": error_of(OfBf16),
     "paths": [error_of(Paths) for _ in range(4)],
     "tokens": error_of(Net, by_name | {"batch_loss": of_tokens}),
-    "its effect": cluster.is_first and prover.split_effect(case_of(**base)),
+    "its effect": cluster.is_first and prover.effect.of(case_of(**base)),
 })
 """
     found = ddp(OWN + script)[0]
@@ -263,7 +264,7 @@ def test_rows_of_one_device_that_weigh_differently_are_seen(batch_per_device, *,
     made = Workload(name="labels", module=lambda: torch.nn.Linear(4, 10), batch=batch, loss=loss)
     own = Prover(made, PLACE, 0)
     case = dataclasses.replace(CASE, mode="ddp", backend="gloo", batch_per_device=batch_per_device)
-    effect = own.split_effect(case)
+    effect = own.effect.of(case)
     assert effect > 0.1 if is_seen else effect < 1e-12
 
 
@@ -298,8 +299,8 @@ def prover_for(error):
 def test_what_does_not_run_in_float64_is_proven_in_float32(error, why):
     made = prover_for(error)
     assert made.prove(CASE, None).error < 1e-3
-    assert made.dtype == torch.float32
-    assert made.why_float32.startswith(why)
+    assert made.inputs.dtype == torch.float32
+    assert made.inputs.why_float32.startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +316,7 @@ def test_full_memory_and_a_broken_device_are_no_reason_for_float32(error):
     with pytest.raises(type(error)):
         made.prove(CASE, None)
     with pytest.raises(type(error)):
-        _ = made.dtype
+        _ = made.inputs.dtype
 
 
 def test_a_model_that_runs_in_neither_says_why():
@@ -427,7 +428,9 @@ def proven(workload=None, **settings):
         return str(error)
     finally:
         live.close()
-    return update.not_proved or update.why_not if update.error is None else update.error
+    if update.error is not None:
+        return update.error
+    return update.not_proved.reason if update.not_proved else update.why_silent
 """
 
 
@@ -540,3 +543,69 @@ report([proven(made, comm_hook="fp16"), proven(noisy)])
     rounded, noisy = found[0]
     assert "rounding alone changes the update of the reference by" in rounded
     assert noisy < 1e-3, "both sides draw the same numbers"
+
+
+def test_nothing_is_proved_on_any_rank_where_one_has_no_memory_for_the_plain_module(ranks):
+    script = """
+from ddp_bench.bench.worker import reference
+prove, weights_of, found = Prover.prove, reference.weights_of, []
+def full(module):
+    if cluster.rank:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    return weights_of(module)
+patch.setattr(reference, "weights_of", full)
+patch.setattr(Prover, "prove", lambda *given: found.append(prove(*given).not_proved.reason))
+report([*found, proven(), *found])
+"""
+    assert ranks(PREPARED + script) == [2 * [NO_MEMORY.reason]] * 2
+
+
+LINE = """
+from statistics import fmean
+from ddp_bench import Workload
+from ddp_bench.bench.worker.making import Maker
+from ddp_bench.bench.worker.peers import Peers
+from ddp_bench.bench.worker.reference import Reference, Subject
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(3.0))
+        self.register_buffer("last", torch.tensor(0.0))
+    def forward(self, x):
+        found = self.w * (x + self.last)
+        self.last.copy_(x.mean())
+        return found
+def rows(size, generator):
+    return torch.rand(size, 1, generator=generator), torch.zeros(size, 1)
+line = Workload(name="line", module=Line, batch=rows, loss=functional.mse_loss)
+how = {"batch_size": 3, "world_size": 2, "device": cluster.place.device, "seed": 5}
+def by_hand(case):
+    sources = [open_source(line, data=case.data, rank=rank, **how) for rank in range(2)]
+    w, velocity, last = 3.0, 0.0, [0.0, 0.0]
+    for _ in range(2):
+        if case.sync_buffers:
+            last = [last[0], last[0]]
+        squares = []
+        for _ in range(case.accumulate):
+            for rank, source in enumerate(sources):
+                x = source.next()[0]
+                squares.append(float((x + last[rank]).square().mean()))
+                last[rank] = float(x.mean())
+        velocity = 0.9 * velocity + 2 * w * fmean(squares)
+        w -= 0.01 * velocity
+    return w - 3.0
+def both(**settings):
+    case = case_of(**{"batch_per_device": 3, "backend": "gloo", "data": "host", **settings})
+    made = Reference(line, Maker(line, 5), cluster.place.device, seed=5)
+    found = made.update(Subject(case=case, peers=Peers(cluster.rank, 2)), (1.0, 1.0, 1.0))
+    return [float(found.update["w"]), by_hand(case)]
+"""
+
+
+def test_the_reference_of_ddp_is_momentum_on_the_mean_gradient_with_the_first_ranks_buffers(ranks):
+    """The gradient is 2 w mean((x + last)²); DDP sends buffers but after `no_sync`."""
+    settings = [{}, {"accumulate": 3}, {"sync_buffers": False}, {"data": "device"}]
+    for on_rank in ranks(LINE + f"report([both(**s) for s in {settings}])"):
+        for found, wanted in on_rank:
+            assert found == pytest.approx(wanted, rel=2e-5)
+        assert len({wanted for _, wanted in on_rank}) == len(settings), "each of them counts"

@@ -9,20 +9,23 @@ import numpy as np
 import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
-from made import made_manifest
+from made import case_of, made_manifest
 from msgspec import structs
 from report_runs import case, run
 from selection import in_campaign
 
 from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads, read_load
-from ddp_bench.bench.findings.cautions import other_load, slow_links
+from ddp_bench.bench.findings.cautions import not_proved, other_load, slow_links
 from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.findings.stability import cautions, split_levels
 from ddp_bench.bench.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.bench.run.case_runner import facts_of
+from ddp_bench.bench.worker.messages import NotProved, Proven, Shown, Warmed
 from ddp_bench.report.conditions import groups
 
 NVLINK = {"nvlink": True, "peer_access": True}
@@ -293,3 +296,16 @@ def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():
     times = normal(rng, 100)
     times[0], times[50] = 140, 300
     assert found(times, normal(rng, 100) * 1.4 ** np.eye(100)[0]) == {}
+
+
+@pytest.mark.parametrize("proof", ["first", "second"])
+def test_a_case_that_is_not_proved_says_why_and_what_would_prove_it(proof):
+    doubt = Shown(not_proved=NotProved(reason="it draws; and more", remedy="a seed"))
+    first, second = (doubt, Shown(error=0.0)) if proof == "first" else (Shown(error=0.0), doubt)
+    proven = Proven(shown=first, split_effect=None, making_s=7.5)
+    facts = facts_of(case_of(), proven, [Warmed(times=BlockTimes(1.0, (1.0,)))], second, None)
+    assert facts["making_s"] == 7.5, "one module served all references"
+    told = {name: facts[name] for name in ("not_proved", "proved_by")}
+    found = not_proved(case_results(typed_frame([TWO | told, FOUR], CASES)))
+    assert found.text == "1 case of 2 could not be proved to train right: it draws; and more"
+    assert found.advice == "a seed"

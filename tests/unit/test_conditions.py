@@ -14,7 +14,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import environment, machine, versions
 from ddp_bench.bench.manifest import Cgroup, RankPlace
 from ddp_bench.bench.run.begin import check_alike
-from ddp_bench.bench.worker import rank as module
+from ddp_bench.bench.worker import groups as module
 from ddp_bench.bench.worker.messages import Begun
 
 HOSTS, RESUME, GATE = Question

@@ -16,7 +16,7 @@ from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
 from ddp_bench.bench.run.case_runner import facts_of
-from ddp_bench.bench.worker.messages import Proven, Settle, UpdateError, Wait, Warmed
+from ddp_bench.bench.worker.messages import Proven, Settle, Shown, Wait, Warmed
 from ddp_bench.bench.worker.prepare import HeldCase
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.bench.worker.work import measure
@@ -114,7 +114,7 @@ def case(mode):
 
 def facts(mode, *by_rank):
     warmed = [Warmed(times=BlockTimes(1.0, (1.0,)), memory=memory) for memory in by_rank]
-    return facts_of(case(mode), Proven(gradient_error=0.0, split_effect=0.0), warmed, UpdateError(), None)
+    return facts_of(case(mode), Proven(shown=Shown(), split_effect=0.0), warmed, Shown(), None)
 
 
 def test_dp_tells_how_much_more_device_0_takes():

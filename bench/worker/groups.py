@@ -1,0 +1,89 @@
+"""How ranks meet: at a store, in one group of all, and in the groups of cases."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import UsageError
+from .messages import LOOPBACK, NO_GROUP, Begin
+from .peers import waiting_for
+
+COLLECTIVE_TIMEOUT = timedelta(days=1)
+"""The conductor ends what hangs, and knows what it was; a collective's own limit must not come before it."""
+
+CONNECT_LIMIT = timedelta(seconds=10)
+"""A store that torch's agent has opened before it started the ranks answers sooner, or the agent is gone."""
+
+ADDRESS_KEY = "ddp-bench/conductor"
+"""Where the launcher's store holds the address of the conductor; of the latest attempt, for it is kept."""
+
+
+def opened_store() -> tuple[Store, int]:
+    """Open a store for the ranks of this machine; it and its port."""
+    listener = socket.create_server((LOOPBACK, 0))  # by itself it would listen on every interface
+    port = int(listener.getsockname()[1])
+    store = TCPStore(
+        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, port
+
+
+def meet(asked: Begin, number: int, store: Store | None) -> Store:
+    """Have all ranks meet in the default group; the store at which they did."""
+    sizes = {"WORLD_SIZE": asked.world_size, "LOCAL_WORLD_SIZE": asked.local_world_size}
+    os.environ |= {name: str(value) for name, value in sizes.items()}
+    if asked.port:
+        os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(asked.port)}
+    store = store or TCPStore(LOOPBACK, asked.port, is_master=False)
+    with waiting_for("the other ranks"):
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore(asked.meeting, store),
+            rank=number,
+            world_size=asked.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+    return store
+
+
+def joined_store() -> Store:
+    """Join the store of torchrun or srun. Raises UsageError for a port that is taken, and for no store."""
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    is_open = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store: Store = next(rendezvous("env://", timeout=CONNECT_LIMIT if is_open else COLLECTIVE_TIMEOUT))[0]
+    except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+            raise UsageError(f"{where} is already in use; choose another port with MASTER_PORT") from None
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UsageError(
+            f"the ranks cannot meet at {where}: {first}; check MASTER_ADDR and the network"
+        ) from None
+    return store
+
+
+def new_group(ranks: range, backend: str) -> dist.ProcessGroup | None:
+    """The group of these ranks, on them."""
+    try:
+        made = dist.new_group(list(ranks), backend=backend, timeout=COLLECTIVE_TIMEOUT)
+    except RuntimeError as error:
+        # Other ranks may have it and wait in it: no rank can use this process group, or another.
+        raise dist.DistBackendError(str(error)) from error
+    return made if isinstance(made, dist.ProcessGroup) else None
+
+
+def num_launched(group: dist.ProcessGroup | None) -> int | None:
+    """How many collectives this rank has launched on `group`; None where the backend does not tell."""
+    if group is None:
+        return NO_GROUP
+    try:
+        # Counted at the launch of each collective, by gloo and NCCL alike; there is no public way.
+        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return None

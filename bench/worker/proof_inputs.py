@@ -1,0 +1,160 @@
+"""What the first proof computes with: batches of as many rows, and numbers of as many digits, as it needs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from ...models.nested import cut, map_tensors, tensors_of
+from ...models.workload import Batch, Workload, check_loss, loss_function, make_batch
+from ..case import Case, Split, split_of
+from ..errors import RAISED_BY_USERS, UsageError
+from .making import Maker, begin_draws, precise
+from .outcome import report_of
+from .peers import Peers, as_default
+
+LEAST_ROWS = 2
+"""Rows of each part at least, if the case trains on as many: losses between rows need two."""
+
+LEAST_VALUES = 8
+"""Values of a channel that batch norm sees at least: of two it makes 1 and -1, whatever they are."""
+
+BF16_TOLERANCE = 0.25
+"""Largest relative gradient error where DDP or the model computes in 16 bits: bf16's 8 cost 3% on ResNet-20
+and 13% on ResNet-50, in eval mode."""
+
+TOLERANCES_BY_DTYPE = {torch.float64: 0.0, torch.float32: 1e-3}
+"""What a model's own arithmetic may cost, by the coarsest type in it: float32 has 7 digits, of which long
+sums cost some. Of 16 bits it is `BF16_TOLERANCE`."""
+
+_DTYPES = (torch.float64, torch.float32, None)
+
+
+@dataclass
+class ProofInputs:
+    """Batches of one workload and the type that its model is proved in."""
+
+    workload: Workload
+    maker: Maker
+    device: torch.device
+    seed: int
+    alone: dist.ProcessGroup | None = None
+    """The default process group of the first rank where it computes alone."""
+    why_float32: str = ""
+    """What the model raised in float64; empty where it runs in it."""
+
+    @functools.cached_property
+    def _dtype_and_rows(self) -> tuple[torch.dtype | None, int]:
+        """Float64, or float32 for a model that does not run in it; None, as it was made, for one in neither.
+
+        And rows that a part should have. Raises what the model raises in all, and what is no matter of the
+        dtype: full memory, which float32 would hide, and a broken device.
+        """
+        for dtype in _DTYPES[:2]:
+            try:
+                return dtype, self._tried(dtype)
+            except RAISED_BY_USERS as error:
+                found = report_of(error)
+                if isinstance(error, UsageError) or found.status == "oom" or found.restart:
+                    raise
+                self.why_float32 = self.why_float32 or found.reason
+        return None, self._tried(None)
+
+    def _tried(self, dtype: torch.dtype | None) -> int:
+        """Compute a gradient on the least batch; how many rows there should be."""
+        values: list[float] = []
+
+        def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if isinstance(module, _BatchNorm) and inputs and inputs[0].ndim > 1:
+                values.append(inputs[0].numel() / inputs[0].shape[1])
+
+        module = self.maker.module(self.device, dtype, refers=True)
+        hook = register_module_forward_pre_hook(enter)
+        try:
+            begin_draws(self.seed)
+            loss = loss_function(self.workload)(module, self.batch(LEAST_ROWS, dtype))
+        finally:
+            hook.remove()
+        check_loss(self.workload, loss)
+        loss.backward()
+        self.maker.take_back(module)
+        return math.ceil(LEAST_ROWS * max(1.0, LEAST_VALUES / min(values, default=LEAST_VALUES)))
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What it is proved in; see `_dtype_and_rows`."""
+        return self._dtype_and_rows[0]
+
+    def agreed(self, case: Case, peers: Peers) -> tuple[torch.dtype | None, Split]:
+        """The type and the split of the batch that the first rank finds, on all ranks of the case."""
+        found = torch.zeros(2, dtype=torch.int64)
+        with peers.together(), as_default(self.alone):
+            if not peers.rank:
+                found[0], found[1] = _DTYPES.index(self.dtype), self._dtype_and_rows[1]
+        which, num_rows = peers.given(found).tolist()
+        return _DTYPES[which], proven_split(case, num_rows)
+
+    def allowed(self, peers: Peers) -> float:
+        """What the model's own arithmetic may cost, as the first rank sees it."""
+        own = 0.0
+        if not peers.rank:
+            with as_default(self.alone):
+                own = TOLERANCES_BY_DTYPE.get(self._coarsest_dtype, BF16_TOLERANCE)
+        return peers.largest(own)
+
+    @functools.cached_property
+    def _coarsest_dtype(self) -> torch.dtype:
+        """The coarsest type that the model computes in, where gradients pass: it may round to one inside."""
+        module = self.maker.module(self.device, self.dtype)
+        with _DtypesSeen() as seen:
+            loss_function(self.workload)(module, self.batch(LEAST_ROWS, self.dtype))
+        coarsest: torch.dtype = max(
+            seen.dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64
+        )
+        return coarsest
+
+    def less(self) -> str:
+        """Why the tolerance is not that of float64."""
+        if not self.why_float32:
+            return ""
+        return f"; in {'float32' if self.dtype else 'its own dtype'}, for in float64: {self.why_float32}"
+
+    def part(self, split: Split, dtype: torch.dtype | None, part: int, micro: int) -> Batch:
+        """A part of a micro-batch, of a joined one the whole, made anew for each use."""
+        whole = cut(self.batch(split.num_rows, dtype), split.accumulate)[micro]
+        return whole if split.joined else cut(whole, split.num_sources)[part]
+
+    def batch(self, size: int, dtype: torch.dtype | None) -> Batch:
+        """One global batch on the device, floating tensors as `dtype`, integers and masks as they are."""
+        generator = torch.Generator().manual_seed(self.seed)
+        batch = make_batch(self.workload, batch_size=size, generator=generator)
+        return map_tensors(lambda tensor: precise(tensor.to(self.device), dtype), batch)
+
+
+class _DtypesSeen(TorchFunctionMode):
+    """Notes within it of which floating types results are that have gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.dtypes |= {one.dtype for one in tensors_of(result) if one.requires_grad}
+        return result
+
+
+def proven_split(case: Case, num_rows: int) -> Split:
+    """How a case splits the batch of its proof: `num_rows` for each part, if it trains on as many."""
+    split = split_of(case)
+    parts = split.num_chunks if split.num_sources == 1 else 1
+    return replace(split, batch_size=min(num_rows, max(split.batch_size // parts, 1)) * parts)
