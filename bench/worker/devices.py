@@ -106,7 +106,7 @@ def bind(cores: frozenset[int], allowed: Iterable[int]) -> str:
 
 
 def take_place(asked: Begin, number: int, local_rank: int) -> tuple[Place, str]:
-    """Choose the device and the cores of a rank; and the cores that it was bound to next to its GPU, if any."""
+    """Choose the device and the cores of a rank, bound next to its GPU if asked; and those it is bound to."""
     settings, is_launched, bound = asked.settings, not asked.port, ""
     is_gpu = settings.device == "cuda"
     if is_gpu and settings.share_gpus:

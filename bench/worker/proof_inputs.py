@@ -29,8 +29,8 @@ LEAST_VALUES = 8
 """Values of a channel that batch norm sees at least: of two it makes 1 and -1, whatever they are."""
 
 BF16_TOLERANCE = 0.25
-"""Largest relative gradient error where DDP or the model computes in 16 bits: bf16's 8 cost 3% on ResNet-20
-and 13% on ResNet-50, in eval mode."""
+"""Largest relative gradient error where the model computes in 16 bits: bf16's 8 cost 3% on ResNet-20 and 13%
+on ResNet-50, in eval mode."""
 
 TOLERANCES_BY_DTYPE = {torch.float64: 0.0, torch.float32: 1e-3}
 """What a model's own arithmetic may cost, by the coarsest type in it: float32 has 7 digits, of which long

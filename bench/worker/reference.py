@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,26 +16,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ...models.data import open_source
-from ...models.nested import chunk, join, map_tensors
-from ...models.workload import Batch, Loss, Workload, check_loss, loss_function
+from ...models.nested import join, map_tensors
+from ...models.workload import Batch, Workload, check_loss, loss_function
 from ..case import Case, Split, split_of
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
 from ..modes.base import gradients_of
-from ..modes.dp import replica_of
 from .distance import difference
-from .making import Maker, begin_draws, generators, tensors_of_module
+from .forwards import losses
+from .making import Maker, begin_draws, generators
 from .peers import ALONE, Peers, Weights, as_default
 
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
 or less lets single units of a ReLU pass, by chance."""
-
-Begin = Callable[..., None]
-"""Starts the random numbers of a micro-batch, or of what its further arguments number within it."""
 
 Fetch = Callable[[int], Batch]
 """Gives the next batch, by micro-batch: of the part that a rank computes, or of all where they are joined."""
@@ -235,30 +231,6 @@ def sign_of(split: Split, part: int, micro: int) -> int:
     return 1 if split.joined else (-1) ** (part + micro)
 
 
-def losses(
-    loss: Loss, module: nn.Module, batch: Batch, split: Split, begin: Begin, stages: Stages | None = None
-) -> Iterator[Tensor]:
-    """Give each loss of one part of a micro-batch in turn; their mean is trained on."""
-    if split.gathered:
-        yield loss(_Gathered(module, split.num_chunks, begin), batch)
-        return
-    for number, rows in enumerate(chunk(batch, split.num_chunks)):
-        with _stages_begin(module, stages, partial(begin, number)):
-            yield loss(module, rows)
-
-
-@contextlib.contextmanager
-def _stages_begin(module: nn.Module, stages: Stages | None, begin: Begin) -> Iterator[None]:
-    """Within it, random numbers start anew with the first layer of each stage."""
-    with contextlib.ExitStack() as hooked:
-        if stages is not None:
-            layers, firsts = stages.layers(module), itertools.accumulate((0, *stages.by_device[:-1]))
-            for stage, first in enumerate(firsts):
-                hook = layers[first].register_forward_pre_hook(lambda *_, stage=stage: begin(stage))
-                hooked.callback(hook.remove)
-        yield
-
-
 def share_buffers(module: nn.Module, peers: Peers) -> None:
     """Give all parts the buffers of the first one, which the last rank computes."""
     found = peers.all_given(dict(module.named_buffers()), root=peers.number - 1)
@@ -285,45 +257,6 @@ def on_host(named: Weights) -> Weights:
 def shapes_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """The shapes of a state dict's tensors, and the types of what else it holds."""
     return {name: tuple(one.shape) if isinstance(one, Tensor) else type(one) for name, one in state.items()}
-
-
-class _Gathered(nn.Module):
-    """A module that sees its batch in chunks and joins their outputs, as the replicas of DataParallel do.
-
-    Every chunk begins with the same buffers and frozen parameters, and those of the first one stay; what else
-    a forward changes is lost with its replica. On a GPU the backward computes each forward again: it holds no
-    more than one chunk's activations at a time, as each GPU of the case does.
-    """
-
-    def __init__(self, module: nn.Module, num_chunks: int, begin: Begin) -> None:
-        super().__init__()
-        self.module = module
-        self._num_chunks = num_chunks
-        self._begin = begin
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        trained = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
-        held = {n: one for n, one in tensors_of_module(self.module).items() if n not in trained}
-        before = {name: one.detach().clone() for name, one in held.items()}
-        after: list[dict[str, Tensor]] = []
-
-        def run(number: int, *arguments: Any, **more: Any) -> Any:
-            # Replicas cast weights of their own: a cast that they shared would sum gradients in 16 bits.
-            torch.clear_autocast_cache()
-            self._begin(number)
-            own = {name: buffer.clone() for name, buffer in before.items()}
-            after.append(own)
-            return replica_of(self.module, {**trained, **own})(*arguments, **more)
-
-        chunks = chunk((inputs, named), self._num_chunks)
-        on_gpu = any(one.is_cuda for one in trained.values())
-        call = partial(checkpoint, run, use_reentrant=False) if on_gpu else run
-        outputs = [call(number, *arguments, **more) for number, (arguments, more) in enumerate(chunks)]
-        self._begin(len(chunks))
-        with torch.no_grad():
-            for name, one in held.items():
-                one.resize_(after[0][name].shape).copy_(after[0][name])
-        return join(outputs)
 
 
 @torch.no_grad()
