@@ -14,11 +14,13 @@ from ddp_bench.bench.case import Split, split_of
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import SingleMode, gradients_of
 from ddp_bench.bench.settings import PRECISIONS
+from ddp_bench.bench.worker.comparison import NO_MEMORY, Comparison, ProofError, unless_memory_is_full
 from ddp_bench.bench.worker.distance import Off, difference
 from ddp_bench.bench.worker.making import Maker
 from ddp_bench.bench.worker.messages import Shown
+from ddp_bench.bench.worker.outcome import PeerFailedError, PeerFullError
 from ddp_bench.bench.worker.peers import norm
-from ddp_bench.bench.worker.reference import Reference, Subject
+from ddp_bench.bench.worker.reference import Computed, Reference, Subject
 from ddp_bench.bench.worker.update_proof import (
     AMPLIFIED,
     HOOK_TOLERANCES,
@@ -316,6 +318,45 @@ def test_a_large_error_that_rounding_may_have_made_tells_nothing(error, noise):
     found = within_rounding(Off(error), 0.01, Off(noise))
     assert found.error is None
     assert "rounding" in found.why_silent
+
+
+PLAIN = {"mode": "single", "num_devices": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "draws", "repeated", "why"),
+    [
+        *(({}, draws, 1.0, "") for draws in (False, True)),
+        ({}, True, 1.2, "two runs of the plain module under equal seeds differ by 0.2"),
+        (PLAIN, False, 1.0, "two runs of the plain module under equal seeds differ by 3"),
+        (PLAIN | {"compile": "default"}, False, 1.0, ""),
+        ({"sync_batchnorm": True}, True, 1.0, "it draws random numbers, and with SyncBatchNorm"),
+        ({"sync_batchnorm": True}, False, 1.0, ""),
+    ],
+)
+def test_a_case_that_is_off_is_wrong_unless_the_plain_module_tells_nothing(settings, draws, repeated, why):
+    runs = iter(Computed(update={"w": torch.tensor([length])}, draws=draws) for length in (1.0, repeated))
+    with_plain = Comparison(Subject(case=case_of(**settings)), lambda **_: next(runs))
+    error = with_plain.off(Computed(update={"w": torch.tensor([4.0])}))
+    if why:
+        assert with_plain.why_off(error, 0.01, "wrong").reason.startswith(why)
+    else:
+        with pytest.raises(ProofError, match="wrong"):
+            with_plain.why_off(error, 0.01, "wrong")
+
+
+def test_a_comparison_that_finds_no_memory_proves_nothing_and_other_errors_are_raised():
+    def fails_with(error):
+        def compare():
+            raise error
+
+        return compare
+
+    for full in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), PeerFullError()):
+        assert unless_memory_is_full(fails_with(full)) == Shown(not_proved=NO_MEMORY)
+    for other in (RuntimeError("broken"), PeerFailedError(), ProofError("wrong")):
+        with pytest.raises(type(other)):
+            unless_memory_is_full(fails_with(other))
 
 
 class Steps:
