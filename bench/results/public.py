@@ -58,7 +58,7 @@ _TEXTS = (
     "case_id status reason_code mode impl device_type device_name backend link arch unit scaling precision "
     "compile bucket_cap_mb comm_hook optimize_ddp pipeline_schedule bucket_bytes layers_by_device "
     "mem_by_device_mib throttle_reasons run_id started_at torch_version phase steps_ms detail reference_id "
-    "metric answer not_proved"
+    "metric answer not_proved proved_by"
 )
 """Columns of text that are kept; numbers always are, `host`, `data` and `reason` in part."""
 
