@@ -96,7 +96,7 @@ def noted(kind, work, place):
 stage = mode.stage
 stage.forward_one_chunk = noted("F", stage.forward_one_chunk, 0)
 stage.backward_one_chunk = noted("B", stage.backward_one_chunk, 0)
-mode.train(prover._batch(8, torch.float32), loss_function(workload))
+mode.train(prover.inputs.batch(8, torch.float32), loss_function(workload))
 report(order)
 """)
     for stage, order in enumerate(found):

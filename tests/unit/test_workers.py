@@ -393,7 +393,7 @@ def test_a_command_arrives_as_it_was_sent(command):
         m.Warmed(
             times=BlockTimes(1.5, (1.0, 0.1), {"ready_ms": [0.25]}, b"a trace"),
             memory=(DeviceMemory(1.0, 2.0),),
-            layout=BucketLayout((8, 16), ((1,), (0,)), (2, 4)),
+            layout=BucketLayout((8, 16), ((1,), (0,)), ("float64", "float32")),
         ),
         m.Begun(
             place=RankPlace(rank=1, host="node"),
