@@ -20,6 +20,9 @@ from .reference import Computed, Subject
 OF_LIMIT = 0.1
 """Two runs of the plain module that differ by more of the limit prove nothing."""
 
+AMPLIFIED = 3
+"""A case may be off by so many times what rounding alone does to the plain module; most seen: 1.5."""
+
 NO_SEED = NotProved(
     reason="it draws random numbers, and with SyncBatchNorm one device draws others",
     remedy="--sync-batchnorm off",
@@ -47,7 +50,10 @@ class Comparison:
 
     of: Subject
     reference: Callable[..., Computed | None]
-    """Gives what the plain module comes to; `repeated` computes it once more. None on a rank without part."""
+    """Gives what the plain module comes to; None on a rank without part in it.
+
+    `repeated` computes it once more, `again` as something that differs by rounding alone.
+    """
 
     @functools.cached_property
     def right(self) -> Computed | None:

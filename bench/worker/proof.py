@@ -26,13 +26,13 @@ from ..measure.clock import float32_precision
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
 from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
-from .comparison import Comparison, ProofError, unless_memory_is_full
+from .comparison import AMPLIFIED, Comparison, ProofError, unless_memory_is_full
 from .distance import CANCELLED
 from .making import Maker, begin_draws
 from .messages import Shown
 from .outcome import report_of
 from .peers import Peers, Weights
-from .proof_inputs import ProofInputs
+from .proof_inputs import IN_16_BITS, ProofInputs
 from .reference import Computed, Reference, Subject, on_host, shapes_of, sign_of
 from .split_effect import SplitEffect
 from .stages import Splitter
@@ -40,6 +40,9 @@ from .stages import Splitter
 TOLERANCES = {"none": 1e-9, "powersgd": 1e-9, "fp16": 2e-3, "bf16": 2e-2}
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
 send (half their last mantissa bit is 2^-11 and 2^-8), PowerSGD compresses only from its third step."""
+
+MOST_IN_16_BITS = 0.25
+"""So much of it at most: the 8 bits of bf16 cost 3% on ResNet-20 and 13% on ResNet-50, in eval mode."""
 
 NOT_STOOD_IN = (
     "the DP stand-in of CPU cores does not take this model, which nn.DataParallel on GPUs may; both split "
@@ -124,7 +127,7 @@ class Prover:
                 whole = replace(split, num_chunks=1, gathered=False)
                 self.reference.gradients(of, whole, dtype, fetch)  # an error of the model's own comes first
                 raise Unsupported(f"{NOT_STOOD_IN}: {one_line(error)}") from error
-            return unless_memory_is_full(partial(self._compared, Comparison(of, reference), found, dtype))
+            return unless_memory_is_full(partial(self._compared, Comparison(of, reference), found))
 
     def _of_mode(
         self, of: Subject, group: dist.ProcessGroup | None, split: Split, dtype: torch.dtype | None
@@ -170,16 +173,19 @@ class Prover:
             with contextlib.nullcontext() if is_last else mode.no_sync(), mode.draws_from(begin):
                 mode.train(own, loss)
 
-    def _compared(self, with_plain: Comparison, found: Computed, dtype: torch.dtype | None) -> Shown:
+    def _compared(self, with_plain: Comparison, found: Computed) -> Shown:
         peers, right = with_plain.of.peers, with_plain.right
         if peers.largest(right is not None and found.state != right.state):
             raise ProofError(f"its state dict is not the plain module's{_odd(found, right)}")
         self.draws = with_plain.draws
         allowed = TOLERANCES[with_plain.of.case.comm_hook]
         error = with_plain.off(found, share=_share(allowed))
-        if dtype != torch.float64 or not error.is_within(allowed):
+        if not error.is_within(allowed):
             allowed = max(allowed, self.inputs.allowed(peers))
             error = with_plain.off(found, share=_share(allowed))
+        if allowed >= IN_16_BITS and not error.is_within(allowed):
+            noise = with_plain.off(with_plain.reference(again=True), share=_share(allowed))
+            allowed = max(allowed, min(AMPLIFIED * noise.total, MOST_IN_16_BITS))
         if error.is_within(allowed):
             return Shown(error=error.total)
         wrong = f"{error.said(allowed)} (relative; at most {allowed:.0e}{self.inputs.less()})"

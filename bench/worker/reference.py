@@ -96,11 +96,18 @@ class Reference:
     _known: dict[tuple[object, ...], Computed] = field(default_factory=dict)
 
     def gradients(
-        self, of: Subject, split: Split, dtype: torch.dtype | None, fetch: Fetch, *, repeated: bool = False
+        self,
+        of: Subject,
+        split: Split,
+        dtype: torch.dtype | None,
+        fetch: Fetch,
+        *,
+        again: bool = False,
+        repeated: bool = False,
     ) -> Computed | None:
         """The gradient of one batch, its parts' losses signed by `sign_of`; None without a part in it.
 
-        Each of the case's ranks calls it; `repeated` computes what is known once more.
+        Each of the case's ranks calls it; `again` and `repeated` are as in `update`.
         """
         loss = loss_function(self.workload)
 
@@ -110,9 +117,9 @@ class Reference:
             return found * sign_of(split, part, micro)
 
         def work(peers: Peers) -> Computed:
-            return self._run(of, split, peers, (), signed, lambda: fetch, dtype=dtype)
+            return self._run(of, split, peers, (), signed, lambda: fetch, dtype=dtype, again=again)
 
-        return self._kept(of, (split,), work, repeated=repeated)
+        return self._kept(of, (split, again), work, repeated=repeated)
 
     def update(
         self, of: Subject, scales: tuple[float, ...], *, again: bool = False, repeated: bool = False

@@ -17,7 +17,7 @@ from ..case import Case
 from ..findings.numbers import short
 from ..measure.memory import release_memory
 from ..measure.timed import Trainer, hooked
-from .comparison import Comparison, unless_memory_is_full
+from .comparison import AMPLIFIED, Comparison, unless_memory_is_full
 from .distance import MOST_OF_ONE, Off, difference
 from .making import begin_draws
 from .messages import Shown
@@ -36,9 +36,6 @@ bf16: then `AMPLIFIED` decides."""
 
 HOOK_TOLERANCES = {"none": 0.0, "powersgd": 0.0, "fp16": 1e-1, "bf16": 2e-1}
 """The same by communication hook, where that is more; seen: 3e-2 with fp16, 6e-2 with bf16."""
-
-AMPLIFIED = 3
-"""A case may be off by so many times what rounding alone does to the reference; most seen: 1.5."""
 
 MOST_TELLING = 0.25
 """An error above it that rounding may have made tells nothing: without momentum the second step is off by

@@ -14,7 +14,13 @@ from ddp_bench.bench.case import Split, split_of
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import SingleMode, gradients_of
 from ddp_bench.bench.settings import PRECISIONS
-from ddp_bench.bench.worker.comparison import NO_MEMORY, Comparison, ProofError, unless_memory_is_full
+from ddp_bench.bench.worker.comparison import (
+    AMPLIFIED,
+    NO_MEMORY,
+    Comparison,
+    ProofError,
+    unless_memory_is_full,
+)
 from ddp_bench.bench.worker.distance import Off, difference
 from ddp_bench.bench.worker.making import Maker
 from ddp_bench.bench.worker.messages import Shown
@@ -22,7 +28,6 @@ from ddp_bench.bench.worker.outcome import PeerFailedError, PeerFullError
 from ddp_bench.bench.worker.peers import norm
 from ddp_bench.bench.worker.reference import Computed, Reference, Subject
 from ddp_bench.bench.worker.update_proof import (
-    AMPLIFIED,
     HOOK_TOLERANCES,
     MOST_TELLING,
     PROOF_STEPS,
