@@ -69,6 +69,28 @@ def test_a_fault_of_dp_is_caught(monkeypatch, owner, method, fault, said):
         prover().prove(CASE, None)
 
 
+class Halved(torch.nn.Module):
+    """A ResNet-20 that computes in 16 bits inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = resnet_workload("resnet20", 16).module()
+
+    def forward(self, images):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.net(images)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_a_tenth_of_the_gradient_is_missed_in_16_bits_too(monkeypatch, share):
+    reduce = DataParallelStandIn.reduce_gradients
+    scaled = lambda *given: [share * one for one in reduce(*given)]  # noqa: E731
+    monkeypatch.setattr(DataParallelStandIn, "reduce_gradients", scaled)
+    made = Prover(dataclasses.replace(resnet_workload("resnet20", 16), module=Halved), PLACE, 0)
+    with pytest.raises(ProofError) if share < 1 else contextlib.nullcontext():
+        made.prove(CASE, None)
+
+
 DDP_PROOF = """
 workload = resnet_workload("resnet20", 16)
 prover = Prover(workload, cluster.place, 0)
