@@ -114,8 +114,8 @@ MEASURED: tuple[Column, ...] = (
     Column(
         "making_s",
         "float",
-        "seconds of one call of the workload's `module`, where that is above 5 s and one module serves all "
-        "references of the proofs; else empty",
+        "seconds of a call of the workload's `module`, above 5 s: one module serves all references of the "
+        "proofs, so what its forward keeps in Python stays from one to the next; else empty",
     ),
     count_column(
         "num_buckets", "DDP buckets after the rebuild; with the Python reducer, compiled all-reduces"

@@ -132,10 +132,7 @@ class CaseRunner:
         if compared is None:
             return False
         update, shown = msgspec.convert(compared[0], m.Shown), msgspec.convert(proven[0], m.Proven)
-        if shown.making_s:
-            line = f"Making the module takes {shown.making_s:.0f} s: in the proofs one serves all references"
-            self._say_once("slow", f"{line}, so what its forward keeps in Python stays from one to the next")
-        if update.why_silent:
+        if update.why_silent and not shown.shown.not_proved:
             line = f"{PROVEN} {case.case_id}: {update.why_silent}; its gradients are proven"
             self._say_once("unproven", f"{line}. So it is of every case without update_error")
         facts = {
