@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -178,12 +178,9 @@ class DistributedMode(Mode):
         return 100 * inside_ns / window_ns if window_ns > 0 else None
 
 
-def why_ddp_waits(case: Case, module: nn.Module) -> str:
+def why_ddp_waits(case: Case, unused: Sequence[str]) -> str:
     """Say which parameters without gradient keep the reduction from its end; empty if none do."""
-    if case.mode != "ddp" or case.find_unused_parameters or case.static_graph:
-        return ""
-    unused = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
-    if not unused:
+    if case.mode != "ddp" or case.find_unused_parameters or case.static_graph or not unused:
         return ""
     return (
         "give --find-unused-parameters on, which searches the graph in every step, or --static-graph on: the "

@@ -9,13 +9,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ..case import Case
 from ..errors import RAISED_BY_USERS
+from ..modes.base import UnusedParametersError
+from ..modes.ddp import why_ddp_waits
 from .distance import Off, larger, off_by, off_by_buffers
 from .messages import NotProved, Shown
 from .outcome import is_out_of_memory
 from .reference import Computed, Subject
+
+T = TypeVar("T")
 
 OF_LIMIT = 0.1
 """Two runs of the plain module that differ by more of the limit prove nothing."""
@@ -86,8 +91,16 @@ class Comparison:
         return two_runs_differ(differ)
 
 
-def unless_memory_is_full(compare: Callable[[], Shown]) -> Shown:
-    """What `compare` shows; where the plain module finds no memory, the case is not proved."""
+def check_use(with_plain: Comparison) -> None:
+    """Raise UnusedParametersError where a rank's part leaves DDP waiting, on all ranks before any waits."""
+    of, right = with_plain.of, with_plain.right
+    with of.peers.together():
+        if right is not None and (waits := why_ddp_waits(of.case, right.unused)):
+            raise UnusedParametersError(waits)
+
+
+def unless_memory_is_full(compare: Callable[[], T]) -> T | Shown:
+    """What `compare` returns; where the plain module finds no memory, that the case is not proved."""
     try:
         return compare()
     except RAISED_BY_USERS as error:

@@ -24,9 +24,7 @@ from ..case import STAND_IN, Case, Split
 from ..errors import RAISED_BY_USERS, UsageError
 from ..measure.clock import float32_precision
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
-from ..modes.base import UnusedParametersError
-from ..modes.ddp import why_ddp_waits
-from .comparison import AMPLIFIED, Comparison, ProofError, unless_memory_is_full
+from .comparison import AMPLIFIED, Comparison, ProofError, check_use, unless_memory_is_full
 from .distance import CANCELLED
 from .making import Maker, begin_draws
 from .messages import Shown
@@ -118,8 +116,9 @@ class Prover:
             dtype, split = self.inputs.agreed(case, of.peers)
             part = 0 if of.sources is None else of.sources.part
             fetch = partial(self.inputs.part, split, dtype, part)
-            reference = partial(self.reference.gradients, of, split, dtype, fetch)
+            with_plain = Comparison(of, partial(self.reference.gradients, of, split, dtype, fetch))
             try:
+                full = unless_memory_is_full(partial(check_use, with_plain))
                 found = self._of_mode(of, group, split, dtype)
             except RAISED_BY_USERS as error:
                 if case.impl != STAND_IN or isinstance(error, UsageError) or not _is_plain_failure(error):
@@ -127,7 +126,9 @@ class Prover:
                 whole = replace(split, num_chunks=1, gathered=False)
                 self.reference.gradients(of, whole, dtype, fetch)  # an error of the model's own comes first
                 raise Unsupported(f"{NOT_STOOD_IN}: {one_line(error)}") from error
-            return unless_memory_is_full(partial(self._compared, Comparison(of, reference), found))
+            if full is not None:
+                return full
+            return unless_memory_is_full(partial(self._compared, with_plain, found))
 
     def _of_mode(
         self, of: Subject, group: dist.ProcessGroup | None, split: Split, dtype: torch.dtype | None
@@ -141,8 +142,6 @@ class Prover:
                 _disturb(mode.module)  # the first rank's have to come
             with of.peers.together():
                 self._backward(of.case, mode, split, dtype)
-                if waits := why_ddp_waits(of.case, mode.module):
-                    raise UnusedParametersError(waits)
             return Computed(
                 gradients=on_host(mode.gradients()),
                 buffers=on_host(mode.buffers()),

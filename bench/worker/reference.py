@@ -80,6 +80,8 @@ class Computed:
     """The shapes in its state dict."""
     draws: bool = False
     """Whether this rank's part drew random numbers."""
+    unused: tuple[str, ...] = ()
+    """Parameters that have got no gradient of it."""
 
 
 @dataclass
@@ -177,6 +179,7 @@ class Reference:
         trains = len(scales) > 0
         rounded = AUTOCAST_DTYPES.get(of.case.comm_hook) if again else None
         draws, found, sizes = False, Weights(), Weights()
+        unused: tuple[str, ...] = ()
         with peers.together():
             module = self.maker.module(self.device, dtype, of.start, refers=True)
             if again:
@@ -198,6 +201,8 @@ class Reference:
                     for one in losses(loss, module, batch, split, begin, of.stages):
                         (one / (split.num_losses * split.accumulate) * scale).backward()
                         draws = draws or generators() != states
+            trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
+            unused = tuple(name for name, one in trained if one.grad is None)
             found, sizes = peers.mean(gradients_of(module), measures=not trains)
             if optimizer is not None:
                 with peers.together():
@@ -207,7 +212,8 @@ class Reference:
         buffers, state = peers.own_part(buffers_of(module)), shapes_of(module.state_dict())
         update = difference(weights_of(module), before) if trains else {}
         self.maker.take_back(module)
-        return Computed({} if trains else on_host(found), on_host(sizes), update, buffers, state, draws)
+        gradients = {} if trains else on_host(found)
+        return Computed(gradients, on_host(sizes), update, buffers, state, draws, unused)
 
     def _opened(self, opened: contextlib.ExitStack, case: Case, split: Split, peers: Peers) -> Fetch:
         """What the part that this rank computes is fetched from, on the host."""

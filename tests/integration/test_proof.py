@@ -92,6 +92,7 @@ def test_a_tenth_of_the_gradient_is_missed_in_16_bits_too(monkeypatch, share):
 
 
 DDP_PROOF = """
+from ddp_bench.bench.worker.outcome import PeerFailedError
 workload = resnet_workload("resnet20", 16)
 prover = Prover(workload, cluster.place, 0)
 group = cluster.group(2, "gloo")
@@ -101,7 +102,7 @@ def error(**settings):
 def outcome(**settings):
     try:
         return error(**settings)
-    except (ProofError, Unsupported, UnusedParametersError) as reason:
+    except (ProofError, Unsupported, UnusedParametersError, PeerFailedError) as reason:
         return f"{type(reason).__name__}: {reason}"
 """
 
@@ -147,6 +148,33 @@ report([outcome(), outcome(gradient_as_bucket_view=True), outcome(find_unused_pa
         assert refused.startswith("UnusedParametersError: give --find-unused-parameters on, ")
         assert "does not use spare.0.weight, spare.0.bias, spare.1.weight and 5 more," in refused
     assert max(found[0][2:]) < 1e-12, "no gradient is that of the plain module"
+
+
+def test_a_parameter_that_one_rank_alone_leaves_unused_is_named_and_nothing_hangs(ddp):
+    """As where a mask that is drawn is empty: in DDP the other rank would wait for its gradient for ever."""
+    found = ddp("""
+class Sometimes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(3 * 16 * 16, 8), torch.nn.Linear(8, 10)
+        self.mask = torch.nn.Parameter(torch.zeros(8))
+    def forward(self, x):
+        hidden = self.first(x.flatten(1))
+        return self.last(hidden + self.mask if torch.rand(()) < share else hidden)
+def tried(share_of_used, **settings):
+    global prover, share
+    share, prover = share_of_used, Prover(replace(workload, module=Sometimes), cluster.place, 0)
+    return outcome(**settings)
+report([[tried(share), tried(share, find_unused_parameters=True)] for share in (0.0, 0.6, 1.0)])
+""")
+    (never, sometimes, always), others = found
+    assert max(searched for on_rank in found for _, searched in on_rank) < 1e-12
+    assert "does not use mask, whose gradients DDP waits for" in never[0]
+    assert {sometimes[0].partition(":")[0], others[1][0].partition(":")[0]} == {
+        "UnusedParametersError",
+        "PeerFailedError",
+    }
+    assert always[0] < 1e-12
 
 
 def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ddp):
