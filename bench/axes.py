@@ -10,6 +10,7 @@ from . import cli
 from .buckets import PYTORCH_CAPS, BucketCaps
 
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+MP_POLICIES = ("none", "bf16")
 DDP_OPTIMIZER = "ddp_optimizer"
 
 
@@ -180,8 +181,37 @@ class PipelineSettings:
     )
 
 
-PIPELINE_SETTINGS: tuple[Field[Any], ...] = fields(PipelineSettings)
-PIPELINE_AXES = tuple(setting.name for setting in PIPELINE_SETTINGS)
+@dataclass(frozen=True, kw_only=True)
+class FsdpSettings:
+    """One value of every setting of `fully_shard` and `replicate` that a run may vary; declared as DDP's."""
+
+    mp_policy: str = _axis(
+        "none",
+        cli.choice(MP_POLICIES),
+        "fsdp, replicate: autocast, or a MixedPrecisionPolicy: bf16 parameters, float32 reduction",
+        "POLICY,…",
+        column="`fsdp`, `replicate`: `none` (autocast alone) or `bf16` (a MixedPrecisionPolicy instead)",
+        kind="training",
+    )
+    reshard_after_forward: bool = _switch(
+        "fsdp: give a block's parameters back after its forward, and gather them again in the backward",
+        "kept",
+        default=True,
+        column="`fsdp`: whether a block's parameters are given back after its forward",
+    )
+
+
+SETTINGS_OF: dict[str, tuple[Field[Any], ...]] = {
+    "ddp": fields(DdpSettings),
+    "replicate": fields(FsdpSettings)[:1],
+    "fsdp": fields(FsdpSettings),
+    "pipeline": fields(PipelineSettings),
+}
+"""What a run may vary of each mode."""
+
+MODE_SETTINGS = tuple({s.name: s for own in SETTINGS_OF.values() for s in own}.values())
+MODE_AXES = tuple(setting.name for setting in MODE_SETTINGS)
+"""Names of these settings, in the order of columns."""
 
 STEP_SETTINGS: tuple[Field[Any], ...] = fields(StepSettings)
 STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in STEP_SETTINGS}
@@ -198,7 +228,7 @@ DEFAULT_CAPS = ("default", "1", "25", "100")
 
 def _swept(name: str, *values: Any) -> Any:
     """The option of an axis: `values`, or its default alone, where the user gives none."""
-    setting = next(s for s in (*DDP_SETTINGS, *PIPELINE_SETTINGS) if s.name == name)
+    setting = next(s for s in MODE_SETTINGS if s.name == name)
     facts = setting.metadata
     return option(values or (setting.default,), cli.csv(facts["parse"]), facts["help"], facts["metavar"])
 
@@ -219,6 +249,8 @@ class Swept:
     sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
     comm_hook: tuple[str, ...] = _swept("comm_hook")
     accumulate: tuple[int, ...] = _swept("accumulate")
+    mp_policy: tuple[str, ...] = _swept("mp_policy")
+    reshard_after_forward: tuple[bool, ...] = _swept("reshard_after_forward")
     pipeline_schedule: tuple[str, ...] = _swept("pipeline_schedule")
     micro_batches: tuple[int, ...] = _swept("micro_batches")
     optimize_ddp: tuple[str, ...] = _swept("optimize_ddp")

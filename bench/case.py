@@ -10,13 +10,14 @@ from typing import Any
 
 from .axes import (
     DDP_SETTINGS,
-    PIPELINE_SETTINGS,
+    SETTINGS_OF,
     DdpSettings,
+    FsdpSettings,
     PipelineSettings,
     StepSettings,
     stored,
 )
-from .settings import IMAGES, RANK_PER_DEVICE, STAGED
+from .settings import COMPOSABLE, IMAGES, RANK_PER_DEVICE, STAGED
 
 STAND_IN = "cpu_standin"
 """`impl` of what carries out DataParallel's stages on CPU cores."""
@@ -34,7 +35,7 @@ def wire_share(comm_hook: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(DdpSettings, PipelineSettings, StepSettings):
+class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
     """One point of the sweep: every setting that defines what is measured."""
 
     mode: str
@@ -69,7 +70,7 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
     @property
     def num_batches(self) -> int:
         """Parts of the batch that ranks load, one each; stages of a pipeline all load the whole."""
-        return self.num_devices if self.mode in ("ddp", "fsdp") else 1
+        return self.num_devices if self.mode in ("ddp", *COMPOSABLE) else 1
 
     def part_of(self, rank: int) -> int:
         """Which of these parts a rank loads."""
@@ -115,8 +116,7 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
         settings = {name: value for name, value in self.stored().items() if name != "unit"}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
         parts = [self.mode, f"n{self.num_devices}"]
-        of_mode = {"ddp": DDP_SETTINGS, "pipeline": PIPELINE_SETTINGS}
-        for setting in of_mode.get(self.mode, ()):
+        for setting in SETTINGS_OF.get(self.mode, ()):
             value, short = getattr(self, setting.name), setting.metadata["short"]
             if value != setting.default or setting.name == "bucket_cap_mb":
                 parts.append(short if isinstance(value, bool) else f"{short}{value}".replace("/", "_"))

@@ -14,6 +14,7 @@ from typing import Any
 
 from .axes import stored
 from .manifest import FirstHost, Host, Manifest, RankPlace, Record
+from .nccl import said
 
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""
@@ -89,7 +90,7 @@ def needed(manifest: Manifest, question: Question) -> dict[str, str]:
 def conditions_of(manifest: Manifest) -> list[Condition]:
     """Every condition that a manifest tells: the table of what is needed for which question."""
     machine, versions = manifest.environment, manifest.versions
-    model, settings = manifest.model, manifest.settings
+    model, settings, nccl = manifest.model, manifest.settings, manifest.nccl
     gpus = machine.gpus or ()
     known = machine.gpus is not None and all(gpu.name for gpu in gpus)
     from_files = settings.data not in ("device", "host")
@@ -107,6 +108,8 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("torch", f"{versions['torch']}{cuda}" if versions.get("torch") else None, Question, ()),
         ("python", versions.get("python", NONE), (HOSTS, RESUME), (GATE,)),
         ("NCCL backend", versions.get("nccl_backend", NONE), Question, ()),
+        ("NCCL transport", nccl and ", ".join(nccl.transports), (), (GATE,)),
+        ("NCCL algorithms", nccl and said(nccl.messages), (), (GATE,)),
         ("model parameters", model.num_params, (GATE,), ()),
         ("gradient bytes", model.gradient_bytes, (GATE,), ()),
         ("CPU governor", None if machine.governors is None else "/".join(machine.governors), (), (GATE,)),

@@ -184,6 +184,24 @@ class DeviceRates(Record, frozen=True):
     matrix_tflop_per_s_high: Amount | None = None
 
 
+class NcclMessage(Record, frozen=True):
+    """How NCCL sends an all-reduce of so many bytes, in its own words."""
+
+    bytes: Count
+    algorithm: str
+    protocol: str
+
+
+class NcclChoices(Record, frozen=True):
+    """How NCCL sends the gradient buckets of a run, as a short job of its own has shown."""
+
+    num_ranks: Count
+    transports: tuple[str, ...] = ()
+    """Such as P2P/CUMEM or NET/IB/GDRDMA."""
+    messages: tuple[NcclMessage, ...] = ()
+    """By size."""
+
+
 class Resumed(Record, frozen=True):
     """A `--resume`."""
 
@@ -224,6 +242,7 @@ class Manifest(Record, frozen=True):
     """Rate of the link between the hosts of a lab, such as 1gbit."""
     timing: Timing = Timing()
     roofline: tuple[DeviceRates, ...] = ()
+    nccl: NcclChoices | None = None
     load: tuple[Load, ...] = ()
     load_before: Amount | None = None
     """Load average of the minute before the command, a share of the first machine's cores."""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .axes import DDP_AXES, DDP_OPTIMIZER, PIPELINE_AXES, STEP_DEFAULTS
+from .axes import DDP_OPTIMIZER, SETTINGS_OF, STEP_DEFAULTS
 from .case import GRAPH_MODES, Case
 from .errors import UsageError
-from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
+from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, STAGED, ResolvedSettings
 
 SHARING = "--share-gpus on shows that it works, and nothing of its speed"
 """What can be had of a case for which there are too few GPUs."""
@@ -29,6 +29,8 @@ class Machine:
     """Ranks an outside launcher (torchrun, srun) started per node; None when the run starts its own."""
     devices_per_process: int | None = None
     """What the first of such ranks sees: one GPU with Slurm's --gpus-per-task; None: all of its machine."""
+    staged_backend: str = ""
+    """What torch asks for under pipelines in the place of `nccl`; empty: nothing else."""
     rank_devices: tuple[str, ...] = ()
     """The GPU of each such rank; several may share one. Empty: each has its own while there are enough."""
 
@@ -106,7 +108,10 @@ def expand(
             cases += [case(compiled, "dp", n) for n in counts]
         for mode in (mode for mode in RANK_PER_DEVICE if mode in settings.modes):
             points = [(n, point) for n in counts for point in _points(settings, mode, n, compiled)]
-            cases += [case(compiled, mode, n, backend=settings.backend, **point) for n, point in points]
+            backend = (
+                mode in STAGED and settings.backend == "nccl" and machine.staged_backend
+            ) or settings.backend
+            cases += [case(compiled, mode, n, backend=backend, **point) for n, point in points]
     return [_placed(c, machine, settings) for c in cases]
 
 
@@ -120,8 +125,7 @@ def is_base(case: Case, settings: ResolvedSettings) -> bool:
 
 def _axes(settings: ResolvedSettings, mode: str, compiled: str) -> dict[str, tuple[Any, ...]]:
     """Values of every setting of a mode; how compiled DDP is optimised means nothing to eager cases."""
-    names = {"ddp": DDP_AXES, "pipeline": PIPELINE_AXES}.get(mode, ())
-    axes = {name: getattr(settings, name) for name in names}
+    axes = {setting.name: getattr(settings, setting.name) for setting in SETTINGS_OF.get(mode, ())}
     return axes | {"optimize_ddp": (DDP_OPTIMIZER,)} if mode == "ddp" and compiled == "off" else axes
 
 
@@ -173,7 +177,7 @@ def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) 
     if machine.device_type == "cuda" and shared:
         if case.mode == "dp":
             return _too_few_for_dp(case, machine)
-        if case.backend == "nccl":
+        if case.backend.startswith("nccl"):
             return _too_few_for_ranks(case, machine, on_a_node)
     if case.sync_batchnorm and machine.device_type == "cpu":
         return "SyncBatchNorm needs GPUs"
@@ -189,6 +193,8 @@ def _senseless(case: Case) -> str | None:
     if case.skip_all_reduce_unused_params and not (case.find_unused_parameters or case.static_graph):
         ways = "--find-unused-parameters on or --static-graph on"
         return f"nothing looks for unused parameters; {ways} measures it"
+    if case.mp_policy not in ("none", case.precision):
+        return f"its parameters are {case.mp_policy}; --precision {case.mp_policy} compares it with autocast"
     caps = case.bucket_cap_mb.mib
     refusals = {
         "DataParallel cannot replicate a compiled module": case.mode == "dp",

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import cli
 from .errors import UsageError
-from .settings import LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of
+from .settings import COMPOSABLE, LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"arch": "resnet20", "batch_size": 32, "max_time": "30s", "bucket_cap_mb": "default,0.25"},
@@ -97,7 +97,7 @@ def with_device_defaults(
     by_device: dict[str, Any] = {
         "precision": precision,
         "channels_last": gpu is not None,
-        "fused_optimizer": gpu is not None and precision != "fp16" and "fsdp" not in settings.modes,
+        "fused_optimizer": gpu is not None and precision != "fp16" and not {*COMPOSABLE} & {*settings.modes},
         "cudnn_benchmark": False,
         "compile": ("off",),
         "margin": MARGINS[device_type],

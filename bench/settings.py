@@ -14,8 +14,11 @@ from .errors import UsageError
 STAGED = ("partition", "pipeline")
 """Modes in which each device has some of the layers."""
 
-COMPARATORS = ("fsdp", *STAGED)
-"""Modes beside DP and DDP, which people take where a model's memory or its size asks for them."""
+COMPOSABLE = ("replicate", "fsdp")
+"""Modes of torch's composable API, whose parameters are DTensors."""
+
+COMPARATORS = (*COMPOSABLE, *STAGED)
+"""Modes beside DP and DDP: DDP's successor, and what a model's memory or its size asks for."""
 
 MODES = ("single", "dp", "ddp", *COMPARATORS)
 RANK_PER_DEVICE = ("ddp", *COMPARATORS)
@@ -58,7 +61,7 @@ class Settings(Swept):
     modes: tuple[str, ...] = option(
         ("dp", "ddp"),
         cli.csv(cli.choice(MODES)),
-        "modes beside single, which is always there: dp, ddp, fsdp, partition, pipeline",
+        "modes beside single, which is always there: dp, ddp, replicate, fsdp, partition, pipeline",
         "MODE,…",
     )
     gpus: tuple[int, ...] | None = option(

@@ -19,6 +19,7 @@ from .tables import SPEEDUP
 FORMS = {
     "dp": "data parallel",
     "ddp": "data parallel",
+    "replicate": "data parallel",
     "fsdp": "data parallel, sharded",
     "pipeline": "model parallel",
     "partition": "workload partitioning",
@@ -35,11 +36,11 @@ def forms(measured: Sequence[WorkloadCases]) -> Section | None:
     rows = [_cases(w).assign(workload=w.label if several else "") for w in with_more]
     made = _table(pd.concat(rows))
     notes = [
-        "Data parallel: every device has the model and a part of the batch (DP, DDP); sharded, it holds part "
-        "of each parameter, gradient and optimizer state, and gathers a block while it computes (FSDP2). "
-        "Model parallel: every device has some layers, and micro-batches pass through them (pipeline). "
-        "Workload partitioning: the same split and the whole batch at once, so that one device computes at a "
-        "time (partition). All cases on as many devices have the same global batch."
+        "Data parallel: every device has the model and a part of the batch (DP, DDP, replicate); sharded, it "
+        "holds part of each parameter, gradient and optimizer state, and gathers a block while it computes "
+        "(FSDP2). Model parallel: every device has some layers, and micro-batches pass through them "
+        "(pipeline). Workload partitioning: the same split and the whole batch at once, so that one device "
+        "computes at a time (partition). All cases on as many devices have the same global batch."
     ]
     for row in (row for w in with_more for row in records(w.cases[w.cases["mode"] == "partition"])):
         speedup = estimate(row, "speedup")

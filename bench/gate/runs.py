@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from msgspec import structs
 
-from ..axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
+from ..axes import DDP_DEFAULTS, MODE_AXES, STEP_DEFAULTS
 from ..cli import command
 from ..conditions import UNKNOWN, Difference, Question, differences
 from ..errors import UsageError
@@ -28,7 +28,7 @@ from ..results.tables import readable
 from ..settings import IMAGES, RANK_PER_DEVICE
 from ..stats.interval import Estimate
 
-SWEPT = ("mode", "num_devices", "compile", *DDP_AXES, *PIPELINE_AXES)
+SWEPT = ("mode", "num_devices", "compile", *MODE_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""
 
 DEFAULTS = STEP_DEFAULTS | DDP_DEFAULTS

@@ -57,7 +57,8 @@ class Trainer:
         self._loss = loss_function(workload)
         self._accumulate = case.accumulate
         self._is_staged = case.is_staged
-        self._precision = autocast_of(case)
+        # A MixedPrecisionPolicy stands in place of autocast.
+        self._precision = autocast_of(case) if case.mp_policy == "none" else contextlib.nullcontext()
         self.optimizer = mode.optimizer(optimizer_of(workload, case))
         # Loss scaling is part of fp16 training, so its cost belongs to the step.
         self._scaler = torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..case import Case
+from ..settings import COMPOSABLE
 from .base import Mode, Place, SingleMode, Stages, Unsupported, devices_of
 from .compiled import require_compiler
 from .ddp import DistributedMode
@@ -34,10 +35,10 @@ def build_mode(
     if case.mode == "dp":
         return DataParallelMode(case, module, place)
     # Neither is imported by a run without it: they take a part of a second.
-    if case.mode == "fsdp":
-        from .fsdp import ShardedMode
+    if case.mode in COMPOSABLE:
+        from .fsdp import BlockwiseMode
 
-        return ShardedMode(module, place, group, equal_replicas=equal_replicas)
+        return BlockwiseMode(case, module, place, group, equal_replicas=equal_replicas)
     if case.is_staged:
         from .pipeline import PipelineMode
 

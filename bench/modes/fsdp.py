@@ -1,26 +1,40 @@
-"""FSDP2: every rank holds a shard of each parameter, and gathers a block's for as long as it computes."""
+"""FSDP2 and `replicate`: blocks of parameters that are gathered, or reduced, together.
+
+`fully_shard` has every rank hold a shard of each parameter and gather a block's for as long as it computes.
+`replicate`, DDP's successor in torch's composable API, leaves the parameters whole and all-reduces a block's.
+"""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from .base import Mode, Place
+from ..case import Case
+from .base import Mode, Place, Unsupported
+
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-class ShardedMode(Mode):
-    """One rank of an FSDP2 case; every rank of `group` builds it at the same time.
+class BlockwiseMode(Mode):
+    """One rank of a case of `fsdp` or `replicate`; every rank of `group` builds it at the same time.
 
-    Each block is a group of parameters that is gathered at once, the rest of the model is another, as in
-    PyTorch's tutorial. Parameters are sharded in the default memory format: `fully_shard` takes no other.
+    Each block is a group of parameters, the rest of the model another, as in PyTorch's tutorial. Parameters
+    lie in the default memory format: torch takes no other. Raises Unsupported where torch lacks `replicate`.
     """
 
     def __init__(
         self,
+        case: Case,
         module: nn.Module,
         place: Place,
         group: dist.ProcessGroup | None,
@@ -28,13 +42,14 @@ class ShardedMode(Mode):
         equal_replicas: bool = False,
     ) -> None:
         assert group is not None  # the ranks that build it are its members
+        wrap = partial(_wrapper(case), mesh=DeviceMesh.from_group(group, place.device.type))
         if not equal_replicas:
             _send_from_first(module, group)
         module = module.to(memory_format=torch.contiguous_format)
-        mesh = DeviceMesh.from_group(group, place.device.type)
         for block in blocks_of(module):
-            fully_shard(block, mesh=mesh)
-        fully_shard(module, mesh=mesh)
+            _wrap(wrap, block, case)
+        own = next((p.dtype for p in module.parameters()), None)
+        _wrap(wrap, module, case, output_dtype=own)  # for the loss, as under autocast
         self.wrapped = self.module = module
 
     def gradients(self) -> dict[str, Tensor]:
@@ -49,14 +64,61 @@ class ShardedMode(Mode):
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """List a model's blocks: the outermost members of its sequences and lists that have parts themselves."""
+    """List a model's blocks: outermost members of its lists that have parts, of classes that come again.
+
+    So transformers are wrapped by layer and ResNets by residual block, whatever these are called.
+    """
+    counts: dict[type, int] = {}
+    for one in _members(module):
+        counts[type(one)] = counts.get(type(one), 0) + 1
+    repeated = {kind for kind, count in counts.items() if count > 1}
     found: list[nn.Module] = []
-    for child in module.children():
-        is_list = isinstance(child, nn.ModuleList | nn.Sequential)
-        members = list(child.children()) if is_list else []
-        blocks = [member for member in members if next(member.children(), None) is not None]
-        found += blocks or blocks_of(child)
+    inside: set[nn.Module] = set()
+    for one in _members(module):
+        if type(one) in repeated and one not in inside:
+            found.append(one)
+            inside.update(one.modules())
     return found
+
+
+def _members(module: nn.Module) -> Iterator[nn.Module]:
+    """Members of the lists in a model, outermost first, that have parts and are no plain lists themselves."""
+    lists = (one for one in module.modules() if isinstance(one, LISTS))
+    for one in itertools.chain.from_iterable(each.children() for each in lists):
+        if type(one) not in LISTS and next(one.children(), None) is not None:
+            yield one
+
+
+def _wrapper(case: Case) -> Callable[..., Any]:
+    if case.mode == "fsdp":
+        # Torch's own choice gives all blocks back but the root, which the backward needs first.
+        return (
+            fully_shard if case.reshard_after_forward else partial(fully_shard, reshard_after_forward=False)
+        )
+    try:
+        # Not `_composable.replicate`, which is DDP.
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+    except ImportError:
+        raise Unsupported(f"torch {torch.__version__} has no replicate over FSDP2 (2.11 has)") from None
+    wrap: Callable[..., Any] = replicate
+    return wrap
+
+
+def _wrap(
+    wrap: Callable[..., Any], module: nn.Module, case: Case, output_dtype: torch.dtype | None = None
+) -> None:
+    """Make a group of the parameters of `module` that no block within it has."""
+    if case.mp_policy == "none":
+        wrap(module)
+        return
+    # Batch norm keeps its statistics, and takes weights of no other type beside them.
+    norms = [one for one in module.modules() if isinstance(one, _BatchNorm) and not hasattr(one, "unshard")]
+    if norms and norms != [module]:
+        wrap(norms, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+    # What is proved in float64 stays so: the same groups, without the rounding.
+    own = {p.dtype for p in module.parameters()}
+    param_dtype, reduce_dtype = (None, None) if torch.float64 in own else (torch.bfloat16, torch.float32)
+    wrap(module, mp_policy=MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype))
 
 
 def _whole(value: Tensor) -> Tensor:

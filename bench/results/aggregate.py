@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..axes import DDP_AXES, PIPELINE_AXES
+from ..axes import MODE_SETTINGS, SETTINGS_OF
 from ..buckets import BucketLayout
 from ..plan import Planned
 from ..settings import RANK_PER_DEVICE
@@ -313,9 +313,9 @@ def _identity(outcome: Outcome) -> dict[str, Any]:
     }
     of_others = {
         "backend": RANK_PER_DEVICE,
-        **dict.fromkeys((axis for axis in DDP_AXES if axis != "accumulate"), ("ddp",)),
-        **dict.fromkeys(PIPELINE_AXES, ("pipeline",)),
+        **{s.name: [mode for mode, own in SETTINGS_OF.items() if s in own] for s in MODE_SETTINGS},
     }
+    del of_others["accumulate"]  # it multiplies the batch of every mode
     row |= {name: None for name, modes in of_others.items() if case.mode not in modes}
     return {key: None if value == "" else value for key, value in row.items()}
 

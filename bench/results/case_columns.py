@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
+from ..axes import MODE_SETTINGS, STEP_SETTINGS
 from ..settings import MODES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
 from .column_types import (
     Column,
@@ -49,14 +49,17 @@ IDENTITY: tuple[Column, ...] = (
     ),
     text_column(
         "mode",
-        "`single`, `dp` (nn.DataParallel), `ddp`, `fsdp` (FSDP2), `partition` or `pipeline`",
+        "`single`, `dp` (nn.DataParallel), `ddp`, `replicate`, `fsdp` (FSDP2), `partition` or `pipeline`",
         needed=True,
         among=MODES,
     ),
     text_column("impl", "`torch`, or `cpu_standin` where DP's stages ran on CPU cores"),
     text_column("device_type", "`cuda` or `cpu`; on `cpu` a device is one core", among=("cuda", "cpu")),
     text_column("device_name", "GPU or CPU model of rank 0"),
-    text_column("backend", "process-group backend of the gradients, `nccl` or `gloo`; empty without one"),
+    text_column(
+        "backend",
+        "process-group backend: `nccl`, `gloo`, of pipelines on torch 2.15 `nccl-lazy`; empty without one",
+    ),
     count_column(
         "num_devices", "devices the case trains on (DDP: world size)", needed=True, most=MOST_DEVICES
     ),
@@ -80,7 +83,7 @@ IDENTITY: tuple[Column, ...] = (
     ),
     *(setting_column(setting) for setting in STEP_SETTINGS),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
-    *(setting_column(setting) for setting in (*DDP_SETTINGS, *PIPELINE_SETTINGS)),
+    *(setting_column(setting) for setting in MODE_SETTINGS),
 )
 """What a case is: known before it is measured, equal when it is measured again."""
 

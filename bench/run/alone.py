@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from ..case import wire_share
 from ..findings.numbers import plural
 from ..manifest import DeviceRates
+from ..nccl import choices_in
 from ..worker import messages as m
 from .case_runner import CaseRunner
 from .failures import preparing_s
@@ -79,6 +81,32 @@ def measure_curves(run: CaseRunner) -> None:
         further_s = FURTHER_SHARE * (settings.max_time or USUAL_S) / len(groups) / runs
         times = _curve(partial(_once, run, group), largest, time.monotonic, further_s=further_s)
         run.recorder.add_allreduce(*group, times)
+
+
+def ask_nccl(run: CaseRunner) -> None:
+    """Have NCCL say how it sends the run's buckets, in processes of their own, once all is timed.
+
+    For the largest number of ranks. What is not known is left out of the manifest, and the user hears of it.
+    """
+    if run.settings.backend != "nccl" or run.recorder.manifest.nccl is not None:
+        return
+    layouts = run.recorder.journal.state.layouts
+    cases = [p.case for p in run.plan if p.case.communicates and p.case.case_id in layouts]
+    num_ranks = max((case.num_ranks for case in cases), default=0)
+    own = [case for case in cases if case.num_ranks == num_ranks]
+    sizes = {int(wire_share(c.comm_hook) * size) for c in own for size in layouts[c.case_id].num_bytes}
+    if not sizes:
+        return
+    what = "asking NCCL how it sends the buckets"
+    run.recorder.note(None, what)
+    run.next_turn()
+    name = f"nccl/{run.recorder.launch}"
+    asked = m.AskNccl(name=name, num_ranks=num_ranks, sizes=tuple(sorted(sizes)), backend="nccl")
+    found = choices_in(run.between(asked, what, str, num_ranks=num_ranks), num_ranks)
+    if found is None:
+        run.console.note("How NCCL sends the buckets is not known: its log does not say it")
+    else:
+        run.recorder.tell(nccl=found)
 
 
 def _once(run: CaseRunner, group: m.GroupKey, size: int) -> float | None:

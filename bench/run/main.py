@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
+from ..axes import DDP_AXES, MODE_AXES, STEP_DEFAULTS
 from ..cli import Parser, command, guarded, say, speaker
 from ..cluster.launch import Launch, launch, ranks_environment
 from ..errors import ExitCode, UsageError
@@ -32,7 +32,7 @@ GROUPS = {
     ),
     "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
     "DDP settings": (*DDP_AXES, "backend"),
-    "pipeline settings": PIPELINE_AXES,
+    "settings of replicate, FSDP2 and pipelines": MODE_AXES[len(DDP_AXES) :],
     "how long": (*("margin", "max_time", "rounds", "precision_target", "race", "steps", "case_timeout"),),
     "where to and how shown": ("out", "name"),
 }

@@ -13,7 +13,7 @@ from ..results.aggregate import rate_half_widths
 from ..results.case_columns import EQUAL_LAYOUT
 from ..results.journal import State
 from ..worker import messages as m
-from .alone import measure_curves, measure_rates
+from .alone import ask_nccl, measure_curves, measure_rates
 from .case_runner import CaseRunner
 from .failures import block_s
 from .links import check_links
@@ -72,6 +72,7 @@ class Rounds(CaseRunner):
             self._note_load()
         # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
         self._trace_last()
+        ask_nccl(self)
         self.console.progress_done()
         return reason
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from ...models.registry import default_image_size, load_workload, resnet_workload
 from ...models.step import has_fused_optimizer, takes_images
@@ -86,7 +87,9 @@ def _device_type(wanted: str) -> str:
 
 
 def _machine(device_type: str, num_devices: int, launched: Launched | None) -> Machine:
-    machine = Machine(device_type=device_type, devices_per_node=num_devices)
+    # Torch warns of NCCL's other backends there: their one communicator has peers wait for each other.
+    lazy = "nccl-lazy" if hasattr(dist, "ProcessGroupNCCLLazy") else ""
+    machine = Machine(device_type=device_type, devices_per_node=num_devices, staged_backend=lazy)
     if launched is None:
         return machine
     per_node = launched.ranks_per_node

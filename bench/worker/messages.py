@@ -180,6 +180,16 @@ class Curve(Command, frozen=True):
     num_bytes: int
 
 
+class AskNccl(Command, frozen=True):
+    """Ask NCCL, in a process beside this one, how it sends messages of so many bytes: its log."""
+
+    name: str
+    """Of the ranks' meeting."""
+    num_ranks: int
+    sizes: tuple[int, ...]
+    backend: str
+
+
 class Settle(Command, frozen=True):
     """Wait for what was launched, measure the case, if it is one, no further, and give memory back."""
 

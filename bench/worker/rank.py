@@ -232,6 +232,12 @@ class Rank:
         group = self._groups.get(asked.group)
         return allreduce_ms(asked.num_bytes, group, self.place.device, self._clock)
 
+    def _asknccl(self, asked: m.AskNccl) -> str:
+        from .nccl_job import asked as log_of  # runs on GPUs alone
+
+        release_memory(self.place.device)
+        return log_of(asked.name, asked.num_ranks, self.place.device, asked.sizes, asked.backend)
+
     def _freeze(self, _: m.Freeze) -> None:
         """All cases are ready."""
         self._prover.forget()
@@ -244,7 +250,7 @@ class Rank:
         group, device = self._groups.get(asked.group), self.place.device
         if group is not None:
             # Gloo's barrier waits for all work launched before it; NCCL's kernels the device waits for.
-            with_nccl = dist.get_backend(group) == "nccl"
+            with_nccl = dist.get_backend(group).startswith("nccl")
             dist.barrier(group, device_ids=[device.index] if with_nccl else None)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

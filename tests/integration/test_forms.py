@@ -34,7 +34,9 @@ def forms(ranks):
 
 def test_every_form_is_proven_to_rounding(forms):
     found = forms("""
-cases = [case("fsdp"), case("partition"), case("pipeline"), case("pipeline", micro_batches=2),
+cases = [case("fsdp"), case("fsdp", reshard_after_forward=False), case("replicate"),
+         *(case(m, mp_policy="bf16", precision="bf16") for m in ("fsdp", "replicate")), case("partition"),
+         case("pipeline"), case("pipeline", micro_batches=2),
          case("pipeline", pipeline_schedule="1f1b")]
 for name in ("all_gather_object", "broadcast_object_list", "gather_object"):
     patch.setattr(dist, name, None)  # they unpickle what arrives
@@ -61,9 +63,12 @@ twice = error(case("pipeline"))
 from ddp_bench.bench.modes import fsdp
 shard = fsdp.fully_shard
 def never_reduced(module, **more):
-    shard(module, **more).set_requires_gradient_sync(False)
+    shard(module, **more)
+    for one in module if isinstance(module, list) else [module]:
+        one.set_requires_gradient_sync(False)
 patch.setattr(fsdp, "fully_shard", never_reduced)
-report([summed, error(case("fsdp")), twice])
+fsdp_policy = error(case("fsdp", mp_policy="bf16", precision="bf16"))
+report([summed, error(case("fsdp")), fsdp_policy, twice])
 """)
     *gradients, buffers = map(str, found[0])
     assert all("gradients differ from those of single" in why for why in gradients), gradients

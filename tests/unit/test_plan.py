@@ -64,14 +64,29 @@ def test_dp_and_the_default_cap_are_measured_on_shared_devices_too():
 
 def test_forms_of_parallel_training_are_planned_at_equal_global_batch():
     how = {"micro_batches": "2,8", "pipeline_schedule": "1f1b"}
-    plan = make(modes="ddp,fsdp,partition,pipeline", gpus="2", bucket_cap_mb="default", **how)
+    plan = make(modes="ddp,replicate,fsdp,partition,pipeline", gpus="2", bucket_cap_mb="default", **how)
     named = [(p.case.mode, p.case.num_micro_batches) for p in plan]
-    assert named[2:] == [("fsdp", 1), ("partition", 1), ("pipeline", 2), ("pipeline", 8)]
+    assert named[2:] == [("replicate", 1), ("fsdp", 1), ("partition", 1), ("pipeline", 2), ("pipeline", 8)]
     assert {p.case.global_batch for p in plan if p.case.num_devices == 2} == {32}
-    assert [p.case.num_batches for p in plan] == [1, 2, 2, 1, 1, 1], "stages all load the whole batch"
+    assert [p.case.num_batches for p in plan] == [1, 2, 2, 2, 1, 1, 1], "stages all load the whole batch"
     assert {p.case.num_ranks for p in plan[1:]} == {2}
     assert not any(p.skip_reason for p in plan)
     assert world_size(plan) == 2
+
+
+def test_fsdp2_varies_its_policy_and_its_resharding_and_replicate_the_policy_alone():
+    how = {"mp_policy": "none,bf16", "reshard_after_forward": "on,off", "precision": "bf16"}
+    plan = make(modes="replicate,fsdp", gpus="2", **how)
+    named = [p.case.case_id.rpartition("-")[0] for p in plan[1:]]
+    assert named[:2] == ["replicate-n2", "replicate-n2-bf16"]
+    assert named[2:] == ["fsdp-n2", "fsdp-n2-kept", "fsdp-n2-bf16", "fsdp-n2-bf16-kept"]
+
+
+def test_pipelines_take_the_backend_that_torch_asks_for():
+    gpus = Machine(device_type="cuda", devices_per_node=2, staged_backend="nccl-lazy")
+    how = {"modes": "ddp,fsdp,pipeline", "gpus": "2", "bucket_cap_mb": "default"}
+    assert [p.case.backend for p in make(gpus, **how)[1:]] == ["nccl", "nccl", "nccl-lazy"]
+    assert {p.case.backend for p in make(gpus, **how, backend="gloo")[1:]} == {"gloo"}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +97,7 @@ def test_forms_of_parallel_training_are_planned_at_equal_global_batch():
         ({"modes": "pipeline", "gpus": "3", "pipeline_schedule": "1f1b", "micro_batches": "2"}, "3 devices"),
         ({"modes": "pipeline", "gpus": "2", "precision": "fp16"}, "loss scaling"),
         ({"modes": "fsdp", "gpus": "2", "compile": "default"}, "uncompiled"),
+        ({"modes": "replicate", "gpus": "2", "mp_policy": "bf16"}, "--precision bf16 compares it"),
         ({"modes": "ddp", "gpus": "2", "sync_batchnorm": "on"}, "SyncBatchNorm needs GPUs"),
     ],
 )
@@ -287,16 +303,16 @@ def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_f
 def test_ids_and_hashes_stay_as_they_are():
     """Two versions compare their cases by id, and a run is resumed by the hash of its plan."""
     default = make(gpus=(1, 2))
-    assert plan_hash(default) == "acb64b6d6843"
+    assert plan_hash(default) == "06814ebd1515"
     assert [p.case.case_id for p in default] == [
-        "single-n1-76fb0b",
-        "dp-n1-99fb7a",
-        "dp-n2-73cc01",
-        "ddp-n1-capdefault-52d680",
-        "ddp-n2-capdefault-8d0731",
-        "ddp-n2-cap1-fee760",
-        "ddp-n2-cap25-6aed93",
-        "ddp-n2-cap100-34afbd",
+        "single-n1-161a99",
+        "dp-n1-97b06a",
+        "dp-n2-30efb8",
+        "ddp-n1-capdefault-b3b66b",
+        "ddp-n2-capdefault-6d5053",
+        "ddp-n2-cap1-d519ba",
+        "ddp-n2-cap25-07e4f3",
+        "ddp-n2-cap100-7dedb3",
     ]
     gpus = Machine(device_type="cuda", devices_per_node=4)
     varied = make(
@@ -315,18 +331,18 @@ def test_ids_and_hashes_stay_as_they_are():
         sync_batchnorm=(False, True),
         comm_hook=("none", "fp16"),
     )
-    assert plan_hash(varied) == "78c1feb316bb"
+    assert plan_hash(varied) == "6904af8c6b7d"
     assert [p.case.case_id for p in varied] == [
-        "single-n1-c57f76",
-        "ddp-n4-capdefault-static-unused-a264d4",
-        "ddp-n4-cap0-static-unused-fd68ef",
-        "ddp-n4-cap25-static-unused-d7a0f0",
-        "ddp-n4-cap1_25_25-static-unused-6be48b",
-        "ddp-n4-cap0.25-static-unused-b50a2d",
-        "ddp-n4-capdefault-view-static-unused-4e15b6",
-        "ddp-n4-capdefault-static-unused-nobuf-fd486c",
-        "ddp-n4-capdefault-static-unused-syncbn-00362b",
-        "ddp-n4-capdefault-static-unused-fp16-f1168a",
+        "single-n1-1cbcf3",
+        "ddp-n4-capdefault-static-unused-db4502",
+        "ddp-n4-cap0-static-unused-19d39b",
+        "ddp-n4-cap25-static-unused-20c622",
+        "ddp-n4-cap1_25_25-static-unused-292c82",
+        "ddp-n4-cap0.25-static-unused-187fc0",
+        "ddp-n4-capdefault-view-static-unused-f04d9e",
+        "ddp-n4-capdefault-static-unused-nobuf-c5dd5e",
+        "ddp-n4-capdefault-static-unused-syncbn-67a89b",
+        "ddp-n4-capdefault-static-unused-fp16-7cdad6",
     ]
     switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "sync_batchnorm")
     every = dict.fromkeys(switches, True) | {"sync_buffers": False, "comm_hook": "fp16", "accumulate": 4}
