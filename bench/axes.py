@@ -222,6 +222,9 @@ DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
 
 DDP_KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in DDP_SETTINGS}
 
+ALTERS = {setting.name for setting in MODE_SETTINGS if setting.metadata["kind"] == "training"}
+"""Settings that change the training itself."""
+
 DEFAULT_CAPS = ("default", "1", "25", "100")
 """A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
 
@@ -263,5 +266,7 @@ def stored(value: Any) -> Any:
     return str(value) if isinstance(value, BucketCaps) else value
 
 
-DDP_DEFAULTS: dict[str, Any] = {setting.name: stored(setting.default) for setting in DDP_SETTINGS}
-"""DDP as its constructor makes it without arguments, as cases.csv holds it."""
+MODE_DEFAULTS: dict[str, Any] = {setting.name: stored(setting.default) for setting in MODE_SETTINGS}
+"""What torch does without arguments, as cases.csv holds it."""
+
+DDP_DEFAULTS = {name: MODE_DEFAULTS[name] for name in DDP_AXES}

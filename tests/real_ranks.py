@@ -3,6 +3,7 @@
 import copy  # noqa: F401 - for scripts, and so are others
 import json  # noqa: F401
 import os
+import sys  # noqa: F401
 from dataclasses import replace  # noqa: F401
 from datetime import timedelta
 

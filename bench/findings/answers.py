@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..axes import DDP_KINDS
+from ..axes import ALTERS, DDP_KINDS
 from ..results.case_result import CaseResult
 from ..results.comparisons import (
     EQUAL,
@@ -19,13 +19,13 @@ from ..results.comparisons import (
     default_of,
     over_eager,
 )
-from ..settings import MARGINS
+from ..settings import COMPOSABLE, MARGINS
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
 from .numbers import about, quantity, ratio, to_places
 from .numbers import with_interval as written
 from .verdicts import CAP, COMMUNICATION, COMPILE, LITTLE_EXPOSED, RESOLVED, WRAPPER, Verdict
-from .wording import compile_label, ddp_call, hidden_share, mode_name, place, setting_names
+from .wording import compile_label, ddp_call, hidden_share, mode_name, place, setting_names, short_mode
 
 ONE_DEVICE = "one device"
 
@@ -37,7 +37,6 @@ NOT_MEASURABLE = (
 )
 """On CPU cores PyTorch has no DataParallel: what is measured there is this suite's own code."""
 
-ALTERS = {name for name, kind in DDP_KINDS.items() if kind == "training"}
 PASTED = {name for name, kind in DDP_KINDS.items() if kind == "argument"} | {"optimize_ddp"}
 """Settings that `ddp_call` can write."""
 
@@ -92,7 +91,10 @@ def _answers(
     by_id = {case.case_id: case for case in cases}
     known = [one for one in comparisons if {one.case_id, one.reference_id} <= by_id.keys()]
     with_dp = [one for one in known if by_id[one.reference_id].mode == "dp"]
-    of_ddp = [one for one in known if by_id[one.case_id].mode == by_id[one.reference_id].mode == "ddp"]
+    choices = ("ddp", *COMPOSABLE)
+    of_ddp = [
+        one for one in known if by_id[one.reference_id].mode == "ddp" and by_id[one.case_id].mode in choices
+    ]
     default = ddp_reference(cases)
     lone = default or next((case for case in cases if not case.is_stand_in), None)
     return [
@@ -159,13 +161,14 @@ def _stages(stand_in: CaseResult) -> str:
 
 
 def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -> Verdict:
-    """What to change about DDP, or that nothing measured is worth it."""
+    """What to change about DDP, or to take in its place, or that nothing measured is worth it."""
     default = by_id[comparisons[0].reference_id]
     changed = {one.case_id: by_id[one.case_id].changed(default) for one in comparisons}
-    named = {case_id: setting_names(axes) for case_id, axes in changed.items()}
-    only_caps = {axis for axes in changed.values() for axis in axes} == {"bucket_cap_mb"}
+    named = {case_id: _choice(by_id[case_id], axes) for case_id, axes in changed.items()}
+    only_caps = all(axes.keys() == {"bucket_cap_mb"} for axes in changed.values())
     same = [one for one in comparisons if not ALTERS & changed[one.case_id].keys()]
-    winners = [one for one in comparisons if one.answer == FASTER and not one.within_margin]
+    proved = [one for one in comparisons if not by_id[one.case_id].not_proved]
+    winners = [one for one in proved if one.answer == FASTER and not one.within_margin]
     best = max([one for one in winners if one in same] or winners, key=_estimate, default=None)
     # One that gains the margin at most is no reason to change anything, whether or not it is slower.
     unresolved = [one for one in comparisons if one.answer == UNRESOLVED and one.ratio.high > 1 + one.margin]
@@ -176,11 +179,15 @@ def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -
     beside = [name for name in left if name != named[shown.case_id]]
     alters = best is not None and best not in same
     paste = ""
-    if best and not alters:
+    fastest = max(winners, key=_estimate, default=None)
+    if best and not alters and by_id[best.case_id].mode == "ddp":
         axes = {axis: value for axis, value in by_id[best.case_id].changed().items() if axis not in ALTERS}
         paste = ddp_call(axes) if axes.keys() <= PASTED else ""
     notes = (
         f"{named[shown.case_id]} changes the training: check the loss" if alters else "",
+        f"{named[fastest.case_id]}: {ratio(fastest.ratio)} as fast, but it changes the training"
+        if fastest and fastest is not best
+        else "",
         f"Open beside it: {listed(beside)}" if beside and (best or unresolved) else "",
     )
     return Verdict(
@@ -197,6 +204,12 @@ def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -
         num_tried=len(known),
         open_settings=tuple(left),
     )
+
+
+def _choice(case: CaseResult, changed: dict[str, str]) -> str:
+    """What is named of a case beside DDP's default: its wrapper where it is another, and its settings."""
+    names = setting_names(changed)
+    return names if case.mode == "ddp" else " with ".join(filter(None, (short_mode(case), names)))
 
 
 def _estimate(one: Comparison) -> float:

@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from ..results.case_result import CaseResult
+from ..results.comparisons import Comparison
 from ..text import listed
+from . import causes
 from .answers import headline
 from .numbers import plural, rate
 from .slow_ranks import SlowRank
@@ -18,12 +20,15 @@ _REASON_LENGTH = 160
 
 
 def notes(
-    cases: Sequence[CaseResult], verdicts: Iterable[Verdict] = (), slow: Iterable[SlowRank] = ()
+    cases: Sequence[CaseResult],
+    verdicts: Iterable[Verdict] = (),
+    slow: Sequence[SlowRank] = (),
+    comparisons: Sequence[Comparison] = (),
 ) -> list[str]:
     """What stands below the answers of a run, a sentence each; none where there is nothing to add.
 
-    In this order: what belongs to each answer, which of the `slow` ranks others wait for, cases that share
-    devices, cases without a number.
+    In this order: what belongs to each answer, what DDP's step loses, which of the `slow` ranks others wait
+    for, cases that share devices, cases without a number.
     """
     broken = [(_why(case), *case_parts(case)) for case in _failed(cases)]
     tried = {case.num_devices for case in cases if case.status != "skipped"}
@@ -34,6 +39,7 @@ def notes(
     ]
     found = (
         *(f"{note}." for verdict in verdicts for note in verdict.notes),
+        causes.said(cases, comparisons, slow),
         *(one.sentence for one in slow if not one.is_uneven),
         _shared(cases),
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",

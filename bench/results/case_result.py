@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from ..axes import DDP_AXES, DDP_DEFAULTS
+from ..axes import MODE_DEFAULTS, SETTINGS_OF
 from ..case import STAND_IN
 from ..settings import IMAGES
 from ..stats.interval import Interval
@@ -100,6 +100,8 @@ class CaseResult:
     speedup: Interval | None
     efficiency: Interval | None
     comm_ms: Interval | None
+    buffers_ms: Interval | None
+    data_ms: Interval | None
     exposed_comm_ms: Interval | None
     hidden_pct: Interval | None
     sm_clock_mhz: float | None
@@ -125,15 +127,14 @@ class CaseResult:
         return cls(**found | {name: found[name] or value for name, value in usual.items()}, cells=row)
 
     def setting(self, axis: str) -> str:
-        """One of `DDP_AXES` as text; DDP's default where the row does not say."""
+        """One of `MODE_AXES` as text; torch's default where the row does not say."""
         value = self.cells.get(axis)
-        return str(DDP_DEFAULTS[axis] if pd.isna(value) else value)
+        return str(MODE_DEFAULTS[axis] if pd.isna(value) else value)
 
     def changed(self, reference: CaseResult | None = None) -> dict[str, str]:
-        """DDP's settings of this case that are not those of `reference`, or not PyTorch's defaults."""
-        if self.mode != "ddp":
-            return {}
-        usual = {axis: reference.setting(axis) if reference else str(DDP_DEFAULTS[axis]) for axis in DDP_AXES}
+        """Its mode's settings that are not those of `reference`, or not PyTorch's; of pipelines none."""
+        axes = [setting.name for setting in SETTINGS_OF.get(self.mode, ()) if self.mode != "pipeline"]
+        usual = {axis: reference.setting(axis) if reference else str(MODE_DEFAULTS[axis]) for axis in axes}
         return {axis: mine for axis, value in usual.items() if (mine := self.setting(axis)) != value}
 
     @property

@@ -5,13 +5,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from made import case_of
 
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.cluster.turns import TurnClient
 from ddp_bench.bench.measure import matrix_rate
 from ddp_bench.bench.measure.matrix_rate import MATRIX_SIZE, MOST_REPETITIONS
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.run.alone import CURVE_BYTES, CURVE_REPETITIONS, LEAST_REPETITIONS, _curve, measure_rates
+from ddp_bench.bench.run.alone import (
+    CURVE_BYTES,
+    CURVE_REPETITIONS,
+    LEAST_REPETITIONS,
+    _curve,
+    ask_nccl,
+    measure_rates,
+)
 from ddp_bench.bench.run.case_runner import CaseRunner
 from ddp_bench.bench.run.failures import preparing_s
 from ddp_bench.bench.settings import Settings
@@ -192,3 +201,44 @@ def test_a_device_without_the_memory_says_why_and_a_broken_one_starts_the_ranks_
     rank._settings = SETTINGS
     found = rank.do(m.Rate())
     assert (found.status, found.value, found.restart) == (status, value, restart)
+
+
+def asked_of_nccl(log, backend="nccl", known=None):
+    """What a run of two and four ranks, the larger of them with two layouts, asks NCCL and writes down."""
+    cases = [case_of(num_devices=n, bucket_cap_mb=cap, comm_hook=hook, backend=backend) for n, cap, hook in (
+        (2, "1", "none"), (4, "1", "none"), (4, "25", "bf16"))]  # fmt: skip
+    sizes = [(4 * MIB,), (MIB, 3 * MIB), (4 * MIB,)]
+    layouts = {one.case_id: BucketLayout(size, (), ()) for one, size in zip(cases, sizes, strict=True)}
+    done = []
+    recorder = SimpleNamespace(
+        manifest=SimpleNamespace(nccl=known),
+        journal=SimpleNamespace(state=SimpleNamespace(layouts=layouts)),
+        launch=1,
+        note=lambda *_: None,
+        tell=lambda **facts: done.append(facts),
+    )
+    run = SimpleNamespace(
+        settings=SimpleNamespace(backend=backend),
+        plan=[SimpleNamespace(case=one) for one in cases],
+        recorder=recorder,
+        console=SimpleNamespace(note=done.append),
+        next_turn=lambda: done.append("turn"),
+        between=lambda command, *_, num_ranks: done.append(command) or [log] * num_ranks,
+    )
+    ask_nccl(run)
+    return done
+
+
+def test_nccl_is_asked_on_the_most_ranks_with_every_size_they_sent_once_it_is_the_run_s_turn():
+    line = "NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}"
+    turn, asked, told = asked_of_nccl(line)
+    assert turn == "turn"
+    assert (asked.num_ranks, asked.sizes, asked.backend) == (4, (MIB, 2 * MIB, 3 * MIB), "nccl")
+    assert told["nccl"].num_ranks == 4
+    assert [(one.bytes, one.algorithm) for one in told["nccl"].messages] == [(MIB, "RING")]
+
+
+def test_nccl_is_asked_once_and_where_it_sends_and_an_answer_that_says_nothing_is_said():
+    assert asked_of_nccl("", backend="gloo") == []
+    assert asked_of_nccl("", known=object()) == []
+    assert asked_of_nccl("")[2:] == ["How NCCL sends the buckets is not known: its log does not say it"]

@@ -189,6 +189,20 @@ def test_a_setting_that_leaves_the_training_alone_goes_first():
     hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
     verdict = caps(over(CAP_1, DDP, 1.1, 1.2), over(hook, DDP, 1.4, 1.5), more=(hook,))
     assert verdict.faster == "cap 1 MiB"
+    assert verdict.notes[0].startswith("comm_hook=bf16: 1.45")
+    assert verdict.notes[0].endswith("as fast, but it changes the training")
+
+
+def test_another_wrapper_races_with_the_settings_of_ddp_and_wins_if_it_is_proved():
+    """What is not proved, or changes the training, is not what the run advises."""
+    plain = case("replicate", 2, 200.0, case_id="replicate")
+    narrow = case("fsdp", 2, 300.0, case_id="narrow", mp_policy="bf16", reshard_after_forward=False)
+    wins = (over(plain, DDP, 1.2, 1.3), over(narrow, DDP, 1.8, 1.9), over(CAP_1, DDP, 1.05, 1.1))
+    verdict = caps(*wins, more=(plain, narrow))
+    assert (verdict.faster, verdict.faster_id, verdict.paste) == ("replicate", "replicate", "")
+    assert verdict.notes[0].startswith("FSDP2 with mp_policy=bf16, reshard_after_forward=False: 1.8")
+    unproved = plain | {"not_proved": "it draws random numbers"}
+    assert caps(*wins, more=(unproved, narrow)).faster == "cap 1 MiB"
 
 
 @pytest.mark.parametrize(
@@ -338,7 +352,7 @@ def test_slow_rank_is_named_with_its_host(own_ms, often, *, is_chance):
 
 def test_ranks_that_take_turns_at_being_slow_are_uneven():
     _, made = linked(40.0, TURNS * 2, **measured(rank_skew_ms=12.0))
-    assert made.notes == ()
+    assert not any("slowest" in note or "uneven" in note for note in made.notes)
     assert "only roughly (uneven ranks)" in made.trust.size
     assert linked(40.0, ((80.0, 81.0),) * 4, **measured(rank_skew_ms=1.0))[0] == []
 

@@ -1,0 +1,118 @@
+"""Why DDP is slower than one device: what its step takes beside that device's compute, the most first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..results.case_result import CaseResult
+from ..results.comparisons import Comparison
+from ..stats.interval import Interval
+from .answers import ddp_reference, headline
+from .numbers import quantity
+from .numbers import with_interval as written
+from .slow_ranks import SlowRank
+from .wording import place
+
+LEAST_SHARE = 0.05
+"""Share of the step below which nothing is named: mending it gains no more than runs differ by."""
+
+ALL_REDUCE, BUFFERS, COPIES = (
+    "all-reduces that the backward does not hide",
+    "DDP's broadcast of buffers",
+    "copies",
+)
+OWN_WORK, RANKS, DATA = "DDP's own work on one device", "uneven ranks", "the wait for batches"
+
+MENDS = {
+    ALL_REDUCE: "half the bytes by --comm-hook bf16, another cap, a larger batch, a faster link",
+    BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
+    COPIES: "--gradient-as-bucket-view on",
+    OWN_WORK: "a larger batch, with which it does not grow: the host is its limit",
+    RANKS: "the same cores, clocks and batches for all ranks",
+    DATA: "more --data-workers, or a faster source",
+}
+"""What would gain the time, by cause."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that DDP's step waits for or does, and its milliseconds: the most that mending it gains."""
+
+    what: str
+    ms: Interval
+
+    @property
+    def mend(self) -> str:
+        return MENDS[self.what]
+
+
+def causes(
+    cases: Sequence[CaseResult], comparisons: Iterable[Comparison] = (), slow: Iterable[SlowRank] = ()
+) -> list[Cause]:
+    """What a run measured of DDP without settings, by milliseconds; what is small is left out.
+
+    Each part has a measurement of its own: what `no_sync` saves, the broadcast of buffers alone, what views
+    save, DDP on one device over `single`, how far behind the rank is that is always the slowest (of `slow`),
+    and the time in the loader. They need not add up: the data of a slow rank is in two of them.
+    """
+    ddp = ddp_reference(headline(cases))
+    if ddp is None or ddp.step_ms is None:
+        return []
+    copies, own = _copies(ddp, cases, comparisons), _own_work(cases)
+    found = {
+        ALL_REDUCE: _less(ddp.exposed_comm_ms, ddp.buffers_ms),
+        BUFFERS: ddp.buffers_ms,
+        COPIES: copies,
+        OWN_WORK: _less(own, copies),
+        RANKS: ddp.rank_skew_ms if any(not one.is_chance for one in slow) else None,
+        DATA: ddp.data_ms,
+    }
+    least = LEAST_SHARE * ddp.step_ms.estimate
+    named = [Cause(what, ms) for what, ms in found.items() if ms and ms.low > 0 and ms.estimate > least]
+    return sorted(named, key=lambda cause: -cause.ms.estimate)
+
+
+def said(
+    cases: Sequence[CaseResult], comparisons: Iterable[Comparison] = (), slow: Iterable[SlowRank] = ()
+) -> str:
+    """The causes in a sentence, with what mends each; empty where none is known."""
+    ddp, found = ddp_reference(headline(cases)), causes(cases, comparisons, slow)
+    if not found or ddp is None or ddp.step_ms is None:
+        return ""
+    parts = "; ".join(f"{written(one.ms, 'ms')} {one.what} ({one.mend})" for one in found)
+    return f"What a step of DDP on {place(ddp)} loses, of {quantity(ddp.step_ms.estimate, 'ms')}: {parts}."
+
+
+def _own_work(cases: Iterable[CaseResult]) -> Interval | None:
+    """What DDP adds to a step on one device; its ratio over `single` is taken within rounds."""
+    one = next(
+        (c for c in cases if c.is_ok and c.mode == "ddp" and c.num_devices == 1 and not c.changed()), None
+    )
+    if one is None or one.speedup is None or one.step_ms is None:
+        return None
+    return _saved(one.step_ms.estimate, one.speedup)
+
+
+def _copies(
+    ddp: CaseResult, cases: Iterable[CaseResult], comparisons: Iterable[Comparison]
+) -> Interval | None:
+    """What a step saves where gradients are views of the buckets, if that was measured."""
+    views = {c.case_id for c in cases if c.changed(ddp) == {"gradient_as_bucket_view": "True"}}
+    one = next((c for c in comparisons if c.reference_id == ddp.case_id and c.case_id in views), None)
+    if one is None or ddp.step_ms is None or math.isnan(one.ratio.low):
+        return None
+    return _saved(ddp.step_ms.estimate, one.ratio.inverted())
+
+
+def _saved(step_ms: float, share: Interval) -> Interval:
+    """What a step saves that then takes `share` of its time."""
+    return Interval(*(step_ms * (1 - end) for end in (share.estimate, share.high, share.low)))
+
+
+def _less(whole: Interval | None, part: Interval | None) -> Interval | None:
+    """The rest; its interval holds for any that both may have."""
+    if whole is None or part is None:
+        return whole
+    return Interval(whole.estimate - part.estimate, whole.low - part.high, whole.high - part.low)

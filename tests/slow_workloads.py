@@ -1,0 +1,42 @@
+"""Workloads of which one thing is slow on purpose."""
+
+import os
+import time
+
+import torch
+from torch import nn
+
+
+class Small(nn.Module):
+    """Images of 8 by 8 pixels to four classes."""
+
+    def __init__(self, rest=None):
+        super().__init__()
+        self.first, self.rest = nn.Linear(3 * 8 * 8, 4), rest
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        return x if self.rest is None else self.rest(x)
+
+
+class Buffers(Small):
+    """24 MB of them in 60 parts, which every forward of DDP broadcasts."""
+
+    def __init__(self):
+        super().__init__()
+        for i in range(60):
+            self.register_buffer(f"held{i}", torch.zeros(100_000))
+
+
+class LateRank(Small):
+    """The second rank takes 30 ms longer."""
+
+    def forward(self, x):
+        if os.environ.get("RANK") == "1":
+            time.sleep(0.03)
+        return super().forward(x)
+
+
+def launches():
+    """So many parameters of a few bytes that the host does little but launch."""
+    return Small(nn.Sequential(*(nn.Linear(4, 4) for _ in range(400))))

@@ -1,0 +1,65 @@
+"""What DDP's step loses: each part by its own measurement, the most first, with what mends it."""
+
+import pytest
+from finding_cases import CAP_25, DDP, SINGLE, concluded, over
+from report_runs import case, measured
+
+from ddp_bench.bench.findings.causes import causes
+from ddp_bench.bench.findings.slow_ranks import SlowRank
+from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.schema import CASES, typed_frame
+
+STEP = {"step_ms": 100.0, "exposed_comm_ms": 3.0, "buffers_ms": 1.0, "data_ms": 0.1, "rank_skew_ms": 2.0}
+
+
+def slow(*, is_chance=False):
+    return SlowRank(
+        place="2 GPUs", rank=1, host="", often=9, num_rounds=9, is_chance=is_chance, apart="30 ms"
+    )
+
+
+def found(*more, by=(), ranks=(), **ddp):
+    rows = typed_frame([SINGLE, DDP | measured(**STEP | ddp), *more], CASES)
+    return [(one.what, round(one.ms.estimate, 1), one.mend) for one in causes(case_results(rows), by, ranks)]
+
+
+@pytest.mark.parametrize(
+    ("ddp", "what", "ms", "mend"),
+    [
+        ({"exposed_comm_ms": 40.0}, "all-reduces", 39.0, "--comm-hook bf16"),
+        ({"exposed_comm_ms": 12.0, "buffers_ms": 10.0}, "buffers", 10.0, "--sync-buffers off"),
+        ({"data_ms": 25.0}, "batches", 25.0, "--data-workers"),
+        ({"rank_skew_ms": 30.0, "ranks": [slow()]}, "uneven ranks", 30.0, "same cores"),
+    ],
+)
+def test_what_takes_most_is_named_first_with_what_mends_it(ddp, what, ms, mend):
+    (first, *others) = found(**ddp)
+    assert what in first[0]
+    assert first[1] == ms
+    assert mend in first[2]
+    assert not others
+
+
+def test_own_work_is_that_of_one_device_and_views_tell_its_copies():
+    """DDP on one device takes 100 ms where single takes 80; 8 of the 20 are saved by views on two."""
+    one = case("ddp", 1, 80.0, case_id="one") | measured(step_ms=100.0, speedup=0.8)
+    assert [part[:2] for part in found(one)] == [("DDP's own work on one device", 20.0)]
+    views = case("ddp", 2, 170.0, case_id="views", gradient_as_bucket_view=True)
+    parts = found(one, views, by=[over(views, DDP, 1 / 0.925, 1 / 0.915)])
+    assert [part[0].split()[0] for part in parts] == ["DDP's", "copies"]
+    assert sum(part[1] for part in parts) == pytest.approx(20.0)
+
+
+def test_what_is_small_not_known_or_of_chance_is_not_named():
+    assert found() == []
+    assert found(rank_skew_ms=30.0) == found(rank_skew_ms=30.0, ranks=[slow(is_chance=True)]) == []
+    wide = {"exposed_comm_ms": 40.0, "exposed_comm_ms_low": -5.0, "exposed_comm_ms_high": 85.0}
+    rows = typed_frame([SINGLE, DDP | measured(**STEP) | wide, CAP_25], CASES)
+    assert causes(case_results(rows)) == []
+
+
+def test_the_notes_say_it_in_a_sentence():
+    made = concluded(SINGLE, DDP | measured(**STEP | {"exposed_comm_ms": 21.0, "data_ms": 30.0}))
+    assert len(made.notes) == 1
+    assert made.notes[0].startswith("What a step of DDP on 2 GPUs loses, of 100 ms: 30")
+    assert made.notes[0].index("the wait for batches") < made.notes[0].index("all-reduces")
