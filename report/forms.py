@@ -11,7 +11,7 @@ from ..bench.findings.wording import case_name, unit_of_cases
 from ..bench.results.case_result import Cells as Row
 from ..bench.results.case_result import estimate, finite, text
 from ..bench.results.schema import records
-from ..bench.settings import COMPARATORS, STAGED
+from ..bench.settings import COMPARATORS, COMPOSABLE, STAGED
 from .cases import WorkloadCases, by_mode
 from .table import NAME, Section, Table, figures, table, words
 from .tables import SPEEDUP
@@ -25,6 +25,10 @@ FORMS = {
     "partition": "workload partitioning",
 }
 """Modes by the form of parallel training that they belong to, in the order of its section."""
+
+
+ALL_OF = ("pipeline", *COMPOSABLE)
+"""Modes of which every case is shown; of others that without settings."""
 
 
 def forms(measured: Sequence[WorkloadCases]) -> Section | None:
@@ -59,9 +63,9 @@ def forms(measured: Sequence[WorkloadCases]) -> Section | None:
 
 
 def _cases(workload: WorkloadCases) -> pd.DataFrame:
-    """Keep one case of each mode and device count, of pipelines all; `single` first, then by `FORMS`."""
+    """Keep one case of each mode and device count, all of `ALL_OF`; `single` first, then by `FORMS`."""
     cases = workload.cases
-    chosen = [by_mode(cases, m) if m != "pipeline" else cases[cases["mode"] == m] for m in ("single", *FORMS)]
+    chosen = [cases[cases["mode"] == m] if m in ALL_OF else by_mode(cases, m) for m in ("single", *FORMS)]
     found: pd.DataFrame = pd.concat(chosen)
     return found
 

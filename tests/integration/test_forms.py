@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from ddp_bench.bench.modes.fsdp import blocks_of
 from ddp_bench.bench.modes.pipeline import PipelineMode
 from ddp_bench.bench.predict.timeline import operations
+from ddp_bench.models.registry import resnet_workload
 
 COMMON = """
 from ddp_bench.models.workload import loss_function
@@ -43,6 +45,56 @@ for name in ("all_gather_object", "broadcast_object_list", "gather_object"):
 report([error(c) for c in cases])
 """)
     assert all(isinstance(e, float) and e < 1e-12 for e in found[0]), found[0]
+
+
+def test_under_the_policy_blocks_compute_in_bf16_and_all_else_stays_in_float32(forms):
+    """Parameters, gradients, statistics of batch norm, and what the loss is given."""
+    found = forms("""
+def types(mode):
+    made = build_mode(case(mode, mp_policy="bf16", precision="bf16"), workload.module(), cluster.place, group)
+    seen = []
+    hook = nn.modules.module.register_module_forward_hook(lambda part, _, out: seen.append(str(out.dtype)))
+    out = made.wrapped(torch.randn(4, 3, 16, 16))
+    hook.remove()
+    out.sum().backward()
+    kept = [*made.module.parameters(), *(p.grad for p in made.module.parameters()), *made.module.buffers()]
+    kept = {str(one.dtype) for one in kept if one.is_floating_point()}
+    return [str(out.dtype), sorted(set(seen)), sorted(kept)]
+found = [types("fsdp"), types("replicate")]
+patch.setitem(sys.modules, "torch.distributed._composable.replicate_with_fsdp", None)
+try:
+    types("replicate")
+except Unsupported as reason:
+    found.append(str(reason))
+report(found)
+""")
+    for *modes, lacking in found:
+        assert modes == [["torch.float32", ["torch.bfloat16"], ["torch.float32"]]] * 2
+        assert "has no replicate" in lacking
+
+
+class Named(torch.nn.Module):
+    """A transformer whose layers have names of their own, in a dictionary, between parts that come once."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()))
+        layer = torch.nn.TransformerEncoderLayer
+        self.strata = torch.nn.ModuleDict({f"s{i}": layer(8, 2, 8, batch_first=True) for i in range(3)})
+        self.head = torch.nn.ModuleList([torch.nn.MultiheadAttention(8, 2)])
+
+
+def test_blocks_are_what_comes_again_in_a_list_whatever_it_is_called():
+    resnet = blocks_of(resnet_workload("resnet18", 32).module())
+    assert [type(one).__name__ for one in resnet] == ["BasicBlock"] * 8
+    named = Named()
+    assert blocks_of(named) == [*named.strata.values()]
+    assert blocks_of(torch.nn.Sequential(*resnet)) == resnet
+    assert (
+        blocks_of(torch.nn.Sequential(torch.nn.Sequential(*resnet[:4]), *resnet[4:]))
+        == resnet[4:] + resnet[:4]
+    )
+    assert blocks_of(torch.nn.Linear(2, 2)) == []
 
 
 def test_what_goes_wrong_in_a_form_is_caught(forms):
