@@ -29,7 +29,7 @@ _HOST = "cpu_model num_cores memory_gib gpus gpu_pairs governors huge_pages cgro
 
 KEEPS = {
     "Manifest": "run_id interleaved_id preset created_utc settings seed plan_hash versions ddp_bench git "
-    "workload environment hosts model ranks link timing roofline load load_before restarts resumed",
+    "workload environment hosts model ranks link timing roofline nccl load load_before restarts resumed",
     "OwnVersion": "version",
     "Git": "commit dirty",
     "WorkloadCode": "commit dirty sha256 code_sha256",
@@ -42,6 +42,8 @@ KEEPS = {
     "RankPlace": "rank host local_rank device device_name link gpu bound_cores",
     "Timing": "startup_s measuring_s timed_steps_s rounds stopped_because total_s timed_share_pct",
     "DeviceRates": "num_devices rank matrix_tflop_per_s matrix_tflop_per_s_low matrix_tflop_per_s_high",
+    "NcclChoices": "num_ranks transports messages",
+    "NcclMessage": "bytes algorithm protocol",
     "Load": "cores others steal seconds",
     "Resumed": "utc git",
 }
@@ -56,7 +58,7 @@ _SETTINGS = {"arch", "preset", "caps_given", "least_block_s"}
 
 _TEXTS = (
     "case_id status reason_code mode impl device_type device_name backend link arch unit scaling precision "
-    "compile bucket_cap_mb comm_hook optimize_ddp pipeline_schedule bucket_bytes layers_by_device "
+    "compile bucket_cap_mb comm_hook mp_policy optimize_ddp pipeline_schedule bucket_bytes layers_by_device "
     "mem_by_device_mib throttle_reasons run_id started_at torch_version phase steps_ms detail reference_id "
     "metric answer not_proved proved_by"
 )
