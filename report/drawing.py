@@ -55,7 +55,6 @@ LOOKS: dict[str, dict[str, Any]] = {
     "dp": _look("dp", "^", _DASHED),
     "ddp": _look("ddp", "o", "-"),
     "other": _look("other", "s", _DASH_DOT, 5),
-    "break": _look("ink", "x", "", 11),
     "ideal": _look("muted", "", _DOTTED, 0),
     "run1": _look("ddp", "o", "-"),
     "run2": _look("dp", "^", _DASHED),
@@ -303,7 +302,7 @@ def _not_from_zero(ranges: Sequence[tuple[float, float]]) -> str:
 
 def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
     """Draw marks with their intervals; those of several lines at one place stand side by side."""
-    beside = [line for line in lines if line.look not in {"ideal", "break"} and not line.band]
+    beside = [line for line in lines if line.look != "ideal" and not line.band]
     for line in lines:
         look = LOOKS[line.look]
         dodge = beside.index(line) - (len(beside) - 1) / 2 if line in beside else 0.0

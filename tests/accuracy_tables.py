@@ -20,8 +20,8 @@ from ddp_bench.bench.predict.calibration import VERSION, Calibration
 from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import predict
-from ddp_bench.bench.predict.scenario import Scenario, cost_band
+from ddp_bench.bench.predict.prediction import estimate
+from ddp_bench.bench.predict.scenario import Scenario, as_calibrated, cost_band
 from ddp_bench.bench.results.aggregate import estimates_of_cases, typical_of, units_per_step
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
@@ -85,7 +85,7 @@ def figures_of(name, run, source):
         formed["measured_ms"] = 1000 * float(row["global_batch"]) / formed["images_per_s"]
         if (case := held.get(case_id)) is not None:
             formed |= case.predicted_ms.columns("predicted_ms")
-            formed |= by_rules(source.calibration, scenario_of(found))
+            formed |= by_rules(source, scenario_of(found))
         yield found | {name: f"{figure:.10g}" for name, figure in formed.items()}
 
 
@@ -96,9 +96,9 @@ def interval_of(row, name):
 def predicted(run, source):
     same = run.manifest.link == CALIBRATED
     return held_out(
-        source.calibration,
+        source,
         run,
-        fitted=source.fitted if same else None,
+        fitted=source.fitted if same else "",
         network=None if same else network(f"link:{run.manifest.link}"),
     )
 
@@ -110,7 +110,7 @@ def scenario_of(row):
         num_devices=num_devices,
         network=None if row["link"] == CALIBRATED else network(f"link:{row['link']}"),
         bucket_cap_mb=BucketCaps.parse(str(row["case"])),
-        batch_per_device=int(row["global_batch"]) // num_devices,
+        batch_size=int(row["global_batch"]) // num_devices,
     )
 
 
@@ -119,11 +119,11 @@ def by_rules(calibration, scenario):
     compute_ms = sum(
         median(part) for part in (calibration.forward_ms, calibration.backward_ms, calibration.optimizer_ms)
     )
-    calibrated = predict(calibration, Scenario(num_devices=calibration.num_ranks), with_interval=False)
-    cost = cost_band(calibration, scenario).at(0.0)
+    calibrated = estimate(calibration, Scenario(num_devices=calibration.num_ranks))
+    cost = cost_band(as_calibrated(calibration, scenario)).estimate
     return {
         PERFECT: median(calibration.single_step_ms),
-        CONSTANT: calibrated.step_ms.estimate,
+        CONSTANT: calibrated.step_ms,
         LONGER: max(compute_ms, cost(sum(p.num_bytes for p in calibration.parameters))),
     }
 
@@ -167,7 +167,7 @@ def main(folder):
         run, calibrated = load_run(path), path.parent / CALIBRATED
         source = read_source(calibrated) if (calibrated / "calibration.json").exists() else None
         if source and path == calibrated:
-            calibration = {"schema_version": VERSION, **asdict(source.calibration)}
+            calibration = {"schema_version": VERSION, **asdict(source)}
             kept.append({"runs": str(Path(name).parent), "calibration": calibration})
         rows += figures_of(name, run, source)
         by_round += rounds_of(name, run)

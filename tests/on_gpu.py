@@ -107,7 +107,7 @@ STAGES = {
         run(
             "gloo",
             150,
-            *("--backend", "gloo", "--modes", "ddp", "--gpus", "1,2", "--calibrate", "--allreduce-curve"),
+            *("--backend", "gloo", "--modes", "ddp", "--gpus", "1,2", "--allreduce-curve"),
             *("--trace", "on", "--max-time", "75s"),
         ),
     ),

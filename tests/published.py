@@ -25,7 +25,7 @@ from commands import ROOT
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.from_rate import BESIDE, from_rate
 from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.prediction import estimate, predict
 from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.models.profile import Gradient, gradients_backwards
 from ddp_bench.models.registry import resnet_workload
@@ -65,7 +65,7 @@ class Row(dict):
         return f"{self['model']}, {self['gpu']}, {self['precision']}, {self['batch']}{ddp}"
 
     def predicted(self, comm_slowdown=BESIDE.comm, *, with_interval=False, rate="", **changes):
-        """Images/s of the whole job, with an interval; of another `rate`, or a scenario with `changes`."""
+        """Images/s of the whole job; of another `rate`, or a scenario with `changes`."""
         made_of = {key: self[key] for key in ("model", "precision", "batch", "without_ddp", "rate")}
         calibration = _calibration(*(made_of | ({"rate": rate} if rate else {})).values())
         scenario = Scenario(
@@ -77,12 +77,13 @@ class Row(dict):
             **changes,
         )
         changed = replace(calibration, comm_slowdown=(float(comm_slowdown),))
-        return predict(changed, scenario, with_interval=with_interval).images_per_s
+        of = predict if with_interval else estimate
+        return of(changed, scenario).images_per_s
 
     @cached_property
     def errors(self):
         """By each slow-down that is tried."""
-        found = [self.predicted(slow).estimate for slow in SLOWDOWNS]
+        found = [self.predicted(slow) for slow in SLOWDOWNS]
         return 100 * (np.array(found) / self.published - 1)
 
     @property
@@ -160,7 +161,7 @@ def table():
     yield "| source | trained | GPUs | published | predicted | error | constant of others | left out |"
     yield "|---|---|---:|---:|---:|---:|---:|---|"
     for row in rows():
-        found = row.predicted().estimate
+        found = row.predicted()
         error = 100 * (found / row.published - 1)
         figures = f"{row.published:,.0f} | {found:,.0f} | {error:+.1f}% | {without[row]:+.1f}%"
         yield f"| {row['source']} | {row.name} | {row.num_gpus} | {figures} | {row['left_out']} |"

@@ -2,8 +2,7 @@
 
 Bursts of local steps run by themselves and beside background all-reduces of the case's bucket sizes, in
 turns: where others use the machine too its speed changes by a quarter every few seconds, and only neighbours
-compare. The time that both share and the work that each got done in it give both slow-downs
-(`bench.predict.from_pass.slowdowns`). Copying gradients into buckets and back is timed by itself.
+compare. `bench.predict.from_pass.slowdowns` makes slow-downs of them.
 """
 
 from __future__ import annotations
@@ -72,10 +71,11 @@ def run_calibration(
     detail["copy_ms"] = round(_copy_ms(trainer.mode.module, clock), 4)
     if num_ranks == 1:  # nothing to communicate with
         steps_ms = run_block(trainer.local_step, STEPS_ALONE, clock).steps_ms
-        return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail})
-    replay = BucketReplay(layout.num_bytes, "none", group, device, dtypes=layout.dtypes)
-    found, steps_ms = _bursts(trainer, replay, clock)
-    return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail | found})
+    else:
+        replay = BucketReplay(layout.num_bytes, "none", group, device, dtypes=layout.dtypes)
+        found, steps_ms = _bursts(trainer, replay, clock)
+        detail |= found
+    return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail})
 
 
 def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[str, Any], tuple[float, ...]]:
@@ -93,7 +93,9 @@ def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[
         once_ms = run_block(replay.step, by_itself, clock).block_ms / by_itself
         core_ms = 1000 * (time.process_time() - core_s) / by_itself
     longest_step_ms, longest_once_ms = longest((step.block_ms, once_ms), replay.group, device)
-    steps, replays = _burst(longest_step_ms, longest_once_ms, most_replays)
+    # A burst is as short as either allows.
+    steps = min(max(math.floor(longest_once_ms / (COMM_TIMES * longest_step_ms)), 1), LOCAL_STEPS)
+    replays = min(math.ceil(COMM_TIMES * steps * longest_step_ms / longest_once_ms), most_replays)
     queue_ms = steps * step_queue_ms + replays * once_queue_ms
     alone: list[BlockTimes] = []
     ends_ms: list[tuple[float, float]] = []
@@ -114,12 +116,6 @@ def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[
         "compute_end_ms": [round(end, 4) for end, _ in ends_ms],
         "comm_end_ms": [round(end, 4) for _, end in ends_ms],
     }, tuple(ms for block in as_trained for ms in block.steps_ms)
-
-
-def _burst(step_ms: float, once_ms: float, most_replays: int) -> tuple[int, int]:
-    """Local steps and replays of a burst: as short as either allows."""
-    steps = min(max(math.floor(once_ms / (COMM_TIMES * step_ms)), 1), LOCAL_STEPS)
-    return steps, min(math.ceil(COMM_TIMES * steps * step_ms / once_ms), most_replays)
 
 
 def _together(trainer: Trainer, replay: BucketReplay, steps: int, replays: int) -> tuple[float, float]:

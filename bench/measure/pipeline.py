@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from ..case import Case
 from ..modes.pipeline import PipelineMode
-from ..predict.timeline import bubble_share
 from ..results.measured import BlockTimes
 from .clock import Clock, make_clock
 from .timed import Trainer, hooked, lead_in, no_gc
@@ -82,3 +81,51 @@ def _noted(clock: Clock, marks: list[tuple[Any, Any]]) -> Iterator[None]:
     start = clock.now()
     yield
     marks.append((start, clock.now()))
+
+
+Operation = tuple[str, int]
+"""Of a pipeline's stage: `F` or `B`, and the micro-batch."""
+
+
+def operations(schedule: str, stage: int, num_stages: int, num_micro_batches: int) -> list[Operation]:
+    """What a stage does, in its order: under GPipe all forwards first, under 1F1B as few as it can.
+
+    Sources: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream" (1F1B).
+    """
+    m = num_micro_batches
+    ahead = m if schedule == "gpipe" else min(m, num_stages - stage)
+    forwards, backwards = [("F", i) for i in range(m)], [("B", i) for i in range(m)]
+    found = forwards[:ahead]
+    for i in range(m - ahead):
+        found += [backwards[i], forwards[ahead + i]]
+    return found + backwards[m - ahead :]
+
+
+def bubble_share(
+    schedule: str, forward_ms: Sequence[float], backward_ms: Sequence[float], num_micro_batches: int
+) -> float:
+    """Share of the stages' time in which they wait for each other, a fraction; communication takes none.
+
+    `schedule` is `gpipe` or `1f1b`; forwards and backwards are those of one micro-batch, by stage. Equal
+    stages give (n - 1) / (m + n - 1), as in the GPipe paper, section 2.3.
+    """
+    n = len(forward_ms)
+    left = [operations(schedule, stage, n, num_micro_batches) for stage in range(n)]
+    free_at = [0.0] * n
+    done: dict[tuple[str, int, int], float] = {}
+
+    def start(operation: Operation, stage: int) -> float | None:
+        """When what an operation needs of its neighbour is there; None while that is not known."""
+        kind, micro_batch = operation
+        before = stage - 1 if kind == "F" else stage + 1
+        return done.get((kind, before, micro_batch)) if 0 <= before < n else 0.0
+
+    while any(left):
+        for stage in range(n):
+            while left[stage] and (at := start(left[stage][0], stage)) is not None:
+                kind, micro_batch = left[stage].pop(0)
+                takes_ms = (forward_ms if kind == "F" else backward_ms)[stage]
+                free_at[stage] = max(free_at[stage], at) + takes_ms
+                done[kind, stage, micro_batch] = free_at[stage]
+    busy_ms = num_micro_batches * (sum(forward_ms) + sum(backward_ms))
+    return 1 - busy_ms / (n * max(free_at))

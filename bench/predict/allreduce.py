@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Meta
@@ -18,9 +18,8 @@ THREADS = 3.0
 """On a core: two of gloo, one that reduces and one that sends and receives, beside one that computes. Each
 has a third while all are busy (sched(7): equal weights)."""
 
-
 Samples: TypeAlias = tuple[float, ...]
-"""One figure per round or repetition; the median is the estimate, resampling gives the interval."""
+"""One figure per round or repetition; the median is the estimate."""
 
 # More bytes, ms or ranks than these were never measured, and might overflow.
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**12)]
@@ -38,7 +37,7 @@ class AllReduceTimes:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """All-reduce time by size: points of (bytes, ms), both rising; call it with bytes.
+    """All-reduce time by size: points of (bytes, ms), both rising and above 0; call it with bytes.
 
     Between points it is a line on log-log axes. Below the first it stays at the first (latency), beyond the
     last it goes on with the bandwidth of the last two points. The time of 0 bytes, and of a curve without
@@ -54,19 +53,14 @@ class CostCurve:
         if at == 0:
             return self.points[0][1]
         if at == len(self.points):
-            (last_bytes, last_ms) = self.points[-1]
+            last_bytes, last_ms = self.points[-1]
             return last_ms + (num_bytes - last_bytes) * self._ms_per_byte
         (b0, t0), (b1, t1) = self.points[at - 1], self.points[at]
-        if t0 <= 0:
-            return t1 * (num_bytes - b0) / (b1 - b0)
-        share = math.log(num_bytes / b0) / math.log(b1 / b0)
-        return t0 * math.exp(share * math.log(t1 / t0))
+        return t0 * math.pow(t1 / t0, math.log(num_bytes / b0) / math.log(b1 / b0))
 
     @property
     def _ms_per_byte(self) -> float:
-        if len(self.points) == 1:
-            return self.points[0][1] / self.points[0][0]
-        (b0, t0), (b1, t1) = self.points[-2:]
+        (b0, t0), (b1, t1) = ((0.0, 0.0), *self.points)[-2:]
         # Never dearer than the last point's own average, which holds the latency too.
         return min((t1 - t0) / (b1 - b0), t1 / b1) or t1 / b1
 
@@ -78,8 +72,7 @@ class CostCurve:
         return CostCurve(tuple((size * lanes, ms) for size, ms in self.points))
 
 
-@dataclass(frozen=True)
-class CostBand:
+class CostBand(NamedTuple):
     """A curve and the curves that bound it; the ends of what is known of the network."""
 
     estimate: CostCurve
@@ -91,18 +84,6 @@ class CostBand:
         """A curve of which no uncertainty is known."""
         return cls(curve, curve, curve)
 
-    def at(self, position: float) -> CostCurve:
-        """The curve at -1 (`low`), 0 (`estimate`), 1 (`high`), and geometrically between."""
-        other = self.low if position < 0 else self.high
-        share = min(abs(position), 1.0)
-        if share == 0 or other is self.estimate:
-            return self.estimate
-        sizes = sorted({size for size, _ in (*self.estimate.points, *other.points)})
-        ends = [(s, self.estimate(s), other(s)) for s in sizes if self.estimate(s) > 0]
-        return CostCurve(
-            tuple((s, one ** (1 - share) * two**share if two > 0 else one) for s, one, two in ends)
-        )
-
 
 def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     """Make a curve of measured (bytes, ms of each repetition): medians, non-decreasing in size.
@@ -113,14 +94,14 @@ def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     by_size: dict[int, list[float]] = {}
     for size, times in points:
         by_size.setdefault(size, []).extend(times)
-    medians = sorted((float(size), float(median(times))) for size, times in by_size.items() if times)
-    if not medians or medians[-1][1] <= 0:
+    medians = {float(size): float(median(times)) for size, times in sorted(by_size.items()) if times}
+    if not medians or list(medians.values())[-1] <= 0:
         return CostCurve()
-    logs = np.log([max(ms, 1e-6) for _, ms in medians])
     import scipy  # the names of networks, in a --help, need none of it
 
+    logs = np.log(np.maximum(list(medians.values()), 1e-6))
     rising = np.exp(scipy.optimize.isotonic_regression(logs).x)
-    return CostCurve(tuple((size, float(ms)) for (size, _), ms in zip(medians, rising, strict=True)))
+    return CostCurve(tuple(zip(medians, rising.tolist(), strict=True)))
 
 
 def ring_factor(num_ranks: int) -> float:
@@ -159,8 +140,6 @@ def hierarchical(intra: CostCurve, inter: CostCurve, *, overlap: float) -> CostC
     share of the shorter level hidden behind the longer one: 0 is one after the other, 1 perfectly pipelined.
     """
     sizes = sorted({size for size, _ in (*intra.points, *inter.points)})
-    if not intra.points or not inter.points:
-        return intra if intra.points else inter
     return CostCurve(tuple((s, intra(s) + inter(s) - overlap * min(intra(s), inter(s))) for s in sizes))
 
 

@@ -20,7 +20,7 @@ from ..settings import IMAGES
 from .allreduce import AllReduceTimes, Count, Ms
 from .timeline import Compute, Slowdown
 
-VERSION = 2
+VERSION = 3
 
 Times: TypeAlias = Annotated[tuple[Ms, ...], Meta(min_length=1)]
 Factors: TypeAlias = Annotated[tuple[Annotated[float, Meta(ge=1, le=1e12)], ...], Meta(min_length=1)]
@@ -65,7 +65,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Everything a prediction needs. Times in ms per micro-batch, of a typical rank, without communication.
+    """Everything a prediction needs. Times in ms per micro-batch, of the slowest rank, without communication.
 
     Args:
         parameters: in reducer order.
@@ -77,8 +77,8 @@ class Calibration:
         copy_ms: to copy and average all gradients once, into their buckets or back.
         residual_ms: what the calibrated step takes beyond the simulated one, whatever the layout; negative
             where it takes less.
-        slowest_spread: step of the slowest rank over that of a typical one, by round.
         single_step_ms: step of `single`, alone on the machine; empty where it is the compute of a rank.
+        fitted: id of the case whose step the residual is of; empty without one.
         model_error_pct: half-width of the model's error on held-out cases; None while unmeasured.
         scaling: what the calibrated run held fixed: the batch per device, or (`strong`) in all.
     """
@@ -97,7 +97,7 @@ class Calibration:
     comm_core_share: Times = (0.0,)
     copy_ms: Times = (0.0,)
     residual_ms: Differences = (0.0,)
-    slowest_spread: Positive = ()
+    fitted: str = ""
     single_step_ms: Positive = ()
     model_error_pct: Ms | None = None
     notes: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Calibration:
             raise ValueError("forward and backward take no time")
 
     def compute(self) -> Compute:
-        """What a typical rank does by itself in a step of one micro-batch."""
+        """What the slowest rank does by itself in a step of one micro-batch."""
         return Compute(
             before_ms=median(self.forward_ms) + median(self.data_ms),
             backward_ms=median(self.backward_ms),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,25 +14,17 @@ from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
 from ..findings.wording import link_name
 from ..results.disk import MOST_JSON_BYTES, read_text
-from ..results.store import CALIBRATION, RunData, load_run, write_output
+from ..results.store import RunData, load_run, write_output
 from ..settings import PRECISIONS
-from ..stats.interval import Interval
 from . import output
-from .calibration import Identity, check_same, load_calibration
-from .from_pass import Source, read_source
+from .calibration import Calibration, Identity, check_same, load_calibration
+from .from_pass import read_source
 from .from_rate import from_rate
-from .held_out import HeldOut, drift, held_out, model_error_pct
-from .networks import (
-    MeasuredNetwork,
-    NetworkModel,
-    named_networks,
-    network,
-    parse_nccl_log,
-)
-from .prediction import Prediction
-from .scaling_limit import predicted_line
-from .scenario import Scenario
-from .tables import allreduce_of_run, most_like
+from .held_out import HeldOut, error_sizes, held_out
+from .networks import MeasuredNetwork, NetworkModel, network, parse_nccl_log
+from .prediction import predict
+from .scenario import Scenario, as_calibrated
+from .tables import most_like
 
 OF_RATE = ("arch", "workload", "image_size", "without_ddp")
 """Options that say what trains at the rate of `--throughput`."""
@@ -49,52 +39,41 @@ def positive(text: str) -> float:
 
 def predicted(options: argparse.Namespace) -> int:
     """Predict, validate, show and write what `options` ask for; the exit status."""
-    counts, scenarios = _scenarios(options)
-    source = _source(options)
-    calibration = source.calibration
-    _check_precision(options, calibration.identity.precision)
-    validated, changed = (None, None) if options.validate is None else _validated(options, source)
-    error = None if validated is None else model_error_pct(validated)
-    fill = options.json or options.out is not None
-    lines = [predicted_line(calibration, one, counts, fill=fill, model_error_pct=error) for one in scenarios]
-    asked = [p for line in lines for n in counts for p in line.predictions if p.num_devices == n]
-    if asked and all(p.reason for p in asked):
-        last = asked[-1]
-        which = f" (for {last.num_devices} devices; the others are refused for such reasons, too)"
-        raise UsageError(f"{last.reason}{which if len(asked) > 1 else ''}")
+    asked, calibration = _scenarios(options), _calibration(options)
+    if options.precision is not None and calibration.identity.precision != options.precision:
+        raise UsageError(
+            f"{options.run} was measured in {calibration.identity.precision}, not {options.precision}; "
+            f"measure it with --precision {options.precision}"
+        )
+    validated = _validated(options, calibration) if options.validate is not None else []
+    scenarios = [as_calibrated(calibration, one) for one in asked]
+    error = max(error_sizes(validated), default=None)
+    predictions = [predict(calibration, one, model_error_pct=error) for one in scenarios]
+    if predictions and all(p.reason for p in predictions):
+        raise UsageError(f"{predictions[-1].reason} (for {predictions[-1].num_devices} devices)")
     found = output.Predictions(
         identity=calibration.identity,
-        fitted=source.fitted,
-        notes=output.notes(calibration, scenarios, asked, validated, changed),
-        lines=tuple(lines),
-        validation=None if validated is None else tuple(validated),
+        fitted=calibration.fitted,
+        notes=output.notes(calibration, scenarios, predicted=bool(predictions), validated=bool(validated)),
+        predictions=tuple(predictions),
+        validation=tuple(validated),
     )
     if options.csv is not None:
-        output.write_csv(options.csv, asked)
+        output.write_csv(options.csv, predictions)
     if options.out is not None:
         text = found.to_json()
         write_output(options.out, lambda part: part.write_text(text, encoding="utf-8"), option="--out")
     if options.json:
         print(found.to_json(), end="")
-    else:
-        _show(options, found, asked)
-    return ExitCode.OK
-
-
-def _show(options: argparse.Namespace, found: output.Predictions, asked: Sequence[Prediction]) -> None:
-    if found.validation is not None:
-        output.show_validation(found.validation)
-    if asked:
-        output.show(asked)
-        print(f"{found.rule}:")
-    for text in (*(f"- {line.verdict}" for line in found.lines), *found.notes):
-        print(text)
+        return ExitCode.OK
+    output.show(found)
     if options.out is not None and options.run is not None:
         drawn = cli.command("report", str(options.run), "--predictions", str(options.out))
         print(f"Wrote {options.out}; to draw it: {drawn}")
+    return ExitCode.OK
 
 
-def _source(options: argparse.Namespace) -> Source:
+def _calibration(options: argparse.Namespace) -> Calibration:
     """Read the calibration of RUN, or make one of the rate that is given instead."""
     if options.throughput is None:
         if options.run is None:
@@ -107,7 +86,8 @@ def _source(options: argparse.Namespace) -> Source:
         return read_source(options.run, accept=options.accept)
     if options.run is not None or options.validate is not None:
         raise UsageError("--throughput stands instead of a run, and validates none; leave RUN out")
-    if options.batch_size is None or (options.arch is None) == (options.workload is None):
+    batch = _whole(options, "batch_size")
+    if batch is None or (options.arch is None) == (options.workload is None):
         raise UsageError(
             "--throughput RATE takes what trains so fast: --batch-size, and --arch or --workload"
         )
@@ -119,7 +99,7 @@ def _source(options: argparse.Namespace) -> Source:
     identity = Identity(
         arch=workload.name,
         image_size=workload.image_size,
-        batch_per_device=_whole(options, "batch_size") or 1,
+        batch_per_device=batch,
         precision=options.precision or "fp32",
         device_type="cuda",
         device_name="GPU",
@@ -129,77 +109,50 @@ def _source(options: argparse.Namespace) -> Source:
         units_per_sample=workload.units_per_sample,
     )
     rate = cli.named("throughput", positive, options.throughput)
-    return Source(
-        from_rate(identity, gradients_backwards(workload), per_second=rate, with_ddp=not options.without_ddp)
-    )
+    gradients = gradients_backwards(workload)
+    return from_rate(identity, gradients, per_second=rate, with_ddp=not options.without_ddp)
 
 
-def _check_precision(options: argparse.Namespace, measured: str) -> None:
-    if options.precision is None:
-        return
-    asked = cli.choice(PRECISIONS)(options.precision)
-    if asked != measured:
-        raise UsageError(
-            f"{options.run} was measured in {measured}, not {asked}; measure it with --precision {asked}"
-        )
-
-
-def _scenarios(options: argparse.Namespace) -> tuple[tuple[int, ...], list[Scenario]]:
-    """Parse what is asked for: the numbers of devices, and each scenario, with the largest of them."""
+def _scenarios(options: argparse.Namespace) -> list[Scenario]:
+    """Parse what is asked for; nothing where only errors are."""
+    if options.precision is not None:
+        options.precision = cli.choice(PRECISIONS)(options.precision)
     if options.gpus is None and options.validate is None:
         raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
     if options.gpus is None:
         if options.csv is not None:
             raise UsageError("--csv is a table of predictions; say for how many devices: --gpus 8,64")
-        return (), []
-    counts = cli.named("gpus", cli.csv(cli.positive_int), options.gpus)
-    intra = [None] if options.intra is None else named_networks(options.intra, level="intra")
-    if len(intra) > 1:
-        raise UsageError(f"--intra {options.intra} has several networks; name one, as {options.intra}:NAME")
-    return counts, [
+        return []
+    networks = [None] if options.network is None else map(_network, options.network.split(","))
+    intra = None if options.intra is None else network(options.intra, level="intra")
+    return [
         Scenario(
-            num_devices=max(counts),
+            num_devices=num_devices,
             network=joined,
-            intra=intra[0],
+            intra=intra,
             gpus_per_node=_whole(options, "gpus_per_node"),
             nics_per_node=_whole(options, "nics_per_node"),
             bucket_cap_mb=cap,
-            batch_per_device=_whole(options, "batch_size"),
+            batch_size=_whole(options, "batch_size"),
             scaling="" if options.scaling is None else cli.choice(("weak", "strong"))(options.scaling),
             comm_hook=cli.choice(("none", *HALF_HOOKS))(options.comm_hook),
             accumulate=cli.named("accumulate", cli.positive_int, options.accumulate),
         )
-        for joined in _networks(options.network)
+        for joined in networks
         for cap in cli.named("bucket_cap_mb", cli.csv(BucketCaps.parse), options.bucket_cap_mb)
+        for num_devices in cli.named("gpus", cli.csv(cli.positive_int), options.gpus)
     ]
 
 
-def _networks(text: str | None) -> list[NetworkModel | MeasuredNetwork | None]:
-    """Read several networks by comma, unless a file or folder has that name."""
-    if text is None:
-        return [None]
-    names = [text] if _exists(text) else dict.fromkeys(text.split(","))
-    return [one for name in names for one in _networks_of(name)]
-
-
-def _networks_of(name: str) -> list[NetworkModel | MeasuredNetwork]:
-    """Find networks: by name, in a TOML file, in the JSON log of nccl-tests, or in the folder of a run."""
+def _network(name: str) -> NetworkModel | MeasuredNetwork:
+    """Find a network: by name, in the JSON log of nccl-tests, or in the folder of a calibrated run."""
     path = Path(name)
-    if path.suffix == ".toml" or not _exists(name):
-        return [*named_networks(name)]
-    if not path.is_dir():
+    if os.path.isdir(name):  # noqa: PTH112 - Path's raises where a name is too long
+        return MeasuredNetwork(f"run {path.resolve().name}", load_calibration(path).allreduce)
+    if os.path.isfile(name) and path.suffix != ".toml":  # noqa: PTH113
         log = parse_nccl_log(read_text(path, most_bytes=MOST_JSON_BYTES, follow=True), source=name)
-        return [MeasuredNetwork(f"nccl-tests log of {log.num_ranks} ranks", name, (log,))]
-    calibrated = os.path.lexists(path / CALIBRATION)
-    known = load_calibration(path).allreduce if calibrated else (allreduce_of_run(load_run(path)),)
-    allreduce = tuple(times for times in known if times.num_ranks > 1)
-    if not allreduce:
-        raise UsageError(f"--network {path} has no all-reduce of 2 ranks or more; name another run")
-    return [MeasuredNetwork(f"run {path.resolve().name}", f"the all-reduces of {path}", allreduce)]
-
-
-def _exists(name: str) -> bool:
-    return os.path.exists(name)  # noqa: PTH110 - Path's raises where a name is too long
+        return MeasuredNetwork(f"nccl-tests log {path.name}", (log,))
+    return network(name)
 
 
 def _whole(options: argparse.Namespace, name: str) -> int | None:
@@ -207,43 +160,38 @@ def _whole(options: argparse.Namespace, name: str) -> int | None:
     return None if text is None else cli.named(name, cli.positive_int, text)
 
 
-def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOut], Interval | None]:
-    """Predict the held-out cases; also the largest change of the machine since its calibration."""
-    found: list[HeldOut] = []
-    changes: list[Interval] = []
+def _validated(options: argparse.Namespace, calibration: Calibration) -> list[HeldOut]:
+    """Predict the held-out cases. Raises UsageError where there are none."""
     folders = options.validate or [options.run]
+    found: list[HeldOut] = []
     for folder in folders:
         run = load_run(folder)
-        if folder.resolve() == options.run.resolve():
-            found += held_out(source.calibration, run, fitted=source.fitted)
-            continue
-        link = _checked_network(source, run, accept=options.accept)
-        found += held_out(source.calibration, run, fitted=None, network=link)
-        changed = drift(source.calibration, run)
-        changes += [changed] if changed is not None and changed.excludes(1.0) else []
+        own = folder.resolve() == options.run.resolve()
+        link = None if own else _checked_network(calibration.identity, run, accept=options.accept)
+        found += held_out(calibration, run, fitted=calibration.fitted if own else "", network=link)
     if not found:
         raise UsageError(
             f"{', '.join(map(str, folders))}: no measured DDP case besides the one fitted to; "
             "measure more caps or counts"
         )
-    return found, max(changes, key=lambda change: abs(math.log(change.estimate)), default=None)
+    return found
 
 
-def _checked_network(source: Source, run: RunData, *, accept: bool) -> NetworkModel | None:
+def _checked_network(calibrated: Identity, run: RunData, *, accept: bool) -> NetworkModel | None:
     """Find what joins the hosts of `run`; None where it is what was calibrated.
 
     Raises UsageError where anything else differs, unless `accept`.
     """
-    calibrated, link = source.calibration.identity, None
-    if found := most_like(run, calibrated):
-        if found.link != calibrated.link and found.link is not None:
-            if "+" in found.link:
-                raise UsageError(
-                    f"{run.path} was measured over {link_name(found.link)}, and what a delay costs is not "
-                    "predicted; leave the run out"
-                )
-            # Another rate is what a prediction is for; everything else has to agree.
-            link = network(f"link:{found.link}")
-            found = replace(found, link=calibrated.link)
-        check_same(calibrated, found, accept=accept)
-    return link
+    found = most_like(run, calibrated)
+    if found is None:
+        return None
+    # Another rate is what a prediction is for; everything else has to agree.
+    check_same(calibrated, replace(found, link=found.link and calibrated.link), accept=accept)
+    if found.link in (None, calibrated.link):
+        return None
+    if "+" in found.link:
+        raise UsageError(
+            f"{run.path} was measured over {link_name(found.link)}, and what a delay costs is not "
+            "predicted; leave the run out"
+        )
+    return network(f"link:{found.link}")

@@ -40,8 +40,7 @@ def from_rate(
     """Calibrate from units per second of one device; `with_ddp` if DDP's wrapper is part of its step.
 
     Assumes that a third of the step is forward and the rest backward, that gradients become ready as the
-    share of FLOPs behind them grows, or of bytes where FLOPs are not known, and that no rank is slower than
-    others.
+    share of FLOPs behind them grows, or of bytes where FLOPs are not known, and that no rank is slower.
     """
     step_ms = 1000 * identity.batch_per_device * identity.units_per_sample / per_second
     backward_ms = step_ms * (1 - FORWARD_SHARE)
@@ -63,7 +62,6 @@ def from_rate(
         compute_slowdown=(BESIDE.compute,),
         comm_slowdown=(BESIDE.comm,),
         residual_ms=(0.0 if with_ddp else wrapper_ms,),
-        single_step_ms=(step_ms,),
         model_error_pct=ERROR_PCT,
         notes=(
             f"none; the given rate is taken as that of {source}",

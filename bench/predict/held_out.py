@@ -15,12 +15,11 @@ from ..findings.wording import units_per_sample
 from ..results.case_result import text
 from ..results.store import RunData
 from ..stats.interval import Interval
-from ..stats.two_runs import ratio_of_medians
 from .calibration import Calibration
 from .networks import NetworkModel
 from .prediction import predict
 from .scenario import Scenario
-from .tables import ddp_cases, single_steps
+from .tables import ddp_cases
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class HeldOut:
 
 
 def held_out(
-    calibration: Calibration, run: RunData, *, fitted: str | None, network: NetworkModel | None = None
+    calibration: Calibration, run: RunData, *, fitted: str, network: NetworkModel | None = None
 ) -> list[HeldOut]:
     """Predict every measured DDP case of `run` but `fitted` that a scenario can describe.
 
@@ -66,11 +65,11 @@ def held_out(
             num_devices=int(row["num_devices"]),
             network=network,
             bucket_cap_mb=BucketCaps.parse(str(row["bucket_cap_mb"])),
-            batch_per_device=int(row["batch_per_device"]),
+            batch_size=int(row["batch_per_device"]),
             comm_hook=str(row["comm_hook"]),
             accumulate=int(row["accumulate"]),
         )
-        prediction = predict(calibration, scenario, step_alone=True)
+        prediction = predict(calibration, scenario)
         found.append(
             HeldOut(
                 str(row["case_id"]),
@@ -86,21 +85,5 @@ def held_out(
 
 
 def error_sizes(cases: Sequence[HeldOut]) -> list[float]:
-    """The errors of the cases that are predicted, percent, without signs."""
+    """The errors of the cases that are predicted, percent, without signs; the largest widens intervals."""
     return [abs(case.error_pct) for case in cases if case.error_pct is not None]
-
-
-def model_error_pct(cases: Sequence[HeldOut]) -> float | None:
-    """The largest error of any held-out case, percent: what a prediction may be off by; None without one."""
-    return max(error_sizes(cases), default=None)
-
-
-def drift(calibration: Calibration, run: RunData) -> Interval | None:
-    """Compare the time of one device alone in `run` with that when calibrated; None if not measured.
-
-    What a shared or throttled machine changed in between is no error of the simulation, but part of one.
-    """
-    now = single_steps(run, calibration.identity)
-    if not now or not calibration.single_step_ms:
-        return None
-    return ratio_of_medians(now, calibration.single_step_ms)

@@ -15,8 +15,8 @@ def parser() -> cli.Parser:
         prog=cli.command("predict"),
         description=__doc__,
         epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, a file that nccl-tests' "
-        "all_reduce_perf wrote as JSON (-J), the folder of a run whose all-reduces to take, or networks of "
-        "your own (FILE.toml, or one of them as FILE.toml:NAME).",
+        "all_reduce_perf wrote as JSON (-J), the folder of a calibrated run whose all-reduces to take, or a "
+        "network of your own, FILE.toml:NAME.",
     )
     made.add_argument(
         "run", type=Path, nargs="?", metavar="RUN", help="folder of a run with --calibrate; or --throughput"

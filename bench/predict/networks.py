@@ -1,12 +1,10 @@
-"""Networks: those of networks.toml and of a user's file, `link:RATE`, and the JSON log of nccl-tests."""
+"""Networks: those of networks.toml and of a user's file, `link:RATE`, and all-reduces that were measured."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -22,7 +20,9 @@ from .allreduce import (
     CostBand,
     CostCurve,
     at_ranks,
+    measured_curve,
     ring_factor,
+    ring_steps,
     tree_steps,
 )
 
@@ -53,13 +53,9 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     high: Annotated[float, Meta(ge=1, le=1e3)] = 1.1
     by_ranks: tuple[tuple[Annotated[int, Meta(ge=2, le=2**20)], Rate], ...] = ()
     whole: bool = False
-    whole_job: tuple[tuple[Annotated[int, Meta(ge=1, le=2**20)], Rate], ...] = ()
     nics: Annotated[int, Meta(ge=1, le=2**20)] | None = None
 
     def __post_init__(self) -> None:
-        nodes = [nodes for nodes, _ in self.whole_job]
-        if len(nodes) == 1 or nodes != sorted(set(nodes)):
-            raise ValueError("whole_job has two numbers of nodes or more, from few to many")
         if not isinstance(self.busbw_gb_per_s, float):
             sizes, times = zip(*((s, s / rate) for s, rate in self.busbw_gb_per_s), strict=True)
             if sizes[0] == 0 or list(sizes) != sorted(set(sizes)) or list(times) != sorted(times):
@@ -72,23 +68,15 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         curve = self._curve(num_members).with_lanes(nics)
         return CostBand(curve, curve.scaled(self.low), curve.scaled(self.high))
 
-    def job_band(self, num_ranks: int, num_nodes: int) -> CostBand:
-        """Cost an all-reduce of the whole job, between the points of `whole_job` on log-log axes.
-
-        Beyond the last it stays there, and the decline between the last two goes on at the pessimistic end.
-        """
-        if not self.whole_job:
-            return self.band(num_ranks)
-        *_, (nodes, rate), (last_nodes, last_rate) = self.whole_job
-        decline = math.log(last_rate / rate) / math.log(last_nodes / nodes)
-        beyond = max(num_nodes / last_nodes, 1.0) ** decline
-        known = CostCurve(self.whole_job)
-        curve = self._of_rate(known(min(num_nodes, last_nodes)), num_ranks)
-        return CostBand(curve, curve.scaled(self.low), curve.scaled(self.high / beyond))
-
     def _curve(self, num_members: int) -> CostCurve:
+        times_the_rate = 1.0
+        if self.by_ranks:
+            rate, most = CostCurve(self.by_ranks), self.by_ranks[-1][0]
+            times_the_rate = rate(min(num_members, most)) / rate(self.num_ranks)
         if isinstance(self.busbw_gb_per_s, float):
-            return self._of_rate(self.busbw_gb_per_s, num_members)
+            latency_ms, factor = tree_steps(num_members) * self.hop_ms, ring_factor(num_members)
+            gb_per_s = self.busbw_gb_per_s * times_the_rate
+            return CostCurve(tuple((s, latency_ms + factor * s / gb_per_s / 1e6) for s in SIZES))
         factor = ring_factor(self.num_ranks)
         measured = CostCurve(
             tuple((float(size), factor * size / rate / 1e6) for size, rate in self.busbw_gb_per_s)
@@ -96,25 +84,48 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         carried = at_ranks(
             measured, measured=self.num_ranks, wanted=num_members, hop_ms=self.hop_ms, steps=tree_steps
         )
-        if not self.by_ranks:
-            return carried
-        rate = CostCurve(self.by_ranks)
-        return carried.scaled(rate(self.num_ranks) / rate(min(num_members, self.by_ranks[-1][0])))
-
-    def _of_rate(self, gb_per_s: float, num_members: int) -> CostCurve:
-        latency_ms, factor = tree_steps(num_members) * self.hop_ms, ring_factor(num_members)
-        return CostCurve(tuple((float(s), latency_ms + factor * s / gb_per_s / 1e6) for s in SIZES))
+        return carried.scaled(1 / times_the_rate)
 
 
 @dataclass(frozen=True)
 class MeasuredNetwork:
-    """All-reduces that were measured elsewhere: by nccl-tests, or in another run."""
+    """All-reduces that were measured: by the calibration, in another run, or by nccl-tests."""
 
     name: str
     """In a word or two: it stands in legends."""
-    source: str
     allreduce: tuple[AllReduceTimes, ...]
-    """Of 2 ranks or more, one per number of ranks."""
+    source: str = (
+        "assumed on other numbers of ranks: the ring law for bytes, a tree's or ring's steps for latency"
+    )
+
+    def curve(self, num_ranks: int) -> CostCurve:
+        """Give the curve over exactly so many ranks; without points where it was not measured."""
+        return next(
+            (measured_curve(t.points) for t in self.allreduce if t.num_ranks == num_ranks), CostCurve()
+        )
+
+    def band(self, num_ranks: int) -> CostBand:
+        """Carry over the curve of the nearest number of ranks; latency grows as a tree's or a ring's steps.
+
+        Raises UsageError where there is none.
+        """
+        known = [times for times in self.allreduce if times.num_ranks > 1]
+        if not known:
+            raise UsageError(
+                f"{self.name} has no all-reduce over 2 ranks or more; name one, as --intra nvlink-h100"
+            )
+        nearest = min(known, key=lambda times: (abs(times.num_ranks - num_ranks), times.num_ranks))
+        measured, curve = nearest.num_ranks, measured_curve(nearest.points)
+        if measured == num_ranks or not curve.points:
+            return CostBand.exact(curve)
+
+        def carried(steps: Callable[[int], int]) -> CostCurve:
+            hop_ms = curve.points[0][1] / steps(measured)
+            return at_ranks(curve, measured=measured, wanted=num_ranks, hop_ms=hop_ms, steps=steps)
+
+        slow, quick = carried(ring_steps), carried(tree_steps)
+        estimate = quick if nearest.backend == "nccl" else slow
+        return CostBand(estimate, quick, slow) if num_ranks > measured else CostBand.exact(estimate)
 
 
 def networks_of(text: str, *, source: str) -> dict[str, NetworkModel]:
@@ -154,16 +165,15 @@ NETWORKS.update(networks_of(_OURS.read_text(encoding="utf-8"), source=_OURS.name
 
 _LINK = re.compile(r"link:(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>kbit|mbit|gbit)")
 _BIT_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_FILE = re.compile(r"(?P<path>.+\.toml)(?::(?P<name>[^/]*))?")
 
 
 def network(name: str, *, level: Level | None = None) -> NetworkModel:
-    """Look up a network; `link:350mbit` is one TCP link of that rate per node.
+    """Look up a network: ours, FILE.toml:NAME, or `link:350mbit`, one TCP link of that rate per node.
 
     Raises UsageError, naming the known ones, where there is none or it joins the other level.
     """
     link = _LINK.fullmatch(name)
-    if link and float(link["rate"]) > 0:
+    if link and float(link["rate"]) > 0 and level != "intra":
         return NetworkModel(
             name=name,
             level="inter",
@@ -174,48 +184,35 @@ def network(name: str, *, level: Level | None = None) -> NetworkModel:
             source=f"one TCP link per node; assumed: all but headers is payload ({TCP_SHARE:.1%}), "
             f"{1000 * LINK_HOP_MS:.0f} us a hop",
         )
-    known = [net.name for net in NETWORKS.values() if level in (None, net.level)]
-    if name not in known:
-        words = [*known, "link:RATE"] if level != "intra" else known
-        raise UsageError(f"unknown network {name!r}; {did_you_mean(name, words)} (RATE as 350mbit or 10gbit)")
-    return NETWORKS[name]
-
-
-def named_networks(name: str, *, level: Level | None = None) -> list[NetworkModel]:
-    """Look up what `network` knows, FILE.toml:NAME, or all of FILE.toml of that level, or that join nodes."""
-    named = _FILE.fullmatch(name)
-    if named is None:
-        return [network(name, level=level)]
-    path = Path(named["path"])
-    of_file = networks_of(read_text(path, most_bytes=MOST_JSON_BYTES, follow=True), source=str(path))
-    of_level = {key: net for key, net in of_file.items() if level in (None, net.level)}
-    found = [net for key, net in of_level.items() if named["name"] in (None, key)]
-    if named["name"] is None and level is None:
-        found = [net for net in found if net.level == "inter"] or found
-    if not found:
-        wanted = f"network {named['name']!r}" if named["name"] else "network"
-        known = f"; it has {', '.join(of_level)}" if of_level else ""
-        raise UsageError(f"{path} has no {wanted}{f' of level {level}' if level else ''}{known}")
-    return found
+    path, of_file, one = name.rpartition(".toml:")
+    known = NETWORKS
+    if of_file or name.endswith(".toml"):
+        path = f"{path}.toml" if of_file else name
+        known = networks_of(read_text(Path(path), most_bytes=MOST_JSON_BYTES, follow=True), source=path)
+    wanted = [net.name for net in known.values() if level in (None, net.level)]
+    if one in wanted:
+        return known[one]
+    if known is not NETWORKS:
+        raise UsageError(f"name a network of {path}, as {path}:NAME; it has {', '.join(wanted)}")
+    words = [*wanted, "link:RATE"] if level != "intra" else wanted
+    raise UsageError(f"unknown network {name!r}; {did_you_mean(name, words)} (RATE as 350mbit or 10gbit)")
 
 
 _Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 
 
 class _Timing(Struct):
-    """Of a message: us, and 10^9 bytes/s; `-C` times the CPU instead."""
+    """Of a message: us, and 10^9 bytes/s; `-C` times the CPU instead and has no `time`."""
 
-    time: Annotated[float, Meta(gt=0, le=1e15)] | None = None
-    alg_bw: _Number = 0.0
-    bus_bw: _Number = 0.0
-    cpu_time: Any = None
+    time: Annotated[float, Meta(gt=0, le=1e15)]
+    alg_bw: Annotated[float, Meta(gt=0, le=1e15)]
+    bus_bw: _Number
 
 
 class _Result(Struct):
     size: Bytes
     redop: Literal["sum", "prod", "min", "max", "avg"]
-    in_place: _Timing | None = None
-    out_of_place: _Timing | None = None
+    in_place: _Timing
 
 
 class _Config(Struct):
@@ -227,66 +224,31 @@ class _Config(Struct):
 
 
 class _Log(Struct):
-    """Before nccl-tests 2.17.9 the key after the results was spelt the second way."""
-
-    nccl_version: Any
     results: tuple[_Result, ...]
-    config: Any = None
-    average_bus_bandwidth: Any = None
-    average_bus_bandwidith: Any = None
+    config: _Config
 
 
 def parse_nccl_log(text: str, *, source: str = "the log") -> AllReduceTimes:
-    """Read what one run of `all_reduce_perf` wrote as JSON (`-J FILE`), versions 1 to 3: its in-place times.
+    """Read what one run of `all_reduce_perf` wrote as JSON (`-J FILE`): its in-place times, as DDP reduces.
 
-    DDP reduces in place. The ranks are those that the log tells, or follow from bus over algorithm bandwidth.
     Raises UsageError where it is of another collective, cut off, or has a result that is not understood.
     """
-    log = _whole_log(text, source)
-    again = "run all_reduce_perf again"
-    points: list[tuple[int, tuple[float, ...]]] = []
-    by_bandwidth = 0.0
-    for result in log.results:
-        place = result.in_place or result.out_of_place
-        if place is not None and place.cpu_time is not None:
-            raise UsageError(f"{source} has times of the CPU, not of the all-reduce; {again} without -C")
-        if place is None or place.time is None:
-            raise UsageError(f"{source}: the result of {result.size} bytes holds no time; {again}")
-        if result.size:
-            points.append((result.size, (place.time / 1000,)))
-            by_bandwidth = place.bus_bw / place.alg_bw if place.alg_bw else 0.0
-    if not points:
-        raise UsageError(f"{source} has no message above 0 bytes; run all_reduce_perf with -b 4K -e 1G")
     try:
-        config = msgspec.convert(log.config, _Config)
-        num_ranks = len(config.devices) * config.nthreads * config.ngpus
-    except msgspec.ValidationError:
-        num_ranks = max(round(2 / max(2 - by_bandwidth, 1e-3)), 1)
-    if num_ranks < 2:
-        raise UsageError(f"{source} is of one rank, which communicates nothing; run it over 2 GPUs or more")
-    if abs(by_bandwidth - ring_factor(num_ranks)) > 0.05:
-        raise UsageError(
-            f"{source}: busbw / algbw is {by_bandwidth:.2f}, an all-reduce over {num_ranks} ranks has "
-            f"{ring_factor(num_ranks):.2f}; give the log of all_reduce_perf"
-        )
-    return AllReduceTimes(num_ranks=num_ranks, backend="nccl", points=tuple(points))
-
-
-def _whole_log(text: str, source: str) -> _Log:
-    if not text.lstrip().startswith("{"):
-        raise UsageError(f"{source} is no log of nccl-tests in JSON; write one with all_reduce_perf -J FILE")
-    try:
-        log = msgspec.convert(json.loads(text), _Log)
-    except msgspec.ValidationError as error:
+        log = msgspec.json.decode(text, type=_Log)
+    except (ValueError, OverflowError, RecursionError) as error:
         raise UsageError(
             f"{source} is no log of nccl-tests' all_reduce_perf ({error}); write one with -J FILE"
         ) from None
-    except (ValueError, RecursionError):
+    num_ranks = len(log.config.devices) * log.config.nthreads * log.config.ngpus
+    points = tuple((one.size, (one.in_place.time / 1000,)) for one in log.results if one.size)
+    if num_ranks < 2 or not points:
         raise UsageError(
-            f"{source} is cut off: it is not valid JSON to its end; run all_reduce_perf again"
-        ) from None
-    if log.average_bus_bandwidth is None and log.average_bus_bandwidith is None:
-        raise UsageError(
-            f"{source} is cut off before its last part (average_bus_bandwidth); run all_reduce_perf again"
+            f"{source} communicates nothing; run all_reduce_perf -b 4K -e 1G over 2 GPUs or more"
         )
-    return log
+    last = log.results[-1].in_place
+    if abs(last.bus_bw / last.alg_bw - ring_factor(num_ranks)) > 0.05:
+        raise UsageError(
+            f"{source}: busbw / algbw is {last.bus_bw / last.alg_bw:.2f}, an all-reduce over {num_ranks} "
+            f"ranks has {ring_factor(num_ranks):.2f}; give the log of all_reduce_perf"
+        )
+    return AllReduceTimes(num_ranks=num_ranks, backend="nccl", points=points)

@@ -11,24 +11,28 @@ from typing import Any
 import msgspec
 import pandas as pd
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from ..cli import print_table, to_json
 from ..errors import UsageError
-from ..findings.numbers import per_second, short, with_interval
-from ..findings.wording import CPU_STAND_IN
+from ..findings.numbers import per_second, plural, short, with_interval
+from ..findings.wording import CPU_STAND_IN, cap_label, device_noun
 from ..results.disk import parse_json
 from ..results.store import write_output
 from ..stats.interval import Interval
 from ..text import visible
 from .calibration import Calibration, Identity
 from .held_out import HeldOut, error_sizes
-from .prediction import BESIDE_OTHERS, Prediction
-from .scaling_limit import RULE, Line
-from .scenario import Scenario
+from .prediction import Prediction
+from .scenario import OWN, Scenario
 
-VERSION = 3
+VERSION = 4
+
+LEAST_EFFICIENCY = 0.8
+"""Where it is first lower is said."""
+
+WORDS = {"network", "bucket cap", "link", "case"}
+"""Columns that hold no numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +40,16 @@ class Predictions:
     """What was calibrated, on which case, the predictions, and their errors on held-out cases."""
 
     identity: Identity
-    fitted: str | None
+    fitted: str
     notes: tuple[str, ...]
-    lines: tuple[Line, ...]
-    validation: tuple[HeldOut, ...] | None
-    rule: str = RULE
+    predictions: tuple[Prediction, ...]
+    validation: tuple[HeldOut, ...] = ()
 
     def to_json(self) -> str:
         """Write the text of `predictions.json`. What is not known is null."""
-        whole = {"schema_version": VERSION, **asdict(self)}
-        if self.validation is not None:
-            whole["validation"] = [asdict(case) | {"error_pct": case.error_pct} for case in self.validation]
-        return to_json(whole) + "\n"
+        errors = [asdict(case) | {"error_pct": case.error_pct} for case in self.validation]
+        answers = {"answers": self.answers()}
+        return to_json({"schema_version": VERSION, **answers, **asdict(self), "validation": errors}) + "\n"
 
     @classmethod
     def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Predictions:
@@ -65,24 +67,100 @@ class Predictions:
 
     def _check(self) -> None:
         """Raise ValueError for figures that no prediction has."""
-        predictions = [p for line in self.lines for p in line.predictions]
-        above_0 = [f for p in predictions for f in (p.step_ms, p.images_per_s, p.efficiency)]
-        others = [p.exposed_comm_ms for p in predictions]
-        others += [case.predicted_ms for case in self.validation or ()]
+        above_0 = [f for p in self.predictions for f in (p.step_ms, p.images_per_s, p.efficiency) if f]
+        others = [p.exposed_comm_ms for p in self.predictions] + [
+            case.predicted_ms for case in self.validation
+        ]
         for figure in filter(None, (*above_0, *others)):
             if not 0 <= figure.low <= figure.estimate <= figure.high < 1e15:
                 raise ValueError(f"an interval of {figure}")
-        if any(figure is not None and figure.low <= 0 for figure in above_0):
+        if any(figure.low <= 0 for figure in above_0):
             raise ValueError("a prediction is not above 0")
-        for line in self.lines:
-            if line.broken_at not in (None, *(p.num_devices for p in line.predictions)):
-                raise ValueError("a line breaks where it has no prediction")
+
+    def lines(self) -> list[list[Prediction]]:
+        """Group what is not refused by network and cap: lines from few devices to many."""
+        found: dict[tuple[str, str], list[Prediction]] = {}
+        for p in sorted(self.predictions, key=lambda p: p.num_devices):
+            if not p.reason:
+                found.setdefault((p.network, p.bucket_cap_mb), []).append(p)
+        return list(found.values())
+
+    def answers(self) -> list[str]:
+        """Say in a sentence each how far every line scales, and why others are not predicted."""
+        noun = device_noun(self.identity.device_type)
+        said = []
+        for line in self.lines():
+            last = line[-1]
+            if last.efficiency is None or last.num_devices == 1:
+                continue
+            faster = with_interval(last.efficiency.scaled(last.num_devices))
+            found = f"{_on(last)}: {plural(last.num_devices, noun)} train {faster} times as fast as one"
+            below = next((p for p in line if p.efficiency and p.efficiency.estimate < LEAST_EFFICIENCY), None)
+            if below is not None:
+                at = plural(below.num_devices, noun)
+                found += f"; of what was asked, efficiency is first below {LEAST_EFFICIENCY:.0%} on {at}"
+            said.append(f"{found}.")
+        refused = [p for p in self.predictions if p.reason]
+        return said + [f"{_on(p)}, {plural(p.num_devices, noun)}: {p.reason}." for p in refused]
+
+    def errors(self) -> tuple[list[str], list[list[str]], str]:
+        """Make headings and rows of the held-out cases in the same way, and what the errors are."""
+        named = ["link", "case", "measured (ms)", "predicted (ms)", "error (%)"]
+        rows = [
+            [
+                case.network,
+                case.case_id,
+                short(case.measured_ms),
+                with_interval(case.predicted_ms, digits=4) or case.reason,
+                "" if case.error_pct is None else f"{case.error_pct:+.1f}",
+            ]
+            for case in self.validation
+        ]
+        sizes = error_sizes(self.validation)
+        if not sizes:
+            return *_telling(named, rows), ""
+        most = max(case.num_devices for case in self.validation if case.error_pct is not None)
+        said = (
+            f"Error on {len(sizes)} held-out cases: {median(sizes):.1f}% at the median, {max(sizes):.1f}% at "
+        )
+        said += "the largest; intervals include it. " if self.predictions else "the largest. "
+        said += f"No case has more than {most} devices: beyond, the error was not measured."
+        return *_telling(named, rows), said
+
+
+def table(shown: Sequence[Prediction]) -> tuple[list[str], list[list[str]]]:
+    """Make headings and rows of text of predictions, at least one, that are not refused."""
+    unit = visible(per_second(shown[0].unit))
+    named = ["network", "bucket cap", "devices", "step (ms)", unit, "efficiency (%)", "exposed (ms)"]
+    rows = [
+        [
+            p.network,
+            cap_label(p.bucket_cap_mb),
+            f"{p.num_devices:,}",
+            *(with_interval(figure, digits=4) for figure in (p.step_ms, p.images_per_s)),
+            with_interval(p.efficiency, factor=100, digits=4),
+            with_interval(p.exposed_comm_ms, digits=4),
+        ]
+        for p in shown
+    ]
+    return _telling(named, rows)
+
+
+def _telling(named: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Leave out what all rows have in common; it stands elsewhere."""
+    common = {"network", "bucket cap", "link"}
+    kept = [i for i, name in enumerate(named) if name not in common or len({row[i] for row in rows}) > 1]
+    return [named[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def _on(p: Prediction) -> str:
+    return f"On {p.network}, bucket cap {cap_label(p.bucket_cap_mb)}"
 
 
 def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
     """Write `--csv`, one row per prediction. Raises UsageError where the file cannot be written."""
-    table = pd.DataFrame(map(_cells, predictions))
-    write_output(path, lambda part: table.to_csv(part, index=False, lineterminator="\n"), option="--csv")
+    rows = pd.DataFrame(map(_cells, predictions))
+    write_output(path, lambda part: rows.to_csv(part, index=False, lineterminator="\n"), option="--csv")
 
 
 def _cells(p: Prediction) -> dict[str, Any]:
@@ -96,105 +174,59 @@ def _cells(p: Prediction) -> dict[str, Any]:
     return row | {"network": p.network, "unit": p.unit, "reason": p.reason}
 
 
-def show(predictions: Sequence[Prediction]) -> None:
-    """Print the table of predictions, at least one."""
-    first = predictions[0]
-    of = "in all" if first.scaling == "strong" else "per device"
-    several = len({p.network for p in predictions}) > 1
-    refused = any(p.reason for p in predictions)
-    columns = ("devices", "cap MiB", "buckets", "step ms", escape(visible(per_second(first.unit))))
-    table = Table(
-        box=box.SIMPLE_HEAD, title=f"Predicted, {first.scaling} scaling, batch {first.batch_size} {of}"
-    )
-    for name in (*(("network",) if several else ()), *columns, "efficiency %", "exposed ms", "wait ms"):
-        table.add_column(name, justify="right")
-    if refused:
-        table.add_column("", overflow="fold")
-    for p in predictions:
-        table.add_row(
-            *((p.network,) if several else ()),
-            *(f"{p.num_devices}", p.bucket_cap_mb, f"{p.num_buckets}", _shown(p.step_ms)),
-            *(_shown(p.images_per_s), _shown(p.efficiency, 100), _shown(p.exposed_comm_ms)),
-            "" if p.wait_ms is None else f"{p.wait_ms:.2f}",
-            *((p.reason,) if refused else ()),
-        )
-    print_table(table)
+def show(found: Predictions) -> None:
+    """Print the answers, the tables, and what a reader of them has to know."""
+    for text in found.answers():
+        print(text)
+    for line in found.lines():
+        batch = f"batch {line[0].batch_size} {'in all' if line[0].scaling == 'strong' else 'per device'}"
+        _print(*table(line), title=f"{_on(line[0])}, {batch}")
+    if found.validation:
+        named, rows, said = found.errors()
+        _print(named, rows, title="Held out: cases that nothing was fitted to")
+        print(said)
+    for text in found.notes:
+        print(text)
 
 
-def show_validation(cases: Sequence[HeldOut]) -> None:
-    """Print the table of held-out cases."""
-    table = Table(box=box.SIMPLE_HEAD, title="Held out: cases that nothing was fitted to")
-    several = len({case.network for case in cases}) > 1
-    for name in (*(("link",) if several else ()), "case", "measured ms", "predicted ms", "error %"):
-        table.add_column(name, justify="left" if name == "case" else "right")
-    for case in cases:
-        error = "" if case.error_pct is None else f"{case.error_pct:+.1f}"
-        table.add_row(
-            *((case.network,) if several else ()),
-            *(case.case_id, short(case.measured_ms), _shown(case.predicted_ms) or case.reason, error),
+def _print(named: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> None:
+    table = Table(box=box.SIMPLE_HEAD, title=title)
+    for name in named:
+        table.add_column(
+            name, justify="left" if name in ("network", "bucket cap", "link", "case") else "right"
         )
+    for row in rows:
+        table.add_row(*row)
     print_table(table)
 
 
 def notes(
-    calibration: Calibration,
-    scenarios: Sequence[Scenario],
-    predictions: Sequence[Prediction],
-    validated: Sequence[HeldOut] | None,
-    changed: Interval | None = None,
+    calibration: Calibration, scenarios: Sequence[Scenario], *, predicted: bool, validated: bool
 ) -> tuple[str, ...]:
-    """List what a reader of the table has to know; `changed` is a drift of the machine beyond noise."""
-    batch = calibration.identity.batch_per_device
-    batches = {p.batch_size // (p.num_devices if p.scaling == "strong" else 1) for p in predictions}
-    lost = [dict(p.lost.shares_pct()) for p in predictions if p.lost is not None]
-    on_cores = calibration.identity.device_type == "cpu"
+    """List what a reader of the tables has to know."""
+    own = calibration.identity
     lines = [f"Calibration: {note}." for note in calibration.notes]
-    lines += [f"Network: {text}." for text in dict.fromkeys(one.network_source for one in scenarios)]
-    if batches - {batch}:
+    named = dict.fromkeys((net.name, net.source) for one in scenarios for net in one.networks)
+    lines += [f"Network: {name}: {source}." for name, source in named]
+    if any(one.batch_size != own.batch_per_device or one.scaling == "strong" for one in scenarios):
         lines.append("Compute is taken as proportional to the batch; a small batch on a GPU takes longer.")
-    if on_cores and any(one.network is not None for one in scenarios):
-        lines.append("Assumed: cores move the bytes, so a faster network takes more of them from compute.")
-    if any(shares.get(BESIDE_OTHERS, 0) >= 5 for shares in lost):
-        slower = "as much slower than alone as on the calibrated machine"
-        lines.append(f"Assumed: {BESIDE_OTHERS} stays {slower}.")
-    if any(p.exposed_comm_ms is None for p in predictions if not p.reason):
-        lines.append("Exposed communication is left out where it is not known to half its value.")
-    lines += _errors(calibration, validated or (), changed, predicted=bool(predictions))
-    if predictions:
+    if predicted and not validated:
+        of = "published rows" if calibration.num_ranks == 1 else "held-out cases"
+        error = calibration.model_error_pct
         lines.append(
-            "Parentheses hold 95% intervals; efficiency is throughput over n times that of one device."
+            "Intervals leave the model's own error out: it was not measured; --validate does."
+            if error is None
+            else f"Intervals include the model's error on {of}, {error:.1f}%."
         )
-    if on_cores:
+    if predicted:
+        lines.append(
+            "Parentheses hold 95% intervals; efficiency is throughput over n times that of one device; "
+            "exposed is communication that a step waits for."
+        )
+    if own.device_type == "cpu":
+        if any(one.network_name != OWN for one in scenarios):
+            lines.append(
+                "Assumed: cores move the bytes, so a faster network takes more of them from compute."
+            )
         lines.append(f"{CPU_STAND_IN}.")
     return tuple(lines)
-
-
-def _errors(
-    calibration: Calibration, validated: Sequence[HeldOut], changed: Interval | None, *, predicted: bool
-) -> list[str]:
-    """Say how far the model was off on held-out cases, and whether the intervals hold that."""
-    sizes = error_sizes(validated)
-    refused = len(validated) - len(sizes)
-    lines = [f"Of the held-out cases {refused} could not be predicted."] if refused else []
-    if sizes:
-        most = max(case.num_devices for case in validated if case.error_pct is not None)
-        lines.append(
-            f"Error on {len(sizes)} held-out cases: {median(sizes):.1f}% at the median, {max(sizes):.1f}% at "
-            f"the largest{'; the intervals of predictions include it' if predicted else ''}. None has more "
-            f"than {most} devices: beyond, the error was not measured."
-        )
-    elif calibration.model_error_pct is not None:
-        of = "published rows" if calibration.num_ranks == 1 else "held-out cases"
-        lines.append(f"Intervals include the model's error on {of}, {calibration.model_error_pct:.1f}%.")
-    elif predicted:
-        lines.append("Intervals leave the model's own error out: it was not measured; --validate does.")
-    if changed is not None:
-        lines.append(
-            f"The machine changed: one device alone took {_shown(changed)} times as long when these "
-            "cases were measured as when it was calibrated; the errors hold that too."
-        )
-    return lines
-
-
-def _shown(value: Interval | None, factor: float = 1.0) -> str:
-    return with_interval(value, factor=factor, digits=4)

@@ -7,80 +7,46 @@ not known of the network (the band of its curve), and the model's error where th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, stdev
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import scipy
 from msgspec import Meta
 
 from ..buckets import assign_cap
 from ..case import wire_share
-from ..cli import command, speaker
 from ..stats.interval import Interval
-from .allreduce import AllReduceTimes, Samples, on_shared_cores
+from .allreduce import Samples, on_shared_cores
 from .calibration import Calibration
 from .networks import MeasuredNetwork
-from .scenario import Scenario, as_calibrated, batch_per_device, cost_band, own_curves
-from .timeline import Compute, SimulatedStep, make_work, simulate
+from .scenario import OWN, Scenario, as_calibrated, batch_per_device, cost_band
+from .timeline import Compute, make_work, simulate
 
 MOST_HALF_WIDTH = 0.5
 """A figure whose 95% half-width is a larger share of its value says its order of magnitude at most."""
 
-NETWORK_END = 0.776
-"""Within its band a network is anywhere, most likely in the middle: 95% of a triangle lie this far out."""
-
 PARTS = ("forward_ms", "data_ms", "backward_ms", "optimizer_ms")
 SLOWDOWNS = ("compute_slowdown", "comm_slowdown")
 
-LITTLE_OF_STEP = 0.05
-"""An exposed communication that is known to this share of the step is known well enough, however small."""
 
-MOST_TIMES = 30.0
-"""Calibrating that many times as long is not proposed: a quieter machine helps more."""
+class Estimate(NamedTuple):
+    """What one simulated step gives, without intervals."""
 
-BANDWIDTH = "exposed communication for bandwidth"
-LATENCY = "exposed communication for latency"
-HANDLING = "copying buckets, and what the simulation lacks"
-RANK_SPREAD = "rank spread, waiting for the slowest"
-BESIDE_OTHERS = "compute of a rank beside others"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Losses:
-    """Milliseconds of a step; together they are what it takes beyond the same work on one device alone.
-
-    Exposed communication, less what would remain if it took no time, is split as the all-reduces by
-    themselves are: time that grows with bytes, time that does not. It holds compute slowed by communication.
-    """
-
-    bandwidth_ms: float
-    latency_ms: float
-    handling_ms: float
-    rank_spread_ms: float
-    sharing_ms: float
-
-    def shares_pct(self) -> list[tuple[str, float]]:
-        """Cause and share of the time lost, largest first; empty where nothing is lost."""
-        parts = {
-            BANDWIDTH: self.bandwidth_ms,
-            LATENCY: self.latency_ms,
-            HANDLING: self.handling_ms,
-            RANK_SPREAD: self.rank_spread_ms,
-            BESIDE_OTHERS: self.sharing_ms,
-        }
-        lost = {cause: ms for cause, ms in parts.items() if ms > 0}
-        total_ms = sum(lost.values())
-        ordered = sorted(lost.items(), key=lambda part: -part[1])
-        return [(cause, 100 * ms / total_ms) for cause, ms in ordered]
+    step_ms: float
+    images_per_s: float
+    """Units per second, whatever the workload counts."""
+    efficiency: float
+    """Throughput over n times that of one device."""
+    exposed_comm_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One scenario's outcome: a row of the table on the terminal, of the CSV, the JSON and the page.
+    """One scenario's outcome: a row of the table, of the CSV, the JSON and the page.
 
-    Where `reason` says why it is refused, it has no figures. Exposed communication may be missing alone.
+    Where `reason` says why it is refused, it has no figures, which are those of `Estimate`.
     """
 
     num_devices: Annotated[int, Meta(ge=1)]
@@ -93,143 +59,101 @@ class Prediction:
     comm_hook: str
     accumulate: int
     unit: str
-    num_buckets: int
-    asked: bool = True
-    """By the user; or made to draw the line."""
     step_ms: Interval | None = None
     images_per_s: Interval | None = None
-    """Units per second, counted in `unit`."""
     efficiency: Interval | None = None
-    """Throughput over n times that of one device."""
     exposed_comm_ms: Interval | None = None
-    lost: Losses | None = None
-    timeline: SimulatedStep | None = None
-    """The step of the estimate, on the slowest rank."""
     reason: str = ""
 
     def __post_init__(self) -> None:
-        figures = [f for f in (self.step_ms, self.images_per_s, self.efficiency) if f is not None]
-        if len(figures) != (0 if self.reason else 3):
+        figures = self.step_ms, self.images_per_s, self.efficiency, self.exposed_comm_ms
+        if sum(figure is not None for figure in figures) != (0 if self.reason else len(figures)):
             raise ValueError("a prediction has neither figures nor a reason for none, or both")
-
-    @property
-    def wait_ms(self) -> float | None:
-        """Of the step: waiting for the slowest rank."""
-        return None if self.lost is None else self.lost.rank_spread_ms
-
-
-@dataclass(frozen=True)
-class _Simulated:
-    """A step; its ms, units per second, efficiency and exposed communication; more of it when asked."""
-
-    step: SimulatedStep
-    figures: tuple[float, float, float, float]
-    losses: Callable[[], Losses]
 
 
 def predict(
-    calibration: Calibration,
-    scenario: Scenario,
-    *,
-    with_interval: bool = True,
-    model_error_pct: float | None = None,
-    step_alone: bool = False,
+    calibration: Calibration, scenario: Scenario, *, model_error_pct: float | None = None
 ) -> Prediction:
-    """Predict one scenario; without `with_interval` the intervals hold the model's error alone.
+    """Predict one scenario; `model_error_pct` is the model's error, if it is not the calibration's.
 
-    `model_error_pct` is the half-width of the model's error, instead of the calibration's own; `step_alone`
-    refuses by the width of the step's interval, whatever that of throughput and efficiency. Raises UsageError
-    where the scenario asks for what its network or batch cannot give.
+    Raises UsageError where the scenario asks for what its network or batch cannot give.
     """
     scenario = as_calibrated(calibration, scenario)
-    simulated = _simulated(calibration, scenario)
-    pairs = list(_varied(calibration, scenario)) if with_interval else []
-    ends = [tuple(_simulated(*inputs).figures for inputs in pair) for pair in pairs]
-    error_pct = (calibration.model_error_pct if model_error_pct is None else model_error_pct) or 0.0
-    errors = (*[error_pct / 100] * 3, 0.0)
-    step_ms, images_per_s, efficiency, exposed = (
-        _interval(simulated.figures[i], [(low[i], high[i]) for low, high in ends], error)
-        for i, error in enumerate(errors)
+    middle = estimate(calibration, scenario)
+    pairs = [(estimate(*one), estimate(*other)) for one, other in _varied(calibration, scenario)]
+    error = ((calibration.model_error_pct if model_error_pct is None else model_error_pct) or 0.0) / 100
+    step_ms, images_per_s, efficiency = (
+        _interval(middle[i], [(low[i], high[i]) for low, high in pairs], error) for i in range(3)
     )
-
-    def made(**found: Any) -> Prediction:
-        return Prediction(
-            num_devices=scenario.num_devices,
-            bucket_cap_mb=str(scenario.bucket_cap_mb),
-            network=scenario.network_name,
-            scaling=scenario.scaling,
-            batch_size=scenario.batch_per_device or 0,
-            comm_hook=scenario.comm_hook,
-            accumulate=scenario.accumulate,
-            unit=calibration.identity.unit,
-            num_buckets=len(simulated.step.buckets),
-            **found,
-        )
-
-    width = width_of(step_ms) if step_alone else width_of(step_ms, images_per_s, efficiency)
-    if width > MOST_HALF_WIDTH:
-        return made(reason=refusal(width, error_pct=error_pct))
     # The model's error is one of the step; the part that is communication carries all of it.
-    reach = error_pct / 100 * step_ms.estimate
-    exposed = replace(
-        exposed,
-        low=max(exposed.estimate - math.hypot(exposed.estimate - exposed.low, reach), 0.0),
-        high=exposed.estimate + math.hypot(exposed.high - exposed.estimate, reach),
+    exposed_ms = middle.exposed_comm_ms
+    apart = [[one.exposed_comm_ms - exposed_ms for one in pair] for pair in pairs]
+    below, above = (
+        math.hypot(error * middle.step_ms, *(max(*(sign * ms for ms in pair), 0.0) for pair in apart))
+        for sign in (-1, 1)
     )
-    return made(
-        step_ms=step_ms,
-        images_per_s=images_per_s,
-        efficiency=efficiency,
-        exposed_comm_ms=None if is_exposed_refused(exposed, step_ms) else exposed,
-        lost=simulated.losses(),
-        timeline=simulated.step,
-    )
-
-
-def efficiency_of(calibration: Calibration, scenario: Scenario) -> float:
-    """Predict the efficiency of one scenario without an interval."""
-    return _simulated(calibration, as_calibrated(calibration, scenario)).figures[2]
-
-
-def width_of(*figures: Interval) -> float:
-    """The widest half interval over its value; infinite where one is unbounded or its value 0."""
-    return max(_half_width(figure) for figure in figures)
-
-
-def is_exposed_refused(exposed_ms: Interval, step_ms: Interval) -> bool:
-    """Whether exposed communication is known neither to half its value nor to a small share of the step."""
-    half_ms = (exposed_ms.high - exposed_ms.low) / 2
-    return width_of(exposed_ms) > MOST_HALF_WIDTH and not half_ms <= LITTLE_OF_STEP * step_ms.estimate
-
-
-def refusal(width: float, *, error_pct: float = 0.0) -> str:
-    """Say why a prediction of this half-width over its value is not shown, and what would narrow it.
-
-    The width goes as 1 / sqrt(rounds); `error_pct` is the model's error that the interval holds.
-    """
+    half_widths = (figure.half_width for figure in (step_ms, images_per_s, efficiency))
+    width = max(half if math.isfinite(half) else math.inf for half in half_widths)
     size = f"±{100 * width:,.0f}%" if width < 100 else "unbounded"
-    times = (min(width, 1e9) / MOST_HALF_WIDTH) ** 2
-    if error_pct / 100 > MOST_HALF_WIDTH:
-        off = f"the simulation was off by up to {error_pct:.0f}% on held-out cases"
-        remedy = f"{off}; calibrate on a quieter machine"
-    elif times > MOST_TIMES:
-        remedy = f"calibrate on a quieter machine; {command('doctor')} says what disturbs it"
-    else:
-        longer = f"{times:.1f} times the --max-time or --rounds"
-        remedy = f"calibrate longer with {speaker('run')} --calibrate, {longer}"
-    return f"not predicted: the interval would be {size}; {remedy}"
+    refusal = f"not predicted: the interval would be {size}; calibrate longer, or on a quieter machine"
+    figures: dict[str, Any] = {
+        "step_ms": step_ms,
+        "images_per_s": images_per_s,
+        "efficiency": efficiency,
+        "exposed_comm_ms": Interval(exposed_ms, max(exposed_ms - below, 0.0), exposed_ms + above),
+    }
+    return Prediction(
+        num_devices=scenario.num_devices,
+        bucket_cap_mb=str(scenario.bucket_cap_mb),
+        network=scenario.network_name,
+        scaling=scenario.scaling,
+        batch_size=scenario.batch_size or 0,
+        comm_hook=scenario.comm_hook,
+        accumulate=scenario.accumulate,
+        unit=calibration.identity.unit,
+        **(figures if width <= MOST_HALF_WIDTH else {"reason": refusal}),
+    )
 
 
-def _half_width(figure: Interval) -> float:
-    if not (math.isfinite(figure.low) and math.isfinite(figure.high)):
-        return math.inf
-    if figure.estimate <= 0:
-        return math.inf if figure.high > 0 else 0.0
-    return figure.half_width
+def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estimate:
+    """Simulate a scenario from the medians of a calibration; `end` is that of the network's band."""
+    scenario = as_calibrated(c, scenario)
+    n, times, batch = scenario.num_devices, scenario.accumulate, batch_per_device(scenario)
+    size, micro = batch / c.identity.batch_per_device, c.compute()
+    compute = Compute(
+        before_ms=size * (times * micro.before_ms + (times - 1) * micro.backward_ms),
+        backward_ms=size * micro.backward_ms,
+        after_ms=micro.after_ms,
+    )
+    # A rank's compute was measured beside other ranks, which may slow it; one device has no others.
+    single_ms = compute.total_ms * median(c.single_step_ms or (micro.total_ms,)) / micro.total_ms
+    step_ms, exposed_ms = single_ms, 0.0
+    if n > 1:
+        sizes = [p.num_bytes for p in c.parameters]
+        layout = assign_cap(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in c.parameters])
+        cost, slowdown = getattr(cost_band(scenario), end), c.slowdown()
+        if c.identity.device_type == "cpu" and scenario.network_name != OWN:
+            slowdown = on_shared_cores(
+                slowdown,
+                core_share=median(c.comm_core_share),
+                calibrated=MeasuredNetwork(OWN, c.allreduce).curve(c.num_ranks),
+                asked=cost,
+                num_bytes=sum(sizes),
+            )
+        ready_ms = [size * min(p.ready_ms, micro.backward_ms) for p in c.parameters]
+        step = simulate(
+            make_work(sizes, ready_ms, layout, cost, wire_share=wire_share(scenario.comm_hook)),
+            compute,
+            slowdown=slowdown,
+            copy_ms=median(c.copy_ms),
+            residual_ms=median(c.residual_ms),
+        )
+        step_ms, exposed_ms = step.step_ms, step.exposed_comm_ms
+    per_device = 1000 * batch * times * c.identity.units_per_sample
+    return Estimate(step_ms, n * per_device / step_ms, single_ms / step_ms, exposed_ms)
 
 
-Inputs: TypeAlias = tuple[Calibration, Scenario, float]
-"""A calibration, a scenario, and the place within the network's band."""
+Inputs: TypeAlias = tuple[Calibration, Scenario, str]
 
 
 def _varied(c: Calibration, scenario: Scenario) -> Iterator[tuple[Inputs, Inputs]]:
@@ -237,32 +161,26 @@ def _varied(c: Calibration, scenario: Scenario) -> Iterator[tuple[Inputs, Inputs
 
     Parts of a step get longer together, and so do an all-reduce's times over sizes.
     """
-    yield (c, scenario, -NETWORK_END), (c, scenario, NETWORK_END)
+    yield (c, scenario, "low"), (c, scenario, "high")
     middle = median(c.backward_ms)
     paces = [end / middle if middle else 1.0 for end in _ends(c.backward_ms)]
-    slower, faster = ((_paced(c, pace), scenario, 0.0) for pace in paces)
+    slower, faster = ((_paced(c, pace), scenario, "estimate") for pace in paces)
     yield slower, faster
-    for name in ("copy_ms", "residual_ms", "slowest_spread", "single_step_ms", *SLOWDOWNS, "comm_core_share"):
+    for name in ("copy_ms", "residual_ms", "single_step_ms", *SLOWDOWNS, "comm_core_share"):
         samples: Samples = getattr(c, name)
         if len(samples) > 1:
             least = 1.0 if name in SLOWDOWNS else min(*samples, 0.0)
             moved: list[dict[str, Any]] = [{name: (max(end, least),)} for end in _ends(samples)]
             low, high = (replace(c, **ends) for ends in moved)
-            yield (low, scenario, 0.0), (high, scenario, 0.0)
+            yield (low, scenario, "estimate"), (high, scenario, "estimate")
     if isinstance(scenario.network, MeasuredNetwork):
-        low_net, high_net = (
-            replace(scenario.network, allreduce=ends) for ends in _curves(scenario.network.allreduce)
-        )
-        yield (c, replace(scenario, network=low_net), 0.0), (c, replace(scenario, network=high_net), 0.0)
-    else:
-        low, high = (replace(c, allreduce=ends) for ends in _curves(c.allreduce))
-        yield (low, scenario, 0.0), (high, scenario, 0.0)
+        quick, slow = (replace(scenario, network=_moved(scenario.network, sign)) for sign in (-1, 1))
+        yield (c, quick, "estimate"), (c, slow, "estimate")
 
 
 def _paced(c: Calibration, pace: float) -> Calibration:
     steps: dict[str, Any] = {name: (pace * median(getattr(c, name)),) for name in PARTS}
-    parameters = tuple(replace(p, ready_ms=pace * p.ready_ms) for p in c.parameters)
-    return replace(c, parameters=parameters, **steps)
+    return replace(c, parameters=tuple(replace(p, ready_ms=pace * p.ready_ms) for p in c.parameters), **steps)
 
 
 def _ends(samples: Samples) -> tuple[float, float]:
@@ -275,84 +193,23 @@ def _ends(samples: Samples) -> tuple[float, float]:
     return middle - reach, middle + reach
 
 
-def _curves(allreduce: tuple[AllReduceTimes, ...]) -> tuple[tuple[AllReduceTimes, ...], ...]:
-    """All-reduces whose every time is as short, or as long, as its repetitions leave open."""
+def _moved(network: MeasuredNetwork, sign: int) -> MeasuredNetwork:
+    """The network whose every time is as short, or as long, as its repetitions leave open."""
 
-    def moved(sign: int) -> tuple[AllReduceTimes, ...]:
-        def of(times: Samples) -> float:
-            reach = (max(times) - min(times)) / 2 / math.sqrt(len(times))
-            return max(median(times) + sign * reach, min(times))
+    def of(times: Samples) -> float:
+        reach = (max(times) - min(times)) / 2 / math.sqrt(len(times))
+        return max(median(times) + sign * reach, min(times))
 
-        return tuple(replace(one, points=tuple((s, (of(t),)) for s, t in one.points)) for one in allreduce)
-
-    return moved(-1), moved(1)
+    moved = (replace(one, points=tuple((s, (of(t),)) for s, t in one.points)) for one in network.allreduce)
+    return replace(network, allreduce=tuple(moved))
 
 
-def _is_on_shared_cores(calibration: Calibration, scenario: Scenario) -> bool:
-    own = any(times.num_ranks == calibration.num_ranks > 1 for times in calibration.allreduce)
-    return calibration.identity.device_type == "cpu" and scenario.network is not None and own
-
-
-def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simulated:
-    """Simulate a scenario from the medians of a calibration; `place` is that in the network's band."""
-    n, times = scenario.num_devices, scenario.accumulate
-    batch = batch_per_device(scenario)
-    size = batch / c.identity.batch_per_device
-    sizes = [p.num_bytes for p in c.parameters]
-    layout = assign_cap(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in c.parameters])
-    comm, slowdown, micro = cost_band(c, scenario).at(place), c.slowdown(), c.compute()
-    if _is_on_shared_cores(c, scenario):
-        calibrated = own_curves(c.allreduce)[c.num_ranks]
-        share = median(c.comm_core_share)
-        slowdown = on_shared_cores(
-            slowdown, core_share=share, calibrated=calibrated, asked=comm, num_bytes=sum(sizes)
-        )
-
-    def step_of(micro: Compute) -> Compute:
-        before_ms = times * micro.before_ms + (times - 1) * micro.backward_ms
-        return Compute(
-            before_ms=size * before_ms, backward_ms=size * micro.backward_ms, after_ms=micro.after_ms
-        )
-
-    # A rank's compute was measured beside other ranks, which may slow it; one device has no others.
-    by_itself = median(c.single_step_ms or (micro.total_ms,)) / micro.total_ms
-    quiet = by_itself if n == 1 else 1.0
-    own, single = step_of(micro.scaled(quiet)), step_of(micro.scaled(by_itself))
-    slowest = median(c.slowest_spread or (1.0,)) if n > 1 else 1.0
-    ready_ms = [min(p.ready_ms, micro.backward_ms) * quiet * size * slowest for p in c.parameters]
-    work = make_work(sizes, ready_ms, layout, comm, wire_share=wire_share(scenario.comm_hook))
-    compute = own.scaled(slowest)
-    copy_ms, residual_ms = (0.0, 0.0) if n == 1 else (median(c.copy_ms), median(c.residual_ms))
-    step = simulate(work, compute, slowdown=slowdown, copy_ms=copy_ms, residual_ms=residual_ms)
-    per_sample = c.identity.units_per_sample
-    units_per_s = batch * per_sample * n * times * 1000 / step.step_ms
-    of_single = batch * per_sample * times * 1000 / single.total_ms
-
-    def losses() -> Losses:
-        without_copies = simulate(work, compute, slowdown=slowdown)
-        network_ms = max(step.exposed_comm_ms - max(step.step_ms - without_copies.step_ms, 0.0), 0.0)
-        latency = min(comm(1.0) * len(layout) / step.comm_ms, 1.0) if step.comm_ms > 0 else 0.0
-        return Losses(
-            bandwidth_ms=network_ms * (1 - latency),
-            latency_ms=network_ms * latency,
-            handling_ms=step.exposed_comm_ms - network_ms,
-            rank_spread_ms=own.total_ms * (slowest - 1),
-            sharing_ms=own.total_ms - single.total_ms,
-        )
-
-    figures = (step.step_ms, units_per_s, units_per_s / n / of_single, step.exposed_comm_ms)
-    return _Simulated(step, figures, losses)
-
-
-def _interval(estimate: float, pairs: Sequence[tuple[float, float]], error: float) -> Interval:
-    """Form the 95% interval about `estimate` from what each input at its ends gives, on the logarithm.
+def _interval(middle: float, pairs: Sequence[tuple[float, float]], error: float) -> Interval:
+    """Form the 95% interval about `middle` from what each input at its ends gives, on the logarithm.
 
     Inputs are independent, so their reaches add in quadrature, and with them the model's `error`, a share.
     """
-    if estimate <= 0:
-        ends = [end for pair in pairs for end in pair]
-        return Interval(estimate, min(ends, default=estimate), max(ends, default=estimate))
-    reaches = [[math.log(estimate / end) if end > 0 else math.inf for end in pair] for pair in pairs]
+    reaches = [[math.log(middle / end) if end > 0 else math.inf for end in pair] for pair in pairs]
     below = math.hypot(math.log1p(error), *(max(*pair, 0.0) for pair in reaches))
     above = math.hypot(math.log1p(error), *(max(*(-one for one in pair), 0.0) for pair in reaches))
-    return Interval(estimate, estimate * math.exp(-below), estimate * math.exp(above))
+    return Interval(middle, middle * math.exp(-below), middle * math.exp(above))

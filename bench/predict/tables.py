@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from statistics import mean, median
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,10 +19,8 @@ from ..findings.wording import step_labels, unit_of, units_per_sample
 from ..results.round_times import ByRound, RoundTimes
 from ..results.schema import records
 from ..results.store import RunData
-from .allreduce import AllReduceTimes, Samples, measured_curve
+from .allreduce import AllReduceTimes, measured_curve
 from .calibration import Identity, differences
-
-Points: TypeAlias = tuple[tuple[int, Samples], ...]
 
 
 def ddp_cases(run: RunData, *, least: int = 2) -> list[dict[str, Any]]:
@@ -31,16 +30,12 @@ def ddp_cases(run: RunData, *, least: int = 2) -> list[dict[str, Any]]:
     return records(chosen[chosen["bucket_bytes"].notna()])
 
 
-def single_case(run: RunData, wanted: Identity) -> str:
-    """Find the case of `single` with that batch and step; empty where none was measured."""
+def single_steps(run: RunData, wanted: Identity) -> ByRound:
+    """Give the step of `single` with that batch and step by round, ms; empty where it was not measured."""
     cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
     rows = records(cases[cases["batch_per_device"] == wanted.batch_per_device])
-    return next((str(row["case_id"]) for row in rows if _step(row) == wanted.step), "")
-
-
-def single_steps(run: RunData, wanted: Identity) -> Samples:
-    """List the step times of `single` with that batch and step, ms, one per round; empty if not measured."""
-    return tuple(run.times.step_ms("timed").get(single_case(run, wanted), {}).values())
+    case_id = next((str(row["case_id"]) for row in rows if _step(row) == wanted.step), "")
+    return run.times.step_ms("timed").get(case_id, {})
 
 
 def _step(case: Mapping[Any, Any]) -> str:
@@ -74,54 +69,42 @@ def most_like(run: RunData, wanted: Identity) -> Identity | None:
     return min(found, key=lambda one: len(differences(one, wanted)), default=None)
 
 
-def rank_steps(blocks: pd.DataFrame, *phases: str) -> dict[int, dict[int, list[float]]]:
-    """Collect every step's ms of these phases by round and rank."""
-    found: dict[int, dict[int, list[float]]] = {}
+def local_steps(blocks: pd.DataFrame, *phases: str) -> tuple[ByRound, float]:
+    """Give a typical rank's step by round, ms, and how many times as long the slowest takes."""
+    steps: dict[int, dict[int, list[float]]] = {}
     chosen = blocks[blocks["phase"].isin(phases)]
     for r, rank, text in zip(chosen["round"], chosen["rank"], chosen["steps_ms"], strict=True):
-        steps_ms = found.setdefault(int(r), {}).setdefault(int(rank), [])
-        steps_ms += [float(ms) for ms in str(text).split()]
-    return found
-
-
-def allreduce_of_run(run: RunData) -> AllReduceTimes:
-    """Take the all-reduce curve from the DDP case of most buckets, then of fewest devices.
-
-    Raises UsageError where the run has none.
-    """
-    cases = [case for case in ddp_cases(run) if case["comm_hook"] == "none"]
-    if not cases:
-        raise UsageError(f"{run.path} has no measured DDP case over 2 devices or more; name another run")
-    return allreduce_times(run, max(cases, key=lambda case: (case["num_buckets"], -case["num_devices"])))
+        steps.setdefault(int(r), {}).setdefault(int(rank), []).extend(map(float, str(text).split()))
+    typical = {r: float(np.median(np.concatenate(list(ranks.values())))) for r, ranks in steps.items()}
+    # As throughput is measured: the mean of a round's steps, each of the slowest rank.
+    longest = {r: mean(map(max, zip(*ranks.values(), strict=False))) for r, ranks in steps.items()}
+    return typical, median(longest[r] / typical[r] for r in steps) if steps else 1.0
 
 
 def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
-    """Bring the measured curve in line with what the case's buckets took; without one, take their rate.
+    """Bring the measured curve in line with what the case's buckets took.
 
     The curve is taken once and in one go, the buckets in every round: what held the network up just then
-    is no part of any step. Raises UsageError where the run has neither.
+    is no part of any step. Raises UsageError where there is no curve.
     """
-    replay = bucket_ms_by_round(run, str(case["case_id"]))
-    sizes = BucketLayout.parse(str(case["bucket_bytes"])).num_bytes
-    sent = [size * wire_share(str(case["comm_hook"])) for size in sizes]
+    replay = list(bucket_ms_by_round(run, str(case["case_id"])).values())
+    share = wire_share(str(case["comm_hook"]))
+    sent = [size * share for size in BucketLayout.parse(str(case["bucket_bytes"])).num_bytes]
     num_ranks, backend = int(case["num_devices"]), str(case["backend"])
     rows = run.allreduce[(run.allreduce["num_devices"] == num_ranks) & (run.allreduce["backend"] == backend)]
-    if len(rows):
-        columns = ["bytes", "time_ms_low", "time_ms", "time_ms_high"]
-        points = tuple(
-            (int(size), tuple(ms for ms in times if not math.isnan(ms)))
-            for size, *times in rows[columns].itertuples(index=False)
-        )
-        if replay:
-            points = reconciled(points, sent, float(np.median(list(replay.values()))))
-    elif replay:
-        total = sum(sent)
-        ends = (4096, round(total))
-        points = tuple((size, tuple(ms * size / total for ms in replay.values())) for size in ends)
-    else:
+    columns = ["bytes", "time_ms_low", "time_ms", "time_ms_high"]
+    points = tuple(
+        (int(size), tuple(ms for ms in times if not math.isnan(ms)))
+        for size, *times in rows[columns].itertuples(index=False)
+    )
+    if not points:
         raise UsageError(
             f"{run.path}: {case['case_id']} has no communication measured by itself; measure it again"
         )
+    by_curve_ms = sum(map(measured_curve(points), sent))
+    factor = median(replay) / by_curve_ms if replay and by_curve_ms else 0.0
+    # One factor; what took no time tells none.
+    points = tuple((size, tuple(ms * (factor or 1.0) for ms in times)) for size, times in points)
     return AllReduceTimes(num_ranks=num_ranks, backend=backend, points=points)
 
 
@@ -132,18 +115,3 @@ def bucket_ms_by_round(run: RunData, case_id: str) -> ByRound:
     buffers_ms = [float(detail.get("buffers_ms", 0.0)) for detail in details]
     of_buckets = blocks.assign(block_ms=blocks["block_ms"] - buffers_ms, detail=None)
     return RoundTimes.of(of_buckets).step_ms("comm").get(case_id, {})
-
-
-def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Points:
-    """Multiply the curve's times by one factor so that messages of `sizes` take `total_ms` together.
-
-    Args:
-        points: (message bytes, ms of each repetition, or the median and its 95% interval).
-        sizes: bytes of the messages that were sent back to back.
-        total_ms: what they took. Where it or the curve is no time at all, the curve stays as it is.
-    """
-    by_curve_ms = sum(map(measured_curve(points), sizes))
-    if total_ms <= 0 or by_curve_ms <= 0:
-        return points
-    factor = total_ms / by_curve_ms
-    return tuple((size, tuple(ms * factor for ms in times)) for size, times in points)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ from ..errors import ExitCode, UsageError
 from ..findings.findings import conclude
 from ..findings.notes import why_not_measured
 from ..manifest import Timing
-from ..predict.bound import bound
-from ..predict.calibration import load_calibration
 from ..predict.from_pass import write_calibration
 from ..results.disk import reason, replace_file
 from ..results.journal import JOURNAL, read
@@ -66,7 +63,6 @@ def close(
         timed_share_pct=round(100 * recorder.timed_s / measured_s, 1),
     )
     recorder.tell(timing=timing)
-    missing = None
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         say(missing)
     page = write_page(folder)
@@ -78,8 +74,6 @@ def close(
         recorder.comparisons,
         earlier=earlier_runs(folder, recorder.manifest),
     )
-    if settings.calibrate and missing is None and (calibration := load_calibration(folder)).num_ranks > 1:
-        conclusion = dataclasses.replace(conclusion, notes=(*conclusion.notes, bound(calibration)))
     if how.as_json:
         print(to_json(summary_of(folder, cases, conclusion, timing)))
     elif not how.quiet:

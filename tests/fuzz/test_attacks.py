@@ -85,7 +85,7 @@ def commands(run, other, new):
         "predict": (str(run), "--gpus", "2,8", "--validate", str(run), "--out", str(new / "p.json")),
         "network": (str(other), "--gpus", "2", "--network", str(run)),
         "log": (str(other), "--gpus", "2", "--network", str(run / "nccl.log")),
-        "networks": (str(other), "--gpus", "2", "--network", str(run / "networks.toml")),
+        "networks": (str(other), "--gpus", "2", "--network", f"{run}/networks.toml:own"),
         "resume": ("--resume", str(run), "--quiet"),
         "config": ("--config", f"{run}/settings.toml", "--arch", "resnet20", "--dry-run"),
         "export": (str(run), "--format", "bencher"),

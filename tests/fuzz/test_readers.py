@@ -110,7 +110,6 @@ CALIBRATION = Calibration(
     backward_ms=(2.0, 2.1),
     optimizer_ms=(0.5,),
     allreduce=(AllReduceTimes(num_ranks=2, backend="nccl", points=((4, (0.1, 0.2)), (64, (0.3,)))),),
-    slowest_spread=(1.0, 1.1),
 )  # fmt: skip
 WHOLE = json.loads(CALIBRATION.to_json())
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from ddp_bench.bench.measure.pipeline import operations
 from ddp_bench.bench.modes.fsdp import blocks_of
 from ddp_bench.bench.modes.pipeline import PipelineMode
-from ddp_bench.bench.predict.timeline import operations
 from ddp_bench.models.registry import resnet_workload
 
 COMMON = """

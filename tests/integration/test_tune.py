@@ -1,4 +1,4 @@
-"""The command as a user types it: one run, a race of DDP's settings, the bound beside it."""
+"""The command as a user types it: one run, a race of DDP's settings."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_the_slowest_leave_and_the_others_are_compared_with_the_default(tuned):
 
 @pytest.mark.campaign
 def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
-    out, said = tuned
+    out, _ = tuned
     found = load_calibration(out)
     module = resnet_workload("resnet20", 32).module()
     assert {p.name for p in found.parameters} == {name for name, _ in module.named_parameters()}
@@ -65,7 +65,6 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
     assert found.allreduce[0].points[0][0] == 4096
     assert found.residual_ms
     assert found.single_step_ms
-    assert [text for text in said["findings"] if text.startswith("Bound: by simulation no bucket layout")]
 
 
 @pytest.mark.usefixtures("in_process")

@@ -16,7 +16,6 @@ from fault_campaign import SWEEP, Campaign, deed
 from real_lab import LINK_MS, buckets_at_1_gbit, least_s, namespaces_in_use
 
 from ddp_bench.bench.predict import main as predict
-from ddp_bench.bench.predict.bound import bound_ms
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
 
@@ -51,13 +50,11 @@ def test_over_a_slow_link_a_finer_layout_wins(tmp_path):
     assert re.search(
         r"^DDP settings .*as fast as the default: cap 0\.(1|25|5) MiB\.$", done.stdout, re.MULTILINE
     )
-    assert "Bound: by simulation no bucket layout has a step below" in done.stdout
     # Not faster than the link carries the payload: two ranks send every byte once each way.
     found = load_calibration(out)
     times = dict(found.allreduce[0].points)
     link_ms = {size: size * 8 / 200e6 * 1000 for size in times}
     assert times[2**20][0] > 0.9 * link_ms[2**20]
-    assert bound_ms(found) > link_ms[2**20]
 
 
 RATES = {"20mbit": 2e7, "1gbit": 1e9}

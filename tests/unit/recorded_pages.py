@@ -12,8 +12,7 @@ from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.held_out import HeldOut
 from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.predict.prediction import Losses, Prediction
-from ddp_bench.bench.predict.scaling_limit import Line
+from ddp_bench.bench.predict.prediction import Prediction
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.build import render
@@ -114,10 +113,9 @@ def wide(value):
     return Interval(value, 0.9 * value, 1.2 * value)
 
 
-def predicted_at(num_devices, efficiency, *, asked=True):
-    waiting = Losses(bandwidth_ms=2.0, latency_ms=0.0, handling_ms=0.0, rank_spread_ms=1.0, sharing_ms=0.0)
+def predicted_at(num_devices, efficiency):
     return Prediction(
-        num_devices=num_devices, asked=asked, step_ms=wide(200 / efficiency), num_buckets=3, lost=waiting,
+        num_devices=num_devices, step_ms=wide(200 / efficiency),
         network="ib-100g", bucket_cap_mb="default", scaling="weak", batch_size=16, comm_hook="none",
         accumulate=1, unit="images",
         images_per_s=wide(80 * num_devices * efficiency), efficiency=wide(efficiency),
@@ -127,12 +125,6 @@ def predicted_at(num_devices, efficiency, *, asked=True):
 
 def predictions(**more):
     """As `bench.predict --out` writes them, of the sample."""
-    line = Line(
-        broken_at=32, verdict="On ib-100g scaling breaks at 32.",
-        predictions=(
-            predicted_at(1, 1.0, asked=False), predicted_at(32, 0.75, asked=False), predicted_at(64, 0.7),
-        ),
-    )  # fmt: skip
     found = load_run(SAMPLE)
     ok = found.cases[(found.cases["mode"] == "ddp") & (found.cases["status"] == "ok")].iloc[0]
     cpu = found.manifest.environment
@@ -143,7 +135,8 @@ def predictions(**more):
     )  # fmt: skip
     cases = (HeldOut(f"case-{error}", 2, "25", 100.0, wide(100.0 + error)) for error in (-1.0, 2.0, 6.0))
     made = Predictions(
-        identity=identity, fitted=None, rule="the rule", notes=("Network: x; assumed: y.",), lines=(line,),
+        identity=identity, fitted="", notes=("Network: x; assumed: y.",),
+        predictions=(predicted_at(1, 1.0), predicted_at(32, 0.75), predicted_at(64, 0.7)),
         validation=tuple(cases),
     )  # fmt: skip
     return replace(made, **more)
@@ -151,15 +144,14 @@ def predictions(**more):
 
 REFUSED = {
     "reason": "not predicted: the interval would be \N{PLUS-MINUS SIGN}132%; calibrate longer",
-    **dict.fromkeys(("step_ms", "images_per_s", "efficiency", "exposed_comm_ms", "lost")),
+    **dict.fromkeys(("step_ms", "images_per_s", "efficiency", "exposed_comm_ms")),
 }
 
 
 def with_refused():
     """Predictions of which the one asked for is too wide to be shown."""
-    line = predictions().lines[0]
-    refused = replace(line.predictions[-1], **REFUSED)
-    return predictions(lines=(replace(line, predictions=(*line.predictions[:-1], refused), broken_at=None),))
+    *others, last = predictions().predictions
+    return predictions(predictions=(*others, replace(last, **REFUSED)))
 
 
 SAME_BUCKETS = equal_layout_reason("kept")

@@ -15,7 +15,7 @@ from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
 from ddp_bench.bench.predict.from_pass import calibration_of, slowdowns
 from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT
 from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.prediction import estimate
 from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work, simulate
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
@@ -193,11 +193,11 @@ def test_one_device_tells_its_compute_its_copies_and_what_the_wrapper_adds(tmp_p
     assert found.residual_ms == pytest.approx((3.0, 3.3, 3.63), abs=0.4)
     assert (found.slowdown(), found.model_error_pct) == (BESIDE, ERROR_PCT)
     inside = network("nvlink-h200")
-    steps = [predict(found, Scenario(num_devices=n, intra=inside), with_interval=False) for n in (1, 2, 8)]
-    alone, two, eight = (step.step_ms.estimate for step in steps)
+    steps = [estimate(found, Scenario(num_devices=n, intra=inside)) for n in (1, 2, 8)]
+    alone, two, eight = (step.step_ms for step in steps)
     assert alone == pytest.approx(1.1 * COMPUTE.total_ms)
     assert alone + 2 * 1.1 * COPY_MS < two < eight
-    assert steps[2].efficiency.estimate < steps[1].efficiency.estimate < 1
+    assert steps[2].efficiency < steps[1].efficiency < 1
 
 
 def test_ranks_that_shared_a_device_calibrate_nothing(tmp_path):
@@ -211,6 +211,6 @@ def test_a_run_of_another_model_or_without_a_pass_is_refused(tmp_path):
     run = known_run(tmp_path)
     with pytest.raises(UsageError, match="4 parameters, the workload 3"):
         calibration_of(run, TRAINABLE[:3])
-    for phase, said in (("calibration", "--calibrate"), ("no_sync", "no_sync")):
+    for phase, said in (("calibration", "--calibrate"), ("no_sync", "no steps without comm")):
         with pytest.raises(UsageError, match=said):
             calibration_of(replace(run, blocks=run.blocks[run.blocks["phase"] != phase]), TRAINABLE)

@@ -88,7 +88,7 @@ MISTAKES = {
         ("{calibrated} --gpus 8 --network ib-400", "did you mean 'ib-400g'"),
         ("{calibrated} --gpus 2 --network ib-100g,nope", "unknown network 'nope'"),
         ("{calibrated} --gpus 2 --network ib-100g,", "unknown network ''"),
-        ("{calibrated} --gpus 2 --network {empty}", "is not a results folder"),
+        ("{calibrated} --gpus 2 --network {empty}", "has no calibration.json"),
         ("{calibrated} --gpus 8 --precision bf16", "measured in fp32"),
         ("{calibrated} --gpus 2 --out /nowhere/p.json", "--out /nowhere/p.json cannot be written"),
         ("{calibrated} --gpus 8 --csv /nowhere/x.csv", "cannot be written"),

@@ -38,7 +38,6 @@ SMALL = Calibration(
     allreduce=(
         AllReduceTimes(num_ranks=2, backend="nccl", points=((4096, (0.1, 0.11)), (2**26, (60.0, 61.0)))),
     ),
-    slowest_spread=(1.005, 1.01, 1.015),
 )
 
 
@@ -68,16 +67,15 @@ def test_strong_scaling_is_that_of_the_calibrated_run_with_its_global_batch():
     assert predict(strong, four).images_per_s.estimate * predict(
         strong, four
     ).step_ms.estimate == pytest.approx(64_000)
-    assert as_calibrated(SMALL, Scenario(num_devices=4, scaling="")).batch_per_device == 32
+    assert as_calibrated(SMALL, Scenario(num_devices=4, scaling="")).batch_size == 32
     assert Calibration.from_json(strong.to_json()) == strong
 
 
 @pytest.mark.parametrize("batch", [2, 32, 500])
 def test_one_device_loses_nothing_whatever_its_batch(batch):
     calibration = replace(SMALL, single_step_ms=(100.0, 101.0, 99.0))
-    alone = predict(calibration, Scenario(num_devices=1, batch_per_device=batch))
+    alone = predict(calibration, Scenario(num_devices=1, batch_size=batch))
     assert alone.efficiency.estimate == pytest.approx(1.0)
-    assert alone.lost.shares_pct() == []
 
 
 def test_a_half_precision_hook_is_never_slower_and_strong_scaling_divides_the_batch():
