@@ -40,8 +40,8 @@ TOLERANCES = {"none": 1e-9, "powersgd": 1e-9, "fp16": 2e-3, "bf16": 2e-2}
 send (half their last mantissa bit is 2^-11 and 2^-8), PowerSGD compresses only from its third step."""
 
 MOST_IN_16_BITS = 0.25
-"""So much of it at most, also where the mode computes in 16 bits and the proof cannot in float64: the 8 bits of
-bf16 cost 3% on ResNet-20 and 13% on ResNet-50, in eval mode."""
+"""So much of it at most, also where the mode computes in 16 bits and the proof cannot use float64. The 8 bits
+of bf16 cost 3% on ResNet-20 and 13% on ResNet-50, in eval mode."""
 
 NOT_STOOD_IN = (
     "the DP stand-in of CPU cores does not take this model, which nn.DataParallel on GPUs may; both split "
