@@ -288,7 +288,7 @@ def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict])
     elif not verdicts:
         said = "nothing to compare"
     elif not answered:
-        said = "inconclusive"
+        said = "undecided"
     else:
         every = answered == len(verdicts)
         said = "answered" if every else f"{answered} of {plural(len(verdicts), 'question')} answered"

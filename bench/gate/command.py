@@ -64,13 +64,7 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     elif options.markdown:
         print(gate_output.markdown(gate))
     elif not options.quiet:
-        for line in gate_output.conditions(gate):
-            print(line)
-        if gate.comparisons:
-            cli.print_table(gate_output.table(gate))
-        for line in gate_output.notes(gate):
-            print(line)
-        print(gate_output.verdict(gate))
+        gate_output.show(gate)
     return gate.exit_code
 
 

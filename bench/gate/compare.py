@@ -157,8 +157,8 @@ def compare(
         on_cpu=any(case.row.get("device_type") == "cpu" for case in (*baseline.cases, *candidate.cases)),
         interleaved=interleaved,
         interleave_command="" if interleaved else interleave_command(baseline.manifest, candidate.manifest),
-        only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),
-        only_in_baseline=tuple(f"{metric.label} of {case.case_id}" for case, metric in left_out),
+        only_in_candidate=tuple(c.label for c in candidate.cases if c.ok and c.case_id not in matched),
+        only_in_baseline=tuple(f"{metric.label} of {case.name}" for case, metric in left_out),
         num_launches=len(launches) if interleaved else 1,
         exit_code=exit_code,
         undecided=tuple(c for c in found if c.suspected or (c in deciding and not c.is_pass)),
@@ -180,7 +180,7 @@ def _of_the_machine(comparison: Comparison) -> Comparison:
     """Two runs of the same code under the same conditions: what got slower is the machine."""
     if comparison.verdict != "regressed" or not comparison.is_repeated:
         return comparison
-    return replace(comparison, verdict="inconclusive", reason=SAME_CODE, suspected=True)
+    return replace(comparison, verdict="undecided", reason=SAME_CODE, suspected=True)
 
 
 def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
@@ -189,6 +189,8 @@ def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
         reason = f"{theirs.row['status']}: {theirs.row.get('reason', 'no reason given')}"
     return Comparison(
         case_id=ours.case_id,
+        label=ours.label,
+        name=ours.name,
         stand_in=ours.row.get("impl") == STAND_IN,
         metric=None,
         verdict="missing",

@@ -21,7 +21,7 @@ from ..stats.two_runs import in_pairs, over_launches, with_change_of_runs
 from .runs import LAUNCH, GateCase
 
 Verdict: TypeAlias = Literal[
-    "regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved", "not judged"
+    "regressed", "missing", "not comparable", "undecided", "unchanged", "improved", "not judged"
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
@@ -31,6 +31,10 @@ class Comparison(Record, frozen=True, omit_defaults=False):
     """One metric of one case; without a metric, the whole case."""
 
     case_id: str
+    label: str
+    """The case in a table: `DDP, 2 GPUs, cap default`."""
+    name: str
+    """The case in a sentence: `DDP on 2 GPUs`."""
     stand_in: bool
     """Whether CPU cores stood in for GPUs in DP."""
     metric: str | None
@@ -93,6 +97,8 @@ def compare_metric(
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
     measured = Comparison(
         case_id=ours.case_id,
+        label=ours.label,
+        name=ours.name,
         stand_in=STAND_IN in (ours.row.get("impl"), theirs.row.get("impl")),
         metric=metric.name,
         verdict="not comparable",
@@ -138,7 +144,7 @@ def _apart(
 ) -> Comparison:
     """Of separate runs: what both fitted, and how much each changed within itself."""
     if metric.name not in ours.fitted or metric.name not in theirs.fitted:
-        return replace(measured, verdict="inconclusive", reason="too few rounds for an interval")
+        return replace(measured, verdict="undecided", reason="too few rounds for an interval")
     fits = ours.fitted[metric.name], theirs.fitted[metric.name]
     series = [
         np.array([one for _, one in sorted(side.rounds[metric.name].items())]) for side in (ours, theirs)
@@ -161,7 +167,7 @@ def _decided(measured: Comparison, found: Estimate, metric: Metric, confidence: 
     ratio = reach.plus(1.0) if metric.in_parts_of else reach.exp()
     known = math.isfinite(found.error)
     if not known:
-        return replace(measured, verdict="inconclusive", reason="too few rounds for an interval", ratio=ratio)
+        return replace(measured, verdict="undecided", reason="too few rounds for an interval", ratio=ratio)
     freedom = found.freedom if math.isfinite(found.freedom) else None
     measured = replace(measured, error=found.error, freedom=freedom)
     return _judged(measured, ratio, metric=metric, threshold=measured.threshold or 0.0)
@@ -172,7 +178,7 @@ def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold:
     before, after = measured.baseline, measured.candidate
     if before is not None and after is not None and abs(after - before) < metric.least_change:
         verdict = "unchanged"
-    if verdict != "inconclusive":
+    if verdict != "undecided":
         reason = "" if metric.repeated else "one reading, no interval"
     elif ratio.excludes(1.0):
         reason = f"a change, but not clearly beyond {100 * threshold:g}%"
@@ -207,7 +213,7 @@ def typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -> tup
 
 
 def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdict:
-    """`regressed`, `improved`, `unchanged` or `inconclusive`, for candidate / baseline with its interval.
+    """`regressed`, `improved`, `unchanged` or `undecided`, for candidate / baseline with its interval.
 
     Without ends (nothing was repeated) the ratio is taken as exact.
     """
@@ -216,4 +222,4 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdi
     if abs(change) > threshold and (exact or ratio.excludes(1.0)):
         return "improved" if (change > 0) == higher_is_better else "regressed"
     low, high = (ratio.estimate, ratio.estimate) if exact else (ratio.low, ratio.high)
-    return "unchanged" if low >= 1 - threshold and high <= 1 + threshold else "inconclusive"
+    return "unchanged" if low >= 1 - threshold and high <= 1 + threshold else "undecided"

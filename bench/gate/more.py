@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from scipy.special import chdtri, stdtrit
 
 from ..cli import command
-from ..findings.next_step import UNKNOWN_REF, again, interleave_command
+from ..findings.next_step import UNKNOWN_REF, NextStep, again, interleave_command
 from ..manifest import Manifest, Record
 from ..text import visible
 from .judge import Comparison
@@ -32,13 +32,13 @@ class More(Record, frozen=True, omit_defaults=False):
     """That it takes, about; None where the runs do not tell."""
 
     @property
-    def sentence(self) -> str:
-        """What follows the verdict."""
+    def step(self) -> NextStep:
+        """The same as what to do next."""
         if self.command == command("doctor"):
-            return f"the machine is too noisy; what disturbs it: {self.command}"
+            return NextStep("the machine is too noisy; what disturbs it", self.command)
         took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
         where = f", {UNKNOWN_REF} being the baseline's commit" if f" {UNKNOWN_REF} " in self.command else ""
-        return f"{took} would decide{where}: {self.command}"
+        return NextStep(f"{took} would decide{where}", self.command)
 
 
 def more(

@@ -1,4 +1,4 @@
-"""A gate as text: the plain verdict, a table for the terminal, Markdown, JSON."""
+"""A gate as text: one sentence, a table for the terminal, Markdown, JSON."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..cli import speaker, to_json
+from ..cli import print_table, speaker, to_json
 from ..conditions import Difference
 from ..errors import ExitCode
-from ..findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF
-from ..findings.numbers import rate
+from ..findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF, NextStep
+from ..findings.numbers import DASH, number, per_second, places, plural
 from ..findings.wording import CPU_STAND_IN
 from ..github import Annotation
 from ..manifest import Manifest, Record
+from ..stats.interval import Interval
+from ..text import listed, visible
 from ..text import markdown as markdown_text
-from ..text import visible
 from .code import CodeOfBoth
-from .compare import FAMILY_CONFIDENCE, SAME_CODE, Gate
-from .judge import Comparison, Verdict
+from .compare import FAMILY_CONFIDENCE, Gate
+from .judge import Comparison
 from .more import More, more
 from .runs import OF_THE_MODEL
 
@@ -34,24 +35,18 @@ WORDS: dict[ExitCode, Word] = {
     ExitCode.NOT_COMPARABLE: "not comparable",
 }
 
-HEADINGS = ("verdict", "case", "metric", "baseline", "candidate", "ratio [interval]", "allowed", "")
+_MOST_PERCENT = 999
+"""Farther ends are written so: a metric that may be anything."""
 
-_COUNTED: tuple[Verdict, ...] = (
-    "regressed",
-    "missing",
-    "inconclusive",
-    "improved",
-    "unchanged",
-    "not judged",
-)
+HEADINGS = ("verdict", "case", "metric", "baseline", "candidate", "change")
 
 
 def table(gate: Gate) -> Table:
-    """The comparisons, worst first, for rich."""
+    """The comparisons, worst first, for rich: a line each in 100 columns, where a case has no long name."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in HEADINGS:
-        right = heading in ("baseline", "candidate", "ratio [interval]", "allowed")
-        made.add_column(Text(heading), justify="right" if right else "left", overflow="fold")
+        right = heading in ("baseline", "candidate", "change")
+        made.add_column(heading, justify="right" if right else "left", no_wrap=heading != "case")
     for comparison in gate.comparisons:
         made.add_row(*(Text(visible(cell)) for cell in cells(comparison)))
     return made
@@ -68,40 +63,68 @@ def conditions(gate: Gate) -> list[str]:
 
 
 def notes(gate: Gate) -> list[str]:
-    """How to read the table."""
+    """How to read the table, and why what is not decided is not."""
     lines = []
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         lines.append(
-            f"ratio: candidate / baseline, {100 * gate.confidence:.4g}% intervals "
-            f"({100 * FAMILY_CONFIDENCE:g}% for all together); "
+            f"Change: of the candidate against the baseline ({100 * gate.confidence:.4g}% intervals, "
+            f"{100 * FAMILY_CONFIDENCE:g}% for all together), "
             + (
-                "compared within rounds: the two sides took turns on one machine; baseline and candidate are "
-                f"of a typical round of both. {_launches(gate.num_launches)}"
+                "within rounds: the two sides took turns on one machine; baseline and candidate are those of "
+                f"a typical round of both. {_launches(gate.num_launches)}"
                 if gate.interleaved
-                else "of the figures in cases.csv, within the launches of both runs; they hold how much each "
-                "run changed within itself."
+                else "within the launches of both runs, and how much each run changed within itself."
             )
         )
     if any(c.column is not None and c.column.in_parts_of for c in compared):
-        lines.append("of the step: candidate less baseline, in parts of the baseline's step.")
+        lines.append("Of exposed communication: of the step, in percent of the baseline's step.")
+    lines += filter(None, [allowed(gate)])
     if gate.model_change:
         lines.append(f"{gate.model_change}.")
-    once = {c.column.label for c in gate.comparisons if c.column is not None and not c.is_repeated}
-    if once:
-        lines.append(f"{', '.join(sorted(once))}: one reading per run, compared exactly, no interval.")
+    lines += reasons(gate)
     if gate.only_in_candidate:
-        lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
+        lines.append(f"Only in the candidate, not gated: {'; '.join(gate.only_in_candidate)}.")
     if gate.only_in_baseline:
-        lines.append(f"not measured in the candidate, not gated: {', '.join(gate.only_in_baseline)}")
-    if compared and gate.interleave_command and (gate.differences or not gate.code.is_identical):
-        unknown = f" {UNKNOWN_REF} " in gate.interleave_command
-        where = f", {UNKNOWN_REF} being the baseline's commit" if unknown else ""
-        lines.append(
-            f"to tell the code from the machine{where}, in the folder that the runs were started in: "
-            f"{gate.interleave_command}"
-        )
+        lines.append(f"Not measured in the candidate, not gated: {', '.join(gate.only_in_baseline)}.")
     return [*lines, f"{CPU_STAND_IN}."] if gate.on_cpu else lines
+
+
+def allowed(gate: Gate) -> str:
+    """What the thresholds are: `Allowed: 5%; exposed communication 10%.`; empty where none was needed."""
+    found = {c.column.label: c.threshold for c in gate.comparisons if c.column and c.threshold is not None}
+    if not found:
+        return ""
+    usual = found.get("throughput", next(iter(found.values())))
+    others = [f"; {label} {100 * share:g}%" for label, share in found.items() if share != usual]
+    return f"Allowed: {100 * usual:g}%{''.join(others)}."
+
+
+def reasons(gate: Gate) -> list[str]:
+    """Why rows have their verdicts, each once, with the rows where there are several reasons."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for c in gate.comparisons:
+        if c.reason:
+            metric = f"{c.column.label} of " if c.column is not None else ""
+            found.setdefault(c.verdict, {}).setdefault(c.reason, []).append(f"{metric}{c.name}")
+    return [
+        f"{verdict[:1].upper()}{verdict[1:]}: {reason}{'' if len(by) == 1 else f' ({listed(names)})'}."
+        for verdict, by in found.items()
+        for reason, names in by.items()
+    ]
+
+
+def decides(gate: Gate) -> NextStep | None:
+    """What would decide it, or tell the code from the machine; None where nothing is left to be told."""
+    if word(gate) == "undecided" and gate.more:
+        return gate.more.step
+    told_apart = gate.code.is_identical and not gate.differences
+    if told_apart or not gate.interleave_command or not any(c.ratio for c in gate.comparisons):
+        return None
+    where = ", REF being the baseline's commit" if f" {UNKNOWN_REF} " in gate.interleave_command else ""
+    return NextStep(
+        f"to tell the code from the machine{where}, where both were started", gate.interleave_command
+    )
 
 
 def word(gate: Gate) -> Word:
@@ -128,31 +151,50 @@ def with_more(
 
 
 def verdict(gate: Gate) -> str:
-    """The last line: what was decided, on what, and what to do where nothing was."""
-    counts = [f"{len(found)} {name}" for name in _COUNTED if (found := gate.having(name))]
-    head = f"{word(gate)}: "
-    if word(gate) == "not comparable":
-        names = [d.name for d in gate.differences if d.blocking]
-        if names and gate.having("not comparable"):
-            return f"{head}the runs differ in {', '.join(names)}; {_nevertheless(names)}"
-        return f"{head}the runs share no metric that could be gated"
-    suspected = [c for c in gate.comparisons if c.suspected]
-    what = ", ".join(counts)
-    if word(gate) == "undecided":
-        first = f"{_named(suspected[0])}, but {suspected[0].reason}; " if suspected else ""
-        if suspected and suspected[0].reason == SAME_CODE:
-            return f"{head}{first}{what}; measure again"
-        decides = gate.more.sentence if gate.more else "no case that has its devices for itself was compared"
-        return f"{head}{first}{what}; {decides}"
-    worst = gate.comparisons[0]
-    lead = f"{_named(worst)}; " if gate.exit_code == ExitCode.FAILED else ""
-    if lead and not gate.interleaved and worst.metric is not None:
-        lead += "the runs were not interleaved; "
-    if not lead and not gate.interleaved and gate.having("improved"):
-        lead = "the runs were not interleaved, so what improved may be the machine; "
-    open_ = sorted({c.column.label for c in gate.having("inconclusive") if c.column})
-    rest = f"; not decided, and not needed without --strict: {', '.join(open_)}" if open_ else ""
-    return f"{head}{lead}{what}{rest if gate.exit_code == ExitCode.OK else ''}"
+    """What was decided, in one sentence."""
+    found = word(gate)
+    why = {"pass": _passed, "undecided": _undecided, "not comparable": _not_comparable}.get(found, _failed)
+    return f"{found}: {why(gate)}"
+
+
+def _failed(gate: Gate) -> str:
+    regressed = gate.having("regressed")
+    caveat = _apart(gate) if regressed else ""
+    return f"{_named(regressed or gate.having('missing'))}{caveat}"
+
+
+def _passed(gate: Gate) -> str:
+    rates = [c for c in gate.comparisons if c.metric in ("images_per_s", "speedup")]
+    if better := [c for c in rates if c.verdict == "improved"]:
+        caveat = _apart(gate)
+        return f"{_named(better)}{caveat and f'{caveat}, so it may be the machine'}"
+    return f"no case is more than {100 * (rates[0].threshold or 0):g}% slower"
+
+
+def _undecided(gate: Gate) -> str:
+    if suspected := [c for c in gate.comparisons if c.suspected]:
+        return f"{said(suspected[0])}, but {suspected[0].reason}"
+    if gate.undecided:
+        return _named(gate.undecided)
+    return "no case that has its devices for itself was compared"
+
+
+def _not_comparable(gate: Gate) -> str:
+    names = [d.name for d in gate.differences if d.blocking]
+    if names and gate.having("not comparable"):
+        return f"the runs differ in {', '.join(names)}; {_nevertheless(names)}"
+    return "the runs share no metric that could be gated"
+
+
+def _apart(gate: Gate) -> str:
+    return "" if gate.interleaved else "; the runs were not interleaved"
+
+
+def _named(found: Sequence[Comparison]) -> str:
+    """Say the first throughput, or without one the first, and how many other cases there are."""
+    first = next((c for c in found if c.metric == "images_per_s"), found[0])
+    others = len({c.case_id for c in found}) - 1
+    return said(first) + (f", and {plural(others, 'other case')}" if others else "")
 
 
 def _launches(how_many: int) -> str:
@@ -168,7 +210,27 @@ def markdown(gate: Gate) -> str:
     lines += [f"- {markdown_text(line)}" for line in conditions(gate)]
     lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
     lines += [f"| {' | '.join(markdown_text(cell) for cell in cells(c))} |" for c in gate.comparisons]
-    return "\n".join([*lines, "", *(f"{markdown_text(line)}\n" for line in notes(gate))])
+    lines += ["", *(f"{markdown_text(line)}\n" for line in notes(gate))]
+    if step := decides(gate):
+        lines += [f"{markdown_text(sentence(step))}:\n", f"    {visible(step.command)}\n"]
+    return "\n".join(lines)
+
+
+def sentence(step: NextStep) -> str:
+    """Why to run it, as what stands before the command."""
+    return f"{step.why[:1].upper()}{step.why[1:]}"
+
+
+def show(gate: Gate) -> None:
+    """Print what was decided, what is to be read before any number, the table, and what to do next."""
+    for line in (verdict(gate), *conditions(gate)):
+        print(line)
+    if gate.comparisons:
+        print_table(table(gate))
+    for line in notes(gate):
+        print(line)
+    if step := decides(gate):
+        print(f"{sentence(step)}:\n  {step.command}")
 
 
 def annotations_of(gate: Gate) -> list[Annotation]:
@@ -177,7 +239,7 @@ def annotations_of(gate: Gate) -> list[Annotation]:
     if gate.exit_code == ExitCode.NOT_COMPARABLE:
         return [Annotation("warning", title, verdict(gate))]
     bad = [*gate.having("regressed"), *gate.having("missing")] if gate.exit_code == ExitCode.FAILED else []
-    return [Annotation("error", f"{title}: {c.verdict}", _named(c)) for c in bad]
+    return [Annotation("error", f"{title}: {c.verdict}", said(c)) for c in bad]
 
 
 class Printed(Record, frozen=True, omit_defaults=False):
@@ -236,35 +298,51 @@ def _nevertheless(names: Sequence[str]) -> str:
 
 def cells(c: Comparison) -> tuple[str, ...]:
     """One row of the table, under `HEADINGS`."""
-    name = c.case_id + (" (CPU stand-in)" if c.stand_in else "")
-    label = c.column.label if c.column is not None else ""
-    allowed = "" if c.threshold is None else f"± {100 * c.threshold:g}%"
-    both = (_amount(c, c.baseline, c.units[0]), _amount(c, c.candidate, c.units[1]))
-    return (c.verdict, name, label, *both, _ratio(c), allowed, c.reason)
+    return (c.verdict, c.label, *amounts(c), change(c))
 
 
-def _amount(c: Comparison, value: float | None, unit: str) -> str:
-    if value is None or c.column is None:
+def amounts(c: Comparison) -> tuple[str, str, str]:
+    """Metric, baseline and candidate; the unit of a rate is its name."""
+    if c.column is None:
+        return "", "", ""
+    both = ("" if value is None else _written(c, value) for value in (c.baseline, c.candidate))
+    label = c.column.label.removesuffix(" communication")
+    return per_second("/".join(dict.fromkeys(c.units))) if c.column.is_rate else label, *both
+
+
+def _written(c: Comparison, value: float) -> str:
+    return c.column.written.format(value) if c.column and c.column.written else number(value, 4)
+
+
+def change(c: Comparison) -> str:
+    """The candidate against the baseline: `-16% (-20 to -13)`; empty where they were not compared."""
+    if c.ratio is None:
         return ""
-    return rate(value, unit, digits=4) if c.column.is_rate else c.column.written.format(value)
+    estimate, low, high = _percents(c.ratio, sign="+")
+    return f"{estimate}%" if math.isnan(c.ratio.low) else f"{estimate}% ({low} to {high})"
 
 
-def _ratio(c: Comparison) -> str:
-    if c.ratio is None or c.column is None:
-        return ""
-    if c.column.in_parts_of:
-        change, low, high = (100 * (end - 1) for end in (c.ratio.estimate, c.ratio.low, c.ratio.high))
-        ends = "" if math.isnan(low) else f" [{low:+.1f}%, {high:+.1f}%]"
-        return f"{change:+.1f}% of the step{ends}"
-    if math.isnan(c.ratio.low):
-        return f"{c.ratio.estimate:.3f}x"
-    end = ">99" if c.ratio.high > 99 else f"{c.ratio.high:.3f}"
-    return f"{c.ratio.estimate:.3f}x [{c.ratio.low:.3f}, {end}]"
-
-
-def _named(c: Comparison) -> str:
+def said(c: Comparison) -> str:
+    """The comparison as a sentence without its full stop: `DDP on 2 GPUs is 16% slower (13\N{EN DASH}20)`."""
     if c.column is None or c.ratio is None:
-        what = f" {c.column.label}" if c.column else ""
-        return f"{c.case_id}{what} is missing ({visible(c.reason)})"
-    label, then, now, ratio = cells(c)[2:6]
-    return f"{c.case_id} {label} {then} -> {now}, {ratio}"
+        return f"{c.name} was not measured ({visible(c.reason)})"
+    is_rate, share = c.column.is_rate, "% of the step" if c.column.in_parts_of else "%"
+    down, up = ("slower", "faster") if is_rate else ("lower", "higher")
+    subject = c.name if is_rate else f"{c.column.label} of {c.name}"
+    estimate, low, high = _percents(c.ratio)
+    if c.ratio.low <= 1 <= c.ratio.high:
+        return f"{subject} is between {low}{share} {down} and {high}{share} {up}"
+    way, ends = (up, (low, high)) if c.ratio.estimate >= 1 else (down, (high, low))
+    between = "" if math.isnan(c.ratio.low) else f" ({ends[0]}{DASH}{ends[1]})"
+    return f"{subject} is {estimate}{share} {way}{between}"
+
+
+def _percents(ratio: Interval, *, sign: str = "") -> list[str]:
+    """How far estimate and ends lie from 1, in percent, with a sign where one is asked for."""
+    found = ratio.plus(-1.0).scaled(100)
+    behind = min(max(places(found, 2), 0), 1)
+    ends = [round(end, behind) + 0.0 for end in (found.estimate, found.low, found.high)]  # never -0
+    return [
+        f">{_MOST_PERCENT}" if end > _MOST_PERCENT else f"{end if sign else abs(end):{sign}.{behind}f}"
+        for end in ends
+    ]

@@ -18,6 +18,7 @@ from ..cli import command
 from ..conditions import UNKNOWN, Difference, Question, differences
 from ..errors import UsageError
 from ..findings.numbers import count, mib, rounded
+from ..findings.wording import case_label, case_name
 from ..manifest import Manifest
 from ..results.aggregate import estimates_of_cases, metrics_by_round, typical_of, units_per_step
 from ..results.case_columns import IDENTITY
@@ -63,6 +64,10 @@ class GateCase:
     """One row of cases.csv with its rounds in blocks.csv."""
 
     case_id: str
+    label: str
+    """Its name in a table: `DDP, 2 GPUs, cap default`."""
+    name: str
+    """Its name in a sentence: `DDP on 2 GPUs`."""
     row: Mapping[str, str]
     """Identity columns as text, the empty ones left out."""
     rounds: Mapping[str, ByRound]
@@ -122,6 +127,8 @@ def checked(run: RunData) -> GateRun:
         case_id = str(row["case_id"])
         case = GateCase(
             case_id=case_id,
+            label=case_label(row),
+            name=case_name(row),
             row={c.name: str(row[c.name]) for c in IDENTITY if not pd.isna(row[c.name])},
             rounds=rounds[case_id],
             fitted=fits.get(case_id, {}),

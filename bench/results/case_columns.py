@@ -166,7 +166,7 @@ MEASURED: tuple[Column, ...] = (
         label="speed-up",
         brief="throughput over that of one device without a wrapper",
         higher_is_better=True,
-        written="{:.3f}x",
+        written="{:.3f}\N{MULTIPLICATION SIGN}",
         exported=4,
     ),
     *with_ends(

@@ -224,14 +224,14 @@ def test_the_action_installs_this_tree_and_keeps_what_the_gate_left():
 @pytest.mark.parametrize(
     ("code", "said", "fails_on", "ends", "verdict"),
     [
-        (3, "undecided: 1 inconclusive", "undecided", 3, "undecided"),
+        (3, "undecided: 1 undecided", "undecided", 3, "undecided"),
         *in_campaign(
             (0, "pass: 2 unchanged", "regression", 0, "pass"),
             (1, "regression: it is slower", "regression", 1, "regression"),
             (1, "regression: it is slower", "undecided", 0, "regression"),
             (1, "missing: a case", "regression undecided", 0, "missing"),
             (1, "missing: a case", "missing", 1, "missing"),
-            (3, "undecided: 1 inconclusive", "regression, missing", 0, "undecided"),
+            (3, "undecided: 1 undecided", "regression, missing", 0, "undecided"),
             (3, "not comparable: other CPU", "regression", 3, "not comparable"),
             (3, "", "regression", 3, "not comparable"),
             (4, "", "regression", 4, "not measured"),

@@ -114,6 +114,8 @@ def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
     cases = tuple(
         GateCase(
             case_id=f"{mode}-n{n}",
+            label=f"{mode}-n{n}",
+            name=f"{mode}-n{n}",
             row={"mode": mode, "num_devices": str(n), "status": "ok", "device_type": "cpu"},
             rounds=rounds_of(
                 rates[mode, n],

@@ -38,11 +38,11 @@ def simulated(rng, *, slower=1.0, drift=0.0, num_rounds=20, sd=0.02, tail=30.0):
         (1.06, 1.10, 1.14, "improved"),
         (0.98, 1.00, 1.02, "unchanged"),
         (0.97, 0.98, 0.99, "unchanged"),  # surely a change, surely within the threshold
-        (0.85, 0.95, 1.05, "inconclusive"),
-        (0.80, 0.90, 1.01, "inconclusive"),  # beyond the threshold, but may be no change
-        (0.93, 0.96, 0.99, "inconclusive"),  # a change, but perhaps within the threshold
-        (1.00, 1.00, 1.06, "inconclusive"),
-        (-np.inf, np.nan, np.inf, "inconclusive"),
+        (0.85, 0.95, 1.05, "undecided"),
+        (0.80, 0.90, 1.01, "undecided"),  # beyond the threshold, but may be no change
+        (0.93, 0.96, 0.99, "undecided"),  # a change, but perhaps within the threshold
+        (1.00, 1.00, 1.06, "undecided"),
+        (-np.inf, np.nan, np.inf, "undecided"),
         (np.nan, 0.94, np.nan, "regressed"),  # one exact reading
         (np.nan, 0.96, np.nan, "unchanged"),
     ],
@@ -97,7 +97,7 @@ def test_what_cannot_be_told_is_no_pass():
     sides = simulated(rng, **noise), simulated(rng, slower=1.1, **noise)
     for interleaved in (False, True):
         gate = gated(*sides, interleaved=interleaved)
-        assert {c.verdict for c in gate.comparisons} == {"inconclusive"}
+        assert {c.verdict for c in gate.comparisons} == {"undecided"}
         assert gate.exit_code == 3
         assert gate_output.word(gate) == "undecided"
 
@@ -112,7 +112,7 @@ def test_a_pass_needs_the_throughput_of_every_case(interleaved, quiet):
     gate = gated(*sides, interleaved=interleaved, thresholds={**dict.fromkeys(GATED, 0.05)})
     rates = {c.case_id: c.verdict for c in of_metric(gate, "images_per_s")}
     assert rates == {"single-n1": "unchanged", "dp-n2": "unchanged", "ddp-n2": rates["ddp-n2"]}
-    assert rates["ddp-n2"] in ("inconclusive", "regressed", "improved")
+    assert rates["ddp-n2"] in ("undecided", "regressed", "improved")
     assert gate.exit_code != 0 or rates["ddp-n2"] == "improved"
 
 

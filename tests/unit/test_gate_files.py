@@ -1,15 +1,18 @@
 """What the gate reads, never a bad folder as a pass, and what it prints and leaves in a job."""
 
 import errno
+import io
 import json
 import math
 import shutil
 from pathlib import Path
 
 import pytest
-from gate_runs import STEADY, failed, gated, made_run, plan, slowed, write_run
+from commands import ROOT
+from gate_runs import STEADY, failed, gated, made_run, of_metric, plan, slowed, write_run
 from made import made_manifest
 from msgspec import structs
+from rich.console import Console
 from selection import in_campaign
 
 from ddp_bench.bench.errors import ExitCode, UsageError
@@ -17,10 +20,14 @@ from ddp_bench.bench.gate import output
 from ddp_bench.bench.gate.baseline import find, fingerprint, save
 from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_thresholds
+from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.github import MOST_ANNOTATIONS, Annotation, show
+from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.stats.interval import Interval
+
+SLOW, FAST = (ROOT / f"results/samples/tune/resnet18-2hosts-{rate}.zip" for rate in ("1gbit", "2gbit"))
 
 
 def edit(name, change):
@@ -301,7 +308,7 @@ def test_foreign_text_stays_text():
     nasty = "a | b\n# c <img src=x> @someone [x](http://y.z) `d` *e* www.evil.com \x1b[31m"
     gate = gated(STEADY, failed(made_run(STEADY), "ddp-n2", nasty))
     text = output.markdown(gate)
-    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {9}
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {7}
     for breakout in ("<img", "@someone", "](", "http://", "`", "*e*", "www.", "\x1b", "\n# c"):
         assert breakout not in text
     assert "&#60;img src" in text
@@ -309,16 +316,33 @@ def test_foreign_text_stays_text():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "shown"),
+    ("ratio", "shown", "said"),
     [
-        (Interval(0.926, 0.9, 0.95), "0.926x [0.900, 0.950]"),
-        (Interval(0.926, 0.5, 1e300), "0.926x [0.500, >99]"),
-        (Interval(1.5, math.nan, math.nan), "1.500x"),
+        (Interval(0.926, 0.91, 0.942), "-7.4% (-9.0 to -5.8)", "7.4% slower (5.8--9.0)"),
+        (Interval(0.84, 0.80, 0.87), "-16% (-20 to -13)", "16% slower (13--20)"),
+        (Interval(1.42, 1.35, 1.5), "+42% (+35 to +50)", "42% faster (35--50)"),
+        (Interval(0.96, 0.91, 1.03), "-4% (-9 to +3)", "between 9% slower and 3% faster"),
+        (Interval(0.926, 0.5, 1e300), "-7% (-50 to >999)", "between 50% slower and >999% faster"),
+        (Interval(1.5, math.nan, math.nan), "+50%", "50% faster"),
+        (Interval(0.99999, 0.99998, 1.00001), "+0.0% (+0.0 to +0.0)", "between 0.0% slower and 0.0% faster"),
     ],
 )
-def test_a_ratio_is_shown_as_far_as_it_is_known(ratio, shown):
-    found = gated(STEADY, STEADY).comparisons[0]
-    assert shown in output.cells(structs.replace(found, ratio=ratio))
+def test_a_change_is_shown_as_far_as_it_is_known(ratio, shown, said):
+    found = structs.replace(of_metric(gated(STEADY, STEADY), "images_per_s")[0], ratio=ratio)
+    assert output.cells(found)[-1] == shown
+    assert output.said(found) == f"{found.name} is {said}".replace("--", "\N{EN DASH}")
+
+
+def test_the_table_is_a_line_a_row_in_100_columns_and_says_the_names_of_the_page():
+    """Of cases as most runs have them; no interval is so wide that it makes a second line."""
+    gate = compare(*map(read_run, (SLOW, FAST)), thresholds=dict.fromkeys(GATED, 0.05), ratios_only=True)
+    console = Console(width=100, file=io.StringIO())
+    console.print(output.table(gate))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = [line for line in lines if "DDP, 2 CPU cores, cap " in line]
+    assert len(rows) == len(gate.comparisons) > 10
+    assert not [line for line in rows if "…" in line]
 
 
 OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}
@@ -405,8 +429,10 @@ def test_a_regression_is_in_the_json_an_error_and_in_the_summary(tmp_path, summa
     regressed = [c for c in found["comparisons"] if c["verdict"] == "regressed"]
     commands = told.err.splitlines()
     assert len(commands) == len(regressed) > 1
-    assert all(line.startswith("::error title=bench.gate%3A regressed::ddp-n2-") for line in commands)
-    assert any("exposed communication 25.04 ms -> 56.30 ms" in line for line in commands)
+    assert all(line.startswith("::error title=bench.gate%3A regressed::") for line in commands)
+    assert any(
+        "exposed communication of DDP on 2 CPU cores is 25% of the step higher" in line for line in commands
+    )
     text = summary.read_text(encoding="utf-8")
     assert text.startswith("of an earlier step\n### bench.gate: regression")
     assert text.count("| regressed |") == len(regressed)
