@@ -10,12 +10,14 @@ from pathlib import Path
 from .. import cli, github
 from ..errors import ExitCode, NotComparableError, UsageError
 from ..results.schema import GATED
+from ..results.store import write_output
 from ..settings import as_text
 from ..text import markdown
 from . import baseline
 from . import output as gate_output
 from .compare import compare
 from .interleave import measure_launches
+from .junit import junit
 from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from .runs import GateRun, merged, read_run
 
@@ -57,6 +59,12 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     )
     asked = None if options.interleave is None else (_asked(options), rest[1:])
     gate = gate_output.with_more(gate, (first.manifest, second.manifest), asked)
+    if options.junit is not None:
+        _write(options.junit, junit(gate, allow_missing=options.allow_missing), "--junit")
+    if options.html is not None:
+        from .page import html  # matplotlib takes a second
+
+        _write(options.html, html(gate, first, second), "--html")
     if not options.quiet:
         github.show(gate_output.annotations_of(gate), lambda: gate_output.markdown(gate))
     if options.json:
@@ -66,6 +74,10 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     elif not options.quiet:
         gate_output.show(gate)
     return gate.exit_code
+
+
+def _write(place: Path, content: str, option: str) -> None:
+    write_output(place, lambda part: part.write_text(content, "utf-8", "backslashreplace"), option=option)
 
 
 def _asked(options: argparse.Namespace) -> list[str]:

@@ -90,7 +90,12 @@ def parser() -> cli.Parser:
     )
     measure.add_argument("--python", metavar="PATH", help="the baseline's interpreter (another environment)")
     measure.add_argument("--out", type=Path, metavar="DIR", help="keep the results folders here")
-    form = made.add_argument_group("output").add_mutually_exclusive_group()
+    output = made.add_argument_group("output")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write a page of the comparison")
+    output.add_argument(
+        "--junit", type=Path, metavar="FILE", help="write JUnit XML for a CI system: a test case per case"
+    )
+    form = output.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="for a job summary or a pull-request comment")
     form.add_argument("--json", action="store_true", help="everything as JSON")
     form.add_argument("--quiet", action="store_true", help="nothing but errors and the exit status")

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from commands import ROOT
@@ -431,11 +432,39 @@ def test_a_regression_is_in_the_json_an_error_and_in_the_summary(tmp_path, summa
     assert len(commands) == len(regressed) > 1
     assert all(line.startswith("::error title=bench.gate%3A regressed::") for line in commands)
     assert any(
-        "exposed communication of DDP on 2 CPU cores is 25% of the step higher" in line for line in commands
+        "exposed communication of DDP on 2 CPU cores is 25%25 of the step higher" in line for line in commands
     )
     text = summary.read_text(encoding="utf-8")
     assert text.startswith("of an earlier step\n### bench.gate: regression")
     assert text.count("| regressed |") == len(regressed)
+
+
+LOST = {key: series for key, series in STEADY.items() if key[0] != "ddp"}
+SCATTERED = {key: [ms * (1, 1.6)[i % 2] for i, ms in enumerate(ms_s)] for key, ms_s in STEADY.items()}
+
+
+@pytest.mark.parametrize(
+    ("steps", "allowed", "outcomes"),
+    [
+        (slowed(1.25, "ddp"), [], [None, None, "failure"]),
+        (STEADY, [], [None, None, None]),
+        (LOST, [], [None, None, "failure"]),
+        (LOST, ["--allow-missing"], [None, None, "skipped"]),
+        (SCATTERED, [], ["skipped", "skipped", "skipped"]),
+    ],
+    ids=["slower", "equal", "missing", "missing is allowed", "undecided"],
+)
+def test_junit_has_a_test_case_for_each_case(steps, allowed, outcomes, tmp_path):
+    runs = [str(write_run(tmp_path / name, one)) for name, one in (("a", STEADY), ("b", steps))]
+    main([*runs, "--quiet", *allowed, "--junit", str(tmp_path / "gate.xml")])
+    suite = ET.parse(tmp_path / "gate.xml").getroot()
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
+    names = ("single, 1 CPU core", "DP stand-in, 2 CPU cores", "DDP, 2 CPU cores, cap default")
+    found = [next((e.tag for e in cases[name] if e.tag != "system-out"), None) for name in names]
+    assert found == outcomes
+    counted = [int(suite.get(name)) for name in ("tests", "failures", "skipped", "errors")]
+    assert counted == [3, outcomes.count("failure"), outcomes.count("skipped"), 0]
+    assert all(e.get("message") for e in suite.iter() if e.tag in ("failure", "skipped"))
 
 
 def test_a_gate_that_decides_nothing_is_a_warning(tmp_path, summary, capsys):

@@ -1,0 +1,51 @@
+"""A gate as JUnit XML, which most CI systems show: a test case for each case that was compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree import ElementTree as ET
+
+from ..text import visible
+from .compare import Gate
+from .judge import Comparison
+from .output import change, said, verdict
+
+
+def junit(gate: Gate, *, allow_missing: bool) -> str:
+    """Every case of the baseline: what regressed or is missing has failed, what is undecided was skipped.
+
+    The format that Jenkins and GitLab read: https://github.com/testmoapp/junitxml.
+    """
+    by_case: dict[str, list[Comparison]] = {}
+    for comparison in gate.comparisons:
+        by_case.setdefault(comparison.case_id, []).append(comparison)
+    suite = ET.Element("testsuite", name="ddp-bench gate", tests=str(len(by_case)), errors="0")
+    for case_id, found in by_case.items():
+        case = ET.SubElement(
+            suite, "testcase", classname="ddp-bench.gate", name=visible(found[0].label or case_id)
+        )
+        kind, why = _outcome(gate, found, allow_missing=allow_missing)
+        if kind:
+            ET.SubElement(case, kind, message=visible(why))
+        rows = (f"{c.column.label}: {c.verdict} {change(c)}".rstrip() for c in found if c.column)
+        ET.SubElement(case, "system-out").text = "\n".join(rows)
+    for kind, name in (("failure", "failures"), ("skipped", "skipped")):
+        suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
+    ET.SubElement(suite, "system-out").text = visible(verdict(gate))
+    ET.indent(suite)
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _outcome(gate: Gate, found: Sequence[Comparison], *, allow_missing: bool) -> tuple[str, str]:
+    """`failure`, `skipped` or nothing, and why."""
+    bad = {name: [c for c in found if c.verdict == name] for name in ("regressed", "missing")}
+    if bad["regressed"] or (bad["missing"] and not allow_missing):
+        return "failure", "; ".join(map(said, bad["regressed"] + bad["missing"]))
+    left = [
+        c for c in found if c in gate.undecided or c.verdict in ("missing", "not comparable", "not judged")
+    ]
+    if not left:
+        return "", ""
+    first = left[0]
+    what = said(first) if first.ratio or first.column is None else first.name
+    return "skipped", f"{first.verdict}: {what}" + (f" ({first.reason})" if first.column else "")
