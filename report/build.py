@@ -1,12 +1,10 @@
-"""Writes runs as an HTML page, as Markdown, or as PNG figures."""
+"""Writes a run as an HTML page, as Markdown, or as PNG figures."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -28,39 +26,33 @@ _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 _MOST_PREDICTIONS_BYTES = 64 * 2**20
 
 
-def build(
-    runs: Sequence[Path], out: Path, *, predictions: Path | None = None, price: float | None = None
-) -> Path:
-    """Write one self-contained page of `runs` to `out`, whole or not at all, and return its path.
+def build(run: Path, out: Path, *, predictions: Path | None = None, price: float | None = None) -> Path:
+    """Write one self-contained page of `run` to `out`, whole or not at all, and return its path.
 
-    The same runs give the same bytes. `predictions` is a file that `bench.predict --out` wrote, `price`
+    The same run gives the same bytes. `predictions` is a file that `bench.predict --out` wrote, `price`
     that of a device for an hour. Raises UsageError for a folder that is no run, a file that holds no
     predictions, or a page that cannot be written.
     """
-    _write(out, render(load(runs, out.parent, predictions=predictions, price=price)))
+    _write(out, render(load(run, out.parent, predictions=predictions, price=price)))
     return out
 
 
 def load(
-    runs: Sequence[Path], page_folder: Path, *, predictions: Path | None = None, price: float | None = None
+    run: Path, page_folder: Path, *, predictions: Path | None = None, price: float | None = None
 ) -> Page:
-    """Read what a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
+    """Read what a page in `page_folder` shows of `run`. Raises UsageError for a folder that is no run."""
     predicted = None
     if predictions is not None:
         content = read_bytes(predictions, most_bytes=_MOST_PREDICTIONS_BYTES, follow=True)
         predicted = Predictions.from_json(content, source=str(predictions))
-    loaded = [load_run(run) for run in runs]
-    with contextlib.ExitStack() as stack:
-        files = [
-            # What an archive is unpacked to is gone when somebody reads the page.
-            Files.of(stack.enter_context(opened(run)), None if is_archive(run) else page_folder)
-            for run in runs
-        ]
-    units = [unit_of_cases(run.cases) for run in loaded]
-    if price is not None and IMAGES not in units:
+    loaded = load_run(run)
+    with opened(run) as folder:
+        # What an archive is unpacked to is gone when somebody reads the page.
+        files = Files.of(folder, None if is_archive(run) else page_folder)
+    unit = unit_of_cases(loaded.cases)
+    if price is not None and unit != IMAGES:
         raise UsageError(
-            f"--price-per-device-hour is for an epoch of images, and {runs[0]} counts {units[0]}; "
-            "leave it out"
+            f"--price-per-device-hour is for an epoch of images, and {run} counts {unit}; leave it out"
         )
     return page(loaded, files, predicted, price=price)
 
@@ -113,18 +105,18 @@ def _markdown_cell(cell: Cell) -> str:
     return escaped(cell if isinstance(cell, str) else " ".join(link.label for link in cell))
 
 
-def write_markdown(runs: Sequence[Path], out: Path | None, *, price: float | None = None) -> str:
-    """Write the summary of `runs` to `out` and return its path; without `out` return the summary."""
-    text = markdown(load(runs, Path(), price=price))
+def write_markdown(run: Path, out: Path | None, *, price: float | None = None) -> str:
+    """Write the summary of `run` to `out` and return its path; without `out` return the summary."""
+    text = markdown(load(run, Path(), price=price))
     if out is None:
         return text.rstrip("\n")
     _write(out, text)
     return str(out)
 
 
-def write_png(runs: Sequence[Path], folder: Path, *, predictions: Path | None = None) -> list[Path]:
-    """Write every figure of `runs` as `folder`/KEY.png, on white. Raises UsageError where it cannot."""
-    drawn = load(runs, folder, predictions=predictions).figures
+def write_png(run: Path, folder: Path, *, predictions: Path | None = None) -> list[Path]:
+    """Write every figure of `run` as `folder`/KEY.png, on white. Raises UsageError where it cannot."""
+    drawn = load(run, folder, predictions=predictions).every_figure
     if not drawn:
         raise UsageError("there is no figure to write: no case on several devices has a measurement")
     try:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ..bench.axes import STEP_DEFAULTS
-from ..bench.conditions import Question, conditions_of, variables_of
+from ..bench.conditions import variables_of
 from ..bench.findings.cautions import load_shares
 from ..bench.findings.numbers import TIMES, count, duration, mib, plain, quantity, singular
 from ..bench.findings.wording import link_name, samples_noun, unit_of, units_per_sample
 from ..bench.manifest import Manifest, WorkloadCode
 from ..bench.results.case_result import Cells as Row
 from ..bench.results.case_result import finite, text
-from ..bench.results.store import RunData
 from ..bench.settings import IMAGES
 from .table import Heading, Table
 
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
-_OF_THE_WORK = (
-    *("device", "workload", "arch", "batch_size", "image_size", "scaling", "data", "precision"),
-    *STEP_DEFAULTS,
-)
-"""Settings that say what trains; the others say which cases, and how long."""
 
 
 class Fact(NamedTuple):
@@ -150,37 +143,3 @@ def ranks(manifest: Manifest) -> Table | None:
     )
     rows = tuple(tuple(link_name(r[name]) if name == "link" else r[name] for name in names) for r in told)
     return Table("Ranks", "Where every rank ran.", columns, rows) if names else None
-
-
-def differences(titles: Sequence[str], runs: Iterable[RunData]) -> Table | None:
-    """Tabulate the conditions that differ between runs and matter; None where none does.
-
-    They are the settings of the work, what the gate needs to be equal, and what it mentions, in this order.
-    """
-    by_run = [_that_matter(run.manifest, link(run.manifest, run.cases)) for run in runs]
-    names = dict.fromkeys(name for values in by_run for name in values)
-    rows = tuple(
-        (name, *shown) for name in names if len(set(shown := [values.get(name, "") for values in by_run])) > 1
-    )
-    note = (
-        "What was not the same and can change how fast a step is. Names, dates, and what evaluates the "
-        "results are left out."
-    )
-    columns = (Heading("Condition"), *map(Heading, titles))
-    return Table("What differs between the runs", note, columns, rows) if rows else None
-
-
-def _that_matter(manifest: Manifest, link: str) -> dict[str, str]:
-    """Return by name the conditions of a run that a difference in speed may come from."""
-    settings = manifest.settings.stored()
-    known = conditions_of(manifest)
-    compared = [c for c in known if Question.GATE in c.needed]
-    compared += [c for c in known if Question.GATE in c.mentioned]
-    code = manifest.workload or WorkloadCode()
-    edited = " with uncommitted changes" if code.dirty else ""
-    return {
-        **{name.replace("_", " "): plain(settings[name]) for name in _OF_THE_WORK},
-        "workload's commit": f"{(code.commit or '')[:7]}{edited}",
-        "link between hosts": link,
-        **{c.name: {"True": "yes", "False": "no"}.get(c.value, c.value) for c in compared},
-    }

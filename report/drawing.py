@@ -29,7 +29,7 @@ WIDTH_PT = 400
 """Width of every figure, for which the sizes of its text and marks are chosen."""
 
 MOST_RUNS = 8
-"""Runs that one drawing can tell apart by mark, line and colour."""
+"""Lines of one kind that one drawing can tell apart by mark, line and colour."""
 
 NAMES = (
     *("ink", "muted", "grid", "paper", "dp", "ddp", "other"),
@@ -65,7 +65,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "run7": _look("other", "X", (0, (1, 1))),
     "run8": _look("ink", "*", (0, (10, 3))),
 }
-"""Lines and marks by what they stand for: a mode, or one of several runs."""
+"""Lines and marks by what they stand for."""
 
 _RC: Any = {
     **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), INK),
@@ -88,7 +88,10 @@ _RC: Any = {
     "text.parse_math": False,
 }
 
-_TIP = "tip:"
+_TAG, _KEY, _APART = "tag:", "key:", "\N{INVISIBLE SEPARATOR}"
+"""What the id of a drawn thing begins with that has words or a series, that of a legend's entry; and what
+parts both: no printable text holds it."""
+
 _CHARACTERS_OF_THREE = 42
 """Of three names that fit into one row of a legend."""
 
@@ -188,12 +191,16 @@ def _adapt(element: ET.Element, key: str) -> None:
     if "clip-path" in own:
         own["clip-path"] = own["clip-path"].replace("#", f"#{key}-")
     name = own.get("id", "")
-    if name.startswith(_TIP):
-        del own["id"]
-        own["class"] = "tip"
-        title = ET.Element("title")
-        title.text = name.removeprefix(_TIP)
-        element.insert(0, title)
+    if name.startswith(_KEY):
+        own["data-key"] = own.pop("id").removeprefix(_KEY)
+    elif name.startswith(_TAG):
+        words, _, series = own.pop("id").removeprefix(_TAG).partition(_APART)
+        own |= {"data-series": series} if series else {}
+        if words:
+            own["class"] = "tip"
+            title = ET.Element("title")
+            title.text = words
+            element.insert(0, title)
     elif name:
         own["id"] = f"{key}-{name}"
 
@@ -203,9 +210,9 @@ def printable(text: str) -> str:
     return "".join(c for c in text if c.isprintable())
 
 
-def tip(words: str) -> str:
-    """Return the id of a drawn thing over which the page shows these words to who points at it."""
-    return f"{_TIP}{printable(words)}"
+def tag(words: str = "", series: str = "") -> str:
+    """Return the id of a drawn thing: what the page says to who points at it, and its entry in the legend."""
+    return f"{_TAG}{printable(words)}{_APART}{printable(series)}"
 
 
 class Mark(NamedTuple):
@@ -312,12 +319,14 @@ def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
             # Shared devices tell nothing of scaling: no line leads to them, unless there are no others.
             own = [mark for mark in line.marks if not mark.hollow] or line.marks
             at, values = [mark.x for mark in own], [mark.value.estimate for mark in own]
-            axes.plot(at, values, linestyle=look["linestyle"], linewidth=1.5, label=line.label, **stroke)
+            drawn = {"linestyle": look["linestyle"], "linewidth": 1.5, "label": line.label}
+            axes.plot(at, values, gid=tag(series=line.label), **drawn, **stroke)
         if line.band:
             areas = [(mark.x, mark.value.low, mark.value.high) for mark in line.marks]
-            axes.fill_between(*zip(*areas, strict=True), color=look["color"], alpha=0.18, linewidth=0)
+            how = {"color": look["color"], "alpha": 0.18, "linewidth": 0, "gid": tag(series=line.label)}
+            axes.fill_between(*zip(*areas, strict=True), **how)
         for mark in line.marks if look["marker"] else ():
-            named = {"gid": tip(mark.tip)} if mark.tip else {}
+            named = {"gid": tag(mark.tip, line.label)}
             if not line.band and math.isfinite(mark.value.low):
                 bar = {"marker": "_", "markersize": 7, "linewidth": 1.3, **stroke, **named}
                 axes.plot([mark.x] * 2, [mark.value.low, mark.value.high], **bar)
@@ -325,7 +334,8 @@ def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
             axes.plot([mark.x], [mark.value.estimate], label=line.label, transform=where, **drawn, **named)
             if mark.note:
                 beside_it = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-                axes.annotate(printable(mark.note), (mark.x, mark.value.estimate), color=MUTED, **beside_it)
+                where_it_is = (mark.x, mark.value.estimate)
+                axes.annotate(printable(mark.note), where_it_is, color=MUTED, **named, **beside_it)
 
 
 def mark_look(look: str, *, hollow: bool) -> dict[str, Any]:
@@ -388,4 +398,12 @@ def _legend(canvas: Canvas, lines: Sequence[Line]) -> None:
         return
     longest = sorted((len(str(handle.get_label())) for handle in handles), reverse=True)[:3]
     columns = 3 if sum(longest) <= _CHARACTERS_OF_THREE and len(handles) != 4 else 2
-    canvas.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=2.4)
+    legend(canvas, handles, columns, handlelength=2.4)
+
+
+def legend(canvas: Canvas, handles: Sequence[Any], columns: int, **how: Any) -> None:
+    """Draw a legend above all, whose entries the page can tell."""
+    made = canvas.legend(handles=handles, loc="outside upper left", ncols=columns, **how)
+    for words, handle in zip(made.get_texts(), made.legend_handles, strict=True):
+        for one in (words, handle):
+            one.set_gid(f"{_KEY}{words.get_text()}")

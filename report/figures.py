@@ -25,13 +25,10 @@ BARS = "Bars are 95% intervals."
 LOG_FROM = 16
 """Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
 
-_DRAWN = {"efficiency": (100.0, "%")}
-"""Factor and unit of columns that are no rates."""
-
 
 def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     """Draw throughput against devices, with the ideal line from `single`."""
-    lines = by_devices(workload, "images_per_s")
+    lines = by_devices(workload)
     if all(line.look == "single" for line in lines):
         return None
     counts = counts_of(lines)
@@ -67,15 +64,14 @@ def over_devices(
     return chart(panels=panels, ticks=ticks, log_x=is_long, log_y=log_y and is_long, **words)
 
 
-def by_devices(workload: WorkloadCases, column: str) -> list[Line]:
-    """Make a line per mode of `column` over device counts, DDP at its usual settings."""
-    made = []
-    factor, unit = _DRAWN.get(column, (1.0, per_second(workload.unit)))
+def by_devices(workload: WorkloadCases) -> list[Line]:
+    """Make a line per mode of throughput over device counts, DDP at its usual settings."""
+    made, unit = [], per_second(workload.unit)
     for mode in ("single", "dp", "ddp"):
         rows = records(by_mode(workload.cases, mode))
-        known = [(row, found) for row in rows if (found := estimate(row, column)) is not None]
+        known = [(row, found) for row in rows if (found := estimate(row, "images_per_s")) is not None]
         if known:
-            marks = (mark(float(row["num_devices"]), v.scaled(factor), row, unit) for row, v in known)
+            marks = (mark(float(row["num_devices"]), value, row, unit) for row, value in known)
             made.append(Line(_line_name(rows[0]), mode, tuple(marks)))
     return made
 

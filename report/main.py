@@ -1,4 +1,4 @@
-"""Command line: `python -m report RUN [RUN …] [--out FILE | --format markdown | --png DIR]`."""
+"""Command line: `python -m report RUN [--out FILE | --format markdown | --png DIR]`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog=command("report"), description="Write one self-contained HTML page about one or more runs."
-    )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="results folder or archive of a run"
-    )
+    parser = Parser(prog=command("report"), description="Write one self-contained HTML page about a run.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="results folder or archive of a run")
+    parser.add_argument("others", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="page to write (default for one run: RUN/report.html), or file of --markdown",
+        help="page to write (default RUN/report.html), or file of --markdown",
     )
     parser.add_argument(
         "--predictions",
@@ -64,29 +61,23 @@ def _parser() -> Parser:
 
 def _write(arguments: argparse.Namespace) -> str:
     # Pandas and scipy take a second to import, which --help does without.
+    from ..bench.results.archive import is_archive
     from .build import build, write_markdown, write_png
 
-    runs, out, predictions = arguments.runs, arguments.out, arguments.predictions
+    run, out, predictions = arguments.run, arguments.out, arguments.predictions
+    if arguments.others:
+        both = " ".join(map(str, (run, arguments.others[0])))
+        raise UsageError(f"a page is of one run; to compare two: {command('gate')} {both} --html FILE")
     given = arguments.price_per_device_hour
     hourly = None if given is None else named("price_per_device_hour", price, given)
     markdown = arguments.format == "markdown"
-    if predictions is not None and (markdown or len(runs) > 1):
-        raise UsageError("--predictions are drawn with one run; without other runs and --format markdown")
+    if predictions is not None and markdown:
+        raise UsageError("--predictions are drawn; leave --format markdown out")
     if markdown:
-        return write_markdown(runs, out, price=hourly)
+        return write_markdown(run, out, price=hourly)
     if arguments.png is None:
-        return str(build(runs, _page(runs, out), predictions=predictions, price=hourly))
+        beside = run.with_suffix(".html") if is_archive(run) else run / "report.html"
+        return str(build(run, out or beside, predictions=predictions, price=hourly))
     if out is not None:
         raise UsageError("--out names the page or the file of --markdown; leave it out beside --png")
-    return "\n".join(map(str, write_png(runs, arguments.png, predictions=predictions)))
-
-
-def _page(runs: Sequence[Path], out: Path | None) -> Path:
-    if out is not None:
-        return out
-    if len(runs) > 1:
-        raise UsageError(f"{len(runs)} runs make one page of their own; say where with --out FILE")
-    from ..bench.results.archive import is_archive  # see _write
-
-    (run,) = runs
-    return run.with_suffix(".html") if is_archive(run) else run / "report.html"
+    return "\n".join(map(str, write_png(run, arguments.png, predictions=predictions)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,9 +30,9 @@ from .drawing import Figure
 from .forms import forms
 from .predicted import predicted
 from .table import Link, Section, Table
-from .together import together
 
 _MOST_HOSTS = 4
+_MOST_DATA_BYTES = 2**18
 _MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")
 _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 _MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
@@ -47,6 +48,8 @@ class Files:
     tables: tuple[Link, ...] = ()
     traces: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
     failures: Mapping[str, Link] = field(default_factory=dict)
+    data: Link | None = None
+    """The numbers as CSV within the page."""
 
     @classmethod
     def of(cls, folder: Path, page_folder: Path | None) -> Files:
@@ -72,7 +75,20 @@ class Files:
             tuple(link(name, name) for name in names if (folder / name).is_file()),
             {case_id: tuple(one for _, one in sorted(links)) for case_id, links in traces.items()},
             {name: link(name, name) for name in kept},
+            _within(folder / "cases.csv"),
         )
+
+
+def _within(path: Path) -> Link | None:
+    """A file as a link that holds it; None where it is missing or large."""
+    if not path.is_file() or path.stat().st_size > _MOST_DATA_BYTES:
+        return None
+    return data_link(path.name, path.read_bytes())
+
+
+def data_link(name: str, csv: bytes) -> Link:
+    """A link of a page that holds a file of its own, which a browser saves under `name`."""
+    return Link(name, f"data:text/csv;base64,{base64.b64encode(csv).decode()}")
 
 
 class Card(NamedTuple):
@@ -85,35 +101,35 @@ class Card(NamedTuple):
     paste: str = ""
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run on the page: `heading` names what was measured, `title` the run."""
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """The whole page: `heading` names what was measured, `title` the run; what is not given is not shown."""
 
-    key: str
     title: str
     heading: str
     status: str
-    subtitle: Sequence[str]
-    command: str
-    warnings: Sequence[str]
-    cards: Sequence[Card]
-    trust: Mapping[str, str]
+    subtitle: Sequence[str] = ()
+    command: str = ""
+    warnings: Sequence[str] = ()
+    cards: Sequence[Card] = ()
+    trust: Mapping[str, str] = field(default_factory=dict)
     """What the answers are worth, by what they claim; empty where there are none."""
-    following: NextStep | None
-    cautions: Sequence[Caution]
-    notes: Sequence[str]
-    figures: Sequence[Figure]
-    not_drawn: Sequence[str]
+    following: NextStep | None = None
+    cautions: Sequence[Caution] = ()
+    notes: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    not_drawn: Sequence[str] = ()
     """Why a figure is missing."""
-    more_figures: Sequence[Figure]
-    tables: Sequence[Table]
-    files: Files
-    unmeasured: Table | None
-    conditions: Sequence[conditions.Group]
-    ranks: Table | None
-    topology: str
-    predicted: Section | None
-    forms: Section | None
+    more_figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    """The first is the page's; the others are folded."""
+    files: Files = field(default_factory=Files)
+    unmeasured: Table | None = None
+    conditions: Sequence[conditions.Group] = ()
+    ranks: Table | None = None
+    topology: str = ""
+    forms: Section | None = None
+    predicted: Section | None = None
 
     @property
     def sections(self) -> dict[str, Section]:
@@ -124,86 +140,38 @@ class Run:
     @property
     def folds(self) -> dict[str, Section]:
         """What is folded, by its key."""
+        more, others = self.more_figures, self.tables[1:]
         return {
-            name: section
-            for name, section in (
-                ("more", Section.folded(figures=self.more_figures)),
-                ("all-tables", Section.folded(tables=self.tables[1:])),
-            )
-            if section.title
+            **({"more": Section(more[0].title.partition(":")[0], figures=more)} if more else {}),
+            **({"all-tables": Section("More tables", tables=others)} if others else {}),
         }
 
-
-@dataclass(frozen=True)
-class Page:
-    """The whole page; `differences` compares the conditions of several runs, `together` their numbers."""
-
-    title: str
-    runs: Sequence[Run]
-    differences: Table | None = None
-    together: Section | None = None
-
     @property
-    def figures(self) -> list[Figure]:
+    def every_figure(self) -> list[Figure]:
         """Every figure of the page, in its order."""
-        found = list(self.together.figures) if self.together is not None else []
-        for run in self.runs:
-            found += [*run.figures, *(f for section in run.sections.values() for f in section.figures)]
-            found += run.more_figures
-        return found
+        of_sections = [figure for section in self.sections.values() for figure in section.figures]
+        return [*self.figures, *of_sections, *self.more_figures]
 
 
 def page(
-    runs: Sequence[RunData],
-    files: Sequence[Files] = (),
+    run: RunData,
+    files: Files | None = None,
     predictions: Predictions | None = None,
     *,
     price: float | None = None,
 ) -> Page:
-    """Make the whole page; several runs stand one after another, what they say together first.
+    """Make the page of a run.
 
-    `files` are what the page offers of each run's files, in the order of the runs; `predictions` are
-    shown with the first run; `price` is that of a device for an hour.
+    Args:
+        run: what was measured.
+        files: what the page offers of the run's files.
+        predictions: made of this run, to be drawn.
+        price: of a device for an hour.
     """
-    titles = _titles(runs)
-    offered = files or [Files()] * len(runs)
+    files = files or Files()
+    title = run.manifest.name or run.path.name
     # One block of objects: pandas takes long for every row that is chosen of a hundred typed columns.
-    plain = [replace(run, cases=run.cases.astype(object)) for run in runs]
-    made = [
-        _run(run, own, title, f"run{i}", predictions if i == 1 else None, price)
-        for i, (run, own, title) in enumerate(zip(plain, offered, titles, strict=True), 1)
-    ]
-    if len(made) == 1:
-        return Page(titles[0], made)
-    return Page(
-        title=" · ".join(titles),
-        runs=[replace(run, heading=f"{run.title}: {run.heading}") for run in made],
-        differences=conditions.differences(titles, runs),
-        together=together(titles, plain),
-    )
-
-
-def _titles(runs: Sequence[RunData]) -> list[str]:
-    """Name each run; runs that share a name go by their folder too, or by a number."""
-    names = [run.manifest.name or run.path.name for run in runs]
-    names = [
-        name if names.count(name) == 1 else f"{name} ({run.path.name})"
-        for name, run in zip(names, runs, strict=True)
-    ]
-    return [
-        name if names.count(name) == 1 else f"{name}, {names[: i + 1].count(name)}"
-        for i, name in enumerate(names)
-    ]
-
-
-def _run(
-    run: RunData,
-    files: Files,
-    title: str,
-    key: str,
-    predictions: Predictions | None,
-    price: float | None,
-) -> Run:
+    run = replace(run, cases=run.cases.astype(object))
     cases, manifest = run.cases, run.manifest
     conclusion, comparisons = conclude_run(run), run.compared
     measured = workloads(cases)
@@ -211,7 +179,7 @@ def _run(
     not_drawn: list[str] = []
     more: list[Figure] = []
     for i, workload in enumerate(measured, start=1):
-        place = f"{key}-{i}"
+        place = f"w{i}"
         one_step, why_not = timeline.one_step(workload, run.blocks, key=place)
         not_drawn += [why_not] if why_not else []
         first = (
@@ -226,8 +194,7 @@ def _run(
         for found, kept in ((first, main), (rest, more)):
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
     named = [w.cases.assign(workload=w.name if len(measured) > 1 else "") for w in measured]
-    return Run(
-        key=key,
+    return Page(
         title=title,
         heading=heading(cases) or title,
         status=status(manifest, cases, conclusion.verdicts),
@@ -244,13 +211,13 @@ def _run(
         more_figures=more,
         tables=tables.tables(with_rates(pd.concat(named), manifest, price), files.traces, comparisons)
         if named
-        else [],
+        else (),
         files=files,
         unmeasured=tables.unmeasured(cases, files.failures),
         conditions=conditions.groups(manifest, cases),
         ranks=conditions.ranks(manifest),
         topology=(manifest.environment.topology or "").strip("\n"),
-        predicted=predicted(run, predictions, key=f"{key}-predicted") if predictions else None,
+        predicted=predicted(run, predictions, key="predicted") if predictions else None,
         forms=forms(measured),
     )
 

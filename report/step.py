@@ -26,7 +26,7 @@ from .cases import (
     step_time,
     unshared,
 )
-from .drawing import COLOURS, INK, PAPER, WIDTH_PT, Figure, printable, time_axis
+from .drawing import COLOURS, INK, PAPER, WIDTH_PT, Figure, legend, printable, tag, time_axis
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
 REST = "rest of DP: loss, optimizer, batch"
@@ -100,14 +100,15 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
             written = quantity(bar.total_ms, "ms", 2) if step is None else with_interval(step, "ms")
             name = printable(f"{case_label(bar.row)}: {written}")
             above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
-            axes.annotate(name, (0, place - _BAR_PT / _BAR_ROW_PT / 2), annotation_clip=False, **above)
+            above |= {"gid": tag(case_label(bar.row)), "annotation_clip": False}
+            axes.annotate(name, (0, place - _BAR_PT / _BAR_ROW_PT / 2), **above)
             _draw_bar(axes, bar, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
         axes.set_xlim(0, longest)
         axes.set_ylim(len(bars) - 0.3, -0.65)
         axes.set_yticks([])
         time_axis(axes, "time per step (ms)")
         handles = [Patch(label=label, **_fill(label)) for label in labels]
-        canvas.legend(handles=handles, loc="outside upper left", ncols=_columns(labels), handlelength=1.6)
+        legend(canvas, handles, _columns(labels), handlelength=1.6)
 
     how = [
         "Each bar is a timed step: its parts stand in the order of the legend. What is not exposed "
@@ -224,18 +225,19 @@ def _chosen(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_bar(axes: Any, bar: Bar, place: int, labels: Iterable[str], *, per_pt: float) -> None:
-    left = 0.0
+    left, case = 0.0, case_label(bar.row)
     for name, ms in bar.parts.items():
         if name not in labels:
             continue
-        where = {"y": place, "width": ms, "left": left, "height": _BAR_PT / _BAR_ROW_PT}
+        named = {"gid": tag(f"{case} · {name} {quantity(ms, 'ms', 2)}", name)}
+        where = {"y": place, "width": ms, "left": left, "height": _BAR_PT / _BAR_ROW_PT, **named}
         axes.barh(**where, **_fill(name))
         axes.barh(**where, color="none", edgecolor=INK, linewidth=0.7)
         written = quantity(ms, "ms", 2)
         if ms > per_pt * (_CHARACTER_PT * len(written) + 6):
             box = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none"}
             middle = {"ha": "center", "va": "center_baseline", "fontsize": 10}
-            axes.text(left + ms / 2, place, written, bbox=box, **middle)
+            axes.text(left + ms / 2, place, written, bbox=box, **middle, **named)
         left += ms
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ..bench.findings.next_step import NextStep
 from ..bench.findings.numbers import count, number, with_interval
 from ..bench.findings.wording import case_label
 from ..bench.results.case_result import Cells as Row
@@ -55,28 +54,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Figures and tables under a heading of their own; what they say together comes before everything."""
+    """Figures and tables under a heading of their own."""
 
     title: str
     notes: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
-    findings: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-    following: NextStep | None = None
-
-    @classmethod
-    def folded(cls, figures: Sequence[Figure] = (), tables: Sequence[Table] = ()) -> Section:
-        """Name what is folded after what it holds."""
-        every: list[Figure | Table] = [*figures, *tables]
-        first, *others = dict.fromkeys(one.title.partition(":")[0] for one in every) or [""]
-        return cls(", ".join((first, *map(_in_text, others))), (), figures, tables)
-
-
-def _in_text(title: str) -> str:
-    """Write a title within a sentence: `Memory` as `memory`, `DDP` as it is."""
-    is_name = title[1:2].isupper() or title.startswith("DataParallel")
-    return title if is_name else title[:1].lower() + title[1:]
 
 
 def table(

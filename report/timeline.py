@@ -90,10 +90,9 @@ def one_step(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> tupl
     Without a figure why, or nothing where no step was looked at.
     """
     rank, found, count = steps_of(workload.cases, blocks)
-    tracks, why_not = agreeing(found)
+    tracks, why_not = whole(found)
     if not tracks:
         return None, why_not
-    ready, done = (any(getattr(track, name) for track in tracks) for name in ("ready", "done"))
     rows_pt = [min(_MOST_ROWS_PT, _LABELLED_ROW_PT * (len(track.sizes) + 0.6)) for track in tracks]
 
     def draw(canvas: Canvas) -> None:
@@ -104,54 +103,53 @@ def one_step(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> tupl
         rows[-1].set_xlim(0, 1.02 * max(max(track.ready + track.done) for track in tracks))
         rows[-1].set_xlabel("time since the start of the backward (ms)")
         handles = [
-            *([Line2D([], [], label="gradients ready", **_READY)] if ready else []),
-            *([Line2D([], [], label="launched, waiting", **_QUEUED)] if ready and done else []),
-            *([Patch(label="all-reduce", **_ALL_REDUCE)] if done else []),
-            *([Line2D([], [], label="last gradient ready", **_COMPUTE_END)] if ready else []),
-            *([Patch(label="exposed", linewidth=0, **_WAITED)] if ready and done else []),
+            Line2D([], [], label="gradients ready", **_READY),
+            Line2D([], [], label="launched, waiting", **_QUEUED),
+            Patch(label="all-reduce", **_ALL_REDUCE),
+            Line2D([], [], label="last gradient ready", **_COMPUTE_END),
+            Patch(label="exposed", linewidth=0, **_WAITED),
         ]
         canvas.legend(handles=handles, loc="outside upper left", ncols=3)
 
-    how = [
-        "Time runs to the right from the start of the backward; a row is a bucket, in the order of "
-        f"all-reduce, with its size. All steps are of rank {rank}, each the nearest to the median of those "
-        "that the profiler traced, or of those of the anatomy pass."
-    ]
-    if done:
-        how.append("The profiler slows all-reduces a little.")
-    if ready:
-        how.append(
-            "DDP launches a bucket once it and all before it are ready. Right of the dashed line all "
-            "gradients are computed, so the step waits for what is hatched. Readiness is of the anatomy pass."
-        )
-    no_use = f" {_HIDES_NONE}" if done and any(track.hides_none for track in tracks) else ""
+    no_use = f" {_HIDES_NONE}" if any(track.hides_none for track in tracks) else ""
     figure = Figure(
         key=f"{key}-timeline",
         title="One step, drawn",
         caption=f"DDP on {count}, rank {rank}: with {tracks[0].title} {_ends(tracks[0])}.{no_use}",
-        how_to_read=" ".join(how),
+        how_to_read="Time runs to the right from the start of the backward; a row is a bucket, in the order "
+        f"of all-reduce, with its size. All are of rank {rank} and the nearest to the median: gradients "
+        "of those of the anatomy pass, all-reduces of those that the profiler traced, which slows them a "
+        "little. DDP launches a bucket once it and all before it are ready. Right of the dashed line all "
+        "gradients are computed, so the step waits for what is hatched.",
         height_pt=100 + sum(rows_pt) + 34 * len(rows_pt),
         draw=draw,
     )
     return figure, ""
 
 
-def agreeing(tracks: Sequence[Track]) -> tuple[list[Track], str]:
-    """Leave out readiness that was not measured in all cases, and all steps where one contradicts; why.
+def whole(tracks: Sequence[Track]) -> tuple[list[Track], str]:
+    """Keep the steps of which gradients and all-reduces are known; none where one contradicts, and why.
 
     Readiness and all-reduces come from different steps, which took different times.
     """
-    if any(track.done for track in tracks) and not all(track.ready for track in tracks):
-        return [replace(track, ready=()) for track in tracks], ""
-    if not all(track.is_causal for track in tracks):
+    known = [track for track in tracks if track.ready and track.done]
+    if not known:
+        why = (
+            "its gradients and all-reduces were not both measured (passes anatomy and trace)"
+            if tracks
+            else ""
+        )
+    elif not all(track.is_causal for track in known):
         why = "readiness of gradients and all-reduces are of different steps, which contradict each other"
-        return [], f"No single step is drawn: {why}."
-    wrong = next((track for track in tracks if not track.agrees), None)
-    if wrong is not None:
-        waits, known = quantity(wrong.waited_ms, "ms", 2), with_interval(wrong.exposed, "ms")
-        why = f"{wrong.title} waits {waits} in the few steps that were looked into"
-        return [], f"No single step is drawn: {why}, the table has {known} of exposed communication."
-    return list(tracks), ""
+    elif wrong := next((track for track in known if not track.agrees), None):
+        waits, table = quantity(wrong.waited_ms, "ms", 2), with_interval(wrong.exposed, "ms")
+        why = (
+            f"{wrong.title} waits {waits} in the few steps that were looked into, the table has {table} of "
+            "exposed communication"
+        )
+    else:
+        return known, ""
+    return [], why and f"No single step is drawn: {why}."
 
 
 def steps_of(cases: pd.DataFrame, blocks: pd.DataFrame) -> tuple[int, list[Track], str]:
@@ -236,15 +234,13 @@ def _draw_track(axes: Any, track: Track) -> None:
     axes.set_title(printable(track.title), pad=6)
     axes.set_ylim(count - 0.2, -0.8)
     time_axis(axes, "")
-    if track.ready:
-        axes.axvline(max(track.ready), **_COMPUTE_END)
-        if track.done:
-            axes.axvspan(max(track.ready), max(track.done), linewidth=0, zorder=0.6, **_WAITED)
-        axes.plot(track.ready, range(count), **_READY)
+    axes.axvline(max(track.ready), **_COMPUTE_END)
+    axes.axvspan(max(track.ready), max(track.done), linewidth=0, zorder=0.6, **_WAITED)
+    axes.plot(track.ready, range(count), **_READY)
     started = track.start or track.launch
-    for place, (begin, end) in enumerate(zip(started, track.done, strict=False)):
+    for place, (begin, end) in enumerate(zip(started, track.done, strict=True)):
         axes.barh(place, end - begin, left=begin, height=0.62, zorder=2, **_ALL_REDUCE)
-    for place, (launched, begin) in enumerate(zip(track.launch, track.start, strict=False)):
+    for place, (launched, begin) in enumerate(zip(track.launch, started, strict=True)):
         axes.plot([launched, begin], [place, place], **_QUEUED)
     every = -(-count * _LABELLED_ROW_PT // _MOST_ROWS_PT)
     labels = [mib(size) if size else f"{i}" for i, size in enumerate(track.sizes)]
@@ -252,11 +248,7 @@ def _draw_track(axes: Any, track: Track) -> None:
 
 
 def _ends(track: Track) -> str:
-    said = []
-    if track.ready:
-        said.append(f"the last gradient is ready after {quantity(max(track.ready), 'ms', 2)}")
-    if track.done:
-        count = len(track.sizes)
-        which = "its all-reduce" if count == 1 else f"the last of {plural(count, 'all-reduce')}"
-        said.append(f"{which} is done after {quantity(max(track.done), 'ms', 2)}")
-    return ", ".join(said)
+    count = len(track.sizes)
+    which = "its all-reduce" if count == 1 else f"the last of {plural(count, 'all-reduce')}"
+    ready, done = (quantity(max(moments), "ms", 2) for moments in (track.ready, track.done))
+    return f"the last gradient is ready after {ready}, {which} is done after {done}"

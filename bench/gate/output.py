@@ -160,14 +160,14 @@ def verdict(gate: Gate) -> str:
 def _failed(gate: Gate) -> str:
     regressed = gate.having("regressed")
     caveat = _apart(gate) if regressed else ""
-    return f"{_named(regressed or gate.having('missing'))}{caveat}"
+    return f"{named(regressed or gate.having('missing'))}{caveat}"
 
 
 def _passed(gate: Gate) -> str:
     rates = [c for c in gate.comparisons if c.metric in ("images_per_s", "speedup")]
     if better := [c for c in rates if c.verdict == "improved"]:
         caveat = _apart(gate)
-        return f"{_named(better)}{caveat and f'{caveat}, so it may be the machine'}"
+        return f"{named(better)}{caveat and f'{caveat}, so it may be the machine'}"
     return f"no case is more than {100 * (rates[0].threshold or 0):g}% slower"
 
 
@@ -175,7 +175,7 @@ def _undecided(gate: Gate) -> str:
     if suspected := [c for c in gate.comparisons if c.suspected]:
         return f"{said(suspected[0])}, but {suspected[0].reason}"
     if gate.undecided:
-        return _named(gate.undecided)
+        return named(gate.undecided)
     return "no case that has its devices for itself was compared"
 
 
@@ -190,7 +190,7 @@ def _apart(gate: Gate) -> str:
     return "" if gate.interleaved else "; the runs were not interleaved"
 
 
-def _named(found: Sequence[Comparison]) -> str:
+def named(found: Sequence[Comparison]) -> str:
     """Say the first throughput, or without one the first, and how many other cases there are."""
     first = next((c for c in found if c.metric == "images_per_s"), found[0])
     others = len({c.case_id for c in found}) - 1
@@ -301,7 +301,7 @@ def cells(c: Comparison) -> tuple[str, ...]:
     return (c.verdict, c.label, *amounts(c), change(c))
 
 
-def amounts(c: Comparison) -> tuple[str, str, str]:
+def amounts(c: Comparison) -> tuple[str, ...]:
     """Metric, baseline and candidate; the unit of a rate is its name."""
     if c.column is None:
         return "", "", ""

@@ -84,7 +84,7 @@ def close(
         from ...report.build import write_markdown
 
         wrong = [github.Annotation("error", speaker(), why) for why in missing_modes]
-        github.show(wrong, lambda: write_markdown([folder], None))
+        github.show(wrong, lambda: write_markdown(folder, None))
     if missing_modes:
         print_not_measured(folder, missing_modes)
     return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if page else ExitCode.USAGE
@@ -97,7 +97,7 @@ def write_page(folder: Path) -> Path | None:
 
     page = folder / "report.html"
     try:
-        content = render(load([folder], folder)).encode(errors="backslashreplace")
+        content = render(load(folder, folder)).encode(errors="backslashreplace")
         replace_file(page, lambda part: part.write_bytes(content))
     except (OSError, UsageError) as error:
         why = f"{page} cannot be written: {reason(error)}; every measurement is kept"

@@ -1,5 +1,5 @@
 "use strict";
-// The page is whole without this script, which adds sorting, filtering, a theme switch and copying.
+// The page is whole without this script, which adds sorting, filtering, saving, copying and switches.
 (() => {
   const make = (tag, properties = {}, ...children) => {
     const element = Object.assign(document.createElement(tag), properties);
@@ -52,33 +52,123 @@
     });
   };
 
-  /** One box for all tables of cases and all marks of a run; what does not match goes, or fades. */
-  const filterable = (article) => {
-    const ofCases = [...article.querySelectorAll("[data-grid] table")].filter(
+  /** The words of a name: "DDP, 2 GPUs, cap 25 MiB" as ddp, 2, gpus, cap, 25, mib. */
+  const wordsOf = (text) => text.toLowerCase().split(/[\s,()·]+/).filter(Boolean);
+
+  /** Whether a name has these words in their order: numbers whole, of others their beginning. */
+  const has = (name, wanted) => {
+    let place = 0;
+    return wanted.every((word) => {
+      const fits = /^[\d.]+$/.test(word) ? (one) => one === word : (one) => one.startsWith(word);
+      while (place < name.length && !fits(name[place])) place++;
+      return place++ < name.length;
+    });
+  };
+
+  /** One box for all tables of cases and all marks; what does not match goes, or fades. */
+  const filterable = () => {
+    const ofCases = [...document.querySelectorAll("[data-grid] table")].filter(
       (table) => table.tHead.rows[0].cells[0].textContent === "Case",
     );
-    const [first] = ofCases.map((table) => table.tBodies[0].rows.length);
-    if (!(first > 1)) return;
-    const lower = (element) => [...(element.cells ?? [element])].map((part) => part.textContent).join(" ").toLowerCase();
-    const textsOf = (elements) => elements.map((element) => ({ element, text: lower(element) }));
-    const rows = ofCases.map((table) => textsOf([...table.tBodies[0].rows]));
-    const marks = [...article.querySelectorAll(".tip")].map((element) => ({
-      element,
-      text: element.querySelector("title").textContent.toLowerCase(),
-    }));
-    const title = article.querySelector("h1").textContent;
-    const box = make("input", { type: "search", placeholder: "Filter cases", autocomplete: "off" });
-    box.setAttribute("aria-label", `Filter cases of ${title}`);
+    const named = (element, text) => ({ element, text, name: wordsOf(text) });
+    const rows = ofCases.flatMap((table) => [...table.tBodies[0].rows].map((row) => named(row, row.cells[0].textContent)));
+    const marks = [...document.querySelectorAll(".tip")].map((mark) =>
+      named(mark, mark.querySelector("title").textContent.split(" · ")[0]),
+    );
+    const count = (found) => new Set(found.map(({ text }) => text)).size;
+    if (!(count(rows) > 1)) return;
+    const box = make("input", { type: "search", placeholder: "Filter cases: cap 25", autocomplete: "off" });
+    box.setAttribute("aria-label", "Filter cases by the words of their names");
     const status = make("span", { className: "status" });
     status.setAttribute("role", "status");
     box.addEventListener("input", () => {
-      const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
-      const matches = ({ text }) => words.every((word) => text.includes(word));
-      for (const row of rows.flat()) row.element.hidden = !matches(row);
+      const wanted = wordsOf(box.value);
+      const matches = ({ name }) => has(name, wanted);
+      for (const row of rows) row.element.hidden = !matches(row);
       for (const mark of marks) mark.element.classList.toggle("faded", !matches(mark));
-      status.textContent = words.length ? `${rows[0].filter(matches).length} of ${first} cases` : "";
+      status.textContent = wanted.length ? `${count(rows.filter(matches))} of ${count(rows)} cases` : "";
     });
-    article.querySelector(".contents").append(make("span", { className: "filter" }, status, box));
+    document.querySelector(".contents").append(make("span", { className: "filter" }, status, box));
+  };
+
+  /** A figure as a document of its own: its legend and marks in the colours that are seen now. */
+  const standalone = (svg) => {
+    const copied = svg.cloneNode(true);
+    const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
+    copied.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    copied.setAttribute("width", width);
+    copied.setAttribute("height", height);
+    const paper = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    for (const [name, value] of Object.entries({ width, height, style: "fill: var(--paper)" })) paper.setAttribute(name, value);
+    copied.prepend(paper);
+    copied.style.fontFamily = "sans-serif";
+    const probe = document.body.appendChild(make("i"));
+    const seen = new XMLSerializer().serializeToString(copied).replace(/var\((--[a-z-]+)\)/g, (whole, name) => {
+      probe.style.color = `var(${name})`;
+      return getComputedStyle(probe).color;
+    });
+    probe.remove();
+    return { text: seen, width, height };
+  };
+
+  const save = (name, blob) => {
+    const link = make("a", { href: URL.createObjectURL(blob), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+  };
+
+  const SCALE = 4; // 4 pixels a point: 1,600 across, as for a slide
+
+  const savable = (figure) => {
+    const svg = figure.querySelector("svg");
+    const saving = {
+      SVG: ({ text }) => save(`${figure.id}.svg`, new Blob([text], { type: "image/svg+xml" })),
+      PNG: async ({ text, width, height }) => {
+        const image = make("img", { src: `data:image/svg+xml,${encodeURIComponent(text)}` });
+        await image.decode();
+        const canvas = make("canvas", { width: width * SCALE, height: height * SCALE });
+        canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+        canvas.toBlob((blob) => save(`${figure.id}.png`, blob));
+      },
+    };
+    const buttons = Object.entries(saving).map(([name, saved]) => {
+      const button = make("button", { type: "button", textContent: name });
+      button.setAttribute("aria-label", `Save “${figure.querySelector("h3").textContent}” as ${name}`);
+      button.addEventListener("click", () => saved(standalone(svg)));
+      return button;
+    });
+    figure.querySelector(".head").append(make("span", { className: "save" }, ...buttons));
+  };
+
+  /** A button over each entry of a legend, which shows and hides its series; the drawing stays an image. */
+  const switchable = (drawing) => {
+    const frame = drawing.getBoundingClientRect();
+    if (!frame.width || drawing.querySelector(".key")) return;
+    const entries = Map.groupBy(drawing.querySelectorAll("[data-key]"), (entry) => entry.dataset.key);
+    for (const [series, parts] of entries) {
+      const drawn = [...drawing.querySelectorAll("[data-series]")].filter((part) => part.dataset.series === series);
+      if (!drawn.length) continue;
+      const boxes = parts.map((part) => part.getBoundingClientRect());
+      const [left, top] = ["left", "top"].map((side) => Math.min(...boxes.map((box) => box[side])));
+      const [right, bottom] = ["right", "bottom"].map((side) => Math.max(...boxes.map((box) => box[side])));
+      const button = make("button", { type: "button", className: "key", title: `Show or hide ${series}` });
+      button.setAttribute("aria-pressed", "true");
+      button.setAttribute("aria-label", series);
+      const share = (length, whole) => `${(100 * length) / whole}%`;
+      Object.assign(button.style, {
+        left: share(left - frame.left, frame.width),
+        top: share(top - frame.top, frame.height),
+        width: share(right - left, frame.width),
+        height: share(bottom - top, frame.height),
+      });
+      button.addEventListener("click", () => {
+        const shown = button.getAttribute("aria-pressed") !== "true";
+        button.setAttribute("aria-pressed", shown);
+        for (const part of drawn) part.style.display = shown ? "" : "none";
+        for (const part of parts) part.classList.toggle("faded", !shown);
+      });
+      drawing.append(button);
+    }
   };
 
   const copy = async (pre, button) => {
@@ -116,7 +206,12 @@
   for (const table of document.querySelectorAll("[data-grid] table")) {
     if (table.tBodies[0].rows.length > 1) sortable(table);
   }
-  for (const article of document.querySelectorAll("article")) filterable(article);
+  filterable();
+  for (const figure of document.querySelectorAll("figure")) savable(figure);
+  document.querySelectorAll(".drawing").forEach(switchable);
+  for (const fold of document.querySelectorAll(".fold")) {
+    fold.addEventListener("toggle", () => fold.querySelectorAll(".drawing").forEach(switchable));
+  }
   for (const pre of document.querySelectorAll(".command pre")) {
     const button = make("button", { type: "button", textContent: "Copy" });
     button.addEventListener("click", () => copy(pre, button));

@@ -43,7 +43,7 @@ def with_traces():
 @pytest.fixture(scope="session")
 def page_file(tmp_path_factory, with_traces):
     folder = with_traces(tmp_path_factory.mktemp("runs") / "first-look")
-    return build([folder], folder / "report.html")
+    return build(folder, folder / "report.html")
 
 
 @pytest.fixture(scope="session")

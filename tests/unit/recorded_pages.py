@@ -3,11 +3,13 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import numpy as np
 from commands import ROOT
-from report_runs import PHASES, case, communicating, measured, paper_like, run, timed, usual_cases
+from gate_runs import STEADY, gated, slowed, write_run
+from report_runs import PHASES, case, communicating, measured, paper_like, run, usual_cases
 from token_runs import token_run
 
+from ddp_bench.bench.gate.page import page as comparison_page
+from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.held_out import HeldOut
@@ -80,32 +82,6 @@ COMPILED = [
 ]
 
 
-def faster(factor, name, **manifest):
-    """The usual run, at a multiple of its rates."""
-    rows = [
-        row | {key: row[key] * factor for key in row if key.startswith("images_per_s")}
-        for row in usual_cases()
-    ]
-    return run(rows, {"name": name, **manifest}, path=f"runs/{name}")
-
-
-def long_run(factor, name, *, paces=(1.0,), **manifest):
-    """Forty rounds of steps that scatter by 1%; `paces` are the machine's in parts of the run."""
-    rows = [
-        case("single", 1, 100.0 * factor),
-        case("ddp", 2, 180.0 * factor),
-        case("ddp", 4, 240.0 * factor, oversubscribed=True),
-    ]
-    pace = np.repeat(paces, 40 // len(paces))
-    ms = {row["case_id"]: 1000 * row["global_batch"] / row["images_per_s"] for row in rows}
-    timed_blocks = [
-        timed(row, r, ms[row["case_id"]] / pace[r] * (1 + 0.01 * ((r * 7) % 5 - 2)))
-        for row in rows
-        for r in range(40)
-    ]
-    return run(rows, {"name": name, **manifest}, timed_blocks=timed_blocks, path=f"runs/{name}")
-
-
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 
 
@@ -167,10 +143,14 @@ EQUAL = [
 OTHER_WORK = [
     row | {"precision": "bf16", "arch": "vit", "case_id": f"{row['case_id']}-vit"} for row in usual_cases()
 ]
-BOTH_MACHINES = {
-    "settings": {"modes": ["ddp"], "gpus": [2], "rounds": 40, "device": "cpu"},
-    "git": {"commit": "0123456789abcdef"},
-}
+
+
+def gate_page(folder, **both):
+    """The page of a gate of two runs, one with a slower DDP."""
+    both |= {"git": {"commit": "0123456789abcdef"}}
+    sides = {"old": LONG, "new": slowed(1.25, "ddp", steps=LONG)}
+    runs = [read_run(write_run(folder / name, steps, name=name, **both)) for name, steps in sides.items()]
+    return comparison_page(gated(*runs), *runs)
 
 
 def on_cores():
@@ -189,32 +169,26 @@ def on_cores():
 TWO = [case("single", 1, 100.0), case("ddp", 4, 300.0, num_nodes=2)]
 GPUS = [case("single", 1, 100.0, **UNDER_LOAD), case("dp", 2, 150.0, **MEMORY)]
 STRONG = [row | {"scaling": "strong", "global_batch": 20} for row in usual_cases()]
-THREE = (
-    ("old", 1.0, {"versions": {"torch": "2.11"}, "environment": {"host": "a"}}),
-    ("new", 1.1, {"versions": {"torch": "2.15"}, "environment": {"host": "a"}}),
-    ("other box", 0.5, {"versions": {"torch": "2.15"}, "environment": {"host": "b"}}),
-)
-TURNS = {"paces": (1.0, 0.25), "interleaved_id": "a"}
+LONG = {key: [*series] * 4 for key, series in STEADY.items()}
 
 PAGES = {
-    "usual": lambda _: page([run(usual_cases())]),
-    "paper": lambda _: page([paper_like()], price=3.0),
-    "conditions": lambda _: page([run(TWO, CONDITIONS)]),
-    "cores": lambda _: page([run(on_cores())]),
-    "gpus": lambda _: page([run(GPUS)]),
-    "forms": lambda _: page([run(FORMS)]),
-    "compiled": lambda _: page([run(COMPILED)]),
-    "tokens": lambda folder: page([load_run(token_run(folder / "tokens"))]),
-    "caps": lambda _: page([run([case("ddp", 2, 140.0), *MANY_CAPS])]),
-    "equal": lambda _: page([run([case("single", 1, 100.0), *EQUAL])]),
-    "failed": lambda _: page([run([case(mode, 2, **FAILED) for mode in ("dp", "ddp")])]),
-    "strong": lambda _: page([run(STRONG)]),
-    "workloads": lambda _: page([run([*usual_cases(), *OTHER_WORK])]),
-    "predicted": lambda _: page([load_run(SAMPLE)], predictions=predictions()),
-    "refused": lambda _: page([load_run(SAMPLE)], predictions=with_refused()),
-    "several": lambda _: page([faster(factor, name, **more) for name, factor, more in THREE]),
-    "turns": lambda _: page([long_run(f, n, **TURNS) for f, n in ((1.0, "old"), (1.1, "new"))]),
-    "apart": lambda _: page([long_run(f, n, **BOTH_MACHINES) for f, n in ((1.0, "old"), (1.25, "new"))]),
+    "usual": lambda _: page(run(usual_cases())),
+    "paper": lambda _: page(paper_like(), price=3.0),
+    "conditions": lambda _: page(run(TWO, CONDITIONS)),
+    "cores": lambda _: page(run(on_cores())),
+    "gpus": lambda _: page(run(GPUS)),
+    "forms": lambda _: page(run(FORMS)),
+    "compiled": lambda _: page(run(COMPILED)),
+    "tokens": lambda folder: page(load_run(token_run(folder / "tokens"))),
+    "caps": lambda _: page(run([case("ddp", 2, 140.0), *MANY_CAPS])),
+    "equal": lambda _: page(run([case("single", 1, 100.0), *EQUAL])),
+    "failed": lambda _: page(run([case(mode, 2, **FAILED) for mode in ("dp", "ddp")])),
+    "strong": lambda _: page(run(STRONG)),
+    "workloads": lambda _: page(run([*usual_cases(), *OTHER_WORK])),
+    "predicted": lambda _: page(load_run(SAMPLE), predictions=predictions()),
+    "refused": lambda _: page(load_run(SAMPLE), predictions=with_refused()),
+    "gate": lambda folder: gate_page(folder, interleaved_id="a"),
+    "apart": gate_page,
 }
 """What makes each page, in a folder of its own."""
 
@@ -253,14 +227,12 @@ def text_of(html):
 
 
 def text_of_page(name, folder):
-    """Of several runs what stands before the first, of predictions their part; conditions once."""
+    """Of predictions their part; conditions once."""
     made = PAGES[name](folder)
     predicted = name in ("predicted", "refused")
-    if predicted or len(made.runs) > 1:  # without figures that are not looked at
-        made = replace(made, runs=[replace(one, figures=(), more_figures=()) for one in made.runs])
+    if predicted:  # without figures that are not looked at
+        made = replace(made, figures=(), more_figures=())
     lines = text_of(render(made))
     begin = max(i for i, line in enumerate(lines) if line.startswith("On hardware")) if predicted else 0
     ends = [i for i, line in enumerate(lines) if line == "Conditions" and name != "conditions"]
-    if len(made.runs) > 1:
-        ends = [i for i, line in enumerate(lines) if line.startswith("old: ")][:1]
     return "".join(f"{line}\n" for line in lines[begin : ends[-1] if ends else len(lines)])

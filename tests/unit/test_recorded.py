@@ -32,7 +32,7 @@ COMMANDS = {
     "gate-of-two-rates.txt": ("bench.gate", SLOW, FAST),
     "predict.txt": ("bench.predict", CALIBRATED, "--gpus", "2,8,64", "--bucket-cap-mb", "default,1"),
 }
-SHOWN = {"page-cores.txt": "cores", "page-several.txt": "several"}
+SHOWN = {"page-cores.txt": "cores", "page-gate.txt": "gate"}
 TOLD = ("findings.txt", "doctor.txt", "terminal.txt", *SHOWN)
 """What is said of runs made by hand, one of each kind; the end of a run on the terminal; and pages."""
 

@@ -30,15 +30,12 @@ from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart
 from ddp_bench.report.figures import drift
 from ddp_bench.report.page import page
 from ddp_bench.report.step import REST, breakdown, step_bars
-from ddp_bench.report.timeline import agreeing, one_step, steps_of
+from ddp_bench.report.timeline import one_step, steps_of, whole
 
 
 def test_shared_devices_are_drawn_hollow():
     hollow, full = (
-        page([run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=shared)])])
-        .runs[0]
-        .figures[0]
-        .svg()
+        page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=shared)])).figures[0].svg()
         for shared in (True, False)
     )
     assert "fill: var(--paper)" in hollow
@@ -48,11 +45,10 @@ def test_shared_devices_are_drawn_hollow():
 
 
 def test_every_kind_of_drawing_is_well_formed_themed_and_the_same_each_time():
-    shown = page([paper_like()])
-    (one,) = shown.runs
+    one = page(paper_like())
     figures = (*one.figures, *one.more_figures)
     kinds = {"throughput", "buckets", "anatomy", "timeline", "forest"}
-    assert kinds <= {figure.key.removeprefix("run1-1-") for figure in figures}
+    assert kinds <= {figure.key.removeprefix("w1-") for figure in figures}
     drawings = [figure.svg() for figure in figures]
     for figure, drawing in zip(figures, drawings, strict=True):
         assert drawing == figure.svg()
@@ -62,7 +58,7 @@ def test_every_kind_of_drawing_is_well_formed_themed_and_the_same_each_time():
         ids = {e.attrib["id"] for e in root.iter() if "id" in e.attrib}
         assert all(name.startswith(f"{figure.key}-") for name in ids)
         assert set(re.findall(r"url\(#([^)]+)\)", drawing)) <= ids
-    html = render(replace(shown, runs=[replace(one, figures=(), more_figures=())])) + "".join(drawings)
+    html = render(replace(one, figures=(), more_figures=())) + "".join(drawings)
     used = set(re.findall(r"var\(--([a-z-]+)\)", html))
     both = set(re.findall(r"--([a-z-]+): light-dark\(#[0-9a-f]{6}, #[0-9a-f]{6}\);", html))
     assert {"exposed", "backward", "ddp"} <= used
@@ -74,8 +70,9 @@ def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height():
     for n in (20, 200):
         row = communicating(2, 200.0, num_buckets=n, bucket_bytes="/".join(["1048576"] * n))
         moments = [float(i) for i in range(n)]
-        block = traced(row, 1, start_ms=moments, done_ms=[moment + 1.0 for moment in moments])
-        data = run([row], timed_blocks=[block])
+        ready = traced(row, 1, ready_ms=moments)
+        done = traced(row, 1, start_ms=moments, done_ms=[*(moment + 1.0 for moment in moments[1:]), n + 19.0])
+        data = run([row], timed_blocks=[ready, done])
         figure, _ = one_step(workloads(data.cases)[0], data.blocks, key="k")
         drawings.append(ET.fromstring(figure.svg()))
     few, many = (float(drawing.attrib["viewBox"].split()[3]) for drawing in drawings)
@@ -84,7 +81,7 @@ def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height():
 
 
 def test_slide_has_the_pages_light_colours_on_white_and_says_what_it_shows():
-    figure = page([run(usual_cases())]).runs[0].figures[0]
+    figure = page(run(usual_cases())).figures[0]
     image = Image.open(io.BytesIO(figure.png()))
     assert image.width > 1500
     assert image.text["Description"] == figure.alt
@@ -277,7 +274,7 @@ DEFAULT = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")
 def tracks(cases, blocks):
     data = run(cases, timed_blocks=blocks)
     rank, found, _ = steps_of(data.cases, data.blocks)
-    return rank, *agreeing(found)
+    return rank, *whole(found)
 
 
 def step(row, ends, *, rank=0, round_index=1):
@@ -328,10 +325,16 @@ def test_default_best_and_single_bucket_are_chosen_once_each():
     assert [track.title for track in same][1:] == ["cap 100 MiB, shortest step, one bucket"]
 
 
-def test_missing_moments_are_left_out_never_zero():
-    blocks = [traced(DEFAULT, 1, ready_ms=(10.0, 40.0))]
-    (track,) = tracks([DEFAULT], blocks)[1]
-    assert (track.ready, track.start, track.done) == ((10.0, 40.0), (), ())
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_step_without_its_gradients_or_its_all_reduces_is_not_drawn(which):
+    other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
+    half, whole_step = [step(DEFAULT, (60.0, 61.0, 80.0))[which]], step(other, (60.0, 61.0, 80.0))
+    _, found, why_not = tracks([DEFAULT], half)
+    assert found == []
+    assert "not both measured" in why_not
+    _, found, why_not = tracks([DEFAULT, other], half + whole_step)
+    assert [track.title for track in found] == ["cap 25 MiB, shortest step"]
+    assert why_not == ""
 
 
 @pytest.mark.parametrize(
@@ -354,16 +357,8 @@ def test_where_a_step_contradicts_none_is_drawn(ends, why):
         return
     assert found == []
     assert why in why_not
-    (run_,) = page([run([DEFAULT, other], timed_blocks=blocks)]).runs
+    run_ = page(run([DEFAULT, other], timed_blocks=blocks))
     assert run_.not_drawn == (why_not,)
-
-
-def test_readiness_is_drawn_for_all_or_for_none():
-    other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
-    blocks = [*step(DEFAULT, (60.0, 61.0, 80.0)), step(other, (60.0, 61.0, 80.0))[1]]
-    _, found, why_not = tracks([DEFAULT, other], blocks)
-    assert why_not == ""
-    assert [track.ready for track in found] == [(), ()]
 
 
 def test_what_the_table_does_not_know_contradicts_nothing():
@@ -376,6 +371,6 @@ def test_what_the_table_does_not_know_contradicts_nothing():
 def test_no_sample_breaks_causality_or_contradicts_the_table_on_the_page(path):
     data = sample(path)
     _, found, _ = steps_of(data.cases, data.blocks)
-    for track in agreeing(found)[0]:
+    for track in whole(found)[0]:
         assert track.is_causal
         assert track.agrees

@@ -103,14 +103,14 @@ def test_status_says_that_nothing_compares_and_that_a_run_was_interrupted():
     ],
 )
 def test_a_figure_that_has_nothing_to_show_is_not_there(cases, figures):
-    shown = page([run(cases)]).runs[0]
-    assert [one.key.removeprefix("run1-1-") for one in (*shown.figures, *shown.more_figures)] == figures
+    shown = page(run(cases))
+    assert [one.key.removeprefix("w1-") for one in (*shown.figures, *shown.more_figures)] == figures
     ideal = [drawn(figure)[0][1].get("ideal") for figure in shown.figures]
     assert all(found is None for found in ideal) == (cases[0]["mode"] != "single" or not ideal)
 
 
 def view(cases):
-    return page([run(cases)]).runs[0]
+    return page(run(cases))
 
 
 def column(table, name):
@@ -153,7 +153,7 @@ def scales(figure):
 
 def test_every_column_leads_to_a_cases_traces():
     traces = tuple(Link(f"rank {rank}", f"./traces/a-rank{rank}.json.gz") for rank in (0, 1))
-    shown = page([run([SINGLE, DDP])], [Files(traces={DDP["case_id"]: traces})]).runs[0]
+    shown = page(run([SINGLE, DDP]), Files(traces={DDP["case_id"]: traces}))
     every = shown.tables[1]
     at = [column.name for column in every.columns].index("Traces")
     assert [row[at] for row in every.rows] == [(), traces]
@@ -185,7 +185,7 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path):
         (folder / failure_file(row["case_id"])).touch()
     name = failure_file(failed["case_id"])
     above, elsewhere = (
-        page([run([SINGLE, failed, skipped])], [Files.of(folder, page_folder)]).runs[0].unmeasured
+        page(run([SINGLE, failed, skipped]), Files.of(folder, page_folder)).unmeasured
         for page_folder in (tmp_path, tmp_path / "pages")
     )
     at = [column.name for column in above.columns].index("Tracebacks")
@@ -214,7 +214,7 @@ def test_a_trace_that_contradicts_what_is_hidden_is_explained(trace_pct, reason)
     ],
 )
 def test_memory_has_the_columns_that_were_counted(memory, columns):
-    every = page([run([case("single", 1, 100.0, **memory)])]).runs[0].tables[1]
+    every = page(run([case("single", 1, 100.0, **memory)])).tables[1]
     assert [column.name for column in every.columns if "emory" in column.name] == columns
     said = (any(line.startswith("Peak memory") for line in every.below), "Reserved memory is" in every.note)
     assert said == (len(columns) > 0, len(columns) > 1)
@@ -232,7 +232,7 @@ def test_memory_has_the_columns_that_were_counted(memory, columns):
 def test_instruments_never_cost_less_than_nothing(low, width, cost):
     ends = {"": low + width / 2, "_low": low, "_high": low + width}
     row = communicating(2, 200.0) | {f"anatomy_slowdown_pct{end}": value for end, value in ends.items()}
-    table = next(t for t in page([run([row])]).runs[0].tables if t.title == "Where the step goes")
+    table = next(t for t in page(run([row])).tables if t.title == "Where the step goes")
     assert table.rows[0][-1] == cost
 
 
@@ -311,7 +311,7 @@ def test_a_manifest_without_usable_rates_gives_no_mfu(odd):
 
 @pytest.mark.parametrize("extreme", [1e-320, 1e15])
 def test_extreme_rates_leave_the_page_whole(extreme):
-    page([run([case("single", 1, 100.0)], MANIFEST | {"roofline": [device(1, 0, extreme)]})])
+    page(run([case("single", 1, 100.0)], MANIFEST | {"roofline": [device(1, 0, extreme)]}))
 
 
 @pytest.mark.parametrize(("ranks", "hook", "factor"), [(2, "none", 1.0), (4, "none", 1.5), (4, "bf16", 0.75)])
@@ -364,7 +364,7 @@ def test_the_terminal_prints_what_cases_csv_holds(path):
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_the_page_prints_rates_whose_quotients_are_its_speed_ups(path):
-    (view,) = page([replace(sample(path), cases=rebuilt(path))]).runs
+    view = page(replace(sample(path), cases=rebuilt(path)))
     every = next(table for table in view.tables if table.title == "Every column")
     names = [column.name.partition(" (")[0] for column in every.columns]
     rows = [dict(zip(names, row, strict=True)) for row in every.rows]

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from gate_runs import STEADY, made_run
 from recorded_pages import text_of
-from report_runs import case, run
 from test_scaling_predict import SMALL
 from token_runs import LENGTH, language_model, token_plan, token_run
 
@@ -136,7 +135,7 @@ TIMING = Timing(
 
 def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, capsys):
     slower, found = token_run(tmp_path / "slower", scale=4), load_run(tokens)
-    said = {"page": "".join(f"{line} " for line in text_of(render(page([found]))))}
+    said = {"page": "".join(f"{line} " for line in text_of(render(page(found))))}
     conclusion = conclude_run(found)
     warned = cautions(conclusion.cases, found.times, target=0.001)
     assert {"two levels", "wide intervals"} <= {one.kind for one in warned}
@@ -163,12 +162,3 @@ def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, c
     assert gate_command.main([str(tokens), str(slower), "--json"]) == 1
     compared = json.loads(capsys.readouterr().out)["comparisons"]
     assert {tuple(one["units"]) for one in compared} == {("tokens", "tokens")}
-
-
-def test_a_page_of_several_units_compares_no_throughput(tokens):
-    images = run([case("single", 1, 100.0), case("ddp", 2, 180.0)])
-    together = page([load_run(tokens), images]).together
-    assert "Throughput of every run" not in [figure.title for figure in together.figures]
-    assert not together.tables
-    assert any("not comparable" in note for note in together.notes)
-    assert "(tokens/s)" in page([load_run(tokens), load_run(tokens)]).together.tables[0].columns[1].name
