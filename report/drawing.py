@@ -405,5 +405,5 @@ def legend(canvas: Canvas, handles: Sequence[Any], columns: int, **how: Any) -> 
     """Draw a legend above all, whose entries the page can tell."""
     made = canvas.legend(handles=handles, loc="outside upper left", ncols=columns, **how)
     for words, handle in zip(made.get_texts(), made.legend_handles, strict=True):
-        for one in (words, handle):
+        for one in filter(None, (words, handle)):
             one.set_gid(f"{_KEY}{words.get_text()}")

@@ -159,7 +159,7 @@ def steps_of(cases: pd.DataFrame, blocks: pd.DataFrame) -> tuple[int, list[Track
     """
     measured = blocks[blocks["phase"].isin(["trace", "anatomy"]) & blocks["detail"].notna()]
     chosen = _chosen_roles(cases[cases["case_id"].isin(_with_moments(measured))])
-    if not chosen:
+    if not chosen or finite(chosen[0][0]["num_devices"]) == 1:  # nothing is sent
         return 0, [], ""
     kept = measured[measured["case_id"].isin([row["case_id"] for row, _ in chosen])]
     details: dict[tuple[Any, ...], list[Any]] = {}

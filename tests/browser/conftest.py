@@ -8,6 +8,7 @@ import shutil
 import pytest
 from commands import ROOT
 
+from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.report.build import build
 
@@ -44,6 +45,15 @@ def with_traces():
 def page_file(tmp_path_factory, with_traces):
     folder = with_traces(tmp_path_factory.mktemp("runs") / "first-look")
     return build(folder, folder / "report.html")
+
+
+@pytest.fixture(scope="session")
+def gate_page_file(tmp_path_factory):
+    """The page of two runs of which the second has a faster network."""
+    runs = (str(SAMPLE.parent / f"tune/resnet18-2hosts-{rate}.zip") for rate in ("1gbit", "2gbit"))
+    page = tmp_path_factory.mktemp("gate") / "gate.html"
+    gate([*runs, "--ratios-only", "--quiet", "--html", str(page)])
+    return page
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +98,13 @@ def opener(browser, page_file):
         context.close()
     assert asked == []
     assert said == []
+
+
+@pytest.fixture
+def open_gate_page(browser, gate_page_file):
+    """Opens the page of a gate anew."""
+    with opener(browser, gate_page_file) as opened:
+        yield opened
 
 
 @pytest.fixture
