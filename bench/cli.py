@@ -32,7 +32,7 @@ TYPED_ENV = "_DDP_BENCH_TYPED"
 """How the user called the command, for the commands that messages name; no prefix of a condition of a run."""
 
 PIPED_WIDTH = 180
-"""Columns of a table that is not on a terminal, where rich would wrap at 80; the gate's needs this many."""
+"""Columns of a table that is not on a terminal, where rich would wrap at 80: names of cases may be long."""
 
 MOST_TOML_BYTES = 2**20
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -17,13 +18,14 @@ from ..bench.results.disk import read_bytes
 from ..bench.results.store import load_run, write_output
 from ..bench.settings import IMAGES
 from ..bench.text import markdown as escaped
-from .page import Files, Page, page
+from .page import Files, Page, data_link, page
 from .table import Cell
 
 _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 """By path: the name `report` may be a package of the user's by now."""
 
 _MOST_PREDICTIONS_BYTES = 64 * 2**20
+_MOST_DATA_BYTES = 2**18
 
 
 def build(run: Path, out: Path, *, predictions: Path | None = None, price: float | None = None) -> Path:
@@ -49,6 +51,9 @@ def load(
     with opened(run) as folder:
         # What an archive is unpacked to is gone when somebody reads the page.
         files = Files.of(folder, None if is_archive(run) else page_folder)
+        cases = folder / "cases.csv"
+        if cases.stat().st_size <= _MOST_DATA_BYTES:
+            files = replace(files, data=data_link(cases.name, cases.read_bytes()))
     unit = unit_of_cases(loaded.cases)
     if price is not None and unit != IMAGES:
         raise UsageError(

@@ -32,7 +32,6 @@ from .predicted import predicted
 from .table import Link, Section, Table
 
 _MOST_HOSTS = 4
-_MOST_DATA_BYTES = 2**18
 _MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")
 _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 _MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
@@ -75,15 +74,7 @@ class Files:
             tuple(link(name, name) for name in names if (folder / name).is_file()),
             {case_id: tuple(one for _, one in sorted(links)) for case_id, links in traces.items()},
             {name: link(name, name) for name in kept},
-            _within(folder / "cases.csv"),
         )
-
-
-def _within(path: Path) -> Link | None:
-    """A file as a link that holds it; None where it is missing or large."""
-    if not path.is_file() or path.stat().st_size > _MOST_DATA_BYTES:
-        return None
-    return data_link(path.name, path.read_bytes())
 
 
 def data_link(name: str, csv: bytes) -> Link:
