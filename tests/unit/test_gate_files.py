@@ -1,9 +1,12 @@
 """What the gate reads, never a bad folder as a pass, and what it prints and leaves in a job."""
 
+import base64
+import csv
 import errno
 import io
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -13,6 +16,7 @@ from commands import ROOT
 from gate_runs import STEADY, failed, gated, made_run, of_metric, plan, slowed, write_run
 from made import made_manifest
 from msgspec import structs
+from recorded_pages import text_of
 from rich.console import Console
 from selection import in_campaign
 
@@ -465,6 +469,22 @@ def test_junit_has_a_test_case_for_each_case(steps, allowed, outcomes, tmp_path)
     counted = [int(suite.get(name)) for name in ("tests", "failures", "skipped", "errors")]
     assert counted == [3, outcomes.count("failure"), outcomes.count("skipped"), 0]
     assert all(e.get("message") for e in suite.iter() if e.tag in ("failure", "skipped"))
+
+
+def test_the_page_says_what_the_terminal_says_and_holds_the_ratios_of_the_json(tmp_path, capsys):
+    runs = [str(write_run(tmp_path / name, one)) for name, one in (("a", STEADY), ("b", LOST))]
+    page = tmp_path / "gate.html"
+    assert main([*runs, "--html", str(page)]) == ExitCode.FAILED
+    lines = text_of(page.read_text(encoding="utf-8"))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("missing: DDP on 2 CPU cores was not measured")
+    assert first.replace("missing: ", "Missing · ") in lines
+    (data,) = re.findall('href="data:text/csv;base64,([^"]+)"', page.read_text(encoding="utf-8"))
+    found = list(csv.DictReader(io.StringIO(base64.b64decode(data).decode())))
+    main([*runs, "--json"])
+    told = json.loads(capsys.readouterr().out)["comparisons"]
+    assert [row["ratio"] for row in found] == [str((c["ratio"] or {}).get("estimate") or "") for c in told]
+    assert [row["case"] for row in found] == [c["label"] for c in told]
 
 
 def test_a_gate_that_decides_nothing_is_a_warning(tmp_path, summary, capsys):

@@ -189,6 +189,13 @@ def test_markdown_is_one_summary_by_either_name_and_in_a_file(usual, tmp_path, c
     assert main([str(usual), "--markdown", "--price-per-device-hour", "2.5"]) == 0
 
 
+def test_two_runs_are_sent_to_the_gate(usual, capsys):
+    assert main([str(usual), str(usual)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"bench.gate {usual} {usual} --html FILE" in said
+
+
 def test_run_without_figures_says_so(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     writer = RunWriter(tmp_path / "run")
