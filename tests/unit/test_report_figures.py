@@ -265,7 +265,7 @@ def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
     ]
     shown = figure(cases, comparisons)
     assert labels(shown) == [f"DDP, 2 GPUs, cap {cap}" for cap in ("default", "25 MiB", "1 MiB")]
-    assert shown.caption.endswith("not known to differ: cap 5.")
+    assert shown.caption.endswith("not known to differ: cap 5 MiB.")
 
 
 DEFAULT = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")
