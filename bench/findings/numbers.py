@@ -109,11 +109,6 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}{TIMES}"
 
 
-def between(found: Interval, behind: int = 2) -> str:
-    """Write an interval in parentheses, or that there are too few rounds for one."""
-    return f"({span(found, behind)})"
-
-
 def span(found: Interval, behind: int = 2) -> str:
     """Write the ends of an interval; a dash before a minus sign could not be read."""
     if math.isnan(found.low):

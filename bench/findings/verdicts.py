@@ -29,7 +29,7 @@ LITTLE_EXPOSED = 0.05
 _LEAST_GAIN = 0.001
 """A smaller gain is said as this one."""
 
-_FASTER = "{ratio} as fast as {slower}: {faster}{where}"
+_FASTER = "{faster} is {ratio} as fast as {slower}{where}"
 _OF_RATIO = {
     FASTER: _FASTER,
     SLOWER: _FASTER,
@@ -142,7 +142,8 @@ class Verdict:
     def sentence(self) -> str:
         """The answer, the faster one and the number first."""
         said = SENTENCES[self.question][self.form].format_map(self._facts())
-        return f"{said[:1].upper()}{said[1:]}."
+        is_code = "=" in said.split()[0]  # a setting as it is typed
+        return f"{said if is_code else said[:1].upper() + said[1:]}."
 
     @property
     def said(self) -> str:

@@ -61,10 +61,6 @@ class Typical:
         """The step less the step under `no_sync`, in ms."""
         return self._difference((case_id, "timed"), (case_id, "no_sync"))
 
-    def difference_ms(self, column: Column, reference: Column) -> Interval:
-        """The step of one column less that of another."""
-        return self._difference(column, reference).interval()
-
     def hidden_pct(self, case_id: str) -> Interval:
         """100 x (1 - exposed / communication alone)."""
 

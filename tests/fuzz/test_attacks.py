@@ -76,7 +76,7 @@ def commands(run, other, new):
     """What reads a folder: `run` is bad, `other` good, `new` is where outputs go."""
     return {
         "report": (str(run), "--out", str(new / "page.html")),
-        "markdown": (str(run), str(other), "--markdown"),
+        "markdown": (str(run), "--markdown"),
         "predictions": (
             *(str(other), "--predictions", str(run / "predictions.json"), "--out", str(new / "p.html")),
         ),

@@ -255,8 +255,8 @@ def test_one_gpu_answers_what_ddp_costs_by_itself():
     skipped = [row | {"status": "skipped"} for row in (DP, DDP)]
     (answer,) = found(SINGLE, one, *skipped).values()
     assert answer.said == (
-        "1.022\N{MULTIPLICATION SIGN} (1.021\N{EN DASH}1.024) as fast as DDP on 1 GPU: one device; below 5% "
-        "counts as equal."
+        "One device is 1.022\N{MULTIPLICATION SIGN} (1.021\N{EN DASH}1.024) as fast as DDP on 1 GPU; "
+        "below 5% counts as equal."
     )
     assert answer.notes[0].startswith("On one device nothing is communicated")
     assert found(SINGLE) == {}

@@ -118,7 +118,7 @@ MISTAKES = {
     "report": [
         ("{long}", "has no "),
         ("", "RUN"),
-        ("{run} {run}", "--out"),
+        ("{run} {run}", "to compare two: python -m bench.gate"),
         ("{run}/missing", "missing"),
         ("{run} --colour", "--colour"),
         ("{run} --out {empty}/no/such/folder.html", "--out"),
@@ -127,7 +127,6 @@ MISTAKES = {
         ("{run} --png {empty}/x --out y", "--out"),
         ("{run} --png {run}/cases.csv", "--png"),
         ("{run} --markdown --out {empty}/none/a.md", "--out"),
-        ("{run} {run} --predictions p.json --out r.html", "with one run"),
         *(
             (f"{{run}} --price-per-device-hour={price}", "is not a price above 0; write it as 2.5")
             for price in ("0", "-1", "x", "1e3", "inf", "")
