@@ -34,3 +34,14 @@ class LateRank(Small):
         if os.environ.get("RANK") == "1":
             time.sleep(0.03)
         return super().forward(x)
+
+
+class ManyParameters(Small):
+    """3,000 more parameters of one number: DDP's host is at work on each of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in range(3000))
+
+    def forward(self, x):
+        return super().forward(x) + torch.cat(list(self.more)).sum()

@@ -24,11 +24,13 @@ ALL_REDUCE, BUFFERS, COPIES = (
     "copies",
 )
 OWN_WORK, RANKS, DATA = "DDP's own work on one device", "uneven ranks", "the wait for batches"
+BESIDE = "waiting beside communication, for other ranks or for the cores that it takes"
 
 MENDS = {
     ALL_REDUCE: "half the bytes by --comm-hook bf16, another cap, a larger batch, a faster link",
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     COPIES: "--gradient-as-bucket-view on",
+    BESIDE: "cores or GPUs that nothing else uses",
     OWN_WORK: "a larger batch, with which it does not grow: the host is its limit",
     RANKS: "the same cores, clocks and batches for all ranks",
     DATA: "more --data-workers, or a faster source",
@@ -51,18 +53,21 @@ class Cause:
 def causes(
     cases: Sequence[CaseResult], comparisons: Iterable[Comparison] = (), slow: Iterable[SlowRank] = ()
 ) -> list[Cause]:
-    """What a run measured of DDP without settings, by milliseconds; what is small is left out.
+    """What a run measured of DDP without settings, the most first; what is small is left out.
 
-    Each part has a measurement of its own: what `no_sync` saves, the broadcast of buffers alone, what views
-    save, DDP on one device over `single`, how far behind the rank is that is always the slowest (of `slow`),
-    and the time in the loader. They need not add up: the data of a slow rank is in two of them.
+    Each part has a measurement of its own: what `no_sync` saves, of which all-reduces are no more than they
+    take alone, and DDP's own work what it adds on one device; the broadcast of buffers alone; what views
+    save; how far behind the rank is that is always the slowest (of `slow`); and the time in the loader.
+    They need not add up: the data of a slow rank is in two of them.
     """
     ddp = ddp_reference(headline(cases))
     if ddp is None or ddp.step_ms is None:
         return []
     copies, own = _copies(ddp, cases, comparisons), _own_work(cases)
+    exposed, alone = (_less(whole, ddp.buffers_ms) for whole in (ddp.exposed_comm_ms, ddp.comm_ms))
     found = {
-        ALL_REDUCE: _less(ddp.exposed_comm_ms, ddp.buffers_ms),
+        ALL_REDUCE: exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate),
+        BESIDE: alone and _less(_less(exposed, alone), own),
         BUFFERS: ddp.buffers_ms,
         COPIES: copies,
         OWN_WORK: _less(own, copies),
@@ -70,7 +75,8 @@ def causes(
         DATA: ddp.data_ms,
     }
     least = LEAST_SHARE * ddp.step_ms.estimate
-    named = [Cause(what, ms) for what, ms in found.items() if ms and ms.low > 0 and ms.estimate > least]
+    # An interval that is not known, of too few rounds, holds nothing against it.
+    named = [Cause(what, ms) for what, ms in found.items() if ms and not ms.low <= 0 and ms.estimate > least]
     return sorted(named, key=lambda cause: -cause.ms.estimate)
 
 

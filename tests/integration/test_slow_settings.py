@@ -6,7 +6,7 @@ from commands import bench_run
 from PIL import Image
 from real_lab import buckets_at_1_gbit
 
-from ddp_bench.bench.findings.causes import ALL_REDUCE, BUFFERS, DATA, RANKS, causes
+from ddp_bench.bench.findings.causes import ALL_REDUCE, BUFFERS, DATA, OWN_WORK, RANKS, causes
 from ddp_bench.bench.findings.slow_ranks import slow_ranks
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.store import load_run
@@ -28,7 +28,7 @@ def measured(out, *options):
         "--bucket-cap-mb",
         "default",
         "--rounds",
-        "12",
+        "20",
         "--steps",
         "4",
     )
@@ -37,7 +37,9 @@ def measured(out, *options):
     return load_run(out)
 
 
-@pytest.mark.parametrize(("model", "cause"), [("Buffers", BUFFERS), ("LateRank", RANKS)])
+@pytest.mark.parametrize(
+    ("model", "cause"), [("Buffers", BUFFERS), ("LateRank", RANKS), ("ManyParameters", OWN_WORK)]
+)
 def test_a_workload_that_is_slow_in_one_way(tmp_path, model, cause):
     options = ("--workload", f"slow_workloads:{model}", "--image-size", "8", "--batch-size", "2")
     assert named(measured(tmp_path / "out", *options))[0] == cause

@@ -40,6 +40,11 @@ def test_what_takes_most_is_named_first_with_what_mends_it(ddp, what, ms, mend):
     assert not others
 
 
+def test_all_reduces_take_no_more_than_they_do_alone():
+    parts = found(exposed_comm_ms=41.0, comm_ms=11.0)
+    assert [(what.split()[0], ms) for what, ms, _ in parts] == [("waiting", 30.0), ("all-reduces", 10.0)]
+
+
 def test_own_work_is_that_of_one_device_and_views_tell_its_copies():
     """DDP on one device takes 100 ms where single takes 80; 8 of the 20 are saved by views on two."""
     one = case("ddp", 1, 80.0, case_id="one") | measured(step_ms=100.0, speedup=0.8)
