@@ -114,6 +114,7 @@ def with_device_defaults(
         "backend": ("gloo" if on_cpu else "nccl") if settings.backend == "auto" else settings.backend,
         "gpus": counts,
         "arch": arch,
+        "image_size": settings.image_size or default_image_size(arch or "", device_type),
         "batch_size": settings.batch_size or _batch_size(settings, counts, gpu),
         "max_time": settings.max_time or (None if settings.rounds else usual_s),
         "steps": settings.steps or 1,
@@ -121,6 +122,11 @@ def with_device_defaults(
     if settings.least_block_s is None:
         decided["least_block_s"] = 0.0 if on_cpu or settings.steps else LEAST_BLOCK_S
     return ResolvedSettings(**asked | decided)
+
+
+def default_image_size(arch: str, device_type: str) -> int:
+    """Height and width in pixels: 224, or 32 for ResNet-20 and where a CPU core stands in."""
+    return 32 if arch == "resnet20" or device_type == "cpu" else 224
 
 
 def _counts(num_devices: int, *, with_all: bool) -> tuple[int, ...]:

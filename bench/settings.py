@@ -67,11 +67,13 @@ class Settings(Swept):
     gpus: tuple[int, ...] | None = option(
         None,
         cli.csv(cli.positive_int),
-        "device counts; without a GPU CPU cores (default: 1, 2, 4 …)",
+        "how many devices, not which (CUDA_VISIBLE_DEVICES); without GPUs, CPU cores (default: 1, 2, 4 …)",
         "N,…",
     )
     arch: str | None = option(None, str, "built-in model (default: CPU resnet18, GPU resnet50)", "NAME")
-    workload: str | None = option(None, str, "a model of yours instead of --arch", "package.module:name")
+    workload: str | None = option(
+        None, str, "your model: a function that returns an nn.Module or a Workload", "package.module:name"
+    )
     batch_size: int | None = option(
         None,
         cli.positive_int,
@@ -138,7 +140,7 @@ class Settings(Swept):
     max_time: float | None = option(
         None,
         cli.duration_s,
-        "end after this long (default: CPU 200s, GPU 10m, a race 150s; none with --rounds)",
+        "measure this long (default: CPU 200s, GPU 10m, tune 150s; none with --rounds)",
         "10m",
     )
     race: bool = option(

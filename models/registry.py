@@ -68,11 +68,6 @@ def _with_unused_head() -> nn.Module:
     return model
 
 
-def default_image_size(arch: str, device_type: str) -> int:
-    """Height and width in pixels: 224, or 32 for ResNet-20 and where a CPU core stands in."""
-    return 32 if arch == "resnet20" or device_type == "cpu" else 224
-
-
 def resnet_workload(arch: str, image_size: int) -> Workload:
     """Image classification with a built-in architecture on synthetic images (N, 3, image_size, image_size).
 

@@ -29,9 +29,9 @@ LOG_FROM = 16
 def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     """Draw throughput against devices, with the ideal line from `single`."""
     lines = by_devices(workload)
-    if all(line.look == "single" for line in lines):
-        return None
     counts = counts_of(lines)
+    if len(counts) < 2:
+        return None
     one = next((line.marks[0].value.estimate for line in lines if line.look == "single"), None)
     own = {mark.x for line in lines for mark in line.marks if not mark.hollow} or {*counts}
     dotted = [] if one is None else [ideal("ideal", {n: n * one for n in {1.0, *own}})]

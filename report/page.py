@@ -36,7 +36,7 @@ _MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")
 _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 _MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
 _FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
-_TITLES = {WRAPPER: "Which wrapper", CAP: "DDP's settings", COMMUNICATION: "Communication"}
+_TITLES = {WRAPPER: "DP, DDP or one device", CAP: "DDP's settings", COMMUNICATION: "Communication"}
 _STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
 
 
@@ -187,11 +187,11 @@ def page(
     named = [w.cases.assign(workload=w.name if len(measured) > 1 else "") for w in measured]
     return Page(
         title=title,
-        heading=heading(cases) or title,
+        heading=", ".join(filter(None, (heading(cases) or title, conditions.link(manifest, cases)))),
         status=status(manifest, cases, conclusion.verdicts),
         subtitle=_subtitle(run, measured, title),
         command=again(manifest) or " ".join(manifest.argv),
-        warnings=_warnings(cases),
+        warnings=_warnings(cases, conditions.link(manifest, cases)),
         cards=cards(conclusion.verdicts),
         following=conclusion.next_step,
         cautions=conclusion.cautions,
@@ -290,12 +290,13 @@ def _subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> li
     return [part for part in parts if part]
 
 
-def _warnings(cases: pd.DataFrame) -> list[str]:
-    """Return what a reader must know before any number."""
+def _warnings(cases: pd.DataFrame, link: str) -> list[str]:
+    """Return what a reader must know before any number; `link` is that of a lab."""
     tried = cases[cases["status"] != "skipped"]
     ok = tried["status"] == "ok"
     stand_in = " ".join(f"{said}." for said in stand_ins(cases))
     made = [stand_in] if stand_in else []
+    made += ["Hosts and link are made by bench.lab on one machine."] if link else []
     if any(truth(value) for value in tried.loc[ok, "oversubscribed"]):
         made.append(
             "Cases with more devices than the machine has share cores or GPUs (“shared”, drawn hollow): they "

@@ -22,7 +22,7 @@ from ..results.comparisons import (
 from ..settings import COMPOSABLE, MARGINS
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
-from .numbers import about, quantity, ratio, to_places
+from .numbers import about, quantity, ratio
 from .numbers import with_interval as written
 from .verdicts import CAP, COMMUNICATION, COMPILE, LITTLE_EXPOSED, RESOLVED, WRAPPER, Verdict
 from .wording import compile_label, ddp_call, hidden_share, mode_name, place, setting_names, short_mode
@@ -228,12 +228,13 @@ def _communication(case: CaseResult) -> Verdict | None:
         answer = EQUAL if exposed.high < LITTLE_EXPOSED * step.estimate else UNRESOLVED
     hidden, skew = hidden_share(case), case.rank_skew_ms
     notes: list[str] = []
-    if answer == RESOLVED and hidden is not None and hidden.estimate < 0:
+    if answer == RESOLVED and hidden is not None and hidden.high < 0:
         on_cpu = case.device_type == "cpu"
         why = "all-reduces run on the cores that compute" if on_cpu else "it slows the compute"
         apart = f": their own work is {written(skew, 'ms')} apart" if skew and skew.low > 0 else ""
-        share = to_places(hidden, 0, "%")
-        notes.append(f"Communication hides {share}, below 0: {why}, or ranks wait for each other{apart}")
+        notes.append(
+            f"Communication adds more than it takes alone: {why}, or ranks wait for each other{apart}"
+        )
     return Verdict(
         question=COMMUNICATION,
         answer=answer,

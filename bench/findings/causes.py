@@ -88,7 +88,10 @@ def said(
     if not found or ddp is None or ddp.step_ms is None:
         return ""
     parts = "; ".join(f"{written(one.ms, 'ms')} {one.what} ({one.mend})" for one in found)
-    return f"What a step of DDP on {place(ddp)} loses, of {quantity(ddp.step_ms.estimate, 'ms')}: {parts}."
+    one = next((case.step_ms for case in cases if case.mode == "single" and case.scaling == "weak"), None)
+    beside = f", on one device {quantity(one.estimate, 'ms')}" if one else ""
+    took = quantity(ddp.step_ms.estimate, "ms")
+    return f"A step of DDP on {place(ddp)} takes {took}{beside}. What it loses, the most first: {parts}."
 
 
 def _own_work(cases: Iterable[CaseResult]) -> Interval | None:

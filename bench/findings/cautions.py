@@ -15,6 +15,7 @@ from ..results.case_result import CaseResult
 from ..results.comparisons import OPEN
 from .numbers import plural, short
 from .slow_ranks import SlowRank
+from .wording import case_label
 
 MOST_SPLIT_EFFECT = 1e-2
 """More of `split_effect` is no rounding: float32 leaves 1e-3 at most."""
@@ -85,8 +86,8 @@ class Trust(Record, frozen=True, omit_defaults=False):
 
     @property
     def lines(self) -> dict[str, str]:
-        """The phrases by what they are of."""
-        names = ("order", "size", "next run", "other machines")
+        """The phrases by the claim that they are of."""
+        names = ("which is faster", "by how much", "next run", "other machines")
         return dict(zip(names, (self.order, self.size, self.next_run, self.other_machines), strict=True))
 
 
@@ -109,11 +110,11 @@ def trust(
         against[WEAKENS[one.kind]].append(one.kind)
     direction, weak, transfer = (", ".join(kinds) for kinds in against.values())
     nothing = set(answers) <= set(OPEN)
-    order = "nothing is resolved, either may be faster" if nothing else "which is faster holds"
-    size = f"by how much holds only roughly ({weak})" if weak else "by how much holds within the intervals"
+    order = "nothing is resolved" if nothing else "holds"
+    size = f"holds only roughly ({weak})" if weak else "holds within the intervals"
     changed = f"; ms and rates do not carry over ({transfer})" if transfer else ""
     return Trust(
-        order=f"which is faster is in doubt ({direction})" if direction else order,
+        order=f"is in doubt ({direction})" if direction else order,
         size=f"{size}; {load}" if load else size,
         next_run=f"{evidence}{changed}",
         other_machines="not GPUs: a device here is a CPU core; measure there"
@@ -144,7 +145,7 @@ def said_load(manifest: Manifest) -> str:
     if shares is None:
         return ""
     steal = f", other guests {100 * shares.steal:.0f}%" if shares.steal >= LEAST_STEAL else ""
-    first = "" if before is None else f" (load in the minute before: {100 * before:.0f}%)"
+    first = "" if before is None else f"; in the minute before the run {100 * before:.0f}% were busy"
     return f"other programs used {100 * shares.busy:.0f}% of the cores{steal}{first}"
 
 
@@ -233,22 +234,25 @@ def throttled(ok: Sequence[CaseResult]) -> Caution | None:
         kind="slowed GPUs",
         case_id=worst.case_id,
         text=f"{plural(len(slowed), 'case')} of {len(ok)} ran with a GPU slowed by {' and '.join(reasons)} "
-        f"(at worst {worst.case_id}: {slowed[worst]:.0f}% of samples)",
+        f"(at worst {case_label(worst)}: {slowed[worst]:.0f}% of samples)",
         advice=raised if FAULTS.isdisjoint(reasons) else cooled,
     )
 
 
 def unequal_clocks(ok: Iterable[CaseResult]) -> Caution | None:
     """Find whether the cases of a run were measured at different clocks."""
-    ordered = sorted((case.sm_clock_mhz, case.case_id) for case in ok if case.sm_clock_mhz)
-    if not ordered or ordered[-1][0] <= UNEQUAL_CLOCKS * ordered[0][0]:
+    clocks = {case: case.sm_clock_mhz for case in ok if case.sm_clock_mhz}
+    if not clocks:
         return None
-    (low_mhz, slow), *_, (high_mhz, fast) = ordered
+    slow, fast = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
+    if clocks[fast] <= UNEQUAL_CLOCKS * clocks[slow]:
+        return None
+    (low_mhz, low), (high_mhz, high) = ((clocks[case], case_label(case)) for case in (slow, fast))
     return Caution(
         kind="unequal clocks",
-        case_id=slow,
+        case_id=slow.case_id,
         text=f"GPU clocks differ by {100 * (high_mhz / low_mhz - 1):.1f}% between cases "
-        f"({slow}: {low_mhz:.0f} MHz, {fast}: {high_mhz:.0f} MHz): their comparison is partly one of clocks",
+        f"({low}: {low_mhz:.0f} MHz; {high}: {high_mhz:.0f} MHz): their comparison is partly one of clocks",
         advice="lock the clocks (sudo nvidia-smi -lgc) at a value that every case can hold",
     )
 

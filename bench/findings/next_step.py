@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..axes import STEP_DEFAULTS
 from ..cli import command, quoted
@@ -46,6 +47,15 @@ CARRIED = (
 
 Without a search for unused parameters some models do not train under DDP.
 """
+
+_DECIDED_ALIKE: dict[str, Any] = {
+    "backend": "auto",
+    **dict.fromkeys(("image_size", "margin", "max_time", "steps", "calibrate")),
+}
+"""Settings that a run decides alike on all machines with its kind of devices, where they are not given."""
+
+_DECIDED_ON_CPU: dict[str, Any] = {"arch": None, "batch_size": None}
+"""And on CPU cores."""
 
 NVLINK_GPUS = ("B200", "H200", "H100", "A100", "V100")
 """GPUs whose servers join them by NVLink; others are taken to be on PCIe."""
@@ -105,13 +115,13 @@ def _run(manifest: Manifest, settings: Settings, names: Collection[str] = _ALL_B
 def _options(manifest: Manifest, settings: Settings, names: Collection[str]) -> list[str]:
     """Those of `names` that are not the default on the machine of a run; a GPU's memory is not known."""
     hosts = (manifest.environment, *manifest.hosts.values())
-    if settings.device != "cpu" or any(host.gpus for host in hosts):
-        return as_options(settings, names)
+    is_cpu = settings.device == "cpu" and not any(host.gpus for host in hosts)
+    decided = {**_DECIDED_ALIKE, **(_DECIDED_ON_CPU if is_cpu else {})}
     usual = with_device_defaults(
-        replace(settings, arch=None, batch_size=None), device_type="cpu", num_local_devices=1
+        replace(settings, **decided), device_type="cpu" if is_cpu else "cuda", num_local_devices=1
     )
-    same = {name for name in ("arch", "batch_size") if getattr(settings, name) == getattr(usual, name)}
-    return as_options(settings, set(names) - same - {"device"})
+    same = {name for name in decided if getattr(settings, name) == getattr(usual, name)}
+    return as_options(settings, set(names) - same - ({"device"} if is_cpu else set()))
 
 
 def _forecast(folder: Path, settings: Settings, cases: Iterable[CaseResult]) -> NextStep | None:
@@ -231,7 +241,7 @@ def _width_of_speedups(cases: Sequence[CaseResult]) -> float:
     return max(known, default=math.inf) if len(known) == len(found) else math.inf
 
 
-NOT_INTERLEAVED = "Not interleaved: a change may be the machine's."
+NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
 """Stands before every comparison of two separate runs."""
 
 UNKNOWN_REF = "REF"

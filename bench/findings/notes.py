@@ -64,9 +64,11 @@ def _shared(cases: Sequence[CaseResult]) -> str:
     shared = [case for case in cases if case.is_ok and case.oversubscribed and case.case_id not in answering]
     if not shared:
         return ""
-    first = {(case.num_devices, short_mode(case)): case for case in reversed(shared)}
-    rates = "; ".join(f"{mode} {rate(case.images_per_s, case.unit)}" for (_, mode), case in first.items())
-    return f"On {place(shared[0])}, which tell nothing about scaling: {rates}."
+    first = {(place(case), short_mode(case)): case for case in reversed(shared)}
+    rates = "; ".join(
+        f"{mode} on {where} {rate(case.images_per_s, case.unit)}" for (where, mode), case in first.items()
+    )
+    return f"Devices that are shared tell nothing about scaling: {rates}."
 
 
 def _left_out(what: str, told: Sequence[tuple[str, str, str]]) -> str:

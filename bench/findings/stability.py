@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -19,6 +19,7 @@ from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
 from .cautions import Caution
 from .numbers import per_second, plural, rate
+from .wording import case_label
 
 FALSE_ALARMS = 0.01
 """Share of runs with noise only in which a check speaks; those that test then alarm in at most 4%."""
@@ -42,8 +43,9 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes, *, target: float | Non
     `target` is the half interval wanted, a fraction.
     """
     unit = ok[0].unit if ok else ""
+    by_id = {case.case_id: case for case in ok}
     found = {
-        case_id: rates
+        by_id[case_id]: rates
         for case_id, by_round in images_per_s_by_round(times, units_per_step(ok)).items()
         if (rates := {r: rate for r, rate in by_round.items() if 0 < rate < math.inf})
     }
@@ -51,7 +53,7 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes, *, target: float | Non
         return []
     paces = pace(found)
     drift, per_round = _drift(paces, unit)
-    steady = {case_id: _without_drift(by_round, per_round) for case_id, by_round in found.items()}
+    steady = {case: _without_drift(by_round, per_round) for case, by_round in found.items()}
     checks = (
         _few_rounds(found),
         _wide(ok, found, math.inf if target is None else target, unit),
@@ -62,7 +64,7 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes, *, target: float | Non
     return [caution for caution in checks if caution is not None]
 
 
-def pace(found: Mapping[str, ByRound]) -> ByRound:
+def pace(found: Mapping[Any, ByRound]) -> ByRound:
     """Return, for every round, the median over its cases of throughput over the case's own median."""
     relative: dict[int, list[float]] = {}
     for by_round in found.values():
@@ -79,32 +81,36 @@ def _without_drift(by_round: ByRound, per_round: float) -> ByRound:
     return {r: value * math.exp(-per_round * (r - middle)) for r, value in by_round.items()}
 
 
-def _few_rounds(found: Mapping[str, ByRound]) -> Caution | None:
-    few = [case_id for case_id, by_round in found.items() if len(by_round) < FEWEST_ROUNDS]
+def _few_rounds(found: Mapping[CaseResult, ByRound]) -> Caution | None:
+    few = [case for case, by_round in found.items() if len(by_round) < FEWEST_ROUNDS]
     if not few:
         return None
-    worst = min(few, key=lambda case_id: len(found[case_id]))
+    worst = min(few, key=lambda case: len(found[case]))
     return Caution(
         kind="few rounds",
-        case_id=worst,
-        text=f"{_of_cases(few, found)} fewer than {FEWEST_ROUNDS} rounds ({worst}: {len(found[worst])}): "
-        "intervals are wide, and drift or two levels could not be seen",
+        case_id=worst.case_id,
+        text=f"{_of_cases(few, found)} fewer than {FEWEST_ROUNDS} rounds "
+        f"({case_label(worst)}: {len(found[worst])}): intervals are wide, and drift or two levels could not "
+        "be seen",
         advice=f"{speaker('run')} --rounds 10, or a longer --max-time",
     )
 
 
-def _wide(ok: Sequence[CaseResult], found: Mapping[str, ByRound], target: float, unit: str) -> Caution | None:
-    known = {case.case_id: case.images_per_s.half_width for case in ok if case.images_per_s is not None}
-    wide = [case_id for case_id, width in known.items() if width > target and case_id in found]
+def _wide(
+    ok: Sequence[CaseResult], found: Mapping[CaseResult, ByRound], target: float, unit: str
+) -> Caution | None:
+    known = {case: case.images_per_s.half_width for case in ok if case.images_per_s is not None}
+    wide = [case for case, width in known.items() if width > target and case in found]
     if not wide:
         return None
-    worst = max(wide, key=lambda case_id: known[case_id])
+    worst = max(wide, key=lambda case: known[case])
     needed = math.ceil(len(found[worst]) * (known[worst] / target) ** 2)
     return Caution(
         kind="wide intervals",
-        case_id=worst,
+        case_id=worst.case_id,
         text=f"{_of_cases(wide, found)} {per_second(unit)} known less well than the target of "
-        f"±{100 * target:g}% (at worst {worst}: ±{100 * known[worst]:.1f}% after {len(found[worst])} rounds)",
+        f"±{100 * target:g}% (at worst {case_label(worst)}: ±{100 * known[worst]:.1f}% "
+        f"after {len(found[worst])} rounds)",
         advice=f"{speaker('run')} --rounds {needed}, or --max-time {(known[worst] / target) ** 2:.0f} "
         "times as long"
         if needed <= 1000
@@ -131,20 +137,20 @@ def _drift(paces: ByRound, unit: str) -> tuple[Caution | None, float]:
     ), float(slope)
 
 
-def _two_levels(found: Mapping[str, ByRound], unit: str) -> Caution | None:
+def _two_levels(found: Mapping[CaseResult, ByRound], unit: str) -> Caution | None:
     splits = {
-        case_id: levels
-        for case_id, by_round in found.items()
+        case: levels
+        for case, by_round in found.items()
         if len(by_round) >= FEWEST_FOR_LEVELS and (levels := split_levels(list(by_round.values())))
     }
     if not splits:
         return None
-    worst = max(splits, key=lambda case_id: splits[case_id].high / splits[case_id].low)
+    worst = max(splits, key=lambda case: splits[case].high / splits[case].low)
     levels = splits[worst]
     return Caution(
         kind="two levels",
-        case_id=worst,
-        text=f"{_of_cases(list(splits), found)} rounds at two speeds (at worst {worst}: "
+        case_id=worst.case_id,
+        text=f"{_of_cases(list(splits), found)} rounds at two speeds (at worst {case_label(worst)}: "
         f"{100 * levels.share_low:.0f}% of {len(found[worst])} rounds near "
         f"{rate(levels.low, unit, digits=4)}, the rest near {rate(levels.high, unit, digits=4)})",
         advice=f"{command('doctor')} names clocks, cores, other load; "
@@ -179,23 +185,24 @@ def split_levels(values: Sequence[float]) -> Levels | None:
     return Levels(low, high, place / size)
 
 
-def _scatter(found: Mapping[str, ByRound]) -> Caution | None:
+def _scatter(found: Mapping[CaseResult, ByRound]) -> Caution | None:
     """Say how far the rounds of the worst case lie from its median, a twentieth on either side left out."""
     logs = {c: np.log(list(b.values())) for c, b in found.items() if len(b) >= FEWEST_ROUNDS}
     beyond = {c: np.abs(np.quantile(x, (0.05, 0.95)) - np.median(x)).max() for c, x in logs.items()}
-    worst = max(beyond, key=lambda case_id: beyond[case_id], default="")
-    if not worst or beyond[worst] <= SCATTERED:
+    worst = max(beyond, key=beyond.__getitem__, default=None)
+    if worst is None or beyond[worst] <= SCATTERED:
         return None
-    wide = [case_id for case_id, share in beyond.items() if share > SCATTERED]
+    wide = [case for case, share in beyond.items() if share > SCATTERED]
     return Caution(
         kind="scattered rounds",
-        case_id=worst,
-        text=f"rounds scatter by {100 * math.expm1(beyond[worst]):.0f}% about the median ({worst}; "
-        f"{plural(len(wide), 'case')} of {len(found)} by more than {100 * SCATTERED:.0f}%)",
+        case_id=worst.case_id,
+        text=f"rounds scatter by {100 * math.expm1(beyond[worst]):.0f}% about the median "
+        f"({case_label(worst)}; {plural(len(wide), 'case')} of {len(found)} by more than "
+        f"{100 * SCATTERED:.0f}%)",
         advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",
     )
 
 
-def _of_cases(some: list[str], every: Mapping[str, ByRound]) -> str:
+def _of_cases(some: Sequence[CaseResult], every: Mapping[CaseResult, ByRound]) -> str:
     have = "has" if len(some) == 1 else "have"
     return f"{len(some)} of {len(every)} {'case' if len(every) == 1 else 'cases'} {have}"

@@ -142,8 +142,8 @@ class Verdict:
     def sentence(self) -> str:
         """The answer, the faster one and the number first."""
         said = SENTENCES[self.question][self.form].format_map(self._facts())
-        is_code = "=" in said.split()[0]  # a setting as it is typed
-        return f"{said if is_code else said[:1].upper() + said[1:]}."
+        is_typed = "=" in self.faster and self.form in (FASTER, SLOWER, WITHIN)
+        return f"{said if is_typed else said[:1].upper() + said[1:]}."
 
     @property
     def said(self) -> str:
@@ -176,7 +176,7 @@ class Verdict:
         added, ratio = self.exposed_ms, self.ratio
         most = finite(added.high) if added else None
         gain = short_percent(max(ratio.high - 1, _LEAST_GAIN)) if ratio and ratio.high > 1 else ""
-        gains = f"gains over {gain}" if gain else "is faster"
+        gains = f"can gain more than {gain}" if gain else "is faster"
         return {
             "faster": self.faster,
             "slower": self.slower,

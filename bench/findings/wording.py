@@ -20,7 +20,7 @@ CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show
 DEFAULT_CAP = "Cap default is PyTorch's: a first bucket of 1 MiB, then 25 MiB"
 """Stands where other caps are shown beside it."""
 
-_DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, carried out on CPU cores by one process"
+_DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, by one process on CPU cores; it is not ranked"
 
 _MODES = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}

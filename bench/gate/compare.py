@@ -126,8 +126,7 @@ def compare(
     had = [(a, b, metric) for a, b in both_ok for metric in metrics if a.rounds[metric.name]]
     wanted = [(a, b, metric) for a, b, metric in had if b.rounds[metric.name]]
     left_out = [(a, m) for a, b, m in had if m.repeated and not b.rounds[m.name]]
-    # Efficiency is speed-up over a constant: the two are one piece of evidence, counted once.
-    evidence = sum(metric.repeated and metric.name != "efficiency" for _, _, metric in wanted)
+    evidence = sum(metric.repeated for _, _, metric in wanted)
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / max(evidence, 1)
     found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.ok]
     found += [

@@ -65,7 +65,7 @@ def parser() -> cli.Parser:
     how.add_argument(
         "--ratios-only",
         action="store_true",
-        help="gate speed-up and efficiency alone: they compare across machines",
+        help="gate speed-up alone: it compares across machines",
     )
     how.add_argument(
         "--strict",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -38,6 +39,9 @@ WORDS: dict[ExitCode, Word] = {
 _MOST_PERCENT = 999
 """Farther ends are written so: a metric that may be anything."""
 
+_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
+"""A commit; twelve digits name it."""
+
 HEADINGS = ("verdict", "case", "metric", "baseline", "candidate", "change")
 
 
@@ -59,7 +63,7 @@ def conditions(gate: Gate) -> list[str]:
         for d in gate.differences
     ]
     first = [] if gate.interleaved else [NOT_INTERLEAVED]
-    return [visible(line) for line in (*first, *gate.code.lines(), *differing)]
+    return [visible(_HASH.sub(r"\1", line)) for line in (*first, *gate.code.lines(), *differing)]
 
 
 def notes(gate: Gate) -> list[str]:
@@ -68,13 +72,13 @@ def notes(gate: Gate) -> list[str]:
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         lines.append(
-            f"Change: of the candidate against the baseline ({100 * gate.confidence:.4g}% intervals, "
-            f"{100 * FAMILY_CONFIDENCE:g}% for all together), "
+            f"Change: candidate / baseline - 1. Each interval is one of {100 * gate.confidence:.4g}%: "
+            f"together they hold with {100 * FAMILY_CONFIDENCE:g}%. "
             + (
-                "within rounds: the two sides took turns on one machine; baseline and candidate are those of "
-                f"a typical round of both. {_launches(gate.num_launches)}"
+                "The two sides took turns on one machine: ratios are formed within rounds, baseline and "
+                f"candidate are those of a typical round of both. {_launches(gate.num_launches)}"
                 if gate.interleaved
-                else "within the launches of both runs, and how much each run changed within itself."
+                else "They hold for these launches; others may differ by more."
             )
         )
     if any(c.column is not None and c.column.in_parts_of for c in compared):
@@ -194,7 +198,7 @@ def named(found: Sequence[Comparison]) -> str:
     """Say the first throughput, or without one the first, and how many other cases there are."""
     first = next((c for c in found if c.metric == "images_per_s"), found[0])
     others = len({c.case_id for c in found}) - 1
-    return said(first) + (f", and {plural(others, 'other case')}" if others else "")
+    return said(first) + (f"; likewise {plural(others, 'other case')}" if others else "")
 
 
 def _launches(how_many: int) -> str:
@@ -293,7 +297,7 @@ def _nevertheless(names: Sequence[str]) -> str:
     if len(of_model) == len(names):
         return "--allow-changed-model compares them, and names the change of the model"
     more = "; --allow-changed-model allows another model" if of_model else ""
-    return f"--ratios-only still compares speed-up and efficiency{more}"
+    return f"--ratios-only still compares speed-up{more}"
 
 
 def cells(c: Comparison) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from ..buckets import BucketCaps
 from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
 from ..findings.wording import link_name
+from ..resolve import default_image_size
 from ..results.disk import MOST_JSON_BYTES, read_text
 from ..results.store import RunData, load_run, write_output
 from ..settings import PRECISIONS
@@ -92,7 +93,7 @@ def _calibration(options: argparse.Namespace) -> Calibration:
             "--throughput RATE takes what trains so fast: --batch-size, and --arch or --workload"
         )
     from ...models.profile import gradients_backwards  # torch takes seconds
-    from ...models.registry import default_image_size, load_workload, resnet_workload
+    from ...models.registry import load_workload, resnet_workload
 
     size = _whole(options, "image_size") or default_image_size(options.arch or "", "cuda")
     workload = resnet_workload(options.arch, size) if options.arch else load_workload(options.workload, size)

@@ -178,6 +178,7 @@ MEASURED: tuple[Column, ...] = (
         label="efficiency",
         brief="speed-up over number of devices",
         higher_is_better=True,
+        gated=False,  # its change is that of speed-up
         written="{:.1%}",
     ),
     *with_ends("forward_ms", "forward and loss per step, from the anatomy pass"),

@@ -141,7 +141,8 @@ class CaseRunner:
             **facts_of(case, shown, warmed, update, live.by_device),
         }
         if why := facts["not_proved"]:
-            self.console.note(f"{case.case_id} is not proved: {why}. What helps: {facts['proved_by']}")
+            name = case_label(case.stored())
+            self.console.note(f"{name} is not proved: {why}. What helps: {facts['proved_by']}")
         self.recorder.set_outcome(index, "ok", facts=facts)
         self.recorder.set_layout(case.case_id, live.layout)
         self._record(live, "warmup", 0, len(self.live), began_s, {r: w.times for r, w in enumerate(warmed)})

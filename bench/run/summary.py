@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -56,6 +57,8 @@ COLUMNS = {column.name: column.summary for column in CASES if column.summary is 
 OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 """What cases that share devices say nothing about."""
 
+RANKS = ("speedup", "efficiency")
+
 TABLE_WIDTH = 100
 
 LABEL_WIDTH = 24
@@ -85,13 +88,25 @@ def print_summary(
         f"{timing.timed_share_pct:.0f}% in timed steps; ended: {timing.stopped_because}"
     )
     if conclusion.notes:
-        print(*("", *map(visible_lines, conclusion.notes)), sep="\n")
+        print(*("", *map(_bullet, conclusion.notes)), sep="\n")
     # What a terminal shows last is read first.
     print()
     for label, said in conclusion.lines:
         print(visible(f"{label:<{LABEL_WIDTH}}{said}" if label else f"  {said}"))
     if page is not None:
         print(visible(f"{'report':<{LABEL_WIDTH}}{page}"))
+
+
+def _bullet(note: str) -> str:
+    """A note that is as wide as the table at most."""
+    return textwrap.fill(
+        visible_lines(note),
+        TABLE_WIDTH,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def print_not_measured(folder: Path, reasons: Sequence[str]) -> None:
@@ -189,10 +204,15 @@ def case_table(cases: pd.DataFrame, fastest_id: str = "") -> Table:
     return table
 
 
+def _tells_nothing(case: CaseResult, name: str) -> bool:
+    """Whether a column is left empty: of what shares devices, and of DP's stand-in, which is not ranked."""
+    return (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in and name in RANKS)
+
+
 def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
     """A column's cells, with as many decimal places as the narrowest interval of the column bears."""
     how = COLUMNS[name]
-    found = [None if case.oversubscribed and name in OF_SCALING else estimate(case, name) for case in cases]
+    found = [None if _tells_nothing(case, name) else estimate(case, name) for case in cases]
     scaled = [one and one.scaled(how.factor) for one in found]
     digits = 4 if how.form == "rate" else 3
     needed = ratio_places if how.form == "ratio" else partial(places, digits=digits)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ...models.registry import default_image_size, load_workload, resnet_workload
+from ...models.registry import load_workload, resnet_workload
 from ...models.step import has_fused_optimizer, takes_images
 from ...models.workload import Workload
 from .. import plan
@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..findings.numbers import plural
 from ..gpus import gpus
 from ..plan import Machine
-from ..resolve import GpuKind, with_device_defaults
+from ..resolve import GpuKind, default_image_size, with_device_defaults
 from ..settings import ResolvedSettings, Settings
 from .devices import SHARES_GPUS, num_gpus
 from .messages import Launched, ResolvedJob, SeenGpus
@@ -65,12 +65,11 @@ def resolve_job(asked: Settings, launched: Launched | None = None) -> tuple[Reso
 
 def workload_of(settings: Settings) -> Workload:
     """Load the workload, a module of the user's or a built-in one. Raises UsageError."""
-    if settings.workload is not None:
-        return load_workload(
-            settings.workload, settings.image_size or default_image_size("", settings.device)
-        )
     arch = settings.arch or ""
-    return resnet_workload(arch, settings.image_size or default_image_size(arch, settings.device))
+    size = settings.image_size or default_image_size(arch, settings.device)
+    if settings.workload is not None:
+        return load_workload(settings.workload, size)
+    return resnet_workload(arch, size)
 
 
 def _device_type(wanted: str) -> str:

@@ -77,7 +77,7 @@
     );
     const count = (found) => new Set(found.map(({ text }) => text)).size;
     if (!(count(rows) > 1)) return;
-    const box = make("input", { type: "search", placeholder: "Filter cases: cap 25", autocomplete: "off" });
+    const box = make("input", { type: "search", placeholder: "Filter, such as: cap 25", autocomplete: "off" });
     box.setAttribute("aria-label", "Filter cases by the words of their names");
     const status = make("span", { className: "status" });
     status.setAttribute("role", "status");

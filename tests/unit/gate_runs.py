@@ -66,13 +66,12 @@ def write_run(folder, steps=STEADY, *, no_sync_ms=100.0, peak_mem_mib=None, plan
     return folder
 
 
-def rounds_of(images_per_s, speedup, *, step_ms=None, exposed_comm_ms=None, peak_mem_mib=None, num_devices=2):
+def rounds_of(images_per_s, speedup, *, step_ms=None, exposed_comm_ms=None, peak_mem_mib=None):
     """The figures of a case by metric and round."""
     return {
         "step_ms": dict(step_ms or {}),
         "images_per_s": dict(images_per_s),
         "speedup": dict(speedup),
-        "efficiency": {r: ratio / num_devices for r, ratio in speedup.items()},
         "exposed_comm_ms": dict(exposed_comm_ms or {}),
         "peak_mem_mib": {} if peak_mem_mib is None else {0: peak_mem_mib},
     }
@@ -121,7 +120,6 @@ def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
                 rates[mode, n],
                 {} if mode == "single" else {r: rate / single[r] for r, rate in rates[mode, n].items()},
                 step_ms=steps[mode, n],
-                num_devices=n,
             ),
             fitted=fitted.get(f"{mode}-n{n}", {}),
         )

@@ -66,5 +66,5 @@ def test_what_is_small_not_known_or_of_chance_is_not_named():
 def test_the_notes_say_it_in_a_sentence():
     made = concluded(SINGLE, DDP | measured(**STEP | {"exposed_comm_ms": 21.0, "data_ms": 30.0}))
     assert len(made.notes) == 1
-    assert made.notes[0].startswith("What a step of DDP on 2 GPUs loses, of 100 ms: 30")
+    assert made.notes[0].startswith("A step of DDP on 2 GPUs takes 100 ms. What it loses, the most first: 30")
     assert made.notes[0].index("the wait for batches") < made.notes[0].index("all-reduces")

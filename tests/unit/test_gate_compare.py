@@ -212,7 +212,7 @@ def test_more_comparisons_make_each_interval_wider():
     one = {("single", 1): STEADY["single", 1]}
     narrow, wide = gated(one, one), gated(STEADY, STEADY)
     assert narrow.confidence == pytest.approx(0.98)
-    # images/s of three cases and the speed-up of two; efficiency is the same evidence as speed-up.
+    # images/s of three cases and the speed-up of two.
     assert wide.confidence == pytest.approx(1 - 0.02 / 5)
     few, many = (
         next(c.ratio for c in of_metric(g, "images_per_s") if c.case_id == "single-n1")
@@ -242,12 +242,10 @@ def test_a_case_that_failed_or_is_gone_fails_the_gate():
 
 def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
     base = made_run(STEADY)
-    gate = gated(base, with_rounds(failed(base, "single-n1"), speedup={}, efficiency={}))
+    gate = gated(base, with_rounds(failed(base, "single-n1"), speedup={}))
     assert [(c.case_id, c.metric) for c in gate.having("missing")] == [("single-n1", None)]
     assert gate.exit_code == 1
-    assert set(gate.only_in_baseline) == {
-        f"{metric} of {case}" for case in ("dp-n2", "ddp-n2") for metric in ("speed-up", "efficiency")
-    }
+    assert set(gate.only_in_baseline) == {"speed-up of dp-n2", "speed-up of ddp-n2"}
 
 
 def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression():
@@ -275,7 +273,7 @@ def test_other_conditions_are_not_comparable_but_for_ratios(name):
     assert all(c.ratio is None for c in gate.comparisons)
     assert gate.exit_code == 3
     ratios = gated(STEADY, other, ratios_only=True)
-    assert {c.metric for c in ratios.comparisons if c.metric} == {"speedup", "efficiency"}
+    assert {c.metric for c in ratios.comparisons if c.metric} == {"speedup"}
     assert ratios.exit_code == 0, "everything is 1.5x slower, so no ratio changed"
 
 
@@ -344,7 +342,7 @@ def test_a_candidate_that_keeps_no_count_of_memory_lost_nothing():
 def test_thresholds_are_per_metric():
     thresholds = {**dict.fromkeys(GATED, 0.05), "images_per_s": 0.2}
     gate = gated(STEADY, slowed(1.08, "ddp"), thresholds=thresholds)
-    assert {c.metric for c in gate.having("regressed")} == {"speedup", "efficiency"}
+    assert {c.metric for c in gate.having("regressed")} == {"speedup"}
 
 
 def test_a_run_from_before_a_setting_existed_has_the_default_of_it():

@@ -221,7 +221,7 @@ def test_thresholds_of_the_file_win(tmp_path):
     )
     found = read_thresholds("8%", config)
     assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.01, 1e-5)
-    assert found["efficiency"] == 0.08
+    assert found["exposed_comm_ms"] == 0.08
 
 
 CPU = {
@@ -346,7 +346,7 @@ def test_the_table_is_a_line_a_row_in_100_columns_and_says_the_names_of_the_page
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 100
     rows = [line for line in lines if "DDP, 2 CPU cores, cap " in line]
-    assert len(rows) == len(gate.comparisons) > 10
+    assert len(rows) == len(gate.comparisons) > 5
     assert not [line for line in rows if "…" in line]
 
 

@@ -118,7 +118,7 @@ def test_a_machine_that_changes_by_itself_leaves_it_undecided():
     assert all(c.ratio is not None and 0.40 < c.ratio.estimate < 0.46 for c in rates)
     assert {c.verdict for c in rates} == {"undecided"}
     assert {c.verdict for c in gate.comparisons if c not in rates} == {"unchanged"}
-    assert gate.exit_code == 3, "though speed-up and efficiency are known to be unchanged"
+    assert gate.exit_code == 3, "though speed-up is known to be unchanged"
     assert gate_output.conditions(gate)[0] == NOT_INTERLEAVED
     assert "bench.gate --interleave 0123456789ab -- " in gate_output.decides(gate).command
 
@@ -167,17 +167,11 @@ def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path):
     steps = {key: [ms * float(rng.choice([1.0, 1.7])) for ms in series] for key, series in LONG.items()}
     base, same = (read_run(write_run(tmp_path / name, steps)) for name in ("a", "b"))
     cases = load_run(tmp_path / "a").cases.set_index("case_id")
-    compared = of_metric(gated(base, same), "images_per_s", "speedup", "efficiency")
-    assert len(compared) == 7
+    compared = of_metric(gated(base, same), "images_per_s", "speedup")
+    assert len(compared) == 5
     for c in compared:
         assert c.baseline == c.candidate == pytest.approx(cases.loc[c.case_id, c.metric])
         assert c.ratio.estimate == 1
-    by_name = {(c.case_id, c.metric): c for c in compared}
-    for (case_id, name), c in by_name.items():
-        if name == "efficiency":
-            speedup = by_name[case_id, "speedup"]
-            assert c.baseline == pytest.approx(speedup.baseline / 2)
-            assert (c.ratio.low, c.ratio.high) == pytest.approx((speedup.ratio.low, speedup.ratio.high))
 
 
 def test_a_strict_gate_needs_every_metric_decided():
@@ -277,7 +271,7 @@ def test_what_stands_beside_a_paired_ratio_has_that_quotient():
     for seed in range(10):
         base, other = drifting(seed)
         gate = gated(base, other, interleaved=True)
-        assert len(gate.comparisons) == 7
+        assert len(gate.comparisons) == 5
         for comparison in gate.comparisons:
             (b, b_off), (c, c_off), (change, off) = map(shown, gate_output.cells(comparison)[3:])
             assert 100 * (c / b - 1) == pytest.approx(change, abs=off + 100 * c / b * (b_off / b + c_off / c))

@@ -235,7 +235,7 @@ def test_cases_at_unequal_clocks_are_a_caution():
     caution = unequal_clocks(frame(fast, slow, middle, case("dp", 2, 120.0)))
     assert caution.case_id == "ddp-n4-x-1"
     assert "differ by 5.0% between cases" in caution.text
-    assert "(ddp-n4-x-1: 1600 MHz, single-n1-x-1: 1680 MHz)" in caution.text
+    assert "(DDP, 4 GPUs, cap default: 1600 MHz; single, 1 GPU: 1680 MHz)" in caution.text
     known = case("single", 1, 100.0, sm_clock_mhz=1653.0)
     for others in ((), (1686.0,), (None,)):  # 2% of 1653 MHz are 33 MHz
         alike = [case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others]

@@ -10,9 +10,10 @@ from torch import nn
 from torchvision.models import get_model_weights
 
 from ddp_bench.bench.errors import UsageError, UserCodeError
+from ddp_bench.bench.resolve import default_image_size
 from ddp_bench.models import registry
 from ddp_bench.models.profile import num_outputs, profile_workload
-from ddp_bench.models.registry import ARCHS, UNUSED_HEAD, default_image_size, load_workload, resnet_workload
+from ddp_bench.models.registry import ARCHS, UNUSED_HEAD, load_workload, resnet_workload
 from ddp_bench.models.resnet import BasicBlock, resnet20
 from ddp_bench.models.workload import Workload
 
