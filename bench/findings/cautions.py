@@ -145,7 +145,7 @@ def said_load(manifest: Manifest) -> str:
     if shares is None:
         return ""
     steal = f", other guests {100 * shares.steal:.0f}%" if shares.steal >= LEAST_STEAL else ""
-    first = "" if before is None else f"; in the minute before the run {100 * before:.0f}% were busy"
+    first = "" if before is None else f"; load average before the run {100 * before:.0f}% of them"
     return f"other programs used {100 * shares.busy:.0f}% of the cores{steal}{first}"
 
 
