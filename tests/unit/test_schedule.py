@@ -10,6 +10,7 @@ import pytest
 import scipy
 from made import cap_of, planned
 
+from ddp_bench.bench.findings.wording import case_label
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.run.phases import INSTRUMENTED, fixed_phases
 from ddp_bench.bench.run.reopen import Completion
@@ -121,7 +122,7 @@ def test_a_time_that_gives_no_interval_is_told_before_the_rounds():
     round_s = sum(one.step_s for one in live)
     schedule = Schedule(resolved())
     assert schedule.shortage(live, MIN_ROUNDS * round_s + 0.1) == ""
-    longest = max(live, key=lambda one: one.step_s).case.case_id
+    longest = case_label(max(live, key=lambda one: one.step_s).case.stored())
     assert longest in schedule.shortage(live, MIN_ROUNDS * round_s - 0.1)
     assert Schedule(resolved(rounds=3)).shortage(live, 0.0) == ""
     assert Schedule(resolved(calibrate=True)).shortage(live, MIN_ROUNDS * round_s + 0.1)
