@@ -63,7 +63,7 @@ def causes(
     ddp = ddp_reference(headline(cases))
     if ddp is None or ddp.step_ms is None:
         return []
-    copies, own = _copies(ddp, cases, comparisons), _own_work(cases)
+    copies, own = _copies(ddp, cases, comparisons), _own_work(ddp, cases)
     exposed, alone = (_less(whole, ddp.buffers_ms) for whole in (ddp.exposed_comm_ms, ddp.comm_ms))
     found = {
         ALL_REDUCE: exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate),
@@ -88,17 +88,17 @@ def said(
     if not found or ddp is None or ddp.step_ms is None:
         return ""
     parts = "; ".join(f"{written(one.ms, 'ms')} {one.what} ({one.mend})" for one in found)
-    one = next((case.step_ms for case in cases if case.mode == "single" and case.scaling == "weak"), None)
+    weak = (c for c in cases if c.mode == "single" and c.scaling == "weak" and c.compile == ddp.compile)
+    one = next((c.step_ms for c in weak), None)
     beside = f", on one device {quantity(one.estimate, 'ms')}" if one else ""
     took = quantity(ddp.step_ms.estimate, "ms")
     return f"A step of DDP on {place(ddp)} takes {took}{beside}. What it loses, the most first: {parts}."
 
 
-def _own_work(cases: Iterable[CaseResult]) -> Interval | None:
+def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:
     """What DDP adds to a step on one device; its ratio over `single` is taken within rounds."""
-    one = next(
-        (c for c in cases if c.is_ok and c.mode == "ddp" and c.num_devices == 1 and not c.changed()), None
-    )
+    alike = (c for c in cases if c.is_ok and c.mode == "ddp" and c.compile == ddp.compile)
+    one = next((c for c in alike if c.num_devices == 1 and not c.changed()), None)
     if one is None or one.speedup is None or one.step_ms is None:
         return None
     return _saved(one.step_ms.estimate, one.speedup)
