@@ -19,15 +19,6 @@ MOST_DIGITS = 4
 """Significant digits of a number with an interval, and of a large one; more are noise, and hard to read."""
 
 
-def finite(value: Any) -> float | None:
-    """Return the number in a cell; None where it is missing, not a number or not finite."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
 def number(value: float | None, digits: int = 3) -> str:
     """Write `digits` significant digits, and `,` at thousands; empty when missing."""
     if value is None:

@@ -57,7 +57,8 @@ COLUMNS = {column.name: column.summary for column in CASES if column.summary is 
 OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 """What cases that share devices say nothing about."""
 
-RANKS = ("speedup", "efficiency")
+RATIOS = ("speedup", "efficiency")
+"""What a case is ranked by."""
 
 TABLE_WIDTH = 100
 
@@ -206,7 +207,7 @@ def case_table(cases: pd.DataFrame, fastest_id: str = "") -> Table:
 
 def _tells_nothing(case: CaseResult, name: str) -> bool:
     """Whether a column is left empty: of what shares devices, and of DP's stand-in, which is not ranked."""
-    return (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in and name in RANKS)
+    return (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in and name in RATIOS)
 
 
 def _column(cases: Sequence[CaseResult], name: str) -> list[str]:

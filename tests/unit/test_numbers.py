@@ -7,6 +7,7 @@ import pytest
 
 from ddp_bench.bench.findings import numbers
 from ddp_bench.bench.findings.wording import link_name, ranged
+from ddp_bench.bench.results.case_result import finite
 from ddp_bench.bench.stats.interval import Interval
 
 WRITTEN = {
@@ -69,4 +70,4 @@ def test_interval_shares_decimals_and_needs_an_estimate(values, unit, shown):
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf, pd.NA, "", "x"])
 def test_missing_is_never_a_number(missing):
-    assert numbers.finite(missing) is None
+    assert finite(missing) is None
