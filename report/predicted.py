@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pandas as pd
+
 from ..bench.axes import DDP_DEFAULTS
 from ..bench.cli import command
 from ..bench.findings.numbers import per_second, plural, with_interval
@@ -20,6 +22,15 @@ from .cases import mark
 from .drawing import MOST_RUNS, Figure, Line, Mark, ideal
 from .figures import counts_of, over_devices
 from .table import Heading, Section, Table
+
+PREDICTION = (
+    "Prediction (95% interval). Exposed communication is the step less the same step without communication; "
+    "efficiency is throughput over devices times that of one."
+)
+ERROR = (
+    "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
+    "predicted over measured, less one."
+)
 
 
 def predicted(run: RunData, predictions: Predictions, *, key: str) -> Section:
@@ -37,83 +48,68 @@ def predicted(run: RunData, predictions: Predictions, *, key: str) -> Section:
     figures, tables = [], []
     if lines:
         drawn = lines[:MOST_RUNS]
-        figures = [_figure(run, predictions, drawn, name, key) for name in ("images_per_s", "efficiency")]
-        tables.append(
-            _table("Predictions", *table([p for line in lines for p in line]), below=predictions.notes)
-        )
+        figures = [_figure(run, predictions, drawn, key)]
+        rows = table([p for line in lines for p in line])
+        tables.append(_table("Predictions", PREDICTION, rows, below=predictions.notes))
     else:
         notes += predictions.notes
     if predictions.validation:
-        named, rows, said = predictions.errors()
-        tables.append(_table("Error of the predictions", named, rows, below=(said,) if said else ()))
+        rows, said = predictions.errors()
+        tables.append(_table("Error of the predictions", ERROR, rows, below=(said,)))
     return Section("On hardware you do not have", notes, figures, tables)
 
 
-def _table(title: str, named: Sequence[str], rows: Sequence[Sequence[str]], *, below: Sequence[str]) -> Table:
-    columns = tuple(Heading(name.capitalize(), "" if name in WORDS else "number") for name in named)
-    notes = {
-        "Predictions": "Prediction (95% interval). Exposed communication is the step less the same step "
-        "without communication; efficiency is throughput over devices times that of one.",
-        "Error of the predictions": "Measured cases that nothing was fitted to, and what the same model "
-        "predicts for them. Error is predicted over measured, less one.",
-    }
-    return Table(title, notes[title], columns, tuple(map(tuple, rows)), tuple(below))
+def _table(title: str, note: str, rows: pd.DataFrame, *, below: Sequence[str]) -> Table:
+    columns = tuple(Heading(str(name).capitalize(), "" if name in WORDS else "number") for name in rows)
+    return Table(title, note, columns, tuple(rows.itertuples(index=False, name=None)), tuple(below))
 
 
 def _figure(
-    run: RunData, predictions: Predictions, lines: Sequence[Sequence[Prediction]], name: str, key: str
+    run: RunData, predictions: Predictions, lines: Sequence[Sequence[Prediction]], key: str
 ) -> Figure:
-    """Draw throughput or efficiency against devices, a line for each network and bucket cap."""
-    rate, device = name == "images_per_s", device_noun(predictions.identity.device_type)
-    factor, unit = (1.0, per_second(predictions.identity.unit)) if rate else (100.0, "%")
-    first = lines[0][0]
-    caps = {line[0].bucket_cap_mb for line in lines}
+    """Draw throughput against devices, a line for each network and bucket cap."""
+    device, unit = device_noun(predictions.identity.device_type), per_second(predictions.identity.unit)
+    first, link = lines[0][0], predictions.identity.link
+    several_caps = len({line[0].bucket_cap_mb for line in lines}) > 1
     drawn = [
         Line(
-            line[0].network + (f", bucket cap {cap_label(line[0].bucket_cap_mb)}" if len(caps) > 1 else ""),
+            line[0].network + (f", bucket cap {cap_label(line[0].bucket_cap_mb)}" if several_caps else ""),
             f"run{i}",
-            tuple(Mark(p.num_devices, getattr(p, name).scaled(factor)) for p in line),
+            tuple(Mark(p.num_devices, p.images_per_s) for p in line),
             band=True,
         )
         for i, line in enumerate(lines, start=1)
     ]
-    link = predictions.identity.link
     measured = Line(
         f"measured, {link_name(link)}" if link else "measured",
         "single",
         tuple(
-            mark(float(row["num_devices"]), found.scaled(factor), row, "")
+            mark(float(row["num_devices"]), found, row, "")
             for row in _measured(run, predictions, first)
-            if (found := estimate(row, name)) is not None
+            if (found := estimate(row, "images_per_s")) is not None
         ),
         joined=False,
     )
-    counts = {1.0, *counts_of((*drawn, measured))}
-    one = 100.0
-    if rate and first.images_per_s is not None and first.efficiency is not None:
-        one = first.images_per_s.estimate / first.efficiency.estimate / first.num_devices
-    dotted = ideal("ideal", {n: one * n if rate else one for n in counts})
-    what = "throughput" if rate else "efficiency"
+    one = first.images_per_s.estimate / first.efficiency.estimate / first.num_devices
+    dotted = ideal("ideal", {n: one * n for n in {1.0, *counts_of((*drawn, measured))}})
     said = "; ".join(f"{line.label} {with_interval(line.marks[-1].value, unit)}" for line in drawn)
     return over_devices(
-        key=f"{key}-{what}",
-        title=f"Predicted {what}",
-        panels={f"{what} ({unit})": [line for line in (*drawn, measured) if line.marks] + [dotted]},
+        key=f"{key}-throughput",
+        title="Predicted throughput",
+        panels={f"throughput ({unit})": [line for line in (*drawn, measured) if line.marks] + [dotted]},
         x_label=f"devices ({device}s), {first.scaling} scaling",
         caption=f"Predicted on {plural(drawn[0].marks[-1].x, device)}: {said}.",
         how_to_read="Higher is better; the dotted line is ideal. Lines are predictions, their areas 95% "
         "intervals: where an area is wide, little is known. Diamonds with bars were measured in this run, "
         "over its own network.",
-        log_y=rate,
+        log_y=True,
     )
 
 
 def _measured(run: RunData, predictions: Predictions, p: Prediction) -> list[Row]:
     """Return the run's own cases of what `p` predicts, possibly on another network."""
-    usual = {
-        **DDP_DEFAULTS,
-        **{name: getattr(p, name) for name in ("bucket_cap_mb", "comm_hook", "accumulate")},
-    }
+    asked = {name: getattr(p, name) for name in ("bucket_cap_mb", "comm_hook", "accumulate")}
+    usual = CaseResult.of({**DDP_DEFAULTS, **asked})
 
     def batch(row: Row) -> int:
         return int(row["batch_per_device"]) * (int(row["num_devices"]) if row["scaling"] == "strong" else 1)
@@ -125,6 +121,6 @@ def _measured(run: RunData, predictions: Predictions, p: Prediction) -> list[Row
         for row in ddp_cases(run)
         if not differences(replace(identity(run, row), batch_per_device=1), wanted)
         and (text(row["scaling"]), batch(row)) == (p.scaling, p.batch_size)
-        and not CaseResult.of(row).changed(CaseResult.of(usual))
+        and not CaseResult.of(row).changed(usual)
     ]
     return sorted(rows, key=lambda row: int(row["num_devices"]))

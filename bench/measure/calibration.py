@@ -26,27 +26,18 @@ from .collectives import BucketReplay
 from .hold import MOST_QUEUED, rehearse
 from .timed import PHASES, Trainer, lead_in, no_gc, run_block
 
-LOOKS = 2
-"""Local steps that are looked into; the median counts."""
-
-COPIES = 3
-"""Times that all gradients are copied; the median counts."""
+LOOKS, COPIES = 2, 3
+"""Local steps that are looked into, and times that all gradients are copied; the median counts."""
 
 LOCAL_STEPS = 6
-"""Beside communication, in all bursts together. The slow-down has to be known well: on a network of another
-rate what it exceeds 1 by is multiplied."""
+"""Of a block on one device, or beside communication, in all bursts together. The slow-down has to be known
+well: on a network of another rate what it exceeds 1 by is multiplied."""
 
 COMM_TIMES = 1.25
 """Background communication by itself takes this many times as long as the compute by itself, at least."""
 
-MOST_REPLAYS = 200
-"""Of a burst, which launches them all at once."""
-
-STEPS_ALONE = 6
-"""Local steps of a block on one device."""
-
-REPLAYS_ALONE = 2
-"""What one takes by itself is known from as many."""
+REPLAYS_ALONE, MOST_REPLAYS = 2, 200
+"""What one takes by itself is known from so many; a burst launches all of its own at once."""
 
 
 def run_calibration(
@@ -63,14 +54,14 @@ def run_calibration(
     The block's steps are those without communication; on a GPU the one that no hold precedes. The detail
     holds `calibration`, all in ms: `order` (indices of the trainable parameters as the reducer has them),
     `ready_ms` in that order since the last backward began, the phases of a local step, `copy_ms` of all
-    gradients once, and of the bursts `comm_alone_ms` and its core time `comm_core_ms`, one figure for all,
-    and `compute_alone_ms`, `compute_end_ms` and `comm_end_ms`, one each. The ends are those of compute and
-    all-reduces that began together. A single rank has no bursts.
+    gradients once. Of bursts, which a single rank has none of: `comm_alone_ms` and its core time
+    `comm_core_ms`, one figure for all, and one each `compute_alone_ms`, `compute_end_ms` and `comm_end_ms`,
+    the ends of compute and all-reduces that began together.
     """
     detail = _local_step(trainer, layout, device)
     detail["copy_ms"] = round(_copy_ms(trainer.mode.module, clock), 4)
     if num_ranks == 1:  # nothing to communicate with
-        steps_ms = run_block(trainer.local_step, STEPS_ALONE, clock).steps_ms
+        steps_ms = run_block(trainer.local_step, LOCAL_STEPS, clock).steps_ms
     else:
         replay = BucketReplay(layout.num_bytes, "none", group, device, dtypes=layout.dtypes)
         found, steps_ms = _bursts(trainer, replay, clock)
@@ -132,16 +123,13 @@ def _together(trainer: Trainer, replay: BucketReplay, steps: int, replays: int) 
         for _ in range(steps):
             trainer.local_step()
         compute.mark()
-        with _own_stream(replay.device):
+        # On compute's stream the end would be that of both.
+        own = torch.cuda.stream(torch.cuda.Stream(replay.device)) if replay.device.type == "cuda" else None
+        with own or contextlib.nullcontext():
             for work in works:
                 work.wait()
             comm.mark()
         return sum(compute.read_ms()), sum(comm.read_ms())
-
-
-def _own_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Within it, a GPU waits for communication only: on compute's stream its end would be that of both."""
-    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def trainable(workload: Workload) -> list[tuple[str, int, str]]:

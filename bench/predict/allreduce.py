@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -39,9 +38,8 @@ class AllReduceTimes:
 class CostCurve:
     """All-reduce time by size: points of (bytes, ms), both rising and above 0; call it with bytes.
 
-    Between points it is a line on log-log axes. Below the first it stays at the first (latency), beyond the
-    last it goes on with the bandwidth of the last two points. The time of 0 bytes, and of a curve without
-    points (one rank), is 0.
+    Between points it is a line on log-log axes, below the first it stays (latency), beyond the last it goes
+    on with the bandwidth of the last two. The time of 0 bytes, and without points (one rank), is 0.
     """
 
     points: tuple[tuple[float, float], ...] = ()
@@ -49,20 +47,13 @@ class CostCurve:
     def __call__(self, num_bytes: float) -> float:
         if num_bytes <= 0 or not self.points:
             return 0.0
-        at = bisect_left(self.points, (num_bytes, -math.inf))
-        if at == 0:
-            return self.points[0][1]
-        if at == len(self.points):
-            last_bytes, last_ms = self.points[-1]
-            return last_ms + (num_bytes - last_bytes) * self._ms_per_byte
-        (b0, t0), (b1, t1) = self.points[at - 1], self.points[at]
-        return t0 * math.pow(t1 / t0, math.log(num_bytes / b0) / math.log(b1 / b0))
-
-    @property
-    def _ms_per_byte(self) -> float:
-        (b0, t0), (b1, t1) = ((0.0, 0.0), *self.points)[-2:]
-        # Never dearer than the last point's own average, which holds the latency too.
-        return min((t1 - t0) / (b1 - b0), t1 / b1) or t1 / b1
+        sizes, times = zip(*self.points, strict=True)
+        beyond = max(num_bytes - sizes[-1], 0.0)
+        if beyond:
+            (b0, t0), (b1, t1) = ((0.0, 0.0), *self.points)[-2:]
+            # Never dearer than the last point's own average, which holds the latency too.
+            return float(t1 + beyond * (min((t1 - t0) / (b1 - b0), t1 / b1) or t1 / b1))
+        return math.exp(np.interp(math.log(num_bytes), np.log(sizes), np.log(times)))
 
     def scaled(self, factor: float) -> CostCurve:
         return CostCurve(tuple((size, ms * factor) for size, ms in self.points))
@@ -73,7 +64,7 @@ class CostCurve:
 
 
 class CostBand(NamedTuple):
-    """A curve and the curves that bound it; the ends of what is known of the network."""
+    """A curve, and those that bound what is known of the network."""
 
     estimate: CostCurve
     low: CostCurve
@@ -88,13 +79,9 @@ class CostBand(NamedTuple):
 def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     """Make a curve of measured (bytes, ms of each repetition): medians, non-decreasing in size.
 
-    A larger message is never faster; where noise says so, neighbours are pooled (isotonic, on logs). A size
-    that comes several times has the median of all.
+    A larger message is never faster; where noise says so, neighbours are pooled (isotonic, on logs).
     """
-    by_size: dict[int, list[float]] = {}
-    for size, times in points:
-        by_size.setdefault(size, []).extend(times)
-    medians = {float(size): float(median(times)) for size, times in sorted(by_size.items()) if times}
+    medians = {float(size): float(median(times)) for size, times in sorted(points) if times}
     if not medians or list(medians.values())[-1] <= 0:
         return CostCurve()
     import scipy  # the names of networks, in a --help, need none of it
@@ -133,7 +120,7 @@ def tree_steps(num_ranks: int) -> int:
     return 2 * math.ceil(math.log2(num_ranks))
 
 
-def hierarchical(intra: CostCurve, inter: CostCurve, *, overlap: float) -> CostCurve:
+def hierarchical(intra: CostCurve, inter: CostCurve, overlap: float) -> CostCurve:
     """Combine two levels: reduce-scatter inside a node, all-reduce between nodes, all-gather inside.
 
     The two inside are the two halves of a ring all-reduce, so they cost what `intra` does. `overlap` is the
@@ -146,17 +133,11 @@ def hierarchical(intra: CostCurve, inter: CostCurve, *, overlap: float) -> CostC
 def on_shared_cores(
     slowdown: Slowdown, *, core_share: float, calibrated: CostCurve, asked: CostCurve, num_bytes: float
 ) -> Slowdown:
-    """Carry slow-downs over to a network of another rate, where devices are cores that move the bytes.
+    """Carry slow-downs from one network to another, where devices are cores that move the bytes.
 
-    Compute's slow-down less 1 is in proportion to the bytes moved per second. Beside compute an all-reduce
-    has a third of a core; one that needs more is slowed as much. docs/accuracy.md has the measurements.
-
-    Args:
-        slowdown: measured on the calibrated network.
-        core_share: of a core, taken by communication alone there; 0 where that is not known.
-        calibrated: all-reduce cost there.
-        asked: cost on the other network.
-        num_bytes: of all gradients: where the two are compared.
+    Compute's slow-down less 1 is in proportion to the bytes moved per second, compared at `num_bytes` of all
+    gradients. Beside compute an all-reduce has a third of a core; one that needs more (`core_share` by
+    itself, 0 where unknown) is slowed as much. docs/accuracy.md has the measurements.
     """
     if not calibrated.points or not asked.points:
         return slowdown

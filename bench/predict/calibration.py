@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..results.disk import MOST_CALIBRATION_BYTES, parse_json, read_text, replace_file
 from ..results.store import CALIBRATION
 from ..settings import IMAGES
-from .allreduce import AllReduceTimes, Count, Ms
+from .allreduce import AllReduceTimes, CostCurve, Count, Ms, measured_curve
 from .timeline import Compute, Slowdown
 
 VERSION = 3
@@ -65,43 +65,38 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Everything a prediction needs. Times in ms per micro-batch, of the slowest rank, without communication.
-
-    Args:
-        parameters: in reducer order.
-        backward_ms: the whole backward, at least the last parameter's `ready_ms`.
-        optimizer_ms: optimizer step and `zero_grad`.
-        compute_slowdown: how many times longer compute takes while an all-reduce is in flight.
-        comm_slowdown: how many times longer an all-reduce takes while compute runs.
-        comm_core_share: core time over wall time of all-reduces alone, where threads of a CPU move the bytes.
-        copy_ms: to copy and average all gradients once, into their buckets or back.
-        residual_ms: what the calibrated step takes beyond the simulated one, whatever the layout; negative
-            where it takes less.
-        single_step_ms: step of `single`, alone on the machine; empty where it is the compute of a rank.
-        fitted: id of the case whose step the residual is of; empty without one.
-        model_error_pct: half-width of the model's error on held-out cases; None while unmeasured.
-        scaling: what the calibrated run held fixed: the batch per device, or (`strong`) in all.
-    """
+    """Everything a prediction needs. Times in ms per micro-batch, of the slowest rank, by itself."""
 
     identity: Identity
     num_ranks: Count
-    num_nodes: Count
     parameters: Annotated[tuple[Parameter, ...], Meta(min_length=1)]
+    """In reducer order."""
     forward_ms: Times
     backward_ms: Times
+    """At least the last parameter's `ready_ms`."""
     optimizer_ms: Times
+    """With `zero_grad`."""
     data_ms: Times = (0.0,)
-    allreduce: tuple[AllReduceTimes, ...] = ()
+    allreduce: Annotated[tuple[AllReduceTimes, ...], Meta(max_length=1)] = ()
     compute_slowdown: Factors = (1.0,)
+    """How many times longer compute takes while an all-reduce is in flight."""
     comm_slowdown: Factors = (1.0,)
+    """And an all-reduce while compute runs."""
     comm_core_share: Times = (0.0,)
+    """Core time over wall time of all-reduces alone, where threads of a CPU move the bytes."""
     copy_ms: Times = (0.0,)
+    """To copy and average all gradients once, into their buckets or back."""
     residual_ms: Differences = (0.0,)
+    """What the calibrated step takes beyond the simulated one, whatever the layout; may be negative."""
     fitted: str = ""
+    """Id of the case whose step the residual is of."""
     single_step_ms: Positive = ()
+    """Of `single`, alone on the machine; empty where it is the compute of a rank."""
     model_error_pct: Ms | None = None
+    """Half-width of the model's error on held-out cases; None while unmeasured."""
     notes: tuple[str, ...] = ()
     scaling: Literal["weak", "strong"] = "weak"
+    """What the calibrated run held fixed: the batch per device, or in all."""
 
     def __post_init__(self) -> None:
         if max(self.forward_ms) + max(self.backward_ms) < 1e-6:
@@ -114,6 +109,10 @@ class Calibration:
             backward_ms=median(self.backward_ms),
             after_ms=median(self.optimizer_ms),
         )
+
+    def curve(self) -> CostCurve:
+        """An all-reduce among the calibrated ranks; without points for one."""
+        return measured_curve(point for times in self.allreduce for point in times.points)
 
     def slowdown(self) -> Slowdown:
         return Slowdown(compute=median(self.compute_slowdown), comm=median(self.comm_slowdown))
@@ -151,18 +150,16 @@ def save_calibration(folder: Path, calibration: Calibration) -> None:
 
 def differences(found: Identity, wanted: Identity) -> list[str]:
     """List how a calibration differs from what it would be used for, one phrase per field."""
-    return [
-        f"{field.name} {getattr(found, field.name)!r} is not {getattr(wanted, field.name)!r}"
-        for field in fields(Identity)
-        if getattr(found, field.name) != getattr(wanted, field.name)
-    ]
+    pairs = (
+        (field.name, getattr(found, field.name), getattr(wanted, field.name)) for field in fields(Identity)
+    )
+    return [f"{name} {one!r} is not {other!r}" for name, one, other in pairs if one != other]
 
 
 def check_same(found: Identity, wanted: Identity, *, accept: bool) -> None:
     """Raise UsageError naming the differences unless there are none or `accept` takes them."""
-    found_differences = differences(found, wanted)
-    if found_differences and not accept:
+    if not accept and (unlike := differences(found, wanted)):
         raise UsageError(
-            f"the calibration is of something else: {'; '.join(found_differences)}; "
+            f"the calibration is of something else: {'; '.join(unlike)}; "
             "calibrate again, or --accept to use it all the same"
         )

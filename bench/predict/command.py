@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from .. import cli
 from ..buckets import BucketCaps
@@ -14,7 +16,6 @@ from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
 from ..findings.wording import link_name
 from ..resolve import default_image_size
-from ..results.disk import MOST_JSON_BYTES, read_text
 from ..results.store import RunData, load_run, write_output
 from ..settings import PRECISIONS
 from . import output
@@ -22,7 +23,7 @@ from .calibration import Calibration, Identity, check_same, load_calibration
 from .from_pass import read_source
 from .from_rate import from_rate
 from .held_out import HeldOut, error_sizes, held_out
-from .networks import MeasuredNetwork, NetworkModel, network, parse_nccl_log
+from .networks import MeasuredNetwork, NetworkModel, network
 from .prediction import predict
 from .scenario import Scenario, as_calibrated
 from .tables import most_like
@@ -38,8 +39,25 @@ def positive(text: str) -> float:
     return float(text)
 
 
+PARSED: dict[str, Callable[[str], Any]] = {
+    "throughput": positive,
+    "precision": cli.choice(PRECISIONS),
+    "scaling": cli.choice(("weak", "strong")),
+    "comm_hook": cli.choice(("none", *HALF_HOOKS)),
+    "gpus": cli.csv(cli.positive_int),
+    "bucket_cap_mb": cli.csv(BucketCaps.parse),
+    **dict.fromkeys(
+        ("image_size", "batch_size", "accumulate", "gpus_per_node", "nics_per_node"), cli.positive_int
+    ),
+}
+"""Options that are more than a text, and what makes a value of it."""
+
+
 def predicted(options: argparse.Namespace) -> int:
     """Predict, validate, show and write what `options` ask for; the exit status."""
+    for name, parse in PARSED.items():
+        if (given := getattr(options, name)) is not None:
+            setattr(options, name, cli.named(name, parse, given))
     asked, calibration = _scenarios(options), _calibration(options)
     if options.precision is not None and calibration.identity.precision != options.precision:
         raise UsageError(
@@ -50,12 +68,10 @@ def predicted(options: argparse.Namespace) -> int:
     scenarios = [as_calibrated(calibration, one) for one in asked]
     error = max(error_sizes(validated), default=None)
     predictions = [predict(calibration, one, model_error_pct=error) for one in scenarios]
-    if predictions and all(p.reason for p in predictions):
-        raise UsageError(f"{predictions[-1].reason} (for {predictions[-1].num_devices} devices)")
     found = output.Predictions(
         identity=calibration.identity,
         fitted=calibration.fitted,
-        notes=output.notes(calibration, scenarios, predicted=bool(predictions), validated=bool(validated)),
+        notes=output.notes(calibration, scenarios, predictions, validated=bool(validated)),
         predictions=tuple(predictions),
         validation=tuple(validated),
     )
@@ -87,7 +103,7 @@ def _calibration(options: argparse.Namespace) -> Calibration:
         return read_source(options.run, accept=options.accept)
     if options.run is not None or options.validate is not None:
         raise UsageError("--throughput stands instead of a run, and validates none; leave RUN out")
-    batch = _whole(options, "batch_size")
+    batch = options.batch_size
     if batch is None or (options.arch is None) == (options.workload is None):
         raise UsageError(
             "--throughput RATE takes what trains so fast: --batch-size, and --arch or --workload"
@@ -95,7 +111,7 @@ def _calibration(options: argparse.Namespace) -> Calibration:
     from ...models.profile import gradients_backwards  # torch takes seconds
     from ...models.registry import load_workload, resnet_workload
 
-    size = _whole(options, "image_size") or default_image_size(options.arch or "", "cuda")
+    size = options.image_size or default_image_size(options.arch or "", "cuda")
     workload = resnet_workload(options.arch, size) if options.arch else load_workload(options.workload, size)
     identity = Identity(
         arch=workload.name,
@@ -109,15 +125,16 @@ def _calibration(options: argparse.Namespace) -> Calibration:
         unit=workload.unit,
         units_per_sample=workload.units_per_sample,
     )
-    rate = cli.named("throughput", positive, options.throughput)
-    gradients = gradients_backwards(workload)
-    return from_rate(identity, gradients, per_second=rate, with_ddp=not options.without_ddp)
+    return from_rate(
+        identity,
+        gradients_backwards(workload),
+        per_second=options.throughput,
+        with_ddp=not options.without_ddp,
+    )
 
 
 def _scenarios(options: argparse.Namespace) -> list[Scenario]:
     """Parse what is asked for; nothing where only errors are."""
-    if options.precision is not None:
-        options.precision = cli.choice(PRECISIONS)(options.precision)
     if options.gpus is None and options.validate is None:
         raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
     if options.gpus is None:
@@ -131,34 +148,26 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
             num_devices=num_devices,
             network=joined,
             intra=intra,
-            gpus_per_node=_whole(options, "gpus_per_node"),
-            nics_per_node=_whole(options, "nics_per_node"),
+            gpus_per_node=options.gpus_per_node,
+            nics_per_node=options.nics_per_node,
             bucket_cap_mb=cap,
-            batch_size=_whole(options, "batch_size"),
-            scaling="" if options.scaling is None else cli.choice(("weak", "strong"))(options.scaling),
-            comm_hook=cli.choice(("none", *HALF_HOOKS))(options.comm_hook),
-            accumulate=cli.named("accumulate", cli.positive_int, options.accumulate),
+            batch_size=options.batch_size,
+            scaling=options.scaling or "",
+            comm_hook=options.comm_hook,
+            accumulate=options.accumulate,
         )
         for joined in networks
-        for cap in cli.named("bucket_cap_mb", cli.csv(BucketCaps.parse), options.bucket_cap_mb)
-        for num_devices in cli.named("gpus", cli.csv(cli.positive_int), options.gpus)
+        for cap in options.bucket_cap_mb
+        for num_devices in options.gpus
     ]
 
 
 def _network(name: str) -> NetworkModel | MeasuredNetwork:
-    """Find a network: by name, in the JSON log of nccl-tests, or in the folder of a calibrated run."""
+    """Find a network: by name, or in the folder of a calibrated run."""
     path = Path(name)
     if os.path.isdir(name):  # noqa: PTH112 - Path's raises where a name is too long
         return MeasuredNetwork(f"run {path.resolve().name}", load_calibration(path).allreduce)
-    if os.path.isfile(name) and path.suffix != ".toml":  # noqa: PTH113
-        log = parse_nccl_log(read_text(path, most_bytes=MOST_JSON_BYTES, follow=True), source=name)
-        return MeasuredNetwork(f"nccl-tests log {path.name}", (log,))
     return network(name)
-
-
-def _whole(options: argparse.Namespace, name: str) -> int | None:
-    text = getattr(options, name)
-    return None if text is None else cli.named(name, cli.positive_int, text)
 
 
 def _validated(options: argparse.Namespace, calibration: Calibration) -> list[HeldOut]:

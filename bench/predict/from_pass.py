@@ -25,10 +25,8 @@ from ..manifest import MANIFEST
 from ..results.store import RunData, load_run
 from .allreduce import Samples
 from .calibration import Calibration, Parameter, check_same, load_calibration, save_calibration
-from .from_rate import BESIDE, ERROR_PCT, FITTED
+from .from_rate import FITTED, PUBLISHED
 from .held_out import error_sizes, held_out
-from .networks import MeasuredNetwork
-from .scenario import OWN
 from .tables import (
     allreduce_times,
     bucket_ms_by_round,
@@ -38,7 +36,7 @@ from .tables import (
     most_like,
     single_steps,
 )
-from .timeline import Slowdown, make_work, simulate
+from .timeline import Slowdown, make_work, simulated_ms
 
 PHASE = "calibration"
 
@@ -63,8 +61,7 @@ def read_source(folder: Path, *, accept: bool = False) -> Calibration:
         run = load_run(folder)
         if found := most_like(run, calibration.identity):
             check_same(calibration.identity, found, accept=accept)
-        for case in _looked_into(run):
-            check_own_devices(case, run)
+        _looked_into(run)
     return calibration
 
 
@@ -108,7 +105,6 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
             f"{run.path} has no calibration blocks: {speaker('run')} --calibrate looks into a DDP case, and "
             "takes time (--max-time)"
         )
-    check_own_devices(case, run)
     blocks, where = run.blocks[run.blocks["case_id"] == case["case_id"]], f"{run.path}: {case['case_id']}"
     looked = _details(blocks, where)
 
@@ -117,7 +113,8 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         return tuple(median(map(figure, details)) for details in looked.values())
 
     every = [detail for details in looked.values() for detail in details]
-    num_ranks, accumulate, own = int(case["num_devices"]), int(case["accumulate"]), identity(run, case)
+    case_id, num_ranks, accumulate = str(case["case_id"]), int(case["num_devices"]), int(case["accumulate"])
+    own = identity(run, case)
     single = single_steps(run, own)
     # On one device the plain module is the step without communication, and measured most often.
     typical, slowest = (single, 1.0) if num_ranks == 1 else local_steps(blocks, "no_sync", PHASE)
@@ -131,42 +128,34 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     def lengths(part: str, times: int = accumulate) -> Samples:
         return tuple(slowest * ms * split[part] / sum(split.values()) / times for ms in typical.values())
 
-    backward_ms, measured = lengths("backward"), f"measured by the calibration pass on {case['case_id']}"
+    backward_ms, notes = lengths("backward"), (f"measured by the calibration pass on {case_id}",)
+    more: dict[str, Any] = (
+        {
+            "compute_slowdown": by_round(lambda d: slowdowns(d).compute),
+            "comm_slowdown": by_round(lambda d: slowdowns(d).comm),
+            "comm_core_share": by_round(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
+            "allreduce": (allreduce_times(run, case),),
+            "single_step_ms": tuple(single.values()),
+        }
+        if num_ranks > 1
+        else PUBLISHED
+    )
     found = Calibration(
         identity=own,
         num_ranks=num_ranks,
-        num_nodes=int(case["num_nodes"]),
         parameters=_parameters(every, trainable, accumulate, median(backward_ms), where),
         data_ms=lengths("data"),
         forward_ms=lengths("forward"),
         backward_ms=backward_ms,
         optimizer_ms=lengths("optimizer", 1),
         copy_ms=by_round(lambda d: d.get("copy_ms", 0.0)),
-        notes=(measured,),
+        notes=notes if num_ranks > 1 else (*notes, FITTED),
         scaling="strong" if case["scaling"] == "strong" else "weak",
+        **more,
     )
-    if num_ranks == 1:
-        # What a single device cannot tell is as published.
-        found = replace(
-            found,
-            compute_slowdown=(BESIDE.compute,),
-            comm_slowdown=(BESIDE.comm,),
-            model_error_pct=ERROR_PCT,
-            notes=(measured, FITTED),
-        )
-    else:
-        found = replace(
-            found,
-            allreduce=(allreduce_times(run, case),),
-            comm_core_share=by_round(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
-            compute_slowdown=by_round(lambda d: slowdowns(d).compute),
-            comm_slowdown=by_round(lambda d: slowdowns(d).comm),
-            single_step_ms=tuple(single.values()),
-        )
     # The calibrated case gives the residual, where a scenario describes it.
     if case["comm_hook"] != "none" or accumulate > 1:
         return found
-    case_id = str(case["case_id"])
     if samples := _residual_ms(found, run, case):
         note = f"its residual is the step of {case_id}, less the simulated one"
         found = replace(found, residual_ms=samples, fitted=case_id, notes=(*found.notes, note))
@@ -188,15 +177,6 @@ def _details(blocks: pd.DataFrame, where: str) -> dict[int, list[Detail]]:
     return found
 
 
-def check_own_devices(case: Mapping[str, Any], run: RunData) -> None:
-    """Raise UsageError where ranks of a case shared a device: what they took says nothing of others."""
-    if case["oversubscribed"] is True:
-        raise UsageError(
-            f"{run.path}: the ranks of {case['case_id']} shared devices, and nothing follows for ranks with "
-            "one each; calibrate with fewer: --gpus 1"
-        )
-
-
 def _parameters(
     looked: Sequence[Detail], trainable: Sequence[Trainable], accumulate: int, backward_ms: float, where: str
 ) -> tuple[Parameter, ...]:
@@ -213,9 +193,18 @@ def _parameters(
 
 
 def _looked_into(run: RunData) -> list[dict[str, Any]]:
-    """List the cases that the calibration pass measured."""
+    """List the cases that the calibration pass measured.
+
+    Raises UsageError where ranks of one shared a device: what they took says nothing of others.
+    """
     seen = set(run.blocks.loc[run.blocks["phase"] == PHASE, "case_id"])
-    return [case for case in ddp_cases(run, least=1) if case["case_id"] in seen]
+    cases = [case for case in ddp_cases(run, least=1) if case["case_id"] in seen]
+    if shared := next((case["case_id"] for case in cases if case["oversubscribed"] is True), None):
+        raise UsageError(
+            f"{run.path}: the ranks of {shared} shared devices, and nothing follows for ranks with one each; "
+            "calibrate with fewer: --gpus 1"
+        )
+    return cases
 
 
 def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
@@ -224,7 +213,7 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
     timed = run.times.step_ms("timed").get(case_id, {})
     local = run.times.step_ms("no_sync").get(case_id, {})
     local = single_steps(run, found.identity) if found.num_ranks == 1 else local
-    curve = MeasuredNetwork(OWN, found.allreduce).curve(found.num_ranks)
+    curve = found.curve()
     comm = bucket_ms_by_round(run, case_id) if curve.points else dict.fromkeys(timed, 0.0)
     sizes = [p.num_bytes for p in found.parameters]
     caps = BucketCaps.parse(str(case["bucket_cap_mb"]))
@@ -240,6 +229,6 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
         ready_ms = [p.ready_ms * pace for p in found.parameters]
         work = make_work(sizes, ready_ms, layout, curve.scaled(comm[r] / alone_ms))
         copy_ms = pace * median(found.copy_ms)
-        step = simulate(work, compute.scaled(pace), slowdown=found.slowdown(), copy_ms=copy_ms)
-        samples.append(timed[r] - step.step_ms)
+        own = compute.scaled(pace)
+        samples.append(timed[r] - simulated_ms(work, own, slowdown=found.slowdown(), copy_ms=copy_ms))
     return tuple(samples)

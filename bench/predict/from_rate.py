@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .calibration import Calibration, Identity, Parameter
 from .timeline import Slowdown
@@ -33,6 +33,13 @@ FITTED = "what an all-reduce and compute do to each other is fitted to published
 ERROR_PCT = 6.0
 """Of 100 published rows that nothing was fitted to at least 95 are that near (docs/accuracy.md)."""
 
+PUBLISHED: dict[str, Any] = {
+    "compute_slowdown": (BESIDE.compute,),
+    "comm_slowdown": (BESIDE.comm,),
+    "model_error_pct": ERROR_PCT,
+}
+"""Of a calibration: what one device cannot tell."""
+
 
 def from_rate(
     identity: Identity, gradients: Sequence[Gradient], *, per_second: float, with_ddp: bool = True
@@ -51,7 +58,6 @@ def from_rate(
     return Calibration(
         identity=identity,
         num_ranks=1,
-        num_nodes=1,
         parameters=tuple(
             Parameter(name=one.name, num_bytes=one.num_bytes, ready_ms=share / done[-1] * backward_ms)
             for one, share in zip(gradients, done, strict=True)
@@ -59,13 +65,11 @@ def from_rate(
         forward_ms=(step_ms * FORWARD_SHARE,),
         backward_ms=(backward_ms,),
         optimizer_ms=(0.0,),
-        compute_slowdown=(BESIDE.compute,),
-        comm_slowdown=(BESIDE.comm,),
         residual_ms=(0.0 if with_ddp else wrapper_ms,),
-        model_error_pct=ERROR_PCT,
         notes=(
             f"none; the given rate is taken as that of {source}",
             "gradients are ready as the model's FLOPs say",
             FITTED,
         ),
+        **PUBLISHED,
     )

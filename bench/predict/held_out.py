@@ -28,24 +28,15 @@ class HeldOut:
 
     case_id: str
     num_devices: int
-    bucket_cap_mb: str
     measured_ms: Annotated[float, Meta(gt=0, le=1e15)]
     """A step: global batch over throughput."""
-    predicted_ms: Interval | None
-    """None where it is too wide to be shown, for the `reason`."""
+    predicted_ms: Interval
     network: str = ""
     """Rate of the link that joined a lab's hosts; empty on a real network."""
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        if self.predicted_ms is None and not self.reason:
-            raise ValueError("a held-out case has neither a prediction nor a reason")
 
     @property
-    def error_pct(self) -> float | None:
-        """Predicted over measured, less 1, percent; None where nothing is predicted."""
-        if self.predicted_ms is None:
-            return None
+    def error_pct(self) -> float:
+        """Predicted over measured, less 1, percent."""
         return 100 * (self.predicted_ms.estimate / self.measured_ms - 1)
 
 
@@ -69,21 +60,18 @@ def held_out(
             comm_hook=str(row["comm_hook"]),
             accumulate=int(row["accumulate"]),
         )
-        prediction = predict(calibration, scenario)
         found.append(
             HeldOut(
                 str(row["case_id"]),
                 scenario.num_devices,
-                str(scenario.bucket_cap_mb),
                 float(row["global_batch"]) * units_per_sample(row) * 1000 / float(row["images_per_s"]),
-                prediction.step_ms,
+                predict(calibration, scenario).step_ms,
                 text(row["link"]),
-                prediction.reason,
             )
         )
     return found
 
 
 def error_sizes(cases: Sequence[HeldOut]) -> list[float]:
-    """The errors of the cases that are predicted, percent, without signs; the largest widens intervals."""
-    return [abs(case.error_pct) for case in cases if case.error_pct is not None]
+    """The errors of the cases, percent, without signs; the largest widens intervals."""
+    return [abs(case.error_pct) for case in cases]

@@ -14,9 +14,8 @@ def parser() -> cli.Parser:
     made = cli.Parser(
         prog=cli.command("predict"),
         description=__doc__,
-        epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, a file that nccl-tests' "
-        "all_reduce_perf wrote as JSON (-J), the folder of a calibrated run whose all-reduces to take, or a "
-        "network of your own, FILE.toml:NAME.",
+        epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the folder of a "
+        "calibrated run whose all-reduces to take, or a network of your own, FILE.toml:NAME.",
     )
     made.add_argument(
         "run", type=Path, nargs="?", metavar="RUN", help="folder of a run with --calibrate; or --throughput"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -37,7 +37,7 @@ LINK_HOP_MS = 0.1
 
 Level: TypeAlias = Literal["intra", "inter"]
 Rate: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
-Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=2**50)]
+Bytes: TypeAlias = Annotated[int, Meta(ge=1, le=2**50)]
 
 
 class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -54,12 +54,6 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     by_ranks: tuple[tuple[Annotated[int, Meta(ge=2, le=2**20)], Rate], ...] = ()
     whole: bool = False
     nics: Annotated[int, Meta(ge=1, le=2**20)] | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.busbw_gb_per_s, float):
-            sizes, times = zip(*((s, s / rate) for s, rate in self.busbw_gb_per_s), strict=True)
-            if sizes[0] == 0 or list(sizes) != sorted(set(sizes)) or list(times) != sorted(times):
-                raise ValueError("busbw_gb_per_s goes from small to large, and a larger message takes longer")
 
     def band(self, num_members: int, *, nics: int = 1) -> CostBand:
         """Cost an all-reduce over GPUs or nodes; `nics` of a node share the work between nodes."""
@@ -78,9 +72,7 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             gb_per_s = self.busbw_gb_per_s * times_the_rate
             return CostCurve(tuple((s, latency_ms + factor * s / gb_per_s / 1e6) for s in SIZES))
         factor = ring_factor(self.num_ranks)
-        measured = CostCurve(
-            tuple((float(size), factor * size / rate / 1e6) for size, rate in self.busbw_gb_per_s)
-        )
+        measured = measured_curve((size, (factor * size / rate / 1e6,)) for size, rate in self.busbw_gb_per_s)
         carried = at_ranks(
             measured, measured=self.num_ranks, wanted=num_members, hop_ms=self.hop_ms, steps=tree_steps
         )
@@ -89,33 +81,24 @@ class NetworkModel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
 
 @dataclass(frozen=True)
 class MeasuredNetwork:
-    """All-reduces that were measured: by the calibration, in another run, or by nccl-tests."""
+    """All-reduces that a calibration measured, this one's or another's; none where it had one device."""
 
     name: str
     """In a word or two: it stands in legends."""
     allreduce: tuple[AllReduceTimes, ...]
-    source: str = (
-        "assumed on other numbers of ranks: the ring law for bytes, a tree's or ring's steps for latency"
-    )
-
-    def curve(self, num_ranks: int) -> CostCurve:
-        """Give the curve over exactly so many ranks; without points where it was not measured."""
-        return next(
-            (measured_curve(t.points) for t in self.allreduce if t.num_ranks == num_ranks), CostCurve()
-        )
+    source = "assumed on other numbers of ranks: the ring law for bytes, a tree's or ring's steps for latency"
 
     def band(self, num_ranks: int) -> CostBand:
-        """Carry over the curve of the nearest number of ranks; latency grows as a tree's or a ring's steps.
+        """Carry the curve over; latency grows as a tree's or a ring's steps.
 
         Raises UsageError where there is none.
         """
-        known = [times for times in self.allreduce if times.num_ranks > 1]
-        if not known:
+        if not self.allreduce:
             raise UsageError(
                 f"{self.name} has no all-reduce over 2 ranks or more; name one, as --intra nvlink-h100"
             )
-        nearest = min(known, key=lambda times: (abs(times.num_ranks - num_ranks), times.num_ranks))
-        measured, curve = nearest.num_ranks, measured_curve(nearest.points)
+        (times,) = self.allreduce
+        measured, curve = times.num_ranks, measured_curve(times.points)
         if measured == num_ranks or not curve.points:
             return CostBand.exact(curve)
 
@@ -124,45 +107,30 @@ class MeasuredNetwork:
             return at_ranks(curve, measured=measured, wanted=num_ranks, hop_ms=hop_ms, steps=steps)
 
         slow, quick = carried(ring_steps), carried(tree_steps)
-        estimate = quick if nearest.backend == "nccl" else slow
+        estimate = quick if times.backend == "nccl" else slow
         return CostBand(estimate, quick, slow) if num_ranks > measured else CostBand.exact(estimate)
 
 
-def networks_of(text: str, *, source: str) -> dict[str, NetworkModel]:
-    """Read a file of networks, by name. Raises UsageError, naming `source`, for what is none."""
+def networks_of(path: Path) -> dict[str, NetworkModel]:
+    """Read a file of networks, by name. Raises UsageError for what is none."""
+    text = read_text(path, most_bytes=MOST_JSON_BYTES, follow=True)
     found: dict[str, NetworkModel] = {}
     name = ""
     try:
         for name, table in tomllib.loads(text).items():
-            shaped = _shaped(table, NETWORKS | found)
-            found[name] = msgspec.convert({**shaped, "name": name}, NetworkModel)
-    except (ValueError, OverflowError, RecursionError) as error:
+            found[name] = msgspec.convert(table | {"name": name}, NetworkModel)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         why = " ".join(f"{name}: {error}".removeprefix(": ").split())
         raise UsageError(
-            f"{source} is no file of networks: {why}; docs/predict.md says how one is written"
+            f"{path} is no file of networks: {why}; docs/predict.md says how one is written"
         ) from None
     return found
 
 
-def _shaped(table: Any, known: Mapping[str, NetworkModel]) -> dict[str, Any]:
-    """A network's table, its rate spread over sizes where it is to have the shape of another."""
-    if not isinstance(table, dict):
-        raise ValueError(f"{str(table)[:40]!r} is no table of a network")
-    if "shape_of" not in table:
-        return table
-    other, peak = known.get(str(table["shape_of"])), table.get("busbw_gb_per_s")
-    if other is None or isinstance(other.busbw_gb_per_s, float) or not isinstance(peak, int | float):
-        raise ValueError("shape_of names a network with rates by size, and busbw_gb_per_s is the highest")
-    top = other.busbw_gb_per_s[-1][1]
-    rates = [[size, min(rate * peak / top, rate)] for size, rate in other.busbw_gb_per_s]
-    return {key: value for key, value in table.items() if key != "shape_of"} | {"busbw_gb_per_s": rates}
+NETWORKS = networks_of(Path(__file__).with_name("networks.toml"))
+"""Those that have names of their own."""
 
-
-NETWORKS: dict[str, NetworkModel] = {}
-"""Those that have names, in networks.toml."""
-_OURS = Path(__file__).with_name("networks.toml")
-NETWORKS.update(networks_of(_OURS.read_text(encoding="utf-8"), source=_OURS.name))
-
+_FILE = re.compile(r"(?P<path>.+\.toml)(?::(?P<name>.*))?", re.DOTALL)
 _LINK = re.compile(r"link:(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>kbit|mbit|gbit)")
 _BIT_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
@@ -184,71 +152,13 @@ def network(name: str, *, level: Level | None = None) -> NetworkModel:
             source=f"one TCP link per node; assumed: all but headers is payload ({TCP_SHARE:.1%}), "
             f"{1000 * LINK_HOP_MS:.0f} us a hop",
         )
-    path, of_file, one = name.rpartition(".toml:")
-    known = NETWORKS
-    if of_file or name.endswith(".toml"):
-        path = f"{path}.toml" if of_file else name
-        known = networks_of(read_text(Path(path), most_bytes=MOST_JSON_BYTES, follow=True), source=path)
-    wanted = [net.name for net in known.values() if level in (None, net.level)]
-    if one in wanted:
-        return known[one]
-    if known is not NETWORKS:
+    own = _FILE.fullmatch(name)
+    known = networks_of(Path(own["path"])) if own else NETWORKS
+    wanted = {net.name: net for net in known.values() if level in (None, net.level)}
+    if found := wanted.get((own["name"] or "") if own else name):
+        return found
+    if own:
+        path = own["path"]
         raise UsageError(f"name a network of {path}, as {path}:NAME; it has {', '.join(wanted)}")
-    words = [*wanted, "link:RATE"] if level != "intra" else wanted
+    words = [*wanted, *(["link:RATE"] if level != "intra" else [])]
     raise UsageError(f"unknown network {name!r}; {did_you_mean(name, words)} (RATE as 350mbit or 10gbit)")
-
-
-_Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
-
-
-class _Timing(Struct):
-    """Of a message: us, and 10^9 bytes/s; `-C` times the CPU instead and has no `time`."""
-
-    time: Annotated[float, Meta(gt=0, le=1e15)]
-    alg_bw: Annotated[float, Meta(gt=0, le=1e15)]
-    bus_bw: _Number
-
-
-class _Result(Struct):
-    size: Bytes
-    redop: Literal["sum", "prod", "min", "max", "avg"]
-    in_place: _Timing
-
-
-class _Config(Struct):
-    """`devices` has one entry per process."""
-
-    devices: list[Any]
-    nthreads: Annotated[int, Meta(ge=1, le=2**20)]
-    ngpus: Annotated[int, Meta(ge=1, le=2**20)]
-
-
-class _Log(Struct):
-    results: tuple[_Result, ...]
-    config: _Config
-
-
-def parse_nccl_log(text: str, *, source: str = "the log") -> AllReduceTimes:
-    """Read what one run of `all_reduce_perf` wrote as JSON (`-J FILE`): its in-place times, as DDP reduces.
-
-    Raises UsageError where it is of another collective, cut off, or has a result that is not understood.
-    """
-    try:
-        log = msgspec.json.decode(text, type=_Log)
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(
-            f"{source} is no log of nccl-tests' all_reduce_perf ({error}); write one with -J FILE"
-        ) from None
-    num_ranks = len(log.config.devices) * log.config.nthreads * log.config.ngpus
-    points = tuple((one.size, (one.in_place.time / 1000,)) for one in log.results if one.size)
-    if num_ranks < 2 or not points:
-        raise UsageError(
-            f"{source} communicates nothing; run all_reduce_perf -b 4K -e 1G over 2 GPUs or more"
-        )
-    last = log.results[-1].in_place
-    if abs(last.bus_bw / last.alg_bw - ring_factor(num_ranks)) > 0.05:
-        raise UsageError(
-            f"{source}: busbw / algbw is {last.bus_bw / last.alg_bw:.2f}, an all-reduce over {num_ranks} "
-            f"ranks has {ring_factor(num_ranks):.2f}; give the log of all_reduce_perf"
-        )
-    return AllReduceTimes(num_ranks=num_ranks, backend="nccl", points=points)

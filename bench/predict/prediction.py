@@ -22,10 +22,7 @@ from .allreduce import Samples, on_shared_cores
 from .calibration import Calibration
 from .networks import MeasuredNetwork
 from .scenario import OWN, Scenario, as_calibrated, batch_per_device, cost_band
-from .timeline import Compute, make_work, simulate
-
-MOST_HALF_WIDTH = 0.5
-"""A figure whose 95% half-width is a larger share of its value says its order of magnitude at most."""
+from .timeline import Compute, make_work, simulated_ms
 
 PARTS = ("forward_ms", "data_ms", "backward_ms", "optimizer_ms")
 SLOWDOWNS = ("compute_slowdown", "comm_slowdown")
@@ -44,10 +41,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One scenario's outcome: a row of the table, of the CSV, the JSON and the page.
-
-    Where `reason` says why it is refused, it has no figures, which are those of `Estimate`.
-    """
+    """One scenario's outcome, figures as those of `Estimate`: a row of the table, the CSV, JSON and page."""
 
     num_devices: Annotated[int, Meta(ge=1)]
     bucket_cap_mb: str
@@ -59,16 +53,10 @@ class Prediction:
     comm_hook: str
     accumulate: int
     unit: str
-    step_ms: Interval | None = None
-    images_per_s: Interval | None = None
-    efficiency: Interval | None = None
-    exposed_comm_ms: Interval | None = None
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        figures = self.step_ms, self.images_per_s, self.efficiency, self.exposed_comm_ms
-        if sum(figure is not None for figure in figures) != (0 if self.reason else len(figures)):
-            raise ValueError("a prediction has neither figures nor a reason for none, or both")
+    step_ms: Interval
+    images_per_s: Interval
+    efficiency: Interval
+    exposed_comm_ms: Interval
 
 
 def predict(
@@ -85,23 +73,9 @@ def predict(
     step_ms, images_per_s, efficiency = (
         _interval(middle[i], [(low[i], high[i]) for low, high in pairs], error) for i in range(3)
     )
-    # The model's error is one of the step; the part that is communication carries all of it.
+    # What is not known of the step is not known of the part of it that is communication.
+    below, above = step_ms.estimate - step_ms.low, step_ms.high - step_ms.estimate
     exposed_ms = middle.exposed_comm_ms
-    apart = [[one.exposed_comm_ms - exposed_ms for one in pair] for pair in pairs]
-    below, above = (
-        math.hypot(error * middle.step_ms, *(max(*(sign * ms for ms in pair), 0.0) for pair in apart))
-        for sign in (-1, 1)
-    )
-    half_widths = (figure.half_width for figure in (step_ms, images_per_s, efficiency))
-    width = max(half if math.isfinite(half) else math.inf for half in half_widths)
-    size = f"±{100 * width:,.0f}%" if width < 100 else "unbounded"
-    refusal = f"not predicted: the interval would be {size}; calibrate longer, or on a quieter machine"
-    figures: dict[str, Any] = {
-        "step_ms": step_ms,
-        "images_per_s": images_per_s,
-        "efficiency": efficiency,
-        "exposed_comm_ms": Interval(exposed_ms, max(exposed_ms - below, 0.0), exposed_ms + above),
-    }
     return Prediction(
         num_devices=scenario.num_devices,
         bucket_cap_mb=str(scenario.bucket_cap_mb),
@@ -111,7 +85,10 @@ def predict(
         comm_hook=scenario.comm_hook,
         accumulate=scenario.accumulate,
         unit=calibration.identity.unit,
-        **(figures if width <= MOST_HALF_WIDTH else {"reason": refusal}),
+        step_ms=step_ms,
+        images_per_s=images_per_s,
+        efficiency=efficiency,
+        exposed_comm_ms=Interval(exposed_ms, max(exposed_ms - below, 0.0), exposed_ms + above),
     )
 
 
@@ -136,19 +113,19 @@ def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estim
             slowdown = on_shared_cores(
                 slowdown,
                 core_share=median(c.comm_core_share),
-                calibrated=MeasuredNetwork(OWN, c.allreduce).curve(c.num_ranks),
+                calibrated=c.curve(),
                 asked=cost,
                 num_bytes=sum(sizes),
             )
         ready_ms = [size * min(p.ready_ms, micro.backward_ms) for p in c.parameters]
-        step = simulate(
+        step_ms = simulated_ms(
             make_work(sizes, ready_ms, layout, cost, wire_share=wire_share(scenario.comm_hook)),
             compute,
             slowdown=slowdown,
             copy_ms=median(c.copy_ms),
             residual_ms=median(c.residual_ms),
         )
-        step_ms, exposed_ms = step.step_ms, step.exposed_comm_ms
+        exposed_ms = step_ms - compute.total_ms
     per_device = 1000 * batch * times * c.identity.units_per_sample
     return Estimate(step_ms, n * per_device / step_ms, single_ms / step_ms, exposed_ms)
 
@@ -162,16 +139,18 @@ def _varied(c: Calibration, scenario: Scenario) -> Iterator[tuple[Inputs, Inputs
     Parts of a step get longer together, and so do an all-reduce's times over sizes.
     """
     yield (c, scenario, "low"), (c, scenario, "high")
-    middle = median(c.backward_ms)
-    paces = [end / middle if middle else 1.0 for end in _ends(c.backward_ms)]
+    # Nothing is ten times as fast as its median.
+    middle = median(c.backward_ms) or 1.0
+    paces = [end / middle for end in _ends(c.backward_ms, middle / 10)] if any(c.backward_ms) else (1.0, 1.0)
     slower, faster = ((_paced(c, pace), scenario, "estimate") for pace in paces)
     yield slower, faster
     for name in ("copy_ms", "residual_ms", "single_step_ms", *SLOWDOWNS, "comm_core_share"):
         samples: Samples = getattr(c, name)
         if len(samples) > 1:
-            least = 1.0 if name in SLOWDOWNS else min(*samples, 0.0)
-            moved: list[dict[str, Any]] = [{name: (max(end, least),)} for end in _ends(samples)]
-            low, high = (replace(c, **ends) for ends in moved)
+            least = {"single_step_ms": median(samples) / 10, **dict.fromkeys(SLOWDOWNS, 1.0)}
+            ends = _ends(samples, least.get(name, min(*samples, 0.0)))
+            moved: list[dict[str, Any]] = [{name: (end,)} for end in ends]
+            low, high = (replace(c, **end) for end in moved)
             yield (low, scenario, "estimate"), (high, scenario, "estimate")
     if isinstance(scenario.network, MeasuredNetwork):
         quick, slow = (replace(scenario, network=_moved(scenario.network, sign)) for sign in (-1, 1))
@@ -183,14 +162,14 @@ def _paced(c: Calibration, pace: float) -> Calibration:
     return replace(c, parameters=tuple(replace(p, ready_ms=pace * p.ready_ms) for p in c.parameters), **steps)
 
 
-def _ends(samples: Samples) -> tuple[float, float]:
-    """The 95% interval of a median: Student's, whose error is sqrt(pi / 2) of the mean's."""
+def _ends(samples: Samples, least: float) -> tuple[float, float]:
+    """The 95% interval of a median, by Student: its error is sqrt(pi / 2) of the mean's."""
     middle, count = median(samples), len(samples)
     if count == 1:
         return middle, middle
     error = math.sqrt(math.pi / 2 / count) * stdev(samples)
     reach = float(scipy.stats.t.ppf(0.975, count - 1)) * error
-    return middle - reach, middle + reach
+    return max(middle - reach, least), max(middle + reach, least)
 
 
 def _moved(network: MeasuredNetwork, sign: int) -> MeasuredNetwork:

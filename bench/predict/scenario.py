@@ -11,8 +11,8 @@ from .allreduce import CostBand, CostCurve, hierarchical
 from .calibration import Calibration
 from .networks import MeasuredNetwork, NetworkModel
 
-PIPELINED = 0.5
-"""Share of the shorter network level hidden behind the longer; unknown between 0 and 1: the band is both."""
+PIPELINED = 0.5, 1.0, 0.0
+"""Share of the shorter network level that is hidden behind the longer: unknown, so the band has both ends."""
 
 OWN = "the network as measured"
 
@@ -108,8 +108,4 @@ def cost_band(scenario: Scenario) -> CostBand:
     if network is None or nodes == 1:
         return intra
     inter = network.band(nodes, nics=scenario.nics_per_node or network.nics or per_node)
-    return CostBand(
-        hierarchical(intra.estimate, inter.estimate, overlap=PIPELINED),
-        hierarchical(intra.low, inter.low, overlap=1.0),
-        hierarchical(intra.high, inter.high, overlap=0.0),
-    )
+    return CostBand(*map(hierarchical, intra, inter, PIPELINED))

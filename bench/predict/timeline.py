@@ -54,17 +54,6 @@ class Work:
     comm_ms: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedStep:
-    """A simulated step, ms. `compute_end_ms` and `comm_end_ms` count from the start of the backward."""
-
-    step_ms: float
-    exposed_comm_ms: float
-    """Step minus the same step without communication; includes compute slowed beside communication."""
-    compute_end_ms: float
-    comm_end_ms: float
-
-
 def make_work(
     num_bytes: Sequence[int],
     ready_ms: Sequence[float],
@@ -83,15 +72,15 @@ def make_work(
     ]
 
 
-def simulate(
+def simulated_ms(
     work: Sequence[Work],
     compute: Compute,
     *,
     slowdown: Slowdown | None = None,
     copy_ms: float = 0.0,
     residual_ms: float = 0.0,
-) -> SimulatedStep:
-    """Simulate one step.
+) -> float:
+    """Simulate one step, ms; what it takes beyond `compute` is exposed, compute that is slowed included.
 
     Args:
         work: buckets in all-reduce order.
@@ -128,10 +117,4 @@ def simulate(
     back_ms = ended_ms
     for done, own_copy_ms in zip(done_ms, copies_ms, strict=True):
         back_ms = max(back_ms, done) + own_copy_ms
-    backward_ms = max(back_ms + residual_ms, compute.backward_ms)
-    return SimulatedStep(
-        step_ms=compute.before_ms + backward_ms + compute.after_ms,
-        exposed_comm_ms=backward_ms - compute.backward_ms,
-        compute_end_ms=ended_ms,
-        comm_end_ms=done_ms[-1] if done_ms else 0.0,
-    )
+    return compute.before_ms + max(back_ms + residual_ms, compute.backward_ms) + compute.after_ms

@@ -20,9 +20,8 @@ from ddp_bench.bench.measure.trace import (
     overlap_pct,
     spans_of,
 )
-from ddp_bench.bench.predict.allreduce import AllReduceTimes, measured_curve
+from ddp_bench.bench.predict.allreduce import AllReduceTimes
 from ddp_bench.bench.predict.calibration import Calibration, Identity, Parameter
-from ddp_bench.bench.predict.networks import parse_nccl_log
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario
@@ -84,27 +83,12 @@ def test_a_config_that_is_no_file(path):
         resolve({}, config=Path(path))
 
 
-JSON_LOG = {
-    "version": 3,
-    "nccl_version": 22803,
-    "config": {"nthreads": 1, "ngpus": 8, "devices": [{"rank": 0}]},
-    "results": [
-        {
-            "size": 1048576,
-            "redop": "sum",
-            "out_of_place": None,
-            "in_place": {"time": 24.4, "alg_bw": 42.8, "bus_bw": 74.9},
-        }
-    ],
-    "average_bus_bandwidth": {"bandwidth": 74.9},
-}
 CALIBRATION = Calibration(
     identity=Identity(
         arch="x", image_size=None, batch_per_device=8, precision="fp32", device_type="cuda",
         device_name="GPU", torch="2", host="h",
     ),
     num_ranks=2,
-    num_nodes=1,
     parameters=tuple(Parameter(name="p", num_bytes=8, ready_ms=at) for at in (1.0, 2.0)),
     forward_ms=(1.0, 1.1),
     backward_ms=(2.0, 2.1),
@@ -114,35 +98,17 @@ CALIBRATION = Calibration(
 WHOLE = json.loads(CALIBRATION.to_json())
 
 
-def read_log(text):
-    def use():
-        log = parse_nccl_log(text)
-        assert log.num_ranks > 1
-        curve = measured_curve(log.points)
-        assert 0 < curve(1.0) <= curve(2.0**20) <= curve(2.0**30) * (1 + 1e-9)
-
-    return read_or_refused(use)
-
-
 def read_calibration(text):
     def use():
         found = predict(Calibration.from_json(text), Scenario(num_devices=4))
-        if found.step_ms is not None:
-            assert 0 <= found.step_ms.low <= found.step_ms.estimate <= found.step_ms.high
+        assert 0 < found.step_ms.low <= found.step_ms.estimate <= found.step_ms.high
 
     return read_or_refused(use)
 
 
 def test_what_is_spoilt_below_is_read_whole():
     assert read_calibration(CALIBRATION.to_json())
-    assert read_log(json.dumps(JSON_LOG))
     assert read_trace(TRACE)
-
-
-@bounded(300)
-@given(draw=DRAWS)
-def test_a_log_in_json_with_anything_in_a_field(draw):
-    read_log(json.dumps(edited(JSON_LOG, draw)))
 
 
 @bounded(400)
@@ -154,8 +120,7 @@ def test_a_calibration_with_anything_in_a_field(draw):
 @bounded(100)
 @given(text=TEXTS | DRAWS.map(lambda draw: json.dumps(draw.choice(VALUES))))
 @example(text="[" * 100_000)
-def test_any_text_is_no_log_no_calibration_and_no_predictions(text):
-    assert not read_log(text)
+def test_any_text_is_no_calibration_and_no_predictions(text):
     assert not read_calibration(text)
     assert not read_or_refused(lambda: Predictions.from_json(text))
 

@@ -109,25 +109,13 @@ def predictions(**more):
         device_name=ok["device_name"], torch="2.15.0", link="1gbit",
         host=f"{cpu.cpu_model} x {cpu.num_cores}, 0 GPUs",
     )  # fmt: skip
-    cases = (HeldOut(f"case-{error}", 2, "25", 100.0, wide(100.0 + error)) for error in (-1.0, 2.0, 6.0))
+    cases = (HeldOut(f"case-{error}", 2, 100.0, wide(100.0 + error)) for error in (-1.0, 2.0, 6.0))
     made = Predictions(
         identity=identity, fitted="", notes=("Network: x; assumed: y.",),
         predictions=(predicted_at(1, 1.0), predicted_at(32, 0.75), predicted_at(64, 0.7)),
         validation=tuple(cases),
     )  # fmt: skip
     return replace(made, **more)
-
-
-REFUSED = {
-    "reason": "not predicted: the interval would be \N{PLUS-MINUS SIGN}132%; calibrate longer",
-    **dict.fromkeys(("step_ms", "images_per_s", "efficiency", "exposed_comm_ms")),
-}
-
-
-def with_refused():
-    """Predictions of which the one asked for is too wide to be shown."""
-    *others, last = predictions().predictions
-    return predictions(predictions=(*others, replace(last, **REFUSED)))
 
 
 SAME_BUCKETS = equal_layout_reason("kept")
@@ -186,7 +174,6 @@ PAGES = {
     "strong": lambda _: page(run(STRONG)),
     "workloads": lambda _: page(run([*usual_cases(), *OTHER_WORK])),
     "predicted": lambda _: page(load_run(SAMPLE), predictions=predictions()),
-    "refused": lambda _: page(load_run(SAMPLE), predictions=with_refused()),
     "gate": lambda folder: gate_page(folder, interleaved_id="a"),
     "apart": gate_page,
 }
@@ -229,7 +216,7 @@ def text_of(html):
 def text_of_page(name, folder):
     """Of predictions their part; conditions once."""
     made = PAGES[name](folder)
-    predicted = name in ("predicted", "refused")
+    predicted = name == "predicted"
     if predicted:  # without figures that are not looked at
         made = replace(made, figures=(), more_figures=())
     lines = text_of(render(made))

@@ -17,7 +17,7 @@ from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import estimate
 from ddp_bench.bench.predict.scenario import Scenario
-from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work, simulate
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, make_work, simulated_ms
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from ddp_bench.bench.results.store import RunData
 
@@ -32,17 +32,20 @@ ORDER = (3, 2, 1, 0)
 TRAINABLE = [(f"p{i}", SIZES[ORDER[i]], "") for i in range(4)]
 
 
+def ends_of(compute, comm, compute_ms, comm_ms):
+    """When both end that began together, each so many times slower while the other runs."""
+    first = min(compute_ms * compute, comm_ms * comm)
+    return first + compute_ms - first / compute, first + comm_ms - first / comm
+
+
 def slowdowns_of(compute_alone_ms, comm_alone_ms, compute_end_ms, comm_end_ms):
     return slowdowns(locals())
 
 
 @given(st.floats(1, 4), st.floats(1, 4), st.floats(1, 500), st.floats(1, 500))
 def test_slow_downs_from_compute_and_communication_that_began_together(compute, comm, compute_ms, comm_ms):
-    """Oracle: the simulation of one bucket that is ready at once."""
-    work = [Work(num_bytes=1, ready_ms=0.0, comm_ms=comm_ms)]
-    alone = Compute(before_ms=0.0, backward_ms=compute_ms, after_ms=0.0)
-    step = simulate(work, alone, slowdown=Slowdown(compute=compute, comm=comm))
-    found = slowdowns_of([compute_ms] * 2, comm_ms, [step.compute_end_ms] * 2, [step.comm_end_ms] * 2)
+    ends = ends_of(compute, comm, compute_ms, comm_ms)
+    found = slowdowns_of([compute_ms] * 2, comm_ms, *([end] * 2 for end in ends))
     assert found.compute == pytest.approx(compute, rel=1e-6)
     assert found.comm == pytest.approx(comm, rel=1e-6)
 
@@ -89,7 +92,7 @@ def known_run(tmp_path):
 
 def _first_round(layout):
     work = make_work(SIZES, READY_MS, layout, CURVE)
-    return simulate(work, COMPUTE, slowdown=SLOW, copy_ms=COPY_MS, residual_ms=RESIDUAL_MS).step_ms
+    return simulated_ms(work, COMPUTE, slowdown=SLOW, copy_ms=COPY_MS, residual_ms=RESIDUAL_MS)
 
 
 def _block(case, r, phase, ms, detail=None):
@@ -101,8 +104,7 @@ def _block(case, r, phase, ms, detail=None):
 
 def _detail(pace):
     """As instruments show it that make a step 5% longer."""
-    work = [Work(num_bytes=1, ready_ms=0.0, comm_ms=800.0)]
-    beside = simulate(work, Compute(before_ms=0, backward_ms=320.0, after_ms=0), slowdown=SLOW)
+    compute_end_ms, comm_end_ms = ends_of(SLOW.compute, SLOW.comm, 320.0, 800.0)
     longer = 1.05 * pace
     return {
         "order": list(ORDER),
@@ -110,7 +112,7 @@ def _detail(pace):
         "data_ms": 10.0 * longer, "forward_ms": 40.0 * longer, "backward_ms": 100.0 * longer,
         "optimizer_ms": 10.0 * longer, "copy_ms": COPY_MS * pace,
         "compute_alone_ms": [320.0 * pace], "comm_alone_ms": 800.0 * pace,
-        "compute_end_ms": [beside.compute_end_ms * pace], "comm_end_ms": [beside.comm_end_ms * pace],
+        "compute_end_ms": [compute_end_ms * pace], "comm_end_ms": [comm_end_ms * pace],
     }  # fmt: skip
 
 

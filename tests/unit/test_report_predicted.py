@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from recorded_pages import REFUSED, SAMPLE, predictions
+from recorded_pages import SAMPLE, predictions
 from report_runs import drawn
 
 from ddp_bench.bench.predict.output import Predictions
@@ -22,11 +22,9 @@ def section(**more):
 
 
 def test_predictions_are_drawn_beside_what_the_same_machine_measured():
-    throughput, efficiency = section().figures
-    ((_, lines),) = drawn(throughput)
+    ((_, lines),) = drawn(*section().figures)
     measured = next(marks for name, marks in lines.items() if name.startswith("measured"))
     assert [mark.x for mark in measured] == [2]
-    ((_, lines),) = drawn(efficiency)
     assert [mark.x for mark in lines["ib-100g"]] == [1, 32, 64]
     other = section(identity=replace(predictions().identity, torch="1.0"))
     ((_, lines),) = drawn(other.figures[0])
@@ -49,10 +47,6 @@ def test_what_is_missing_leaves_the_rest():
     errors = section(predictions=())
     assert "Network: x; assumed: y." in errors.notes
     assert (len(errors.figures), len(errors.tables)) == (0, 1)
-    refused = replace(predictions().predictions[-1], **REFUSED)
-    nothing = section(predictions=(refused,))
-    assert not nothing.figures
-    assert any(REFUSED["reason"] in note for note in nothing.notes)
 
 
 def test_the_document_survives_its_file_and_is_drawn_on_the_page(tmp_path):
@@ -60,11 +54,11 @@ def test_the_document_survives_its_file_and_is_drawn_on_the_page(tmp_path):
     path.write_text(predictions().to_json())
     assert Predictions.from_json(path.read_text()) == predictions()
     assert report_command([str(SAMPLE), "--predictions", str(path), "--out", str(page)]) == 0
-    assert 'id="predicted-efficiency"' in page.read_text()
+    assert 'id="predicted-throughput"' in page.read_text()
 
 
 WHOLE = json.loads(predictions().to_json())
-WITHOUT_REASON = WHOLE["predictions"][0] | {name: None for name in REFUSED if name != "reason"}
+BELOW_0 = WHOLE["predictions"][0] | {"efficiency": {"estimate": 0.5, "low": -0.1, "high": 0.6}}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +67,7 @@ WITHOUT_REASON = WHOLE["predictions"][0] | {name: None for name in REFUSED if na
         ("{", "not valid JSON"),
         ("[]", "holds no predictions"),
         (json.dumps(WHOLE | {"schema_version": 9}), "schema 9"),
-        (json.dumps(WHOLE | {"predictions": [WITHOUT_REASON]}), "neither figures nor a reason"),
+        (json.dumps(WHOLE | {"predictions": [BELOW_0]}), "an interval of"),
         (json.dumps(WHOLE).replace('"measured_ms": 100.0', '"measured_ms": 0'), "measured_ms"),
     ],
 )

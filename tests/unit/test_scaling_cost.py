@@ -59,16 +59,16 @@ def test_ring_law_for_bandwidth_and_hops_for_latency():
 def test_hierarchy_between_pipelined_and_one_after_the_other():
     inside = allreduce.CostCurve(((1e6, 3.0), (1e8, 300.0)))
     between = allreduce.CostCurve(((1e6, 5.0), (1e8, 500.0)))
-    assert allreduce.hierarchical(inside, between, overlap=0.0)(1e7) == pytest.approx(80.0)
-    assert allreduce.hierarchical(inside, between, overlap=1.0)(1e7) == pytest.approx(50.0)
+    assert allreduce.hierarchical(inside, between, 0.0)(1e7) == pytest.approx(80.0)
+    assert allreduce.hierarchical(inside, between, 1.0)(1e7) == pytest.approx(50.0)
 
 
 def test_two_roce_nodes_lie_between_the_ends_of_two_levels():
     """310 GB/s were measured over 16 H100s on 2 nodes: the hierarchy's band must hold it."""
     inside, between = network("nvlink-h100").band(8), network("ib-400g").band(2, nics=8)
     size = 2**30
-    quick = allreduce.hierarchical(inside.estimate, between.estimate, overlap=1.0)(size)
-    slow = allreduce.hierarchical(inside.estimate, between.estimate, overlap=0.0)(size)
+    quick = allreduce.hierarchical(inside.estimate, between.estimate, 1.0)(size)
+    slow = allreduce.hierarchical(inside.estimate, between.estimate, 0.0)(size)
     measured = allreduce.ring_factor(16) * size / 310e6
     assert quick < measured < slow
     assert network("roce-400g").band(16).estimate(size) == pytest.approx(measured, rel=0.02)
