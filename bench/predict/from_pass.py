@@ -36,7 +36,7 @@ from .tables import (
     most_like,
     single_steps,
 )
-from .timeline import Slowdown, make_work, simulated_ms
+from .timeline import Compute, Slowdown, simulated_ms
 
 PHASE = "calibration"
 
@@ -226,9 +226,18 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
     for r in sorted(timed.keys() & comm.keys() & local.keys()):
         # The longest rank's own step in this round, and what its buckets took by themselves.
         pace = local[r] / compute.total_ms
-        ready_ms = [p.ready_ms * pace for p in found.parameters]
-        work = make_work(sizes, ready_ms, layout, curve.scaled(comm[r] / alone_ms))
-        copy_ms = pace * median(found.copy_ms)
-        own = compute.scaled(pace)
-        samples.append(timed[r] - simulated_ms(work, own, slowdown=found.slowdown(), copy_ms=copy_ms))
+        step_ms = simulated_ms(
+            sizes,
+            [p.ready_ms * pace for p in found.parameters],
+            layout,
+            curve.scaled(comm[r] / alone_ms),
+            Compute(
+                before_ms=compute.before_ms * pace,
+                backward_ms=compute.backward_ms * pace,
+                after_ms=compute.after_ms * pace,
+            ),
+            slowdown=found.slowdown(),
+            copy_ms=pace * median(found.copy_ms),
+        )
+        samples.append(timed[r] - step_ms)
     return tuple(samples)

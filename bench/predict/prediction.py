@@ -22,7 +22,7 @@ from .allreduce import Samples, on_shared_cores
 from .calibration import Calibration
 from .networks import MeasuredNetwork
 from .scenario import OWN, Scenario, as_calibrated, batch_per_device, cost_band
-from .timeline import Compute, make_work, simulated_ms
+from .timeline import Compute, simulated_ms
 
 PARTS = ("forward_ms", "data_ms", "backward_ms", "optimizer_ms")
 SLOWDOWNS = ("compute_slowdown", "comm_slowdown")
@@ -117,9 +117,12 @@ def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estim
                 asked=cost,
                 num_bytes=sum(sizes),
             )
-        ready_ms = [size * min(p.ready_ms, micro.backward_ms) for p in c.parameters]
+        share = wire_share(scenario.comm_hook)
         step_ms = simulated_ms(
-            make_work(sizes, ready_ms, layout, cost, wire_share=wire_share(scenario.comm_hook)),
+            sizes,
+            [size * min(p.ready_ms, micro.backward_ms) for p in c.parameters],
+            layout,
+            lambda num_bytes: cost(num_bytes * share),
             compute,
             slowdown=slowdown,
             copy_ms=median(c.copy_ms),

@@ -36,44 +36,12 @@ class Compute:
     def total_ms(self) -> float:
         return self.before_ms + self.backward_ms + self.after_ms
 
-    def scaled(self, factor: float) -> Compute:
-        """The same on a rank that takes `factor` times as long."""
-        return Compute(
-            before_ms=self.before_ms * factor,
-            backward_ms=self.backward_ms * factor,
-            after_ms=self.after_ms * factor,
-        )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """One bucket: when its last gradient is ready in an undisturbed backward, and its all-reduce alone."""
-
-    num_bytes: int
-    ready_ms: float
-    comm_ms: float
-
-
-def make_work(
+def simulated_ms(
     num_bytes: Sequence[int],
     ready_ms: Sequence[float],
     layout: Layout,
     comm_ms: Callable[[float], float],
-    *,
-    wire_share: float = 1.0,
-) -> list[Work]:
-    """Make the buckets of `layout`; `comm_ms` maps bytes on the wire to ms.
-
-    `wire_share` is the share of a gradient's bytes that is sent, 0.5 under an fp16 hook on fp32 gradients.
-    """
-    return [
-        Work(num_bytes=size, ready_ms=max(ready_ms[i] for i in bucket), comm_ms=comm_ms(size * wire_share))
-        for size, bucket in zip(bucket_bytes(num_bytes, layout), layout, strict=True)
-    ]
-
-
-def simulated_ms(
-    work: Sequence[Work],
     compute: Compute,
     *,
     slowdown: Slowdown | None = None,
@@ -83,8 +51,11 @@ def simulated_ms(
     """Simulate one step, ms; what it takes beyond `compute` is exposed, compute that is slowed included.
 
     Args:
-        work: buckets in all-reduce order.
-        compute: the step without communication; no bucket may be ready after `compute.backward_ms`.
+        num_bytes: of each gradient.
+        ready_ms: when each is, in an undisturbed backward; none after `compute.backward_ms`.
+        layout: indices of the gradients of each bucket, in all-reduce order.
+        comm_ms: what an all-reduce of so many bytes takes alone.
+        compute: the step without communication.
         slowdown: while both run; undisturbed by default.
         copy_ms: to copy all gradients once, in proportion to their bytes: into a bucket before it is
             launched, as part of the backward, and back when the backward and its all-reduce are over,
@@ -93,22 +64,22 @@ def simulated_ms(
     """
     slow = slowdown or Slowdown()
     end_ms = compute.backward_ms + copy_ms
-    total_bytes = sum(bucket.num_bytes for bucket in work)
-    copies_ms = [copy_ms * bucket.num_bytes / total_bytes for bucket in work]
+    sizes, total_bytes = bucket_bytes(num_bytes, layout), sum(num_bytes)
+    copies_ms = [copy_ms * size / total_bytes for size in sizes]
     # Wall time, and how far an undisturbed backward would be.
-    now_ms = progress_ms = ended_ms = ready_ms = copied_ms = 0.0
+    now_ms = progress_ms = ended_ms = filled_ms = copied_ms = 0.0
     done_ms: list[float] = []
-    for bucket, own_copy_ms in zip(work, copies_ms, strict=True):
-        ready_ms, copied_ms = max(ready_ms, bucket.ready_ms), copied_ms + own_copy_ms
-        alone_ms = max(min(ready_ms + copied_ms, end_ms) - progress_ms, 0.0)
+    for bucket, size, own_copy_ms in zip(layout, sizes, copies_ms, strict=True):
+        filled_ms, copied_ms = max(filled_ms, *(ready_ms[i] for i in bucket)), copied_ms + own_copy_ms
+        alone_ms, reduce_ms = max(min(filled_ms + copied_ms, end_ms) - progress_ms, 0.0), comm_ms(size)
         now_ms, progress_ms = now_ms + alone_ms, progress_ms + alone_ms
-        beside_ms, left_ms = bucket.comm_ms * slow.comm, (end_ms - progress_ms) * slow.compute
+        beside_ms, left_ms = reduce_ms * slow.comm, (end_ms - progress_ms) * slow.compute
         if beside_ms < left_ms:
             now_ms, progress_ms = now_ms + beside_ms, progress_ms + beside_ms / slow.compute
         else:
             if left_ms > 0 or alone_ms > 0:
                 ended_ms = now_ms + max(left_ms, 0.0)
-            now_ms += bucket.comm_ms + max(left_ms, 0.0) * (1 - 1 / slow.comm)
+            now_ms += reduce_ms + max(left_ms, 0.0) * (1 - 1 / slow.comm)
             progress_ms = end_ms
         done_ms.append(now_ms)
     if progress_ms < end_ms:

@@ -17,7 +17,7 @@ from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import estimate
 from ddp_bench.bench.predict.scenario import Scenario
-from ddp_bench.bench.predict.timeline import Compute, Slowdown, make_work, simulated_ms
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from ddp_bench.bench.results.store import RunData
 
@@ -91,8 +91,8 @@ def known_run(tmp_path):
 
 
 def _first_round(layout):
-    work = make_work(SIZES, READY_MS, layout, CURVE)
-    return simulated_ms(work, COMPUTE, slowdown=SLOW, copy_ms=COPY_MS, residual_ms=RESIDUAL_MS)
+    how = {"slowdown": SLOW, "copy_ms": COPY_MS, "residual_ms": RESIDUAL_MS}
+    return simulated_ms(SIZES, READY_MS, layout, CURVE, COMPUTE, **how)
 
 
 def _block(case, r, phase, ms, detail=None):

@@ -12,19 +12,19 @@ from torch.nn import functional
 from torchvision.models import resnet18
 
 from ddp_bench.bench.measure.pipeline import bubble_share
-from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work, simulated_ms
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
 from ddp_bench.bench.worker.stages import balanced, layer_costs_ms
 from ddp_bench.models.resnet import resnet20, resnet_layers
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 
 
-def work(*buckets):
-    return [Work(num_bytes=4, ready_ms=ready, comm_ms=comm) for ready, comm in buckets]
-
-
-def exposed_ms(work, compute, **more):
-    return simulated_ms(work, compute, **more) - compute.total_ms
+def exposed_ms(buckets, compute=COMPUTE, **more):
+    """Of buckets of one gradient each, of equal size: when it is ready, and its all-reduce alone."""
+    ready, comm = zip(*buckets, strict=True) if buckets else ((), ())
+    layout, costs = [(i,) for i in range(len(ready))], iter(comm)
+    sizes = [4] * len(ready)
+    return simulated_ms(sizes, ready, layout, lambda _: next(costs), compute, **more) - compute.total_ms
 
 
 BY_HAND = {
@@ -73,29 +73,20 @@ def test_a_step_by_hand(name):
     buckets, given, expected = BY_HAND[name]
     compute, comm = given.get("slowdown", (1, 1))
     slowdown = Slowdown(compute=compute, comm=comm)
-    found = exposed_ms(work(*buckets), COMPUTE, **given | {"slowdown": slowdown})
+    found = exposed_ms(buckets, **given | {"slowdown": slowdown})
     assert found == pytest.approx(expected)
 
 
 def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce():
     """The large bucket is done at 61; the end of the backward, 110, is followed by 9 ms for it, then 1."""
-    large = Work(num_bytes=9, ready_ms=50.0, comm_ms=2.0)
-    small = Work(num_bytes=1, ready_ms=100.0, comm_ms=0.5)
-    assert exposed_ms([large, small], COMPUTE, copy_ms=10.0) == pytest.approx(10.0 + 10.0)
+    step_ms = simulated_ms([9, 1], [50.0, 100.0], ((0,), (1,)), {9: 2.0, 1: 0.5}.get, COMPUTE, copy_ms=10.0)
+    assert step_ms == pytest.approx(COMPUTE.total_ms + 10.0 + 10.0)
 
 
-def test_work_is_a_layouts_bytes_its_last_gradient_and_the_time_of_what_is_sent():
-    found = make_work(
-        [100, 200, 400], [5.0, 3.0, 9.0], ((0, 1), (2,)), lambda sent: sent / 10, wire_share=0.5
-    )
-    assert [(w.num_bytes, w.ready_ms, w.comm_ms) for w in found] == [(300, 5.0, 15.0), (400, 9.0, 20.0)]
-    assert [w.comm_ms for w in make_work([100], [5.0], ((0,),), lambda sent: sent / 10)] == [10.0]
-
-
-def test_a_rank_that_takes_longer_takes_longer_everywhere():
-    slow = COMPUTE.scaled(1.5)
-    assert (slow.before_ms, slow.backward_ms, slow.after_ms) == (75.0, 150.0, 15.0)
-    assert slow.total_ms == 240.0
+def test_a_bucket_has_its_gradients_bytes_and_waits_for_the_last_of_them():
+    """The first is ready at 5 and takes 30, the second at 90 and takes 40: 30 after the backward."""
+    step_ms = simulated_ms([100, 200, 400], [5.0, 3.0, 90.0], ((0, 1), (2,)), lambda sent: sent / 10, COMPUTE)
+    assert step_ms == pytest.approx(COMPUTE.total_ms + 30.0)
 
 
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), min_size=1, max_size=12)
@@ -104,7 +95,7 @@ SLOWDOWNS = st.builds(lambda a, b: Slowdown(compute=a, comm=b), st.floats(1, 4),
 
 @given(BUCKETS, SLOWDOWNS)
 def test_bounds_of_any_step(buckets, slow):
-    found_ms = exposed_ms(work(*buckets), COMPUTE, slowdown=slow)
+    found_ms = exposed_ms(buckets, slowdown=slow)
     communication = sum(comm for _, comm in buckets)
     overlapped = min(communication * slow.comm, COMPUTE.backward_ms * slow.compute)
     end_ms = COMPUTE.backward_ms + found_ms
@@ -113,15 +104,15 @@ def test_bounds_of_any_step(buckets, slow):
     assert end_ms >= buckets[0][0] + communication - 1e-6
     # Never worse than all compute and all communication one after the other, what overlaps twice over.
     assert found_ms <= communication + overlapped + 1e-6
-    undisturbed_ms = exposed_ms(work(*buckets), COMPUTE)
+    undisturbed_ms = exposed_ms(buckets)
     assert undisturbed_ms <= communication + 1e-6, "overlap alone never costs"
 
 
 @given(BUCKETS, SLOWDOWNS, st.floats(1, 10))
 def test_more_bandwidth_is_never_slower(buckets, slow, factor):
     faster = [(ready, comm / factor) for ready, comm in buckets]
-    slower_ms = exposed_ms(work(*buckets), COMPUTE, slowdown=slow)
-    assert exposed_ms(work(*faster), COMPUTE, slowdown=slow) <= slower_ms + 1e-6
+    slower_ms = exposed_ms(buckets, slowdown=slow)
+    assert exposed_ms(faster, slowdown=slow) <= slower_ms + 1e-6
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
