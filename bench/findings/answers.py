@@ -180,6 +180,8 @@ def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -
     alters = best is not None and best not in same
     paste = ""
     fastest = max(winners, key=_estimate, default=None)
+    others = [one for one in known if by_id[one.case_id].mode != "ddp" and one not in (shown, fastest)]
+    wrappers = [f"{named[one.case_id]} is {ratio(one.ratio)} as fast" for one in others]
     if best and not alters and by_id[best.case_id].mode == "ddp":
         axes = {axis: value for axis, value in by_id[best.case_id].changed().items() if axis not in ALTERS}
         paste = ddp_call(axes) if axes.keys() <= PASTED else ""
@@ -189,6 +191,7 @@ def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -
         if fastest and fastest is not best
         else "",
         f"Open beside it: {listed(beside)}" if beside and (best or unresolved) else "",
+        f"Beside DDP's default {listed(wrappers)}" if wrappers else "",
     )
     return Verdict(
         question=CAP,

@@ -88,9 +88,11 @@ def said(
     if not found or ddp is None or ddp.step_ms is None:
         return ""
     parts = "; ".join(f"{written(one.ms, 'ms')} {one.what} ({one.mend})" for one in found)
-    weak = (c for c in cases if c.mode == "single" and c.scaling == "weak" and c.compile == ddp.compile)
-    one = next((c.step_ms for c in weak), None)
-    beside = f", on one device {quantity(one.estimate, 'ms')}" if one else ""
+    alike = [c for c in cases if c.compile == ddp.compile and c.step_ms and not c.is_stand_in]
+    one = (c.step_ms for c in alike if c.mode == "single" and c.scaling == "weak")
+    dp = (c.step_ms for c in alike if c.mode == "dp" and c.num_devices == ddp.num_devices)
+    others = {"on one device": next(one, None), "under DP": next(dp, None)}
+    beside = "".join(f", {what} {quantity(ms.estimate, 'ms')}" for what, ms in others.items() if ms)
     took = quantity(ddp.step_ms.estimate, "ms")
     return f"A step of DDP on {place(ddp)} takes {took}{beside}. What it loses, the most first: {parts}."
 

@@ -205,6 +205,15 @@ def test_another_wrapper_races_with_the_settings_of_ddp_and_wins_if_it_is_proved
     assert caps(*wins, more=(unproved, narrow)).faster == "cap 1 MiB"
 
 
+def test_a_wrapper_that_loses_the_race_is_named_with_what_it_loses():
+    plain = case("replicate", 2, 100.0, case_id="replicate")
+    verdict = caps(over(CAP_1, DDP, 1.1, 1.2), over(plain, DDP, 0.5, 0.6), more=(plain,))
+    assert verdict.faster == "cap 1 MiB"
+    assert verdict.notes == (
+        "Beside DDP's default replicate is 0.55\N{MULTIPLICATION SIGN} (0.50\N{EN DASH}0.60) as fast",
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "answer", "hidden", "vague", "excess"),
     [
