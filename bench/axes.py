@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from . import cli
-from .buckets import PYTORCH_CAPS, BucketCaps
+from .buckets import PYTORCH_CAPS, Caps, bucket_caps
 
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 MP_POLICIES = ("none", "bf16")
 DDP_OPTIMIZER = "ddp_optimizer"
+
+
+Value: TypeAlias = bool | int | str
+"""Of a setting of cases."""
 
 
 def _compile_modes(text: str) -> tuple[str, ...]:
@@ -26,33 +30,47 @@ def option(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str
     return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar, **more})
 
 
-def _axis(*facts: Any, **more: Any) -> Any:
-    usual: dict[str, Any] = {"short": "", "kind": "argument", "unmeasured": ()}
-    return option(*facts, **usual | more)
+def _axis(default: Value, parse: Callable[[str], Value], *facts: Any, **more: Any) -> Any:
+    usual = {"short": "", "kind": "argument", "unmeasured": (), "swept": (default,)}
+    return option(default, cli.csv(parse), *facts, **usual | more)
 
 
 def _switch(meaning: str, short: str, *, default: bool = False, **more: Any) -> Any:
     return _axis(default, cli.switch, meaning, "on|off,…", short=short, **{"column": "DDP setting"} | more)
 
 
+def _step_switch(meaning: str, column: str, label: str) -> Any:
+    def parse(text: str) -> tuple[bool]:
+        return (cli.switch(text),)
+
+    return option(False, parse, meaning, "on|off", column=column, label=label)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DdpSettings:
     """One value of every DDP setting that a run may vary; the defaults are DDP's own.
 
-    A field declares a setting: its option and parser, its column of cases.csv, and what stands for it in the
-    id of a case where it is not the default. `Swept` has a field of the same name, with values to measure.
+    A field declares a setting: its option and the parser of the values to measure, its column of cases.csv,
+    and what stands for it in the id of a case where it is not the default. `swept` is what a run measures
+    of it by default.
     Its `kind` is `argument` (of DDP's constructor, by this name), `training` (it changes the training itself,
     not only its speed) or `other`. Where it is not the default the passes `unmeasured` are left out: they
     would be wrong.
     """
 
-    bucket_cap_mb: BucketCaps = _axis(  # noqa: RUF009 - a field
+    bucket_cap_mb: Caps = _axis(  # noqa: RUF009 - a field
         PYTORCH_CAPS,
-        BucketCaps.parse,
+        bucket_caps,
         "DDP bucket caps: MiB, default (PyTorch's), or one per bucket as 1/25",
         "CAP,…",
         column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
         short="cap",
+        swept=(
+            PYTORCH_CAPS,
+            "1",
+            "25",
+            "100",
+        ),
     )
     gradient_as_bucket_view: bool = _switch("DDP: gradients are views of the buckets", "view")
     static_graph: bool = _switch("DDP: the graph never changes", "static")
@@ -122,33 +140,24 @@ class DdpSettings:
 class StepSettings:
     """How a step is computed, all but `compile` the same in a run; the defaults are those of plain PyTorch.
 
-    A field declares a setting as those of `DdpSettings` do, with what names it on the page. `Settings` has a
-    field of the same name, where None means "by device".
+    A field declares a setting as those of `DdpSettings` do, with what names it on the page. What nobody has
+    given the device decides: see `with_device_defaults`.
     """
 
-    channels_last: bool = option(
-        False,
-        cli.switch,
+    channels_last: bool = _step_switch(
         "images and weights in memory format channels_last (default: GPU on, CPU off)",
-        "on|off",
-        column="whether images and weights are in memory format channels_last",
-        label="channels_last",
+        "whether images and weights are in memory format channels_last",
+        "channels_last",
     )
-    fused_optimizer: bool = option(
-        False,
-        cli.switch,
+    fused_optimizer: bool = _step_switch(
         "the optimizer's fused kernels (default: GPU on where it has them, CPU off)",
-        "on|off",
-        column="whether the optimizer runs its fused kernels",
-        label="fused optimizer",
+        "whether the optimizer runs its fused kernels",
+        "fused optimizer",
     )
-    cudnn_benchmark: bool = option(
-        False,
-        cli.switch,
+    cudnn_benchmark: bool = _step_switch(
         "let cuDNN time its algorithms and take the fastest (default: off)",
-        "on|off",
-        column="whether cuDNN chose its algorithms by timing them",
-        label="cuDNN benchmark",
+        "whether cuDNN chose its algorithms by timing them",
+        "cuDNN benchmark",
     )
     compile: str = option(
         "off",
@@ -225,48 +234,10 @@ DDP_KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting 
 ALTERS = {setting.name for setting in MODE_SETTINGS if setting.metadata["kind"] == "training"}
 """Settings that change the training itself."""
 
-DEFAULT_CAPS = ("default", "1", "25", "100")
-"""A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
+SWEPT: dict[str, tuple[Value, ...]] = {s.name: s.metadata["swept"] for s in MODE_SETTINGS}
+"""What a run measures of them by default."""
 
-
-def _swept(name: str, *values: Any) -> Any:
-    """The option of an axis: `values`, or its default alone, where the user gives none."""
-    setting = next(s for s in MODE_SETTINGS if s.name == name)
-    facts = setting.metadata
-    return option(values or (setting.default,), cli.csv(facts["parse"]), facts["help"], facts["metavar"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Swept:
-    """The axes of a run, with the values that it measures; `Settings` has the other settings beside them."""
-
-    bucket_cap_mb: tuple[BucketCaps, ...] = _swept("bucket_cap_mb", *map(BucketCaps.parse, DEFAULT_CAPS))
-    gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
-    static_graph: tuple[bool, ...] = _swept("static_graph")
-    find_unused_parameters: tuple[bool, ...] = _swept("find_unused_parameters")
-    skip_all_reduce_unused_params: tuple[bool, ...] = _swept("skip_all_reduce_unused_params")
-    batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
-    lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
-    zero_optimizer: tuple[bool, ...] = _swept("zero_optimizer")
-    sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
-    sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
-    comm_hook: tuple[str, ...] = _swept("comm_hook")
-    accumulate: tuple[int, ...] = _swept("accumulate")
-    mp_policy: tuple[str, ...] = _swept("mp_policy")
-    reshard_after_forward: tuple[bool, ...] = _swept("reshard_after_forward")
-    pipeline_schedule: tuple[str, ...] = _swept("pipeline_schedule")
-    micro_batches: tuple[int, ...] = _swept("micro_batches")
-    optimize_ddp: tuple[str, ...] = _swept("optimize_ddp")
-
-
-def stored(value: Any) -> Any:
-    """A setting's value as manifests, journals and tables hold it: bucket caps are text."""
-    if isinstance(value, tuple):
-        return tuple(map(stored, value))
-    return str(value) if isinstance(value, BucketCaps) else value
-
-
-MODE_DEFAULTS: dict[str, Any] = {setting.name: stored(setting.default) for setting in MODE_SETTINGS}
+MODE_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in MODE_SETTINGS}
 """What torch does without arguments, as cases.csv holds it."""
 
 DDP_DEFAULTS = {name: MODE_DEFAULTS[name] for name in DDP_AXES}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
@@ -19,52 +19,50 @@ from .errors import UsageError
 _CAP = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?(e-0[56])?")
 """A number of MiB down to a millionth, one byte; in results the smallest stand as 1e-06."""
 
+Caps: TypeAlias = Annotated[str, Meta(pattern=r"^(default|[0-9.e/-]{1,4096})$")]
+"""DDP's `bucket_cap_mb` as `bucket_caps` writes it, from the command line to cases.csv."""
+
+PYTORCH_CAPS = "default"
+"""Those of DDP where nothing is said: a small first bucket, then 25 MiB."""
+
 ONE_BYTE_MIB = 1e-6
 """What DDP is given for a cap of 0, which it does not take: one byte, which every parameter reaches."""
 
 
-@dataclass(frozen=True)
-class BucketCaps:
-    """DDP's `bucket_cap_mb`, parsed: PyTorch's own caps, one for every bucket, or one per bucket."""
+def bucket_caps(text: str) -> Caps:
+    """`default`, a number of MiB, 0 for a bucket per parameter, or a `/`-separated list, one per bucket.
 
-    mib: tuple[Annotated[float, Meta(ge=0, lt=1e6)], ...] = ()
+    Equal caps are equal text. Raises UsageError for another text.
+    """
+    if text == PYTORCH_CAPS:
+        return text
+    caps = text.split("/")
+    if text != "0" and not all(_CAP.fullmatch(cap) and float(cap) for cap in caps):
+        raise UsageError(
+            f"bucket cap {text!r} is not a number of MiB above 0; write default, 25, 0 for a bucket per "
+            "parameter, or a list per bucket as 1/25/25"
+        )
+    return "/".join(f"{float(cap):.12g}" for cap in caps)
+
+
+def caps_mib(caps: Caps) -> tuple[float, ...]:
     """None for PyTorch's own, one for every bucket, or a cap per bucket; 0 is a bucket per parameter."""
-
-    @classmethod
-    def parse(cls, text: str) -> BucketCaps:
-        """From `default`, a number of MiB, 0, or a `/`-separated list, one per bucket.
-
-        Raises UsageError for another text.
-        """
-        if text == "default":
-            return cls()
-        caps = text.split("/")
-        if text != "0" and not all(_CAP.fullmatch(cap) and float(cap) for cap in caps):
-            raise UsageError(
-                f"bucket cap {text!r} is not a number of MiB above 0; write default, 25, 0 for a bucket per "
-                "parameter, or a list per bucket as 1/25/25"
-            )
-        return cls(tuple(map(float, caps)))
-
-    def __str__(self) -> str:
-        """The text that `parse` reads and results hold: `default`, `25`, `0`, `1/25/25`."""
-        return "/".join(f"{cap:.12g}" for cap in self.mib) or "default"
-
-    def arguments(self) -> dict[str, Any]:
-        """What DDP's constructor is given for them."""
-        if len(self.mib) > 1:
-            return {"bucket_cap_mb_list": list(self.mib)}
-        return {"bucket_cap_mb": self.mib[0] or ONE_BYTE_MIB} if self.mib else {}
-
-    def code(self) -> str:
-        """What is typed for them in a call of DDP: `bucket_cap_mb=25`; empty for PyTorch's own."""
-        if len(self.mib) > 1:
-            return f"bucket_cap_mb_list=[{', '.join(f'{cap:.12g}' for cap in self.mib)}]"
-        return "".join(f"{name}={cap:.12g}" for name, cap in self.arguments().items())
+    return () if caps == PYTORCH_CAPS else tuple(map(float, caps.split("/")))
 
 
-PYTORCH_CAPS = BucketCaps()
-"""Those of DDP where nothing is said: a small first bucket, then 25 MiB."""
+def cap_arguments(caps: Caps) -> dict[str, Any]:
+    """What DDP's constructor is given for them."""
+    mib = caps_mib(caps)
+    if len(mib) > 1:
+        return {"bucket_cap_mb_list": list(mib)}
+    return {"bucket_cap_mb": mib[0] or ONE_BYTE_MIB} if mib else {}
+
+
+def cap_code(caps: Caps) -> str:
+    """What is typed for them in a call of DDP: `bucket_cap_mb=25`; empty for PyTorch's own."""
+    if "/" in caps:
+        return f"bucket_cap_mb_list=[{caps.replace('/', ', ')}]"
+    return "".join(f"{name}={cap:.12g}" for name, cap in cap_arguments(caps).items())
 
 
 @dataclass(frozen=True)
@@ -106,10 +104,10 @@ DEFAULT_LIMITS = (MIB, 25 * MIB)
 """`bucket_cap_mb=None`: a small first bucket, then PyTorch's default."""
 
 
-def cap_limits(caps: BucketCaps) -> tuple[int, ...]:
+def cap_limits(caps: Caps) -> tuple[int, ...]:
     """Give the caps in bytes; 0 is a bucket per parameter: every parameter reaches a cap of one byte."""
     # As DDP does: int() cuts the fraction of a byte off.
-    return tuple(max(int(cap * MIB), 1) for cap in caps.mib) or DEFAULT_LIMITS
+    return tuple(max(int(cap * MIB), 1) for cap in caps_mib(caps)) or DEFAULT_LIMITS
 
 
 def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[str] | None = None) -> Layout:
@@ -133,7 +131,7 @@ def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[s
     return tuple(sorted([*closed, *(tuple(bucket) for bucket in open_buckets.values())]))
 
 
-def assign_cap(num_bytes: Sequence[int], caps: BucketCaps, *, kinds: Sequence[str] | None = None) -> Layout:
+def assign_cap(num_bytes: Sequence[int], caps: Caps, *, kinds: Sequence[str] | None = None) -> Layout:
     """Lay out parameters under DDP's caps."""
     return assign(num_bytes, cap_limits(caps), kinds=kinds)
 

@@ -15,7 +15,6 @@ from .axes import (
     FsdpSettings,
     PipelineSettings,
     StepSettings,
-    stored,
 )
 from .settings import COMPOSABLE, IMAGES, RANK_PER_DEVICE, STAGED
 
@@ -124,7 +123,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
 
     def stored(self) -> dict[str, Any]:
         """Every setting as tables hold it."""
-        return {f.name: stored(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True)

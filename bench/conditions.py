@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from .axes import stored
 from .manifest import FirstHost, Host, Manifest, RankPlace, Record
 from .nccl import said
 
@@ -130,10 +129,9 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         if name not in ("torch", "cuda", "python", "nccl_backend"):
             rows.append((name, value, (RESUME,), () if name in ANALYSIS_PACKAGES else (GATE,)))
     rows += [(name, value, (), (GATE,)) for name, value in variables_of(machine).items()]
-    for setting in fields(settings):
-        if setting.name not in ("out", "preset", "name"):
-            value = str(stored(getattr(settings, setting.name)))
-            rows.append((f"--{setting.name.replace('_', '-')}", value, (HOSTS,), ()))
+    for name, value in settings.stored().items():
+        if name not in ("out", "preset", "name"):
+            rows.append((f"--{name.replace('_', '-')}", str(value), (HOSTS,), ()))
     return [
         Condition(name, UNKNOWN if value is None else str(value), frozenset(by), frozenset(to))
         for name, value, by, to in rows

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .axes import DDP_OPTIMIZER, SETTINGS_OF, STEP_DEFAULTS
+from .buckets import caps_mib
 from .case import GRAPH_MODES, Case
 from .errors import UsageError
 from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, STAGED, ResolvedSettings
@@ -65,14 +66,14 @@ def expand(
         units_per_sample: how many of them a row of the batch holds.
     """
     batch, counts = settings.batch_size, settings.gpus
-    if settings.compile == ("off",) and settings.optimize_ddp != (DDP_OPTIMIZER,):
+    if settings.axes["compile"] == ("off",) and settings.axes["optimize_ddp"] != (DDP_OPTIMIZER,):
         raise UsageError("--optimize-ddp is about compiled DDP; give --compile on, or off,on, with it")
-    if settings.calibrate and settings.comm_hook[0] == "powersgd":
+    if settings.calibrate and settings.first("comm_hook") == "powersgd":
         raise UsageError(
             "--calibrate on looks into the first --comm-hook, and of powersgd nothing can be predicted: its "
             "messages are not the buckets; name another one first, as in --comm-hook none,powersgd"
         )
-    if settings.scaling == "strong" and settings.accumulate != (1,):
+    if settings.scaling == "strong" and settings.axes["accumulate"] != (1,):
         raise UsageError(
             "--scaling strong fixes the batch of a step, and --accumulate multiplies it; give one of them"
         )
@@ -97,12 +98,12 @@ def expand(
             device_type=machine.device_type,
             unit=unit,
             units_per_sample=units_per_sample,
-            **{name: getattr(settings, name) for name in STEP_DEFAULTS} | {"compile": compile_mode},
+            **{name: settings.first(name) for name in STEP_DEFAULTS} | {"compile": compile_mode},
             **extra,
         )
 
     cases = []
-    for compiled in settings.compile:
+    for compiled in map(str, settings.axes["compile"]):
         cases.append(case(compiled, "single", 1))
         if "dp" in settings.modes:
             cases += [case(compiled, "dp", n) for n in counts]
@@ -117,7 +118,7 @@ def expand(
 
 def is_base(case: Case, settings: ResolvedSettings) -> bool:
     """Whether it has the first value of each list of the sweep."""
-    first = settings.compile[0]
+    first = settings.first("compile")
     return case.compile == first and all(
         getattr(case, name) == values[0] for name, values in _axes(settings, case.mode, first).items()
     )
@@ -125,7 +126,7 @@ def is_base(case: Case, settings: ResolvedSettings) -> bool:
 
 def _axes(settings: ResolvedSettings, mode: str, compiled: str) -> dict[str, tuple[Any, ...]]:
     """Values of every setting of a mode; how compiled DDP is optimised means nothing to eager cases."""
-    axes = {setting.name: getattr(settings, setting.name) for setting in SETTINGS_OF.get(mode, ())}
+    axes = {setting.name: settings.axes[setting.name] for setting in SETTINGS_OF.get(mode, ())}
     return axes | {"optimize_ddp": (DDP_OPTIMIZER,)} if mode == "ddp" and compiled == "off" else axes
 
 
@@ -141,7 +142,7 @@ def _points(settings: ResolvedSettings, mode: str, num_devices: int, compiled: s
     if num_devices == 1:
         return [base]
     of_compiled = {name: values for name, values in axes.items() if name == "optimize_ddp"}
-    varied = axes if compiled == settings.compile[0] else of_compiled
+    varied = axes if compiled == settings.first("compile") else of_compiled
     return [base, *({**base, name: value} for name, values in varied.items() for value in values[1:])]
 
 
@@ -153,7 +154,7 @@ def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned
     reason = _skip_reason(case, machine, on_a_node, shared=shared and not settings.share_gpus)
     if settings.share_gpus and machine.device_type == "cuda" and case.mode != "single":
         shared = True  # what lets ranks share GPUs holds for the processes, in cases that share none too
-    is_unasked = not settings.caps_given and case.bucket_cap_mb != settings.bucket_cap_mb[0]
+    is_unasked = not settings.caps_given and case.bucket_cap_mb != settings.first("bucket_cap_mb")
     if reason is None and case.mode == "ddp" and shared and is_unasked:
         reason = "caps tell little where devices are shared; --bucket-cap-mb measures those that it names"
     return Planned(case=case, num_nodes=nodes, oversubscribed=shared, skip_reason=reason)
@@ -195,7 +196,7 @@ def _senseless(case: Case) -> str | None:
         return f"nothing looks for unused parameters; {ways} measures it"
     if case.mp_policy not in ("none", case.precision):
         return f"its parameters are {case.mp_policy}; --precision {case.mp_policy} compares it with autocast"
-    caps = case.bucket_cap_mb.mib
+    caps = caps_mib(case.bucket_cap_mb)
     refusals = {
         "DataParallel cannot replicate a compiled module": case.mode == "dp",
         f"{case.mode} is compared uncompiled": case.mode in COMPARATORS,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cli
+from .axes import STEP_DEFAULTS
 from .errors import UsageError
 from .settings import COMPOSABLE, LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of
 
@@ -51,17 +52,17 @@ def resolve(
     if config is not None:
         layers.append((f"{config}: ", cli.read_toml(config)))
     layers.append(("", command_line))
-    known = {f.name: f for f in options_of()}
+    known = {option.name: option for option in options_of()}
     values: dict[str, Any] = {}
     for where, layer in layers:
         for raw_key, raw in layer.items():
             key = raw_key.replace("-", "_")
             if key not in known:
                 raise UsageError(f"{where}unknown key {raw_key!r}; {cli.did_you_mean(key, known)}")
-            values[key] = cli.named(key, known[key].metadata["parse"], as_text(raw), where=where)
+            values[key] = cli.named(key, known[key].parse, as_text(raw), where=where)
         if "workload" in layer and "arch" not in layer:
             values.pop("arch", None)
-    return Settings(**values, preset=preset, caps_given="bucket_cap_mb" in values)
+    return Settings.of(values | {"preset": preset, "caps_given": "bucket_cap_mb" in values})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,20 +97,19 @@ def with_device_defaults(
     precision = settings.precision or ("fp32" if gpu is None else _precision(gpu))
     by_device: dict[str, Any] = {
         "precision": precision,
-        "channels_last": gpu is not None,
-        "fused_optimizer": gpu is not None and precision != "fp16" and not {*COMPOSABLE} & {*settings.modes},
-        "cudnn_benchmark": False,
-        "compile": ("off",),
         "margin": MARGINS[device_type],
         "calibrate": not on_cpu
         and counts == (1,)
         and "ddp" in settings.modes
-        and "powersgd" not in settings.comm_hook,
+        and "powersgd" not in settings.axes["comm_hook"],
     }
+    fused = gpu is not None and precision != "fp16" and not {*COMPOSABLE} & {*settings.modes}
+    step = STEP_DEFAULTS | {"channels_last": gpu is not None, "fused_optimizer": fused}
     usual_s = 150.0 if settings.race else 200.0 if on_cpu else 600.0
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
     decided = {name: default if asked[name] is None else asked[name] for name, default in by_device.items()}
     decided |= {
+        "axes": {name: (value,) for name, value in step.items()} | dict(settings.axes),
         "device": device_type,
         "backend": ("gloo" if on_cpu else "nccl") if settings.backend == "auto" else settings.backend,
         "gpus": counts,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, NamedTuple, Self
 
 from . import cli
-from .axes import STEP_DEFAULTS, STEP_SETTINGS, Swept, option, stored
+from .axes import MODE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, SWEPT, Value, option
 from .errors import UsageError
 
 STAGED = ("partition", "pipeline")
@@ -44,19 +44,22 @@ MOST_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""
 
 
+SWITCHES = [name for name, default in STEP_DEFAULTS.items() if isinstance(default, bool)]
+"""Step settings of which a run takes one value."""
+
+AXES = (*SWEPT, *STEP_DEFAULTS)
+"""Settings of cases."""
+
 REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["none"]}
 """Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
 
 
-def _by_device(name: str) -> Any:
-    """The option of a step setting, which the device decides where the user does not."""
-    facts = next(s for s in STEP_SETTINGS if s.name == name).metadata
-    return option(None, facts["parse"], facts["help"], facts["metavar"])
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings(Swept):
+class Settings:
     """A run as asked for. None means "by device" or "by workload": see `ResolvedSettings`."""
+
+    axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    """Values to measure of each setting of cases; those of `StepSettings` only where they are given."""
 
     modes: tuple[str, ...] = option(
         ("dp", "ddp"),
@@ -105,10 +108,6 @@ class Settings(Swept):
         "arithmetic (default: CPU fp32, GPU bf16 if it can)",
         "|".join(PRECISIONS),
     )
-    channels_last: bool | None = _by_device("channels_last")
-    fused_optimizer: bool | None = _by_device("fused_optimizer")
-    cudnn_benchmark: bool | None = _by_device("cudnn_benchmark")
-    compile: tuple[str, ...] | None = _by_device("compile")
     device: str = option("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = option(
         "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
@@ -191,7 +190,8 @@ class Settings(Swept):
     out: str | None = option(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
 
     def __post_init__(self) -> None:
-        """Reject what no machine could run."""
+        """Add the default sweep, and reject what no machine could run."""
+        object.__setattr__(self, "axes", SWEPT | dict(self.axes))
         if self.arch is not None and self.workload is not None:
             raise UsageError("--arch and --workload exclude each other; give one")
         if self.workload == "" or self.out == "":
@@ -209,15 +209,31 @@ class Settings(Swept):
         """Whether batches are copied during the step before: to a GPU, from elsewhere."""
         return self.prefetch and self.device == "cuda" and self.data != "device"
 
+    def first(self, axis: str) -> Any:
+        """The value with which a sweep begins; of a step setting that is a switch, the only one."""
+        return self.axes[axis][0]
+
+    def sweeping(self, **axes: tuple[Value, ...]) -> Self:
+        """The same with other values of these axes."""
+        return replace(self, axes={**self.axes, **axes})
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Settings:
+        """From parsed values by name, those of axes among them."""
+        axes = {name: value for name, value in values.items() if name in AXES}
+        return cls(axes=axes, **{name: value for name, value in values.items() if name not in axes})
+
     def stored(self) -> dict[str, Any]:
-        """What manifest.json holds of them."""
-        return {f.name: stored(getattr(self, f.name)) for f in fields(self)}
+        """What manifest.json holds of them, by name: one value, not a list, of what takes one alone."""
+        given = {name: self.axes.get(name) for name in AXES}
+        one = {name: values[0] for name, values in given.items() if name in SWITCHES and values}
+        return given | one | {f.name: getattr(self, f.name) for f in fields(self) if f.name != "axes"}
 
     @classmethod
     def of_stored(cls, values: Mapping[str, Any]) -> Settings:
         """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
-        own = {"caps_given": cli.switch, "least_block_s": float}
-        parsers = {f.name: f.metadata.get("parse", own.get(f.name, str)) for f in fields(cls)}
+        parsers: dict[str, Any] = {"preset": str, "caps_given": cli.switch, "least_block_s": float}
+        parsers |= {option.name: option.parse for option in options_of()}
         found: dict[str, Any] = {}
         for name, value in values.items():
             if name in REMOVED and value == REMOVED[name]:
@@ -226,7 +242,7 @@ class Settings(Swept):
                 raise UsageError(f"another version of ddp-bench has set {name}; use that one")
             if value is not None:
                 found[name] = cli.named(name, parsers[name], _stored_text(value, parsers[name]))
-        return cls(**found)
+        return cls.of(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,10 +252,6 @@ class ResolvedSettings(Settings):
     gpus: tuple[int, ...] = field()
     batch_size: int = field()
     precision: str = field()
-    channels_last: bool = field()
-    fused_optimizer: bool = field()
-    cudnn_benchmark: bool = field()
-    compile: tuple[str, ...] = field()
     steps: int = field()
     """Of a block, at least."""
     margin: float = field()
@@ -251,27 +263,41 @@ class ResolvedSettings(Settings):
         return max(self.steps, math.ceil(self.least_block_s / step_s) if step_s > 0 else 1)
 
 
-def options_of() -> list[Field[Any]]:
-    """The settings that a user can give, as dataclass fields with parser and help in their metadata.
+class Option(NamedTuple):
+    """A setting that a user can give."""
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    help: str
+    metavar: str
+
+
+def options_of() -> list[Option]:
+    """The settings that a user can give.
 
     In the order in which commands repeat them: what is trained, how a step is computed, the axes, the rest.
     """
-    swept = {setting.name for setting in fields(Swept)}
-    options = [f for f in fields(Settings) if "parse" in f.metadata]
-    own = [f for f in options if f.name not in swept]
-    rest = next(place for place, f in enumerate(own) if f.name == "device")
-    return [*own[:rest], *(f for f in options if f.name in swept), *own[rest:]]
+    own = [_option(f, f.default) for f in fields(Settings) if "parse" in f.metadata]
+    rest = next(place for place, one in enumerate(own) if one.name == "device")
+    step = [_option(f, None) for f in STEP_SETTINGS]
+    return [*own[:rest], *step, *(_option(f, SWEPT[f.name]) for f in MODE_SETTINGS), *own[rest:]]
+
+
+def _option(setting: Field[Any], default: Any) -> Option:
+    facts = setting.metadata
+    return Option(setting.name, default, facts["parse"], facts["help"], facts["metavar"])
 
 
 def as_options(settings: Settings, names: Iterable[str]) -> list[str]:
     """The command line of those of `names` that are not the default."""
     found: list[str] = []
     plain = {} if settings.device == "cuda" else {"precision": "fp32", **STEP_DEFAULTS}
-    for setting in options_of():
-        value = getattr(settings, setting.name)
-        usual = plain.get(setting.name) if setting.default is None else setting.default
-        if setting.name in names and value is not None and as_text(value) != as_text(usual):
-            found += [f"--{setting.name.replace('_', '-')}", _stored_text(value, setting.metadata["parse"])]
+    values = settings.stored()
+    for one in options_of():
+        value, usual = values[one.name], plain.get(one.name) if one.default is None else one.default
+        if one.name in names and value is not None and as_text(value) != as_text(usual):
+            found += [f"--{one.name.replace('_', '-')}", _stored_text(value, one.parse)]
     return found
 
 

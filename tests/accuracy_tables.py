@@ -15,7 +15,7 @@ from statistics import median
 
 from commands import ROOT
 
-from ddp_bench.bench.buckets import BucketCaps
+from ddp_bench.bench.buckets import bucket_caps
 from ddp_bench.bench.predict.calibration import VERSION, Calibration
 from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.held_out import held_out
@@ -109,7 +109,7 @@ def scenario_of(row):
     return Scenario(
         num_devices=num_devices,
         network=None if row["link"] == CALIBRATED else network(f"link:{row['link']}"),
-        bucket_cap_mb=BucketCaps.parse(str(row["case"])),
+        bucket_cap_mb=bucket_caps(str(row["case"])),
         batch_size=int(row["global_batch"]) // num_devices,
     )
 

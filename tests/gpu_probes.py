@@ -45,9 +45,9 @@ def say(name, **figures):
 
 def resolved(**settings):
     """`single` with the suite's defaults for this device, and the workload."""
-    asked = Settings(modes=("single",), **(settings if HAS_GPU else SMALL | settings))
+    asked = Settings.of({"modes": ("single",)} | (settings if HAS_GPU else SMALL | settings))
     job, workload = resolve_job(asked)
-    return job.plan[0].case, replace(workload, channels_last=job.settings.channels_last)
+    return job.plan[0].case, replace(workload, channels_last=job.settings.first("channels_last"))
 
 
 def trainer_of(**settings):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
 from ddp_bench.bench.plan import Machine, expand
@@ -21,11 +20,11 @@ from ddp_bench.bench.results.store import RunWriter
 from ddp_bench.bench.settings import Settings
 
 
-def case_of(*, bucket_cap_mb: str = "default", **settings: Any) -> Case:
-    """DDP on two CPU cores, or what `settings` say; bucket caps as they are typed."""
+def case_of(**settings: Any) -> Case:
+    """DDP on two CPU cores, or what `settings` say."""
     usual = {"mode": "ddp", "num_devices": 2, "arch": "line", "image_size": None, "batch_per_device": 4}
     usual |= {"scaling": "weak", "precision": "fp32", "data": "device", "device_type": "cpu"}
-    return Case(**{**usual, **settings, "bucket_cap_mb": BucketCaps.parse(bucket_cap_mb)})
+    return Case(**usual | settings)
 
 
 def made_manifest(**fields: Any) -> Manifest:
@@ -54,7 +53,7 @@ def block(case_id, round_index, step_ms, *, phase="timed", rank=0, steps=1, **mo
 
 def cap_of(case: Case) -> str:
     """The bucket cap of a DDP case, as it is typed; empty of another mode."""
-    return str(case.bucket_cap_mb) if case.mode == "ddp" else ""
+    return case.bucket_cap_mb if case.mode == "ddp" else ""
 
 
 def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> list[Comparison]:

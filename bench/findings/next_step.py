@@ -174,13 +174,14 @@ def _less_exposed(
         return None
     num_devices = here[0].num_devices
     # One way to compile is measured; where a run compared several, eager, which is the first.
-    first = replace(settings, compile=settings.compile and settings.compile[:1])
+    first = settings.sweeping(compile=settings.axes.get("compile", ("off",))[:1])
     left = f"the best so far leaves {100 * exposed:.0f}% of the step to communication"
     if any(_no_cap_helps(one) for one in verdicts):
-        if set(settings.comm_hook) != {"none"}:
+        if set(settings.axes["comm_hook"]) != {"none"}:
             return None
-        caps, hooks = settings.bucket_cap_mb[:1], ("none", "bf16")
-        halved = replace(first, modes=("ddp",), gpus=(num_devices,), bucket_cap_mb=caps, comm_hook=hooks)
+        caps = settings.axes["bucket_cap_mb"][:1]
+        of_ddp = replace(first, modes=("ddp",), gpus=(num_devices,))
+        halved = of_ddp.sweeping(bucket_cap_mb=caps, comm_hook=("none", "bf16"))
         return NextStep(f"gradients in 16 bits, as no cap helps: {left}", _run(manifest, halved))
     # A single bucket has no better cap.
     if all(case.num_buckets == 1 for case in ddp if case.exposed_comm_ms):
@@ -197,7 +198,7 @@ def _no_cap_helps(one: Verdict) -> bool:
 def _with_unused_parameters(manifest: Manifest, failed: set[str]) -> NextStep:
     """Measure DDP as it can train here, without the modes that `failed` for another reason."""
     kept = tuple(mode for mode in manifest.settings.modes if mode not in failed)
-    wanted = replace(manifest.settings, modes=kept, find_unused_parameters=(True,))
+    wanted = replace(manifest.settings, modes=kept).sweeping(find_unused_parameters=(True,))
     return NextStep("let DDP search for parameters without gradient", _run(manifest, wanted))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 
 from ..axes import STEP_SETTINGS
-from ..buckets import BucketCaps
+from ..buckets import bucket_caps, cap_code
 from ..results.case_result import CaseResult, Row, estimate
 from ..settings import IMAGES
 from ..stats.interval import Interval
@@ -143,7 +143,7 @@ def setting_names(changed: Mapping[str, str]) -> str:
 def ddp_call(changed: Mapping[str, str]) -> str:
     """Write the lines that make DDP so: `model = DDP(model, bucket_cap_mb=25)`."""
     given = [
-        BucketCaps.parse(value).code() if axis == "bucket_cap_mb" else f"{axis}={value}"
+        cap_code(bucket_caps(value)) if axis == "bucket_cap_mb" else f"{axis}={value}"
         for axis, value in changed.items()
         if axis != "optimize_ddp"
     ]

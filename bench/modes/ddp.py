@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..axes import DDP_DEFAULTS, DDP_KINDS
-from ..buckets import BucketLayout, Layout, bucket_bytes, cap_limits
+from ..buckets import BucketLayout, Layout, bucket_bytes, cap_arguments, cap_limits
 from ..case import Case
 from ..errors import UserCodeError
 from ..text import listed
@@ -193,7 +193,7 @@ def _constructor_settings(case: Case) -> dict[str, Any]:
     # torch 2.15 renamed it; the old name warns there.
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     given = [name for name in ARGUMENTS if getattr(case, name) != DDP_DEFAULTS[name]]
-    settings = case.bucket_cap_mb.arguments() | {name: getattr(case, name) for name in given}
+    settings = cap_arguments(case.bucket_cap_mb) | {name: getattr(case, name) for name in given}
     settings |= {buffers: case.sync_buffers}
     if missing := sorted(settings.keys() - known.keys()):
         raise Unsupported(f"torch {torch.__version__} has no {missing[0]} (2.15 has)")

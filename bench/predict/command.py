@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import cli
-from ..buckets import BucketCaps
 from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
 from ..findings.wording import link_name

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from ..buckets import BucketCaps, BucketLayout, assign_cap, bucket_bytes
+from ..buckets import BucketLayout, assign_cap, bucket_bytes, bucket_caps
 from ..cli import speaker
 from ..errors import UsageError
 from ..findings.numbers import plural
@@ -216,7 +216,7 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
     curve = found.curve()
     comm = bucket_ms_by_round(run, case_id) if curve.points else dict.fromkeys(timed, 0.0)
     sizes = [p.num_bytes for p in found.parameters]
-    caps = BucketCaps.parse(str(case["bucket_cap_mb"]))
+    caps = bucket_caps(str(case["bucket_cap_mb"]))
     layout = assign_cap(sizes, caps, kinds=[p.kind for p in found.parameters])
     in_layout = bucket_bytes(sizes, layout)
     if BucketLayout(in_layout) != BucketLayout.of_cell(case["bucket_bytes"]):

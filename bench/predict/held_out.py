@@ -9,7 +9,7 @@ from typing import Annotated
 import pandas as pd
 from msgspec import Meta
 
-from ..buckets import BucketCaps
+from ..buckets import bucket_caps
 from ..case import HALF_HOOKS
 from ..findings.wording import units_per_sample
 from ..results.case_result import text
@@ -55,7 +55,7 @@ def held_out(
         scenario = Scenario(
             num_devices=int(row["num_devices"]),
             network=network,
-            bucket_cap_mb=BucketCaps.parse(str(row["bucket_cap_mb"])),
+            bucket_cap_mb=bucket_caps(str(row["bucket_cap_mb"])),
             batch_size=int(row["batch_per_device"]),
             comm_hook=str(row["comm_hook"]),
             accumulate=int(row["accumulate"]),

@@ -78,7 +78,7 @@ def predict(
     exposed_ms = middle.exposed_comm_ms
     return Prediction(
         num_devices=scenario.num_devices,
-        bucket_cap_mb=str(scenario.bucket_cap_mb),
+        bucket_cap_mb=scenario.bucket_cap_mb,
         network=scenario.network_name,
         scaling=scenario.scaling,
         batch_size=scenario.batch_size or 0,

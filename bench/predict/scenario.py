@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..buckets import PYTORCH_CAPS, BucketCaps
+from ..buckets import PYTORCH_CAPS, Caps
 from ..errors import UsageError
 from ..settings import MOST_DEVICES
 from .allreduce import CostBand, CostCurve, hierarchical
@@ -31,7 +31,7 @@ class Scenario:
     gpus_per_node: int | None = None
     nics_per_node: int | None = None
     """NICs that share a node's work; by default the network's own count, or one per GPU."""
-    bucket_cap_mb: BucketCaps = PYTORCH_CAPS
+    bucket_cap_mb: Caps = PYTORCH_CAPS
     batch_size: int | None = None
     """Per device (weak) or in all (strong)."""
     scaling: str = "weak"

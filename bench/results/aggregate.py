@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..axes import MODE_SETTINGS, SETTINGS_OF
-from ..buckets import BucketLayout
+from ..buckets import BucketLayout, caps_mib
 from ..plan import Planned
 from ..settings import RANK_PER_DEVICE
 from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
@@ -108,7 +108,7 @@ def case_rows(
     rows = []
     for (case_id, outcome), identity in zip(_by_id(outcomes), identities, strict=True):
         case, row = outcome.planned.case, identity | (run or {})
-        caps = case.bucket_cap_mb.mib
+        caps = caps_mib(case.bucket_cap_mb)
         row["cap_mib"] = caps[0] if case.mode == "ddp" and len(caps) == 1 else None
         found = times.of_case(case_id)
         timed = found.step_ms.get("timed", {})

@@ -53,7 +53,7 @@ What is not named here stays private: a new field too, until somebody decides th
 nor a machine. Names of hosts are kept as `host0`, `host1`, ….
 """
 
-_SETTINGS = {"arch", "preset", "caps_given", "least_block_s"}
+_SETTINGS = {"axes", "arch", "preset", "caps_given", "least_block_s"}
 """Settings that are kept though no parser of theirs says what they can hold."""
 
 _TEXTS = (

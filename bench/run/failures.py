@@ -111,7 +111,7 @@ def preparing_s(settings: ResolvedSettings, num_forwards: int = 0) -> float:
 
     `num_forwards` is how many the proof's reference needs for a step.
     """
-    usual_s = PREPARING_S * (AUTOTUNE if "max-autotune" in settings.compile else 1)
+    usual_s = PREPARING_S * (AUTOTUNE if "max-autotune" in settings.axes["compile"] else 1)
     return settings.case_timeout or usual_s + FORWARD_S * num_forwards
 
 

@@ -79,18 +79,18 @@ def _parser(prog: str, description: str | None, *, whole: bool) -> Parser:
         shown = whole or name in FIRST_WEEK or name in ("resume", "dry_run")
         group.add_argument(f"--{name.replace('_', '-')}", help=meaning if shown else argparse.SUPPRESS, **how)
 
-    settings = {setting.name: setting for setting in options_of()}
+    options = {option.name: option for option in options_of()}
     of_preset = PRESETS.get(prog.rpartition(".")[2].rpartition(" ")[2], {})
     for title, names in GROUPS.items():
         group = made.add_argument_group(title) if whole else made
-        for setting in map(settings.__getitem__, names):
-            metavar, meaning = setting.metadata["metavar"], setting.metadata["help"]
-            default = of_preset.get(setting.name, setting.default)
+        for option in map(options.__getitem__, names):
+            metavar, meaning = option.metavar, option.help
+            default = of_preset.get(option.name, option.default)
             if default is not None:
                 usual = as_text(default).replace("%", "%%")
                 meaning = f"{meaning.partition(' (default:')[0]} (default: {usual})"
             alone = {"nargs": "?", "const": "on"} if metavar.startswith("on|off") else {}
-            add(group, setting.name, meaning, metavar=metavar, default=argparse.SUPPRESS, **alone)
+            add(group, option.name, meaning, metavar=metavar, default=argparse.SUPPRESS, **alone)
     # What concerns no measurement goes to the last group, and to the first, which is argparse's own.
     finish = "finish what is missing in a run's folder; name its --workload again"
     add(group, "resume", finish, type=Path, metavar="DIR")
@@ -167,7 +167,7 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
     is_complete = False
     if resume is not None:
         settings, is_complete = _resumed(
-            resume, {name: getattr(settings, name) for name in options}, is_launched=there is not None
+            resume, {name: settings.stored()[name] for name in options}, is_launched=there is not None
         )
     if is_complete:
         say(f"{resume} is complete: nothing is left to do")

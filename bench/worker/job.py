@@ -122,16 +122,14 @@ def _as_the_workload_allows(
     asked: Settings, settings: ResolvedSettings, workload: Workload
 ) -> ResolvedSettings:
     """Leave out defaults that this workload has no use for. Raises UsageError where it was asked for."""
-    fusible = not settings.fused_optimizer or has_fused_optimizer(workload)
-    if asked.fused_optimizer and not fusible:
+    fused = settings.first("fused_optimizer") and has_fused_optimizer(workload)
+    if asked.axes.get("fused_optimizer") == (True,) and not fused:
         raise UsageError("--fused-optimizer on: the workload's optimizer has no fused kernels; leave it off")
-    channels_last = settings.channels_last and (bool(asked.channels_last) or takes_images(workload))
-    return dataclasses.replace(
-        settings,
-        image_size=workload.image_size,
-        fused_optimizer=settings.fused_optimizer and fusible,
-        channels_last=channels_last,
+    channels_last = settings.first("channels_last") and (
+        "channels_last" in asked.axes or takes_images(workload)
     )
+    settings = dataclasses.replace(settings, image_size=workload.image_size)
+    return settings.sweeping(fused_optimizer=(fused,), channels_last=(channels_last,))
 
 
 def _check_sharing(settings: ResolvedSettings, machine: Machine) -> None:
@@ -150,7 +148,7 @@ def _check_sharing(settings: ResolvedSettings, machine: Machine) -> None:
 def _check_precision(settings: ResolvedSettings) -> None:
     if settings.device == "cpu" and settings.precision in ("tf32", "fp16"):
         raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
-    if settings.precision == "fp16" and settings.fused_optimizer:
+    if settings.precision == "fp16" and settings.first("fused_optimizer"):
         # _fused_sgd makes its momentum unset, and the kernel returns early where loss scaling overflows.
         raise UsageError(
             "--fused-optimizer on: under fp16 torch's fused SGD goes on from unset momentum after an "

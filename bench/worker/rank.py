@@ -117,7 +117,7 @@ class Rank:
     def _loaded(self, settings: ResolvedSettings) -> Workload:
         """The workload, which this rank may have loaded to resolve the run."""
         workload = self._workload or workload_of(settings)
-        return dataclasses.replace(workload, channels_last=settings.channels_last)
+        return dataclasses.replace(workload, channels_last=settings.first("channels_last"))
 
     def _begin(self, asked: m.Begin) -> m.Begun:
         settings = asked.settings
@@ -126,7 +126,7 @@ class Rank:
         if not dist.is_initialized():
             self.place, self._bound_cores = take_place(asked, self.number, self._local_rank)
             self._meet(asked)
-        torch.backends.cudnn.benchmark = settings.cudnn_benchmark
+        torch.backends.cudnn.benchmark = settings.first("cudnn_benchmark")
         self._of_this_run.enter_context(float32_precision(settings.precision, self.place.device))
         self._clock = make_clock(self.place.device)
         self._telemetry = sampled(settings, asked.cases, self.place)

@@ -14,7 +14,6 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, expand, round_order
@@ -33,11 +32,13 @@ def plan(num_caps, num_ranks):
     settings = Settings(
         modes=("ddp",),
         gpus=(num_ranks,),
-        bucket_cap_mb=tuple(BucketCaps((float(cap),)) for cap in range(1, num_caps + 1)),
-        gradient_as_bucket_view=(False, True),
-        static_graph=(False, True),
-        comm_hook=("none", "fp16", "bf16"),
-        accumulate=(1, 2, 4, 8),
+        axes={
+            "bucket_cap_mb": tuple(map(str, range(1, num_caps + 1))),
+            "gradient_as_bucket_view": (False, True),
+            "static_graph": (False, True),
+            "comm_hook": ("none", "fp16", "bf16"),
+            "accumulate": (1, 2, 4, 8),
+        },
     )
     machine = Machine(device_type="cuda", devices_per_node=8, num_nodes=num_ranks // 8, ranks_per_node=8)
     resolved = with_device_defaults(settings, device_type="cuda", num_local_devices=8)

@@ -5,7 +5,7 @@ import json
 import pytest
 from commands import SMALL, TINY, python
 
-from ddp_bench.bench.buckets import BucketCaps, assign_cap, bucket_bytes
+from ddp_bench.bench.buckets import PYTORCH_CAPS, assign_cap, bucket_bytes
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.tune import main as tune
@@ -56,7 +56,7 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
     sizes = [p.num_bytes for p in found.parameters]
     cases = load_run(out).cases
     usual = (cases["bucket_cap_mb"] == "default") & (cases["gradient_as_bucket_view"] == False)  # noqa: E712
-    assert "/".join(map(str, bucket_bytes(sizes, assign_cap(sizes, BucketCaps())))) == (
+    assert "/".join(map(str, bucket_bytes(sizes, assign_cap(sizes, PYTORCH_CAPS)))) == (
         cases.loc[usual & (cases["mode"] == "ddp"), "bucket_bytes"].item()
     ), "the reducer's order"
     ready = [p.ready_ms for p in found.parameters]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import case_of
 
-from ddp_bench.bench.buckets import BucketCaps, BucketLayout, assign_cap, bucket_bytes
+from ddp_bench.bench.buckets import BucketLayout, assign_cap, bucket_bytes
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
@@ -63,7 +63,7 @@ def known_run(tmp_path):
     cases, blocks = [], []
     for cap in ("default", "1000"):
         case = case_of(arch="net", image_size=32, batch_per_device=8, backend="gloo", bucket_cap_mb=cap)
-        layout = assign_cap(SIZES, BucketCaps.parse(cap))
+        layout = assign_cap(SIZES, cap)
         sizes = bucket_bytes(SIZES, layout)
         first = _first_round(layout)
         for r in (1, 2, 3):

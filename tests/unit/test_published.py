@@ -6,7 +6,6 @@ import pytest
 from commands import ROOT
 from published import ERRORS, ERRORS_BY_CONSTANT, SHARES, SLOWDOWNS, fitted, left_out, rows, table
 
-from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT, WRAPPER_MS
 
 USED = [row for row in rows() if not row["left_out"]]
@@ -82,7 +81,7 @@ def test_intervals_hold_the_rows_and_are_no_wider_than_they_need_be(errors):
 def test_buckets_of_1_mib_which_nothing_was_fitted_to(gpus, published):
     """PyTorch's table of buckets of 1 MiB, ResNet-50, images/s per V100: from 317 on one, with DDP."""
     row = next(row for row in USED if row["model"] == "resnet50" and row.num_gpus == gpus)
-    found = row.predicted(with_interval=True, rate="317", bucket_cap_mb=BucketCaps((1.0,)))
+    found = row.predicted(with_interval=True, rate="317", bucket_cap_mb="1")
     assert found.low <= gpus * published <= found.high
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from commands import ROOT
 
-from ddp_bench.bench.buckets import BucketCaps
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.calibration import AllReduceTimes, Calibration, Identity, Parameter
@@ -41,7 +40,7 @@ SMALL = Calibration(
 
 
 def test_intervals_hold_their_estimate_and_widen_with_the_models_error():
-    scenario = Scenario(num_devices=16, bucket_cap_mb=BucketCaps((5.0,)))
+    scenario = Scenario(num_devices=16, bucket_cap_mb="5")
     narrow, wide = predict(SMALL, scenario), predict(SMALL, scenario, model_error_pct=8.0)
     for interval in (narrow.step_ms, narrow.images_per_s, narrow.efficiency):
         assert interval.low <= interval.estimate <= interval.high

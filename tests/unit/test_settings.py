@@ -4,7 +4,7 @@ import json
 import pytest
 
 from ddp_bench.bench.axes import DDP_SETTINGS, STEP_DEFAULTS
-from ddp_bench.bench.buckets import BucketCaps, BucketLayout
+from ddp_bench.bench.buckets import BucketLayout, bucket_caps, cap_arguments, cap_code
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.resolve import PRESETS, GpuKind, resolve, with_device_defaults
 from ddp_bench.bench.settings import Settings, as_options, options_of
@@ -27,9 +27,9 @@ def test_toml_values_of_every_kind(tmp_path):
         "static_graph = [true, false]\nbucket_cap_mb = ['default', 0.5, 25]\nsync-buffers = false\n"
     )
     settings = resolve({}, config=config)
-    assert settings.static_graph == (True, False)
+    assert settings.axes["static_graph"] == (True, False)
     assert settings.stored()["bucket_cap_mb"] == ("default", "0.5", "25")
-    assert settings.sync_buffers == (False,)
+    assert settings.axes["sync_buffers"] == (False,)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -88,7 +88,7 @@ def test_unreadable_toml(tmp_path):
 
 def defaults(*, gpu=None, gpus=6, **asked):
     device = "cpu" if gpu is None else "cuda"
-    return with_device_defaults(Settings(**asked), device_type=device, num_local_devices=gpus, gpu=gpu)
+    return with_device_defaults(Settings.of(asked), device_type=device, num_local_devices=gpus, gpu=gpu)
 
 
 H200, V100, GTX = (
@@ -101,7 +101,7 @@ def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself():
     found = defaults(gpus=2)
     assert (found.arch, found.batch_size, found.backend, found.gpus) == ("resnet18", 16, "gloo", (1, 2))
     assert (found.precision, found.steps, found.margin, found.least_block_s) == ("fp32", 1, 0.05, 0)
-    assert {name: getattr(found, name) for name in STEP_DEFAULTS} == STEP_DEFAULTS | {"compile": ("off",)}
+    assert {name: found.axes[name] for name in STEP_DEFAULTS} == {n: (v,) for n, v in STEP_DEFAULTS.items()}
     fixed = with_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
     assert fixed.max_time is None, "a number of rounds is not cut short by a time nobody gave"
 
@@ -110,21 +110,23 @@ def test_a_gpu_trains_as_an_engineer_does_today():
     found = defaults(gpu=H200)
     assert (found.arch, found.batch_size, found.backend) == ("resnet50", 256, "nccl")
     assert found.gpus == (1, 2, 4, 6), "all six, beside the powers of two"
-    assert (found.precision, found.channels_last, found.fused_optimizer) == ("bf16", True, True)
-    assert (found.compile, found.cudnn_benchmark, found.margin) == (("off",), False, 0.01)
+    assert (found.precision, found.margin) == ("bf16", 0.01)
+    assert [found.axes[name] for name in STEP_DEFAULTS] == [(True,), (True,), (False,), ("off",)]
 
 
 @pytest.mark.parametrize(("gpu", "precision", "batch_size"), [(V100, "fp16", 64), (GTX, "fp32", 32)])
 def test_an_older_gpu_takes_what_it_has(gpu, precision, batch_size):
     found = defaults(gpu=gpu)
     assert (found.precision, found.batch_size) == (precision, batch_size)
-    assert found.fused_optimizer == (precision != "fp16"), "an overflow leaves its momentum unset"
+    assert found.first("fused_optimizer") == (precision != "fp16"), "an overflow leaves its momentum unset"
 
 
 def test_what_the_user_says_goes_before_the_device():
-    found = defaults(gpu=H200, precision="fp32", channels_last=False, batch_size=8, fused_optimizer=False)
-    assert (found.precision, found.channels_last, found.batch_size) == ("fp32", False, 8)
-    assert not found.fused_optimizer
+    found = defaults(
+        gpu=H200, precision="fp32", batch_size=8, channels_last=(False,), fused_optimizer=(False,)
+    )
+    assert (found.precision, found.first("channels_last"), found.batch_size) == ("fp32", False, 8)
+    assert not found.first("fused_optimizer")
 
 
 def test_the_default_batch_of_strong_scaling_divides_over_every_count():
@@ -150,12 +152,12 @@ def test_the_length_of_blocks_comes_back_for_a_resume():
 @pytest.mark.parametrize("setting", DDP_SETTINGS, ids=lambda setting: setting.name)
 def test_every_ddp_setting_is_an_option_with_values_to_measure(setting):
     option = next(f for f in options_of() if f.name == setting.name)
-    assert option.metadata["help"] == setting.metadata["help"]
-    values = getattr(Settings(), setting.name)
+    assert option.help == setting.metadata["help"]
+    values = Settings().axes[setting.name]
     assert setting.default in values
     switches = {"True": "on", "False": "off"}
     text = ",".join(switches.get(str(value), str(value)) for value in values)
-    assert option.metadata["parse"](text) == values
+    assert option.parse(text) == values
 
 
 def test_settings_come_back_from_what_is_stored_of_them():
@@ -199,17 +201,15 @@ def test_stored_settings_become_options_again():
     ],
 )
 def test_caps_know_their_text_and_what_ddp_is_given(text, shown, arguments):
-    caps = BucketCaps.parse(text)
-    assert str(caps) == shown
-    assert BucketCaps.parse(shown) == caps
-    assert caps.arguments() == arguments
+    assert bucket_caps(text) == bucket_caps(shown) == shown
+    assert cap_arguments(shown) == arguments
 
 
 @pytest.mark.parametrize("text", ["default", "25", "2.5", "0", "0.000001", "1/25/25"])
 def test_the_code_for_caps_is_the_call_that_a_run_makes(text):
-    caps = BucketCaps.parse(text)
-    call = ast.parse(f"DDP({caps.code()})", mode="eval").body
-    assert {given.arg: ast.literal_eval(given.value) for given in call.keywords} == caps.arguments()
+    caps = bucket_caps(text)
+    call = ast.parse(f"DDP({cap_code(caps)})", mode="eval").body
+    assert {given.arg: ast.literal_eval(given.value) for given in call.keywords} == cap_arguments(caps)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_code_for_caps_is_the_call_that_a_run_makes(text):
 )
 def test_other_text_is_no_cap(text):
     with pytest.raises(UsageError, match="write default, 25, 0 for a bucket per parameter, or a list"):
-        BucketCaps.parse(text)
+        bucket_caps(text)
 
 
 def test_a_layout_is_read_from_and_written_to_a_cell():

@@ -17,7 +17,7 @@ import pytest
 from commands import listening
 from made import case_of
 
-from ddp_bench.bench.buckets import BucketCaps, BucketLayout
+from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Cgroup, FirstHost, Gpu, RankPlace
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
@@ -366,7 +366,7 @@ def test_the_conductor_sleeps_while_a_block_runs(started):
     assert min(used_s) <= 1e-3, "of a processor, with sending and hearing"
 
 
-SETTINGS = Settings(modes=("ddp",), bucket_cap_mb=(BucketCaps(), BucketCaps((1.0, 25.0))), max_time=0.1)
+SETTINGS = Settings(modes=("ddp",), axes={"bucket_cap_mb": ("default", "1/25")}, max_time=0.1)
 SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="GPU-1"),))
 
 
