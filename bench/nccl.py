@@ -11,6 +11,9 @@ from .manifest import NcclChoices, NcclMessage
 VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,TUNING"}
 """What has NCCL write it; transports come under INIT, the rest under TUNING."""
 
+SHARES_GPUS = (2, 30)
+"""The version from which several of its ranks may have one GPU, by NCCL_MULTI_RANK_GPU_ENABLE."""
+
 # By the formats in libnccl.so of 2.28.9 and 2.30.7.
 _MESSAGE = re.compile(r"AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+)")
 _SYMMETRIC = re.compile(r"AllReduce \[(Symmetric)\]: (\d+) Bytes -> Kernel (\w+)")

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from ..bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
 from ..bench.provenance import not_found
-from ..bench.settings import IMAGES
+from ..bench.resolve import default_image_size
+from ..bench.settings import IMAGES, Settings
 from .checks import checked
 from .nested import describe
 from .resnet import RESNET20_CLASSES, resnet20, resnet_layers
@@ -90,6 +91,15 @@ def resnet_workload(arch: str, image_size: int) -> Workload:
         layers=resnet_layers,
         image_size=image_size,
         unit=IMAGES,
+    )
+
+
+def workload_of(settings: Settings) -> Workload:
+    """The workload of a run, a module of the user's or a built-in one. Raises UsageError."""
+    arch = settings.arch or ""
+    size = settings.image_size or default_image_size(arch, settings.device)
+    return (
+        resnet_workload(arch, size) if settings.workload is None else load_workload(settings.workload, size)
     )
 
 

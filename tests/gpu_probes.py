@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,9 +21,11 @@ from ddp_bench import Workload
 from ddp_bench.bench.measure.clock import float32_precision, make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import SingleMode
+from ddp_bench.bench.run.job import job_of
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats.interval import median_of_ratios
-from ddp_bench.bench.worker.job import resolve_job
+from ddp_bench.bench.worker.messages import Inspect, Look
+from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
 from ddp_bench.models.step import placed
 from ddp_bench.models.workload import make_module
@@ -45,9 +46,11 @@ def say(name, **figures):
 
 def resolved(**settings):
     """`single` with the suite's defaults for this device, and the workload."""
-    asked = Settings.of({"modes": ("single",)} | (settings if HAS_GPU else SMALL | settings))
-    job, workload = resolve_job(asked)
-    return job.plan[0].case, replace(workload, channels_last=job.settings.first("channels_last"))
+    asked = Settings.of_stored({"modes": ["single"]} | (settings if HAS_GPU else SMALL | settings))
+    rank = Rank(0, 0)
+    devices = rank.result(Look(device=asked.device))
+    job = job_of(asked, [devices], lambda settings: rank.result(Inspect(settings=settings)))
+    return job.plan[0].case, rank._loaded(job.settings)
 
 
 def trainer_of(**settings):

@@ -30,7 +30,10 @@ class FirstWorker:
         return True
 
     def value(self, _rank, command, *_):
-        return getattr(self._rank, f"_{command.name}")(command)
+        return self._rank.result(command)
+
+    def values(self, commands, *_):
+        return {rank: self._rank.result(one) for rank, one in commands.items()}
 
     def grow(self, _num_ranks):
         reached()

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ddp_bench.bench.case import Case
+from ddp_bench.bench.cluster.launch import Launch
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
 from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import with_device_defaults
@@ -25,6 +26,11 @@ def case_of(**settings: Any) -> Case:
     usual = {"mode": "ddp", "num_devices": 2, "arch": "line", "image_size": None, "batch_per_device": 4}
     usual |= {"scaling": "weak", "precision": "fp32", "data": "device", "device_type": "cpu"}
     return Case(**usual | settings)
+
+
+def torchrun(num_ranks: int) -> Launch:
+    """What torchrun says on one machine to the first rank."""
+    return Launch(0, num_ranks, 0, num_ranks, 29500)
 
 
 def made_manifest(**fields: Any) -> Manifest:

@@ -102,7 +102,7 @@ def ask_nccl(run: CaseRunner) -> None:
     run.next_turn()
     name = f"nccl/{run.recorder.launch}"
     asked = m.AskNccl(name=name, num_ranks=num_ranks, sizes=tuple(sorted(sizes)), backend="nccl")
-    found = choices_in(run.between(asked, what, str, num_ranks=num_ranks), num_ranks)
+    found = choices_in(run.between(asked, what, num_ranks=num_ranks), num_ranks)
     if found is None:
         run.console.note("How NCCL sends the buckets is not known: its log does not say it")
     else:
@@ -113,12 +113,12 @@ def _once(run: CaseRunner, group: m.GroupKey, size: int) -> float | None:
     """Milliseconds of the longest rank; None where any failed."""
     num_ranks, what = group[0], f"the all-reduce curve of {group[0]} ranks"
     run.recorder.note(None, what, curve=group)
-    commands = run.told(m.Curve(group=group, num_bytes=size), num_ranks)
-    reports = run.workers.ask(commands, what, preparing_s(run.settings))
+    curve = m.Curve(group=group, num_bytes=size)
+    reports = run.workers.ask(run.told(curve, num_ranks), what, preparing_s(run.settings))
     if any(r.status != "ok" for r in reports.values()):
         run.settle(reports, None, group)
         return None
-    return max(float(r.value) for r in reports.values() if r.value is not None)
+    return max(curve.reply_in(reports[rank]) for rank in range(num_ranks))
 
 
 def _curve(

@@ -1,4 +1,4 @@
-"""The beginning of a run: what it resolves to, its plan on the terminal, its manifest, alike hosts."""
+"""The beginning of a run: its plan on the terminal, its manifest, alike hosts."""
 
 from __future__ import annotations
 
@@ -20,42 +20,22 @@ from ..findings.numbers import plural, short
 from ..findings.wording import devices, samples_noun, workload_parts
 from ..manifest import Host, Manifest, OwnVersion
 from ..provenance import own_git_state, own_version
-from ..settings import Settings
 from ..text import visible
 from ..worker import messages as m
+from .failures import START_LIMIT_S
+from .job import Job
 from .stop_rule import expected_half_width
 from .workers import Workers
 
-START_LIMIT_S = 600.0
-"""Limit for what is done before the first case, such as reading drivers and slow file systems."""
 
-
-def have_resolved(workers: Workers, asked: Settings) -> m.ResolvedJob:
-    """Have the first worker resolve and plan what was asked for. Raises UsageError, LostError."""
-    workers.open()
-    there = workers.launched
-    if there is not None:
-        look = dict.fromkeys(range(len(workers)), m.Look(device=asked.device))
-        seen = workers.values(look, m.SeenGpus | None, "start-up", START_LIMIT_S).values()
-        there = msgspec.structs.replace(there, seen=tuple(one for one in seen if one is not None))
-    ask = m.Resolve(asked=asked, launched=there)
-    found: m.ResolvedJob = workers.value(0, ask, m.ResolvedJob, "start-up", START_LIMIT_S)
-    if not workers.suit(found.settings.device):
-        workers.open()
-        ask = m.Resolve(asked=replace(asked, device=found.settings.device))
-        found = workers.value(0, ask, m.ResolvedJob, "start-up", START_LIMIT_S)
-    return found
-
-
-def show_plan(workers: Workers, job: m.ResolvedJob) -> None:
+def show_plan(workers: Workers, job: Job) -> None:
     """Print the plan and how long it takes."""
     # Eager: a plan should not take the minutes of a compiler, nor need one.
     first = m.Probe(settings=job.settings, case=replace(job.plan[0].case, compile="off"))
-    steps_ms: list[float] = workers.value(0, first, list[float], "the probe of single", START_LIMIT_S)
-    print_plan(job, steps_ms)
+    print_plan(job, workers.value(0, first, "the probe of single", START_LIMIT_S))
 
 
-def print_plan(job: m.ResolvedJob, steps_ms: Sequence[float]) -> None:
+def print_plan(job: Job, steps_ms: Sequence[float]) -> None:
     """Every case, why it is skipped, the order of the first round and the expected time."""
     runnable = [p for p in job.plan if p.skip_reason is None]
     order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
@@ -88,7 +68,7 @@ def print_plan(job: m.ResolvedJob, steps_ms: Sequence[float]) -> None:
 
 
 def new_manifest(
-    job: m.ResolvedJob,
+    job: Job,
     profiled: m.Profiled,
     arguments: Sequence[str],
     begun: Sequence[m.Begun],

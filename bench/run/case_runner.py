@@ -6,9 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from ..case import Case, split_of
 from ..cluster.turns import TURNS_ENV, TurnClient
@@ -34,6 +32,8 @@ from .reopen import fail_case
 from .schedule import LiveCase, Schedule
 from .stop_rule import StopRule
 from .workers import LostError, Workers
+
+T = TypeVar("T")
 
 LAST_STEPS = 3
 """Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""
@@ -116,22 +116,22 @@ class CaseRunner:
         limit_s = _preparing_s(case, self.settings)
         began_s = self.elapsed_s()
         if case.is_staged:
-            found = self._done(live, PREPARATION, {0: m.Split(case=case)}, limit_s=limit_s)
-            if found is None:
+            split = self._done(live, PREPARATION, m.Split(case=case), limit_s, num_ranks=1, waits=False)
+            if split is None:
                 return False
-            live.by_device = tuple(found[0])
+            (live.by_device,) = split
         prove = m.Prove(case=case, by_device=live.by_device, equal_replicas=self._equal_replicas)
-        proven = self._done(live, PREPARATION, self.told(prove, case.num_ranks), limit_s=limit_s)
-        if proven is None:
+        proven = self._done(live, PREPARATION, prove, limit_s)
+        if proven is None or (shown := proven[0]) is None:
             return False
         warmed = self._warmed(live, compares=True)
         if warmed is None:
             return False
-        compare = self.told(m.Compare(index=index, by_device=live.by_device), case.num_ranks)
-        compared = self._done(live, PREPARATION, compare, limit_s=limit_s)
+        compare = m.Compare(index=index, by_device=live.by_device)
+        compared = self._done(live, PREPARATION, compare, limit_s)
         if compared is None:
             return False
-        update, shown = msgspec.convert(compared[0], m.Shown), msgspec.convert(proven[0], m.Proven)
+        update = compared[0]
         if update.why_silent and not shown.shown.not_proved:
             line = f"{PROVEN} {case.case_id}: {update.why_silent}; its gradients are proven"
             self._say_once("unproven", f"{line}. So it is of every case without update_error")
@@ -145,16 +145,15 @@ class CaseRunner:
             self.console.note(f"{name} is not proved: {why}. What helps: {facts['proved_by']}")
         self.recorder.set_outcome(index, "ok", facts=facts)
         self.recorder.set_layout(case.case_id, live.layout)
-        self._record(live, "warmup", 0, len(self.live), began_s, {r: w.times for r, w in enumerate(warmed)})
+        self._record(live, "warmup", 0, len(self.live), began_s, [one.times for one in warmed])
         return True
 
     def _has_group(self, live: LiveCase) -> bool:
         """Have the process group of a case made, if it needs one; False where that fails."""
         if not live.case.backend or live.group in self._groups:
             return True
-        everyone = self.told(m.Group(group=live.group), len(self.workers))
-        made = self._done(live, "its process group", everyone, limit_s=preparing_s(self.settings))
-        if made is None:
+        make, limit_s = m.Group(group=live.group), preparing_s(self.settings)
+        if self._done(live, "its process group", make, limit_s, num_ranks=len(self.workers)) is None:
             return False
         self._groups.add(live.group)
         return True
@@ -170,11 +169,9 @@ class CaseRunner:
             least_s=least_warmup_s(self.plan, self.settings),
             compares=compares,
         )
-        commands = self.told(warm, case.num_ranks)
-        told = self._done(live, PREPARATION, commands, limit_s=_preparing_s(case, self.settings))
-        if told is None:
+        warmed = self._done(live, PREPARATION, warm, _preparing_s(case, self.settings))
+        if warmed is None:
             return None
-        warmed = [msgspec.convert(told[rank], m.Warmed) for rank in range(case.num_ranks)]
         by_rank = [one.times.steps_ms for one in warmed]
         live.layout = warmed[0].layout
         live.longest_step_s = max(map(max, by_rank)) / 1000
@@ -194,32 +191,42 @@ class CaseRunner:
     ) -> bool:
         """Measure one block and write it down; False where the case failed and is dropped."""
         block = m.Block(index=live.index, phase=phase, steps=steps, gives_caches_back=gives_caches_back)
-        commands = self.told(block, live.case.num_ranks, gives_caches_back=gives_caches_back)
         started_s = self.elapsed_s()
-        found = self._done(live, what, commands, limit_s=limit_s)
-        if found is None:
+        times = self._done(live, what, block, limit_s, gives_caches_back=gives_caches_back)
+        if times is None:
             self.live.remove(live)
             return False
-        times = {rank: msgspec.convert(found[rank], BlockTimes) for rank in range(live.case.num_ranks)}
         self._record(live, phase, number, position, started_s, times)
         return True
 
-    def told(self, command: m.Command, num_ranks: int, **wait: Any) -> dict[int, m.Command]:
+    def told(self, command: m.Command[Any], num_ranks: int, **wait: Any) -> dict[int, m.Command[Any]]:
         """The command for the first ranks; the others wait for its beginning."""
         return {rank: command if rank < num_ranks else m.Wait(**wait) for rank in range(len(self.workers))}
 
     def _done(
-        self, live: LiveCase, what: str, commands: Mapping[int, m.Command], *, limit_s: float
-    ) -> dict[int, Any] | None:
-        """What ranks give for a case; None where one reports a fault, with which the case ends.
+        self,
+        live: LiveCase,
+        what: str,
+        command: m.Command[T],
+        limit_s: float,
+        *,
+        num_ranks: int | None = None,
+        waits: bool = True,
+        gives_caches_back: bool = False,
+    ) -> list[T] | None:
+        """What its ranks, or the first `num_ranks`, give for a case, while the others wait, if any `waits`.
 
-        Raises LostError where the ranks cannot go on to another case.
+        None where one reports a fault, with which the case ends. Raises LostError where the ranks cannot go
+        on to another case.
         """
+        count = live.case.num_ranks if num_ranks is None else num_ranks
+        commands = self.told(command, count, gives_caches_back=gives_caches_back)
+        commands = commands if waits else {rank: commands[rank] for rank in range(count)}
         self.recorder.note(live.index, what)
         reports = self.workers.ask(commands, what, limit_s)
         failure = failure_in(reports)
         if failure is None:
-            return {rank: report.value for rank, report in reports.items()}
+            return [command.reply_in(reports[rank]) for rank in range(count)]
         self.console.note(fail_case(self.recorder, live.index, failure))
         self.settle(reports, live.index, live.group)
         return None
@@ -245,13 +252,13 @@ class CaseRunner:
         round_index: int,
         position: int,
         started_s: float,
-        times: Mapping[int, BlockTimes],
+        times: Sequence[BlockTimes],
     ) -> None:
-        """Write down a block, with the times by rank, unless an earlier attempt has."""
+        """Write down a block, with the times of each rank, unless an earlier attempt has."""
         case_id = live.case.case_id
         if (case_id, phase, round_index) in self._earlier:
             return
-        for rank, block in times.items():
+        for rank, block in enumerate(times):
             if block.trace is not None:
                 self.recorder.add_trace(case_id, rank, block.trace)
             for name in FAILED.keys() & block.detail.keys():
@@ -259,7 +266,7 @@ class CaseRunner:
                 self._say_once(name, f"No {FAILED[name]} from rank {rank}: {why}")
         seconds = self.elapsed_s() - started_s
         self._schedule.add(live, phase, seconds)
-        found = [(self.places[rank].host, rank, block) for rank, block in times.items()]
+        found = [(self.places[rank].host, rank, block) for rank, block in enumerate(times)]
         launch = self.recorder.launch
         self.recorder.add_block(
             block_rows(case_id, phase, round_index, position, started_s, found, launch=launch)
@@ -270,12 +277,11 @@ class CaseRunner:
         self.live.remove(live)
         self.between(m.Settle(index=live.index, group=live.group), "dropping a case")
 
-    def between(
-        self, command: m.Command, what: str, kind: Any = Any, *, num_ranks: int | None = None
-    ) -> list[Any]:
+    def between(self, command: m.Command[T], what: str, *, num_ranks: int | None = None) -> list[T]:
         """What all ranks, or the first `num_ranks`, answer between cases."""
-        told = self.told(command, len(self.workers) if num_ranks is None else num_ranks)
-        return [*self.workers.values(told, kind, what, preparing_s(self.settings)).values()][:num_ranks]
+        count = len(self.workers) if num_ranks is None else num_ranks
+        found = self.workers.values(self.told(command, count), what, preparing_s(self.settings))
+        return [found[rank] for rank in range(count)]
 
     def next_turn(self) -> None:
         """Wait until this run may compute, where it takes turns with others. Raises GaveUpError."""

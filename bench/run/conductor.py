@@ -24,9 +24,10 @@ from ..results.recorder import Recorder
 from ..settings import Settings
 from ..text import visible
 from ..worker import messages as m
-from .begin import START_LIMIT_S, check_alike, have_resolved, new_manifest
+from .begin import check_alike, new_manifest
 from .close import STOPPED_BY_ERROR, How, close, finish_and_say
-from .failures import MOST_IDLE_ATTEMPTS, Failure, is_stuck
+from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, is_stuck
+from .job import Job, resolved_on
 from .reopen import (
     begin_attempt,
     check_same,
@@ -59,7 +60,7 @@ class Conductor:
         self._workers = workers
         self._began_s = began_s
         self._load_before = load_average()
-        self._job: m.ResolvedJob | None = None
+        self._job: Job | None = None
         self._profiled: m.Profiled | None = None
         self._recorder: Recorder | None = None
         self._console = Console(silent=how.quiet)
@@ -105,12 +106,12 @@ class Conductor:
     def _attempt(self) -> str:
         """Start the workers and measure until there is a reason to stop: that reason."""
         if self._job is None:
-            self._job = have_resolved(self._workers, self._asked)
+            self._job = resolved_on(self._workers, self._asked)
         job, workers = self._job, self._workers
         self._start_workers(job)
         if self._profiled is None:
             profile = m.Profile(settings=job.settings)
-            self._profiled = workers.value(0, profile, m.Profiled, "start-up", START_LIMIT_S)
+            self._profiled = workers.value(0, profile, "start-up", START_LIMIT_S)
         begun = self._begin(job)
         recorder = self._opened(job, self._profiled, begun)
         if self._startup_s is None:
@@ -127,7 +128,7 @@ class Conductor:
         )
         return rounds.run()
 
-    def _start_workers(self, job: m.ResolvedJob) -> None:
+    def _start_workers(self, job: Job) -> None:
         self._workers.open()
         self._workers.grow(plan.world_size(job.plan))
 
@@ -157,7 +158,7 @@ class Conductor:
             stopped_because=stopped_because,
         )
 
-    def _begin(self, job: m.ResolvedJob) -> list[m.Begun]:
+    def _begin(self, job: Job) -> list[m.Begun]:
         """Have all workers take their devices and meet. Raises UsageError where their hosts differ."""
         workers, settings = self._workers, job.settings
         local_size = len(workers) if workers.launched is None else job.machine.ranks_per_node
@@ -171,11 +172,11 @@ class Conductor:
             seen=job.seen,
         )
         everyone = dict.fromkeys(range(len(workers)), begin)
-        begun = [*workers.values(everyone, m.Begun, "start-up", START_LIMIT_S).values()]
+        begun = [*workers.values(everyone, "start-up", START_LIMIT_S).values()]
         check_alike(begun)
         return begun
 
-    def _opened(self, job: m.ResolvedJob, profiled: m.Profiled, begun: Sequence[m.Begun]) -> Recorder:
+    def _opened(self, job: Job, profiled: m.Profiled, begun: Sequence[m.Begun]) -> Recorder:
         """The record of the run, whose folder is opened with the first attempt."""
         oom_kills = _oom_kills(begun)
         if (recorder := self._recorder) is not None:

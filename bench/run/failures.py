@@ -15,6 +15,9 @@ from ..worker.messages import Report
 MOST_IDLE_ATTEMPTS = 2
 """So many attempts in a row may achieve nothing: one can be chance, two have a cause that stays."""
 
+START_LIMIT_S = 600.0
+"""Limit for what is done before the first case, such as reading drivers and slow file systems."""
+
 PREPARING_S = 600.0
 """Limit for a case's construction, proof and warm-up: compiling a large model takes minutes."""
 

@@ -182,12 +182,13 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
         check_claimable(Path(settings.out))
     with running_workers(settings) as workers:
         # Pandas and scipy take a second, in which the workers import torch.
-        from .begin import have_resolved, show_plan
+        from .begin import show_plan
         from .close import How
         from .conductor import Conductor
+        from .job import resolved_on
 
         if how["dry_run"]:
-            show_plan(workers, have_resolved(workers, settings))
+            show_plan(workers, resolved_on(workers, settings))
             workers.end()
             return ExitCode.OK
         done = How(arguments=arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])

@@ -77,10 +77,7 @@ class Rounds(CaseRunner):
         return reason
 
     def _load(self) -> list[LoadReading | None]:
-        found: list[LoadReading | None] = self.between(
-            m.Load(), "reading the machine's load", LoadReading | None
-        )
-        return found
+        return self.between(m.Load(), "reading the machine's load")
 
     def _note_load(self) -> None:
         """Record what else used the cores during the rounds; of runs in turns it is mostly the other run."""

@@ -10,12 +10,10 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from ..cli import say
-from ..cluster.launch import launch
+from ..cluster.launch import Launch, launch
 from ..cluster.scratch import remove_abandoned
 from ..errors import ExitCode, NotMeasuredError, UsageError
 from ..settings import Settings
@@ -25,6 +23,8 @@ from ..worker import messages as m
 from .failures import AFTER_ANOTHER, IDLE, Failure, cause_in, failure_of, placed
 from .meeting import SEND_S, Meeting
 from .processes import Processes, expected_device, modules_for, worker_variables
+
+T = TypeVar("T")
 
 MEETING_S = 600.0
 """Workers may take so long to come: allocations and slow file systems can take minutes."""
@@ -82,7 +82,7 @@ class Worker:
 class Workers:
     """All workers of a run, by rank. Under torchrun or srun they are `launched`: a lost one stays lost."""
 
-    def __init__(self, processes: Processes, launched: m.Launched | None = None) -> None:
+    def __init__(self, processes: Processes, launched: Launch | None = None) -> None:
         """Workers that `processes` or a launcher start."""
         self.launched = launched
         self._processes = processes
@@ -92,7 +92,7 @@ class Workers:
         """Exit codes of those that have gone, by rank; None where another process has started it."""
         self._was_idle = False
         """Whether one of them had not begun with what it was told last."""
-        self._told_last: Mapping[int, m.Command] = {}
+        self._told_last: m.Commands = {}
         self._begin()
         self.store_port = 0
 
@@ -114,10 +114,10 @@ class Workers:
             return
         self._start([0])
         if (there := self.launched) is None:
-            self.store_port = self.value(0, m.Open(), int, "start-up", MEETING_S)
+            self.store_port = self.value(0, m.Open(), "start-up", MEETING_S)
             return
-        with contextlib.closing(Meeting(one_host=there.world_size == there.ranks_per_node)) as meeting:
-            self.value(0, m.Open(address=meeting.address), int, "start-up", MEETING_S)
+        with contextlib.closing(Meeting(one_host=there.world_size == there.local_world_size)) as meeting:
+            self.value(0, m.Open(address=meeting.address), "start-up", MEETING_S)
             self._await(range(there.world_size), meeting)
 
     def suit(self, device_type: str) -> bool:
@@ -170,23 +170,20 @@ class Workers:
             if self._lost:
                 raise self.died("start-up")
 
-    def value(self, rank: int, command: m.Command, kind: Any, what: str, limit_s: float) -> Any:
+    def value(self, rank: int, command: m.Command[T], what: str, limit_s: float) -> T:
         """What one worker answers, outside all cases. Raises UsageError, LostError."""
-        (found,) = self.values({rank: command}, kind, what, limit_s).values()
-        return found
+        return self.values({rank: command}, what, limit_s)[rank]
 
-    def values(
-        self, commands: Mapping[int, m.Command], kind: Any, what: str, limit_s: float
-    ) -> dict[int, Any]:
+    def values(self, commands: Mapping[int, m.Command[T]], what: str, limit_s: float) -> dict[int, T]:
         """What workers answer, outside all cases, by rank. Raises UsageError, LostError."""
         reports = self.ask(commands, what, limit_s)
         for rank, report in reports.items():
             if report.status != "ok":
                 ranks = {rank: f"raised\n{report.traceback}"}
                 raise LostError(Failure(report.status, placed(report.reason, report.place), ranks))
-        return {rank: msgspec.convert(report.value, kind) for rank, report in reports.items()}
+        return {rank: commands[rank].reply_in(report) for rank, report in reports.items()}
 
-    def ask(self, commands: Mapping[int, m.Command], what: str, limit_s: float) -> dict[int, m.Report]:
+    def ask(self, commands: m.Commands, what: str, limit_s: float) -> dict[int, m.Report]:
         """Have workers do `what`; the report of each, by rank. This process sleeps meanwhile.
 
         Raises UsageError for a mistake of the user that a worker has found, and LostError where one dies,
@@ -215,7 +212,7 @@ class Workers:
                     deadline_s = min(deadline_s, time.monotonic() + grace_s)
         return {rank: reports[rank] for rank in sorted(reports)}
 
-    def _tell(self, commands: Mapping[int, m.Command]) -> None:
+    def _tell(self, commands: m.Commands) -> None:
         """Send commands, unless a worker has gone since the last answer. Raises LostError."""
         self._poll(0.0)
         if self._lost:
@@ -224,7 +221,7 @@ class Workers:
         for rank, command in commands.items():
             self._send(rank, command)
 
-    def _send(self, rank: int, command: m.Command) -> None:
+    def _send(self, rank: int, command: m.Command[Any]) -> None:
         worker = self._workers[rank]
         try:
             worker.connection.sendall(m.encode(command))
@@ -297,7 +294,7 @@ class Workers:
         cause = failed[rank]
         return LostError(Failure(cause.status, placed(cause.reason, cause.place, f"rank {rank}"), ranks))
 
-    def _timed_out(self, commands: Mapping[int, m.Command], what: str, limit_s: float) -> LostError:
+    def _timed_out(self, commands: m.Commands, what: str, limit_s: float) -> LostError:
         """Ask for the stacks of all, and say who is late."""
         told = self._told(list(commands))
         silent = [rank for rank in commands if rank not in told]
@@ -363,7 +360,7 @@ class Workers:
 @contextlib.contextmanager
 def running_workers(settings: Settings) -> Iterator[Workers]:
     """Workers for a run of these settings, none of them started; at the end all are gone."""
-    there = launched()
+    there = launch(os.environ)
     variables = {} if there else worker_variables(expected_device(settings))
     remove_abandoned()  # by commands that were killed before; at the end by workers that are killed here
     processes = Processes(variables, modules_for(settings))
@@ -374,13 +371,6 @@ def running_workers(settings: Settings) -> Iterator[Workers]:
         raise NotMeasuredError(str(lost)) from None
     finally:
         remove_abandoned()
-
-
-def launched() -> m.Launched | None:
-    """Tell what torchrun or srun has started; None where this command starts its own workers."""
-    if (there := launch(os.environ)) is None:
-        return None
-    return m.Launched(world_size=there.world_size, ranks_per_node=there.local_world_size)
 
 
 def _received(connection: socket.socket) -> bytes | None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 import torch
+import torch.distributed as dist
 
 from .. import sysfs
 from ..cluster.process import allowed_cores, host_name
@@ -24,11 +25,10 @@ from ..machine import machine, versions
 from ..manifest import FirstHost, Manifest, RankPlace
 from ..modes import Place
 from ..modes.base import pin
+from ..nccl import SHARES_GPUS
 from ..provenance import own_git_state
-from .messages import Begin, SeenGpus
-
-SHARES_GPUS = (2, 30)
-"""The version of NCCL from which several of its ranks may have one GPU, by NCCL_MULTI_RANK_GPU_ENABLE."""
+from ..resolve import GpuKind
+from .messages import Begin, Devices, SeenGpus
 
 
 def num_gpus() -> int:
@@ -63,6 +63,24 @@ def seen_gpus(local_rank: int) -> SeenGpus:
     """The GPUs that this process sees."""
     uuids = tuple(gpu_uuid(index) for index in range(num_gpus()))
     return SeenGpus(host=host_name(), local_rank=local_rank, uuids=uuids, facts=tuple(gpus(uuids)))
+
+
+def look(device: str, local_rank: int) -> Devices:
+    """What this process can train on; of GPUs nothing where `device` is `cpu`."""
+    num_cores = len(allowed_cores())
+    if device == "cpu" or not torch.cuda.is_available():
+        return Devices(num_cores=num_cores)
+    found = [torch.cuda.get_device_properties(index) for index in range(num_gpus())]
+    return Devices(
+        num_cores=num_cores,
+        gpus=seen_gpus(local_rank),
+        kind=GpuKind(
+            capability=min((one.major, one.minor) for one in found),
+            memory_gib=min(one.total_memory for one in found) / 2**30,
+        ),
+        nccl=torch.cuda.nccl.version(),
+        has_lazy_nccl=hasattr(dist, "ProcessGroupNCCLLazy"),
+    )
 
 
 def this_machine(seen: Sequence[SeenGpus]) -> FirstHost:

@@ -15,7 +15,7 @@ import traceback
 import warnings
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..cli import guarded, speaker
 from ..cluster.launch import Launch
@@ -49,7 +49,7 @@ class Connection:
         self._lines = self._socket.makefile("rb")
         self._sending = threading.Lock()
         self._main = threading.get_ident()
-        self.commands: queue.SimpleQueue[m.Command] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[m.Command[Any]] = queue.SimpleQueue()
         # Loaders of batches are forks of this process: the connection ends with it, not with them.
         os.register_at_fork(after_in_child=self._socket.close)
         self.send(hello)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any, TypeAlias, Union
+from collections.abc import Mapping
+from typing import Any, Generic, TypeAlias, TypeVar, Union, get_args
 
 import msgspec
 
 from ..buckets import BucketLayout
 from ..case import Case
 from ..cli import to_json
+from ..cluster.load import LoadReading
 from ..manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
-from ..plan import Machine, Planned
+from ..resolve import GpuKind
 from ..results.measured import BlockTimes, Compilation, DeviceMemory
-from ..settings import ResolvedSettings, Settings
+from ..settings import ResolvedSettings
 
 MOST_BYTES = 2**28
 """Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
@@ -32,176 +34,7 @@ NO_GROUP = -1
 """Stands for the number of collectives on a rank outside the case's process group; no count is negative."""
 
 
-class Command(Record, frozen=True, tag_field="do", tag=str.lower):
-    """What the conductor tells a worker; each one is answered by a `Report`."""
-
-    @property
-    def name(self) -> str:
-        """What the line calls it."""
-        return type(self).__name__.lower()
-
-
-class Tell(Command, frozen=True):
-    """Say at once, whatever is under way, what that is: a `Told`, and no `Report`."""
-
-
-class Quit(Command, frozen=True):
-    """Leave, without an answer."""
-
-
-class Open(Command, frozen=True):
-    """Open the store of the process groups, or join the launcher's: its port.
-
-    The other ranks of a launcher find the conductor's `address` there.
-    """
-
-    address: str = ""
-
-
-class Look(Command, frozen=True):
-    """Tell which GPUs this rank sees where `device` asks for GPUs: `SeenGpus` or None."""
-
-    device: str
-
-
-class Resolve(Command, frozen=True):
-    """Resolve what was asked for on this machine, load the workload, and plan: a `ResolvedJob`."""
-
-    asked: Settings
-    launched: Launched | None = None
-
-
-class Probe(Command, frozen=True):
-    """Time some steps of a `single` case: their milliseconds."""
-
-    settings: ResolvedSettings
-    case: Case
-
-
-class Profile(Command, frozen=True):
-    """Describe model and code: a `Profiled`."""
-
-    settings: ResolvedSettings
-
-
-class Begin(Command, frozen=True):
-    """Take a device, meet the other ranks and make the model that all cases begin with: a `Begun`."""
-
-    settings: ResolvedSettings
-    cases: tuple[Case, ...]
-    """Those that run."""
-    world_size: int
-    local_world_size: int
-    meeting: str
-    """Its name, which no other has."""
-    port: int = 0
-    """Of the store on this machine; 0: the launcher's."""
-    seen: tuple[SeenGpus, ...] = ()
-    """What a launcher's ranks see."""
-
-
-class Wait(Command, frozen=True):
-    """Take no part in what the other ranks begin, but wait for its beginning."""
-
-    gives_caches_back: bool = False
-
-
-class Load(Command, frozen=True):
-    """Read how busy the machine is: a `LoadReading` or None."""
-
-
-class Rate(Command, frozen=True):
-    """Measure the device by itself: figures of `DeviceRates`, or in a sentence why there are none."""
-
-
-class Group(Command, frozen=True):
-    """Make a process group; all ranks together."""
-
-    group: GroupKey
-
-
-class Link(Command, frozen=True):
-    """See that `num_ranks` ranks, from `first` on, can communicate; all ranks together."""
-
-    first: int
-    num_ranks: int
-    backend: str
-
-
-class Split(Command, frozen=True):
-    """Decide on the first rank how the layers of a case are split: how many each device has."""
-
-    case: Case
-
-
-class Prove(Command, frozen=True):
-    """Show that a case computes the plain module's gradients: on the first rank a `Proven`."""
-
-    case: Case
-    by_device: tuple[int, ...] | None = None
-    """Layers of each device, of a case that splits the model."""
-    equal_replicas: bool = False
-    """Whether all ranks have made the same model, so that nothing has to be broadcast."""
-
-
-class Warm(Command, frozen=True):
-    """Build a case and warm it up: a `Warmed`."""
-
-    index: int
-    case: Case
-    by_device: tuple[int, ...] | None = None
-    equal_replicas: bool = False
-    least_s: float = 0.0
-    compares: bool = True
-    """Whether `Compare` follows."""
-
-
-class Compare(Command, frozen=True):
-    """Show that the first steps of the warm-up train as the plain module: a `Shown`."""
-
-    index: int
-    by_device: tuple[int, ...] | None = None
-
-
-class Block(Command, frozen=True):
-    """Measure a block of `steps` steps: a `BlockTimes`, on ranks that take part."""
-
-    index: int
-    phase: str
-    steps: int
-    gives_caches_back: bool = False
-    """Whether other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
-
-
-class Curve(Command, frozen=True):
-    """Time an all-reduce of so many bytes by itself: milliseconds."""
-
-    group: GroupKey
-    num_bytes: int
-
-
-class AskNccl(Command, frozen=True):
-    """Ask NCCL, in a process beside this one, how it sends messages of so many bytes: its log."""
-
-    name: str
-    """Of the ranks' meeting."""
-    num_ranks: int
-    sizes: tuple[int, ...]
-    backend: str
-
-
-class Settle(Command, frozen=True):
-    """Wait for what was launched, measure the case, if it is one, no further, and give memory back."""
-
-    index: int | None = None
-    group: GroupKey = (1, "")
-
-
-class Freeze(Command, frozen=True):
-    """What is alive now stays so: no collection of garbage has to look through it within a block."""
-
-
-AnyCommand: Any = Union[tuple(Command.__subclasses__())]  # noqa: UP007 - of a list of classes
+Reply_co = TypeVar("Reply_co", covariant=True)
 
 
 class Answer(Record, frozen=True, tag_field="is", tag=str.lower):
@@ -271,23 +104,30 @@ class SeenGpus(Record, frozen=True):
         return self.uuids[self.local_rank % len(self.uuids)]
 
 
-class Launched(Record, frozen=True):
-    """What torchrun or srun has started."""
+class Devices(Record, frozen=True):
+    """What a rank's process can train on."""
 
-    world_size: int
-    ranks_per_node: int
-    seen: tuple[SeenGpus, ...] = ()
-    """The GPUs that each rank sees, by rank; none on CPU cores."""
+    num_cores: int
+    gpus: SeenGpus | None = None
+    """None without GPUs, or where none is asked for."""
+    kind: GpuKind | None = None
+    """The least of them."""
+    nccl: tuple[int, ...] = ()
+    """NCCL's version."""
+    has_lazy_nccl: bool = False
+    """Whether torch has the backend `nccl-lazy`."""
 
 
-class ResolvedJob(Record, frozen=True):
-    """A run, validated and planned for this machine."""
+class Inspected(Record, frozen=True):
+    """What a plan has to know of a workload."""
 
-    settings: ResolvedSettings
-    machine: Machine
-    plan: tuple[Planned, ...]
-    seen: tuple[SeenGpus, ...] = ()
-    """What a launcher's ranks see."""
+    name: str
+    image_size: int | None
+    unit: str
+    units_per_sample: int
+    has_fused_optimizer: bool
+    takes_images: bool
+    """Where channels_last is in question."""
 
 
 class Profiled(Record, frozen=True):
@@ -351,7 +191,187 @@ class Warmed(Record, frozen=True):
     layout: BucketLayout | None = None
 
 
-def encode(message: Command | Answer) -> bytes:
+class Command(Record, Generic[Reply_co], frozen=True, tag_field="do", tag=str.lower):
+    """What the conductor tells a worker; each one is answered by a `Report`, which has a reply."""
+
+    @property
+    def name(self) -> str:
+        """What the line calls it."""
+        return type(self).__name__.lower()
+
+    def reply_in(self, report: Report) -> Reply_co:
+        """What a worker has answered. Raises msgspec.ValidationError for what no worker says."""
+        (base,) = type(self).__orig_bases__  # type: ignore[attr-defined]  # every generic class has it
+        found: Reply_co = msgspec.convert(report.value, get_args(base)[0])
+        return found
+
+
+class Tell(Command[None], frozen=True):
+    """Say at once, whatever is under way, what that is: a `Told`, and no `Report`."""
+
+
+class Quit(Command[None], frozen=True):
+    """Leave, without an answer."""
+
+
+class Open(Command[int], frozen=True):
+    """Open the store of the process groups, or join the launcher's: its port.
+
+    The other ranks of a launcher find the conductor's `address` there.
+    """
+
+    address: str = ""
+
+
+class Look(Command[Devices], frozen=True):
+    """Tell what there is to train on; of GPUs nothing where `device` is `cpu`."""
+
+    device: str
+
+
+class Inspect(Command[Inspected], frozen=True):
+    """Load the workload, and see that the images are there that it is to train on."""
+
+    settings: ResolvedSettings
+
+
+class Probe(Command[list[float]], frozen=True):
+    """Time some steps of a `single` case, in milliseconds."""
+
+    settings: ResolvedSettings
+    case: Case
+
+
+class Profile(Command[Profiled], frozen=True):
+    """Describe model and code."""
+
+    settings: ResolvedSettings
+
+
+class Begin(Command[Begun], frozen=True):
+    """Take a device, meet the other ranks and make the model that all cases begin with."""
+
+    settings: ResolvedSettings
+    cases: tuple[Case, ...]
+    """Those that run."""
+    world_size: int
+    local_world_size: int
+    meeting: str
+    """Its name, which no other has."""
+    port: int = 0
+    """Of the store on this machine; 0: the launcher's."""
+    seen: tuple[SeenGpus, ...] = ()
+    """What a launcher's ranks see."""
+
+
+class Wait(Command[None], frozen=True):
+    """Take no part in what the other ranks begin, but wait for its beginning."""
+
+    gives_caches_back: bool = False
+
+
+class Load(Command[LoadReading | None], frozen=True):
+    """Read how busy the machine is."""
+
+
+class Rate(Command[dict[str, float] | str], frozen=True):
+    """Measure the device by itself: figures of `DeviceRates`, or in a sentence why there are none."""
+
+
+class Group(Command[None], frozen=True):
+    """Make a process group; all ranks together."""
+
+    group: GroupKey
+
+
+class Link(Command[None], frozen=True):
+    """See that `num_ranks` ranks, from `first` on, can communicate; all ranks together."""
+
+    first: int
+    num_ranks: int
+    backend: str
+
+
+class Split(Command[tuple[int, ...]], frozen=True):
+    """Decide on the first rank how the layers of a case are split: how many each device has."""
+
+    case: Case
+
+
+class Prove(Command[Proven | None], frozen=True):
+    """Show that a case computes the plain module's gradients; the first rank says it."""
+
+    case: Case
+    by_device: tuple[int, ...] | None = None
+    """Layers of each device, of a case that splits the model."""
+    equal_replicas: bool = False
+    """Whether all ranks have made the same model, so that nothing has to be broadcast."""
+
+
+class Warm(Command[Warmed], frozen=True):
+    """Build a case and warm it up."""
+
+    index: int
+    case: Case
+    by_device: tuple[int, ...] | None = None
+    equal_replicas: bool = False
+    least_s: float = 0.0
+    compares: bool = True
+    """Whether `Compare` follows."""
+
+
+class Compare(Command[Shown], frozen=True):
+    """Show that the first steps of the warm-up train as the plain module."""
+
+    index: int
+    by_device: tuple[int, ...] | None = None
+
+
+class Block(Command[BlockTimes], frozen=True):
+    """Measure a block of `steps` steps."""
+
+    index: int
+    phase: str
+    steps: int
+    gives_caches_back: bool = False
+    """Whether other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
+
+
+class Curve(Command[float], frozen=True):
+    """Time an all-reduce of so many bytes by itself, in milliseconds."""
+
+    group: GroupKey
+    num_bytes: int
+
+
+class AskNccl(Command[str], frozen=True):
+    """Ask NCCL, in a process beside this one, how it sends messages of so many bytes: its log."""
+
+    name: str
+    """Of the ranks' meeting."""
+    num_ranks: int
+    sizes: tuple[int, ...]
+    backend: str
+
+
+class Settle(Command[None], frozen=True):
+    """Wait for what was launched, measure the case, if it is one, no further, and give memory back."""
+
+    index: int | None = None
+    group: GroupKey = (1, "")
+
+
+class Freeze(Command[None], frozen=True):
+    """What is alive now stays so: no collection of garbage has to look through it within a block."""
+
+
+Commands: TypeAlias = Mapping[int, Command[Any]]
+"""By rank."""
+
+AnyCommand: Any = Union[tuple(Command.__subclasses__())]  # noqa: UP007 - of a list of classes
+
+
+def encode(message: Command[Any] | Answer) -> bytes:
     """Return the line that `decode` makes `message` of again."""
     return to_json(message, indent=None).encode() + b"\n"
 

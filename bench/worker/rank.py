@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # the stub la
 
 from ...models.data import Drawn
 from ...models.profile import profile_workload
+from ...models.registry import workload_of
+from ...models.step import has_fused_optimizer, takes_images
 from ...models.workload import Workload, one_line
 from ..case import Case
-from ..cluster.load import LoadReading, read_load
+from ..cluster.load import read_load
 from ..machine import versions
 from ..measure.calibration import trainable
 from ..measure.clock import float32_precision, make_clock
@@ -36,9 +39,8 @@ from ..results.measured import BlockTimes
 from ..settings import ResolvedSettings
 from ..sysfs import oom_kills
 from . import messages as m
-from .devices import place_of_rank, seen_gpus, take_place, told_machine
+from .devices import look, place_of_rank, take_place, told_machine
 from .groups import ADDRESS_KEY, joined_store, meet, new_group, num_launched, opened_store
-from .job import resolve_job, workload_of
 from .outcome import attempt, is_broken_by
 from .peers import as_default, waiting_for
 from .prepare import HeldCase, warm
@@ -48,7 +50,7 @@ from .work import measure
 
 
 class Rank:
-    """A rank of a job; `do` carries a command out, by the method that has its name."""
+    """A rank of a job; `do` carries a command out."""
 
     def __init__(self, number: int, local_rank: int) -> None:
         self.number = number
@@ -64,12 +66,12 @@ class Rank:
         self._alone: dist.ProcessGroup | None = None
         self._of_this_run = contextlib.ExitStack()
 
-    def do(self, command: m.Command) -> m.Report:
+    def do(self, command: m.Command[Any]) -> m.Report:
         """Carry a command out, in step with the other ranks where they are to; what came of it."""
         found = attempt(lambda: self._explained(command), is_of_a_case=not isinstance(command, BEFORE_CASES))
         return replace(found, launched=num_launched(self._group_of(command)))
 
-    def _explained(self, command: m.Command) -> Any:
+    def _explained(self, command: m.Command[Any]) -> Any:
         if isinstance(command, IN_STEP):
             if getattr(command, "gives_caches_back", False):
                 release_cache(self.place.device)
@@ -77,13 +79,62 @@ class Rank:
                 dist.barrier(self._control)
         try:
             with as_default(self._default_group(command)):
-                return getattr(self, f"_{command.name}")(command)
+                return self.result(command)
         except RuntimeError as error:
             live = self._live.get(command.index) if isinstance(command, m.Warm | m.Block) else None
             why = None if live is None or live.trainer is None else live.trainer.mode.why_stopped(error)
             if why:
                 raise why from error
             raise
+
+    def result(self, command: m.Command[Any]) -> Any:  # noqa: C901, PLR0911, PLR0912 - a table
+        """What a command asks for, or what the work raises."""
+        match command:
+            case m.Open():
+                return self._open(command)
+            case m.Look():
+                return look(command.device, self._local_rank)
+            case m.Inspect():
+                return self._inspect(command)
+            case m.Probe():
+                workload = self._loaded(command.settings)
+                return probe(workload, command.case, torch.device(command.case.device_type))
+            case m.Profile():
+                return self._profile(command)
+            case m.Begin():
+                return self._begin(command)
+            case m.Wait():
+                return None  # only the beginning concerns this rank
+            case m.Load():
+                return read_load()
+            case m.Rate():
+                return self._rate()
+            case m.Group():
+                num_ranks, backend = command.group
+                self._groups[command.group] = new_group(range(num_ranks), backend)
+                return None
+            case m.Link():
+                return self._link(command)
+            case m.Split():
+                return self._prover.splitter.split(command.case)
+            case m.Prove():
+                return self._prove(command)
+            case m.Warm():
+                return self._warm(command)
+            case m.Compare():
+                return self._compare(command)
+            case m.Block():
+                return self._block(command)
+            case m.Curve():
+                group = self._groups.get(command.group)
+                return allreduce_ms(command.num_bytes, group, self.place.device, self._clock)
+            case m.AskNccl():
+                return self._ask_nccl(command)
+            case m.Settle():
+                return self._settle(command)
+            case m.Freeze():
+                return self._freeze()
+        raise AssertionError(command)
 
     def _open(self, asked: m.Open) -> int:
         """Raises UsageError where the launcher's store is not to be had."""
@@ -94,16 +145,21 @@ class Rank:
         self.store, port = opened_store()
         return port
 
-    def _look(self, asked: m.Look) -> m.SeenGpus | None:
-        is_gpu = asked.device != "cpu" and torch.cuda.is_available()
-        return seen_gpus(self._local_rank) if is_gpu else None
+    def _inspect(self, asked: m.Inspect) -> m.Inspected:
+        settings = asked.settings
+        workload = self._workload = workload_of(settings)
+        if settings.data not in ("device", "host"):
+            from ...models.folder import check_folder  # torchvision takes seconds to import
 
-    def _resolve(self, asked: m.Resolve) -> m.ResolvedJob:
-        job, self._workload = resolve_job(asked.asked, asked.launched)
-        return job
-
-    def _probe(self, asked: m.Probe) -> list[float]:
-        return probe(self._loaded(asked.settings), asked.case, torch.device(asked.case.device_type))
+            check_folder(Path(settings.data))
+        return m.Inspected(
+            name=workload.name,
+            image_size=workload.image_size,
+            unit=workload.unit,
+            units_per_sample=workload.units_per_sample,
+            has_fused_optimizer=settings.first("fused_optimizer") and has_fused_optimizer(workload),
+            takes_images=settings.first("channels_last") and takes_images(workload),
+        )
 
     def _profile(self, asked: m.Profile) -> m.Profiled:
         workload, settings = self._loaded(asked.settings), asked.settings
@@ -115,7 +171,7 @@ class Rank:
         )
 
     def _loaded(self, settings: ResolvedSettings) -> Workload:
-        """The workload, which this rank may have loaded to resolve the run."""
+        """The workload, which this rank may have loaded to be inspected."""
         workload = self._workload or workload_of(settings)
         return dataclasses.replace(workload, channels_last=settings.first("channels_last"))
 
@@ -153,13 +209,7 @@ class Rank:
         self._control = dist.group.WORLD
         self._alone = new_group(range(1), asked.settings.backend or "gloo")
 
-    def _wait(self, _: m.Wait) -> None:
-        """Only the beginning concerns this rank."""
-
-    def _load(self, _: m.Load) -> LoadReading | None:
-        return read_load()
-
-    def _rate(self, _: m.Rate) -> dict[str, float] | str:
+    def _rate(self) -> dict[str, float] | str:
         """One line where it raises, as for want of memory, unless that breaks the device."""
         try:
             return matrix_rate(self.place.device, self._settings.precision)
@@ -167,10 +217,6 @@ class Rank:
             if is_broken_by(error):
                 raise
             return one_line(error)
-
-    def _group(self, asked: m.Group) -> None:
-        num_ranks, backend = asked.group
-        self._groups[asked.group] = new_group(range(num_ranks), backend)
 
     def _link(self, asked: m.Link) -> None:
         """Its group is not kept: a communicator takes memory of its GPU."""
@@ -180,9 +226,6 @@ class Rank:
             dist.all_reduce(one, group=group)
             assert one.item() == asked.num_ranks
             dist.destroy_process_group(group)
-
-    def _split(self, asked: m.Split) -> tuple[int, ...]:
-        return self._prover.splitter.split(asked.case)
 
     def _prove(self, asked: m.Prove) -> m.Proven | None:
         require_compiler(asked.case, self.place.device)
@@ -228,17 +271,13 @@ class Rank:
             keeps_trace=self._settings.trace,
         )
 
-    def _curve(self, asked: m.Curve) -> float:
-        group = self._groups.get(asked.group)
-        return allreduce_ms(asked.num_bytes, group, self.place.device, self._clock)
-
-    def _asknccl(self, asked: m.AskNccl) -> str:
+    def _ask_nccl(self, asked: m.AskNccl) -> str:
         from .nccl_job import asked as log_of  # runs on GPUs alone
 
         release_memory(self.place.device)
         return log_of(asked.name, asked.num_ranks, self.place.device, asked.sizes, asked.backend)
 
-    def _freeze(self, _: m.Freeze) -> None:
+    def _freeze(self) -> None:
         """All cases are ready."""
         self._prover.forget()
         release_memory(self.place.device)
@@ -262,7 +301,7 @@ class Rank:
     def _case_group(self, case: Case) -> dist.ProcessGroup | None:
         return self._groups.get((case.num_ranks, case.backend))
 
-    def _default_group(self, command: m.Command) -> dist.ProcessGroup | None:
+    def _default_group(self, command: m.Command[Any]) -> dist.ProcessGroup | None:
         """What collectives of the workload's use: the case's own group; None where no case computes."""
         match command:
             case m.Split():
@@ -273,7 +312,7 @@ class Rank:
                 return self._live[command.index].group or self._alone
         return None
 
-    def _group_of(self, command: m.Command) -> dist.ProcessGroup | None:
+    def _group_of(self, command: m.Command[Any]) -> dist.ProcessGroup | None:
         """The process group through which the ranks of a command's case communicate."""
         match command:
             case m.Prove() | m.Warm():
@@ -286,7 +325,7 @@ class Rank:
         return None
 
 
-BEFORE_CASES = (m.Open, m.Look, m.Resolve, m.Probe, m.Profile, m.Begin)
+BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Profile, m.Begin)
 """Commands that concern the run as a whole."""
 
 IN_STEP = (m.Wait, m.Rate, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)

@@ -8,11 +8,12 @@ import sys
 import pytest
 import torch
 from commands import ROOT, eventually, has_ended
+from made import resolved
 from PIL import Image
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker import job
+from ddp_bench.bench.worker.messages import Inspect
+from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
 from ddp_bench.models.folder import MAX_CHECKED, check_folder, list_images
 from ddp_bench.models.registry import resnet_workload
@@ -124,9 +125,9 @@ def test_every_colour_mode_becomes_rgb(tmp_path, name, mode):
 
 def test_a_run_checks_the_folder_before_it_begins(tmp_path):
     (tmp_path / "bad.png").write_text("no image")
-    asked = Settings(arch="resnet20", modes=("single",), gpus=(1,), device="cpu", data=str(tmp_path))
+    settings = resolved(arch="resnet20", data=str(tmp_path))
     with pytest.raises(UsageError, match="cannot read image"):
-        job.resolve_job(asked)
+        Rank(0, 0).result(Inspect(settings=settings))
 
 
 def test_a_folder_that_is_missing_or_without_images(tmp_path):

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from made import planned, recorded, resolved
+from made import planned, recorded, resolved, torchrun
 
 from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.console import Console
@@ -38,7 +38,7 @@ class BrokenOffError(Exception):
 class FakeWorkers:
     """Breaks off after `most` blocks."""
 
-    launched = m.Launched(world_size=4, ranks_per_node=4)
+    launched = torchrun(4)
     num_blocks = 0
     """Of the latest of them."""
     detail = {}

@@ -143,7 +143,7 @@ class FakeWorkers:
     def __len__(self):
         return 2
 
-    def values(self, commands, _, what, limit_s):
+    def values(self, commands, what, limit_s):
         assert limit_s == preparing_s(SETTINGS)
         self.asked.append((what, [command.name for command in commands.values()]))
         told = {"matrix_tflop_per_s": 1.0}

@@ -20,7 +20,7 @@ from ddp_bench.bench.errors import ExitCode, GaveUpError, NotComparableError, Us
 from ddp_bench.bench.machine import ENV_PREFIXES
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.settings import options_of
+from ddp_bench.bench.settings import SWITCHES, options_of
 
 EACH_COMMAND = """
 import contextlib, io, json, runpy, sys
@@ -86,7 +86,9 @@ def test_the_whole_help_has_every_option_with_its_default_and_switches_of_one_st
     for setting in options_of():
         entry = told[f"--{setting.name.replace('_', '-')}"]
         assert "(default:" in entry or setting.name == "workload"
-        assert ("[on|off" in entry) == (setting.parse is switch or setting.name in SWITCHES or "off" in str(entry.split()[1]))
+        assert ("[on|off" in entry) == (
+            setting.parse is switch or setting.name in SWITCHES or "off" in str(entry.split()[1])
+        )
     asked = settings_of(["--static-graph", "--trace"])
     assert (asked.axes["static_graph"], asked.trace) == ((True,), True)
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from doctor_machines import write
-from made import case_of
+from made import case_of, torchrun
+from msgspec.structs import replace
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Gpu, GpuPair
@@ -16,11 +17,11 @@ from ddp_bench.bench.measure.telemetry import gpus_of
 from ddp_bench.bench.modes import Place, devices_of
 from ddp_bench.bench.plan import SHARING, Machine, expand
 from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
+from ddp_bench.bench.run.job import as_seen, job_of
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker import devices, job
+from ddp_bench.bench.worker import devices
 from ddp_bench.bench.worker.devices import gpu_of, is_narrowed, near_cores, seen_gpus, this_machine
-from ddp_bench.bench.worker.job import as_seen
-from ddp_bench.bench.worker.messages import Launched, SeenGpus
+from ddp_bench.bench.worker.messages import Devices, Inspected, SeenGpus
 
 
 def saw(host, rank, *uuids):
@@ -101,17 +102,30 @@ def test_what_lets_nccl_share_a_gpu(nccl, gpus, ranks, wanted, monkeypatch):
     assert devices.sharing_variables(1, ranks) == wanted
 
 
-@pytest.mark.usefixtures("two_gpus")
-def test_an_old_nccl_shares_only_where_there_is_one_gpu(monkeypatch):
+KIND = GpuKind(capability=(9, 0), memory_gib=80.0)
+
+
+def inspect(settings):
+    """What is told of a workload that is like the built-in ones."""
+    size = settings.image_size
+    return Inspected(
+        name="net",
+        image_size=size,
+        unit="images",
+        units_per_sample=1,
+        has_fused_optimizer=True,
+        takes_images=True,
+    )
+
+
+def test_an_old_nccl_shares_only_where_there_is_one_gpu():
     """Its host ids would make a real pair of GPUs talk through sockets."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(job, "_gpu_kind", lambda: GpuKind(capability=(9, 0), memory_gib=80.0))
+    two = Devices(num_cores=2, gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=(2, 28, 9))
     asked = resolve({"arch": "resnet20", "gpus": "4", "share_gpus": "on"})
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
     with pytest.raises(UsageError, match=r"NCCL 2\.28\.9 .* CUDA_VISIBLE_DEVICES=0"):
-        job.resolve_job(asked)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
-    assert {p.skip_reason for p in job.resolve_job(asked)[0].plan if p.case.mode == "dp"} == {None}
+        job_of(asked, [two], inspect)
+    plan = job_of(asked, [replace(two, nccl=(2, 30, 7))], inspect).plan
+    assert {p.skip_reason for p in plan if p.case.mode == "dp"} == {None}
 
 
 @pytest.mark.parametrize(("num_gpus", "indices"), [(1, [0, 0, 0]), (2, [0, 1, 0])])
@@ -169,15 +183,11 @@ def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch):
     assert this_machine(()).gpus == ()
 
 
-@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(("sees", "num_gpus"), [(("a", "b"), 2), (("a", "a"), 1)])
-def test_what_launched_ranks_see_decides_the_plan(sees, num_gpus, monkeypatch):
+def test_what_launched_ranks_see_decides_the_plan(sees, num_gpus):
     """Each sees one GPU, of its own or the same."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(job, "_gpu_kind", lambda: GpuKind(capability=(9, 0), memory_gib=80.0))
-    both = tuple(saw("here", rank, uuid) for rank, uuid in enumerate(sees))
-    there = Launched(world_size=2, ranks_per_node=2, seen=both)
-    plan = job.resolve_job(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), there)[0].plan
+    both = [Devices(num_cores=2, gpus=saw("here", rank, uuid), kind=KIND) for rank, uuid in enumerate(sees)]
+    plan = job_of(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), both, inspect, torchrun(2)).plan
     whole = [p for p in plan if not (p.oversubscribed or p.skip_reason)]
     assert [p.case.num_devices for p in whole if p.case.mode == "ddp"] == [1, 2][:num_gpus]
     assert max(p.case.num_devices for p in plan) == num_gpus, "the default counts are those of the host"

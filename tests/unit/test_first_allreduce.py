@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from made import planned, resolved
+from made import planned, resolved, torchrun
 
 from ddp_bench.bench.errors import GaveUpError
 from ddp_bench.bench.manifest import RankPlace
@@ -84,7 +84,7 @@ def test_an_error_names_its_rank(checked):
 
 def test_a_launcher_starts_nothing_anew(checked):
     workers = Broken(4, dead=[(0, 1)])
-    workers.launched = m.Launched(world_size=4, ranks_per_node=4)
+    workers.launched = torchrun(4)
     with pytest.raises(GaveUpError, match=r"^4 ranks, from"):
         checked(workers)
     assert workers.asked == [(0, 4)]

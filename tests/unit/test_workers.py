@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 from commands import listening
-from made import case_of
+from made import case_of, resolved, torchrun
 
 from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.errors import UsageError
@@ -25,7 +25,6 @@ from ddp_bench.bench.run import meeting as meeting_module
 from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.meeting import Meeting
 from ddp_bench.bench.run.workers import LostError, Workers
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 
 Deed = Callable[[m.Command], m.Answer | None]
@@ -326,7 +325,7 @@ def launched():
     addresses = queue.SimpleQueue()
     processes = FakeProcesses(well)
     processes.opened = addresses.put
-    made = Workers(processes, m.Launched(world_size=2, ranks_per_node=2))
+    made = Workers(processes, torchrun(2))
     opening = threading.Thread(target=made.open)
     yield made, opening, addresses
     made.close()
@@ -366,7 +365,7 @@ def test_the_conductor_sleeps_while_a_block_runs(started):
     assert min(used_s) <= 1e-3, "of a processor, with sending and hearing"
 
 
-SETTINGS = Settings(modes=("ddp",), axes={"bucket_cap_mb": ("default", "1/25")}, max_time=0.1)
+SETTINGS = resolved(modes=["ddp"], bucket_cap_mb=["default", "1/25"], max_time=0.1)
 SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="GPU-1"),))
 
 
@@ -375,7 +374,15 @@ SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="
     [
         m.Tell(),
         m.Quit(),
-        m.Resolve(asked=SETTINGS, launched=m.Launched(world_size=4, ranks_per_node=2, seen=(SEEN,))),
+        m.Inspect(settings=SETTINGS),
+        m.Begin(
+            settings=SETTINGS,
+            cases=(case_of(),),
+            world_size=2,
+            local_world_size=1,
+            meeting="name",
+            seen=(SEEN,),
+        ),
         m.Warm(index=3, case=case_of(bucket_cap_mb="1/25"), by_device=(1, 2), least_s=0.1),
         m.Settle(index=None, group=(2, "gloo")),
     ],
