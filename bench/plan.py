@@ -65,25 +65,8 @@ def expand(
         unit: what throughput counts.
         units_per_sample: how many of them a row of the batch holds.
     """
+    _check(settings)
     batch, counts = settings.batch_size, settings.gpus
-    if settings.axes["compile"] == ("off",) and settings.axes["optimize_ddp"] != (DDP_OPTIMIZER,):
-        raise UsageError("--optimize-ddp is about compiled DDP; give --compile on, or off,on, with it")
-    if settings.calibrate and settings.first("comm_hook") == "powersgd":
-        raise UsageError(
-            "--calibrate on looks into the first --comm-hook, and of powersgd nothing can be predicted: its "
-            "messages are not the buckets; name another one first, as in --comm-hook none,powersgd"
-        )
-    if settings.scaling == "strong" and settings.axes["accumulate"] != (1,):
-        raise UsageError(
-            "--scaling strong fixes the batch of a step, and --accumulate multiplies it; give one of them"
-        )
-    if settings.scaling == "strong":
-        bad = [n for n in counts if batch % n]
-        if bad:
-            raise UsageError(
-                f"--batch-size {batch} does not divide over {bad[0]} devices under strong scaling; "
-                f"use a multiple of {' and '.join(str(n) for n in counts)}"
-            )
 
     def case(compile_mode: str, mode: str, n: int, **extra: Any) -> Case:
         return Case(
@@ -113,7 +96,47 @@ def expand(
                 mode in STAGED and settings.backend == "nccl" and machine.staged_backend
             ) or settings.backend
             cases += [case(compiled, mode, n, backend=backend, **point) for n, point in points]
-    return [_placed(c, machine, settings) for c in cases]
+    planned = [_placed(c, machine, settings) for c in cases]
+    if any(p.oversubscribed and is_calibrated(p.case, settings) for p in planned):
+        raise UsageError(
+            f"--calibrate on looks into {max(counts)} ranks, which share devices here: nothing follows for "
+            "ranks with one each; leave it out, or calibrate with fewer: --gpus 1"
+        )
+    return planned
+
+
+def _check(settings: ResolvedSettings) -> None:
+    """Raise UsageError for what no case of these settings can do."""
+    batch, counts = settings.batch_size, settings.gpus
+    if settings.axes["compile"] == ("off",) and settings.axes["optimize_ddp"] != (DDP_OPTIMIZER,):
+        raise UsageError("--optimize-ddp is about compiled DDP; give --compile on, or off,on, with it")
+    if settings.calibrate and settings.first("comm_hook") == "powersgd":
+        raise UsageError(
+            "--calibrate on looks into the first --comm-hook, and of powersgd nothing can be predicted: its "
+            "messages are not the buckets; name another one first, as in --comm-hook none,powersgd"
+        )
+    if settings.scaling == "strong" and settings.axes["accumulate"] != (1,):
+        raise UsageError(
+            "--scaling strong fixes the batch of a step, and --accumulate multiplies it; give one of them"
+        )
+    if settings.scaling == "strong":
+        bad = [n for n in counts if batch % n]
+        if bad:
+            raise UsageError(
+                f"--batch-size {batch} does not divide over {bad[0]} devices under strong scaling; "
+                f"use a multiple of {' and '.join(str(n) for n in counts)}"
+            )
+
+
+def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
+    """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
+    return (
+        settings.calibrate
+        and case.mode == "ddp"
+        and "calibration" not in case.unmeasured
+        and case.num_devices == max(settings.gpus)
+        and is_base(case, settings)
+    )
 
 
 def is_base(case: Case, settings: ResolvedSettings) -> bool:

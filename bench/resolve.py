@@ -101,6 +101,7 @@ def with_device_defaults(
         "calibrate": not on_cpu
         and counts == (1,)
         and "ddp" in settings.modes
+        and not settings.share_gpus
         and "powersgd" not in settings.axes["comm_hook"],
     }
     fused = gpu is not None and precision != "fp16" and not {*COMPOSABLE} & {*settings.modes}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..case import Case
-from ..plan import Planned, is_base
+from ..plan import Planned, is_calibrated
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
 
@@ -66,25 +66,6 @@ def is_traced(case: Case, settings: ResolvedSettings, *, last: bool) -> bool:
     """
     wanted = "trace" in settings.passes and (case.communicates or settings.trace)
     return wanted and "trace" not in case.unmeasured and last == (case.device_type == "cuda")
-
-
-def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
-    """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
-    return (
-        settings.calibrate
-        and case.mode == "ddp"
-        and "calibration" not in case.unmeasured
-        and case.num_devices == max(settings.gpus)
-        and is_base(case, settings)
-    )
-
-
-def is_seldom(one: Placed, settings: ResolvedSettings) -> bool:
-    """Whether it gets a small share of the time: it shares devices, and is not the one to be calibrated.
-
-    Cases that share devices say nothing about scaling.
-    """
-    return one.oversubscribed and not is_calibrated(one.case, settings)
 
 
 def unfinished(

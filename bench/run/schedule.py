@@ -13,14 +13,13 @@ from ..buckets import BucketLayout
 from ..case import Case
 from ..console import format_s
 from ..findings.wording import case_label
+from ..plan import is_calibrated
 from ..settings import ResolvedSettings
 from ..stats.one_run import MIN_ROUNDS
 from ..worker.messages import GroupKey
 from .phases import (
     INSTRUMENTED,
     fixed_phases,
-    is_calibrated,
-    is_seldom,
     passes_of,
     shuffled,
 )
@@ -28,7 +27,7 @@ from .phases import (
 SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.2, "shared": 0.04}
 """Most of the measuring time that each kind of block may take; what is left is for timed steps.
 
-`shared` are all blocks of cases that are visited seldom.
+`shared` are all blocks of cases that share devices, which say nothing about scaling.
 """
 
 LEAST_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS, "calibration": MIN_ROUNDS}
@@ -76,7 +75,7 @@ class Schedule:
             return
         case_id = one.case.case_id
         kind = "instrumented" if phase in INSTRUMENTED else phase
-        self.spent_s["shared" if is_seldom(one, self.settings) else kind] += seconds
+        self.spent_s["shared" if one.oversubscribed else kind] += seconds
         self.visits[case_id, phase] += 1
         self.took_s[case_id, phase] = seconds
 
@@ -91,7 +90,7 @@ class Schedule:
             return {
                 one.index: fixed_phases(one, round_index=round_index, settings=self.settings) for one in live
             }
-        own = [one for one in live if not is_seldom(one, self.settings)] or list(live)
+        own = [one for one in live if not one.oversubscribed] or list(live)
         chosen = {one.index: ["timed"] for one in own if one.case.case_id not in resting}
         open_cases = [one for one in own if one.index in chosen]
         for kind, cases, most in (

@@ -355,3 +355,12 @@ def test_a_calibration_of_powersgd_is_refused():
     assert len(make(**asked, comm_hook="none,powersgd")) > 1
     with pytest.raises(UsageError, match=r"--comm-hook none,powersgd$"):
         make(**asked, comm_hook="powersgd,none")
+
+
+@pytest.mark.parametrize("machine", [ONE_GPU, Machine(device_type="cpu", devices_per_node=1)])
+def test_a_calibration_of_ranks_that_share_devices_is_refused_before_anything_is_measured(machine):
+    asked = {"modes": "ddp", "gpus": "2", "share_gpus": "on"}
+    assert len(make(machine, **asked)) > 1, "no default calibrates them"
+    with pytest.raises(UsageError, match=r"share devices here.*--gpus 1$"):
+        make(machine, **asked, calibrate="on")
+    assert len(make(machine, **asked | {"gpus": "1", "share_gpus": "off"}, calibrate="on")) > 1
