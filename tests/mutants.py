@@ -37,7 +37,6 @@ TARGETS = (
     "bench/results/aggregate.py",
     "bench/run/schedule.py",
     "bench/run/stop_rule.py",
-    "bench/run/race.py",
 )
 NEEDED_SHARE = 0.85
 LIMIT_S = 300

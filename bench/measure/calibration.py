@@ -22,8 +22,7 @@ from ..buckets import BucketLayout
 from ..results.measured import BlockTimes
 from .anatomy import Anatomy
 from .clock import Clock, make_clock
-from .collectives import BucketReplay
-from .hold import MOST_QUEUED, rehearse
+from .collectives import MOST_QUEUED, BucketReplay, rehearse
 from .timed import PHASES, Trainer, lead_in, no_gc, run_block
 
 LOOKS, COPIES = 2, 3
@@ -51,7 +50,7 @@ def run_calibration(
 ) -> BlockTimes:
     """Calibrate on one rank; every one of the `num_ranks` of `group` runs it at the same time.
 
-    The block's steps are those without communication; on a GPU the one that no hold precedes. The detail
+    The block's steps are those without communication; on a GPU the one that no delay precedes. The detail
     holds `calibration`, all in ms: `order` (indices of the trainable parameters as the reducer has them),
     `ready_ms` in that order since the last backward began, the phases of a local step, `copy_ms` of all
     gradients once. Of bursts, which a single rank has none of: `comm_alone_ms` and its core time
@@ -98,7 +97,7 @@ def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[
                     ends_ms.append(_together(trainer, replay, steps, replays))
                 else:
                     alone.append(run_block(trainer.local_step, steps, clock))
-    # Behind a hold a step shows none of its launches, which one in training may wait for.
+    # Behind a delay a step shows none of its launches, which one in training may wait for.
     as_trained = [step] if device.type == "cuda" else alone
     return {
         "comm_alone_ms": round(replays * once_ms, 4),

@@ -1,31 +1,173 @@
-"""The beginning of a run: its plan on the terminal, its manifest, alike hosts."""
+"""The beginning of a run: resolved and planned by what its workers tell, its manifest, alike hosts."""
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 
 import msgspec
 
 from .. import plan
-from ..cli import command
+from ..cli import command, say
+from ..cluster.launch import Launch
 from ..cluster.turns import interleaved_id
 from ..console import format_s
 from ..errors import UsageError
-from ..expected_time import estimate_s
 from ..findings.numbers import plural, short
 from ..findings.wording import devices, samples_noun, workload_parts
+from ..gpus import gpus
 from ..manifest import Host, Manifest, OwnVersion
+from ..nccl import SHARES_GPUS
+from ..plan import Machine, Planned
 from ..provenance import own_git_state, own_version
+from ..resolve import with_device_defaults
+from ..settings import ResolvedSettings, Settings
 from ..text import visible
 from ..worker import messages as m
 from .failures import START_LIMIT_S
-from .job import Job
-from .stop_rule import expected_half_width
+from .stop_rule import estimate_s, expected_half_width
 from .workers import Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run, validated and planned for this machine."""
+
+    settings: ResolvedSettings
+    machine: Machine
+    plan: tuple[Planned, ...]
+    seen: tuple[m.SeenGpus, ...] = ()
+    """The GPUs that a launcher's ranks see."""
+
+
+def resolved_on(workers: Workers, asked: Settings) -> Job:
+    """Have the workers tell what there is, and plan what was asked for. Raises UsageError, LostError."""
+    workers.open()
+    ranks = range(1 if workers.launched is None else len(workers))
+    look = dict.fromkeys(ranks, m.Look(device=asked.device))
+    devices = [*workers.values(look, "start-up", START_LIMIT_S).values()]
+
+    def inspect(settings: ResolvedSettings) -> m.Inspected:
+        if not workers.suit(settings.device):
+            workers.open()
+        return workers.value(0, m.Inspect(settings=settings), "start-up", START_LIMIT_S)
+
+    return job_of(asked, devices, inspect, workers.launched)
+
+
+def job_of(
+    asked: Settings,
+    devices: Sequence[m.Devices],
+    inspect: Callable[[ResolvedSettings], m.Inspected],
+    launched: Launch | None = None,
+) -> Job:
+    """Resolve and plan what was asked for. Raises UsageError for what cannot run here.
+
+    Args:
+        asked: the settings.
+        devices: what the first rank tells of them, or each that torchrun or srun has started.
+        inspect: tells of the workload of resolved settings.
+        launched: what torchrun or srun has started.
+    """
+    first = devices[0]
+    if asked.device == "cuda" and first.gpus is None:
+        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
+    if asked.device == "auto" and first.gpus is None and (present := gpus()):
+        say(
+            f"the driver shows {plural(len(present), 'GPU')}, torch finds no CUDA device: CPU cores are "
+            f"measured; see {command('doctor')}, or say --device cpu"
+        )
+    seen = tuple(one.gpus for one in devices if one.gpus is not None) if launched else ()
+    machine = _machine(first, launched, seen)
+    num_devices = machine.devices_per_node
+    if machine.num_nodes > 1:
+        num_devices = max(num_devices, (machine.ranks_per_node or 0) * machine.num_nodes)
+    settings = with_device_defaults(
+        asked, device_type=machine.device_type, num_local_devices=num_devices, gpu=first.kind
+    )
+    _check(settings, machine, first.nccl)
+    found = inspect(settings)
+    settings = _as_the_workload_allows(asked, settings, found)
+    planned = plan.expand(
+        settings,
+        machine,
+        arch=found.name,
+        image_size=found.image_size,
+        unit=found.unit,
+        units_per_sample=found.units_per_sample,
+    )
+    if settings.race and not any(p.case.mode == "ddp" and p.case.num_devices > 1 for p in planned):
+        raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
+    return Job(settings=settings, machine=machine, plan=tuple(planned), seen=seen)
+
+
+def _machine(first: m.Devices, launched: Launch | None, seen: Sequence[m.SeenGpus]) -> Machine:
+    machine = Machine(
+        device_type="cpu" if first.gpus is None else "cuda",
+        devices_per_node=first.num_cores if first.gpus is None else len(first.gpus.uuids),
+        # Torch warns of NCCL's other backends there: their one communicator has peers wait for each other.
+        staged_backend="nccl-lazy" if first.has_lazy_nccl else "",
+    )
+    if launched is None:
+        return machine
+    per_node = launched.local_world_size
+    machine = dataclasses.replace(machine, ranks_per_node=per_node, num_nodes=launched.world_size // per_node)
+    return as_seen(machine, seen)
+
+
+def as_seen(machine: Machine, seen: Sequence[m.SeenGpus]) -> Machine:
+    """`machine` with the GPUs of the ranks that a launcher has started; each may see its own alone."""
+    if not seen:
+        return machine
+    on_first_host = {uuid for one in seen if one.host == seen[0].host for uuid in one.uuids}
+    return dataclasses.replace(
+        machine,
+        devices_per_node=len(on_first_host),
+        devices_per_process=len(seen[0].uuids),
+        rank_devices=tuple(one.own for one in seen),
+    )
+
+
+def _as_the_workload_allows(
+    asked: Settings, settings: ResolvedSettings, workload: m.Inspected
+) -> ResolvedSettings:
+    """Leave out defaults that this workload has no use for. Raises UsageError where it was asked for."""
+    fused = settings.first("fused_optimizer") and workload.has_fused_optimizer
+    if asked.axes.get("fused_optimizer") == (True,) and not fused:
+        raise UsageError("--fused-optimizer on: the workload's optimizer has no fused kernels; leave it off")
+    channels_last = settings.first("channels_last") and (
+        "channels_last" in asked.axes or workload.takes_images
+    )
+    settings = dataclasses.replace(settings, image_size=workload.image_size)
+    return settings.sweeping(fused_optimizer=(fused,), channels_last=(channels_last,))
+
+
+def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int, ...]) -> None:
+    """Raise UsageError for what these devices cannot do."""
+    on_cpu = settings.device == "cpu"
+    if on_cpu and settings.precision in ("tf32", "fp16"):
+        raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
+    if settings.precision == "fp16" and settings.first("fused_optimizer"):
+        # _fused_sgd makes its momentum unset, and the kernel returns early where loss scaling overflows.
+        raise UsageError(
+            "--fused-optimizer on: under fp16 torch's fused SGD goes on from unset momentum after an "
+            "overflow; leave it off, or use --precision bf16"
+        )
+    if on_cpu and settings.backend == "nccl":
+        raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")
+    if settings.share_gpus and machine.num_nodes > 1:
+        raise UsageError("--share-gpus on is for one machine; leave it out on several")
+    several = machine.devices_per_node > 1
+    if settings.share_gpus and settings.backend == "nccl" and several and nccl < SHARES_GPUS:
+        # A host id of its own for each rank would make a real pair of GPUs talk through sockets too.
+        raise UsageError(
+            f"--share-gpus on: NCCL {'.'.join(map(str, nccl))} lets ranks share a GPU only where there is "
+            "one; set CUDA_VISIBLE_DEVICES=0, or use a torch with NCCL 2.30"
+        )
 
 
 def show_plan(workers: Workers, job: Job) -> None:

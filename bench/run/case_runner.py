@@ -12,7 +12,6 @@ from ..case import Case, split_of
 from ..cluster.turns import TURNS_ENV, TurnClient
 from ..console import Console
 from ..errors import GaveUpError
-from ..expected_time import least_warmup_s
 from ..findings.wording import case_label
 from ..manifest import RankPlace
 from ..plan import Planned
@@ -30,7 +29,7 @@ from ..worker import messages as m
 from .failures import LEAST_S, failure_in, preparing_s, turn_s
 from .reopen import fail_case
 from .schedule import LiveCase, Schedule
-from .stop_rule import StopRule
+from .stop_rule import StopRule, least_warmup_s
 from .workers import LostError, Workers
 
 T = TypeVar("T")

@@ -24,10 +24,9 @@ from ..results.recorder import Recorder
 from ..settings import Settings
 from ..text import visible
 from ..worker import messages as m
-from .begin import check_alike, new_manifest
+from .begin import Job, check_alike, new_manifest, resolved_on
 from .close import STOPPED_BY_ERROR, How, close, finish_and_say
 from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, is_stuck
-from .job import Job, resolved_on
 from .reopen import (
     begin_attempt,
     check_same,

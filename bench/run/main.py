@@ -52,26 +52,19 @@ ORDER = """An option on|off may stand alone for on; of one with ,… each value 
 Settings come from defaults, then --preset, then --config, then these options."""
 
 
-class _WholeHelp(argparse.Action):
-    """Prints every option and leaves."""
+def parser(name: str = "run", description: str | None = __doc__, *, whole: bool = False) -> Parser:
+    """The command line: one option per setting, plus how to invoke; the `whole` one helps with every option."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        _parser(parser.prog, parser.description, whole=True).print_help()
-        parser.exit()
+    class WholeHelp(argparse.Action):
+        def __call__(self, *_: object) -> None:
+            parser(name, description, whole=True).print_help()
+            made.exit()
 
-
-def parser(name: str = "run", description: str | None = __doc__) -> Parser:
-    """The command line: one option per setting, plus how to invoke."""
-    return _parser(command(name), description, whole=False)
-
-
-def _parser(prog: str, description: str | None, *, whole: bool) -> Parser:
-    """The same; the `whole` one helps with every option."""
     made = Parser(
-        prog=prog,
+        prog=command(name),
         usage="%(prog)s [options]",
         description=textwrap.fill(description or "", 80),
-        epilog=ORDER if whole else EXAMPLES.format(run=prog),
+        epilog=ORDER if whole else EXAMPLES.format(run=command(name)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
@@ -80,7 +73,7 @@ def _parser(prog: str, description: str | None, *, whole: bool) -> Parser:
         group.add_argument(f"--{name.replace('_', '-')}", help=meaning if shown else argparse.SUPPRESS, **how)
 
     options = {option.name: option for option in options_of()}
-    of_preset = PRESETS.get(prog.rpartition(".")[2].rpartition(" ")[2], {})
+    of_preset = PRESETS.get(name, {})
     for title, names in GROUPS.items():
         group = made.add_argument_group(title) if whole else made
         for option in map(options.__getitem__, names):
@@ -100,7 +93,7 @@ def _parser(prog: str, description: str | None, *, whole: bool) -> Parser:
     add(made, "config", "settings from a TOML file", type=Path, metavar="FILE.toml")
     add(made, "dry_run", "print the plan and its expected time; run nothing", action="store_true")
     every = "every option, with values and defaults"
-    made.add_argument("--help-all", action=_WholeHelp, nargs=0, default=argparse.SUPPRESS, help=every)
+    made.add_argument("--help-all", action=WholeHelp, nargs=0, default=argparse.SUPPRESS, help=every)
     return made
 
 
@@ -182,10 +175,9 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
         check_claimable(Path(settings.out))
     with running_workers(settings) as workers:
         # Pandas and scipy take a second, in which the workers import torch.
-        from .begin import show_plan
+        from .begin import resolved_on, show_plan
         from .close import How
         from .conductor import Conductor
-        from .job import resolved_on
 
         if how["dry_run"]:
             show_plan(workers, resolved_on(workers, settings))

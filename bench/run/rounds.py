@@ -13,15 +13,12 @@ from ..results.aggregate import rate_half_widths
 from ..results.case_columns import EQUAL_LAYOUT
 from ..results.journal import State
 from ..worker import messages as m
-from .alone import ask_nccl, measure_curves, measure_rates
 from .case_runner import CaseRunner
 from .failures import block_s
-from .links import check_links
-from .phases import AFTER_ROUNDS, is_traced, unfinished
-from .race import dropped
 from .reopen import Completion
-from .schedule import LiveCase
-from .stop_rule import FIRST_LOOK, is_look, resting_cases
+from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
+from .standalone import ask_nccl, check_links, measure_curves, measure_rates
+from .stop_rule import FIRST_LOOK, dropped, is_look, resting_cases
 from .summary import case_table
 
 WRITE_EVERY_S = 30.0

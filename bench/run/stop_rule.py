@@ -1,4 +1,4 @@
-"""When a run has measured enough, and how much it knows by then."""
+"""How long a run takes, when it has measured enough, and which cases leave it earlier."""
 
 from __future__ import annotations
 
@@ -9,14 +9,62 @@ import numpy as np
 from scipy.special import stdtrit
 
 from ..console import format_s
-from ..expected_time import timed_block_s
 from ..plan import Planned
 from ..results.comparisons import Comparison
 from ..results.recorder import Recorder
+from ..results.round_times import ByRound
 from ..settings import ResolvedSettings
-from ..stats.interval import SIGMA_OF_MAD
+from ..stats.interval import SIGMA_OF_MAD, median_of_ratios
 from ..stats.one_run import MIN_ROUNDS
 from .reopen import Completion
+
+LEAST_WARMUP_S = 2.0
+"""Of a case on a GPU, where there is time: its clock rises with load, and its allocator settles."""
+
+WARMUP_SHARE = 0.1
+"""Share of the time limit that all of these together take at most."""
+
+
+def least_warmup_s(plan: Sequence[Planned], settings: ResolvedSettings) -> float:
+    """Least seconds that each case of a plan warms up; 0 on CPU cores, where a few steps are enough."""
+    if settings.device != "cuda":
+        return 0.0
+    runnable = sum(p.skip_reason is None for p in plan)
+    limit = math.inf if settings.max_time is None else settings.max_time
+    return min(LEAST_WARMUP_S, WARMUP_SHARE * limit / max(runnable, 1))
+
+
+def step_s_of(planned: Planned, *, step_s: float, single_batch: int) -> float:
+    """Expected seconds of a step of a case, from those of `single_batch` samples on one device.
+
+    Ranks that share a device are taken to run one after the other; communication is not counted.
+    """
+    sharing = planned.case.num_devices if planned.oversubscribed else 1
+    return step_s * planned.case.batch_per_device * planned.case.accumulate * sharing / single_batch
+
+
+def timed_block_s(planned: Planned, settings: ResolvedSettings, *, step_s: float, single_batch: int) -> float:
+    """Expected seconds of a timed block of a case; arguments as of `step_s_of`."""
+    own_s = step_s_of(planned, step_s=step_s, single_batch=single_batch)
+    return settings.steps_per_block(own_s) * own_s
+
+
+def estimate_s(
+    plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: ResolvedSettings
+) -> float:
+    """Expected seconds of measuring, from one measured step of `single_batch` samples on one device.
+
+    Without communication (`step_s_of`), so a lower bound, cut off at the time limit.
+    """
+    run = [p for p in plan if not p.skip_reason]
+    least = least_warmup_s(plan, settings)
+    warmup = sum(max(5 * step_s_of(p, step_s=step_s, single_batch=single_batch), least) for p in run)
+    per_round = sum(timed_block_s(p, settings, step_s=step_s, single_batch=single_batch) for p in run)
+    limit = math.inf if settings.max_time is None else settings.max_time
+    wanted = math.inf if settings.rounds is None else warmup + settings.rounds * per_round
+    # The first round is always finished.
+    return max(warmup + per_round, min(wanted, limit))
+
 
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""
@@ -138,3 +186,45 @@ def expected_half_width(
     if rounds < MIN_ROUNDS:
         return None
     return float(stdtrit(rounds - 1, 0.975)) * scatter * math.sqrt(2 / rounds)
+
+
+FINALISTS = 2
+"""Cases that stay beside their reference: with one alone the best would be lost more often."""
+
+FINAL_SHARE = 0.6
+"""Share of the time that they and the reference have for themselves."""
+
+LEAST_ROUNDS = 4
+"""No case is dropped earlier: a single disturbance must not decide."""
+
+
+def dropped(
+    pairs: Sequence[tuple[str, str]], rates: Mapping[str, ByRound], left_share: float
+) -> frozenset[str]:
+    """Name the cases that a race (`--race`) measures no further.
+
+    Successive elimination: at even intervals the case that looks worst against its reference is dropped, and
+    what remains of the time goes to the reference and the best two (after the successive rejects of Audibert,
+    Bubeck and Munos, "Best Arm Identification in Multi-Armed Bandits", 2010). No test is involved, so no
+    threshold either; what is said in the end rests on the run's intervals, for as many cases as began.
+
+    Args:
+        pairs: that the run compares, (case, reference); a reference is never dropped.
+        rates: throughput by round, of every case that is still measured.
+        left_share: of the time or the rounds for measuring, from 1 down to 0.
+    """
+    found: set[str] = set()
+    for reference in dict.fromkeys(reference for _, reference in pairs):
+        challengers = [case_id for case_id, its_reference in pairs if its_reference == reference]
+        others = [case_id for case_id in challengers if case_id in rates]
+        own = rates.get(reference, {})
+        if all(len(rates[case_id].keys() & own.keys()) >= LEAST_ROUNDS for case_id in others):
+            gains = {case_id: median_of_ratios(rates[case_id], own).estimate for case_id in others}
+            found |= set(sorted(others, key=lambda c: -gains[c])[num_kept(len(challengers), left_share) :])
+    return frozenset(found - {reference for _, reference in pairs})
+
+
+def num_kept(challengers: int, left_share: float) -> int:
+    """Count the challengers that are still measured with `left_share` of the time left."""
+    early = max((left_share - FINAL_SHARE) / (1 - FINAL_SHARE), 0.0)
+    return min(FINALISTS + math.ceil((challengers - FINALISTS) * early), challengers)

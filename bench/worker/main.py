@@ -23,9 +23,9 @@ from ..cluster.process import die_at_once, host_name
 from ..errors import ExitCode, UsageError, UserCodeError
 from . import messages as m
 from .groups import ADDRESS_KEY, joined_store
+from .outcome import bounded
 from .peers import waiting_for, waits_for
 from .rank import Rank
-from .tracebacks import bounded
 
 CONNECT_S = 600.0
 """So long a worker looks for its conductor: allocations and slow file systems can take minutes."""

@@ -289,7 +289,7 @@ report(moved)
 def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(instrumented):
     found = instrumented("""
 from types import SimpleNamespace
-from ddp_bench.bench.worker.work import measure
+from ddp_bench.bench.worker.held_case import measure
 moved = []
 all_reduce = dist.all_reduce
 def counted(tensor, *rest, **options):

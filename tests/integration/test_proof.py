@@ -458,7 +458,7 @@ from dataclasses import replace
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.worker.messages import Warm
-from ddp_bench.bench.worker.prepare import HeldCase, warm
+from ddp_bench.bench.worker.held_case import HeldCase, warm
 from ddp_bench.bench.worker.update_proof import prove_update
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings

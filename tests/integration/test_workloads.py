@@ -12,10 +12,10 @@ from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker import making, prepare
+from ddp_bench.bench.worker import held_case, making
 from ddp_bench.bench.worker.messages import Warm
 from ddp_bench.bench.worker.peers import as_default
-from ddp_bench.bench.worker.prepare import HeldCase, warm
+from ddp_bench.bench.worker.held_case import HeldCase, warm
 from ddp_bench.bench.worker.update_proof import prove_update
 control, size = torch.distributed.group.WORLD, cluster.world_size
 alone, everyone = cluster.group(1, "gloo"), cluster.group(size, "gloo")
@@ -168,7 +168,7 @@ def left_out(self, batch, loss):
 def other_seed(self):
     torch.manual_seed(7 * last)
     return make_module(self._workload)
-opened = prepare.open_source
+opened = held_case.open_source
 def silent(self, *more, **rest):
     built(self, *more, **rest)
     self.ddp.require_backward_grad_sync = False
@@ -186,7 +186,7 @@ mutants = {
     "other draws on one rank": [(DistributedMode, "train", draws_once_more)],
     "evaluation on one rank": [(DistributedMode, "train", in_evaluation)],
     "other weights on one rank": [(making.Maker, "_fresh", other_seed)],
-    "a batch twice": [(prepare, "open_source", lambda *given, **how: opened(*given, **how | {"rank": 0}))],
+    "a batch twice": [(held_case, "open_source", lambda *given, **how: opened(*given, **how | {"rank": 0}))],
     "a step skipped on one rank": [(Trainer, "_update", skipped)],
 }
 """

@@ -13,7 +13,9 @@ from ddp_bench.bench.measure import matrix_rate
 from ddp_bench.bench.measure.matrix_rate import MATRIX_SIZE, MOST_REPETITIONS
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.run.alone import (
+from ddp_bench.bench.run.case_runner import CaseRunner
+from ddp_bench.bench.run.failures import preparing_s
+from ddp_bench.bench.run.standalone import (
     CURVE_BYTES,
     CURVE_REPETITIONS,
     LEAST_REPETITIONS,
@@ -21,8 +23,6 @@ from ddp_bench.bench.run.alone import (
     ask_nccl,
     measure_rates,
 )
-from ddp_bench.bench.run.case_runner import CaseRunner
-from ddp_bench.bench.run.failures import preparing_s
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.rank import Rank

@@ -16,15 +16,15 @@ import torch
 from torch import backends
 
 from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.measure import calibration, collectives, hold
+from ddp_bench.bench.measure import calibration, collectives
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, float32_precision, make_clock
 from ddp_bench.bench.measure.collectives import IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
 from ddp_bench.bench.predict.from_pass import slowdowns
-from ddp_bench.bench.run.alone import CURVE_BYTES
-from ddp_bench.bench.worker import work
+from ddp_bench.bench.run.standalone import CURVE_BYTES
+from ddp_bench.bench.worker import held_case
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -230,7 +230,7 @@ def launches(gpu, count, ms):
 def test_a_rehearsal_tells_what_the_host_takes_to_queue_work_whatever_the_device_takes(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.03)
     gpu.launch(50.0)
-    assert hold.rehearse(launches(gpu, 100, 7.0), DEVICE) == pytest.approx(3.0, abs=1e-5)
+    assert collectives.rehearse(launches(gpu, 100, 7.0), DEVICE) == pytest.approx(3.0, abs=1e-5)
     assert gpu.now_ms >= 750, "it has been waited for"
 
 
@@ -240,9 +240,9 @@ def test_behind_a_hold_short_work_takes_what_the_device_takes(monkeypatch, count
     """Even where the host is then slower than in the rehearsal."""
     gpu = FakeGpu(monkeypatch, launch_ms=0.04)
     work = launches(gpu, count, 0.005)
-    queue_ms = hold.rehearse(work, DEVICE)
+    queue_ms = collectives.rehearse(work, DEVICE)
     gpu.launch_ms *= slower
-    hold.hold(queue_ms, DEVICE)
+    collectives.delay_gpu(queue_ms, DEVICE)
     assert run_block(work, 1, make_clock(DEVICE)).block_ms == pytest.approx(0.005 * count)
     assert run_block(work, 1, make_clock(DEVICE)).block_ms > 0.04 * count, "without it the host is timed"
 
@@ -250,7 +250,7 @@ def test_behind_a_hold_short_work_takes_what_the_device_takes(monkeypatch, count
 def test_a_hold_is_counted_in_cycles_of_the_clock_it_has_found(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.04)
     for queue_ms, held_ms in ((0.0, 1.0), (10.0, 21.0), (1e6, 1000.0)):
-        hold.hold(queue_ms, DEVICE)
+        collectives.delay_gpu(queue_ms, DEVICE)
         assert gpu.holds_ms[-1] == pytest.approx(held_ms)
 
 
@@ -261,7 +261,7 @@ def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(monkeypatch
     assert replay.measured(make_clock(DEVICE)).block_ms == pytest.approx(0.01 * num_buckets)
     assert gpu.log[: num_buckets + 2] == ["synchronize", *["all-reduce"] * num_buckets, "synchronize"]
     assert gpu.log.count("all-reduce") == 2 * num_buckets
-    monkeypatch.setattr(collectives, "hold", lambda *_: None)
+    monkeypatch.setattr(collectives, "delay_gpu", lambda *_: None)
     assert replay.measured(make_clock(DEVICE)).block_ms > 0.03 * num_buckets, "the simulation can tell"
 
 
@@ -289,7 +289,7 @@ def test_on_a_cpu_nothing_of_that_is_done(monkeypatch, size):
     row = max(min(IN_A_ROW, ROW_BYTES // size), 1)
     assert sent == [(4096, False), *[(size, True)] * row]
     assert (IN_A_ROW, ROW_BYTES) == (8, 8 * MIB), "the curves of all earlier runs"
-    assert hold.rehearse(lambda: pytest.fail("no rehearsal"), CPU) == 0
+    assert collectives.rehearse(lambda: pytest.fail("no rehearsal"), CPU) == 0
 
 
 def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block():
@@ -354,9 +354,9 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
     case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
     live = SimpleNamespace(trainer=trainer, case=case, layout=None, group=group)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
-    monkeypatch.setattr(work, "longest", lambda own, *_: (max(*own, elsewhere),))
+    monkeypatch.setattr(held_case, "longest", lambda own, *_: (max(*own, elsewhere),))
     place = Place(rank=1, device=DEVICE, cores=(0,))
-    found = work.measure(live, "timed", 3, place=place, clock=make_clock(DEVICE))
+    found = held_case.measure(live, "timed", 3, place=place, clock=make_clock(DEVICE))
     assert found.detail == {"device_allocs": told}
     assert len(taken) == 5 * blocks
 

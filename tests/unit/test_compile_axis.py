@@ -19,7 +19,7 @@ from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
-from ddp_bench.bench.run.phases import fixed_phases
+from ddp_bench.bench.run.schedule import fixed_phases
 from ddp_bench.bench.settings import Settings, as_options
 from ddp_bench.bench.stats.interval import Interval
 

@@ -17,7 +17,7 @@ from ddp_bench.bench.measure.telemetry import gpus_of
 from ddp_bench.bench.modes import Place, devices_of
 from ddp_bench.bench.plan import SHARING, Machine, expand
 from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
-from ddp_bench.bench.run.job import as_seen, job_of
+from ddp_bench.bench.run.begin import as_seen, job_of
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import devices
 from ddp_bench.bench.worker.devices import gpu_of, is_narrowed, near_cores, seen_gpus, this_machine

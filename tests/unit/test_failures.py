@@ -101,9 +101,9 @@ def test_two_attempts_in_a_row_without_progress_are_the_end():
 
 def test_time_limits_follow_the_settings_and_the_warm_up():
     def asked(**more):
-        return with_device_defaults(Settings(**more), device_type="cuda", num_local_devices=1)
+        return with_device_defaults(Settings.of(more), device_type="cuda", num_local_devices=1)
 
-    plain, tuned = asked(), asked(compile="max-autotune")
+    plain, tuned = asked(), asked(compile=("max-autotune",))
     assert preparing_s(tuned) == 3 * preparing_s(plain)
     assert preparing_s(asked(case_timeout=5.0)) == block_s(asked(case_timeout=5.0), 60.0, 0.1) == 5.0
     assert block_s(plain, 0.2, 0.1) == LEAST_S, "a second of steps, patience of 20, no sooner than this"

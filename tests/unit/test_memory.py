@@ -16,10 +16,9 @@ from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
 from ddp_bench.bench.run.case_runner import facts_of
+from ddp_bench.bench.worker.held_case import HeldCase, measure
 from ddp_bench.bench.worker.messages import Proven, Settle, Shown, Wait, Warmed
-from ddp_bench.bench.worker.prepare import HeldCase
 from ddp_bench.bench.worker.rank import Rank
-from ddp_bench.bench.worker.work import measure
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import make_module

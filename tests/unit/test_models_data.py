@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import scatter_gather
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.worker import prepare
+from ddp_bench.bench.worker import held_case
 from ddp_bench.models import data
 from ddp_bench.models.data import PrefetchSource, open_source
 from ddp_bench.models.nested import (
@@ -99,7 +99,7 @@ def test_cases_of_one_size_share_their_batches(data):
     settings = resolved(data=data, arch="resnet20", batch_size=2, gpus=(1, 2, 4))
     prover = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
     cases = [one.case for one in planned(settings, image_size=8)]
-    sources = [prepare._source(case, prover, settings, drawn) for case in cases]
+    sources = [held_case._source(case, prover, settings, drawn) for case in cases]
     assert len(sources) > len(drawn) == len({case.global_batch for case in cases if case.mode == "dp"} | {2})
     ddp = [source for source, case in zip(sources, cases, strict=True) if case.mode == "ddp"]
     held = [{tensor.data_ptr() for tensor in source.held} for source in ddp]
@@ -255,7 +255,7 @@ def test_a_case_on_a_gpu_copies_ahead_where_it_is_wanted(data, prefetch):
     settings = resolved(**on, data=data, prefetch=prefetch, arch="resnet20", batch_size=2)
     case = planned(settings, **on, image_size=8)[0].case
     prover = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
-    source = prepare._source(case, prover, settings, {})
+    source = held_case._source(case, prover, settings, {})
     assert isinstance(source, PrefetchSource) is ((data, prefetch) == ("host", "on"))
 
 

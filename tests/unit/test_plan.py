@@ -6,9 +6,9 @@ import pytest
 from made import cap_of, case_of
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.expected_time import estimate_s, least_warmup_s
 from ddp_bench.bench.plan import SHARING, Machine, expand, plan_hash, round_order, world_size
 from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.run.stop_rule import estimate_s, least_warmup_s
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
 ONE_GPU = Machine(device_type="cuda", devices_per_node=1)

@@ -12,9 +12,8 @@ from made import cap_of, planned
 
 from ddp_bench.bench.findings.wording import case_label
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.run.phases import INSTRUMENTED, fixed_phases
 from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.run.schedule import SHARES, LiveCase, Schedule
+from ddp_bench.bench.run.schedule import INSTRUMENTED, SHARES, LiveCase, Schedule, fixed_phases
 from ddp_bench.bench.run.stop_rule import (
     FIRST_LOOK,
     StopRule,

@@ -23,8 +23,8 @@ from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.measured import TELEMETRY_FAILED, BlockTimes, block_rows
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.worker.held_case import measure
 from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
-from ddp_bench.bench.worker.work import measure
 
 FIRST, SECOND = "11111111-aaaa-4bbb-8ccc-0123456789ab", "22222222-aaaa-4bbb-8ccc-0123456789ab"
 """UUIDs as `str(torch.cuda.get_device_properties(i).uuid)` writes them."""

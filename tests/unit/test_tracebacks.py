@@ -12,7 +12,7 @@ from torch._utils import ExceptionWrapper
 
 from ddp_bench.bench.errors import UserCodeError
 from ddp_bench.bench.run.failures import failure_in
-from ddp_bench.bench.worker import tracebacks as tb
+from ddp_bench.bench.worker import outcome as tb
 from ddp_bench.bench.worker.comparison import ProofError
 from ddp_bench.bench.worker.messages import Report
 from ddp_bench.bench.worker.outcome import LOST, attempt, report_of
@@ -182,7 +182,7 @@ def test_a_users_own_package_may_have_a_name_of_ours(tmp_path, monkeypatch):
     (tmp_path / "models" / "net.py").write_text("class Broken(Exception): pass\ndef late(): raise Broken\n")
     monkeypatch.chdir(tmp_path)
     script = (
-        "from ddp_bench.bench.worker.tracebacks import place_of\n"
+        "from ddp_bench.bench.worker.outcome import place_of\n"
         "import models.net\n"
         "try: models.net.late()\n"
         "except models.net.Broken as error:\n"

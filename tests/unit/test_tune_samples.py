@@ -16,7 +16,7 @@ from ddp_bench.bench.resolve import PRESETS
 from ddp_bench.bench.results.comparisons import FASTER, Comparison, compared
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.typical import Typical
-from ddp_bench.bench.run.race import dropped
+from ddp_bench.bench.run.stop_rule import dropped
 from ddp_bench.bench.stats.interval import Interval, median_of_ratios
 
 pytestmark = pytest.mark.campaign
