@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import cli
+from ..buckets import bucket_caps
 from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
 from ..findings.wording import link_name
@@ -44,7 +45,7 @@ PARSED: dict[str, Callable[[str], Any]] = {
     "scaling": cli.choice(("weak", "strong")),
     "comm_hook": cli.choice(("none", *HALF_HOOKS)),
     "gpus": cli.csv(cli.positive_int),
-    "bucket_cap_mb": cli.csv(BucketCaps.parse),
+    "bucket_cap_mb": cli.csv(bucket_caps),
     **dict.fromkeys(
         ("image_size", "batch_size", "accumulate", "gpus_per_node", "nics_per_node"), cli.positive_int
     ),
