@@ -151,18 +151,3 @@ def holds_a_sentence(node):
 @pytest.mark.parametrize("path", SPEAKING, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_sentence_is_parsed_or_edited(path):
     assert list(edits(path.read_text(encoding="utf-8"))) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        're.match("same layout as (.*);", reason)',
-        'verdict.sentence.replace(" (CPU stand-in)", "")',
-        'text(row["reason"]).split(";")',
-        'reason.partition(";")[0]',
-        "pattern.sub('', said)",
-    ],
-)
-def test_what_was_found_once_would_be_found(source):
-    assert list(edits(source))
-    assert not list(edits('changed.replace("_", " "); name.split("/")'))
