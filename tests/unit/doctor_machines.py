@@ -255,18 +255,11 @@ def changed(machine, **changes):
     return made
 
 
-SOME_GPUS = [h100(index) for index in range(2)]
 BY_PCIE = {"P2PStatus": pynvml.NVML_P2P_STATUS_NOT_SUPPORTED}
 BATCHES = 8 * 2 * 2 * 256 * 3 * 224 * 224 * 4  # GPUs x workers x prefetched x images x float32
-DRIVER = f"{CPUS}/cpu0/cpufreq/scaling_driver"
-PRESSURE = "proc/pressure/memory"
-PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
-QUOTA = "sys/fs/cgroup/cpu.max"
-IN_A_GUEST = {
-    "files": dict.fromkeys(f"{CPUS}/cpu{core}/cpufreq/scaling_governor" for core in range(8))
-    | {"proc/cpuinfo": "flags\t\t: fpu hypervisor sse"}
-}
-VGPU = pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
+GOVERNORS = [f"{CPUS}/cpu{core}/cpufreq/scaling_governor" for core in range(8)]
+IN_A_GUEST = {"files": dict.fromkeys(GOVERNORS) | {"proc/cpuinfo": "flags\t\t: fpu hypervisor sse"}}
+OTHERS = [SimpleNamespace(pid=4242, usedGpuMemory=12034 * 2**20)]
 
 
 def gpu(index, **answers):
@@ -275,18 +268,6 @@ def gpu(index, **answers):
 
 def allowed(num_cores):
     return {"allowed": frozenset(range(num_cores))}
-
-
-def process(mib, pid=4242):
-    return [SimpleNamespace(pid=pid, usedGpuMemory=mib * 2**20)]
-
-
-def rates(percent):
-    return SimpleNamespace(gpu=percent)
-
-
-def memory(used_mib):
-    return SimpleNamespace(used=used_mib * 2**20, total=81559 * 2**20)
 
 
 def env(**variables):
@@ -305,66 +286,43 @@ def busy(share, *, num_cores=8, steal=0.0):
     return later(stat(num_cores, busy=share, steal=steal, since=101))
 
 
-def stolen_ever(share):
-    """Of 1,000 s, of which none was stolen in the last."""
-
-    def times(seconds):
-        line = f"0 0 0 {100 * seconds - 1e5 * share:.0f} 0 0 0 {1e5 * share:.0f} 0 0"
-        return "\n".join(f"cpu{core} {line}" for core in ["", *range(8)])
-
-    return {**file("proc/stat", times(1000)), **later(times(1001))}
-
-
-def torch(*version, **more):
-    return {"torch": fake_torch(*version, **more)}
-
-
 SITUATIONS = {
     # By line: machines, and what differs in them each time; what is said of each is recorded.
     "GPUs": [
         (h100_box, gpu(7, Name="NVIDIA H200"), gpu(7, MigMode=[1, 1]), env(CUDA_VISIBLE_DEVICES="0,1")),
-        (h100_box, gpu(0, VirtualizationMode=VGPU)),
-        (h100_box, {**env(CUDA_VISIBLE_DEVICES=""), **torch()}),
-        (h100_box, {"gpus": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, **torch()}),
+        (h100_box, gpu(0, VirtualizationMode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)),
+        (h100_box, {"gpus": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "torch": fake_torch()}),
     ],
     "GPU use": [
-        (h100_box, gpu(2, ComputeRunningProcesses=process(12034), UtilizationRates=rates(87))),
-        (h100_box, gpu(0, UtilizationRates=rates(40)), gpu(0, MemoryInfo=memory(30000))),
+        (h100_box, gpu(2, ComputeRunningProcesses=OTHERS, UtilizationRates=SimpleNamespace(gpu=87))),
     ],
-    "GPU clocks": [(h100_box, *(gpu(5, CurrentClocksEventReasons=bits) for bits in (0x40, 0x4, 0x2, None)))],
+    "GPU clocks": [(h100_box, *(gpu(5, CurrentClocksEventReasons=bits) for bits in (0x40, 0x4)))],
     "GPU power": [(h100_box, gpu(0, EnforcedPowerLimit=250000))],
-    "GPU memory errors": [(h100_box, gpu(1, TotalEccErrors=3), gpu(1, RemappedRows=(0, 0, 0, 1)))],
-    "GPU heat": [(h100_box, *(gpu(0, MarginTemperature=degrees) for degrees in (10, 0)))],
-    "GPU links": [(h100_box, {"gpus": SOME_GPUS, "link": BY_PCIE}, gpu(7, MigMode=[1, 1]))],
+    "GPU memory errors": [(h100_box, gpu(1, TotalEccErrors=3))],
+    "GPU heat": [(h100_box, gpu(0, MarginTemperature=0))],
+    "GPU links": [(h100_box, {"gpus": [h100(0), h100(1)], "link": BY_PCIE})],
     "GPU affinity": [(h100_box, allowed(56))],
     "cores": [
-        (h100_box, allowed(16), allowed(15), allowed(7)),
-        (laptop, {"allowed": frozenset({1})}),
-        (laptop, file(QUOTA, "250000 100000"), file(QUOTA, "50000 100000")),
+        (h100_box, allowed(15), allowed(7)),
+        (laptop, *(file("sys/fs/cgroup/cpu.max", f"{quota} 100000") for quota in (250000, 50000))),
     ],
-    "governor": [(laptop, file(DRIVER, "acpi-cpufreq"), IN_A_GUEST)],
+    "governor": [(laptop, IN_A_GUEST)],
     "turbo": [(laptop, file(f"{CPUS}/intel_pstate/no_turbo", "1"))],
     "load": [(h100_box, busy(0.95, num_cores=112)), (laptop, *(busy(share) for share in (0.04, 0.06, 0.25)))],
-    "steal": [(laptop, stolen_ever(0.03), busy(0.0, steal=0.11))],
+    "steal": [(laptop, busy(0.0, steal=0.11))],
     "NUMA": [(h100_box, file("proc/sys/kernel/numa_balancing", "1"))],
-    "memory": [
-        (laptop, file("proc/meminfo", meminfo(16, 7)), file("sys/fs/cgroup/memory.max", f"{3 * GIB}")),
-    ],
-    "memory stalls": [(laptop, *(file(PRESSURE, f"some avg10={percent}") for percent in ("4.99", "25.00")))],
+    "memory": [(laptop, file("sys/fs/cgroup/memory.max", f"{3 * GIB}"))],
+    "memory stalls": [(laptop, file("proc/pressure/memory", "some avg10=25.00"))],
     "swap": [(laptop, {"later": {"proc/vmstat": "pswpin 1\npswpout 0"}})],
-    "huge pages": [(laptop, file(PAGES, "always madvise [never]"))],
-    "shared memory": [
-        (h100_box, *({"shm": (BATCHES, BATCHES + more)} for more in (1, 0))),
-        (laptop, {"shm": (64 * 2**20, 64 * 2**20)}),
-    ],
+    "huge pages": [(laptop, file("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]"))],
+    "shared memory": [(h100_box, *({"shm": (BATCHES, BATCHES + more)} for more in (1, 0)))],
     "threads": [
-        (h100_box, env(OMP_NUM_THREADS="14"), env(OMP_NUM_THREADS="16"), env(OMP_NUM_THREADS="many")),
-        (h100_box, env(GOMP_CPU_AFFINITY="0-3")),
+        (h100_box, env(OMP_NUM_THREADS="16"), env(OMP_NUM_THREADS="many"), env(GOMP_CPU_AFFINITY="0-3")),
     ],
-    "torch": [(h100_box, torch(num_devices=0), torch("2.11.0", cuda="12.8")), (laptop, {"torch": None})],
-    "torchvision": [(laptop, torch("2.13.0"), {"vision": None})],
+    "torch": [(h100_box, {"torch": fake_torch()}), (laptop, {"torch": None})],
+    "torchvision": [(laptop, {"torch": fake_torch("2.13.0")}, {"vision": None})],
     "CUDA driver": [(h100_box, {"system": {"CudaDriverVersion_v2": 11080}})],
-    "settings": [(h100_box, env(NCCL_DEBUG="info"), env(CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="info"))],
+    "settings": [(h100_box, env(CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="info"))],
 }
 
 

@@ -179,9 +179,6 @@ def test_a_load_is_of_cores_that_stand_in_for_devices_where_it_is_told():
     assert other_load(made_manifest(**told(4.0, 4.0)), cuda) is None
 
 
-TRIALS = 200
-
-
 def found(*series, target=None):
     """The cautions about a run whose cases had these step times by round, in ms; by kind."""
     planned = plan()[: len(series)]
@@ -199,22 +196,6 @@ def found(*series, target=None):
 
 def normal(rng, size):
     return 100 * np.exp(0.02 * rng.normal(size=size))
-
-
-def log_normal(rng, size):
-    return 100 * np.exp(0.25 * rng.normal(size=size))
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(("noise", "num_rounds"), [(normal, 10), (normal, 20)])
-def test_each_check_leaves_mere_noise_alone(noise, num_rounds):
-    rng = np.random.default_rng(num_rounds)
-    alarms = {}
-    for _ in range(TRIALS):
-        for kind in found(*(noise(rng, num_rounds) for _ in range(3))):
-            alarms[kind] = alarms.get(kind, 0) + 1
-    # 2% of 200 are 4; 10 or more would come once in a hundred times.
-    assert all(count <= 9 for count in alarms.values()), alarms
 
 
 def test_drift_is_told_with_its_size_and_interval():

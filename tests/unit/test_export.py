@@ -21,7 +21,6 @@ from ddp_bench.bench.export.formats import (
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
 from ddp_bench.bench.results.schema import EXPORTED
 
-SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 CALIBRATED = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
 EXPORTS = (pytorch, bencher, github_action, pytest_benchmark)
 

@@ -1,7 +1,5 @@
 """The answers of a run by code and figures, and the notes below them. The words are recorded."""
 
-import math
-
 import pytest
 from finding_cases import (
     CAP_1,
@@ -15,7 +13,6 @@ from finding_cases import (
     NAN,
     SINGLE,
     concluded,
-    exposing,
     over,
 )
 from report_runs import case, measured, run, timed, usual_cases
@@ -25,7 +22,7 @@ from ddp_bench.bench.findings.cautions import Caution, trust
 from ddp_bench.bench.findings.findings import conclude, run_cautions
 from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.findings.slow_ranks import slow_ranks
-from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER
+from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, pairs_of
 from ddp_bench.bench.results.schema import CASES, typed_frame
@@ -77,13 +74,6 @@ def test_a_stand_in_is_not_ranked():
     assert NOT_MEASURABLE not in wrapper(1.5, 1.7).notes
 
 
-def test_one_cap_of_which_nothing_is_decided_says_both_bounds():
-    verdict = found(SINGLE, DDP, CAP_1, by=(over(CAP_1, DDP, 0.79, 1.19),))[CAP]
-    assert verdict.sentence == (
-        "Unresolved: cap 1 MiB is 0.97\N{MULTIPLICATION SIGN} (0.79\N{EN DASH}1.19) as fast as the default."
-    )
-
-
 def test_devices_that_lose_against_one_are_told():
     (note,) = wrapper(1.5, 1.7, ddp=case("ddp", 2, 80.0)).notes
     assert note == "One device is 1.25\N{MULTIPLICATION SIGN} (1.24\N{EN DASH}1.26) as fast as DDP"
@@ -91,38 +81,8 @@ def test_devices_that_lose_against_one_are_told():
     assert wrapper(1.5, 1.7, ddp=case("ddp", 2, 99.5)).notes == (), "its interval holds 1"
 
 
-BOTH_WAYS = {"speedup": 1.01, "speedup_low": 0.97, "speedup_high": 1.06}
-FEW = {"speedup_low": None, "speedup_high": None, "efficiency_low": None, "efficiency_high": None}
-
-
-@pytest.mark.parametrize(
-    ("row", "answer", "faster"),
-    [
-        (DDP, FASTER, "DDP on 2 GPUs"),
-        (case("dp", 2, 150.0), FASTER, "DP on 2 GPUs"),
-        (case("ddp", 2, 80.0), SLOWER, "one device"),
-        (case("ddp", 2, 100.0), EQUAL, "DDP on 2 GPUs"),
-        (case("ddp", 2, 160.0, **FEW), TOO_FEW, "DDP on 2 GPUs"),
-        (case("ddp", 2, 100.0, **BOTH_WAYS), UNRESOLVED, "DDP on 2 GPUs"),
-    ],
-)
-def test_a_mode_alone_is_compared_with_one_device(row, answer, faster):
-    verdict = found(SINGLE, row)[WRAPPER]
-    assert (verdict.answer, verdict.faster, verdict.paste) == (answer, faster, "")
-
-
 def caps(*by, more=()):
     return found(SINGLE, DDP, CAP_1, CAP_25, *more, by=by)[CAP]
-
-
-def test_the_best_cap_is_named_with_its_gain():
-    verdict = caps(over(CAP_1, DDP, 1.07, 1.09), over(CAP_25, DDP, 1.17, 1.19))
-    assert (verdict.faster, verdict.slower, verdict.faster_id) == (
-        "cap 25 MiB",
-        "the default",
-        CAP_25["case_id"],
-    )
-    assert (verdict.answer, verdict.paste) == (FASTER, "model = DDP(model, bucket_cap_mb=25)")
 
 
 @pytest.mark.parametrize(
@@ -214,26 +174,6 @@ def test_a_wrapper_that_loses_the_race_is_named_with_what_it_loses():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "answer", "hidden", "vague", "excess"),
-    [
-        ("hidden", RESOLVED, 71, False, None),
-        ("alone unknown", RESOLVED, None, False, None),
-        ("vague", RESOLVED, None, True, None),
-        ("little", EQUAL, None, False, 3 / 4),
-        ("open", UNRESOLVED, None, False, 3.0),
-        ("none hidden", RESOLVED, -20, False, None),
-        ("hardly hidden", RESOLVED, -5, False, None),
-        ("too few", TOO_FEW, None, False, math.inf),
-    ],
-)
-def test_what_communication_adds(name, answer, hidden, vague, excess):
-    verdict = found(SINGLE, DDP | measured(step_ms=100.0) | COMMUNICATIONS[name])[COMMUNICATION]
-    assert (verdict.answer, verdict.is_vague) == (answer, vague)
-    assert (verdict.hidden_pct and verdict.hidden_pct.estimate) == hidden
-    assert verdict.excess == (excess if excess is None else pytest.approx(excess))
-
-
 def test_how_far_ranks_are_apart_is_told_where_communication_hides_nothing():
     row = DDP | measured(step_ms=100.0) | COMMUNICATIONS["none hidden"]
     ends = {"rank_skew_ms": 17.0, "rank_skew_ms_high": 22.0}
@@ -242,11 +182,6 @@ def test_how_far_ranks_are_apart_is_told_where_communication_hides_nothing():
     )
     assert known.endswith("or ranks wait for each other: their own work is 17 (12\N{EN DASH}22) ms apart")
     assert unknown.endswith("or ranks wait for each other")
-
-
-def test_communication_was_not_measured():
-    assert COMMUNICATION not in found(SINGLE, DDP)
-    assert COMMUNICATION not in found(SINGLE, DP | exposing(1, 2) | measured(step_ms=100.0))
 
 
 def test_the_answers_are_those_of_the_largest_count_of_their_own():
@@ -374,13 +309,6 @@ def test_skipped_cases_are_one_line_with_their_count():
     (note,) = concluded(SINGLE, DDP, *skipped, plain, alike).notes
     assert note.startswith("4 cases skipped: 4 devices: needs 4 GPUs per machine, there are 2; ")
     assert "DDP on 2 GPUs with cap 1 MiB: same bucket layout" in note
-
-
-def test_cases_that_share_devices_are_one_line():
-    shared = [case(mode, 4, rate, oversubscribed=True) for mode, rate in (("dp", 50.0), ("ddp", 60.0))]
-    (note,) = concluded(SINGLE, DDP, *shared, shared[1] | {"bucket_cap_mb": "1", "case_id": "x"}).notes
-    assert note.startswith("Devices that are shared tell nothing about scaling: ")
-    assert note.count("images/s") == 2
 
 
 OPEN_YET = "nothing is resolved"

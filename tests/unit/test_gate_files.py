@@ -12,12 +12,10 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from commands import ROOT
 from gate_runs import STEADY, failed, gated, made_run, of_metric, plan, slowed, write_run
 from made import made_manifest
 from msgspec import structs
 from recorded_pages import text_of
-from rich.console import Console
 from selection import in_campaign
 
 from ddp_bench.bench.errors import ExitCode, UsageError
@@ -25,14 +23,10 @@ from ddp_bench.bench.gate import output
 from ddp_bench.bench.gate.baseline import find, fingerprint, save
 from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_thresholds
-from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.github import MOST_ANNOTATIONS, Annotation, show
-from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.stats.interval import Interval
-
-SLOW, FAST = (ROOT / f"results/samples/tune/resnet18-2hosts-{rate}.zip" for rate in ("1gbit", "2gbit"))
 
 
 def edit(name, change):
@@ -122,10 +116,6 @@ BAD = {
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("good") / "run")
-
-
-def test_the_folder_to_spoil_is_good(good, tmp_path):
-    assert main([str(good), str(shutil.copytree(good, tmp_path / "copy"))]) == 0
 
 
 BOTH_SIDES = ("cut manifest", "a case lost", "nothing measured")
@@ -336,18 +326,6 @@ def test_a_change_is_shown_as_far_as_it_is_known(ratio, shown, said):
     found = structs.replace(of_metric(gated(STEADY, STEADY), "images_per_s")[0], ratio=ratio)
     assert output.cells(found)[-1] == shown
     assert output.said(found) == f"{found.name} is {said}".replace("--", "\N{EN DASH}")
-
-
-def test_the_table_is_a_line_a_row_in_100_columns_and_says_the_names_of_the_page():
-    """Of cases as most runs have them; no interval is so wide that it makes a second line."""
-    gate = compare(*map(read_run, (SLOW, FAST)), thresholds=dict.fromkeys(GATED, 0.05), ratios_only=True)
-    console = Console(width=100, file=io.StringIO())
-    console.print(output.table(gate))
-    lines = console.file.getvalue().splitlines()
-    assert max(map(len, lines)) <= 100
-    rows = [line for line in lines if "DDP, 2 CPU cores, cap " in line]
-    assert len(rows) == len(gate.comparisons) > 5
-    assert not [line for line in rows if "…" in line]
 
 
 OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}

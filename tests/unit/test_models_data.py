@@ -79,14 +79,6 @@ def test_a_folder_needs_a_workload_with_an_image_size():
         opened(".", rows)
 
 
-def test_a_malformed_batch_is_refused_on_opening():
-    bad = Workload(
-        name="bad", module=lambda: nn.Linear(1, 1), batch=lambda n, _: (torch.zeros(n + 1, 1),) * 2
-    )
-    with pytest.raises(UsageError, match="`batch` of workload bad returned"):
-        opened("device", bad)
-
-
 def named(size, generator):
     ids = torch.randint(9, (size, 4), generator=generator)
     return {"ids": ids, "more": [ids > 3, None], "scale": 2.0}
@@ -267,19 +259,6 @@ def folder(tmp_path):
 
 
 @pytest.mark.usefixtures("streams")
-def test_the_same_batches_in_the_same_order(folder):
-    for source in ("host", str(folder)):
-        # Crops and flips are drawn from torch's own generator.
-        torch.manual_seed(0)
-        plain = opened(source, batch_size=2)
-        wanted = [plain.next() for _ in range(10)]
-        torch.manual_seed(0)
-        ahead = PrefetchSource(opened(source, batch_size=2), CPU)
-        for batch in wanted:
-            assert same(batch, ahead.next())
-
-
-@pytest.mark.usefixtures("streams")
 def test_a_corrupt_image_ends_the_step_that_would_train_on_it(folder):
     (folder / "05.png").write_text("no image")
 
@@ -358,13 +337,6 @@ def test_outputs_are_joined_as_torch_gathers_them(value):
     parts = chunk(value, 2)
     assert same(join(parts), scatter_gather.gather(parts, 0))
     assert same(join(parts), value)
-
-
-@pytest.mark.usefixtures("on_one_device")
-def test_scalars_become_a_vector():
-    parts = [{"loss": torch.tensor(1.5)}, {"loss": torch.tensor(2.5)}]
-    assert same(join(parts), scatter_gather.gather(parts, 0))
-    assert join(parts)["loss"].tolist() == [1.5, 2.5]
 
 
 def test_tensors_of_fewer_rows_than_the_others_decide_as_in_torch():

@@ -18,15 +18,6 @@ from ddp_bench.bench.cluster import process as processes
 from ddp_bench.bench.cluster.scratch import PREFIX, remove_abandoned, scratch_folder
 from ddp_bench.bench.cluster.turns import TurnClient, TurnServer
 
-ALLOCATE = """
-import re, sys
-held = [bytearray(2**22) for _ in range(8)]
-maps = open("/proc/self/smaps").read()
-flags = re.findall(r"^Size: +([0-9]+) kB(?:(?!^Size:).)*?^VmFlags:([ a-z]*)$", maps, re.M | re.S)
-print(sum(int(size) for size, given in flags if " hg" in given))
-"""
-"""Prints the KiB of memory that this process has advised the kernel to keep in huge pages."""
-
 
 @pytest.mark.parametrize(
     ("given", "added"),
@@ -43,21 +34,6 @@ def test_settings_of_the_users_own_stay(given, added):
         f"glibc.malloc.{name}": value for name, value in added.items()
     }
     assert processes.huge_pages_env(env) == {}
-
-
-def test_malloc_asks_the_kernel_for_huge_pages():
-    """What it asks for, not what it gets: that depends on how scattered free memory is."""
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    lends = setting.exists() and "[never]" not in setting.read_text()
-    if not lends or tuple(map(int, os.confstr("CS_GNU_LIBC_VERSION").split()[1].split("."))) < (2, 35):
-        pytest.skip("this kernel lends no huge pages, or malloc cannot ask for them")
-    plain = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-    asked_kib = [
-        int(subprocess.check_output([sys.executable, "-c", ALLOCATE], env=plain | more))
-        for more in ({}, processes.huge_pages_env({}))
-    ]
-    assert asked_kib[0] == 0
-    assert asked_kib[1] >= 32 * 1024, "8 times 4 MiB"
 
 
 @pytest.mark.parametrize(
@@ -297,24 +273,6 @@ def test_turns_alternate_and_never_meet(server, tmp_path):
     assert {frozenset(pair) for pair in pairs} == {frozenset("ab")}, "each pair of turns holds both"
     assert len(set(pairs)) == 2, "in random order"
     assert server.turns >= 48
-
-
-def test_a_side_that_leaves_frees_the_other(server, tmp_path):
-    first, second = TurnClient(str(tmp_path / "turns")), TurnClient(str(tmp_path / "turns"))
-    done = []
-
-    def go_on():
-        for i in range(3):
-            second.next_turn()
-            done.append(i)
-        second.close()
-
-    side = threading.Thread(target=go_on)
-    side.start()
-    first.close()
-    side.join(LIMIT_S)
-    assert done == [0, 1, 2]
-    assert server.turns <= 2
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -37,7 +37,7 @@ from ddp_bench.bench.worker.update_proof import (
     within_rounding,
 )
 from ddp_bench.models.data import open_source
-from ddp_bench.models.workload import Workload, sgd
+from ddp_bench.models.workload import Workload
 
 CPU = torch.device("cpu")
 START = 3.0
@@ -202,50 +202,6 @@ def test_the_loss_of_dp_is_of_all_outputs_together():
     assert float(pipeline["w"]) != pytest.approx(float(single["w"]), rel=1e-3)
 
 
-def by_name(size, generator):
-    return {"x": rows(size, generator)[0], "mask": torch.ones(size) > 0, "n": 3}
-
-
-def of_batch(model, batch):
-    assert batch["mask"].dtype == torch.bool
-    return model(x=batch["x"]).square().mean()
-
-
-@pytest.mark.parametrize("mode", ["single", "dp"])
-def test_a_batch_of_names_is_trained_on_as_the_pair_is(mode):
-    case = case_of(mode=mode, num_devices=1 if mode == "single" else 2, accumulate=2)
-    named = Workload(name="named", module=Line, batch=by_name, batch_loss=of_batch)
-    for again in (False, True):
-        found, wanted = (reference(one).update(case, (1.0, 1.0, 1.0), again=again) for one in (named, LINE))
-        assert float(found["w"]) == pytest.approx(float(wanted["w"]), rel=1e-6)
-
-
-class Random(Line):
-    """Dropout that no module shows."""
-
-    def forward(self, x):
-        return self.w * nn.functional.dropout(x, 0.5)
-
-
-class Dropping(Random):
-    """Dropout that one does."""
-
-    def __init__(self):
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x):
-        return self.w * self.drop(x)
-
-
-@pytest.mark.parametrize("module", [Random, Dropping])
-def test_random_numbers_are_those_that_every_run_begins_with(module):
-    one, other = (reference(replace(LINE, module=module)).update(DP, (1.0, 1.0)) for _ in range(2))
-    plain = reference().update(DP, (1.0, 1.0))
-    assert torch.equal(one["w"], other["w"])
-    assert norm(difference(one, plain)) > 1e-3 * norm(plain), "and nothing is switched off"
-
-
 def test_trained_again_gradients_are_rounded_as_the_hook_does():
     case = case_of(mode="dp", comm_hook="bf16")
     gradient = 2 * START * squares(case, 1)[0]
@@ -257,17 +213,6 @@ def test_trained_again_gradients_are_rounded_as_the_hook_does():
     assert float(plain["w"]) == pytest.approx(-LR * gradient, rel=1e-4)
     assert float(found["w"]) == pytest.approx(-LR * rounded, rel=1e-4)
     assert one.update(case, (1.0, 1.0)) is one.update(DP, (1.0, 1.0)), "trained once for all hooks"
-
-
-def test_the_optimizer_is_the_authors_own():
-    asked = []
-
-    def made(parameters):
-        asked.append(parameters)
-        return sgd(parameters)
-
-    reference(replace(LINE, optimizer=made)).update(case_of(mode="dp", fused_optimizer=True), (1.0, 1.0))
-    assert len(asked) == 1, "and not made again with fused kernels"
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])

@@ -1,15 +1,11 @@
 """Figures: what their marks, bars and tracks are, that every drawing is whole. Its words are recorded."""
 
-import io
-import math
 import re
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
-from PIL import Image
 from report_runs import (
-    PHASES,
     case,
     communicating,
     drawn,
@@ -18,7 +14,6 @@ from report_runs import (
     run,
     timed,
     traced,
-    usual_cases,
 )
 from sample_runs import EVERY_SAMPLE, sample
 
@@ -30,7 +25,7 @@ from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart
 from ddp_bench.report.figures import drift
 from ddp_bench.report.page import page
 from ddp_bench.report.step import REST, breakdown, step_bars
-from ddp_bench.report.timeline import one_step, steps_of, whole
+from ddp_bench.report.timeline import steps_of, whole
 
 
 def test_shared_devices_are_drawn_hollow():
@@ -63,32 +58,6 @@ def test_every_kind_of_drawing_is_well_formed_themed_and_the_same_each_time():
     both = set(re.findall(r"--([a-z-]+): light-dark\(#[0-9a-f]{6}, #[0-9a-f]{6}\);", html))
     assert {"exposed", "backward", "ddp"} <= used
     assert used | set(NAMES) <= both
-
-
-def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height():
-    drawings = []
-    for n in (20, 200):
-        row = communicating(2, 200.0, num_buckets=n, bucket_bytes="/".join(["1048576"] * n))
-        moments = [float(i) for i in range(n)]
-        ready = traced(row, 1, ready_ms=moments)
-        done = traced(row, 1, start_ms=moments, done_ms=[*(moment + 1.0 for moment in moments[1:]), n + 19.0])
-        data = run([row], timed_blocks=[ready, done])
-        figure, _ = one_step(workloads(data.cases)[0], data.blocks, key="k")
-        drawings.append(ET.fromstring(figure.svg()))
-    few, many = (float(drawing.attrib["viewBox"].split()[3]) for drawing in drawings)
-    assert few == many
-    assert 5 <= "".join(drawings[1].itertext()).count("1.00 MiB") <= 14
-
-
-def test_slide_has_the_pages_light_colours_on_white_and_says_what_it_shows():
-    figure = page(run(usual_cases())).figures[0]
-    image = Image.open(io.BytesIO(figure.png()))
-    assert image.width > 1500
-    assert image.text["Description"] == figure.alt
-    colours = {colour for _, colour in image.convert("RGB").getcolors(maxcolors=1_000_000)}
-    assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
-    assert {(0xB8, 0x4A, 0x00), (0x00, 0x72, 0xB2)} <= colours
-    assert figure.png() == figure.png()
 
 
 @pytest.mark.parametrize(
@@ -225,34 +194,6 @@ def test_compute_that_differs_beyond_the_intervals_is_drawn_as_it_is():
     assert [bar.parts["forward"] for bar in bars(cases)] == pytest.approx([20.0, 30.0])
 
 
-SEVERAL = [
-    case("single", 1, 100.0, **measured(**PHASES)),
-    *(communicating(n, 90.0 * n) for n in (2, 4, 8)),
-    *(communicating(n, 80.0 * n, bucket_cap_mb="25") for n in (2, 4, 8)),
-    *(communicating(n, 70.0 * n, static_graph=True, case_id=f"static{n}") for n in (2, 4, 8)),
-    communicating(8, 480.0, bucket_cap_mb="1"),
-    communicating(16, 900.0, oversubscribed=True),
-]
-USUAL = (*((n, "default") for n in (2, 4, 8)), (8, "25 MiB"), (8, "1 MiB"))
-CAPS = [communicating(2, 100.0 + cap, bucket_cap_mb=str(cap)) for cap in range(1, 41)]
-
-
-@pytest.mark.parametrize(
-    ("cases", "shown"),
-    [
-        (SEVERAL, ["single, 1 GPU", *(f"DDP, {n} GPUs, cap {cap}" for n, cap in USUAL)]),
-        ([communicating(2, 200.0), communicating(2, 220.0, accumulate=8)], ["DDP, 2 GPUs, cap default"]),
-        (
-            [communicating(2, 90.0), *CAPS],
-            [f"DDP, 2 GPUs, cap {cap}" for cap in ("default", *(f"{n} MiB" for n in range(33, 41)))],
-        ),
-    ],
-    ids=["the usual of many", "no several micro-batches", "the fastest of many caps"],
-)
-def test_which_cases_are_drawn(cases, shown):
-    assert labels(figure(cases)) == shown
-
-
 def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
     default, faster, slower, unknown = cases = [
         communicating(2, rate, bucket_cap_mb=cap)
@@ -300,31 +241,6 @@ def test_steps_are_of_the_rank_that_is_last_and_the_nearest_to_the_median():
     assert (track.start, track.done) == ((11.0, 70.0), (20.0, 85.0))
 
 
-def test_all_cases_are_drawn_of_one_rank():
-    other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2, bucket_bytes="1/2")
-    blocks = step(DEFAULT, (60.0, 61.0, 80.0)) + step(DEFAULT, (60.0, 61.0, 99.0), rank=1)
-    blocks += step(other, (60.0, 61.0, 82.0)) + step(other, (60.0, 61.0, 81.0), rank=1)
-    data = run([DEFAULT, other], timed_blocks=blocks)
-    rank, found, _ = steps_of(data.cases, data.blocks)
-    assert rank == 1
-    assert [max(track.done) for track in found] == [99.0, 81.0]
-
-
-def test_default_best_and_single_bucket_are_chosen_once_each():
-    best = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
-    other = communicating(2, 210.0, bucket_cap_mb="5", num_buckets=6)
-    one = communicating(2, 160.0, bucket_cap_mb="100", num_buckets=1)
-    cases = [communicating(1, 90.0), DEFAULT, other, best, one]
-    blocks = [block for row in cases for block in step(row, (60.0, 61.0, 80.0))]
-    assert [track.title for track in tracks(cases, blocks)[1]] == [
-        "cap default",
-        "cap 25 MiB, shortest step",
-        "cap 100 MiB, one bucket",
-    ]
-    same = tracks([DEFAULT, one | {"images_per_s": 500.0}], blocks)[1]
-    assert [track.title for track in same][1:] == ["cap 100 MiB, shortest step, one bucket"]
-
-
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_step_without_its_gradients_or_its_all_reduces_is_not_drawn(which):
     other = communicating(2, 230.0, bucket_cap_mb="25", num_buckets=2)
@@ -359,12 +275,6 @@ def test_where_a_step_contradicts_none_is_drawn(ends, why):
     assert why in why_not
     run_ = page(run([DEFAULT, other], timed_blocks=blocks))
     assert run_.not_drawn == (why_not,)
-
-
-def test_what_the_table_does_not_know_contradicts_nothing():
-    unknown = DEFAULT | dict.fromkeys(("exposed_comm_ms_low", "exposed_comm_ms_high"), math.nan)
-    (track,) = tracks([unknown], step(DEFAULT, (60.0, 61.0, 95.0)))[1]
-    assert track.waited_ms == 35.0
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from finding_cases import DDP, DP, ENDS, SINGLE, concluded, exposing, over
+from finding_cases import DDP, DP, ENDS, SINGLE, concluded, over
 from made import made_manifest
 from report_runs import Drawn, case, communicating, dashed, drawn, measured, run
 from rich.console import Console
@@ -26,8 +26,8 @@ from ddp_bench.bench.results.store import failure_file
 from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import DENSE_PEAKS, EPOCH_IMAGES, with_rates, workloads
-from ddp_bench.report.forest import against_default, ratio_ticks
-from ddp_bench.report.page import Files, cards, heading, model_name, page, status
+from ddp_bench.report.forest import against_default
+from ddp_bench.report.page import Files, cards, page, status
 from ddp_bench.report.tables import Link, communication
 
 
@@ -38,32 +38,6 @@ def test_card_names_the_state_of_its_answer(name):
     verdict, card = found[0], cards(found)[0]
     assert card.state == {"equal": "equal", "open": "open", "too few": "open"}.get(name, "found")
     assert (card.label, card.sentence, card.paste) == (verdict.label, verdict.sentence, verdict.paste)
-
-
-def test_card_of_a_cost_that_is_known_is_of_an_answer_that_was_found():
-    found = concluded(SINGLE, DDP | measured(step_ms=100.0) | exposing(11, 13)).verdicts
-    assert [card.state for card in cards(found) if card.label.startswith("adds ")] == ["found"]
-
-
-def test_heading_names_models_as_their_papers_do():
-    assert heading(run([]).cases) == ""
-    assert [model_name(name) for name in ("resnext50_32x4d", "wide_resnet50_2", "vit")] == [
-        "ResNeXt-50_32x4d",
-        "Wide ResNet-50_2",
-        "vit",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (0.45, 2.2, [0.5, 1, 2]),
-        (0.8, 1.25, [0.8, 0.9, 1.0, 1.1, 1.2]),
-        (0.05, 20.0, [0.0625, 0.25, 1, 4, 16]),
-    ],
-)
-def test_ratio_axis_has_round_ticks(low, high, ticks):
-    assert ratio_ticks(low, high) == ticks
 
 
 @pytest.mark.parametrize(
@@ -133,24 +107,6 @@ def test_figures_compare_modes_at_default_settings_only():
     assert column(shown.tables[1], "DDP settings") == ["", "cap default, static graph", "cap default"]
 
 
-def test_settings_that_replace_a_default_are_named():
-    hooked = case("ddp", 2, 150.0, bucket_cap_mb="25", comm_hook="bf16", sync_buffers=False)
-    figure = view([case("single", 1, 100.0), hooked]).figures[0]
-    assert "DDP, cap 25 MiB, no sync buffers, comm hook bf16" in drawn(figure)[0][1]
-
-
-def test_many_devices_are_drawn_on_logarithmic_axes():
-    shown = view([case("single", 1, 100.0), case("ddp", 64, 6000.0)])
-    (throughput,) = shown.figures
-    assert scales(throughput) == ("log", "log")
-
-
-def scales(figure):
-    """Of the axis of devices, and of the other."""
-    (axes,) = figure.canvas().axes
-    return axes.get_xscale(), axes.get_yscale()
-
-
 def test_every_column_leads_to_a_cases_traces():
     traces = tuple(Link(f"rank {rank}", f"./traces/a-rank{rank}.json.gz") for rank in (0, 1))
     shown = page(run([SINGLE, DDP]), Files(traces={DDP["case_id"]: traces}))
@@ -203,21 +159,6 @@ def test_a_trace_that_contradicts_what_is_hidden_is_explained(trace_pct, reason)
     why = [line for line in communication(workload.cases.assign(workload="")).below if "points apart" in line]
     assert len(why) == bool(reason)
     assert all(reason in line for line in why)
-
-
-@pytest.mark.parametrize(
-    ("memory", "columns"),
-    [
-        ({}, []),
-        ({"peak_mem_mib": 135.0}, ["Peak memory (MiB)"]),
-        ({"peak_mem_mib": 6.0, "reserved_mem_mib": 7.0}, ["Peak memory (MiB)", "Reserved memory (MiB)"]),
-    ],
-)
-def test_memory_has_the_columns_that_were_counted(memory, columns):
-    every = page(run([case("single", 1, 100.0, **memory)])).tables[1]
-    assert [column.name for column in every.columns if "emory" in column.name] == columns
-    said = (any(line.startswith("Peak memory") for line in every.below), "Reserved memory is" in every.note)
-    assert said == (len(columns) > 0, len(columns) > 1)
 
 
 @pytest.mark.parametrize(
@@ -307,11 +248,6 @@ def test_peaks_are_those_that_torch_has_of_the_data_sheets(name):
 @pytest.mark.parametrize("odd", [[], [device(1, 0, 0)], [device(1, 0, None)], [device(4, 0, 2.0)]])
 def test_a_manifest_without_usable_rates_gives_no_mfu(odd):
     assert mfu(odd)[0] is None
-
-
-@pytest.mark.parametrize("extreme", [1e-320, 1e15])
-def test_extreme_rates_leave_the_page_whole(extreme):
-    page(run([case("single", 1, 100.0)], MANIFEST | {"roofline": [device(1, 0, extreme)]}))
 
 
 @pytest.mark.parametrize(("ranks", "hook", "factor"), [(2, "none", 1.0), (4, "none", 1.5), (4, "bf16", 0.75)])

@@ -184,11 +184,6 @@ def test_nothing_that_a_folder_names_is_imported(tmp_path):
     assert resume_command(tmp_path) == f"python -m bench.run --resume {tmp_path} --workload evil:model"
 
 
-def test_a_workload_where_there_was_none_is_another_run(tmp_path):
-    with pytest.raises(NotComparableError, match="then none, now train:model"):
-        settings_of(folder(tmp_path), {"workload": "train:model"})
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -2,8 +2,6 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -172,24 +170,6 @@ def test_what_the_suite_itself_says_needs_no_line():
         raise ProofError("gradients differ")
 
     assert tb.place_of(raised(prove)) == ""
-
-
-@pytest.mark.campaign
-def test_a_users_own_package_may_have_a_name_of_ours(tmp_path, monkeypatch):
-    """In another process: this one has imported ours."""
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "__init__.py").touch()
-    (tmp_path / "models" / "net.py").write_text("class Broken(Exception): pass\ndef late(): raise Broken\n")
-    monkeypatch.chdir(tmp_path)
-    script = (
-        "from ddp_bench.bench.worker.outcome import place_of\n"
-        "import models.net\n"
-        "try: models.net.late()\n"
-        "except models.net.Broken as error:\n"
-        "    error.__traceback__ = error.__traceback__.tb_next; print(place_of(error))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "models/net.py:2, in late\n"
 
 
 def test_no_folder_of_a_home_is_shown(tmp_path, monkeypatch):

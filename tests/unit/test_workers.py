@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import psutil
@@ -26,9 +26,6 @@ from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.meeting import Meeting
 from ddp_bench.bench.run.workers import LostError, Workers
 from ddp_bench.bench.worker import messages as m
-
-Deed = Callable[[m.Command], m.Answer | None]
-"""What a worker answers to a command; None for nothing at all."""
 
 LIMIT_S = 30.0
 NO_END = "no end of the test within 0.1 s"
