@@ -114,26 +114,6 @@ def bare():
     )
 
 
-def defaults():
-    """Precision, memory format and fused optimizer, all combinations in turns in one process."""
-    wanted = [
-        {"precision": precision, "channels_last": channels_last, "fused_optimizer": fused}
-        for precision in (("fp32", "tf32", "bf16") if HAS_GPU else ("fp32", "bf16"))
-        for channels_last in (False, True)
-        for fused in (False, True)
-    ]
-    trainers = [(settings, *trainer_of(**settings)) for settings in wanted]
-    times = [[] for _ in trainers]
-    until_s = time.perf_counter() + (60.0 if HAS_GPU else 0.0)
-    while time.perf_counter() < until_s or len(times[0]) < 3:
-        for found, (_, trainer, precision) in zip(times, trainers, strict=True):
-            with float32_precision(precision, DEVICE):
-                found.append(step_ms(trainer.step))
-    for found, (settings, trainer, _) in zip(times, trainers, strict=True):
-        rate = 1000 * len(trainer._fetch()[0]) / statistics.median(found)
-        say("defaults", **settings, images_per_s=rate, step_ms=found)
-
-
 class Failing(nn.Linear):
     """Fails once, on the last rank of those that a run starts, in a case that has one."""
 
@@ -211,5 +191,5 @@ def guarded(work):
 
 
 if __name__ == "__main__":
-    known = (events, bare, defaults)
+    known = (events, bare)
     guarded({one.__name__: one for one in known}[sys.argv[1]])

@@ -29,7 +29,6 @@ TARGETS = (
     "bench/stats/interval.py",
     "bench/stats/two_runs.py",
     "bench/stats/one_run.py",
-    "bench/stats/launches.py",
     "bench/case.py",
     "bench/plan.py",
     "bench/predict/timeline.py",

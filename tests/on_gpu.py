@@ -1,8 +1,8 @@
-"""Uses a GPU that is lent for minutes: `python tests/on_gpu.py STAGE`, where STAGE is 1 to 4, or several.
+"""Uses a GPU that is lent for minutes: `python tests/on_gpu.py STAGE`, where STAGE is 1, 2, 4, or several.
 
-Stage 1 asks whether the suite works there, stage 2 whether its numbers are right, stage 3 which defaults are
-fastest, stage 4 whether several ranks on one GPU train, prove and survive faults. Stage `several` is for a
-machine of 2 to 8 GPUs, and its archive for whoever develops the suite. A quarter of an hour runs 4 and 2.
+Stage 1 asks whether the suite works there, stage 2 whether its numbers are right, stage 4 whether several
+ranks on one GPU train, prove and survive faults. Stage `several` is for a machine of 2 to 8 GPUs, and its
+archive for whoever develops the suite. A quarter of an hour runs 4 and 2.
 
 The suite's packages must be there: an image with torch often lacks msgspec alone. Where nothing installs,
 `pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 msgspec` on
@@ -110,18 +110,6 @@ STAGES = {
             *("--backend", "gloo", "--modes", "ddp", "--gpus", "1,2", "--allreduce-curve"),
             *("--trace", "on", "--max-time", "75s"),
         ),
-    ),
-    3: (
-        probe("defaults", 120),
-        run("telemetry-off", 80, *DDP_ALONE, "--telemetry", "off"),
-        run(
-            "compile",
-            120,
-            *("--modes", "single", "--compile", "off,on", "--max-time", "45s"),
-            small=(*SMALL, "3s", "--dry-run"),  # on a CPU it takes a minute
-        ),
-        run("prefetch-on", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "on", "--max-time", "15s"),
-        run("prefetch-off", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "off", "--max-time", "15s"),
     ),
     4: (
         run(
