@@ -60,11 +60,6 @@ def mixed_up(model, batch):
     return share * loss + (1 - share) * other
 
 
-class Sampled(Mlp):
-    def forward(self, x):
-        return super().forward(functional.dropout(x, 0.3))
-
-
 class Skips(nn.Module):
     def forward(self, x):
         return x * x.new_empty(len(x), 1).bernoulli_(0.5) if self.training else x
@@ -107,12 +102,6 @@ class Normed(Mlp):
 class InFloat32(Normed):
     def forward(self, x):
         return super().forward(x.float())
-
-
-class OldWeightNorm(Mlp):
-    def __init__(self):
-        super().__init__()
-        nn.utils.weight_norm(self.first)
 
 
 class Spectral(Mlp):
@@ -334,6 +323,22 @@ def of_captions(model, batch):
     return (functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none") * lengths).mean()
 
 
+def of_some_rows(model, batch):
+    """A mean over rows that each rank has another number of."""
+    return functional.cross_entropy(model(batch["x"]), batch["y"].masked_fill(batch["y"] == 0, -100))
+
+
+class InBf16(Mlp):
+    """Its weights have half the digits."""
+
+    def __init__(self):
+        super().__init__()
+        self.to(torch.bfloat16)
+
+    def forward(self, x):
+        return super().forward(x.bfloat16()).float()
+
+
 def penalised(model, batch):
     x = batch["x"].requires_grad_()
     (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
@@ -364,7 +369,6 @@ def clipped(parameters):
 PROVED = {
     "noise in the loss": of(Mlp, named, batch_loss=noisy_loss),
     "numpy in the loss": of(Mlp, named, batch_loss=mixed_up),
-    "samples in the forward": of(Sampled),
     "draws around what draws": of(SkipsAndDrops),
     "layers by Python's random": of(LayerDrop),
     "a loss in training alone": of(
@@ -373,7 +377,6 @@ PROVED = {
     "rows against each other": of(lambda: Mlp(WIDTH), two_views, loss=matched),
     "batch norm": of(Normed),
     "batch norm in float32": of(InFloat32),
-    "old weight norm": of(OldWeightNorm),
     "spectral norm": of(Spectral),
     "a lock": of(Locked),
     "a hook that keeps outputs": of(Watched),
@@ -398,6 +401,7 @@ PROVED = {
     "a batch changed in place": of(Mlp, named, batch_loss=in_place),
     "a collective for a log": of(Mlp, named, batch_loss=logged),
     "negatives of all ranks": of(lambda: Mlp(WIDTH), two_views, loss=matched_over_ranks),
+    "rows that do not count": of(Mlp, named, batch_loss=of_some_rows),
     "a penalty on slopes": of(Mlp, named, batch_loss=penalised),
 }
 """Trained by DDP as by one device."""

@@ -31,7 +31,6 @@ from ddp_bench.models.profile import Gradient, gradients_backwards
 from ddp_bench.models.registry import resnet_workload
 
 ROWS = ROOT / "tests" / "published.csv"
-MADE_OF = ("model", "precision", "batch", "without_ddp", "rate")
 SLOWDOWNS = range(1, 41)
 """Of an all-reduce beside compute, tried in a fit."""
 SHARES = np.linspace(1.0, 1.2, 201)

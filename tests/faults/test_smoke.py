@@ -5,33 +5,9 @@ import signal
 import pytest
 from fault_campaign import SWEEP, Campaign, damage, deed, forget
 
-from ddp_bench.bench.results.store import failure_file
-
 SHORT = SWEEP[:-2]
 OF_ONE, OF_TWO = (1, 2), (3, 4)
 """Indices of its DDP cases of one device and of two."""
-
-
-@pytest.mark.campaign
-def test_a_killed_rank_costs_its_case_alone(tmp_path):
-    killed = deed("rank1_killed", "in_timed_block", "signal", signal.SIGKILL, ranks=[1], cases=OF_TWO)
-    campaign = Campaign(tmp_path, (*SHORT, "--passes", "none"))
-    campaign.ended["end"] = campaign.start(killed)
-    ended = campaign.kept(killed.name)
-    cases = ended.cases
-    assert [i for i, n in enumerate(cases["num_devices"]) if n == 2] == list(OF_TWO)
-    status, reason = campaign.outcome(killed.name)
-    assert status == "failed"
-    assert "rank 1 was killed by signal 9 (SIGKILL) in " in reason
-    assert ended.manifest.restarts == 1
-    (case_id,) = cases.loc[cases["status"] == "failed", "case_id"]
-    kept = (campaign.out / failure_file(case_id)).read_text()
-    assert f"{reason.partition(';')[0]}\n" in kept
-    assert "\nrank 1: was killed by signal 9 (SIGKILL)\n" in kept
-    others = cases[cases["status"] != "failed"]
-    assert others["status"].eq("ok").all(), others["reason"].tolist()
-    assert others["num_rounds"].eq(3).all()
-    assert others.loc[others["mode"] == "ddp", "num_buckets"].notna().all()
 
 
 FIRST = {"ranks": [0, 1], "nth": 1}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import SMALL, TINY, bench_run, python
+from commands import SMALL, TINY, python
 from in_process import Reached
 
 from ddp_bench import load_run
@@ -108,28 +108,6 @@ def test_under_the_users_own_torchrun(tmp_path):
     assert len({rank.pid for rank in run.manifest.ranks}) == 2
 
 
-@pytest.mark.campaign
-def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path):
-    (tmp_path / "broken.py").write_text(
-        "import torch\n"
-        "class Model(torch.nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        if self.training and torch.is_grad_enabled(): raise ValueError('no such luck')\n"
-        "        return super().forward(x.flatten(1))\n"
-        "def model(): return Model(3 * 8 * 8, 4)\n"
-    )
-    given = "--workload broken:model --image-size 8 --device cpu --modes ddp --gpus 1 --rounds 1"
-    out = str(tmp_path / "run")
-    done = bench_run(*given.split(), "--out", out, env={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 4
-    assert done.stderr.splitlines()[-1].startswith(
-        "bench.run: error: every case of ddp and single failed: ValueError: no such"
-    )
-    rows = (tmp_path / "run" / "cases.csv").read_text().splitlines()[1:]
-    assert len(rows) == 2
-    assert all("/broken.py:4, in forward)" in row and "ValueError: no such luck (" in row for row in rows)
-
-
 def test_a_mistake_that_a_real_worker_finds_is_told_by_the_command(tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["--device", "cpu", "--workload", "json:loads", "--out", str(out)]) == 2
@@ -145,13 +123,6 @@ def test_every_setting_is_in_one_group_of_the_whole_help(capsys):
     assert left.value.code == 0
     assert text.index("--modes") < text.index("\nmodel and data:") < text.index("--batch-size")
     assert text.index("\nDDP settings:") < text.index("--bucket-cap-mb") < text.index("\nhow long:")
-
-
-@pytest.mark.parametrize("option", ["channels-last", "fused-optimizer", "cudnn-benchmark", "trace"])
-def test_a_switch_alone_means_on(option):
-    name = option.replace("-", "_")
-    given = [vars(parser().parse_args(words)) for words in ([f"--{option}"], [f"--{option}", "off"], [])]
-    assert [values.get(name) for values in given] == ["on", "off", None]
 
 
 @pytest.mark.usefixtures("in_process")

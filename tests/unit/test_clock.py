@@ -60,15 +60,6 @@ def test_tf32_is_used_where_it_was_asked_for(precision, chosen):
         assert torch.get_float32_matmul_precision() == ("high" if chosen == "tf32" else "highest")
 
 
-@pytest.mark.usefixtures("of_all_backends")
-def test_the_run_goes_on_as_before_after_its_proof():
-    with float32_precision("tf32", GPU):
-        with float32_precision("fp32", GPU):
-            assert used() == ["ieee"] * 3
-        assert used() == ["tf32"] * 3
-        assert allowed() == (True, True)
-
-
 def test_what_an_error_leaves_is_what_was_before(of_all_backends):
     backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = True, False  # PyTorch's own default
     with pytest.raises(ZeroDivisionError), float32_precision("fp32", GPU):
@@ -397,19 +388,3 @@ def test_the_steps_of_the_block_show_their_launches_as_training_does(monkeypatch
     detail, steps_ms, _ = gpu_bursts(monkeypatch, **GPUS[1])
     assert steps_ms == pytest.approx([100 * 0.03 + 0.005])
     assert detail["compute_alone_ms"][0] == pytest.approx(100 * 0.005)
-
-
-def test_on_a_cpu_the_bursts_are_what_they_were_and_ask_nothing_of_cuda(monkeypatch):
-    """A step to size the bursts, six by themselves and six beside two replays of two buckets each."""
-    steps, sent = [], []
-    forbid_cuda(monkeypatch)
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda bucket, **_: sent.append(bucket.numel()))
-    monkeypatch.setattr(calibration, "longest", lambda *_: (10.0, 10.0))
-    trainer = SimpleNamespace(local_step=lambda: steps.append(len(sent)))
-    replay = BucketReplay([400, 800], "none", None, CPU)
-    detail, steps_ms = calibration._bursts(trainer, replay, make_clock(CPU))
-    align, once = [1024], [100, 200]
-    bursts = [*align, *align, *once * 2, *align, *once * 2, *align]
-    assert sent == [*align, *once * 2, *bursts * 3]
-    assert len(steps) == 13
-    assert len(steps_ms) == len(detail["compute_alone_ms"]) == len(detail["comm_end_ms"]) == 6

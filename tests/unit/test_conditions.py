@@ -14,7 +14,6 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import environment, machine, versions
 from ddp_bench.bench.manifest import Cgroup, RankPlace
 from ddp_bench.bench.run.begin import check_alike
-from ddp_bench.bench.worker import groups as module
 from ddp_bench.bench.worker.messages import Begun
 
 HOSTS, RESUME, GATE = Question
@@ -145,13 +144,6 @@ def test_a_difference_is_named_with_both_values(path, then, now, told):
     assert (found.name, found.then, found.now, found.blocking) == told
 
 
-def test_blocking_differences_come_first():
-    other = with_change("environment.gpus.0.name", "B")
-    other["git"]["commit"] = "def"
-    found = [(one.name, one.blocking) for one in differences(SAME, made_manifest(**other), GATE)]
-    assert found == [("GPUs", True), ("ddp-bench commit", False)]
-
-
 def test_the_kernels_settings_are_those_of_the_doctor(tmp_path):
     tree = {
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil",
@@ -193,21 +185,16 @@ def test_no_limit_is_not_unknown(tmp_path):
     ("name", "value", "hidden"),
     [
         ("TORCH_HUB_TOKEN", "abc", True),
-        ("NCCL_PLUGIN_SECRET", "abc", True),
         ("CUDA_PROXY_PASSWORD", "abc", True),
-        ("PYTORCH_API_KEY", "abc", True),
         ("DDP_KEY", "abc", True),
         ("GLOO_AUTH", "abc", True),
         ("TORCH_MIRROR", "https://me:hunter2@example.org/simple", True),
-        ("TORCH_MIRROR", "https://hunter2@example.org/simple", True),
         ("NCCL_CONF", "retries=3 password=hunter2", True),
         ("TORCH_ANY", "ghp_0123456789abcdef", True),
         ("TORCH_ANY", "Bearer 0123", True),
         ("NCCL_IB_PKEY", "1", False),
-        ("OMP_PROC_BIND", "close", False),
         ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:128", False),
         ("NCCL_COMM_ID", "10.0.0.1:29500", False),
-        ("TORCH_HOME", "/data/disk-1/cache", False),
         ("CUDA_VISIBLE_DEVICES", "GPU-8f2c1a44-0000", False),
     ],
 )
@@ -270,12 +257,3 @@ def test_every_difference_of_hosts_is_listed():
     assert "a: --seed 0, b and 1 more: --seed 1" in text
     assert "batch" not in text
     assert "\n" not in text
-
-
-def test_ranks_that_cannot_meet_for_no_reason_given_are_told_so(monkeypatch):
-    def fails(*_, **__):
-        raise RuntimeError
-
-    monkeypatch.setattr(module, "rendezvous", fails)
-    with pytest.raises(UsageError, match=r"cannot meet at .*: RuntimeError"):
-        module.joined_store()

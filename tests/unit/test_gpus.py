@@ -8,12 +8,11 @@ import pandas as pd
 import pynvml
 import pytest
 from doctor_machines import Machine
-from made import block, made_manifest, planned, resolved
+from made import block, planned, resolved
 from report_runs import case
 
 from ddp_bench.bench import gpus
 from ddp_bench.bench.findings.cautions import throttled, unequal_clocks
-from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.lab.main import visible_gpus
 from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
@@ -240,10 +239,3 @@ def test_cases_at_unequal_clocks_are_a_caution():
     for others in ((), (1686.0,), (None,)):  # 2% of 1653 MHz are 33 MHz
         alike = [case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others]
         assert unequal_clocks(frame(known, *alike)) is None
-
-
-def test_a_run_warns_of_both():
-    held = {"sm_clock_mhz": 1500.0, "throttled_pct": 90.0, "throttle_reasons": "power cap"}
-    cases = frame(case("single", 1, 100.0, sm_clock_mhz=1900.0), case("ddp", 2, 150.0, **held))
-    found = run_cautions(made_manifest(), cases, RoundTimes())
-    assert {caution.kind for caution in found} == {"slowed GPUs", "unequal clocks"}

@@ -96,28 +96,37 @@ def test_what_no_mode_can_train_is_refused_in_one_line(changes, said):
     assert said in refused(**changes)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-def test_fused_kernels_leave_the_optimizer_its_hooks_and_its_results(kind):
+AS_ASKED = {
+    "SGD": lambda parameters: SGD(parameters, lr=0.3, momentum=0.7, weight_decay=1e-3, nesterov=True),
+    "Adam": lambda parameters: Adam(parameters, lr=0.3, amsgrad=True),
+    "AdamW": lambda parameters: AdamW([{"params": [*parameters], "lr": 0.2}], lr=0.3, betas=(0.8, 0.9)),
+}
+
+
+@pytest.mark.parametrize("make", AS_ASKED.values(), ids=AS_ASKED)
+def test_fused_kernels_leave_the_optimizer_what_the_user_set_its_hooks_and_its_results(make):
     called, weights = [], []
 
-    def make(parameters):
-        made = kind(parameters, lr=0.1)
+    def hooked(parameters):
+        made = make(parameters)
         made.register_step_post_hook(lambda *_: called.append(made))
         return made
 
     for fused in (False, True):
         parameter = nn.Parameter(torch.ones(3))
-        settings = StepSettings(fused_optimizer=fused)
-        optimizer = optimizer_of(workload(optimizer=make), settings)([parameter])
+        optimizer = optimizer_of(workload(optimizer=hooked), StepSettings(fused_optimizer=fused))([parameter])
         for _ in range(2):
             parameter.grad = torch.tensor([1.0, -2.0, 0.5])
             optimizer.step()
-        assert optimizer.param_groups[0]["fused"] is (True if fused else None)
         weights.append(parameter.detach())
     assert len(called) == 4
     torch.testing.assert_close(*weights)
-    asked = kind([nn.Parameter(torch.ones(1))], fused=True)
+    plain = make([parameter])
+    assert type(optimizer) is type(plain)
+    assert optimizer.param_groups == [g | {"fused": True, "foreach": False} for g in plain.param_groups]
+    asked = type(plain)([nn.Parameter(torch.ones(1))], fused=True)
     assert vars(asked).keys() <= vars(optimizer).keys(), "what a constructor notes of fused kernels"
+    assert has_fused_optimizer(workload(optimizer=make))
 
 
 def one(x):
@@ -287,30 +296,9 @@ def test_channels_last_reaches_weights_and_images():
         assert not tensor.is_contiguous()
 
 
-def with_optimizer(make):
-    return replace(IMAGES, optimizer=make)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda parameters: SGD(parameters, lr=0.3, momentum=0.7, weight_decay=1e-3, nesterov=True),
-        lambda parameters: Adam(parameters, lr=0.3, amsgrad=True),
-        lambda parameters: AdamW([{"params": list(parameters), "lr": 0.2}], lr=0.3, betas=(0.8, 0.9)),
-    ],
-)
-def test_a_fused_optimizer_keeps_what_the_user_set(make):
-    parameters = [nn.Parameter(torch.ones(3))]
-    plain = make(parameters)
-    fused = optimizer_of(with_optimizer(make), StepSettings(fused_optimizer=True))(parameters)
-    assert type(fused) is type(plain)
-    assert fused.param_groups == [g | {"fused": True, "foreach": False} for g in plain.param_groups]
-    assert has_fused_optimizer(with_optimizer(make))
-
-
 def test_an_optimizer_without_fused_kernels_is_seen():
-    assert not has_fused_optimizer(with_optimizer(torch.optim.RMSprop))
-    assert not has_fused_optimizer(with_optimizer(lambda _: SGD([])))
+    assert not has_fused_optimizer(workload(optimizer=torch.optim.RMSprop))
+    assert not has_fused_optimizer(workload(optimizer=lambda _: SGD([])))
 
 
 def test_images_are_found_and_laid_out_wherever_a_batch_has_them():

@@ -351,18 +351,6 @@ def test_the_first_steps_that_are_taken_are_proven(scales, settings, num_taken):
     assert watched([8.0, 4.0, 4.0], precision="fp16").weights is None, "one was taken, of two"
 
 
-def test_the_state_is_a_copy_of_its_moment():
-    trainer = Steps([1.0] * 3)
-    first = FirstSteps(case_of(), trainer, seed=0, part=0)
-    first.after_step()
-    assert first.weights is None
-    first.after_step()
-    before = first.weights["0.weight"].clone()
-    with torch.no_grad():
-        trainer.module[0].weight.add_(1)
-    assert torch.equal(first.weights["0.weight"], before)
-
-
 def test_sparse_and_missing_gradients_are_read_as_dense_ones():
     module = nn.ModuleDict({"words": nn.Embedding(4, 2, sparse=True), "unused": nn.Linear(1, 1, bias=False)})
     module["words"](torch.tensor([1])).sum().backward()

@@ -160,14 +160,6 @@ def test_every_ddp_setting_is_an_option_with_values_to_measure(setting):
     assert option.parse(text) == values
 
 
-def test_settings_come_back_from_what_is_stored_of_them():
-    found = resolve({"bucket_cap_mb": "default,1/25", "max_time": "90s", "gpus": "1,2"})
-    stored = json.loads(json.dumps(found.stored()))
-    assert stored["bucket_cap_mb"] == ["default", "1/25"]
-    assert stored["max_time"] == 90.0
-    assert Settings.of_stored(stored) == found
-
-
 @pytest.mark.parametrize(
     ("layer", "preset", "given"),
     [

@@ -135,24 +135,6 @@ def test_no_choice_is_slower_than_the_best_cap_by_more_than_the_margin(races):
     assert sum(of[0].of_the_best.estimate >= 0.99 for of in races.values()) == 12
 
 
-def test_what_a_race_says_to_gain_is_gained_in_the_sweep(races):
-    inside = [
-        w.ratio.low <= one.sweep.over(w.case_id, "default").estimate <= w.ratio.high
-        for of in races.values()
-        for one in of
-        if (w := one.winner) is not None
-    ]
-    assert len(inside) == 43
-    assert all(inside)
-
-
-def test_where_any_cap_gains_five_percent_the_choice_does(races):
-    sought = {name: of for name, of in races.items() if of[0].sweep.gain(of[0].sweep.best) >= 0.05}
-    assert len(sought) == 3
-    for name, of in sought.items():
-        assert all(one.sweep.gain(one.choice) >= 0.04 for one in of), name
-
-
 @pytest.mark.parametrize(
     ("caps", "num_slower"), [("default,0.5,1,5,10,25", 0), ("default,0.5,1,5,10,25,100", 3)]
 )
