@@ -53,7 +53,7 @@ Settings come from defaults, then --preset, then --config, then these options.""
 
 
 def parser(name: str = "run", description: str | None = __doc__, *, whole: bool = False) -> Parser:
-    """The command line: one option per setting, plus how to invoke; the `whole` one helps with every option."""
+    """The command line: one option per setting, plus how to invoke; a `whole` one helps with every option."""
 
     class WholeHelp(argparse.Action):
         def __call__(self, *_: object) -> None:

@@ -192,7 +192,7 @@ def test_the_command_measures_what_the_run_measured(run):
     assert start == ["python", "-m", "bench.gate", "--interleave", str(manifest.git.commit)[:12]]
     refused = ("resume", "dry_run", "json", "out")
     settings = settings_of(arguments, decided=refused)
-    for name in ("modes", "gpus", "arch", "batch_size", "image_size", "bucket_cap_mb", "rounds", "max_time"):
+    for name in ("modes", "gpus", "arch", "batch_size", "image_size", "axes", "rounds", "max_time"):
         assert getattr(settings, name) == getattr(manifest.settings, name), name
 
 
