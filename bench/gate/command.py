@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .. import cli, github
@@ -15,7 +15,7 @@ from ..settings import as_text
 from ..text import markdown
 from . import baseline
 from . import output as gate_output
-from .compare import compare
+from .compare import Gate, compare
 from .interleave import measure_launches
 from .junit import junit
 from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
@@ -43,20 +43,27 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     thresholds = read_thresholds(options.threshold, options.config)
+    looks: Sequence[int] = DEFAULT_LAUNCHES
+    if options.launches is not None:
+        looks = sorted(cli.named("launches", cli.csv(cli.positive_int), options.launches))
+
+    def gate_of(first: GateRun, second: GateRun) -> Gate:
+        return compare(
+            first,
+            second,
+            thresholds=thresholds,
+            ratios_only=options.ratios_only,
+            allow_missing=options.allow_missing,
+            allow_changed_model=options.allow_changed_model,
+            strict=options.strict,
+            looks=looks if options.interleave is not None else (),
+        )
+
     if options.interleave is None:
         first, second = _runs(options, rest)
     else:
-        first, second = _measured(options, rest[1:])
-    gate = compare(
-        first,
-        second,
-        thresholds=thresholds,
-        ratios_only=options.ratios_only,
-        allow_missing=options.allow_missing,
-        allow_changed_model=options.allow_changed_model,
-        interleaved=options.interleave is not None,
-        strict=options.strict,
-    )
+        first, second = _measured(options, rest[1:], looks, gate_of)
+    gate = gate_of(first, second)
     asked = None if options.interleave is None else (_asked(options), rest[1:])
     gate = gate_output.with_more(gate, (first.manifest, second.manifest), asked)
     if options.junit is not None:
@@ -132,16 +139,27 @@ def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, Ga
     return runs
 
 
-def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[GateRun, GateRun]:
+def _measured(
+    options: argparse.Namespace,
+    arguments: Sequence[str],
+    looks: Sequence[int],
+    gate_of: Callable[[GateRun, GateRun], Gate],
+) -> tuple[GateRun, GateRun]:
     if options.runs:
         raise UsageError("--interleave measures by itself; leave the results folders out")
     launches = measure_launches(
         options.interleave,
         arguments,
-        num_launches=DEFAULT_LAUNCHES if options.launches is None else options.launches,
+        looks=looks,
+        is_decided=lambda launches: not gate_of(*both(launches)).needs_more_launches,
         python=options.python,
         out=options.out,
         quiet=options.quiet,
     )
+    return both(launches)
+
+
+def both(launches: Sequence[tuple[GateRun, GateRun]]) -> tuple[GateRun, GateRun]:
+    """Baseline and candidate, each with the rounds of all launches."""
     baselines, candidates = zip(*launches, strict=True)
     return merged(baselines), merged(candidates)

@@ -55,11 +55,20 @@ class Gate:
     """What the candidate's passes left out of cases that are compared."""
     num_launches: int
     """Of runs in turns; 1 of others, whose intervals hold within their launches."""
+    looks: tuple[int, ...]
+    """After how many launches it could have ended."""
     exit_code: ExitCode
     undecided: tuple[Comparison, ...]
     """What stands between it and a pass, but for regressions."""
     more: More | None = None
     """What would decide that."""
+
+    @property
+    def needs_more_launches(self) -> bool:
+        """Whether it is open, for want of launches alone."""
+        return self.exit_code == ExitCode.NOT_COMPARABLE and any(
+            c.verdict == "undecided" for c in self.undecided
+        )
 
     def having(self, verdict: Verdict) -> list[Comparison]:
         return [c for c in self.comparisons if c.verdict == verdict]
@@ -91,21 +100,21 @@ def compare(
     ratios_only: bool = False,
     allow_missing: bool = False,
     allow_changed_model: bool = False,
-    interleaved: bool = False,
     strict: bool = False,
+    looks: Sequence[int] = (),
 ) -> Gate:
     """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
 
-    `interleaved` runs, or those whose manifests say so, took turns on one machine: their rounds are compared
-    in pairs, and what differs between them is what is being tested, so it does not block. Of others the
-    intervals hold how much each run changed within itself, too. Throughput in different units is never
-    compared. A gate passes where the throughput of every case that is judged is decided, a `strict` one where
-    every metric is.
+    Runs with `looks`, or whose manifests say so, took turns on one machine: their rounds are compared in
+    pairs, and what differs between them is what is being tested, so it does not block. Of others the
+    intervals hold how much each run changed within itself, too. `looks` are the numbers of launches after
+    which the gate may have ended; each costs width. Throughput in different units is never compared. A gate
+    passes where the throughput of every case that is judged is decided, a `strict` one where every metric is.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
     """
-    interleaved = interleaved or took_turns([baseline.manifest, candidate.manifest])
+    interleaved = bool(looks) or took_turns([baseline.manifest, candidate.manifest])
     joined = join(baseline, candidate)
     if not joined:
         raise UsageError(f"{baseline.path} has no case with status ok; it cannot be a baseline")
@@ -127,7 +136,7 @@ def compare(
     wanted = [(a, b, metric) for a, b, metric in had if b.rounds[metric.name]]
     left_out = [(a, m) for a, b, m in had if m.repeated and not b.rounds[m.name]]
     evidence = sum(metric.repeated for _, _, metric in wanted)
-    confidence = 1 - (1 - FAMILY_CONFIDENCE) / max(evidence, 1)
+    confidence = 1 - (1 - FAMILY_CONFIDENCE) / (max(evidence, 1) * max(len(looks), 1))
     found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.ok]
     found += [
         compare_metric(
@@ -159,6 +168,7 @@ def compare(
         only_in_candidate=tuple(c.label for c in candidate.cases if c.ok and c.case_id not in matched),
         only_in_baseline=tuple(f"{metric.label} of {case.name}" for case, metric in left_out),
         num_launches=len(launches) if interleaved else 1,
+        looks=tuple(looks),
         exit_code=exit_code,
         undecided=tuple(c for c in found if c.suspected or (c in deciding and not c.is_pass)),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..cli import speaker
@@ -34,17 +34,17 @@ def measure_launches(
     reference: str,
     arguments: Sequence[str],
     *,
-    num_launches: int,
+    looks: Sequence[int],
+    is_decided: Callable[[Sequence[tuple[GateRun, GateRun]]], bool],
     python: str | None = None,
     out: Path | None = None,
     quiet: bool = False,
 ) -> list[tuple[GateRun, GateRun]]:
     """Baseline and candidate of each launch: `reference` and the code as it stands, by `bench.run arguments`.
 
-    `python` is the baseline's interpreter, `out` a folder that keeps the results. Raises UsageError.
+    After each number of launches in `looks` it ends if these are decided. `python` is the baseline's
+    interpreter, `out` a folder that keeps the results. Raises UsageError.
     """
-    if num_launches < 1:
-        raise UsageError(f"--launches {num_launches}: give 1 or more")
     # A mistake is said before anything starts.
     settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "race"))
     arguments = from_any_folder(arguments, settings)
@@ -57,9 +57,11 @@ def measure_launches(
         stack.callback(console.progress_done)
         checkouts = stack.enter_context(both_checkouts(reference, settings, python))
         begun, launches = time.monotonic(), list[tuple[GateRun, GateRun]]()
-        for done in range(num_launches):
-            how_far = f"{format_s(time.monotonic() - begun)}, launch {done + 1} of {num_launches}"
-            console.progress("baseline and candidate in turns", done / num_launches, how_far)
+        for done in range(looks[-1]):
+            until = next(look for look in looks if look > done)
+            most = f", at most {looks[-1]}" if until < looks[-1] else ""
+            how_far = f"{format_s(time.monotonic() - begun)}, launch {done + 1} of {until}{most}"
+            console.progress("baseline and candidate in turns", done / looks[-1], how_far)
             folder = out / f"launch{done + 1}"
             launches.append(measure_in_turns(checkouts, arguments, folder, seed=done + 1))
             if not done:
@@ -68,6 +70,8 @@ def measure_launches(
                     check_loaded(ours, *checkouts[0].moved)
                 for line in Code(ours, theirs, interleaved=True).lines():
                     console.note(f"{speaker()}: {line}")
+            if done + 1 in looks and is_decided(launches):
+                break
         for side in zip(*launches, strict=True):
             check_one_code([run.manifest for run in side])
         return launches

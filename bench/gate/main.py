@@ -12,8 +12,8 @@ from ..errors import UsageError
 DEFAULT_THRESHOLD = 0.05
 """Share of change that matters."""
 
-DEFAULT_LAUNCHES = 8
-"""With fewer Student's t makes intervals so wide that equal code is seldom told to be: docs/gate.md."""
+DEFAULT_LAUNCHES = (6, 12, 24)
+"""After each a gate ends if it is decided: a quiet machine needs few, a noisy one many; docs/gate.md."""
 
 
 def parser() -> cli.Parser:
@@ -83,10 +83,10 @@ def parser() -> cli.Parser:
     measure = made.add_argument_group("how to measure, with --interleave")
     measure.add_argument(
         "--launches",
-        type=int,
-        metavar="N",
-        help=f"start both anew N times (default {DEFAULT_LAUNCHES}); a process can be a few percent "
-        "faster or slower for as long as it lives",
+        metavar="N,…",
+        help="start both anew N times, for a process can be a few percent faster or slower for as long as it "
+        "lives; of several N the gate ends after the first that decides "
+        f"(default {','.join(map(str, DEFAULT_LAUNCHES))})",
     )
     measure.add_argument("--python", metavar="PATH", help="the baseline's interpreter (another environment)")
     measure.add_argument("--out", type=Path, metavar="DIR", help="keep the results folders here")

@@ -77,14 +77,14 @@ def more(
 def _launches_for(one: Comparison, launches: int, confidence: float) -> int:
     """So many launches, of as many rounds as before, are likely to decide it."""
     if one.ratio is None or one.threshold is None or one.error is None:
-        return DEFAULT_LAUNCHES
+        return DEFAULT_LAUNCHES[-1]
     change = abs(one.ratio.estimate - 1)
     reach = change if change > one.threshold else max(one.threshold - change, NEAR * one.threshold)
     freedom = launches - 1 if launches > 1 else math.inf
     scatter = one.error * math.sqrt(max(launches, 1))
     if math.isfinite(freedom):
         scatter *= math.sqrt(freedom / chdtri(freedom, SURE))
-    for wanted in range(max(launches + 1, DEFAULT_LAUNCHES), MOST_LAUNCHES + 1):
+    for wanted in range(max(launches + 1, DEFAULT_LAUNCHES[0]), MOST_LAUNCHES + 1):
         if stdtrit(wanted - 1, (1 + confidence) / 2) * scatter / math.sqrt(wanted) <= reach:
             return wanted
     return MOST_LAUNCHES + 1

@@ -76,7 +76,7 @@ def notes(gate: Gate) -> list[str]:
             f"together they hold with {100 * FAMILY_CONFIDENCE:g}%. "
             + (
                 "The two sides took turns on one machine: ratios are formed within rounds, baseline and "
-                f"candidate are those of a typical round of both. {_launches(gate.num_launches)}"
+                f"candidate are those of a typical round of both. {_launches(gate)}"
                 if gate.interleaved
                 else "They hold for these launches; others may differ by more."
             )
@@ -201,11 +201,12 @@ def named(found: Sequence[Comparison]) -> str:
     return said(first) + (f"; likewise {plural(others, 'other case')}" if others else "")
 
 
-def _launches(how_many: int) -> str:
+def _launches(gate: Gate) -> str:
     """What the intervals of a gate in turns hold."""
-    if how_many == 1:
+    if gate.num_launches == 1:
         return "One launch: they hold within it, another may differ by more."
-    return f"They hold what {how_many} launches differ by."
+    looked = f", looked at after {listed([str(one) for one in gate.looks])}" if len(gate.looks) > 1 else ""
+    return f"They hold what {gate.num_launches} launches differ by{looked}."
 
 
 def markdown(gate: Gate) -> str:

@@ -141,6 +141,8 @@ def failed(run, case_id, reason="no such luck"):
 
 def gated(baseline, candidate, **options):
     """The gate of two runs, or of the runs of such step times; it allows 5% of every metric."""
+    if options.pop("interleaved", False):
+        options.setdefault("looks", (1,))
     runs = (one if isinstance(one, GateRun) else made_run(one) for one in (baseline, candidate))
     return compare(*runs, **{"thresholds": dict.fromkeys(GATED, 0.05), **options})
 

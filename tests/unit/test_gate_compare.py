@@ -2,7 +2,9 @@
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from gate_runs import STEADY, failed, gated, made_run, of_metric, plan, slowed, 
 from made import made_manifest
 
 from ddp_bench.bench.errors import NotComparableError, UsageError
+from ddp_bench.bench.gate import interleave
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.judge import judge
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, main
@@ -87,17 +90,28 @@ def test_a_pass_needs_the_throughput_of_every_case(interleaved, quiet):
 
 def in_turns(rng, *, launches, rounds, between, sd=0.03, slower=1.0):
     """Both sides of a gate in turns, whose launches differ by `between` and whose rounds scatter by `sd`."""
-    sides = []
-    for factor in (1.0, slower):
-        steps = {
-            key: np.concatenate(
-                [ms * np.exp(rng.normal(0, between) + rng.normal(0, sd, rounds)) for _ in range(launches)]
-            )
-            for key, ms in ((("single", 1), 100.0 * factor), (("ddp", 2), 120.0 * factor))
+    return first_launches(simulated_launches(rng, launches, rounds, between, sd, slower), launches)
+
+
+def simulated_launches(rng, launches, rounds, between, sd, slower=1.0):
+    """Step times of both sides by case, in ms: a row for each launch."""
+    return [
+        {
+            key: ms
+            * factor
+            * np.exp(rng.normal(0, between, (launches, 1)) + rng.normal(0, sd, (launches, rounds)))
+            for key, ms in ((("single", 1), 100.0), (("ddp", 2), 120.0))
         }
-        numbers = [i * LAUNCH + r for i in range(launches) for r in range(rounds)]
-        sides.append(made_run({key: list(ms) for key, ms in steps.items()}, numbers=numbers))
-    return sides
+        for factor in (1.0, slower)
+    ]
+
+
+def first_launches(sides, launches):
+    """The two runs as a gate has them after so many launches."""
+    rounds = sides[0]["single", 1].shape[1]
+    numbers = [i * LAUNCH + r for i in range(launches) for r in range(rounds)]
+    steps = [{key: ms[:launches].ravel().tolist() for key, ms in side.items()} for side in sides]
+    return [made_run(side, numbers=numbers) for side in steps]
 
 
 def codes(trials, **how):
@@ -105,21 +119,48 @@ def codes(trials, **how):
     return [gated(*in_turns(rng, **how), interleaved=True).exit_code for _ in range(trials)]
 
 
+def by_default(trials, **how):
+    """Exit codes of gates as the action's command has them, and how many launches each took."""
+    rng, found = np.random.default_rng(5), []
+    for _ in range(trials):
+        sides = simulated_launches(rng, DEFAULT_LAUNCHES[-1], 24, **how)
+        for launches in DEFAULT_LAUNCHES:
+            gate = gated(*first_launches(sides, launches), interleaved=True, looks=DEFAULT_LAUNCHES)
+            if not gate.needs_more_launches:
+                break
+        found.append((gate.exit_code, gate.num_launches))
+    return [np.array(column) for column in zip(*found, strict=True)]
+
+
 def test_of_equal_code_with_too_few_rounds_none_passes():
     assert set(codes(30, launches=2, rounds=3, between=0.01)) == {3}
 
 
-def test_of_equal_code_with_the_defaults_nearly_all_pass_and_none_is_a_change():
-    """As many launches as the gate takes and rounds as the action's command."""
-    found = codes(30, launches=DEFAULT_LAUNCHES, rounds=12, between=0.007)
-    assert found.count(0) >= 28
+@pytest.mark.parametrize(("between", "sd", "most"), [(0.003, 0.02, 6), (0.02, 0.05, 24)])
+def test_of_equal_code_nearly_all_pass_by_default_and_a_quiet_machine_needs_the_fewest_launches(
+    between, sd, most
+):
+    found, launches = by_default(30, between=between, sd=sd)
+    assert np.sum(found == 0) >= 28
     assert 1 not in found
+    assert launches.mean() > 12 if most > 12 else set(launches) == {most}
+
+
+@pytest.mark.parametrize(("decides", "taken"), [(1, 2), (3, 4), (9, 8)])
+def test_a_gate_ends_after_the_first_look_that_decides(decides, taken, monkeypatch):
+    sides = [SimpleNamespace(moved=None)] * 2
+    monkeypatch.setattr(interleave, "both_checkouts", lambda *_: nullcontext(sides))
+    monkeypatch.setattr(interleave, "measure_in_turns", lambda *_, **__: (made_run(STEADY), made_run(STEADY)))
+    found = interleave.measure_launches(
+        ".", ["--gpus", "1"], looks=(2, 4, 8), is_decided=lambda one: len(one) >= decides, quiet=True
+    )
+    assert len(found) == taken
 
 
 @pytest.mark.parametrize(("slower", "least"), [(1.07, 0.9), (1.10, 0.95)])
 def test_a_slow_down_beyond_the_threshold_is_caught_in_turns(slower, least):
-    found = codes(20, launches=DEFAULT_LAUNCHES, rounds=12, between=0.007, slower=slower)
-    assert found.count(1) >= least * 20
+    found, _ = by_default(20, between=0.02, sd=0.05, slower=slower)
+    assert np.sum(found == 1) >= least * 20
     assert 0 not in found
 
 
