@@ -56,7 +56,7 @@ class Run(store.RunData):
     @cached_property
     def units(self) -> Mapping[str, str]:
         """The unit of every column by its name, such as `ms`; empty for ratios, indices and text."""
-        return units_of(unit_of_cases(self.cases))
+        return units_of(unit_of_cases(self.results))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def compare(
         allow_missing=allow_missing,
     )
     whole: dict[str, Any] = json.loads(as_json(with_more(gate, (first.manifest, second.manifest))))
-    units = units_of(first.cases[0].unit)
+    units = units_of(first.cases[0].result.unit)
     rows = [_row(found, units) for found in whole.pop("comparisons")]
     columns = COMPARISON_COLUMNS.items()
     frame = pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns})

@@ -54,7 +54,7 @@ def load(
         cases = folder / "cases.csv"
         if cases.stat().st_size <= _MOST_DATA_BYTES:
             files = replace(files, data=data_link(cases.name, cases.read_bytes()))
-    unit = unit_of_cases(loaded.cases)
+    unit = unit_of_cases(loaded.results)
     if price is not None and unit != IMAGES:
         raise UsageError(
             f"--price-per-device-hour is for an epoch of images, and {run} counts {unit}; leave it out"

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..bench.findings.numbers import with_interval
 from ..bench.findings.wording import DEFAULT_CAP, cap_label
-from ..bench.results.case_result import finite, text
-from ..bench.results.schema import records
+from ..bench.results.case_result import finite
 from .cases import WorkloadCases, mark, step_time, usual_settings
 from .drawing import Figure, Line, Mark, chart
 from .figures import BARS, evenly, on_devices
@@ -59,13 +58,12 @@ def bucket_caps(workload: WorkloadCases, *, key: str) -> Figure | None:
 
 def step_by_cap(workload: WorkloadCases) -> dict[float, ByCap]:
     """Return DDP's step at its usual settings by device count and cap; marks have no place yet."""
-    ddp = usual_settings(workload.cases[workload.cases["mode"] == "ddp"], free="bucket_cap_mb")
     by_count: dict[float, ByCap] = {}
-    for row in records(ddp.dropna(subset="num_devices").drop_duplicates(["num_devices", "bucket_cap_mb"])):
-        cap, step, buckets = text(row["bucket_cap_mb"]), step_time(row), finite(row["num_buckets"])
-        if cap and step is not None:
-            note = "" if buckets is None else f"{buckets:.0f}"
-            by_count.setdefault(row["num_devices"], {})[cap] = mark(0.0, step, row, "ms", note=note)
+    for case in usual_settings((c for c in workload.cases if c.mode == "ddp"), free="bucket_cap_mb"):
+        marks, step = by_count.setdefault(case.num_devices, {}), step_time(case)
+        if step is not None:
+            note = "" if case.num_buckets is None else f"{case.num_buckets:.0f}"
+            marks.setdefault(case.setting("bucket_cap_mb"), mark(0.0, step, case, "ms", note=note))
     return by_count
 
 

@@ -1,12 +1,11 @@
-"""Selects the rows of cases.csv that belong together, and computes what a row implies: rates, costs."""
+"""Selects the cases that belong together, and computes what a case implies: rates, costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-
-import pandas as pd
+from typing import Any
 
 from ..bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from ..bench.buckets import BucketLayout
@@ -14,28 +13,23 @@ from ..bench.case import wire_share
 from ..bench.findings.answers import headline
 from ..bench.findings.numbers import plural, with_interval
 from ..bench.findings.wording import (
-    are_shared,
     case_label,
     compile_label,
     device_noun,
     samples_noun,
-    unit_of,
     unit_of_cases,
-    units_per_sample,
     workload_parts,
 )
 from ..bench.manifest import Manifest
 from ..bench.plan import equal_layout_reason
 from ..bench.results.aggregate import bus_gb
-from ..bench.results.case_result import CaseResult, case_results, estimate, finite, text, truth
-from ..bench.results.case_result import Cells as Row
-from ..bench.results.schema import records
+from ..bench.results.case_result import CaseResult
 from ..bench.settings import IMAGES
 from ..bench.stats.interval import Interval
 from .drawing import Mark
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
-_WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data", "batch")
+_WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data")
 
 EPOCH_IMAGES = 1_281_167
 """Training images of ImageNet-1k (Russakovsky et al., 2015)."""
@@ -56,8 +50,6 @@ DENSE_PEAKS = {
 architecture white paper (SXM5), to whose figures the H200's data sheet rounds. Exact names only: cards of
 the same chip for PCIe, and MIG slices, have less."""
 
-_RATES = ("tflop_per_s", "bus_gb_per_s", "mfu_pct", "mfu_sheet_pct")
-
 
 @dataclass(frozen=True)
 class WorkloadCases:
@@ -66,19 +58,19 @@ class WorkloadCases:
     label: str
     name: str
     """The label, or `eager` and `compiled` where nothing else tells the workloads of a run apart."""
-    cases: pd.DataFrame
+    cases: Sequence[CaseResult]
     equal_layouts: Mapping[str, Sequence[str]]
     """By bucket cap, the caps that make the same buckets and were therefore not measured again."""
 
     @property
     def device(self) -> str:
         """`GPU` or `CPU core`."""
-        return device_noun(text(self.cases["device_type"].iloc[0]))
+        return device_noun(self.cases[0].device_type)
 
     @property
     def scaling(self) -> str:
         """`weak` or `strong`."""
-        return text(self.cases["scaling"].iloc[0])
+        return self.cases[0].scaling
 
     @property
     def unit(self) -> str:
@@ -91,147 +83,147 @@ class WorkloadCases:
         return f"devices ({self.device}s), {self.scaling} scaling"
 
 
-def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:
+def workloads(cases: Sequence[CaseResult]) -> list[WorkloadCases]:
     """Return the cases that worked, one entry per workload in order of appearance."""
-    ok = cases[cases["status"] == "ok"].copy()
-    if ok.empty:
-        return []
-    per_device = ok["batch_per_device"]
-    ok["batch"] = per_device.where(ok["scaling"] != "strong", per_device * ok["num_devices"])
-    groups = [group for _, group in ok.groupby(list(_WORKLOAD), sort=False, dropna=False)]
-    by_compile = len(groups) > 1 and len(ok.drop_duplicates([c for c in _WORKLOAD if c != "compile"])) == 1
+    groups: dict[tuple[Any, ...], list[CaseResult]] = {}
+    for case in cases:
+        if case.is_ok:
+            named = {name: case.text(name) for name in _WORKLOAD} | {"batch": f"{_batch(case)}"}
+            groups.setdefault(tuple(named.items()), []).append(case)
+    others = {tuple(pair for pair in key if pair[0] != "compile") for key in groups}
     made = []
-    for group in groups:
-        label = _workload_label(records(group)[0])
-        name = compile_label(CaseResult.of(group.iloc[0]).compile) if by_compile else label
+    for group in groups.values():
+        label = _workload_label(group[0])
+        name = compile_label(group[0].compile) if len(groups) > 1 and len(others) == 1 else label
         made.append(WorkloadCases(label, name, group, _equal_layouts(group, cases)))
     return made
 
 
-def _workload_label(row: Row) -> str:
-    data = text(row["data"])
-    known = _SOURCES.get(data)
-    source = known.format(samples_noun(row)) if known else f"images from {data}" if data else ""
-    return " · ".join([*workload_parts(row, finite(row["batch"])), *([source] if source else [])])
+def _batch(case: CaseResult) -> float | None:
+    """Samples per device and step; under strong scaling in all."""
+    batch = case.batch_per_device
+    return batch * case.num_devices if batch and case.scaling == "strong" else batch
 
 
-def _equal_layouts(ok: pd.DataFrame, cases: pd.DataFrame) -> dict[str, list[str]]:
-    cap_of = {equal_layout_reason(text(row["case_id"])): text(row["bucket_cap_mb"]) for row in records(ok)}
+def _workload_label(case: CaseResult) -> str:
+    known = _SOURCES.get(case.data)
+    source = known.format(samples_noun(case)) if known else f"images from {case.data}" if case.data else ""
+    return " · ".join([*workload_parts(case, _batch(case)), *([source] if source else [])])
+
+
+def _equal_layouts(ok: Iterable[CaseResult], cases: Iterable[CaseResult]) -> dict[str, list[str]]:
+    cap_of = {equal_layout_reason(case.case_id): case.setting("bucket_cap_mb") for case in ok}
     found: dict[str, list[str]] = {}
-    for row in records(cases[cases["status"] == "skipped"]):
-        measured, cap = cap_of.get(text(row["reason"])), text(row["bucket_cap_mb"])
-        if measured is not None and cap not in found.setdefault(measured, []):
+    for case in cases:
+        measured, cap = cap_of.get(case.reason), case.setting("bucket_cap_mb")
+        if case.status == "skipped" and measured and cap not in found.setdefault(measured, []):
             found[measured].append(cap)
     return found
 
 
-def usual_settings(ddp: pd.DataFrame, *, free: str = "") -> pd.DataFrame:
+def usual_settings(ddp: Iterable[CaseResult], *, free: str = "") -> list[CaseResult]:
     """Keep DDP cases at PyTorch's defaults; where a default was not measured, at the first value that was.
 
     `free` names the setting that may take any value.
     """
+    kept = list(ddp)
     for name, default in DDP_DEFAULTS.items():
-        if ddp.empty or name == free:
-            continue
-        column = ddp[name]
-        usual = (column == default).fillna(value=False).astype(bool) | column.isna()
-        ddp = ddp[usual] if usual.any() else ddp[column == column.iloc[0]]
-    return ddp
+        if kept and name != free:
+            values = [case.setting(name) for case in kept]
+            usual = str(default) if str(default) in values else values[0]
+            kept = [case for case in kept if case.setting(name) == usual]
+    return kept
 
 
-def by_mode(cases: pd.DataFrame, mode: str) -> pd.DataFrame:
+def by_mode(cases: Iterable[CaseResult], mode: str) -> list[CaseResult]:
     """Keep one case per device count: plain `single` or `dp` cases, or DDP at its usual settings."""
-    rows = cases[cases["mode"] == mode]
-    rows = usual_settings(rows) if mode == "ddp" else rows
-    return rows.drop_duplicates("num_devices").sort_values("num_devices")
+    found = [case for case in cases if case.mode == mode]
+    found = usual_settings(found) if mode == "ddp" else found
+    firsts = {case.num_devices: case for case in reversed(found)}
+    return [firsts[count] for count in sorted(firsts)]
 
 
-def unshared(cases: pd.DataFrame) -> pd.DataFrame:
+def unshared(cases: Sequence[CaseResult]) -> Sequence[CaseResult]:
     """Return the cases with devices of their own; all where none on several devices has them."""
-    own = cases[~are_shared(cases)]
-    return cases if own[own["num_devices"].fillna(0) > 1].empty else own
+    own = [case for case in cases if not case.oversubscribed]
+    return own if any(case.num_devices > 1 for case in own) else cases
 
 
-def headline_count(cases: pd.DataFrame) -> int | None:
+def headline_count(cases: Sequence[CaseResult]) -> int | None:
     """Return how many devices the run's answers are of, in these cases; None without several."""
-    return next((case.num_devices for case in headline(case_results(cases))), None)
+    return next((case.num_devices for case in headline(cases)), None)
 
 
-def caps_at_headline(cases: pd.DataFrame) -> pd.DataFrame:
+def caps_at_headline(cases: Iterable[CaseResult]) -> list[CaseResult]:
     """Keep DDP at its usual settings but for the bucket cap, at the headline count."""
-    ddp = cases[cases["mode"] == "ddp"]
-    return usual_settings(ddp[ddp["num_devices"] == headline_count(ddp)], free="bucket_cap_mb")
+    ddp = [case for case in cases if case.mode == "ddp"]
+    at = headline_count(ddp)
+    return usual_settings((case for case in ddp if case.num_devices == at), free="bucket_cap_mb")
 
 
-def step_time(row: Row) -> Interval | None:
+def step_time(case: CaseResult) -> Interval | None:
     """Return ms per optimizer step as global batch / throughput, so that it has throughput's interval."""
-    found, batch = estimate(row, "images_per_s"), finite(row["global_batch"])
+    found, batch = case.images_per_s, case.global_batch
     if found is None or batch is None or found.estimate <= 0 or found.low <= 0:
         return None
-    return found.inverted(1000 * batch * units_per_sample(row))
+    return found.inverted(1000 * batch * case.units_per_sample)
 
 
-def mark(x: float, value: Interval, row: Row, unit: str, *, note: str = "") -> Mark:
+def mark(x: float, value: Interval, case: CaseResult, unit: str, *, note: str = "") -> Mark:
     """Make a mark at `x`, hollow where devices are shared, over which case, value and rounds are shown."""
-    rounds = finite(row.get("num_rounds"))
-    name = case_label(row)
-    parts = (name, with_interval(value, unit), plural(rounds, "round") if rounds else "")
-    return Mark(x, value, truth(row["oversubscribed"]), " · ".join(filter(None, parts)), note)
+    rounds = plural(case.num_rounds, "round") if case.num_rounds else ""
+    parts = (case_label(case), with_interval(value, unit), rounds)
+    return Mark(x, value, case.oversubscribed, " · ".join(filter(None, parts)), note)
 
 
-def with_rates(cases: pd.DataFrame, manifest: Manifest, price: float | None) -> pd.DataFrame:
+def with_rates(case: CaseResult, manifest: Manifest, price: float | None) -> CaseResult:
     """Add rates with intervals, arithmetic being that of a device; `epoch_h` and `epoch_cost` of images.
 
     Args:
-        cases: measured ones.
-        manifest: of their run; the forward FLOPs of a sample and the devices' own rates are in it.
+        case: a measured one.
+        manifest: of its run; the forward FLOPs of a sample and the devices' own rates are in it.
         price: of a device for an hour; None leaves the cost empty.
     """
-    rows = [_rates(row, manifest, price) for row in records(cases)]
-    names = [f"{name}{end}" for name in _RATES for end in ("", "_low", "_high")]
-    added = {name: [row.get(name) for row in rows] for name in (*names, "epoch_h", "epoch_cost")}
-    return cases.assign(**{name: pd.Series(cells, cases.index, "float64") for name, cells in added.items()})
-
-
-def _rates(row: Row, manifest: Manifest, price: float | None) -> Mapping[str, float]:
     found: dict[str, float] = {}
-    flops = manifest.model.forward_flops_per_image
-    rate, num_devices = estimate(row, "images_per_s"), finite(row["num_devices"])
-    if rate is not None and flops and num_devices:
-        achieved = rate.scaled(PASSES * flops / num_devices / 1e12 / units_per_sample(row))
+    flops, rate = manifest.model.forward_flops_per_image, case.images_per_s
+    if rate is not None and flops and case.num_devices:
+        achieved = rate.scaled(PASSES * flops / case.num_devices / 1e12 / case.units_per_sample)
         found |= achieved.columns("tflop_per_s")
-        sheet = DENSE_PEAKS.get(text(row["device_name"]), {}).get(text(row["precision"]))
-        for name, peak in (("mfu_pct", _matrix_rate(row, manifest)), ("mfu_sheet_pct", sheet)):
+        sheet = DENSE_PEAKS.get(case.device_name, {}).get(case.precision)
+        for name, peak in (("mfu_pct", _matrix_rate(case, manifest)), ("mfu_sheet_pct", sheet)):
             if peak:
                 found |= achieved.scaled(100 / peak).columns(name)
-    if (bus := _bus_gb_per_s(row)) is not None:
+    if (bus := _bus_gb_per_s(case)) is not None:
         found |= bus.columns("bus_gb_per_s")
-    with_pauses = finite(row["images_per_s_sustained"])
-    if with_pauses and num_devices and unit_of(row) == IMAGES:
+    with_pauses = case.number("images_per_s_sustained")
+    if with_pauses and case.num_devices and case.unit == IMAGES:
         found["epoch_h"] = EPOCH_IMAGES / with_pauses / 3600
         if price is not None:
-            found["epoch_cost"] = found["epoch_h"] * num_devices * price
-    return found
+            found["epoch_cost"] = found["epoch_h"] * case.num_devices * price
+    return with_cells(case, **found)
 
 
-def _matrix_rate(row: Row, manifest: Manifest) -> float | None:
+def with_cells(case: CaseResult, **cells: Any) -> CaseResult:
+    """Add what a table shows beside the columns of cases.csv."""
+    return replace(case, cells={**case.cells, **cells})
+
+
+def _matrix_rate(case: CaseResult, manifest: Manifest) -> float | None:
     """Return what the median of the case's devices reached in large matrix products, TFLOP/s."""
-    counts = {one.num_devices for one in manifest.roofline}
-    wanted = finite(row["num_devices"])
-    if wanted not in counts and row["mode"] == "dp" and not truth(row["oversubscribed"]):
+    counts, wanted = {one.num_devices for one in manifest.roofline}, case.num_devices
+    if wanted not in counts and case.mode == "dp" and not case.oversubscribed:
         # One process drives all devices of DataParallel: there may be fewer ranks to measure them.
-        wanted = max(counts, default=None)
+        wanted = max(counts, default=0)
     rates = [one.matrix_tflop_per_s for one in manifest.roofline if one.num_devices == wanted]
     known = [rate for rate in rates if rate]
     return median(known) if known else None
 
 
-def _bus_gb_per_s(row: Row) -> Interval | None:
+def _bus_gb_per_s(case: CaseResult) -> Interval | None:
     """Return the bus bandwidth of a case's buckets alone in 10^9 bytes/s, as nccl-tests defines it."""
-    alone, ranks = estimate(row, "comm_ms"), finite(row["num_devices"])
-    layout, buffers_ms = BucketLayout.of_cell(row["bucket_bytes"]), finite(row["buffers_ms"]) or 0.0
-    if alone is None or layout is None or not ranks or not alone.estimate > buffers_ms:
+    alone, layout = case.comm_ms, BucketLayout.of_cell(case.bucket_bytes)
+    buffers_ms = case.buffers_ms.estimate if case.buffers_ms else 0.0
+    if alone is None or layout is None or not case.num_devices or not alone.estimate > buffers_ms:
         return None
-    of_buckets = Interval(*(ms - buffers_ms for ms in (alone.estimate, alone.low, alone.high)))
-    sent = wire_share(text(row["comm_hook"])) * sum(layout.num_bytes)
-    return of_buckets.inverted(1000 * bus_gb(sent, int(ranks)))
+    sent = wire_share(case.text("comm_hook")) * sum(layout.num_bytes)
+    return alone.plus(-buffers_ms).inverted(1000 * bus_gb(sent, case.num_devices))

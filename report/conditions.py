@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import pandas as pd
 
 from ..bench.conditions import variables_of
 from ..bench.findings.cautions import load_shares
 from ..bench.findings.numbers import TIMES, count, duration, mib, plain, quantity, singular
-from ..bench.findings.wording import link_name, samples_noun, unit_of, units_per_sample
+from ..bench.findings.wording import link_name, samples_noun
 from ..bench.manifest import Manifest, WorkloadCode
-from ..bench.results.case_result import Cells as Row
-from ..bench.results.case_result import finite, text
+from ..bench.results.case_result import CaseResult, finite
 from ..bench.settings import IMAGES
 from .table import Heading, Table
 
@@ -36,19 +33,19 @@ class Group(NamedTuple):
     facts: tuple[Fact, ...]
 
 
-def link(manifest: Manifest, cases: pd.DataFrame) -> str:
+def link(manifest: Manifest, cases: Sequence[CaseResult]) -> str:
     """Return the rate of the link between the hosts of a lab; empty on a real network."""
-    known = dict.fromkeys((manifest.link or "", *(text(cell) for cell in cases["link"])))
+    known = dict.fromkeys((manifest.link or "", *(case.link for case in cases)))
     return ", ".join(link_name(rate) for rate in known if rate)
 
 
-def groups(manifest: Manifest, cases: pd.DataFrame) -> list[Group]:
+def groups(manifest: Manifest, cases: Sequence[CaseResult]) -> list[Group]:
     """Return the conditions in groups, without empty facts and groups."""
     timing, machine, git = manifest.timing, manifest.environment, manifest.git
     model, code = manifest.model, manifest.workload or WorkloadCode()
     flops = model.forward_flops_per_image
-    row: Row = cases.iloc[0] if len(cases) else {}
-    each, shares = units_per_sample(row), load_shares(manifest)
+    first = cases[0] if cases else CaseResult.of({})
+    each, shares = first.units_per_sample, load_shares(manifest)
     gpus = Counter(
         ", ".join(filter(None, (gpu.name, quantity(gpu.memory_mib, "MiB")))) for gpu in machine.gpus or ()
     )
@@ -77,10 +74,10 @@ def groups(manifest: Manifest, cases: pd.DataFrame) -> list[Group]:
                 "model": model.arch,
                 "parameters": count(model.num_params),
                 "gradients per step": mib(model.gradient_bytes),
-                "forward pass": quantity(flops and flops / 1e9, f"GFLOP/{singular(samples_noun(row))}"),
+                "forward pass": quantity(flops and flops / 1e9, f"GFLOP/{singular(samples_noun(first))}"),
                 "throughput counts": ""
-                if unit_of(row) == IMAGES
-                else unit_of(row) + ("" if each == 1 else f", {each:,d} per sample"),
+                if first.unit == IMAGES
+                else first.unit + ("" if each == 1 else f", {each:,d} per sample"),
             },
         ),
         _group(

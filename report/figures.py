@@ -12,10 +12,8 @@ from ..bench.findings.numbers import per_second, plural, quantity, rate
 from ..bench.findings.stability import pace
 from ..bench.findings.wording import case_label, settings_label, short_mode
 from ..bench.results.aggregate import images_per_s_by_round, units_per_step
-from ..bench.results.case_result import Cells as Row
-from ..bench.results.case_result import estimate, finite, text
+from ..bench.results.case_result import CaseResult
 from ..bench.results.round_times import RoundTimes
-from ..bench.results.schema import records
 from .cases import WorkloadCases, by_mode, headline_count, mark
 from .drawing import Figure, Line, Mark, bare, chart, ideal
 
@@ -68,18 +66,17 @@ def by_devices(workload: WorkloadCases) -> list[Line]:
     """Make a line per mode of throughput over device counts, DDP at its usual settings."""
     made, unit = [], per_second(workload.unit)
     for mode in ("single", "dp", "ddp"):
-        rows = records(by_mode(workload.cases, mode))
-        known = [(row, found) for row in rows if (found := estimate(row, "images_per_s")) is not None]
-        if known:
-            marks = (mark(float(row["num_devices"]), value, row, unit) for row, value in known)
-            made.append(Line(_line_name(rows[0]), mode, tuple(marks)))
+        cases = [case for case in by_mode(workload.cases, mode) if case.images_per_s]
+        marks = (mark(case.num_devices, case.images_per_s, case, unit) for case in cases if case.images_per_s)
+        if cases:
+            made.append(Line(_line_name(cases[0]), mode, tuple(marks)))
     return made
 
 
-def _line_name(row: Row) -> str:
+def _line_name(case: CaseResult) -> str:
     """Name the line of a mode, with what of its settings is not usual."""
-    unusual = settings_label(row, with_cap=text(row["bucket_cap_mb"]) != "default")
-    return ", ".join(filter(None, (short_mode(row), unusual)))
+    unusual = settings_label(case, with_cap=case.setting("bucket_cap_mb") != "default")
+    return ", ".join(filter(None, (short_mode(case), unusual)))
 
 
 def counts_of(lines: Iterable[Line]) -> list[float]:
@@ -127,10 +124,10 @@ def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | N
     at = headline_count(workload.cases)
     lines = []
     for mode in ("single", "dp", "ddp"):
-        for row in records(by_mode(workload.cases, mode)):
-            own = several.get(text(row["case_id"]))
-            if own is not None and finite(row["num_devices"]) == (1 if mode == "single" else at):
-                label = case_label(row, with_cap=False)
+        for case in by_mode(workload.cases, mode):
+            own = several.get(case.case_id)
+            if own is not None and case.num_devices == (1 if mode == "single" else at):
+                label = case_label(case, with_cap=False)
                 lines.append(Line(label, mode, _percent(pace({label: own})), joined=False))
     lines.append(Line(f"median of {plural(len(several), 'case')}", "other", _percent(overall)))
     low, high = (

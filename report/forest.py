@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ..bench.findings.answers import headline
 from ..bench.findings.numbers import plural, ratio
 from ..bench.findings.wording import case_label, settings_label, short_mode
-from ..bench.results.case_result import CaseResult, case_results
+from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import Comparison, default_of, over_default
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases
@@ -40,7 +40,7 @@ class Ratio(NamedTuple):
 
 def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
     """Draw every case of the headline count over DDP's default there, fastest first, and what is equal."""
-    cases = headline(case_results(workload.cases))
+    cases = headline(workload.cases)
     default = default_of(cases)
     rows = {case.case_id: case for case in cases}
     found = over_default(comparisons, cases)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from ..bench.findings.numbers import TIMES, number, per_second, times
 from ..bench.findings.wording import case_name, unit_of_cases
-from ..bench.results.case_result import Cells as Row
-from ..bench.results.case_result import estimate, finite, text
-from ..bench.results.schema import records
+from ..bench.results.case_result import CaseResult, finite
 from ..bench.settings import COMPARATORS, COMPOSABLE, STAGED
-from .cases import WorkloadCases, by_mode
+from .cases import WorkloadCases, by_mode, with_cells
 from .table import NAME, Section, Table, figures, table, words
 from .tables import SPEEDUP
 
@@ -33,12 +29,12 @@ ALL_OF = ("pipeline", *COMPOSABLE)
 
 def forms(measured: Sequence[WorkloadCases]) -> Section | None:
     """Show every form of parallel training that was measured; None without a mode beside DP and DDP."""
-    with_more = [w for w in measured if w.cases["mode"].isin(COMPARATORS).any()]
+    with_more = [w for w in measured if any(case.mode in COMPARATORS for case in w.cases)]
     if not with_more:
         return None
     several = len(measured) > 1
-    rows = [_cases(w).assign(workload=w.label if several else "") for w in with_more]
-    made = _table(pd.concat(rows))
+    cases = [with_cells(c, workload=w.label if several else "") for w in with_more for c in _cases(w)]
+    made = _table(cases)
     notes = [
         "Data parallel: every device has the model and a part of the batch (DP, DDP, replicate); sharded, it "
         "holds part of each parameter, gradient and optimizer state, and gathers a block while it computes "
@@ -46,14 +42,13 @@ def forms(measured: Sequence[WorkloadCases]) -> Section | None:
         "(pipeline). Workload partitioning: the same split and the whole batch at once, so that one device "
         "computes at a time (partition). All cases on as many devices have the same global batch."
     ]
-    for row in (row for w in with_more for row in records(w.cases[w.cases["mode"] == "partition"])):
-        speedup = estimate(row, "speedup")
-        if speedup is not None and speedup.low > 1:
-            notes.append(
-                f"{case_name(row)} is {times(speedup.estimate)} as fast as one device, though only one of "
-                "its devices computes at a time. Why was not measured: each may keep its own layers in its "
-                "caches, and its batch is larger where scaling is weak."
-            )
+    notes += [
+        f"{case_name(case)} is {times(case.speedup.estimate)} as fast as one device, though only one of its "
+        "devices computes at a time. Why was not measured: each may keep its own layers in its caches, and "
+        "its batch is larger where scaling is weak."
+        for case in cases
+        if case.mode == "partition" and case.speedup and case.speedup.low > 1
+    ]
     return Section(
         "Forms of parallel training",
         notes,
@@ -62,45 +57,46 @@ def forms(measured: Sequence[WorkloadCases]) -> Section | None:
     )
 
 
-def _cases(workload: WorkloadCases) -> pd.DataFrame:
+def _cases(workload: WorkloadCases) -> list[CaseResult]:
     """Keep one case of each mode and device count, all of `ALL_OF`; `single` first, then by `FORMS`."""
-    cases = workload.cases
-    chosen = [cases[cases["mode"] == m] if m in ALL_OF else by_mode(cases, m) for m in ("single", *FORMS)]
-    found: pd.DataFrame = pd.concat(chosen)
-    return found
+    every = workload.cases
+    chosen = (
+        [c for c in every if c.mode == m] if m in ALL_OF else by_mode(every, m) for m in ("single", *FORMS)
+    )
+    return [case for cases in chosen for case in cases]
 
 
-def _table(rows: pd.DataFrame) -> Table | None:
+def _table(cases: Sequence[CaseResult]) -> Table | None:
     return table(
         "Side by side",
         "Layers are split by the time that each takes. The bubble is the share of the stages' time in which "
         "they wait for each other; beside it that of the schedule alone, from the measured time of a "
         "micro-batch in each stage. The bound is the speed-up of equal stages without communication, "
         "n m / (m + n - 1) on n devices with m micro-batches.",
-        rows,
+        cases,
         (
             *NAME,
-            words("Form", lambda row: FORMS.get(text(row["mode"]), "")),
-            figures("Throughput", "images_per_s", per_second(unit_of_cases(rows))),
+            words("Form", lambda case: FORMS.get(case.mode, "")),
+            figures("Throughput", "images_per_s", per_second(unit_of_cases(cases))),
             SPEEDUP,
-            words(f"Bound ({TIMES})", lambda row: number(_bound(row)), "number"),
+            words(f"Bound ({TIMES})", lambda case: number(_bound(case)), "number"),
             figures("Against DDP's default", "vs_ddp_default", TIMES),
             words("Memory of each device (MiB)", _memory_by_device),
-            words("Layers of each device", lambda row: text(row["layers_by_device"]).replace("/", " + ")),
+            words("Layers of each device", lambda case: case.text("layers_by_device").replace("/", " + ")),
             figures("Bubble", "bubble_pct", "%"),
             figures("Bubble of the stages", "bubble_of_stages_pct", "%"),
         ),
     )
 
 
-def _bound(row: Row) -> float | None:
+def _bound(case: CaseResult) -> float | None:
     """Return the speed-up of equal stages without communication; None for a mode without stages.
 
     Source: Huang et al. 2019, "GPipe", section 2.3: a bubble of (n - 1) / (m + n - 1).
     """
-    n, m = finite(row["num_devices"]), finite(row["micro_batches"]) or 1.0
-    return n * m / (m + n - 1) if row["mode"] in STAGED and n is not None else None
+    n, m = case.num_devices, case.micro_batches or 1.0
+    return n * m / (m + n - 1) if case.mode in STAGED else None
 
 
-def _memory_by_device(row: Row) -> str:
-    return " / ".join(number(finite(mib)) for mib in text(row["mem_by_device_mib"]).split("/") if mib)
+def _memory_by_device(case: CaseResult) -> str:
+    return " / ".join(number(finite(mib)) for mib in case.text("mem_by_device_mib").split("/") if mib)

@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-import pandas as pd
-
 from ..bench.findings.cautions import Caution
 from ..bench.findings.findings import conclude_run
 from ..bench.findings.next_step import NextStep, again
-from ..bench.findings.numbers import about, count, plural
+from ..bench.findings.numbers import about, plural
 from ..bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
-from ..bench.findings.wording import device_noun, own_devices, stand_ins
+from ..bench.findings.wording import device_noun, stand_ins
 from ..bench.manifest import Manifest
 from ..bench.predict.output import Predictions
-from ..bench.results.case_result import finite, text, truth
+from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import EQUAL, FASTER, SLOWER
 from ..bench.results.store import FAILURES, RunData
 from ..bench.text import visible
 from . import caps, conditions, figures, forest, step, tables, timeline
-from .cases import WorkloadCases, with_rates, workloads
+from .cases import WorkloadCases, with_cells, with_rates, workloads
 from .drawing import Figure
 from .forms import forms
 from .predicted import predicted
@@ -161,9 +159,7 @@ def page(
     """
     files = files or Files()
     title = run.manifest.name or run.path.name
-    # One block of objects: pandas takes long for every row that is chosen of a hundred typed columns.
-    run = replace(run, cases=run.cases.astype(object))
-    cases, manifest = run.cases, run.manifest
+    cases, manifest = run.results, run.manifest
     conclusion, comparisons = conclude_run(run), run.compared
     measured = workloads(cases)
     main: list[Figure] = []
@@ -184,7 +180,11 @@ def page(
         suffix = f": {workload.name}" if len(measured) > 1 else ""
         for found, kept in ((first, main), (rest, more)):
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
-    named = [w.cases.assign(workload=w.name if len(measured) > 1 else "") for w in measured]
+    shown = [
+        with_cells(with_rates(case, manifest, price), workload=w.name if len(measured) > 1 else "")
+        for w in measured
+        for case in w.cases
+    ]
     return Page(
         title=title,
         heading=", ".join(filter(None, (heading(cases) or title, conditions.link(manifest, cases)))),
@@ -200,9 +200,7 @@ def page(
         figures=main,
         not_drawn=tuple(dict.fromkeys(not_drawn)),
         more_figures=more,
-        tables=tables.tables(with_rates(pd.concat(named), manifest, price), files.traces, comparisons)
-        if named
-        else (),
+        tables=tables.tables(shown, files.traces, comparisons),
         files=files,
         unmeasured=tables.unmeasured(cases, files.failures),
         conditions=conditions.groups(manifest, cases),
@@ -213,18 +211,18 @@ def page(
     )
 
 
-def heading(cases: pd.DataFrame) -> str:
+def heading(cases: Sequence[CaseResult]) -> str:
     """Name what was measured on what: `ResNet-18, 1\N{EN DASH}4 CPU cores`."""
-    ok = cases[cases["status"] == "ok"]
-    shown = cases if ok.empty else ok
-    names = " and ".join(dict.fromkeys(model_name(name) for cell in shown["arch"] if (name := text(cell))))
-    counts = [int(n) for n in own_devices(shown)["num_devices"].dropna()]
-    noun = " or ".join(dict.fromkeys(device_noun(text(kind)) for kind in shown["device_type"] if text(kind)))
+    shown = [case for case in cases if case.is_ok] or cases
+    names = " and ".join(dict.fromkeys(model_name(case.arch) for case in shown if case.arch))
+    own = [case for case in shown if not case.oversubscribed] or shown
+    counts = [case.num_devices for case in own if case.num_devices]
+    noun = " or ".join(dict.fromkeys(device_noun(case.device_type) for case in shown if case.device_type))
     if not counts or not noun:
         return names
     low, high = min(counts), max(counts)
     where = plural(low, noun) if low == high else f"{low}\N{EN DASH}{plural(high, noun)}"
-    num_hosts = max((int(n) for n in shown["num_nodes"].dropna()), default=1)
+    num_hosts = max(case.num_nodes for case in shown)
     where += f" of {num_hosts:,d} hosts" if num_hosts > 1 else ""
     return ", ".join(filter(None, (names, where)))
 
@@ -235,13 +233,13 @@ def model_name(arch: str) -> str:
     return arch if found is None else f"{_FAMILIES[found['family']]}-{found['rest']}"
 
 
-def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict]) -> str:
+def status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[Verdict]) -> str:
     """Say in one line how the run ended and how much of its questions it answered."""
     why = manifest.timing.stopped_because or ""
-    num_skipped = int((cases["status"] == "skipped").sum())
+    num_skipped = sum(case.status == "skipped" for case in cases)
     answered = sum(not verdict.is_open for verdict in verdicts)
-    ok = cases[cases["status"] == "ok"]
-    if ok.empty:
+    ok = [case for case in cases if case.is_ok]
+    if not ok:
         said = "nothing measured"
     elif not verdicts:
         said = "nothing to compare"
@@ -250,7 +248,7 @@ def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict])
     else:
         every = answered == len(verdicts)
         said = "answered" if every else f"{answered} of {plural(len(verdicts), 'question')} answered"
-    rounds = finite(ok["num_rounds"].max()) if len(ok) else None
+    rounds = max((case.num_rounds for case in ok), default=0)
     took = manifest.timing.measuring_s
     interrupted = why == "interrupted"
     parts = (
@@ -266,21 +264,21 @@ def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict])
 
 def _subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> list[str]:
     """Say what trained on what: workload, processor, backend, torch, hosts, time."""
-    manifest, cases = run.manifest, run.cases
+    manifest, cases = run.manifest, run.results
     machine = manifest.environment
-    named = dict.fromkeys(text(name) for name in cases["device_name"])
-    if (cases["device_type"] == "cpu").all() and machine.cpu_model:
+    named = dict.fromkeys(case.device_name for case in cases)
+    if all(case.device_type == "cpu" for case in cases) and machine.cpu_model:
         cores = f", {plural(machine.num_cores, 'core')}" if machine.num_cores else ""
         named = {f"{machine.cpu_model}{cores}": None}
     hosts = list(dict.fromkeys(filter(None, (machine.host, *(rank.host for rank in manifest.ranks)))))
     more = f" and {plural(len(hosts) - _MOST_HOSTS, 'other')}" if len(hosts) > _MOST_HOSTS else ""
-    torch = manifest.versions.get("torch") or text(cases["torch_version"].max())
+    torch = manifest.versions.get("torch") or max(case.torch_version for case in cases)
     link, moment = conditions.link(manifest, cases), manifest.created_utc or ""
     stamp = _MOMENT.fullmatch(moment)
     parts = (
         measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else "",
         *named,
-        *dict.fromkeys(f"backend {backend}" for cell in cases["backend"] if (backend := text(cell))),
+        *dict.fromkeys(f"backend {case.backend}" for case in cases if case.backend),
         f"torch {torch}" if torch else "",
         f"{'hosts' if len(hosts) > 1 else 'host'} {', '.join(hosts[:_MOST_HOSTS])}{more}" if hosts else "",
         f"link {link}" if link else "",
@@ -290,21 +288,20 @@ def _subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> li
     return [part for part in parts if part]
 
 
-def _warnings(cases: pd.DataFrame, link: str) -> list[str]:
+def _warnings(cases: Sequence[CaseResult], link: str) -> list[str]:
     """Return what a reader must know before any number; `link` is that of a lab."""
-    tried = cases[cases["status"] != "skipped"]
-    ok = tried["status"] == "ok"
+    tried = [case for case in cases if case.status != "skipped"]
+    broken = sum(case.has_failed for case in tried)
     stand_in = " ".join(f"{said}." for said in stand_ins(cases))
     made = [stand_in] if stand_in else []
     made += ["Hosts and link are made by bench.lab on one machine."] if link else []
-    if any(truth(value) for value in tried.loc[ok, "oversubscribed"]):
+    if any(case.oversubscribed for case in tried if case.is_ok):
         made.append(
             "Cases with more devices than the machine has share cores or GPUs (“shared”, drawn hollow): they "
             "say nothing about scaling."
         )
-    if not ok.all():
-        broken = f"{count((~ok).sum())} of {plural(len(tried), 'case')}"
-        made.append(f"{broken} did not finish: see “Not measured”.")
+    if broken:
+        made.append(f"{broken:,d} of {plural(len(tried), 'case')} did not finish: see “Not measured”.")
     return made
 
 

@@ -15,7 +15,7 @@ from ..bench.predict.calibration import differences
 from ..bench.predict.output import WORDS, Predictions, table
 from ..bench.predict.prediction import Prediction
 from ..bench.predict.tables import ddp_cases, identity
-from ..bench.results.case_result import CaseResult, estimate, text
+from ..bench.results.case_result import CaseResult, text
 from ..bench.results.case_result import Cells as Row
 from ..bench.results.store import RunData
 from .cases import mark
@@ -84,9 +84,9 @@ def _figure(
         f"measured, {link_name(link)}" if link else "measured",
         "single",
         tuple(
-            mark(float(row["num_devices"]), found, row, "")
+            mark(float(row["num_devices"]), found, CaseResult.of(row), "")
             for row in _measured(run, predictions, first)
-            if (found := estimate(row, "images_per_s")) is not None
+            if (found := CaseResult.of(row).images_per_s) is not None
         ),
         joined=False,
     )

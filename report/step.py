@@ -6,17 +6,13 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
 from ..bench.findings.numbers import quantity, with_interval
-from ..bench.findings.wording import case_label, ranged, setting_names
-from ..bench.results.case_columns import EXPOSED_COMM
-from ..bench.results.case_result import Cells as Row
-from ..bench.results.case_result import case_results, estimate, finite, text
+from ..bench.findings.wording import case_label, setting_names
+from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import FASTER, SLOWER, Comparison
-from ..bench.results.schema import records
 from ..bench.text import listed
 from .cases import (
     WorkloadCases,
@@ -69,7 +65,7 @@ _BAR_PT, _BAR_ROW_PT, _CHARACTER_PT = 17, 42, 5.7
 class Bar(NamedTuple):
     """A case and its step's parts in milliseconds, in the order of the step."""
 
-    row: Row
+    case: CaseResult
     parts: dict[str, float]
 
     @property
@@ -83,24 +79,24 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
     Of many cases the usual; of DDP's settings those whose step is known to differ from the default's.
     """
     own, chosen = unshared(workload.cases), _chosen(workload.cases)
-    like_default = chosen[chosen["case_id"].isin(_not_apart(chosen, comparisons))]
-    bars = step_bars(chosen.drop(like_default.index))
+    like_default = _not_apart(chosen, comparisons)
+    bars = step_bars([case for case in chosen if case not in like_default])
     if not bars:
         return None
     longest = max(bar.total_ms for bar in bars)
     seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _LEAST_VISIBLE * longest}
     labels = [label for label in LOOKS if label in seen]
-    names = list(dict.fromkeys(setting_names(case.changed()) for case in case_results(like_default)))
+    names = list(dict.fromkeys(setting_names(case.changed()) for case in like_default))
     left_out = f" Not drawn, as their step is not known to differ: {listed(names)}." if names else ""
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
         for place, bar in enumerate(bars):
-            step = step_time(bar.row)
+            step = step_time(bar.case)
             written = quantity(bar.total_ms, "ms", 2) if step is None else with_interval(step, "ms")
-            name = printable(f"{case_label(bar.row)}: {written}")
+            name = printable(f"{case_label(bar.case)}: {written}")
             above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
-            above |= {"gid": tag(case_label(bar.row)), "annotation_clip": False}
+            above |= {"gid": tag(case_label(bar.case)), "annotation_clip": False}
             axes.annotate(name, (0, place - _BAR_PT / _BAR_ROW_PT / 2), **above)
             _draw_bar(axes, bar, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
         axes.set_xlim(0, longest)
@@ -138,37 +134,36 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
     )
 
 
-def step_bars(cases: pd.DataFrame) -> list[Bar]:
+def step_bars(cases: Iterable[CaseResult]) -> list[Bar]:
     """Divide the steps of cases into parts; those of DDP's settings alike where chance explains a difference.
 
     A bar is as long as the timed step: other steps, fewer of them, tell the shares of what is not exposed.
     """
-    bars = [Bar(row, made) for row in records(cases) if (made := _parts(row))]
+    bars = [Bar(case, made) for case in cases if (made := _parts(case))]
     groups: dict[Any, list[Bar]] = {}
     for bar in bars:
-        groups.setdefault((text(bar.row["mode"]), bar.row["num_devices"]), []).append(bar)
+        groups.setdefault((bar.case.mode, bar.case.num_devices), []).append(bar)
     for (mode, _), group in groups.items():
         if mode == "ddp" and len(group) > 1:
             _alike(group)
     return bars
 
 
-def _parts(row: Row) -> dict[str, float]:
+def _parts(case: CaseResult) -> dict[str, float]:
     """Return a step's parts; none where the anatomy pass did not measure the case."""
-    stages = {name: finite(row[column]) for name, column in _DP_STAGES.items()}
-    phases = {name: finite(row[column]) for name, column in _PHASES.items()}
-    whole_backward = phases[BACKWARD]
-    exposed = max(finite(row[EXPOSED_COMM]) or 0.0, 0.0)
+    stages = {name: case.number(column) for name, column in _DP_STAGES.items()}
+    phases = {name: case.number(column) for name, column in _PHASES.items()}
+    whole_backward, step = phases[BACKWARD], step_time(case)
+    exposed = max(case.exposed_comm_ms.estimate, 0.0) if case.exposed_comm_ms else 0.0
     if any(ms is not None for ms in stages.values()):
         known = [ms for ms in phases.values() if ms is not None]
-        whole = sum(known) if len(known) == len(phases) else finite(row["step_ms"])
+        whole = sum(known) if len(known) == len(phases) else case.number("step_ms")
         measured = sum(ms for ms in stages.values() if ms is not None)
         parts, exposed = stages | {REST: None if whole is None else whole - measured}, 0.0
     elif phases["forward"] is None or whole_backward is None:
         return {}
     else:
-        several = text(row["mode"]) == "ddp" and finite(row["num_devices"]) != 1
-        unknown = several and finite(row[EXPOSED_COMM]) is None
+        unknown = case.mode == "ddp" and case.num_devices != 1 and case.exposed_comm_ms is None
         parts = {
             "data": phases["data"],
             "forward": phases["forward"],
@@ -176,7 +171,7 @@ def _parts(row: Row) -> dict[str, float]:
             EXPOSED: exposed,
             "optimizer": phases["optimizer"],
         }
-    step, found = step_time(row), {name: ms for name, ms in parts.items() if ms is not None and ms > 0}
+    found = {name: ms for name, ms in parts.items() if ms is not None and ms > 0}
     others = sum(found.values()) - exposed
     if step is None or not others > 0 or not step.estimate > exposed:
         return found
@@ -194,7 +189,7 @@ def _alike(group: Sequence[Bar]) -> None:
     for name in ("data", "forward", "optimizer"):
         if not all({name, left} <= bar.parts.keys() for bar in group):
             continue
-        found = [estimate(bar.row, _PHASES[name]) for bar in group]
+        found = [bar.case.interval(_PHASES[name]) for bar in group]
         lows, highs = ([getattr(one, end) for one in found if one] for end in ("low", "high"))
         shared = median(bar.parts[name] for bar in group)
         if not max(lows) > min(highs) and all(bar.parts[name] + bar.parts[left] > shared for bar in group):
@@ -203,29 +198,29 @@ def _alike(group: Sequence[Bar]) -> None:
                 bar.parts[name] = shared
 
 
-def _not_apart(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> set[str]:
-    """Name DDP cases that were held against another of these, and are neither faster nor slower."""
-    ddp = set(cases.loc[cases["mode"] == "ddp", "case_id"])
-    return {
-        one.case_id
-        for one in comparisons
-        if {one.case_id, one.reference_id} <= ddp and one.answer not in (FASTER, SLOWER)
-    }
+def _not_apart(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[CaseResult]:
+    """Return DDP cases that were held against another of these, and are neither faster nor slower."""
+    ddp = {case.case_id for case in cases if case.mode == "ddp"}
+    known = [one for one in comparisons if {one.case_id, one.reference_id} <= ddp]
+    like = {one.case_id for one in known if one.answer not in (FASTER, SLOWER)}
+    return [case for case in cases if case.case_id in like]
 
 
-def _chosen(cases: pd.DataFrame) -> pd.DataFrame:
+def _chosen(cases: Sequence[CaseResult]) -> Sequence[CaseResult]:
     # A step of several micro-batches is as many times as long, and would flatten all others.
-    once = cases[cases["accumulate"].fillna(1) == 1]
-    cases = unshared(cases if once.empty else once)
+    once = [case for case in cases if (case.number("accumulate") or 1) == 1]
+    cases = unshared(once or cases)
     if len(cases) <= _MANY:
         return cases
-    caps = caps_at_headline(cases).sort_values("images_per_s", ascending=False)
-    usual = pd.concat([*(by_mode(cases, mode) for mode in ("single", "dp", "ddp")), caps[:_FASTEST_CAPS]])
-    return usual[~usual.index.duplicated()].sort_index()
+    rates = {case.case_id: -case.images_per_s.estimate for case in cases if case.images_per_s}
+    caps = sorted(caps_at_headline(cases), key=lambda case: rates.get(case.case_id, 0.0))[:_FASTEST_CAPS]
+    usual = {case.case_id for mode in ("single", "dp", "ddp") for case in by_mode(cases, mode)}
+    usual |= {case.case_id for case in caps}
+    return [case for case in cases if case.case_id in usual]
 
 
 def _draw_bar(axes: Any, bar: Bar, place: int, labels: Iterable[str], *, per_pt: float) -> None:
-    left, case = 0.0, case_label(bar.row)
+    left, case = 0.0, case_label(bar.case)
     for name, ms in bar.parts.items():
         if name not in labels:
             continue
@@ -253,13 +248,13 @@ def _columns(labels: Sequence[str]) -> int:
 
 def _caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
     """Describe the first DDP case at the most devices; without DDP what there is."""
-    ddp = workload.cases[workload.cases["mode"] == "ddp"]
+    ddp = [case for case in workload.cases if case.mode == "ddp"]
     at = headline_count(ddp) or headline_count(workload.cases)
-    there = [bar for bar in bars if finite(bar.row["num_devices"]) == at] or list(bars)
-    firsts = {text(bar.row["mode"]): bar for bar in reversed(there)}
+    there = [bar for bar in bars if bar.case.num_devices == at] or list(bars)
+    firsts = {bar.case.mode: bar for bar in reversed(there)}
     bar = next(firsts[mode] for mode in ("ddp", "dp", "single") if mode in firsts)
     largest = max(bar.parts, key=lambda name: bar.parts[name])
-    exposed, alone = estimate(bar.row, EXPOSED_COMM), ranged(bar.row, "dp_device0_pct", "%")
+    exposed, alone = bar.case.exposed_comm_ms, with_interval(bar.case.interval("dp_device0_pct"), "%")
     said = f"{largest} takes most, {_share(bar.parts[largest], bar)}"
     if exposed is not None:
         added = f"{with_interval(exposed, 'ms')}, {_share(max(exposed.estimate, 0.0), bar)}"
@@ -270,7 +265,7 @@ def _caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
         else:
             said += f"; {EXPOSED} adds {added}"
     said += f"; only device 0 works during {alone} of it" if alone else ""
-    return f"{case_label(bar.row)}: {said}."
+    return f"{case_label(bar.case)}: {said}."
 
 
 def _share(ms: float, bar: Bar) -> str:

@@ -1,4 +1,4 @@
-"""What a table of the page is: columns over rows of cases.csv; and a section of tables and figures."""
+"""What a table of the page is: columns over cases; and a section of tables and figures."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import pandas as pd
-
 from ..bench.findings.numbers import count, number, with_interval
 from ..bench.findings.wording import case_label
-from ..bench.results.case_result import Cells as Row
-from ..bench.results.case_result import estimate, finite, text
-from ..bench.results.schema import records
+from ..bench.results.case_result import CaseResult
 from .drawing import Figure
 
 
@@ -37,7 +33,7 @@ class Column(NamedTuple):
     """A column of a table of cases: what stands in it of a case, and what that means, to be said below."""
 
     heading: Heading
-    cell: Callable[[Row], Cell]
+    cell: Callable[[CaseResult], Cell]
     meaning: str = ""
 
 
@@ -63,7 +59,12 @@ class Section:
 
 
 def table(
-    title: str, note: str, cases: pd.DataFrame, columns: Iterable[Column], *, below: Iterable[str] = ()
+    title: str,
+    note: str,
+    cases: Iterable[CaseResult],
+    columns: Iterable[Column],
+    *,
+    below: Iterable[str] = (),
 ) -> Table | None:
     """Make a table without rows and columns that are blank but for names; None when nothing is left.
 
@@ -71,7 +72,7 @@ def table(
     """
     columns = list(columns)
     values = [i for i, column in enumerate(columns) if column not in NAME]
-    rows = [tuple(column.cell(row) for column in columns) for row in records(cases)]
+    rows = [tuple(column.cell(case) for column in columns) for case in cases]
     rows = [row for row in rows if any(row[i] for i in values)]
     if not rows:
         return None
@@ -82,7 +83,7 @@ def table(
     return Table(title, note, tuple(headings), cells, (*meanings, *below))
 
 
-def words(name: str, cell: Callable[[Row], str], kind: str = "") -> Column:
+def words(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> Column:
     """Make a column of text."""
     return Column(Heading(name, kind), cell)
 
@@ -90,8 +91,8 @@ def words(name: str, cell: Callable[[Row], str], kind: str = "") -> Column:
 def figures(name: str, column: str, unit: str = "", factor: float = 1.0, meaning: str = "") -> Column:
     """Make a column of numbers with their intervals where known, its unit in the heading."""
 
-    def cell(row: Row) -> str:
-        found = estimate(row, column)
+    def cell(case: CaseResult) -> str:
+        found = case.interval(column)
         if found is not None and found.low == found.high:  # as of the reference: no interval has no width
             return number(found.estimate * factor)
         return with_interval(found, "", factor)
@@ -101,10 +102,10 @@ def figures(name: str, column: str, unit: str = "", factor: float = 1.0, meaning
 
 def whole(name: str, column: str) -> Column:
     """Make a column of counts."""
-    return words(name, lambda row: count(finite(row[column])), "number")
+    return words(name, lambda case: count(case.number(column)), "number")
 
 
 NAME = (
     words("Case", case_label),
-    words("Workload", lambda row: text(row.get("workload"))),
+    words("Workload", lambda case: case.text("workload")),
 )

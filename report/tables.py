@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import pandas as pd
 
 from ..bench.buckets import MIB, BucketLayout
 from ..bench.findings.numbers import TIMES, count, number, per_second, plural, singular, with_interval
@@ -14,32 +11,29 @@ from ..bench.findings.wording import (
     case_label,
     hidden_percent,
     hidden_share,
-    ranged,
     settings_label,
     short_mode,
     unit_of_cases,
 )
 from ..bench.results.case_columns import EXPOSED_COMM
-from ..bench.results.case_result import Cells as Row
-from ..bench.results.case_result import estimate, finite, text, truth
+from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import Comparison, over_eager
-from ..bench.results.schema import records
 from ..bench.results.store import failure_file
 from .cases import EPOCH_IMAGES, unshared
 from .table import NAME, Column, Heading, Link, Table, figures, table, whole, words
 
-_ID = words("Id", lambda row: text(row["case_id"]))
+_ID = words("Id", lambda case: case.case_id)
 _PARTS = (
     words("Mode", short_mode),
     whole("Devices", "num_devices"),
-    words("Sharing", lambda row: "shared" if truth(row["oversubscribed"]) else ""),
+    words("Sharing", lambda case: "shared" if case.oversubscribed else ""),
     words("DDP settings", settings_label),
 )
 _ROUNDS = whole("Rounds", "num_rounds")
 SPEEDUP = figures("Speed-up", "speedup", TIMES)
 _EFFICIENCY = figures("Efficiency", "efficiency", "%", 100.0)
 _EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
-_HIDDEN = words("Hidden (%)", lambda row: hidden_percent(row, with_interval), "number")
+_HIDDEN = words("Hidden (%)", lambda case: hidden_percent(case, with_interval), "number")
 _PEAK = figures(
     "Peak memory",
     "peak_mem_mib",
@@ -50,8 +44,8 @@ _PEAK = figures(
 _COST = figures("Cost of an epoch", "epoch_cost")
 
 
-def _over_default(row: Row) -> str:
-    found = estimate(row, "vs_ddp_default")
+def _over_default(case: CaseResult) -> str:
+    found = case.interval("vs_ddp_default")
     is_reference = found is not None and found.low == found.high == 1
     return "1, the default" if is_reference else with_interval(found)
 
@@ -60,7 +54,7 @@ _AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number")
 
 
 def tables(
-    ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]], comparisons: Sequence[Comparison]
+    ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]], comparisons: Sequence[Comparison]
 ) -> list[Table]:
     """Make the tables of the measured cases, the results first.
 
@@ -76,18 +70,18 @@ def tables(
         communication(ok),
         _compiling(ok, comparisons),
         _gpu_load(ok),
-        _dp_stages(ok[ok["mode"] == "dp"]),
+        _dp_stages([case for case in ok if case.mode == "dp"]),
         table(
             "Bucket layouts",
             "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout.",
-            ok[ok["mode"] == "ddp"],
+            [case for case in ok if case.mode == "ddp"],
             (*NAME, whole("Buckets", "num_buckets"), words("Sizes in all-reduce order", _sizes)),
         ),
     )
     return [one for one in made if one is not None]
 
 
-def _results(ok: pd.DataFrame) -> Table | None:
+def _results(ok: Sequence[CaseResult]) -> Table | None:
     own = unshared(ok)
     folded = len(ok) - len(own)
     throughput = figures("Throughput", "images_per_s", per_second(unit_of_cases(ok)))
@@ -102,7 +96,7 @@ def _results(ok: pd.DataFrame) -> Table | None:
     )
 
 
-def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> Table | None:
+def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]]) -> Table | None:
     per_s = per_second(unit_of_cases(ok))
     columns = (
         *NAME,
@@ -121,10 +115,10 @@ def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> T
         figures("Reserved memory", "reserved_mem_mib", "MiB"),
         figures("Epoch", "epoch_h", "h"),
         _COST,
-        words("Proof: gradients off by", lambda row: _power_of_ten(row["gradient_error"]), "number"),
-        words("Proof: two steps off by", lambda row: _power_of_ten(row["update_error"]), "number"),
+        words("Proof: gradients off by", lambda case: _power_of_ten(case.number("gradient_error")), "number"),
+        words("Proof: two steps off by", lambda case: _power_of_ten(case.number("update_error")), "number"),
         _ROUNDS,
-        Column(Heading("Traces", "links"), lambda row: traces.get(text(row["case_id"]), ())),
+        Column(Heading("Traces", "links"), lambda case: traces.get(case.case_id, ())),
         *_PARTS,
         _ID,
     )
@@ -141,13 +135,14 @@ def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> T
         "relatively, a case was off the plain module before it was timed: its gradients, and what two steps "
         "add to the parameters. cases.csv holds the measured numbers under the name in column “Id”."
     )
-    said = "".join(words for name, words in notes.items() if ok[name].notna().any())
+    said = "".join(
+        words for name, words in notes.items() if any(case.number(name) is not None for case in ok)
+    )
     return table("Every column", note + said, ok, columns)
 
 
-def _power_of_ten(cell: Any) -> str:
+def _power_of_ten(found: float | None) -> str:
     """Write an error of the proof, of which the power of ten matters."""
-    found = finite(cell)
     return "" if found is None else f"{found:.0e}" if found else "0"
 
 
@@ -155,19 +150,19 @@ _MOST_UNKNOWN_COST_PCT = 25.0
 """Of the step: a cost that may be larger is no noise."""
 
 
-def _anatomy(ok: pd.DataFrame) -> Table | None:
+def _anatomy(ok: Sequence[CaseResult]) -> Table | None:
     def phase(name: str) -> Column:
-        def cell(row: Row) -> str:
-            found = estimate(row, f"{name}_ms")
+        def cell(case: CaseResult) -> str:
+            found = case.interval(f"{name}_ms")
             if found is not None and math.isnan(found.low) and found.estimate >= 10:
                 return count(found.estimate)
             return with_interval(found)
 
         return words(f"{name.capitalize()} (ms)", cell, "number")
 
-    def cost(row: Row) -> str:
+    def cost(case: CaseResult) -> str:
         """Write what instruments cost, which cannot be less than nothing."""
-        found = estimate(row, "anatomy_slowdown_pct")
+        found = case.interval("anatomy_slowdown_pct")
         if found is None:
             return ""
         least, most = (found.estimate if math.isnan(end) else end for end in (found.low, found.high))
@@ -188,13 +183,13 @@ def _anatomy(ok: pd.DataFrame) -> Table | None:
     )
 
 
-def _dp_stages(dp: pd.DataFrame) -> Table | None:
+def _dp_stages(dp: Sequence[CaseResult]) -> Table | None:
     stages = ("scatter", "replicate", "apply", "gather", "backward", "reduce")
     stand_in = " “CPU stand-in”: the same stages, carried out on CPU cores and host memory."
     return table(
         "DataParallel's stages",
         "Per step: DataParallel's own stages, in order. Outside apply and backward only device 0 works."
-        + (stand_in if (dp["device_type"] == "cpu").any() else ""),
+        + (stand_in if any(case.device_type == "cpu" for case in dp) else ""),
         dp,
         (
             *NAME,
@@ -205,7 +200,7 @@ def _dp_stages(dp: pd.DataFrame) -> Table | None:
     )
 
 
-def _gpu_load(ok: pd.DataFrame) -> Table | None:
+def _gpu_load(ok: Sequence[CaseResult]) -> Table | None:
     return table(
         "GPUs under load",
         "During timed blocks, sampled every 50 ms: the clock of the slowest GPU of a case, the power of all "
@@ -218,13 +213,13 @@ def _gpu_load(ok: pd.DataFrame) -> Table | None:
             figures("Energy", "joules_per_image", f"J/{singular(unit_of_cases(ok))}"),
             figures("Temperature, highest", "temperature_c", "°C"),
             figures("Slowed", "throttled_pct", "% of samples"),
-            words("Slowed by", lambda row: text(row["throttle_reasons"])),
+            words("Slowed by", lambda case: case.throttle_reasons),
         ),
     )
 
 
-def _sizes(row: Row) -> str:
-    layout = BucketLayout.of_cell(row["bucket_bytes"])
+def _sizes(case: CaseResult) -> str:
+    layout = BucketLayout.of_cell(case.bucket_bytes)
     return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
 
 
@@ -232,9 +227,9 @@ _APART_PCT = 10
 _NAMED = 6
 
 
-def communication(ok: pd.DataFrame) -> Table | None:
+def communication(ok: Sequence[CaseResult]) -> Table | None:
     """Show several measures of communication, what each means, and why trace and subtraction disagree."""
-    ddp = ok[(ok["mode"] == "ddp") & (ok["num_devices"] > 1)]
+    ddp = [case for case in ok if case.mode == "ddp" and case.num_devices > 1]
     columns = (
         *NAME,
         figures("Communication alone", "comm_ms", "ms", meaning="what a step sends, DDP's buffers and then "
@@ -264,13 +259,13 @@ def communication(ok: pd.DataFrame) -> Table | None:
     return table("Communication", note, ddp, columns, below=_disagreement(ddp))
 
 
-def _disagreement(ddp: pd.DataFrame) -> list[str]:
+def _disagreement(ddp: Sequence[CaseResult]) -> list[str]:
     """Say why the trace's overlap and the hidden share are not the same, where they are far apart."""
     apart = []
-    for row in records(ddp):
-        trace, hidden = finite(row["overlap_trace_pct"]), hidden_share(row)
+    for case in ddp:
+        trace, hidden = case.number("overlap_trace_pct"), hidden_share(case)
         if trace is not None and hidden is not None and abs(trace - hidden.estimate) > _APART_PCT:
-            apart.append((row, trace > hidden.estimate))
+            apart.append((case, trace > hidden.estimate))
     if not apart:
         return []
     why = {
@@ -281,22 +276,22 @@ def _disagreement(ddp: pd.DataFrame) -> list[str]:
     }
     said = "".join(words for higher, words in why.items() if any(above == higher for _, above in apart))
     numbers = []
-    for row, _ in apart[:_NAMED]:
+    for case, _ in apart[:_NAMED]:
         measured = (
-            ("trace", ranged(row, "overlap_trace_pct", "%")),
-            ("hidden", ranged(row, "hidden_pct", "%")),
-            ("compute slowed", ranged(row, "compute_slowdown", TIMES)),
+            ("trace", with_interval(case.interval("overlap_trace_pct"), "%")),
+            ("hidden", with_interval(case.hidden_pct, "%")),
+            ("compute slowed", with_interval(case.interval("compute_slowdown"), TIMES)),
         )
-        name = case_label(row)
+        name = case_label(case)
         numbers.append(f"{name}: " + ", ".join(f"{what} {value}" for what, value in measured if value))
     more = f"; {plural(len(apart) - _NAMED, 'more case')}" if len(apart) > _NAMED else ""
     far = f"The trace's overlap and the hidden share are more than {_APART_PCT} points apart in "
     return [f"{far}{plural(len(apart), 'case')}.{said}", f"{'; '.join(numbers)}{more}."]
 
 
-def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | None:
-    compiled = ok[ok["num_graphs"].notna()]
-    ratios = {one.case_id: one.ratio for one in over_eager(comparisons, records(ok))}
+def _compiling(ok: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> Table | None:
+    compiled = [case for case in ok if case.number("num_graphs") is not None]
+    ratios = {one.case_id: one.ratio for one in over_eager(comparisons, ok)}
     return table(
         "torch.compile",
         "Compiled cases. Seconds are those that the first rank spent in the compiler, backward included: "
@@ -306,9 +301,9 @@ def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | N
         compiled,
         (
             NAME[0],
-            words("Mode", lambda row: text(row["compile"])),
+            words("Mode", lambda case: case.compile),
             words(
-                "DDP is optimised by", lambda row: text(row["optimize_ddp"]) if row["mode"] == "ddp" else ""
+                "DDP is optimised by", lambda case: case.text("optimize_ddp") if case.mode == "ddp" else ""
             ),
             figures("Compiling", "compile_s", "s"),
             whole("Graphs", "num_graphs"),
@@ -316,28 +311,28 @@ def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | N
             whole("Graph breaks", "graph_breaks"),
             words(
                 f"Against eager ({TIMES})",
-                lambda row: with_interval(ratios.get(text(row["case_id"]))),
+                lambda case: with_interval(ratios.get(case.case_id)),
                 "number",
             ),
         ),
     )
 
 
-def unmeasured(cases: pd.DataFrame, failures: Mapping[str, Link]) -> Table | None:
+def unmeasured(cases: Sequence[CaseResult], failures: Mapping[str, Link]) -> Table | None:
     """Tabulate every case that was tried and has no number; `failures` are the kept tracebacks by file."""
 
-    def kept(row: Row) -> tuple[Link, ...]:
-        found = failures.get(failure_file(text(row["case_id"])))
+    def kept(case: CaseResult) -> tuple[Link, ...]:
+        found = failures.get(failure_file(case.case_id))
         return () if found is None else (found,)
 
     return table(
         "Not measured",
         "Cases that were tried and have no numbers, and why.",
-        cases[~cases["status"].isin(["ok", "skipped"])],
+        [case for case in cases if case.has_failed],
         (
-            words("Status", lambda row: text(row["status"])),
+            words("Status", lambda case: case.status),
             *_PARTS,
-            words("Reason", lambda row: text(row["reason"]), "long"),
+            words("Reason", lambda case: case.reason, "long"),
             Column(Heading("Tracebacks", "links"), kept),
             _ID,
         ),

@@ -16,10 +16,8 @@ from matplotlib.patches import Patch
 
 from ..bench.buckets import BucketLayout
 from ..bench.findings.numbers import mib, plural, quantity, with_interval
-from ..bench.findings.wording import cap_label, hidden_share, hides_none
-from ..bench.results.case_columns import EXPOSED_COMM
-from ..bench.results.case_result import Cells as Row
-from ..bench.results.case_result import estimate, finite, text, truth
+from ..bench.findings.wording import cap_label, devices, hidden_share, hides_none
+from ..bench.results.case_result import CaseResult
 from ..bench.results.schema import records
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases, caps_at_headline
@@ -152,26 +150,26 @@ def whole(tracks: Sequence[Track]) -> tuple[list[Track], str]:
     return [], why and f"No single step is drawn: {why}."
 
 
-def steps_of(cases: pd.DataFrame, blocks: pd.DataFrame) -> tuple[int, list[Track], str]:
+def steps_of(cases: Sequence[CaseResult], blocks: pd.DataFrame) -> tuple[int, list[Track], str]:
     """Return a rank, its steps to draw, and the devices in words: those that most have for themselves.
 
     All steps are of one rank, the one that is done last, and each the nearest to the median of its kind.
     """
     measured = blocks[blocks["phase"].isin(["trace", "anatomy"]) & blocks["detail"].notna()]
-    chosen = _chosen_roles(cases[cases["case_id"].isin(_with_moments(measured))])
-    if not chosen or finite(chosen[0][0]["num_devices"]) == 1:  # nothing is sent
+    timed = _with_moments(measured)
+    chosen = _chosen_roles([case for case in cases if case.case_id in timed])
+    if not chosen or chosen[0][0].num_devices == 1:  # nothing is sent
         return 0, [], ""
-    kept = measured[measured["case_id"].isin([row["case_id"] for row, _ in chosen])]
+    kept = measured[measured["case_id"].isin([case.case_id for case, _ in chosen])]
     details: dict[tuple[Any, ...], list[Any]] = {}
     for row in records(kept[["case_id", "rank", "detail"]]):
         for name, moments in json.loads(row["detail"]).items():
             if name in ("ready_ms", "start_ms", "done_ms") and isinstance(moments, list) and moments:
                 details.setdefault((row["case_id"], int(row["rank"]), name), []).append(tuple(moments))
     rank = _last_rank(details)
-    tracks = [_track(row, role, details, rank) for row, role in chosen]
+    tracks = [_track(case, role, details, rank) for case, role in chosen]
     first = chosen[0][0]
-    shared = " (shared)" if truth(first["oversubscribed"]) else ""
-    count = f"{plural(first['num_devices'], 'CPU core' if first['device_type'] == 'cpu' else 'GPU')}{shared}"
+    count = f"{devices(first.num_devices, first.device_type)}{' (shared)' if first.oversubscribed else ''}"
     drawable = [t for t in tracks if (t.done or t.ready) and replace(t, ready=()).is_causal]
     return rank, drawable, count
 
@@ -193,39 +191,41 @@ def _last_rank(details: Mapping[tuple[Any, ...], Sequence[Moments]]) -> int:
     return max(of_kind, key=lambda rank: of_kind[rank])
 
 
-def _track(row: Row, role: str, details: Mapping[tuple[Any, ...], Sequence[Moments]], rank: int) -> Track:
+def _track(
+    case: CaseResult, role: str, details: Mapping[tuple[Any, ...], Sequence[Moments]], rank: int
+) -> Track:
     def nearest(name: str, ends: str) -> Moments:
         """Return the moments of the step whose `ends` are the nearest to the median."""
-        steps, last = (details.get((row["case_id"], rank, each), ()) for each in (name, ends))
+        steps, last = (details.get((case.case_id, rank, each), ()) for each in (name, ends))
         if not steps or len(steps) != len(last):
             return ()
         usual = median(map(max, last))
         return min(zip(steps, last, strict=True), key=lambda pair: abs(max(pair[1]) - usual))[0]
 
     found = [nearest("ready_ms", "ready_ms"), nearest("start_ms", "done_ms"), nearest("done_ms", "done_ms")]
-    layout = BucketLayout.of_cell(row["bucket_bytes"])
+    layout = BucketLayout.of_cell(case.bucket_bytes)
     sizes = layout.num_bytes if layout is not None else (0,) * max(map(len, found))
     ready, start, done = (moments if len(moments) == len(sizes) else () for moments in found)
-    exposed, no_use = estimate(row, EXPOSED_COMM), hides_none(hidden_share(row))
-    return Track(role, tuple(sizes), exposed, no_use, ready, start, done)
+    no_use = hides_none(hidden_share(case))
+    return Track(role, tuple(sizes), case.exposed_comm_ms, no_use, ready, start, done)
 
 
-def _chosen_roles(cases: pd.DataFrame) -> list[tuple[Row, str]]:
+def _chosen_roles(cases: Sequence[CaseResult]) -> list[tuple[CaseResult, str]]:
     """Choose cases at the most devices that are not shared, each with its role."""
-    rows = records(caps_at_headline(cases))
-    if not rows:
+    caps = {case.setting("bucket_cap_mb"): case for case in reversed(caps_at_headline(cases))}
+    if not caps:
         return []
-    best = max(rows, key=lambda row: finite(row["images_per_s"]) or 0.0)
-    default = next((row for row in rows if text(row["bucket_cap_mb"]) == "default"), rows[0])
-    single = next((row for row in rows if finite(row["num_buckets"]) == 1), None)
-    chosen: dict[str, tuple[Row, list[str]]] = {}
-    wanted = ((default, ""), (best, "shortest step" if len(rows) > 1 else ""), (single, "one bucket"))
-    for row, what in wanted:
-        if row is not None:
-            chosen.setdefault(text(row["case_id"]), (row, []))[1].append(what)
+    every = [*reversed(caps.values())]
+    best = max(every, key=lambda case: case.images_per_s.estimate if case.images_per_s else 0.0)
+    single = next((case for case in every if case.num_buckets == 1), None)
+    roles = {"": caps.get("default", every[0]), "shortest step": best if len(every) > 1 else None}
+    chosen: dict[str, list[str]] = {}
+    for role, case in {**roles, "one bucket": single}.items():
+        if case is not None:
+            chosen.setdefault(case.setting("bucket_cap_mb"), []).append(role)
     return [
-        (row, ", ".join(filter(None, (f"cap {cap_label(text(row['bucket_cap_mb']))}", *words))))
-        for row, words in chosen.values()
+        (caps[cap], ", ".join(filter(None, (f"cap {cap_label(cap)}", *words))))
+        for cap, words in chosen.items()
     ]
 
 

@@ -70,7 +70,7 @@ def figures_of(name, run, source):
     environment = run.manifest.environment
     held = {case.case_id: case for case in predicted(run, source)} if source else {}
     by_rounds = typical_of(run.times)
-    fitted = estimates_of_cases(run.cases.to_dict("records"), by_rounds, units_per_step(run.cases))
+    fitted = estimates_of_cases(run.results, by_rounds, units_per_step(run.results))
     for row in run.cases.to_dict("records"):
         case_id = str(row["case_id"])
         found = {

@@ -14,9 +14,10 @@ from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
 from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, typical_of, units_per_step
+from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import BLOCKS, COMPARISONS, records, typed_frame
+from ddp_bench.bench.results.schema import BLOCKS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunWriter
 from ddp_bench.bench.settings import Settings
 
@@ -64,9 +65,8 @@ def cap_of(case: Case) -> str:
 
 def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> list[Comparison]:
     """The comparisons of these cases by these blocks."""
-    ok = cases[cases["status"] == "ok"]
-    typical = typical_of(times)
-    return comparisons_of(pairs_of(records(ok)), times, units_per_step(ok), margin, typical)
+    ok = [case for case in case_results(cases) if case.is_ok]
+    return comparisons_of(pairs_of(ok), times, units_per_step(ok), margin, typical_of(times))
 
 
 def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from ..findings.numbers import per_second
 from ..findings.wording import CPU_STAND_IN, place
 from ..results.aggregate import metrics_by_round
 from ..results.case_columns import IDENTITY
-from ..results.case_result import CaseResult, case_results, estimate, text
+from ..results.case_result import CaseResult, text
 from ..results.column_types import Metric
 from ..results.public import data_kind
 from ..results.schema import EXPORTED
@@ -68,10 +68,10 @@ class MeasuredCase:
 
 def measured_cases(run: RunData) -> list[MeasuredCase]:
     """List the cases of status `ok` in the order of cases.csv. Raises UsageError where there are none."""
-    cases = [case for case in case_results(run.cases) if case.is_ok]
+    cases = [case for case in run.results if case.is_ok]
     if not cases:
         raise UsageError(f"{run.path} has no measured case; name a run with cases of status ok")
-    by_round = metrics_by_round(run.cases, run.times)
+    by_round = metrics_by_round(cases, run.times)
     found = []
     for case in cases:
         figures = {}
@@ -81,7 +81,7 @@ def measured_cases(run: RunData) -> list[MeasuredCase]:
                 metric,
                 name=f"{case.unit}_per_s" if metric.is_rate else column,
                 unit=per_second(case.unit) if metric.is_rate else metric.unit or "ratio",
-                value=estimate(case.cells, column),
+                value=case.interval(column),
                 by_round=tuple(values[r] for r in sorted(values)),
             )
             if figure.value or figure.by_round:

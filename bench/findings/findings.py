@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
 from ..manifest import Manifest
-from ..results.case_result import CaseResult, case_results
+from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
@@ -98,19 +96,17 @@ def run_cautions(
 def conclude(
     folder: Path,
     manifest: Manifest,
-    table: pd.DataFrame,
+    cases: Sequence[CaseResult],
     times: RoundTimes,
     comparisons: Sequence[Comparison],
     *,
     resumable: bool = True,
-    earlier: Sequence[tuple[pd.DataFrame, Sequence[Comparison]]] = (),
+    earlier: Sequence[tuple[Sequence[CaseResult], Sequence[Comparison]]] = (),
 ) -> Conclusion:
     """Conclude a run from its files in `folder`; `resumable` where its journal is among them.
 
-    `table` is cases.csv. `earlier` runs of the same plan on this machine, their cases and comparisons, tell
-    how far to trust it.
+    `earlier` runs of the same plan on this machine, their cases and comparisons, tell how far to trust it.
     """
-    cases = case_results(table)
     answered = (
         *verdicts(cases, comparisons, margin=manifest.margin),
         *compile_verdicts(cases, comparisons),
@@ -129,7 +125,7 @@ def conclude(
             [one.answer for one in answered],
             on_cpu=on_cpu,
             load=said_load(manifest) if on_cpu else "",
-            evidence=evidence(table, comparisons, earlier),
+            evidence=evidence(cases, comparisons, earlier),
         ),
         next_step=next_step(folder, manifest, cases, comparisons, answered, resumable=resumable),
     )
@@ -140,7 +136,7 @@ def conclude_run(run: RunData) -> Conclusion:
     return conclude(
         run.path,
         run.manifest,
-        run.cases,
+        run.results,
         run.times,
         run.compared,
         resumable=run.resumable,

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
 
-import pandas as pd
-
-from ..results.case_result import CaseResult, case_results
+from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison, over_eager
 from ..stats.interval import Interval
 from ..stats.two_runs import common_value
@@ -58,7 +56,7 @@ def _agreement(name: str, values: Sequence[Interval]) -> Agreement:
     )
 
 
-def ratios_of(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> dict[str, Interval]:
+def ratios_of(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> dict[str, Interval]:
     """The answers of a run and the speed-ups of its cases that have their devices for themselves."""
     own = _own(cases)
     names = {case.case_id: case_label(case) for case in own}
@@ -74,23 +72,23 @@ def ratios_of(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> dict[st
     return found
 
 
-def rates_of(cases: pd.DataFrame) -> dict[str, Interval]:
+def rates_of(cases: Sequence[CaseResult]) -> dict[str, Interval]:
     """The throughputs of the same cases."""
     return {case_label(case): case.images_per_s for case in _own(cases) if case.images_per_s is not None}
 
 
-def _own(cases: pd.DataFrame) -> list[CaseResult]:
+def _own(cases: Sequence[CaseResult]) -> list[CaseResult]:
     """The measured cases that have their devices for themselves."""
-    return [case for case in case_results(cases) if case.is_ok and not case.oversubscribed]
+    return [case for case in cases if case.is_ok and not case.oversubscribed]
 
 
 AGAIN = "not known: run the same command twice more, and this line says how far apart the runs lie"
 
 
 def evidence(
-    cases: pd.DataFrame,
+    cases: Sequence[CaseResult],
     comparisons: Sequence[Comparison],
-    earlier: Sequence[tuple[pd.DataFrame, Sequence[Comparison]]],
+    earlier: Sequence[tuple[Sequence[CaseResult], Sequence[Comparison]]],
 ) -> str:
     """What runs of the same plan on this machine, this one and `earlier` ones, tell of another run."""
     runs = [*earlier, (cases, comparisons)]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-
-import pandas as pd
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..axes import STEP_SETTINGS
 from ..buckets import bucket_caps, cap_code
-from ..results.case_result import CaseResult, Row, estimate
+from ..results.case_result import CaseResult
 from ..settings import IMAGES
 from ..stats.interval import Interval
-from .numbers import TIMES, count, plural, with_interval
+from .numbers import TIMES, count, plural
 
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
 """Stands beside every number that was measured on CPU cores."""
@@ -32,9 +30,9 @@ MOST_HIDDEN_WIDTH_PCT = 100.0
 """A wider interval holds both that all is hidden and that none is."""
 
 
-def hidden_percent(row: Row, written: Callable[[Interval], str]) -> str:
+def hidden_percent(case: CaseResult, written: Callable[[Interval], str]) -> str:
     """Write the hidden share if it is known; `none` where communication adds more than it takes alone."""
-    found = hidden_share(row)
+    found = hidden_share(case)
     if found is None:
         return ""
     return "none" if hides_none(found) else written(found)
@@ -45,35 +43,20 @@ def hides_none(hidden: Interval | None) -> bool:
     return hidden is not None and hidden.estimate < 0
 
 
-def hidden_share(row: Row) -> Interval | None:
+def hidden_share(case: CaseResult) -> Interval | None:
     """Return which share of communication is hidden, in percent; None where it is not known to 50 points."""
-    found = estimate(row, "hidden_pct")
+    found = case.hidden_pct
     return None if found is None or found.high - found.low > MOST_HIDDEN_WIDTH_PCT else found
 
 
-def unit_of(row: Row) -> str:
-    """Return what the rates of a case count: `images`, `tokens`."""
-    return CaseResult.of(row).unit
-
-
-def units_per_sample(row: Row) -> int:
-    """Return how many of its unit a row of the batch of a case holds."""
-    return CaseResult.of(row).units_per_sample
-
-
-def unit_of_cases(cases: pd.DataFrame) -> str:
+def unit_of_cases(cases: Sequence[CaseResult]) -> str:
     """Return what the rates of a run count; its cases all train the same workload."""
-    return unit_of(cases.iloc[0]) if len(cases) else IMAGES
+    return cases[0].unit if cases else IMAGES
 
 
-def samples_noun(row: Row) -> str:
+def samples_noun(case: CaseResult) -> str:
     """Name the rows of a batch: by the unit where each is one of it, else `samples`."""
-    return unit_of(row) if units_per_sample(row) == 1 else "samples"
-
-
-def ranged(row: Row, column: str, unit: str = "") -> str:
-    """Write a column of cases.csv with its interval."""
-    return with_interval(estimate(row, column), unit)
+    return case.unit if case.units_per_sample == 1 else "samples"
 
 
 def device_noun(device_type: str) -> str:
@@ -86,40 +69,26 @@ def devices(how_many: int, device_type: str) -> str:
     return plural(how_many, device_noun(device_type))
 
 
-def are_shared(cases: pd.DataFrame) -> pd.Series:
-    """Whether each case shares devices, as a mask."""
-    return cases["oversubscribed"].fillna(value=False).astype(bool)
-
-
-def own_devices(cases: pd.DataFrame) -> pd.DataFrame:
-    """The cases that share no devices; all where every one does."""
-    shared = are_shared(cases)
-    return cases if shared.all() else cases[~shared]
-
-
-def place(row: Row) -> str:
+def place(case: CaseResult) -> str:
     """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 shared CPU cores`."""
-    case = CaseResult.of(row)
     shared = "shared " if case.oversubscribed else ""
     named = plural(case.num_devices, f"{shared}{device_noun(case.device_type)}")
     return f"{named} of {case.num_nodes:,d} hosts" if case.num_nodes > 1 else named
 
 
-def stand_ins(cases: pd.DataFrame) -> list[str]:
+def stand_ins(cases: Iterable[CaseResult]) -> list[str]:
     """Say what stands in for what in these cases, a sentence each without its full stop."""
-    on_cpu = cases["device_type"] == "cpu"
-    found = {CPU_STAND_IN: on_cpu, _DP_STAND_IN: on_cpu & (cases["mode"] == "dp")}
-    return [said for said, concerned in found.items() if concerned.any()]
+    modes = {case.mode for case in cases if case.device_type == "cpu"}
+    return [CPU_STAND_IN, *([_DP_STAND_IN] if "dp" in modes else [])] if modes else []
 
 
-def mode_name(row: Row) -> str:
+def mode_name(case: CaseResult) -> str:
     """Name the mode in a sentence: `DDP`, `DP`, `DP stand-in (CPU)`."""
-    return f"{short_mode(row)} (CPU)" if CaseResult.of(row).is_stand_in else short_mode(row)
+    return f"{short_mode(case)}{' (CPU)' if case.is_stand_in else ''}"
 
 
-def short_mode(row: Row) -> str:
+def short_mode(case: CaseResult) -> str:
     """Name the mode in a figure or a table: `DDP`, `DP`, `DP stand-in`, and whether it is not proved."""
-    case = CaseResult.of(row)
     stand_in, not_proved = " stand-in" * case.is_stand_in, " (not proved)" * bool(case.not_proved)
     return f"{_MODES.get(case.mode, case.mode)}{stand_in}{not_proved}"
 
@@ -152,22 +121,20 @@ def ddp_call(changed: Mapping[str, str]) -> str:
     return f"{first}model = DDP({', '.join(part for part in ('model', *given) if part)})"
 
 
-def case_name(row: Row) -> str:
+def case_name(case: CaseResult) -> str:
     """Name a case in a sentence: `DDP on 2 GPUs with bucket_cap_mb=1`."""
-    where, changed = case_parts(row)
+    where, changed = case_parts(case)
     return f"{where}{f' with {changed}' if changed else ''}"
 
 
-def case_parts(row: Row) -> tuple[str, str]:
+def case_parts(case: CaseResult) -> tuple[str, str]:
     """The two parts of a case's name: `DDP on 2 GPUs`, `bucket_cap_mb=1`; the second may be empty."""
-    case = CaseResult.of(row)
     changed = setting_names(({} if case.compile == "off" else {"compile": case.compile}) | case.changed())
     return f"{mode_name(case)} on {place(case)}", changed
 
 
-def settings_label(row: Row, *, with_cap: bool = True) -> str:
+def settings_label(case: CaseResult, *, with_cap: bool = True) -> str:
     """Name settings in a figure or a table: the bucket cap if asked for, then what is no default."""
-    case = CaseResult.of(row)
     if case.mode == "pipeline":
         schedule = _SCHEDULES.get(case.pipeline_schedule, case.pipeline_schedule)
         return f"{schedule}, {count(case.micro_batches)} micro-batches"
@@ -180,29 +147,26 @@ def settings_label(row: Row, *, with_cap: bool = True) -> str:
     return ", ".join(parts)
 
 
-def case_label(row: Row, *, with_cap: bool = True) -> str:
+def case_label(case: CaseResult, *, with_cap: bool = True) -> str:
     """Name a case in a figure or a table: `DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
-    case = CaseResult.of(row)
     where = plural(case.num_devices, device_noun(case.device_type)) if case.num_devices else ""
     shared = " (shared)" * case.oversubscribed
     parts = (short_mode(case), f"{where}{shared}", settings_label(case, with_cap=with_cap))
     return ", ".join(part for part in parts if part)
 
 
-def step_labels(row: Row) -> list[str]:
+def step_labels(case: CaseResult) -> list[str]:
     """Name the precision of a case's step and what else of it is not PyTorch's default."""
-    case = CaseResult.of(row)
     found = [case.precision]
     for setting in STEP_SETTINGS:
-        value, label = case.cells.get(setting.name), setting.metadata["label"]
-        if not pd.isna(value) and value != setting.default:
+        value, label = case.text(setting.name), setting.metadata["label"]
+        if value and value != str(setting.default):
             found.append(label if isinstance(setting.default, bool) else f"{label} ({value})")
     return [label for label in found if label]
 
 
-def workload_parts(row: Row, batch: float | None) -> list[str]:
+def workload_parts(case: CaseResult, batch: float | None) -> list[str]:
     """Name what a case trains on `batch` samples: per device, or in all under strong scaling."""
-    case = CaseResult.of(row)
     where = "in all" if case.scaling == "strong" else "per device"
     each = f" of {case.units_per_sample:,d} {case.unit}" if case.units_per_sample > 1 else ""
     parts = (

@@ -55,7 +55,7 @@ def save(run: Path, root: Path) -> Path:
     """
     whole = load_run(run)
     found = checked(whole)
-    measured = [case for case in found.cases if case.ok]
+    measured = [case for case in found.cases if case.result.is_ok]
     if not measured:
         raise UsageError(f"{run} has no case with status ok; it cannot be a baseline")
     require_rounds(found, measured)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ..case import STAND_IN
 from ..conditions import Difference
 from ..errors import ExitCode, NotComparableError, UsageError
 from ..findings.next_step import interleave_command, took_turns
+from ..findings.wording import case_label, case_name
 from ..results.schema import GATED
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
 from .code import Code
-from .judge import VERDICTS, Comparison, Verdict, compare_metric
+from .judge import VERDICTS, Change, Verdict, compare_metric, of_case
 from .more import More
 from .runs import LAUNCH, SWEPT, GateCase, GateRun, model_change, run_differences
 
@@ -40,7 +40,7 @@ class Gate:
     differences: tuple[Difference, ...]
     model_change: str
     """How the candidate's model differs, in words; empty where nothing of it is known to."""
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[Change, ...]
     confidence: float
     """Of each single interval."""
     code: Code
@@ -58,7 +58,7 @@ class Gate:
     looks: tuple[int, ...]
     """After how many launches it could have ended."""
     exit_code: ExitCode
-    undecided: tuple[Comparison, ...]
+    undecided: tuple[Change, ...]
     """What stands between it and a pass, but for regressions."""
     more: More | None = None
     """What would decide that."""
@@ -70,7 +70,7 @@ class Gate:
             c.verdict == "undecided" for c in self.undecided
         )
 
-    def having(self, verdict: Verdict) -> list[Comparison]:
+    def having(self, verdict: Verdict) -> list[Change]:
         return [c for c in self.comparisons if c.verdict == verdict]
 
 
@@ -79,15 +79,17 @@ def join(baseline: GateRun, candidate: GateRun) -> list[tuple[GateCase, GateCase
 
     Raises UsageError where one id names different settings.
     """
-    by_id = {case.case_id: case for case in candidate.cases}
+    by_id = {case.result.case_id: case for case in candidate.cases}
     by_key = {case.key: case for case in candidate.cases}
     pairs = []
     for case in baseline.cases:
-        same_id = by_id.get(case.case_id)
+        same_id = by_id.get(case.result.case_id)
         if same_id is not None and same_id.key != case.key:
             name = next(n for n, a, b in zip(SWEPT, case.key, same_id.key, strict=True) if a != b)
-            raise UsageError(f"{case.case_id} has another {name} in each run: one was edited; measure again")
-        if case.ok:
+            raise UsageError(
+                f"{case.result.case_id} has another {name} in each run: one was edited; measure again"
+            )
+        if case.result.is_ok:
             pairs.append((case, same_id or by_key.get(case.key)))
     return pairs
 
@@ -124,7 +126,7 @@ def compare(
             f"no case is in both: the baseline has {_ids(baseline)}, the candidate {_ids(candidate)}; "
             "measure the same --modes, --gpus, --compile and DDP settings"
         )
-    both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.ok]
+    both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.result.is_ok]
     require_rounds(baseline, [ours for ours, _ in both_ok])
     require_rounds(candidate, [theirs for _, theirs in both_ok])
     differing = run_differences(baseline, candidate, pairs, allow_changed_model=allow_changed_model)
@@ -137,7 +139,7 @@ def compare(
     left_out = [(a, m) for a, b, m in had if m.repeated and not b.rounds[m.name]]
     evidence = sum(metric.repeated for _, _, metric in wanted)
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / (max(evidence, 1) * max(len(looks), 1))
-    found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.ok]
+    found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.result.is_ok]
     found += [
         compare_metric(
             a,
@@ -152,7 +154,7 @@ def compare(
     ]
     if code.is_identical and not differing and not interleaved:
         found = [_of_the_machine(comparison) for comparison in found]
-    matched = {theirs.case_id for _, theirs in pairs}
+    matched = {theirs.result.case_id for _, theirs in pairs}
     deciding = _deciding(found, strict=strict, ratios_only=ratios_only)
     exit_code = _exit_code(found, deciding, blocked=bool(blocked), allow_missing=allow_missing)
     launches = {r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]}
@@ -162,11 +164,15 @@ def compare(
         comparisons=tuple(sorted(found, key=_badness)),
         confidence=confidence,
         code=code,
-        on_cpu=any(case.row.get("device_type") == "cpu" for case in (*baseline.cases, *candidate.cases)),
+        on_cpu=any(case.result.device_type == "cpu" for case in (*baseline.cases, *candidate.cases)),
         interleaved=interleaved,
         interleave_command="" if interleaved else interleave_command(baseline.manifest, candidate.manifest),
-        only_in_candidate=tuple(c.label for c in candidate.cases if c.ok and c.case_id not in matched),
-        only_in_baseline=tuple(f"{metric.label} of {case.name}" for case, metric in left_out),
+        only_in_candidate=tuple(
+            case_label(c.result)
+            for c in candidate.cases
+            if c.result.is_ok and c.result.case_id not in matched
+        ),
+        only_in_baseline=tuple(f"{metric.label} of {case_name(case.result)}" for case, metric in left_out),
         num_launches=len(launches) if interleaved else 1,
         looks=tuple(looks),
         exit_code=exit_code,
@@ -178,34 +184,26 @@ def _obstacle(
     pairs: Sequence[tuple[GateCase, GateCase]], differing: Sequence[Difference], *, interleaved: bool
 ) -> str:
     """Why absolute figures must not be compared; empty where they may."""
-    units = next(((ours.unit, theirs.unit) for ours, theirs in pairs if ours.unit != theirs.unit), None)
+    every = ((ours.result.unit, theirs.result.unit) for ours, theirs in pairs)
+    units = next((pair for pair in every if len(set(pair)) > 1), None)
     if units is not None:
         return f"the baseline counts {units[0]}, the candidate {units[1]}"
     blocking = any(difference.blocking for difference in differing) and not interleaved
     return "measured under other conditions" if blocking else ""
 
 
-def _of_the_machine(comparison: Comparison) -> Comparison:
+def _of_the_machine(comparison: Change) -> Change:
     """Two runs of the same code under the same conditions: what got slower is the machine."""
     if comparison.verdict != "regressed" or not comparison.is_repeated:
         return comparison
     return replace(comparison, verdict="undecided", reason=SAME_CODE, suspected=True)
 
 
-def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
+def _missing(ours: GateCase, theirs: GateCase | None) -> Change:
     reason = "not in the candidate"
     if theirs is not None:
-        reason = f"{theirs.row['status']}: {theirs.row.get('reason', 'no reason given')}"
-    return Comparison(
-        case_id=ours.case_id,
-        label=ours.label,
-        name=ours.name,
-        stand_in=ours.row.get("impl") == STAND_IN,
-        metric=None,
-        verdict="missing",
-        reason=reason,
-        units=(ours.unit, ours.unit if theirs is None else theirs.unit),
-    )
+        reason = f"{theirs.result.status}: {theirs.result.reason or 'no reason given'}"
+    return of_case(ours, theirs, "missing", reason)
 
 
 def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
@@ -213,16 +211,16 @@ def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
     for case in cases:
         if (num_rounds := len(case.rounds["images_per_s"])) < MIN_ROUNDS:
             raise NotComparableError(
-                f"{run.path}: {case.case_id} has {num_rounds} rounds, a gate needs at least "
+                f"{run.path}: {case.result.case_id} has {num_rounds} rounds, a gate needs at least "
                 f"{MIN_ROUNDS}; measure longer: --rounds 10, and enough --max-time for them"
             )
 
 
 def _ids(run: GateRun) -> str:
-    return listed([case.case_id for case in run.cases])
+    return listed([case.result.case_id for case in run.cases])
 
 
-def _badness(comparison: Comparison) -> tuple[int, float]:
+def _badness(comparison: Change) -> tuple[int, float]:
     worse = 0.0
     if comparison.ratio is not None and comparison.column is not None:
         change = comparison.ratio.estimate - 1
@@ -230,14 +228,14 @@ def _badness(comparison: Comparison) -> tuple[int, float]:
     return VERDICTS.index(comparison.verdict), -worse
 
 
-def _deciding(found: Sequence[Comparison], *, strict: bool, ratios_only: bool) -> list[Comparison]:
+def _deciding(found: Sequence[Change], *, strict: bool, ratios_only: bool) -> list[Change]:
     """What a pass needs decided: the throughput of every case that is judged, or its speed-up."""
     judged = [c for c in found if c.is_repeated and c.verdict != "not judged"]
     return [c for c in judged if strict or c.metric == ("speedup" if ratios_only else "images_per_s")]
 
 
 def _exit_code(
-    found: Sequence[Comparison], deciding: Sequence[Comparison], *, blocked: bool, allow_missing: bool
+    found: Sequence[Change], deciding: Sequence[Change], *, blocked: bool, allow_missing: bool
 ) -> ExitCode:
     if blocked:
         return ExitCode.NOT_COMPARABLE

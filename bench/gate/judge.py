@@ -11,8 +11,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..case import STAND_IN
+from ..findings.wording import case_label, case_name
 from ..manifest import Count, Record
 from ..results.column_types import Metric
+from ..results.comparisons import EQUAL, FASTER, SLOWER, answer_of
 from ..results.round_times import ByRound
 from ..results.schema import GATED
 from ..settings import IMAGES
@@ -27,8 +29,8 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
 
 
-class Comparison(Record, frozen=True, omit_defaults=False):
-    """One metric of one case; without a metric, the whole case."""
+class Change(Record, frozen=True, omit_defaults=False):
+    """What changed of one metric of one case; without a metric, of the whole case."""
 
     case_id: str
     label: str
@@ -79,6 +81,21 @@ class Comparison(Record, frozen=True, omit_defaults=False):
         return self.column is not None and self.column.repeated
 
 
+def of_case(ours: GateCase, theirs: GateCase | None, verdict: Verdict, reason: str = "") -> Change:
+    """What is known of a case in the baseline and, where it is there, in the candidate."""
+    before, after = ours.result, (theirs or ours).result
+    return Change(
+        case_id=before.case_id,
+        label=case_label(before),
+        name=case_name(before),
+        stand_in=STAND_IN in (before.impl, after.impl),
+        metric=None,
+        verdict=verdict,
+        reason=reason,
+        units=(before.unit, after.unit),
+    )
+
+
 def compare_metric(
     ours: GateCase,
     theirs: GateCase,
@@ -88,23 +105,18 @@ def compare_metric(
     threshold: float,
     blocked: str,
     interleaved: bool,
-) -> Comparison:
+) -> Change:
     """Judge a metric of a case in the baseline (`ours`) and the candidate (`theirs`).
 
     `blocked` says why figures must not be compared. Figures of `interleaved` runs are compared within rounds
     and launches, those of others as each run fitted them, with how much each run changed within itself.
     """
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
-    measured = Comparison(
-        case_id=ours.case_id,
-        label=ours.label,
-        name=ours.name,
-        stand_in=STAND_IN in (ours.row.get("impl"), theirs.row.get("impl")),
+    measured = replace(
+        of_case(ours, theirs, "not comparable"),
         metric=metric.name,
-        verdict="not comparable",
         baseline=statistics.median(before.values()),
         candidate=statistics.median(after.values()),
-        units=(ours.unit, theirs.unit),
         threshold=threshold,
         num_rounds=(len(before), len(after)),
     )
@@ -117,14 +129,14 @@ def compare_metric(
         found = _in_turns(measured, ours, theirs, metric, confidence=confidence)
     else:
         found = _apart(measured, ours, theirs, metric, confidence=confidence)
-    if ours.is_judged and theirs.is_judged:
+    if not (ours.result.oversubscribed or theirs.result.oversubscribed):
         return found
     return replace(found, verdict="not judged", reason="its devices are shared", suspected=False)
 
 
 def _in_turns(
-    measured: Comparison, ours: GateCase, theirs: GateCase, metric: Metric, *, confidence: float
-) -> Comparison:
+    measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, *, confidence: float
+) -> Change:
     """Of runs that took turns: pairs within rounds, then over the launches."""
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
     if metric.in_parts_of:
@@ -140,8 +152,8 @@ def _in_turns(
 
 
 def _apart(
-    measured: Comparison, ours: GateCase, theirs: GateCase, metric: Metric, *, confidence: float
-) -> Comparison:
+    measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, *, confidence: float
+) -> Change:
     """Of separate runs: what both fitted, and how much each changed within itself."""
     if metric.name not in ours.fitted or metric.name not in theirs.fitted:
         return replace(measured, verdict="undecided", reason="too few rounds for an interval")
@@ -161,7 +173,7 @@ def _apart(
     return _decided(measured, whole, metric, confidence)
 
 
-def _decided(measured: Comparison, found: Estimate, metric: Metric, confidence: float) -> Comparison:
+def _decided(measured: Change, found: Estimate, metric: Metric, confidence: float) -> Change:
     """Judge what differs: a logarithm, or, in parts of a step, one less a ratio."""
     reach = found.interval(confidence)
     ratio = reach.plus(1.0) if metric.in_parts_of else reach.exp()
@@ -173,7 +185,7 @@ def _decided(measured: Comparison, found: Estimate, metric: Metric, confidence: 
     return _judged(measured, ratio, metric=metric, threshold=measured.threshold or 0.0)
 
 
-def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold: float) -> Comparison:
+def _judged(measured: Change, ratio: Interval, *, metric: Metric, threshold: float) -> Change:
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
     before, after = measured.baseline, measured.candidate
     if before is not None and after is not None and abs(after - before) < metric.least_change:
@@ -217,9 +229,8 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdi
 
     Without ends (nothing was repeated) the ratio is taken as exact.
     """
-    exact = math.isnan(ratio.low)
-    change = ratio.estimate - 1
-    if abs(change) > threshold and (exact or ratio.excludes(1.0)):
-        return "improved" if (change > 0) == higher_is_better else "regressed"
-    low, high = (ratio.estimate, ratio.estimate) if exact else (ratio.low, ratio.high)
-    return "unchanged" if low >= 1 - threshold and high <= 1 + threshold else "undecided"
+    known = Interval(*[ratio.estimate] * 3) if math.isnan(ratio.low) else ratio
+    found = answer_of(known, (1 - threshold, 1 + threshold), least_change=threshold)
+    if found in (FASTER, SLOWER):
+        return "improved" if (found == FASTER) == higher_is_better else "regressed"
+    return "unchanged" if found == EQUAL else "undecided"

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 from ..text import visible
 from .compare import Gate
-from .judge import Comparison
+from .judge import Change
 from .output import change, said, verdict
 
 
@@ -16,7 +16,7 @@ def junit(gate: Gate, *, allow_missing: bool) -> str:
 
     The format that Jenkins and GitLab read: https://github.com/testmoapp/junitxml.
     """
-    by_case: dict[str, list[Comparison]] = {}
+    by_case: dict[str, list[Change]] = {}
     for comparison in gate.comparisons:
         by_case.setdefault(comparison.case_id, []).append(comparison)
     suite = ET.Element("testsuite", name="ddp-bench gate", tests=str(len(by_case)), errors="0")
@@ -36,7 +36,7 @@ def junit(gate: Gate, *, allow_missing: bool) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _outcome(gate: Gate, found: Sequence[Comparison], *, allow_missing: bool) -> tuple[str, str]:
+def _outcome(gate: Gate, found: Sequence[Change], *, allow_missing: bool) -> tuple[str, str]:
     """`failure`, `skipped` or nothing, and why."""
     bad = {name: [c for c in found if c.verdict == name] for name in ("regressed", "missing")}
     if bad["regressed"] or (bad["missing"] and not allow_missing):

@@ -11,7 +11,7 @@ from ..cli import command
 from ..findings.next_step import UNKNOWN_REF, NextStep, again, interleave_command
 from ..manifest import Manifest, Record
 from ..text import visible
-from .judge import Comparison
+from .judge import Change
 from .main import DEFAULT_LAUNCHES
 
 MOST_LAUNCHES = 60
@@ -43,7 +43,7 @@ class More(Record, frozen=True, omit_defaults=False):
 
 def more(
     sides: tuple[Manifest, Manifest],
-    undecided: Sequence[Comparison],
+    undecided: Sequence[Change],
     *,
     confidence: float,
     launches: int,
@@ -74,7 +74,7 @@ def more(
     return More(command=visible(whole), minutes=None if math.isnan(minutes) else round(minutes, 1))
 
 
-def _launches_for(one: Comparison, launches: int, confidence: float) -> int:
+def _launches_for(one: Change, launches: int, confidence: float) -> int:
     """So many launches, of as many rounds as before, are likely to decide it."""
     if one.ratio is None or one.threshold is None or one.error is None:
         return DEFAULT_LAUNCHES[-1]

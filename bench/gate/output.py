@@ -25,7 +25,7 @@ from ..text import listed, visible
 from ..text import markdown as markdown_text
 from .code import CodeOfBoth
 from .compare import FAMILY_CONFIDENCE, Gate
-from .judge import Comparison
+from .judge import Change
 from .more import More, more
 from .runs import OF_THE_MODEL
 
@@ -194,7 +194,7 @@ def _apart(gate: Gate) -> str:
     return "" if gate.interleaved else "; the runs were not interleaved"
 
 
-def named(found: Sequence[Comparison]) -> str:
+def named(found: Sequence[Change]) -> str:
     """Say the first throughput, or without one the first, and how many other cases there are."""
     first = next((c for c in found if c.metric == "images_per_s"), found[0])
     others = len({c.case_id for c in found}) - 1
@@ -266,7 +266,7 @@ class Printed(Record, frozen=True, omit_defaults=False):
     """What would decide it, where it is undecided."""
     num_launches: int
     """Of runs in turns; 1 of others: intervals hold within their launches."""
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[Change, ...]
     """Worst first."""
 
 
@@ -301,12 +301,12 @@ def _nevertheless(names: Sequence[str]) -> str:
     return f"--ratios-only still compares speed-up{more}"
 
 
-def cells(c: Comparison) -> tuple[str, ...]:
+def cells(c: Change) -> tuple[str, ...]:
     """One row of the table, under `HEADINGS`."""
     return (c.verdict, c.label, *amounts(c), change(c))
 
 
-def amounts(c: Comparison) -> tuple[str, ...]:
+def amounts(c: Change) -> tuple[str, ...]:
     """Metric, baseline and candidate; the unit of a rate is its name."""
     if c.column is None:
         return "", "", ""
@@ -315,11 +315,11 @@ def amounts(c: Comparison) -> tuple[str, ...]:
     return per_second("/".join(dict.fromkeys(c.units))) if c.column.is_rate else label, *both
 
 
-def _written(c: Comparison, value: float) -> str:
+def _written(c: Change, value: float) -> str:
     return c.column.written.format(value) if c.column and c.column.written else number(value, 4)
 
 
-def change(c: Comparison) -> str:
+def change(c: Change) -> str:
     """The candidate against the baseline: `-16% (-20 to -13)`; empty where they were not compared."""
     if c.ratio is None:
         return ""
@@ -327,7 +327,7 @@ def change(c: Comparison) -> str:
     return f"{estimate}%" if math.isnan(c.ratio.low) else f"{estimate}% ({low} to {high})"
 
 
-def said(c: Comparison) -> str:
+def said(c: Change) -> str:
     """The comparison as a sentence without its full stop: `DDP on 2 GPUs is 16% slower (13\N{EN DASH}20)`."""
     if c.column is None or c.ratio is None:
         return f"{c.name} was not measured ({visible(c.reason)})"

@@ -16,7 +16,7 @@ from ...report.table import Heading, Table
 from ..findings.next_step import again
 from ..text import csv_cell
 from .compare import Gate
-from .judge import VERDICTS, Comparison, Verdict
+from .judge import VERDICTS, Change, Verdict
 from .output import amounts, change, conditions, decides, named, notes, said, verdict, word
 from .runs import GateRun
 
@@ -55,7 +55,7 @@ def _name(side: GateRun) -> str:
 
 def cards(gate: Gate) -> list[Card]:
     """A card for each metric, of its worst verdict."""
-    by_metric: dict[str, list[Comparison]] = {"throughput": []}  # comes first
+    by_metric: dict[str, list[Change]] = {"throughput": []}  # comes first
     for one in gate.comparisons:
         by_metric.setdefault(one.column.label if one.column else "cases", []).append(one)
     made = []
@@ -100,7 +100,7 @@ def _figure(gate: Gate, metric: str) -> Figure | None:
     )
 
 
-def _look(c: Comparison) -> str:
+def _look(c: Change) -> str:
     mode = c.label.partition(",")[0]
     return "ddp" if mode.startswith("DDP") else "dp" if mode.startswith("DP") else "single"
 

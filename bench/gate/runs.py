@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from msgspec import structs
 
 from ..axes import DDP_DEFAULTS, MODE_AXES, STEP_DEFAULTS
@@ -18,15 +17,15 @@ from ..cli import command
 from ..conditions import UNKNOWN, Difference, Question, differences
 from ..errors import UsageError
 from ..findings.numbers import count, mib, rounded
-from ..findings.wording import case_label, case_name
 from ..manifest import Manifest
 from ..results.aggregate import estimates_of_cases, metrics_by_round, typical_of, units_per_step
 from ..results.case_columns import IDENTITY
+from ..results.case_result import CaseResult
 from ..results.round_times import ByRound
-from ..results.schema import METRICS, records
+from ..results.schema import METRICS
 from ..results.store import RunData, load_run
 from ..results.tables import readable
-from ..settings import IMAGES, RANK_PER_DEVICE
+from ..settings import RANK_PER_DEVICE
 from ..stats.interval import Estimate
 
 SWEPT = ("mode", "num_devices", "compile", *MODE_AXES)
@@ -59,40 +58,20 @@ RESTORE = "restore the folder or measure again"
 """The tail of an error message about a folder's files."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GateCase:
-    """One row of cases.csv with its rounds in blocks.csv."""
+    """A case's results with its rounds in blocks.csv."""
 
-    case_id: str
-    label: str
-    """Its name in a table: `DDP, 2 GPUs, cap default`."""
-    name: str
-    """Its name in a sentence: `DDP on 2 GPUs`."""
-    row: Mapping[str, str]
-    """Identity columns as text, the empty ones left out."""
+    result: CaseResult
     rounds: Mapping[str, ByRound]
     """By metric one figure per round; empty where the case does not have it."""
     fitted: Mapping[str, Estimate] = field(default_factory=dict)
     """The repeated metrics that `cases.csv` has, of one fit over all rounds; all but ms are logarithms."""
 
     @property
-    def ok(self) -> bool:
-        """Whether the case was measured."""
-        return self.row["status"] == "ok"
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether its devices are its own: cases that share some are shown, and not judged."""
-        return self.row.get("oversubscribed") != "True"
-
-    @property
-    def unit(self) -> str:
-        return self.row.get("unit", IMAGES)
-
-    @property
     def key(self) -> tuple[str, ...]:
         """What names the case within its run; a setting that its ddp-bench lacked had PyTorch's default."""
-        return tuple(self.row.get(name, str(DEFAULTS.get(name, ""))) for name in SWEPT)
+        return tuple(self.result.text(name) or str(DEFAULTS.get(name, "")) for name in SWEPT)
 
 
 @dataclass(frozen=True)
@@ -118,60 +97,46 @@ def read_run(path: Path) -> GateRun:
 def checked(run: RunData) -> GateRun:
     """The cases of a loaded run. Raises UsageError where cases.csv or blocks.csv lacks some of the other."""
     _check(run)
-    rows = records(run.cases)
+    cases = run.results
     with readable(run.path / "blocks.csv"):
-        fits = estimates_of_cases(rows, typical_of(run.times), units_per_step(run.cases))
-        rounds = metrics_by_round(run.cases, run.times)
-    made = []
-    for row in rows:
-        case_id = str(row["case_id"])
-        case = GateCase(
-            case_id=case_id,
-            label=case_label(row),
-            name=case_name(row),
-            row={c.name: str(row[c.name]) for c in IDENTITY if not pd.isna(row[c.name])},
-            rounds=rounds[case_id],
-            fitted=fits.get(case_id, {}),
-        )
-        made.append(case)
+        fits = estimates_of_cases(cases, typical_of(run.times), units_per_step(cases))
+        rounds = metrics_by_round(cases, run.times)
+    made = (GateCase(case, rounds[case.case_id], fits.get(case.case_id, {})) for case in cases)
     return GateRun(run.path, run.manifest, tuple(made))
 
 
 def _check(run: RunData) -> None:
     """Raise UsageError for what reads well and is not whole, as a file cut off between two lines."""
-    cases, blocks = run.cases, run.blocks
+    cases, blocks = run.results, run.blocks
 
     def refuse(bad: Any, what: str) -> None:
         if bool(bad):
             raise UsageError(f"{run.path}: {what}; {RESTORE}")
 
-    refuse(cases.empty, "cases.csv holds no case")
-    refuse(
-        (cases["images_per_s"].isna() & (cases["status"] == "ok")).any(),
-        "cases.csv: images_per_s is not given",
-    )
-    product = cases["batch_per_device"] * cases["num_devices"] * cases["accumulate"]
-    refuse(
-        (product != cases["global_batch"]).any(),
-        "cases.csv: global_batch is not batch x devices x accumulate",
-    )
-    known = blocks["case_id"].isin(cases["case_id"])
+    def is_whole(case: CaseResult) -> bool:
+        batch, accumulate = case.batch_per_device, case.number("accumulate")
+        return not (batch and accumulate) or case.global_batch == batch * case.num_devices * accumulate
+
+    refuse(not cases, "cases.csv holds no case")
+    refuse(any(c.is_ok and not c.images_per_s for c in cases), "cases.csv: images_per_s is not given")
+    refuse(not all(map(is_whole, cases)), "cases.csv: global_batch is not batch x devices x accumulate")
+    known = blocks["case_id"].isin([case.case_id for case in cases])
     refuse(not known.all(), "blocks.csv has blocks of a case that cases.csv does not hold")
     used = blocks[blocks["phase"].isin(["timed", "no_sync"])]
     refuse(used.duplicated([*_BLOCK, "rank"]).any(), "blocks.csv: a block stands twice")
     ranks = used.groupby(_BLOCK)["rank"].agg(["nunique", "max"]).groupby("case_id").agg(["min", "max"])
     counts = blocks.drop_duplicates(_BLOCK).groupby(["case_id", "phase"]).size()
-    for row in records(cases[cases["status"] == "ok"]):
-        case_id, num_ranks = row["case_id"], row["num_devices"] if row["mode"] in RANK_PER_DEVICE else 1
+    for case in (one for one in cases if one.is_ok):
+        case_id: Any = case.case_id
+        num_ranks = case.num_devices if case.mode in RANK_PER_DEVICE else 1
         if case_id in ranks.index and not run.longest_only:
             seen = ranks.loc[case_id].tolist()
             refuse(seen != [num_ranks] * 2 + [num_ranks - 1] * 2, f"blocks.csv lacks ranks of {case_id}")
         own = counts[case_id] if case_id in counts.index else {}
         for what, found in (("blocks", sum(own)), ("rounds", own.get("timed", 0))):
-            told = row[f"num_{what}"]
-            refuse(
-                told != found, f"blocks.csv has {found} {what} of {case_id}, cases.csv has num_{what} {told}"
-            )
+            told = case.text(f"num_{what}")
+            said = f"blocks.csv has {found} {what} of {case_id}, cases.csv has num_{what} {told}"
+            refuse(told != f"{found}", said)
 
 
 def merged(runs: Sequence[GateRun]) -> GateRun:
@@ -188,12 +153,12 @@ def merged(runs: Sequence[GateRun]) -> GateRun:
     by_id: dict[str, list[GateCase]] = {}
     for run in runs:
         for case in run.cases:
-            by_id.setdefault(case.case_id, []).append(case)
+            by_id.setdefault(case.result.case_id, []).append(case)
     return GateRun(runs[0].path, runs[0].manifest, tuple(_merged_case(cases) for cases in by_id.values()))
 
 
 def _merged_case(cases: Sequence[GateCase]) -> GateCase:
-    if failed := [case for case in cases if not case.ok]:
+    if failed := [case for case in cases if not case.result.is_ok]:
         return failed[0]
     rounds = {name: side_by_side([case.rounds[name] for case in cases]) for name in cases[0].rounds}
     once = {
@@ -217,7 +182,7 @@ def run_differences(
     allow_changed_model: bool = False,
 ) -> tuple[Difference, ...]:
     """Conditions and settings that differ, blocking ones first; a changed model blocks unless allowed."""
-    found = _between_cases(list(pairs))
+    found = _between_cases([(ours.result, theirs.result) for ours, theirs in pairs])
     found += differences(baseline.manifest, candidate.manifest, Question.GATE)
     if allow_changed_model:
         found = [_allowed(difference) for difference in found]
@@ -257,13 +222,13 @@ def _changed(
     return f"{written(before)} \N{RIGHTWARDS ARROW} {written(after)}", percent
 
 
-def _between_cases(pairs: list[tuple[GateCase, GateCase]]) -> list[Difference]:
+def _between_cases(pairs: list[tuple[CaseResult, CaseResult]]) -> list[Difference]:
     found = []
     for name in (*PLANNED, *SEEN):
         changed = [
-            (a.row.get(name, "none"), b.row.get(name, "none"))
+            (a.text(name) or "none", b.text(name) or "none")
             for a, b in pairs
-            if a.row.get(name) != b.row.get(name) and (name in PLANNED or (a.ok and b.ok))
+            if a.text(name) != b.text(name) and (name in PLANNED or (a.is_ok and b.is_ok))
         ]
         if changed:
             left, right = (", ".join(dict.fromkeys(side)) for side in zip(*changed, strict=True))

@@ -11,8 +11,7 @@ from msgspec import Meta
 
 from ..buckets import bucket_caps
 from ..case import HALF_HOOKS
-from ..findings.wording import units_per_sample
-from ..results.case_result import text
+from ..results.case_result import CaseResult, text
 from ..results.store import RunData
 from ..stats.interval import Interval
 from .calibration import Calibration
@@ -60,11 +59,12 @@ def held_out(
             comm_hook=str(row["comm_hook"]),
             accumulate=int(row["accumulate"]),
         )
+        each = CaseResult.of(row).units_per_sample
         found.append(
             HeldOut(
                 str(row["case_id"]),
                 scenario.num_devices,
-                float(row["global_batch"]) * units_per_sample(row) * 1000 / float(row["images_per_s"]),
+                float(row["global_batch"]) * each * 1000 / float(row["images_per_s"]),
                 predict(calibration, scenario).step_ms,
                 text(row["link"]),
             )

@@ -15,7 +15,8 @@ from ..buckets import BucketLayout
 from ..case import wire_share
 from ..conditions import machine_name
 from ..errors import UsageError
-from ..findings.wording import step_labels, unit_of, units_per_sample
+from ..findings.wording import step_labels
+from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
 from ..results.schema import records
 from ..results.store import RunData
@@ -39,7 +40,7 @@ def single_steps(run: RunData, wanted: Identity) -> ByRound:
 
 
 def _step(case: Mapping[Any, Any]) -> str:
-    return ", ".join(step_labels(case)[1:])
+    return ", ".join(step_labels(CaseResult.of(case))[1:])
 
 
 def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
@@ -55,8 +56,8 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
         host=machine_name(run.manifest.environment),
         link=None if pd.isna(case["link"]) else str(case["link"]),
         step=_step(case),
-        unit=unit_of(case),
-        units_per_sample=units_per_sample(case),
+        unit=CaseResult.of(case).unit,
+        units_per_sample=CaseResult.of(case).units_per_sample,
     )
 
 

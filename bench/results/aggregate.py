@@ -17,7 +17,7 @@ from ..settings import RANK_PER_DEVICE
 from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
 from ..stats.one_run import MIN_ROUNDS
 from .case_columns import EXPOSED_COMM
-from .case_result import Row, case_results
+from .case_result import CaseResult
 from .comparisons import Comparison, compared, over_default
 from .gpu_load import DEVICE_ALLOCS
 from .round_times import ByRound, RoundTimes
@@ -38,11 +38,11 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def units_per_step(cases: pd.DataFrame | Iterable[Row]) -> dict[str, int]:
+def units_per_step(cases: Iterable[CaseResult]) -> dict[str, int]:
     """What an optimizer step of each case trains over all devices, in the unit of its rates."""
     return {
         case.case_id: int(case.global_batch) * case.units_per_sample
-        for case in case_results(cases)
+        for case in cases
         if case.global_batch is not None
     }
 
@@ -56,29 +56,28 @@ def images_per_s_by_round(times: RoundTimes, units: Mapping[str, int]) -> dict[s
     }
 
 
-def metrics_by_round(cases: pd.DataFrame, times: RoundTimes) -> dict[str, dict[str, ByRound]]:
+def metrics_by_round(cases: Sequence[CaseResult], times: RoundTimes) -> dict[str, dict[str, ByRound]]:
     """By case and metric what each round gives; of one that is not taken by round, as memory, the one value.
 
     Ratios to `single` are formed within a round; `single` itself has none.
     """
     timed, local = (times.step_ms(phase) for phase in ("timed", "no_sync"))
     rates = images_per_s_by_round(times, units_per_step(cases))
-    rows = case_results(cases)
-    singles = {case.compile: case.case_id for case in rows if case.mode == "single"}
+    singles = {case.compile: case.case_id for case in cases if case.mode == "single"}
     found = {}
-    for case in rows:
+    for case in cases:
         case_id = case.case_id
         steps, alone, rate = (by_case.get(case_id, {}) for by_case in (timed, local, rates))
         single = {} if case.mode == "single" else rates.get(singles.get(case.compile, ""), {})
         speedup = {r: rate[r] / single[r] for r in rate if r in single}
-        once = {name: case.cells[name] for name, metric in METRICS.items() if not metric.repeated}
+        once = {name: case.number(name) for name, metric in METRICS.items() if not metric.repeated}
         found[case_id] = {
             "step_ms": steps,
             "images_per_s": rate,
             "speedup": speedup,
             "efficiency": {r: ratio / case.num_devices for r, ratio in speedup.items()},
             EXPOSED_COMM: {r: ms - alone[r] for r, ms in steps.items() if r in alone},
-            **{name: {} if pd.isna(value) else {0: float(value)} for name, value in once.items()},
+            **{name: {} if value is None else {0: value} for name, value in once.items()},
         }
     return found
 
@@ -104,7 +103,7 @@ def case_rows(
     typical = typical or typical_of(times)
     singles = {o.planned.case.compile: c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"}
     units = {c: o.planned.case.units_per_step for c, o in _by_id(outcomes)}
-    vs_default = over_default(comparisons, identities)
+    vs_default = over_default(comparisons, map(CaseResult.of, identities))
     rows = []
     for (case_id, outcome), identity in zip(_by_id(outcomes), identities, strict=True):
         case, row = outcome.planned.case, identity | (run or {})
@@ -214,13 +213,13 @@ def fitted_columns(
 
 
 def estimates_of_cases(
-    rows: Iterable[Row], typical: Typical, units: Mapping[str, int]
+    cases: Iterable[CaseResult], typical: Typical, units: Mapping[str, int]
 ) -> dict[str, dict[str, Estimate]]:
-    """The same of every measured case, by case id; `rows` are of cases.csv.
+    """The same of every measured case, by case id.
 
     What is not known is left out, and speed-up and efficiency of `single`.
     """
-    ok = [case for case in case_results(rows) if case.is_ok and typical.has((case.case_id, "timed"))]
+    ok = [case for case in cases if case.is_ok and typical.has((case.case_id, "timed"))]
     singles = {case.compile: case.case_id for case in ok if case.mode == "single"}
     found = {}
     for case in ok:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -15,18 +15,13 @@ from ..settings import IMAGES
 from ..stats.interval import Interval
 from .schema import records
 
-Cells: TypeAlias = Mapping[Any, Any] | pd.Series
+Cells: TypeAlias = Mapping[Any, Any]
 """A row of a results table, by column."""
 
 
 def text(value: Any) -> str:
     """Return a cell as text; empty where missing."""
     return "" if pd.isna(value) else str(value)
-
-
-def truth(value: Any) -> bool:
-    """Tell whether a boolean cell is known and true."""
-    return not pd.isna(value) and bool(value)
 
 
 def finite(value: Any) -> float | None:
@@ -38,24 +33,17 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def estimate(row: Cells | CaseResult, column: str) -> Interval | None:
-    """Return a measured cell with its interval, NaN where unknown; None where nothing was measured."""
-    if isinstance(row, CaseResult):
-        found: Interval | None = getattr(row, column)
-        return found
+def _interval(row: Cells, column: str) -> Interval | None:
     value, *ends = (finite(row.get(f"{column}{end}")) for end in ("", "_low", "_high"))
-    if value is None:
-        return None
-    low, high = (math.nan if end is None else end for end in ends)
-    return Interval(value, low, high)
+    return None if value is None else Interval(value, *(math.nan if end is None else end for end in ends))
 
 
 _READERS: dict[str, Callable[[Cells, str], Any]] = {
     "str": lambda row, name: text(row.get(name)),
-    "bool": lambda row, name: truth(row.get(name)),
+    "bool": lambda row, name: not pd.isna(row.get(name)) and bool(row[name]),
     "int": lambda row, name: int(finite(row.get(name)) or 0),
     "float | None": lambda row, name: finite(row.get(name)),
-    "Interval | None": estimate,
+    "Interval | None": _interval,
 }
 """How the cell of a field is read, by the field's type."""
 
@@ -75,8 +63,10 @@ class CaseResult:
     impl: str
     device_type: str
     device_name: str
+    backend: str
     num_devices: int
     num_nodes: int
+    link: str
     oversubscribed: bool
     """Whether it shares devices."""
     arch: str
@@ -87,6 +77,7 @@ class CaseResult:
     units_per_sample: int
     scaling: str
     precision: str
+    data: str
     compile: str
     """Mode of torch.compile; `off` of an eager case."""
     pipeline_schedule: str
@@ -95,6 +86,7 @@ class CaseResult:
     not_proved: str
     proved_by: str
     num_buckets: float | None
+    bucket_bytes: str
     step_ms: Interval | None
     images_per_s: Interval | None
     speedup: Interval | None
@@ -114,22 +106,32 @@ class CaseResult:
     dp_reduce_ms: float | None
     num_rounds: int
     compile_s: float | None
+    torch_version: str
     cells: Cells = field(repr=False, compare=False)
     """The row, for tables that show every column by its name."""
 
     @classmethod
-    def of(cls, row: Row) -> CaseResult:
+    def of(cls, row: Cells) -> CaseResult:
         """Read a row of cases.csv, or of a plan."""
-        if isinstance(row, CaseResult):
-            return row
         found = {f.name: _READERS[str(f.type)](row, f.name) for f in _FIELDS}
         usual = {"unit": IMAGES, "units_per_sample": 1, "compile": "off", "num_nodes": 1}
         return cls(**found | {name: found[name] or value for name, value in usual.items()}, cells=row)
 
+    def text(self, column: str) -> str:
+        """Any column as text; empty where missing."""
+        return text(self.cells.get(column))
+
+    def number(self, column: str) -> float | None:
+        """Any column as a number; None where it is missing or not finite."""
+        return finite(self.cells.get(column))
+
+    def interval(self, column: str) -> Interval | None:
+        """Any measured column with its interval, NaN where unknown; None where nothing was measured."""
+        return _interval(self.cells, column)
+
     def setting(self, axis: str) -> str:
         """One of `MODE_AXES` as text; torch's default where the row does not say."""
-        value = self.cells.get(axis)
-        return str(MODE_DEFAULTS[axis] if pd.isna(value) else value)
+        return self.text(axis) or str(MODE_DEFAULTS[axis])
 
     def changed(self, reference: CaseResult | None = None) -> dict[str, str]:
         """Its mode's settings that are not those of `reference`, or not PyTorch's; of pipelines none."""
@@ -143,6 +145,11 @@ class CaseResult:
         return self.status == "ok"
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it was tried and has no result."""
+        return self.status not in ("ok", "skipped")
+
+    @property
     def is_stand_in(self) -> bool:
         """Whether DataParallel's stages ran on CPU cores."""
         return self.mode == "dp" and (self.impl == STAND_IN or self.device_type == "cpu")
@@ -150,10 +157,7 @@ class CaseResult:
 
 _FIELDS = fields(CaseResult)[:-1]
 
-Row: TypeAlias = Cells | CaseResult
 
-
-def case_results(cases: pd.DataFrame | Iterable[Row]) -> list[CaseResult]:
+def case_results(cases: pd.DataFrame) -> list[CaseResult]:
     """Read a table of cases, in its order."""
-    rows: Iterable[Row] = records(cases) if isinstance(cases, pd.DataFrame) else cases
-    return [CaseResult.of(row) for row in rows]
+    return [CaseResult.of(row) for row in records(cases)]

@@ -10,7 +10,7 @@ from typing import Any
 from ..settings import IMAGES
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
-from .case_result import CaseResult, Row, case_results
+from .case_result import CaseResult
 from .typical import Typical
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
@@ -31,6 +31,23 @@ ONE = Interval(1.0, 1.0, 1.0)
 """What a case has over itself."""
 
 
+def answer_of(ratio: Interval, equal: tuple[float, float], *, least_change: float = 0.0) -> str:
+    """The rule of runs and gates: a known `ratio` differs where its interval excludes 1, and then by enough.
+
+    Args:
+        ratio: with its interval.
+        equal: ends of what counts as equal; all of the interval has to lie between them.
+        least_change: how far from 1 it has to lie to count, a fraction.
+    """
+    if ratio.excludes(1.0) and (not least_change or abs(ratio.estimate - 1) > least_change):
+        return FASTER if ratio.low > 1 else SLOWER
+    return EQUAL if _is_within(ratio, equal) else UNRESOLVED
+
+
+def _is_within(ratio: Interval, ends: tuple[float, float]) -> bool:
+    return ends[0] <= ratio.low and ratio.high <= ends[1]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Throughput of a case over that of its reference, and what the interval says at the margin."""
@@ -48,14 +65,16 @@ class Comparison:
         """One of `ANSWERS`."""
         if self.num_rounds < MIN_ROUNDS or math.isnan(self.ratio.low):
             return TOO_FEW
-        if self.ratio.excludes(1.0):
-            return FASTER if self.ratio.low > 1 else SLOWER
-        return EQUAL if self.within_margin else UNRESOLVED
+        return answer_of(self.ratio, self._equal)
 
     @property
     def within_margin(self) -> bool:
         """Whether the whole interval lies within what the user calls equal."""
-        return 1 / (1 + self.margin) <= self.ratio.low and self.ratio.high <= 1 + self.margin
+        return _is_within(self.ratio, self._equal)
+
+    @property
+    def _equal(self) -> tuple[float, float]:
+        return 1 / (1 + self.margin), 1 + self.margin
 
     @property
     def is_narrow(self) -> bool:
@@ -96,14 +115,14 @@ def of_table(rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
     ]
 
 
-def pairs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
-    """The pairs to compare, (case, reference), of rows of cases.csv or of a plan.
+def pairs_of(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
+    """The pairs to compare, (case, reference), of the cases of a run or of a plan.
 
     At every device count that the cases have for themselves: on GPUs DDP over DP, and every other case over
     DDP's default. Counts that share devices are compared only where there is no other. So for eager and
     compiled cases by themselves; then each mode of torch.compile, by `single` and DDP's default, over eager.
     """
-    by_mode = by_compile(case_results(rows))
+    by_mode = by_compile(cases)
     within = [pair for own in by_mode.values() for pair in _within(own)]
     return within + _across([*by_mode.values()])
 
@@ -160,9 +179,9 @@ def _within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
     return found
 
 
-def default_of(rows: Iterable[Row]) -> str | None:
+def default_of(cases: Iterable[CaseResult]) -> str | None:
     """The DDP case that a user gets without settings, else the first DDP case; None without one."""
-    ddp = [case for case in case_results(rows) if case.mode == "ddp"]
+    ddp = [case for case in cases if case.mode == "ddp"]
     plain = [case for case in ddp if not case.changed()]
     return (plain or ddp)[0].case_id if ddp else None
 
@@ -189,24 +208,19 @@ def compared(
     ]
 
 
-def over_eager(comparisons: Iterable[Comparison], rows: Iterable[Row]) -> list[Comparison]:
-    """Those of the comparisons that hold a mode of torch.compile against another; `rows` are the cases."""
-    mode = {case.case_id: case.compile for case in case_results(rows)}
+def over_eager(comparisons: Iterable[Comparison], cases: Iterable[CaseResult]) -> list[Comparison]:
+    """Those of the comparisons that hold a mode of torch.compile against another."""
+    mode = {case.case_id: case.compile for case in cases}
     known = [one for one in comparisons if one.case_id in mode and one.reference_id in mode]
     return [one for one in known if mode[one.case_id] != mode[one.reference_id]]
 
 
-def over_default(comparisons: Iterable[Comparison], rows: Iterable[Row]) -> dict[str, Interval]:
-    """By case its rate over that of DDP's default; DP stands below the line in its comparison.
-
-    Args:
-        comparisons: of a run.
-        rows: the cases that are looked at.
-    """
-    cases = {case.case_id: case for case in case_results(rows)}
+def over_default(comparisons: Iterable[Comparison], cases: Iterable[CaseResult]) -> dict[str, Interval]:
+    """By case its rate over that of DDP's default; DP stands below the line in its comparison."""
+    known = {case.case_id: case for case in cases}
     found: dict[str, Interval] = {}
     for one in comparisons:
-        ours, reference = cases.get(one.case_id), cases.get(one.reference_id)
+        ours, reference = known.get(one.case_id), known.get(one.reference_id)
         if ours is None or reference is None or ours.compile != reference.compile:
             continue
         if reference.mode == "dp":

@@ -28,6 +28,7 @@ from .aggregate import (
     worst_half_width,
 )
 from .case_columns import BY_PLAN, NOT_REACHED
+from .case_result import CaseResult
 from .comparisons import Comparison, pairs_of
 from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Layout, Plan, Settled, UnderWay
@@ -186,9 +187,8 @@ class Recorder:
         """The pairs to compare; a case whose bucket layout another has stands for nothing."""
         settled = self.journal.state.settled
         skipped = {index for index, known in settled.items() if known.status == "skipped"}
-        return pairs_of(
-            _row(p) for index, p in enumerate(self._plan) if p.skip_reason is None and index not in skipped
-        )
+        plan = [p for index, p in enumerate(self._plan) if p.skip_reason is None and index not in skipped]
+        return pairs_of(CaseResult.of(_row(p)) for p in plan)
 
     def images_per_s(self) -> dict[str, ByRound]:
         return images_per_s_by_round(self.times, self._units_per_step)

@@ -26,6 +26,7 @@ from ..manifest import MANIFEST, Manifest, manifest_of
 from ..settings import RANK_PER_DEVICE
 from ..text import csv_cell
 from .archive import opened
+from .case_result import CaseResult, case_results
 from .comparisons import Comparison, of_table
 from .disk import append, make_folder, open_regular, read_json, replace_file
 from .journal import JOURNAL
@@ -72,13 +73,18 @@ class RunData:
         return RoundTimes.of(self.blocks.assign(steps_ms=None, detail=None))
 
     @cached_property
+    def results(self) -> list[CaseResult]:
+        """Its cases, as typed records."""
+        return case_results(self.cases)
+
+    @cached_property
     def compared(self) -> list[Comparison]:
         """What `comparisons` holds, but for those that earlier versions made with DP's stand-in."""
-        stand_ins = set(self.cases.loc[self.cases["impl"] == STAND_IN, "case_id"])
+        stand_ins = {case.case_id for case in self.results if case.impl == STAND_IN}
         return [one for one in of_table(records(self.comparisons)) if one.reference_id not in stand_ins]
 
     @cached_property
-    def earlier(self) -> list[tuple[pd.DataFrame, list[Comparison]]]:
+    def earlier(self) -> list[tuple[list[CaseResult], list[Comparison]]]:
         """Cases and comparisons of earlier runs that lie beside it: see `earlier_runs`."""
         return earlier_runs(self.path, self.manifest)
 
@@ -87,7 +93,7 @@ MOST_EARLIER = 20
 """Runs of the same plan that are looked at, the latest ones."""
 
 
-def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[pd.DataFrame, list[Comparison]]]:
+def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[list[CaseResult], list[Comparison]]]:
     """Cases and comparisons of what the same kind of machine measured of the same plan, in folders beside it.
 
     Those that ended before this run began, oldest first; what cannot be read is passed over. Runs in turns
@@ -101,9 +107,8 @@ def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[pd.DataFrame, lis
             other = read_manifest(folder)
             alike = other.plan_hash == manifest.plan_hash and machine_kind(other) == machine_kind(manifest)
             if alike and (other.created_utc or "") < (manifest.created_utc or ""):
-                tables = (read_table(folder / name, FILES[name]) for name in ("cases.csv", "comparisons.csv"))
-                cases, compared = tables
-                found.append((other.created_utc or "", cases, of_table(records(compared))))
+                cases, compared = (read_table(folder / n, FILES[n]) for n in ("cases.csv", "comparisons.csv"))
+                found.append((other.created_utc or "", case_results(cases), of_table(records(compared))))
     latest = sorted(found, key=lambda one: one[0])[-MOST_EARLIER:]
     return [(cases, compared) for _, cases, compared in latest]
 

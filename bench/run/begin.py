@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 
@@ -25,6 +25,7 @@ from ..nccl import SHARES_GPUS
 from ..plan import Machine, Planned
 from ..provenance import own_git_state, own_version
 from ..resolve import with_device_defaults
+from ..results.case_result import CaseResult
 from ..settings import ResolvedSettings, Settings
 from ..text import visible
 from ..worker import messages as m
@@ -185,8 +186,9 @@ def print_plan(job: Job, steps_ms: Sequence[float]) -> None:
     width = max(len(p.case.case_id) for p in job.plan)
     here = devices(job.machine.devices_per_node, job.machine.device_type)
     of_single = job.plan[0].case
-    noun = samples_noun(asdict(of_single))
-    trained = workload_parts(of_single.stored(), of_single.batch_per_device)
+    as_planned = CaseResult.of(of_single.stored())
+    noun = samples_noun(as_planned)
+    trained = workload_parts(as_planned, of_single.batch_per_device)
     print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
     for p in job.plan:
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"

@@ -15,6 +15,7 @@ from ..errors import GaveUpError
 from ..findings.wording import case_label
 from ..manifest import RankPlace
 from ..plan import Planned
+from ..results.case_result import CaseResult
 from ..results.column_types import LEAST
 from ..results.measured import (
     TELEMETRY_FAILED,
@@ -140,7 +141,7 @@ class CaseRunner:
             **facts_of(case, shown, warmed, update, live.by_device),
         }
         if why := facts["not_proved"]:
-            name = case_label(case.stored())
+            name = case_label(CaseResult.of(case.stored()))
             self.console.note(f"{name} is not proved: {why}. What helps: {facts['proved_by']}")
         self.recorder.set_outcome(index, "ok", facts=facts)
         self.recorder.set_layout(case.case_id, live.layout)
@@ -295,7 +296,7 @@ class CaseRunner:
 
     def _show(self, what: str, cases: Sequence[Case], position: int, *, num_rounds: int = 0) -> None:
         """Show which of the `cases` is at work and which comes next, after so many rounds."""
-        now, *others = (case_label(case.stored()) for case in cases[position : position + 2])
+        now, *others = (case_label(CaseResult.of(case.stored())) for case in cases[position : position + 2])
         coming = f"; next {others[0]}" if others else ""
         place = f"{position + 1} of {len(cases)}"
         done, how_far = self._stop_rule.progress(num_rounds + position / len(cases))

@@ -17,6 +17,7 @@ from ..findings.findings import conclude
 from ..findings.notes import why_not_measured
 from ..manifest import Timing
 from ..predict.from_pass import write_calibration
+from ..results.case_result import case_results
 from ..results.disk import reason, replace_file
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder, resume_command
@@ -69,7 +70,7 @@ def close(
     conclusion = conclude(
         folder,
         recorder.manifest,
-        cases,
+        case_results(cases),
         recorder.times,
         recorder.comparisons,
         earlier=earlier_runs(folder, recorder.manifest),
@@ -77,7 +78,7 @@ def close(
     if how.as_json:
         print(to_json(summary_of(folder, cases, conclusion, timing)))
     elif not how.quiet:
-        print_summary(folder, cases, conclusion, timing, page)
+        print_summary(folder, conclusion, timing, page)
     recorder.close(stopped_because)
     missing_modes = why_not_measured(conclusion.cases, settings.modes)
     if not how.quiet:

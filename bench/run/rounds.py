@@ -11,6 +11,7 @@ from ..cluster.turns import interleaved_id
 from ..plan import equal_layout_reason, round_order
 from ..results.aggregate import rate_half_widths
 from ..results.case_columns import EQUAL_LAYOUT
+from ..results.case_result import case_results
 from ..results.journal import State
 from ..worker import messages as m
 from .case_runner import CaseRunner
@@ -179,7 +180,7 @@ class Rounds(CaseRunner):
         """Bring the tables up to date now and then, and at a look rest the cases that have enough."""
         look = is_look(num_rounds)
         if look or self.elapsed_s() - self._written_s >= WRITE_EVERY_S:
-            self.console.table(case_table(self.recorder.write()))
+            self.console.table(case_table(case_results(self.recorder.write())))
             self._written_s = self.elapsed_s()
         left_s = self._stop_rule.left_s()
         is_last = left_s is not None and left_s < self.elapsed_s()

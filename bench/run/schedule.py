@@ -16,6 +16,7 @@ from ..case import Case
 from ..console import format_s
 from ..findings.wording import case_label
 from ..plan import Planned, is_calibrated
+from ..results.case_result import CaseResult
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
 from ..stats.one_run import MIN_ROUNDS
@@ -218,7 +219,7 @@ class Schedule:
         return (
             f"The time is too short: {format_s(left_s)} are left after preparation, and intervals take "
             f"{MIN_ROUNDS} rounds{calibrated}, about {format_s(needed_s)}; give "
-            f"a longer --max-time or fewer cases ({case_label(longest.case.stored())} takes "
+            f"a longer --max-time or fewer cases ({case_label(CaseResult.of(longest.case.stored()))} takes "
             f"{100 * self._expected_s(longest, 'timed') / round_s:.0f}% of a round)"
         )
 

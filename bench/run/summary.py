@@ -43,8 +43,7 @@ from ..findings.wording import (
     workload_parts,
 )
 from ..manifest import Record, Timing
-from ..results.case_columns import EXPOSED_COMM
-from ..results.case_result import CaseResult, case_results, estimate, finite, text
+from ..results.case_result import CaseResult
 from ..results.comparisons import by_compile
 from ..results.schema import CASES
 from ..results.store import FAILURES, failure_file, shown
@@ -66,20 +65,19 @@ LABEL_WIDTH = 24
 """Columns of what stands before an answer, as `trust: other machines`."""
 
 
-def print_summary(
-    folder: Path, cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, page: Path | None
-) -> None:
+def print_summary(folder: Path, conclusion: Conclusion, timing: Timing, page: Path | None) -> None:
     """Print the table, the times of the run, what was found, and where its `page` is, if it has one."""
+    cases = conclusion.cases
     print_table(case_table(cases, conclusion.fastest_id), TABLE_WIDTH)
     print()
     print(_workload(cases))
-    for case in conclusion.cases:
-        if case.status not in ("ok", "skipped"):
+    for case in cases:
+        if case.has_failed:
             kept = folder / failure_file(case.case_id)
             print(visible(f"{case.case_id}: {case.status}: {shown(kept) if kept.is_file() else case.reason}"))
-    if cases[EXPOSED_COMM].notna().any():
+    if any(case.exposed_comm_ms for case in cases):
         print("exposed: what communication adds to the step; hidden: what of its time alone it does not add")
-    if {"default"} < set(cases["bucket_cap_mb"].dropna()):
+    if {"default"} < {case.setting("bucket_cap_mb") for case in cases if case.mode == "ddp"}:
         print(DEFAULT_CAP)
     for line in stand_ins(cases):
         print(line)
@@ -161,26 +159,24 @@ def summary_of(folder: Path, cases: pd.DataFrame, conclusion: Conclusion, timing
     )
 
 
-def _workload(cases: pd.DataFrame) -> str:
+def _workload(cases: Sequence[CaseResult]) -> str:
     """Say what was trained; every case of a run trains the same."""
-    row = cases.iloc[0].to_dict()  # on one device, whose batch is that in all under strong scaling
-    ddp = cases[cases["bucket_bytes"].notna()]
-    layout = None if ddp.empty else BucketLayout.of_cell(ddp.iloc[0]["bucket_bytes"])
-    torch = text(row["torch_version"])
+    first = cases[0]  # on one device, whose batch is that in all under strong scaling
+    layout = BucketLayout.of_cell(next((case.bucket_bytes for case in cases if case.bucket_bytes), None))
     parts = (
-        *workload_parts(row, finite(row["batch_per_device"])),
+        *workload_parts(first, first.batch_per_device),
         f"gradients of {number(sum(layout.num_bytes) / MIB)} MiB" if layout else "",
-        f"torch {torch}" if torch else "",
+        f"torch {first.torch_version}" if first.torch_version else "",
     )
     return ", ".join(visible(part) for part in parts if part)
 
 
-def case_table(cases: pd.DataFrame, fastest_id: str = "") -> Table:
+def case_table(cases: Sequence[CaseResult], fastest_id: str = "") -> Table:
     """Every measured case with devices of its own, with 95% intervals; `fastest_id` stands out in colour.
 
     Cases that share devices are shown where there is no other; else the notes have them in one line.
     """
-    measured = [case for case in case_results(cases) if case.is_ok]
+    measured = [case for case in cases if case.is_ok]
     own = [case for case in measured if not case.oversubscribed]
     shown = own if any(case.num_devices > 1 for case in own) else measured
     on_cpu = any(case.device_type == "cpu" for case in shown)
@@ -213,7 +209,7 @@ def _tells_nothing(case: CaseResult, name: str) -> bool:
 def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
     """A column's cells, with as many decimal places as the narrowest interval of the column bears."""
     how = COLUMNS[name]
-    found = [None if _tells_nothing(case, name) else estimate(case, name) for case in cases]
+    found = [None if _tells_nothing(case, name) else case.interval(name) for case in cases]
     scaled = [one and one.scaled(how.factor) for one in found]
     digits = 4 if how.form == "rate" else 3
     needed = ratio_places if how.form == "ratio" else partial(places, digits=digits)

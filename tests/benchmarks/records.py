@@ -19,6 +19,7 @@ from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, expand, round_order
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, typical_of
+from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunWriter, claim
@@ -101,10 +102,10 @@ def main(num_caps, num_rounds, num_ranks, folder):
             for p in planned
         ]
         typical = typical_of(times)
-        comparisons = comparisons_of(pairs_of(rows), times, batches, 0.05, typical)
+        comparisons = comparisons_of(pairs_of(map(CaseResult.of, rows)), times, batches, 0.05, typical)
         cases = case_rows(outcomes, times, comparisons, typical=typical)
     with timed("findings"):
-        made = conclude(folder, Manifest(), cases, times, comparisons)
+        made = conclude(folder, Manifest(), case_results(cases), times, comparisons)
     assert len(cases) == len(planned)
     assert made.lines
     return {

@@ -7,6 +7,7 @@ from made import made_manifest
 from report_runs import case, measured
 
 from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
@@ -30,7 +31,9 @@ FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late
 
 def concluded(*cases, by=(), **settings):
     manifest = made_manifest(settings=settings, timing={"measuring_s": 100.0})
-    return conclude(Path("results/made run"), manifest, typed_frame(cases, CASES), NO_BLOCKS, by)
+    return conclude(
+        Path("results/made run"), manifest, case_results(typed_frame(cases, CASES)), NO_BLOCKS, by
+    )
 
 
 def exposing(low, high):

@@ -9,6 +9,7 @@ from made import made_manifest, write_tables
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.results.aggregate import Outcome, estimates_of_cases
+from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.results.typical import Typical
@@ -89,11 +90,22 @@ def with_rounds(run, *, only=(), **by_metric):
             rounds={**case.rounds, **by_metric},
             fitted={name: one for name, one in {**case.fitted, **fitted}.items() if one is not None},
         )
-        if not only or case.case_id in only
+        if not only or case.result.case_id in only
         else case
         for case in run.cases
     )
     return replace(run, cases=tuple(cases))
+
+
+def made_result(mode, n, **told):
+    """What a gate reads of a case's row."""
+    row = {"case_id": f"{mode}-n{n}", "mode": mode, "num_devices": n, "status": "ok", "device_type": "cpu"}
+    return CaseResult.of({**row, **told})
+
+
+def changed(case, **told):
+    """The case with other cells; those that are None are missing."""
+    return replace(case, result=CaseResult.of({**case.result.cells, **told}))
 
 
 def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
@@ -105,17 +117,11 @@ def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
     single = rates["single", 1]
     typical = Typical({(f"{mode}-n{n}", "timed"): steps[mode, n] for mode, n in steps})
     units = {f"{mode}-n{n}": num_images * n for mode, n in steps}
-    rows = [
-        {"case_id": f"{mode}-n{n}", "mode": mode, "num_devices": n, "status": "ok", "compile": "off"}
-        for mode, n in steps
-    ]
-    fitted = estimates_of_cases(rows, typical, units)
+    results = {(mode, n): made_result(mode, n) for mode, n in steps}
+    fitted = estimates_of_cases(results.values(), typical, units)
     cases = tuple(
         GateCase(
-            case_id=f"{mode}-n{n}",
-            label=f"{mode}-n{n}",
-            name=f"{mode}-n{n}",
-            row={"mode": mode, "num_devices": str(n), "status": "ok", "device_type": "cpu"},
+            results[mode, n],
             rounds=rounds_of(
                 rates[mode, n],
                 {} if mode == "single" else {r: rate / single[r] for r, rate in rates[mode, n].items()},
@@ -131,8 +137,8 @@ def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
 def failed(run, case_id, reason="no such luck"):
     """The run with that case failed."""
     cases = (
-        replace(c, row={**c.row, "status": "failed", "reason": reason}, rounds=rounds_of({}, {}))
-        if c.case_id == case_id
+        replace(changed(c, status="failed", reason=reason), rounds=rounds_of({}, {}))
+        if c.result.case_id == case_id
         else c
         for c in run.cases
     )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from made import block, compared, made_manifest
 
 from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
+from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.comparisons import over_default
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, COMPARISONS, typed_frame
@@ -124,7 +125,7 @@ def run(cases, manifest=None, *, path="runs/by-hand", allreduce=(), timed_blocks
     told = made_manifest(**manifest or {})
     frame = typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
     comparisons = compared(typed_frame(cases, CASES), RoundTimes.of(frame), told.margin)
-    ratios = over_default(comparisons, cases)
+    ratios = over_default(comparisons, map(CaseResult.of, cases))
     rows = [
         {**ratios[row["case_id"]].columns("vs_ddp_default"), **row} if row["case_id"] in ratios else row
         for row in cases

@@ -20,7 +20,7 @@ from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.findings.stability import cautions, split_levels
 from ddp_bench.bench.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
@@ -167,13 +167,13 @@ def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said)
     ]
     assert len(found) == bool(said)
     assert all(said in caution.sentence for caution in found)
-    (facts,) = (group.facts for group in groups(measured.manifest, measured.cases) if group.title == "Run")
+    (facts,) = (group.facts for group in groups(measured.manifest, measured.results) if group.title == "Run")
     shown = [fact.value for fact in facts if fact.name == "cores used by others"]
     assert shown == [f"{25 * busy:.0f}%, other guests {25 * steal:.0f}%"]
 
 
 def test_a_load_is_of_cores_that_stand_in_for_devices_where_it_is_told():
-    cpu, cuda = (case_results([case("single", 1, device_type=kind)]) for kind in ("cpu", "cuda"))
+    cpu, cuda = ([CaseResult.of(case("single", 1, device_type=kind))] for kind in ("cpu", "cuda"))
     for load in ([], [{"cores": 0, "others": 1}]):
         assert other_load(made_manifest(load=load), cpu) is None
     assert other_load(made_manifest(**told(4.0, 4.0)), cuda) is None

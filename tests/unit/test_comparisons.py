@@ -14,6 +14,7 @@ from test_aggregate import DRIFTING, IDS, PLAN, frames
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, typical_of
+from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import (
     ANSWERS,
     EQUAL,
@@ -113,7 +114,9 @@ OWN_DP, OWN_DDP = case("dp", 3), case("ddp", 3)
 def test_which_cases_are_compared(cases, pairs):
     """Rows of a plan or of a table."""
     expected = [(first["case_id"], second["case_id"]) for first, second in pairs]
-    assert pairs_of(cases) == pairs_of(typed_frame(cases, CASES).to_dict("records")) == expected
+    assert (
+        pairs_of(map(CaseResult.of, cases)) == pairs_of(case_results(typed_frame(cases, CASES))) == expected
+    )
 
 
 def test_the_pairs_of_a_plan_are_named_before_it_runs():
@@ -122,13 +125,16 @@ def test_the_pairs_of_a_plan_are_named_before_it_runs():
         for p in planned(resolved())
         if p.skip_reason is None
     ]
-    found = pairs_of(rows)
+    found = pairs_of(map(CaseResult.of, rows))
     mode = {row["case_id"]: (row["mode"], row["bucket_cap_mb"]) for row in rows}
     assert [(mode[a], mode[b]) for a, b in found] == [
         *((("ddp", cap), ("ddp", "default")) for cap in ("1", "25", "100")),
     ]
-    on_gpus = [row | {"device_type": "cuda"} for row in rows]
-    assert pairs_of(on_gpus) == [(found[0][1], next(i for i, m in mode.items() if m[0] == "dp")), *found]
+    on_gpus = [CaseResult.of(row | {"device_type": "cuda"}) for row in rows]
+    assert pairs_of(on_gpus) == [
+        (found[0][1], next(i for i, m in mode.items() if m[0] == "dp")),
+        *found,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ddp_bench.bench.findings.wording import ddp_call
 from ddp_bench.bench.gate.runs import checked
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
@@ -121,8 +121,8 @@ def test_speed_up_refers_to_single_compiled_alike():
     assert speedup["default", 2] == pytest.approx(2.0)
     assert rows.loc[rows["mode"] == "single", "speedup"].tolist() == pytest.approx([1.0, 1.0])
     gate = checked(run(rows.to_dict("records"), timed_blocks=measured_blocks()))
-    gated = {(c.row["compile"], c.row.get("bucket_cap_mb"), c.row["num_devices"]): c for c in gate.cases}
-    found = gated["default", "default", "2"].rounds["speedup"]
+    gated = {(c.result.compile, c.result.text("bucket_cap_mb"), c.result.num_devices): c for c in gate.cases}
+    found = gated["default", "default", 2].rounds["speedup"]
     assert [found[r] for r in range(1, 8)] == pytest.approx([2.0] * 7)
     assert len({one.key for one in gate.cases}) == len(PLAN), "each case of a run has a key of its own"
 
@@ -139,6 +139,7 @@ SINGLE_C, DDP_C, WHOLE_C = (
     compiled("ddp", 2, 180.0, optimize_ddp="no_optimization", accumulate=1) | {"case_id": "whole"},
 )
 ROWS = [SINGLE, DP, DDP, CAP_25, SINGLE_C, DDP_C, WHOLE_C]
+RESULTS = [CaseResult.of(row) for row in ROWS]
 
 
 def pair(first, second):
@@ -147,16 +148,19 @@ def pair(first, second):
 
 def test_modes_are_compared_within_themselves_and_then_by_their_defaults():
     within = [pair(DDP, DP), pair(CAP_25, DDP), pair(WHOLE_C, DDP_C)]
-    assert pairs_of(ROWS) == [*within, pair(SINGLE_C, SINGLE), pair(DDP_C, DDP)]
-    assert pairs_of(typed_frame(ROWS, CASES).to_dict("records")) == pairs_of(ROWS)
+    assert pairs_of(RESULTS) == [*within, pair(SINGLE_C, SINGLE), pair(DDP_C, DDP)]
+    assert pairs_of(case_results(typed_frame(ROWS, CASES))) == pairs_of(RESULTS)
 
 
 def test_only_cases_that_differ_in_torch_compile_alone_are_held_against_each_other():
     """Under star the default stands for a mode, and under a cap that was not measured eager nothing does."""
     capped = compiled("ddp", 2, 1.0, bucket_cap_mb="1")
-    assert pair(capped, DDP) not in pairs_of([SINGLE, DDP, capped])
+    assert pair(capped, DDP) not in pairs_of(map(CaseResult.of, [SINGLE, DDP, capped]))
     shared = [case("ddp", 4, 1.0, oversubscribed=True), compiled("ddp", 4, 1.0, oversubscribed=True)]
-    assert pairs_of([SINGLE, DDP, SINGLE_C, DDP_C, *shared]) == [pair(SINGLE_C, SINGLE), pair(DDP_C, DDP)]
+    assert pairs_of(map(CaseResult.of, [SINGLE, DDP, SINGLE_C, DDP_C, *shared])) == [
+        pair(SINGLE_C, SINGLE),
+        pair(DDP_C, DDP),
+    ]
 
 
 def compared(first, second, low, high):
@@ -173,7 +177,7 @@ COMPARISONS = [
 
 
 def test_the_ratio_to_ddps_default_stays_within_a_mode():
-    found = over_default(COMPARISONS, ROWS)
+    found = over_default(COMPARISONS, RESULTS)
     assert found[DDP_C["case_id"]].estimate == found[DDP["case_id"]].estimate == 1.0
     assert found["whole"].low == 1.08
     assert SINGLE["case_id"] not in found
@@ -186,7 +190,7 @@ def test_a_line_to_paste_is_given_only_where_a_gain_is_seen():
         (0.9, 1.2, ""),
         (0.8, 0.9, ""),
     ):
-        (found,) = compile_verdicts(case_results(ROWS), [compared(DDP_C, DDP, low, high)])
+        (found,) = compile_verdicts(RESULTS, [compared(DDP_C, DDP, low, high)])
         assert found.paste == paste
 
 
@@ -214,4 +218,4 @@ def test_a_comparison_whose_case_failed_is_about_no_compiler():
     """Its reference ran some rounds, so the comparison is there, and then the case is gone."""
     ok = case("ddp", 2, 100.0)
     one = Comparison(str(ok["case_id"]), "failed-since", Interval(1.2, 1.1, 1.3), 0.05, 10)
-    assert compile_verdicts(case_results([ok]), [one]) == []
+    assert compile_verdicts([CaseResult.of(ok)], [one]) == []

@@ -23,7 +23,7 @@ from ddp_bench.bench.findings.findings import conclude, run_cautions
 from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.findings.slow_ranks import slow_ranks
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER
-from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, pairs_of
 from ddp_bench.bench.results.schema import CASES, typed_frame
 
@@ -64,7 +64,7 @@ def test_a_stand_in_is_not_ranked():
     """On CPU cores nothing is learnt about DP against DDP; what its stages cost is told."""
     single, ddp = case("single", 1, 100.0, **CPU), case("ddp", 2, 160.0, scaling="strong", **CPU)
     dp = case("dp", 2, 190.0, scaling="strong", **CPU, **COPIES, **measured(step_ms=200.0))
-    assert pairs_of([single, dp, ddp]) == []
+    assert pairs_of(map(CaseResult.of, [single, dp, ddp])) == []
     verdict = found(single, dp, ddp)[WRAPPER]
     assert (verdict.faster, verdict.slower, verdict.paste) == ("DDP on 2 CPU cores", "one device", "")
     stages, not_measurable = verdict.notes
@@ -266,7 +266,7 @@ def linked(comm_ms, own_ms=(), **more):
     ranks = [{"rank": rank, "host": f"host{rank}"} for rank in (0, 1)]
     data = run([SINGLE, ddp], {"ranks": ranks}, timed_blocks=blocks)
     slow = slow_ranks(data.manifest, case_results(data.cases), data.times)
-    return slow, conclude(data.path, data.manifest, data.cases, data.times, [])
+    return slow, conclude(data.path, data.manifest, data.results, data.times, [])
 
 
 @pytest.mark.parametrize(("effect", "warned"), [(1e-4, False), (0.3, True), (None, False)])

@@ -8,7 +8,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gate_runs import STEADY, failed, gated, made_run, of_metric, plan, slowed, with_rounds, write_run
+from gate_runs import (
+    STEADY,
+    changed,
+    failed,
+    gated,
+    made_run,
+    of_metric,
+    plan,
+    slowed,
+    with_rounds,
+    write_run,
+)
 from made import made_manifest
 
 from ddp_bench.bench.errors import NotComparableError, UsageError
@@ -166,7 +177,7 @@ def test_a_slow_down_beyond_the_threshold_is_caught_in_turns(slower, least):
 
 def test_cases_that_share_devices_are_shown_and_not_judged():
     base, slow = (
-        replace(run, cases=(*run.cases[:2], replace(ddp, row={**ddp.row, "oversubscribed": "True"})))
+        replace(run, cases=(*run.cases[:2], changed(ddp, oversubscribed=True)))
         for run in (made_run(STEADY), made_run(slowed(1.5, "ddp")))
         for ddp in run.cases[2:]
     )
@@ -175,7 +186,7 @@ def test_cases_that_share_devices_are_shown_and_not_judged():
     shown = [c for c in gate.comparisons if c.case_id == "ddp-n2"]
     assert {c.verdict for c in shown} == {"not judged"}
     assert all(c.ratio is not None for c in shown)
-    alone = replace(slow, cases=tuple(c for c in slow.cases if c.case_id == "ddp-n2"))
+    alone = replace(slow, cases=tuple(c for c in slow.cases if c.result.case_id == "ddp-n2"))
     gate = gated(replace(base, cases=base.cases[2:]), alone)
     assert gate.exit_code == 3, "nothing was judged"
     assert "its devices" in gate_output.verdict(gate)
@@ -229,7 +240,7 @@ def test_a_case_that_failed_or_is_gone_fails_the_gate():
         assert gate.comparisons[0].verdict == "missing"
         assert gate.exit_code == 1
         assert gated(base, candidate, allow_missing=True).exit_code == 0
-    assert gated(without, base).only_in_candidate == ("ddp-n2",)
+    assert gated(without, base).only_in_candidate == ("DDP, 2 CPU cores, cap default",)
 
 
 def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
@@ -237,7 +248,10 @@ def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it():
     gate = gated(base, with_rounds(failed(base, "single-n1"), speedup={}))
     assert [(c.case_id, c.metric) for c in gate.having("missing")] == [("single-n1", None)]
     assert gate.exit_code == 1
-    assert set(gate.only_in_baseline) == {"speed-up of dp-n2", "speed-up of ddp-n2"}
+    assert set(gate.only_in_baseline) == {
+        "speed-up of DP stand-in (CPU) on 2 CPU cores",
+        "speed-up of DDP on 2 CPU cores",
+    }
 
 
 def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression():
@@ -245,8 +259,8 @@ def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression():
     base = with_rounds(candidate, only=("ddp-n2",), exposed_comm_ms=exposed)
     gate = gated(base, candidate)
     assert gate.exit_code == 0
-    assert gate.only_in_baseline == ("exposed communication of ddp-n2",)
-    assert any("exposed communication of ddp-n2" in note for note in gate_output.notes(gate))
+    assert gate.only_in_baseline == ("exposed communication of DDP on 2 CPU cores",)
+    assert any("exposed communication of DDP on 2 CPU cores" in note for note in gate_output.notes(gate))
     assert gated(candidate, base).exit_code == 0
 
 
@@ -292,11 +306,13 @@ def test_too_few_rounds_or_nothing_in_common():
 
 def test_cases_are_joined_by_their_swept_settings_where_the_ids_differ():
     base = made_run(STEADY)
-    renamed = replace(base, cases=tuple(replace(c, case_id=f"new-{c.case_id}") for c in base.cases))
+    renamed = replace(base, cases=tuple(changed(c, case_id=f"new-{c.result.case_id}") for c in base.cases))
     gate = gated(base, renamed)
     assert gate.exit_code == 0
     assert gate.only_in_candidate == ()
-    swapped = replace(base, cases=(replace(base.cases[0], row=base.cases[1].row), *base.cases[1:]))
+    first, second, *others = base.cases
+    other = changed(second, case_id=first.result.case_id)
+    swapped = replace(base, cases=(replace(first, result=other.result), second, *others))
     with pytest.raises(UsageError, match="single-n1 has another mode"):
         gated(base, swapped)
 
@@ -340,9 +356,9 @@ def test_thresholds_are_per_metric():
 def test_a_run_from_before_a_setting_existed_has_the_default_of_it():
     """Otherwise the change that adds a DDP setting finds every DDP case of its base missing."""
     run = made_run(STEADY)
-    now = replace(run, cases=tuple(replace(c, row={**c.row, "static_graph": "False"}) for c in run.cases))
-    older = replace(run, cases=tuple(replace(c, case_id=f"old-{c.case_id}") for c in run.cases))
-    assert all("static_graph" not in case.row for case in older.cases)
+    now = replace(run, cases=tuple(changed(c, static_graph=False) for c in run.cases))
+    older = replace(run, cases=tuple(changed(c, case_id=f"old-{c.result.case_id}") for c in run.cases))
+    assert all(not case.result.text("static_graph") for case in older.cases)
     for pair in ((older, now), (now, older)):
         gate = gated(*pair)
         assert "missing" not in {c.verdict for c in gate.comparisons}

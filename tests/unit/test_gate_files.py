@@ -140,7 +140,7 @@ def test_a_json_file_is_named_for_what_it_is(content, named, good, tmp_path, cap
 
 def test_a_good_folder_comes_as_it_is(tmp_path):
     run = read_run(write_run(tmp_path / "run", peak_mem_mib=512.0))
-    assert [c.row["mode"] for c in run.cases] == ["single", "dp", "ddp"]
+    assert [c.result.mode for c in run.cases] == ["single", "dp", "ddp"]
     ddp = run.cases[2]
     assert ddp.rounds["images_per_s"][1] == pytest.approx(2 * 16 * 1000 / 125.0)
     assert ddp.rounds["speedup"][1] == pytest.approx(2 * 100 / 125)

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 from accuracy_tables import FITTED, SINGLE, figures, interval_of, rounds
 from commands import ROOT
-from gate_runs import STEADY, gated, made_run, of_metric, rounds_of, slowed, with_rounds, write_run
+from gate_runs import (
+    STEADY,
+    gated,
+    made_result,
+    made_run,
+    of_metric,
+    rounds_of,
+    slowed,
+    with_rounds,
+    write_run,
+)
 from msgspec import structs
 
 from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, interleave_command
@@ -197,12 +207,8 @@ def test_the_command_measures_what_the_run_measured(run):
 
 
 def run_of(images_per_s, *, status="ok", memory=None):
-    row = {"status": status, "mode": "ddp", "num_devices": "2", "case_id": "ddp-n2"}
     case = GateCase(
-        case_id="ddp-n2",
-        label="ddp-n2",
-        name="ddp-n2",
-        row=row,
+        made_result("ddp", 2, status=status),
         rounds=rounds_of(
             images_per_s,
             images_per_s,
@@ -221,7 +227,7 @@ def test_rounds_of_launches_stay_apart():
     assert case.rounds["exposed_comm_ms"] == {1: -5.0, 2: -6.0, LAUNCH + 1: -7.0}
     assert case.rounds["peak_mem_mib"] == {0: 12.0}
     (case,) = merged([run_of({1: 5.0}), run_of({}, status="timeout")]).cases
-    assert (case.ok, case.row["status"]) == (False, "timeout"), "what failed once has failed"
+    assert (case.result.is_ok, case.result.status) == (False, "timeout"), "what failed once has failed"
 
 
 def drifting(seed):

@@ -20,6 +20,7 @@ from ddp_bench.bench.gate.main import parser as gate_parser
 from ddp_bench.bench.lab.main import parse, split
 from ddp_bench.bench.predict.main import parser as predict_parser
 from ddp_bench.bench.resolve import resolve
+from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import UNRESOLVED, compared
 from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.run.main import parser as run_parser
@@ -62,7 +63,7 @@ def test_a_side_of_an_interleaved_gate_is_not_gone_on_with():
     wide = (over(DDP, DP, 1 / 1.1, 1.1),)
     told = {"timing": {"measuring_s": 100.0}}
     proposed = [
-        conclude(Path("x"), made_manifest(**told, **more), data.cases, data.times, wide).next_step
+        conclude(Path("x"), made_manifest(**told, **more), data.results, data.times, wide).next_step
         for more in ({}, {"interleaved_id": "abc"})
     ]
     assert proposed[0] is not None
@@ -118,7 +119,7 @@ def test_a_folder_without_its_journal_begins_anew():
     data = run((SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), timed_blocks=[])
     wide = (over(DDP, DP, 1 / 1.1, 1.1),)
     manifest = made_manifest(settings={"batch_size": 8})
-    found = conclude(Path("x"), manifest, data.cases, data.times, wide, resumable=False).next_step
+    found = conclude(Path("x"), manifest, data.results, data.times, wide, resumable=False).next_step
     module, given = parsed(found)
     assert module == "bench.run"
     assert given.batch_size == "8"
@@ -189,7 +190,7 @@ def test_a_run_with_an_answer_is_worth_keeping():
 def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, as_of):
     run_, by = sample(path), comparisons(path)
     cases = run_.cases if as_of == "then" else rebuilt(path)
-    made = conclude(path, run_.manifest, cases, run_.times, by)
+    made = conclude(path, run_.manifest, case_results(cases), run_.times, by)
     on_one = cases["num_devices"].max() == 1
     assert {verdict.question for verdict in made.verdicts} >= (set() if on_one else {WRAPPER})
     said = [*made.notes, *(text for _, text in made.lines)]
@@ -228,7 +229,7 @@ def test_a_labs_commands_stay_in_the_lab(link, ranks, lab):
     data = run((SINGLE, DDP, CAP_1), timed_blocks=[])
     wide = (over(CAP_1, DDP, 1 / 1.1, 1.1),)
     told = made_manifest(link=link, ranks=places, timing={"measuring_s": 100.0})
-    step = conclude(Path("x"), told, data.cases, data.times, wide).next_step
+    step = conclude(Path("x"), told, data.results, data.times, wide).next_step
     assert step.command.startswith(f"python -m bench.lab {lab} -- python -m bench.run --resume x ")
 
 

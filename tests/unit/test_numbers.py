@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from ddp_bench.bench.findings import numbers
-from ddp_bench.bench.findings.wording import link_name, ranged
-from ddp_bench.bench.results.case_result import finite
+from ddp_bench.bench.findings.wording import link_name
+from ddp_bench.bench.results.case_result import CaseResult, finite
 from ddp_bench.bench.stats.interval import Interval
 
 WRITTEN = {
@@ -64,8 +64,8 @@ def test_a_value_is_written_as_people_would(write, row):
     ],
 )
 def test_interval_shares_decimals_and_needs_an_estimate(values, unit, shown):
-    row = dict(zip(("step_ms", "step_ms_low", "step_ms_high"), values, strict=True))
-    assert ranged(row, "step_ms", unit) == shown
+    case = CaseResult.of(dict(zip(("step_ms", "step_ms_low", "step_ms_high"), values, strict=True)))
+    assert numbers.with_interval(case.step_ms, unit) == shown
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf, pd.NA, "", "x"])

@@ -66,9 +66,9 @@ def told(name, folder):
         with contextlib.redirect_stdout(out):
             for place in (LAB, CALIBRATED, SLOW):
                 found = load_run(ROOT / place)
-                made = conclude(Path(place), found.manifest, found.cases, found.times, found.compared)
+                made = conclude(Path(place), found.manifest, found.results, found.times, found.compared)
                 page = Path(place) / "report.html"
-                print_summary(Path(place), found.cases, made, found.manifest.timing, page)
+                print_summary(Path(place), made, found.manifest.timing, page)
                 print()
         return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
     return said(COMMANDS[name])

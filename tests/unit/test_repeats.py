@@ -62,4 +62,4 @@ def test_runs_that_differ_by_their_rounds_alone_hold_what_they_have_in_common():
 
 def test_a_run_without_rates_says_how_to_find_out(tmp_path):
     run = written(tmp_path, 1)
-    assert AGAIN in evidence(run.cases, run.compared, [])
+    assert AGAIN in evidence(run.results, run.compared, [])

@@ -91,7 +91,7 @@ SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2,
 
 def paces(blocks):
     data = run([SINGLE, DP, DDP], timed_blocks=blocks)
-    return drift(workloads(data.cases)[0], data.times, key="k")
+    return drift(workloads(data.results)[0], data.times, key="k")
 
 
 def test_round_that_was_broken_off_does_not_speak_for_all_cases_and_two_show_no_drift():
@@ -104,11 +104,11 @@ def test_round_that_was_broken_off_does_not_speak_for_all_cases_and_two_show_no_
 
 
 def figure(cases, comparisons=()):
-    return breakdown(workloads(run(cases).cases)[0], comparisons, key="k")
+    return breakdown(workloads(run(cases).results)[0], comparisons, key="k")
 
 
 def bars(cases):
-    return step_bars(run(cases).cases.astype(object))
+    return step_bars(run(cases).results)
 
 
 def parts_of(row):
@@ -214,7 +214,7 @@ DEFAULT = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")
 
 def tracks(cases, blocks):
     data = run(cases, timed_blocks=blocks)
-    rank, found, _ = steps_of(data.cases, data.blocks)
+    rank, found, _ = steps_of(data.results, data.blocks)
     return rank, *whole(found)
 
 
@@ -280,7 +280,7 @@ def test_where_a_step_contradicts_none_is_drawn(ends, why):
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_no_sample_breaks_causality_or_contradicts_the_table_on_the_page(path):
     data = sample(path)
-    _, found, _ = steps_of(data.cases, data.blocks)
+    _, found, _ = steps_of(data.results, data.blocks)
     for track in whole(found)[0]:
         assert track.is_causal
         assert track.agrees

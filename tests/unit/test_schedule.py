@@ -11,6 +11,7 @@ import scipy
 from made import cap_of, planned
 
 from ddp_bench.bench.findings.wording import case_label
+from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.run.schedule import INSTRUMENTED, SHARES, LiveCase, Schedule, fixed_phases
@@ -120,7 +121,7 @@ def test_a_time_that_gives_no_interval_is_told_before_the_rounds():
     round_s = sum(one.step_s for one in live)
     schedule = Schedule(resolved())
     assert schedule.shortage(live, MIN_ROUNDS * round_s + 0.1) == ""
-    longest = case_label(max(live, key=lambda one: one.step_s).case.stored())
+    longest = case_label(CaseResult.of(max(live, key=lambda one: one.step_s).case.stored()))
     assert longest in schedule.shortage(live, MIN_ROUNDS * round_s - 0.1)
     assert Schedule(resolved(rounds=3)).shortage(live, 0.0) == ""
     assert Schedule(resolved(calibrate=True)).shortage(live, MIN_ROUNDS * round_s + 0.1)

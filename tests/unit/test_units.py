@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from gate_runs import STEADY, made_run
+from gate_runs import STEADY, changed, made_run
 from recorded_pages import text_of
 from test_scaling_predict import SMALL
 from token_runs import LENGTH, language_model, token_plan, token_run
@@ -21,6 +21,7 @@ from ddp_bench.bench.manifest import Timing
 from ddp_bench.bench.predict.output import write_csv
 from ddp_bench.bench.predict.prediction import predict
 from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.comparisons import FASTER
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run
@@ -55,13 +56,13 @@ def test_rates_count_units_by_hand(tokens):
     assert ddp["speedup"] == pytest.approx(2 * 100 / 125)
     # 2 GPUs x 50 W x 137.5 ms / 8192 tokens, at the median
     assert ddp["joules_per_image"] == pytest.approx(100 * 0.1375 / 8192, rel=1e-3)
-    step = step_time(pd.Series(ddp))
+    step = step_time(CaseResult.of(ddp))
     assert step.estimate == pytest.approx(ddp["step_ms"])
 
 
 def counting(steps, unit):
     made = made_run(steps)
-    return replace(made, cases=tuple(replace(c, row={**c.row, "unit": unit}) for c in made.cases))
+    return replace(made, cases=tuple(changed(c, unit=unit) for c in made.cases))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -143,7 +144,6 @@ def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, c
     assert {"two levels", "wide intervals"} <= {one.kind for one in warned}
     print_summary(
         tokens,
-        found.cases,
         replace(conclusion, cautions=tuple(warned), trust=trust(warned, [FASTER], on_cpu=False)),
         TIMING,
         tokens / "report.html",
