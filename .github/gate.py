@@ -20,7 +20,7 @@ from typing import Any
 VERDICTS = {0: "pass", 1: "regression", 3: "not comparable", 4: "not measured"}
 """By exit code of the gate where it shows no result; any other is an error."""
 
-HEADING = "### ddp-bench gate: "
+HEADING = "## ddp-bench gate: "
 """What its result begins with; the verdict follows, up to a colon."""
 
 CHOSEN = ("regression", "missing", "undecided")
@@ -50,7 +50,7 @@ def main() -> int:
         outputs.write(f"verdict={verdict}\nexit-code={code}\n")
     number = pull_request()
     if os.environ.get("COMMENT") == "true" and number is not None:
-        nothing = f"### ddp-bench gate: {verdict}\n\nNothing was compared; the log of the job says why."
+        nothing = f"## ddp-bench gate: {verdict}\n\nNothing was compared; the log of the job says why."
         comment(number, marker(of_run), said or nothing)
     return 0 if verdict in CHOSEN and verdict not in fails_on else code
 

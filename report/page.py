@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from ..bench.findings.answers import headline
 from ..bench.findings.cautions import Caution
 from ..bench.findings.findings import conclude_run
 from ..bench.findings.next_step import NextStep, again
 from ..bench.findings.numbers import about, plural
-from ..bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
+from ..bench.findings.verdicts import RESOLVED, Verdict
 from ..bench.findings.wording import device_noun, stand_ins
 from ..bench.manifest import Manifest
 from ..bench.predict.output import Predictions
@@ -34,7 +35,6 @@ _MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")
 _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 _MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
 _FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
-_TITLES = {WRAPPER: "DP, DDP or one device", CAP: "DDP's settings", COMMUNICATION: "Communication"}
 _STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
 
 
@@ -167,6 +167,9 @@ def page(
     more: list[Figure] = []
     for i, workload in enumerate(measured, start=1):
         place = f"w{i}"
+        if any(c.answers_nothing for c in workload.cases) and not headline(workload.cases):
+            not_drawn.append("No figures: cases that share a GPU tell nothing about speed.")
+            continue
         one_step, why_not = timeline.one_step(workload, run.blocks, key=place)
         not_drawn += [why_not] if why_not else []
         first = (
@@ -242,7 +245,8 @@ def status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[V
     if not ok:
         said = "nothing measured"
     elif not verdicts:
-        said = "nothing to compare"
+        shared = any(case.answers_nothing for case in ok)
+        said = "it works; shared GPUs tell nothing about speed" if shared else "nothing to compare"
     elif not answered:
         said = "undecided"
     else:
@@ -309,7 +313,7 @@ def cards(verdicts: Iterable[Verdict]) -> list[Card]:
     """Make a card per answer."""
     return [
         Card(
-            title=", ".join(filter(None, (_TITLES.get(verdict.question, verdict.question), verdict.of))),
+            title=verdict.title,
             state=_STATES.get(verdict.answer, "open"),
             label=verdict.label,
             sentence=visible(verdict.sentence),

@@ -32,6 +32,13 @@ _PARTS = (
 _ROUNDS = whole("Rounds", "num_rounds")
 SPEEDUP = figures("Speed-up", "speedup", TIMES)
 _EFFICIENCY = figures("Efficiency", "efficiency", "%", 100.0)
+
+
+def _ranked(column: Column) -> Column:
+    """The column without cases whose speed-up says nothing."""
+    return column._replace(cell=lambda case: column.cell(case) if case.is_ranked else "")
+
+
 _EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
 _HIDDEN = words("Hidden (%)", lambda case: hidden_percent(case, with_interval), "number")
 _PEAK = figures(
@@ -45,7 +52,7 @@ _COST = figures("Cost of an epoch", "epoch_cost")
 
 
 def _over_default(case: CaseResult) -> str:
-    found = case.interval("vs_ddp_default")
+    found = None if case.answers_nothing else case.interval("vs_ddp_default")
     is_reference = found is not None and found.low == found.high == 1
     return "1, the default" if is_reference else with_interval(found)
 
@@ -91,7 +98,18 @@ def _results(ok: Sequence[CaseResult]) -> Table | None:
         "all at once. Speed-up is throughput over that of “single”, efficiency is speed-up / devices. "
         "Exposed is what communication adds to the step, hidden the share of communication that it does not.",
         own,
-        (*NAME, throughput, _AGAINST, SPEEDUP, _EFFICIENCY, _EXPOSED, _HIDDEN, _PEAK, _COST, _ROUNDS),
+        (
+            *NAME,
+            throughput,
+            _AGAINST,
+            _ranked(SPEEDUP),
+            _ranked(_EFFICIENCY),
+            _EXPOSED,
+            _HIDDEN,
+            _PEAK,
+            _COST,
+            _ROUNDS,
+        ),
         below=[f"{plural(folded, 'case')} on shared devices: see “Every column”."] if folded else [],
     )
 

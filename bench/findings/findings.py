@@ -65,7 +65,7 @@ class Conclusion:
         worth = self.trust.lines if self.trust else {}
         following = self.next_step
         return [
-            *((", ".join(filter(None, (one.question, one.of))), one.sentence) for one in self.verdicts),
+            *((one.title, one.sentence) for one in self.verdicts),
             *((f"trust: {claim}", said) for claim, said in worth.items()),
             *([("next", following.why), ("", following.command)] if following else []),
         ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median, stdev
+from statistics import stdev
+from typing import NamedTuple
 
 from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison, over_eager
@@ -17,20 +17,16 @@ from .wording import case_label
 LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
+AGAIN = "not known: run the same command twice more, and this line says how far apart the runs lie"
 
-@dataclass(frozen=True)
-class Agreement:
+
+class Agreement(NamedTuple):
     """A ratio, or a rate, in several runs."""
 
-    name: str
-    common: float
-    """What the runs have in common."""
     scatter: float
     """Standard deviation of the runs, a share."""
-    half_width: float
-    """Of a typical run's interval, a share."""
     holding: int
-    """Runs whose interval holds the common value."""
+    """Runs whose interval holds the value that they have in common."""
     num_runs: int
 
 
@@ -41,48 +37,36 @@ def agreements(runs: Iterable[Mapping[str, Interval]]) -> list[Agreement]:
         for name, value in run.items():
             if not math.isnan(value.low):
                 found.setdefault(name, []).append(value)
-    return [_agreement(name, values) for name, values in found.items() if len(values) >= LEAST_RUNS]
+    return [
+        Agreement(
+            scatter=stdev(math.log(one.estimate) for one in values),
+            holding=sum(not one.excludes(common) for one in values),
+            num_runs=len(values),
+        )
+        for values in found.values()
+        if len(values) >= LEAST_RUNS and (common := common_value(values))
+    ]
 
 
-def _agreement(name: str, values: Sequence[Interval]) -> Agreement:
-    common = common_value(values)
-    return Agreement(
-        name=name,
-        common=common,
-        scatter=stdev(math.log(one.estimate) for one in values),
-        half_width=median(one.half_width for one in values),
-        holding=sum(not one.excludes(common) for one in values),
-        num_runs=len(values),
-    )
+def _own(cases: Iterable[CaseResult]) -> dict[str, CaseResult]:
+    """The measured cases that have their devices for themselves, by id."""
+    return {case.case_id: case for case in cases if case.is_ok and not case.oversubscribed}
 
 
-def ratios_of(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> dict[str, Interval]:
+def ratios_of(cases: Iterable[CaseResult], comparisons: Sequence[Comparison]) -> dict[str, Interval]:
     """The answers of a run and the speed-ups of its cases that have their devices for themselves."""
     own = _own(cases)
-    names = {case.case_id: case_label(case) for case in own}
-    across = over_eager(comparisons, own)
+    across = over_eager(comparisons, own.values())
     found = {
-        f"{names[one.case_id]} / {names[one.reference_id]}": one.ratio
+        f"{case_label(own[one.case_id])} / {case_label(own[one.reference_id])}": one.ratio
         for one in comparisons
-        if one not in across and {one.case_id, one.reference_id} <= names.keys()
+        if one not in across and {one.case_id, one.reference_id} <= own.keys()
     }
-    for case in own:
-        if case.mode != "single" and case.speedup is not None and not case.is_stand_in:
-            found[f"{names[case.case_id]} / single"] = case.speedup
-    return found
-
-
-def rates_of(cases: Sequence[CaseResult]) -> dict[str, Interval]:
-    """The throughputs of the same cases."""
-    return {case_label(case): case.images_per_s for case in _own(cases) if case.images_per_s is not None}
-
-
-def _own(cases: Sequence[CaseResult]) -> list[CaseResult]:
-    """The measured cases that have their devices for themselves."""
-    return [case for case in cases if case.is_ok and not case.oversubscribed]
-
-
-AGAIN = "not known: run the same command twice more, and this line says how far apart the runs lie"
+    return found | {
+        f"{case_label(case)} / single": case.speedup
+        for case in own.values()
+        if case.mode != "single" and case.speedup and case.is_ranked
+    }
 
 
 def evidence(
@@ -93,13 +77,16 @@ def evidence(
     """What runs of the same plan on this machine, this one and `earlier` ones, tell of another run."""
     runs = [*earlier, (cases, comparisons)]
     ratios = agreements(ratios_of(*run) for run in runs)
-    rates = agreements(rates_of(table) for table, _ in runs)
+    rates = agreements(
+        {case_label(one): one.images_per_s for one in _own(every).values() if one.images_per_s}
+        for every, _ in runs
+    )
     if not rates:
         return AGAIN
     held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
-    others = plural(len(runs) - 1, "earlier run")
     apart = f", ratios {_typical(ratios)}" if ratios else ""
     hold = f"; {held} of {total} intervals of ratios hold the common value" if ratios else ""
+    others = plural(len(runs) - 1, "earlier run")
     return f"with {others} of this plan: rates {_typical(rates)}{apart} apart (standard deviation){hold}"
 
 

@@ -17,6 +17,7 @@ from ..cli import command, speaker
 from ..results.aggregate import images_per_s_by_round, units_per_step
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
+from .answers import by_compile_label, headline
 from .cautions import Caution
 from .numbers import per_second, plural, rate
 from .wording import case_label
@@ -59,9 +60,15 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes, *, target: float | Non
         _wide(ok, found, math.inf if target is None else target, unit),
         drift,
         _two_levels(steady, unit),
-        _scatter(steady),
+        _scatter({case: steady[case] for case in steady if case.case_id in answering(ok)}),
     )
     return [caution for caution in checks if caution is not None]
+
+
+def answering(ok: Sequence[CaseResult]) -> set[str]:
+    """The cases that answers rest on, with `single`; all where nothing is compared."""
+    found = {case.case_id for _, group in by_compile_label(ok) for case in headline(group)}
+    return {case.case_id for case in ok if not found or case.case_id in found or case.mode == "single"}
 
 
 def pace(found: Mapping[Any, ByRound]) -> ByRound:

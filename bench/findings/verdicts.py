@@ -16,6 +16,9 @@ from .numbers import with_interval as written
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
 
+TITLES = {WRAPPER: "DP, DDP or one device", CAP: "DDP's settings", COMMUNICATION: "Communication"}
+"""What a question is called on the terminal and on the page."""
+
 RESOLVED = "resolved"
 """Answer of a question that compares nothing."""
 
@@ -50,8 +53,8 @@ SENTENCES = {
     },
     COMMUNICATION: {
         RESOLVED: _ADDED,
-        HIDDEN: f"{_ADDED}; {{hidden}} of its {{alone}} alone is hidden",
-        HIDES_NONE: f"{_ADDED}; none of its {{alone}} alone is hidden",
+        HIDDEN: f"{_ADDED}; alone it takes {{alone}}, of which {{hidden}} is hidden",
+        HIDES_NONE: f"{_ADDED}; alone it takes {{alone}}, of which none is hidden",
         VAGUE: f"{_ADDED}; how much is hidden is not known yet",
         EQUAL: "{exposed} added by communication, at most {most_share} of the step",
         UNRESOLVED: "unresolved: {exposed} added by communication, at most {most_share} of the step",
@@ -118,6 +121,11 @@ class Verdict:
     hidden_pct: Interval | None = None
     is_vague: bool = False
     """Whether what is hidden was measured, but is not known to 50 percentage points."""
+
+    @property
+    def title(self) -> str:
+        """The question in words, and which cases it is of."""
+        return ", ".join(filter(None, (TITLES.get(self.question, self.question), self.of)))
 
     @property
     def is_open(self) -> bool:

@@ -36,7 +36,7 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
             reason = str(error)
             github.show(
                 [github.Annotation("warning", cli.speaker(), reason)],
-                lambda: f"### {cli.speaker()}: not comparable\n\n{markdown(reason)}",
+                lambda: f"## {cli.speaker()}: not comparable\n\n{markdown(reason)}",
             )
         raise
 
@@ -66,21 +66,32 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     gate = gate_of(first, second)
     asked = None if options.interleave is None else (_asked(options), rest[1:])
     gate = gate_output.with_more(gate, (first.manifest, second.manifest), asked)
+    _tell(options, gate, first, second)
+    return gate.exit_code
+
+
+def _tell(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateRun) -> None:
+    """Write and print what was asked for."""
     if options.junit is not None:
         _write(options.junit, junit(gate, allow_missing=options.allow_missing), "--junit")
+
+    def as_markdown() -> str:
+        from .page import markdown
+
+        return markdown(gate, first, second)
+
     if options.html is not None:
         from .page import html  # matplotlib takes a second
 
         _write(options.html, html(gate, first, second), "--html")
     if not options.quiet:
-        github.show(gate_output.annotations_of(gate), lambda: gate_output.markdown(gate))
+        github.show(gate_output.annotations_of(gate), as_markdown)
     if options.json:
         print(gate_output.as_json(gate))
     elif options.markdown:
-        print(gate_output.markdown(gate))
+        print(as_markdown())
     elif not options.quiet:
         gate_output.show(gate)
-    return gate.exit_code
 
 
 def _write(place: Path, content: str, option: str) -> None:

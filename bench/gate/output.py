@@ -1,4 +1,4 @@
-"""A gate as text: one sentence, a table for the terminal, Markdown, JSON."""
+"""A gate in words: one sentence, what to read before and after the table, the table's cells; and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from ..github import Annotation
 from ..manifest import Manifest, Record
 from ..stats.interval import Interval
 from ..text import listed, visible
-from ..text import markdown as markdown_text
 from .code import CodeOfBoth
 from .compare import FAMILY_CONFIDENCE, Gate
 from .judge import Change
@@ -42,15 +41,14 @@ _MOST_PERCENT = 999
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 """A commit; twelve digits name it."""
 
-HEADINGS = ("verdict", "case", "metric", "baseline", "candidate", "change")
+HEADINGS = ("case", "metric", *(NUMBERS := ("baseline", "candidate", "change")), "verdict")
 
 
 def table(gate: Gate) -> Table:
-    """The comparisons, worst first, for rich: a line each in 100 columns, where a case has no long name."""
+    """The comparisons for rich, worst first: a line each in 100 columns, where a case has no long name."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in HEADINGS:
-        right = heading in ("baseline", "candidate", "change")
-        made.add_column(heading, justify="right" if right else "left", no_wrap=heading != "case")
+        made.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=heading != "case")
     for comparison in gate.comparisons:
         made.add_row(*(Text(visible(cell)) for cell in cells(comparison)))
     return made
@@ -59,7 +57,7 @@ def table(gate: Gate) -> Table:
 def conditions(gate: Gate) -> list[str]:
     """What is to be read before any number: separate runs, the code compared, what differs; a line each."""
     differing = [
-        f"{'differs' if d.blocking else 'also differs'}: {d.name}: {d.then} -> {d.now}"
+        f"{'differs' if d.blocking else 'differs, no obstacle'}: {d.name}: {d.then} -> {d.now}"
         for d in gate.differences
     ]
     first = [] if gate.interleaved else [NOT_INTERLEAVED]
@@ -72,8 +70,8 @@ def notes(gate: Gate) -> list[str]:
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         lines.append(
-            f"Change: candidate / baseline - 1. Each interval is one of {100 * gate.confidence:.4g}%: "
-            f"together they hold with {100 * FAMILY_CONFIDENCE:g}%. "
+            f"Change: candidate / baseline - 1, in parentheses its {100 * gate.confidence:.4g}% interval; "
+            f"all of them hold at once with {100 * FAMILY_CONFIDENCE:g}%. "
             + (
                 "The two sides took turns on one machine: ratios are formed within rounds, baseline and "
                 f"candidate are those of a typical round of both. {_launches(gate)}"
@@ -95,13 +93,13 @@ def notes(gate: Gate) -> list[str]:
 
 
 def allowed(gate: Gate) -> str:
-    """What the thresholds are: `Allowed: 5%; exposed communication 10%.`; empty where none was needed."""
+    """The thresholds: `Allowed change: 5%; exposed communication 10%.`; empty where none was needed."""
     found = {c.column.label: c.threshold for c in gate.comparisons if c.column and c.threshold is not None}
     if not found:
         return ""
     usual = found.get("throughput", next(iter(found.values())))
     others = [f"; {label} {100 * share:g}%" for label, share in found.items() if share != usual]
-    return f"Allowed: {100 * usual:g}%{''.join(others)}."
+    return f"Allowed change: {100 * usual:g}%{''.join(others)}."
 
 
 def reasons(gate: Gate) -> list[str]:
@@ -163,8 +161,9 @@ def verdict(gate: Gate) -> str:
 
 def _failed(gate: Gate) -> str:
     regressed = gate.having("regressed")
-    caveat = _apart(gate) if regressed else ""
-    return f"{named(regressed or gate.having('missing'))}{caveat}"
+    if not regressed:
+        return f"{named(gate.having('missing'))}; --allow-missing passes without them"
+    return f"{named(regressed)}{_apart(gate)}"
 
 
 def _passed(gate: Gate) -> str:
@@ -180,7 +179,7 @@ def _undecided(gate: Gate) -> str:
         return f"{said(suspected[0])}, but {suspected[0].reason}"
     if gate.undecided:
         return named(gate.undecided)
-    return "no case that has its devices for itself was compared"
+    return "every case shares its devices, so none is judged"
 
 
 def _not_comparable(gate: Gate) -> str:
@@ -191,7 +190,7 @@ def _not_comparable(gate: Gate) -> str:
 
 
 def _apart(gate: Gate) -> str:
-    return "" if gate.interleaved else "; the runs were not interleaved"
+    return "" if gate.interleaved else "; the runs were not measured in turns"
 
 
 def named(found: Sequence[Change]) -> str:
@@ -207,18 +206,6 @@ def _launches(gate: Gate) -> str:
         return "One launch: they hold within it, another may differ by more."
     looked = f", looked at after {listed([str(one) for one in gate.looks])}" if len(gate.looks) > 1 else ""
     return f"They hold what {gate.num_launches} launches differ by{looked}."
-
-
-def markdown(gate: Gate) -> str:
-    """The same for a job summary or a pull-request comment."""
-    lines = [f"### {speaker('gate')}: {markdown_text(verdict(gate))}", ""]
-    lines += [f"- {markdown_text(line)}" for line in conditions(gate)]
-    lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
-    lines += [f"| {' | '.join(markdown_text(cell) for cell in cells(c))} |" for c in gate.comparisons]
-    lines += ["", *(f"{markdown_text(line)}\n" for line in notes(gate))]
-    if step := decides(gate):
-        lines += [f"{markdown_text(sentence(step))}:\n", f"    {visible(step.command)}\n"]
-    return "\n".join(lines)
 
 
 def sentence(step: NextStep) -> str:
@@ -303,7 +290,7 @@ def _nevertheless(names: Sequence[str]) -> str:
 
 def cells(c: Change) -> tuple[str, ...]:
     """One row of the table, under `HEADINGS`."""
-    return (c.verdict, c.label, *amounts(c), change(c))
+    return (c.label, *amounts(c), change(c), c.verdict)
 
 
 def amounts(c: Change) -> tuple[str, ...]:

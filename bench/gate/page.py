@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Sequence
+from dataclasses import astuple, replace
 
-from ...report.build import render
+from ...report import build
 from ...report.conditions import Fact, Group
 from ...report.drawing import Figure
 from ...report.forest import Ratio, forest
 from ...report.page import Card, Files, Page, data_link
 from ...report.table import Heading, Table
+from ..cli import speaker
 from ..findings.next_step import again
+from ..results.store import csv_bytes
 from ..text import csv_cell
 from .compare import Gate
 from .judge import VERDICTS, Change, Verdict
-from .output import amounts, change, conditions, decides, named, notes, said, verdict, word
+from .output import HEADINGS, NUMBERS, cells, change, conditions, decides, named, notes, said, verdict, word
 from .runs import GateRun
 
 _STATES: dict[Verdict, str] = {"regressed": "found", "improved": "found", "unchanged": "equal"}
-_HEADINGS = ("Case", "Metric", "Baseline", "Candidate", "Change", "Verdict", "Why")
-_NUMBERS = ("Baseline", "Candidate", "Change")
 
 
 def html(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
-    """The whole page: what was decided, changes drawn, a table of all, how both ran."""
-    return render(page(gate, baseline, candidate))
+    """The whole page."""
+    return build.render(page(gate, baseline, candidate))
+
+
+def markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
+    """The same for a job summary or a pull-request comment, what was decided first."""
+    made = page(gate, baseline, candidate)
+    return build.markdown(replace(made, heading=f"{speaker('gate')}: {verdict(gate)}", status=made.title))
 
 
 def page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
-    """What the page shows, as records."""
+    """What both show: what was decided, changes drawn, a table of all, how both ran."""
     sides = {"Baseline": baseline, "Candidate": candidate}
     found, heading = word(gate), f"{_name(candidate)} against {_name(baseline)}"
     return Page(
         title=heading,
         heading=heading,
         status=f"{found[:1].upper()}{found[1:]} · {verdict(gate).removeprefix(f'{found}: ')}",
-        warnings=[line for line in conditions(gate) if line.startswith("Not interleaved")],
+        warnings=conditions(gate),
         cards=cards(gate),
         following=decides(gate),
         notes=notes(gate),
         figures=[one for name in ("images_per_s", "speedup") if (one := _figure(gate, name)) is not None],
-        tables=[_table(gate), *_differences(gate)],
+        tables=[_table(gate)],
         files=Files(data=data_link("comparison.csv", _csv(gate))),
         conditions=[Group(name, tuple(_facts(side))) for name, side in sides.items()],
     )
@@ -67,7 +71,9 @@ def cards(gate: Gate) -> list[Card]:
         if worst == "unchanged":
             sentence = f"No case changed by more than {100 * (those[0].threshold or 0):g}%."
         elif worst == "not comparable":
-            sentence = f"{those[0].reason[:1].upper()}{those[0].reason[1:]}."
+            differing = ", ".join(d.name for d in gate.differences if d.blocking)
+            why = f"the runs differ in {differing}" if differing else those[0].reason
+            sentence = f"{why[:1].upper()}{why[1:]}."
         else:
             sentence = f"{named(those)[:1].upper()}{named(those)[1:]}."
         title, state = f"{label[:1].upper()}{label[1:]}", _STATES.get(worst, "open")
@@ -106,20 +112,9 @@ def _look(c: Change) -> str:
 
 
 def _table(gate: Gate) -> Table:
-    """Every case and metric, worst first."""
-    rows = [(c.label, *amounts(c), change(c), c.verdict, c.reason) for c in gate.comparisons]
-    kept = [i for i in range(len(_HEADINGS)) if any(row[i] for row in rows)]
-    columns = tuple(Heading(_HEADINGS[i], "number" if _HEADINGS[i] in _NUMBERS else "") for i in kept)
-    cells = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table("Every comparison", "The worst first.", columns, cells)
-
-
-def _differences(gate: Gate) -> Sequence[Table]:
-    if not gate.differences:
-        return ()
-    columns = tuple(map(Heading, ("Condition", "Baseline", "Candidate", "Blocks a comparison")))
-    rows = tuple((d.name, d.then, d.now, "yes" if d.blocking else "no") for d in gate.differences)
-    return (Table("What differs between the runs", "As the two manifests tell it.", columns, rows),)
+    """Every case and metric, worst first, as on the terminal."""
+    columns = tuple(Heading(name.capitalize(), "number" if name in NUMBERS else "") for name in HEADINGS)
+    return Table("Every comparison", "The worst first.", columns, tuple(map(cells, gate.comparisons)))
 
 
 def _facts(side: GateRun) -> list[Fact]:
@@ -139,24 +134,11 @@ def _facts(side: GateRun) -> list[Fact]:
 
 def _csv(gate: Gate) -> bytes:
     """Every comparison in full digits; without a value a cell is empty."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    names = (
-        "case",
-        "metric",
-        "verdict",
-        "baseline",
-        "candidate",
-        "ratio",
-        "ratio_low",
-        "ratio_high",
-        "threshold",
-    )
-    writer.writerow([*names, "reason"])
+    names = "case metric verdict baseline candidate ratio ratio_low ratio_high threshold reason"
+    lines = [names.split()]
     for c in gate.comparisons:
-        ratio = (c.ratio.estimate, c.ratio.low, c.ratio.high) if c.ratio else (None, None, None)
-        numbers = (
-            None if x is None or math.isnan(x) else x for x in (c.baseline, c.candidate, *ratio, c.threshold)
-        )
-        writer.writerow([csv_cell(c.label), c.metric, c.verdict, *numbers, csv_cell(c.reason)])
-    return out.getvalue().encode(errors="backslashreplace")
+        ratio = astuple(c.ratio) if c.ratio else (None,) * 3
+        numbers = (c.baseline, c.candidate, *ratio, c.threshold)
+        known = ("" if x is None or math.isnan(x) else f"{x}" for x in numbers)
+        lines.append([csv_cell(c.label), c.metric or "", c.verdict, *known, csv_cell(c.reason)])
+    return csv_bytes(lines)

@@ -150,6 +150,16 @@ class CaseResult:
         return self.status not in ("ok", "skipped")
 
     @property
+    def is_ranked(self) -> bool:
+        """Whether its speed-up says anything: it shares no devices, and nothing stands in for DP."""
+        return not (self.oversubscribed or self.is_stand_in)
+
+    @property
+    def answers_nothing(self) -> bool:
+        """Whether it shares a GPU, which shows that it works, and nothing of its speed."""
+        return self.oversubscribed and self.device_type == "cuda"
+
+    @property
     def is_stand_in(self) -> bool:
         """Whether DataParallel's stages ran on CPU cores."""
         return self.mode == "dp" and (self.impl == STAND_IN or self.device_type == "cpu")

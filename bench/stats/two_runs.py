@@ -72,21 +72,6 @@ def _change_within(rounds: Figures) -> float:
     return max(statistics.variance([one.estimate for one in each]) - noise, 0.0)
 
 
-def ratio_of_medians(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
-    """Median over median of two independent samples of positive figures, with 95%.
-
-    The error of each logarithm is half the interval of its median that one standard error makes.
-    """
-    sides = [
-        median_interval(np.log(values).tolist(), confidence=ONE_SIGMA) for values in (numerator, denominator)
-    ]
-    one, other = (
-        Estimate(side.estimate, (side.high - side.low) / 2, max(len(values) - 1, 1))
-        for side, values in zip(sides, (numerator, denominator), strict=True)
-    )
-    return one.minus(other).interval().exp()
-
-
 def common_value(values: Sequence[Interval]) -> float:
     """The value that repeated measurements have in common: the mean of their logarithms, by their precision.
 

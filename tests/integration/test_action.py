@@ -230,7 +230,7 @@ def test_the_step_fails_on_the_verdicts_that_are_chosen(
     job = Job(origin, tmp_path / "job", github)
     place = tmp_path / "bin"
     place.mkdir()
-    heading = f"### ddp-bench gate: {said}" if said else ""
+    heading = f"## ddp-bench gate: {said}" if said else ""
     (place / "ddp-bench").write_text(f"#!/bin/sh\nprintf '{heading}'\nexit {code}\n")
     (place / "ddp-bench").chmod(0o755)
     job.environment["PATH"] = f"{place}{os.pathsep}{job.environment['PATH']}"

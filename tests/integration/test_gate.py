@@ -113,7 +113,7 @@ def test_a_commit_of_another_format_is_one_line_and_in_the_jobs_summary(tmp_path
     )
     assert line.endswith("No module named bench.run; take a later commit as the baseline")
     assert told.out == ""
-    assert summary.read_text().startswith("### bench.gate: not comparable\n\nother format: ")
+    assert summary.read_text().startswith("## bench.gate: not comparable\n\nother format: ")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.judge import judge
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, main
 from ddp_bench.bench.gate.more import more
+from ddp_bench.bench.gate.page import markdown
 from ddp_bench.bench.gate.runs import LAUNCH, model_change
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.stats.interval import Interval
@@ -381,7 +382,7 @@ def test_a_changed_model_is_compared_on_request_and_the_change_named():
     assert [d.name for d in allowed.differences if not d.blocking] == ["model parameters", "gradient bytes"]
     change = "model changed: 11.7M \N{RIGHTWARDS ARROW} 11.9M parameters (+1.8%)"
     assert f"{change}." in gate_output.notes(allowed)
-    assert "11.7M \N{RIGHTWARDS ARROW} 11.9M parameters" in gate_output.markdown(allowed)
+    assert "11.7M \N{RIGHTWARDS ARROW} 11.9M parameters" in markdown(allowed, base, other)
     assert json.loads(gate_output.as_json(allowed))["model_change"] == change
 
 

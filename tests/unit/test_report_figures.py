@@ -29,8 +29,9 @@ from ddp_bench.report.timeline import steps_of, whole
 
 
 def test_shared_devices_are_drawn_hollow():
+    one_and_two = [case("single", 1, 100.0), case("ddp", 2, 150.0)]
     hollow, full = (
-        page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=shared)])).figures[0].svg()
+        page(run([*one_and_two, case("ddp", 4, 150.0, oversubscribed=shared)])).figures[0].svg()
         for shared in (True, False)
     )
     assert "fill: var(--paper)" in hollow
