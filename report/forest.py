@@ -14,7 +14,7 @@ from ..bench.findings.answers import headline
 from ..bench.findings.numbers import plural, ratio
 from ..bench.findings.wording import case_label, settings_label, short_mode
 from ..bench.results.case_result import CaseResult
-from ..bench.results.comparisons import Comparison, default_of, over_default
+from ..bench.results.comparisons import Comparison, band, default_of, is_within, over_default
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases
 from .drawing import GRID, INK, LOOKS, MUTED, Figure, mark_look, printable, tag
@@ -91,7 +91,7 @@ def forest(
         axes.set_xscale("log")
         axes.set_xlim(1 / reach, reach)
         axes.set_ylim(len(shown) - 0.4, -0.6)
-        axes.axvspan(1 / (1 + margin), 1 + margin, facecolor=GRID, edgecolor="none", zorder=0.5)
+        axes.axvspan(*band(margin), facecolor=GRID, edgecolor="none", zorder=0.5)
         axes.axvline(1.0, color=INK, linewidth=1.2, zorder=1)
         axes.set_yticks(range(len(shown)), ["\n".join(lines) for lines in names])
         for place, (one, label) in enumerate(zip(shown, axes.get_yticklabels(), strict=True)):
@@ -148,7 +148,7 @@ def ratio_ticks(low: float, high: float) -> list[float]:
 
 def _fastest(ratios: Sequence[Ratio], margin: float) -> str:
     """Say what the answers of the run say of these ratios: faster is beyond the margin, or it is nothing."""
-    equal = [1 / (1 + margin) <= one.interval.low and one.interval.high <= 1 + margin for one in ratios]
+    equal = [is_within(one.interval, band(margin)) for one in ratios]
     faster = [one for one, same in zip(ratios, equal, strict=True) if one.interval.low > 1 and not same]
     if all(math.isnan(one.interval.low) for one in ratios):
         return "there are too few rounds to compare"

@@ -152,11 +152,11 @@ def _alone(case: CaseResult, margin: float, beside: Sequence[CaseResult]) -> Ver
 def _stages(stand_in: CaseResult) -> str:
     """What the stages of DP's stand-in take of its step; empty where one was not measured."""
     names = ("replicate", "scatter", "gather", "reduce")
-    stages = [(name, getattr(stand_in, f"dp_{name}_ms")) for name in names]
-    if stand_in.step_ms is None or any(ms is None for _, ms in stages):
+    stages = {name: ms for name in names if (ms := stand_in.number(f"dp_{name}_ms")) is not None}
+    if stand_in.step_ms is None or len(stages) < len(names):
         return ""
-    parts = ", ".join(f"{name} {quantity(ms, 'ms', 2)}" for name, ms in stages)
-    whole, step = quantity(sum(ms for _, ms in stages), "ms", 2), quantity(stand_in.step_ms.estimate, "ms")
+    parts = ", ".join(f"{name} {quantity(ms, 'ms', 2)}" for name, ms in stages.items())
+    whole, step = quantity(sum(stages.values()), "ms", 2), quantity(stand_in.step_ms.estimate, "ms")
     return f"DP's stages cost its stand-in {whole} of a step of {step}: {parts}"
 
 
@@ -167,9 +167,11 @@ def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -
     named = {case_id: _choice(by_id[case_id], axes) for case_id, axes in changed.items()}
     only_caps = all(axes.keys() == {"bucket_cap_mb"} for axes in changed.values())
     same = [one for one in comparisons if not ALTERS & changed[one.case_id].keys()]
-    proved = [one for one in comparisons if not by_id[one.case_id].not_proved]
+    proved = (one for one in comparisons if not by_id[one.case_id].not_proved)
     winners = [one for one in proved if one.answer == FASTER and not one.within_margin]
-    best = max([one for one in winners if one in same] or winners, key=_estimate, default=None)
+    winners.sort(key=lambda one: -one.ratio.estimate)
+    fastest = winners[0] if winners else None
+    best = next((one for one in winners if one in same), fastest)
     # One that gains the margin at most is no reason to change anything, whether or not it is slower.
     unresolved = [one for one in comparisons if one.answer == UNRESOLVED and one.ratio.high > 1 + one.margin]
     few = [one for one in comparisons if one.answer == TOO_FEW]
@@ -179,7 +181,6 @@ def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -
     beside = [name for name in left if name != named[shown.case_id]]
     alters = best is not None and best not in same
     paste = ""
-    fastest = max(winners, key=_estimate, default=None)
     others = [one for one in known if by_id[one.case_id].mode != "ddp" and one not in (shown, fastest)]
     wrappers = [f"{named[one.case_id]} is {ratio(one.ratio)} as fast" for one in others]
     if best and not alters and by_id[best.case_id].mode == "ddp":
@@ -213,10 +214,6 @@ def _choice(case: CaseResult, changed: dict[str, str]) -> str:
     """What is named of a case beside DDP's default: its wrapper where it is another, and its settings."""
     names = setting_names(changed)
     return names if case.mode == "ddp" else " with ".join(filter(None, (short_mode(case), names)))
-
-
-def _estimate(one: Comparison) -> float:
-    return one.ratio.estimate
 
 
 def _communication(case: CaseResult) -> Verdict | None:

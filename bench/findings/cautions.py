@@ -13,8 +13,8 @@ from ..gpus import FAULTS
 from ..manifest import Manifest, RankPlace, Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import OPEN
+from .causes import SlowRank
 from .numbers import plural, short
-from .slow_ranks import SlowRank
 from .wording import case_label
 
 MOST_SPLIT_EFFECT = 1e-2

@@ -13,6 +13,7 @@ from ..results.round_times import RoundTimes
 from ..results.store import RunData
 from ..text import visible
 from .answers import ONE_DEVICE, compile_verdicts, verdicts
+from .causes import SlowRank, slow_ranks
 from .cautions import (
     Caution,
     Trust,
@@ -30,7 +31,6 @@ from .cautions import (
 from .next_step import NextStep, next_step
 from .notes import notes
 from .repeats import evidence
-from .slow_ranks import SlowRank, slow_ranks
 from .stability import cautions as of_rounds
 from .verdicts import Verdict
 

@@ -10,8 +10,8 @@ from ..results.comparisons import Comparison
 from ..text import listed
 from . import causes
 from .answers import headline
+from .causes import SlowRank
 from .numbers import plural, rate
-from .slow_ranks import SlowRank
 from .verdicts import Verdict
 from .wording import case_parts, place, short_mode
 

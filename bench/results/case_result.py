@@ -100,10 +100,6 @@ class CaseResult:
     throttled_pct: float | None
     throttle_reasons: str
     rank_skew_ms: Interval | None
-    dp_replicate_ms: float | None
-    dp_scatter_ms: float | None
-    dp_gather_ms: float | None
-    dp_reduce_ms: float | None
     num_rounds: int
     compile_s: float | None
     torch_version: str

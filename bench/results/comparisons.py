@@ -41,10 +41,16 @@ def answer_of(ratio: Interval, equal: tuple[float, float], *, least_change: floa
     """
     if ratio.excludes(1.0) and (not least_change or abs(ratio.estimate - 1) > least_change):
         return FASTER if ratio.low > 1 else SLOWER
-    return EQUAL if _is_within(ratio, equal) else UNRESOLVED
+    return EQUAL if is_within(ratio, equal) else UNRESOLVED
 
 
-def _is_within(ratio: Interval, ends: tuple[float, float]) -> bool:
+def band(margin: float) -> tuple[float, float]:
+    """The ratios that a margin, a fraction, calls equal."""
+    return 1 / (1 + margin), 1 + margin
+
+
+def is_within(ratio: Interval, ends: tuple[float, float]) -> bool:
+    """Whether all of the interval is known to lie between these ends."""
     return ends[0] <= ratio.low and ratio.high <= ends[1]
 
 
@@ -65,16 +71,12 @@ class Comparison:
         """One of `ANSWERS`."""
         if self.num_rounds < MIN_ROUNDS or math.isnan(self.ratio.low):
             return TOO_FEW
-        return answer_of(self.ratio, self._equal)
+        return answer_of(self.ratio, band(self.margin))
 
     @property
     def within_margin(self) -> bool:
         """Whether the whole interval lies within what the user calls equal."""
-        return _is_within(self.ratio, self._equal)
-
-    @property
-    def _equal(self) -> tuple[float, float]:
-        return 1 / (1 + self.margin), 1 + self.margin
+        return is_within(self.ratio, band(self.margin))
 
     @property
     def is_narrow(self) -> bool:

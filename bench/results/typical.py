@@ -59,7 +59,8 @@ class Typical:
 
     def exposed(self, case_id: str) -> Estimate:
         """The step less the step under `no_sync`, in ms."""
-        return self._difference((case_id, "timed"), (case_id, "no_sync"))
+        columns = (case_id, "timed"), (case_id, "no_sync")
+        return self._estimate(lambda log_ms: math.exp(log_ms[0]) - math.exp(log_ms[1]), *columns)
 
     def hidden_pct(self, case_id: str) -> Interval:
         """100 x (1 - exposed / communication alone)."""
@@ -69,9 +70,6 @@ class Typical:
             return 100 * (1 - (step_ms - local_ms) / comm_ms)
 
         return self._estimate(hidden, *((case_id, phase) for phase in FITTED)).interval()
-
-    def _difference(self, column: Column, reference: Column) -> Estimate:
-        return self._estimate(lambda log_ms: math.exp(log_ms[0]) - math.exp(log_ms[1]), column, reference)
 
     def _estimate(self, function: Callable[[Sequence[float]], float], *columns: Column) -> Estimate:
         """A function of the log ms of some columns; unknown where one of them was not measured."""

@@ -6,8 +6,7 @@ from commands import bench_run
 from PIL import Image
 from real_lab import buckets_at_1_gbit
 
-from ddp_bench.bench.findings.causes import ALL_REDUCE, BUFFERS, DATA, OWN_WORK, RANKS, causes
-from ddp_bench.bench.findings.slow_ranks import slow_ranks
+from ddp_bench.bench.findings.causes import ALL_REDUCE, BUFFERS, DATA, OWN_WORK, RANKS, causes, slow_ranks
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.store import load_run
 

@@ -4,8 +4,7 @@ import pytest
 from finding_cases import CAP_25, DDP, SINGLE, concluded, over
 from report_runs import case, measured
 
-from ddp_bench.bench.findings.causes import causes
-from ddp_bench.bench.findings.slow_ranks import SlowRank
+from ddp_bench.bench.findings.causes import SlowRank, causes
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.schema import CASES, typed_frame
 

@@ -18,10 +18,10 @@ from finding_cases import (
 from report_runs import case, measured, run, timed, usual_cases
 
 from ddp_bench.bench.findings.answers import NOT_MEASURABLE, headline, verdicts
+from ddp_bench.bench.findings.causes import slow_ranks
 from ddp_bench.bench.findings.cautions import Caution, trust
 from ddp_bench.bench.findings.findings import conclude, run_cautions
 from ddp_bench.bench.findings.notes import why_not_measured
-from ddp_bench.bench.findings.slow_ranks import slow_ranks
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, pairs_of
