@@ -66,9 +66,9 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes, *, target: float | Non
 
 
 def answering(ok: Sequence[CaseResult]) -> set[str]:
-    """The cases that answers rest on, with `single`; all where nothing is compared."""
+    """The cases that answers rest on, with `single`; none where nothing is compared."""
     found = {case.case_id for _, group in by_compile_label(ok) for case in headline(group)}
-    return {case.case_id for case in ok if not found or case.case_id in found or case.mode == "single"}
+    return found and found | {case.case_id for case in ok if case.mode == "single"}
 
 
 def pace(found: Mapping[Any, ByRound]) -> ByRound:

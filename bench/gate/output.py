@@ -80,7 +80,7 @@ def notes(gate: Gate) -> list[str]:
             )
         )
     if any(c.column is not None and c.column.in_parts_of for c in compared):
-        lines.append("Of exposed communication: of the step, in percent of the baseline's step.")
+        lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += filter(None, [allowed(gate)])
     if gate.model_change:
         lines.append(f"{gate.model_change}.")
