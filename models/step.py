@@ -1,10 +1,11 @@
-"""How a step is computed on the same workload: memory format, fused optimizer, torch.compile."""
+"""How a step is computed on the same workload: memory format, optimizer, torch.compile, TF32."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from ..bench.axes import StepSettings
 from ..bench.errors import RAISED_BY_USERS
 from .nested import tensors_of
 from .workload import Workload, is_image, make_batch
+
+BACKENDS: Any = torch.backends
+"""PyTorch's settings of its libraries; its stubs know only some of them."""
 
 MOST_GRAPHS = 256
 """Graphs that dynamo may hold of one function: every case has its own, where its limit of 8 is for reuse."""
@@ -82,3 +86,29 @@ def compile_module(module: nn.Module, mode: str) -> None:
     _dynamo.config.recompile_limit = MOST_GRAPHS
     patches = {} if mode == "default" else _inductor.list_mode_options(mode)
     module.compile(backend=functools.partial(compile_fx, config_patches=patches))
+
+
+@contextlib.contextmanager
+def float32_precision(precision: str, device: torch.device) -> Iterator[None]:
+    """Within, float32 products, convolutions and recurrent layers on a GPU use TF32 for `tf32` alone.
+
+    PyTorch's own default allows TF32 in all of them but the products; a run states one or the other.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    products, layers = (kind.fp32_precision == "tf32" for kind in (BACKENDS.cuda.matmul, BACKENDS.cudnn.conv))
+    _let_use_tf32(products=precision == "tf32", layers=precision == "tf32")
+    try:
+        yield
+    finally:
+        _let_use_tf32(products=products, layers=layers)
+
+
+def _let_use_tf32(*, products: bool, layers: bool) -> None:
+    """Through both of PyTorch's interfaces: where one alone is used, reading the other raises."""
+    torch.set_float32_matmul_precision("high" if products else "highest")
+    BACKENDS.cudnn.allow_tf32 = layers
+    # The older one leaves what it forbids to the setting of all backends.
+    for kind in (BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn):
+        kind.fp32_precision = "tf32" if layers else "ieee"

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ddp_bench import Workload
-from ddp_bench.bench.measure.clock import float32_precision, make_clock
+from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.run.begin import job_of
@@ -27,7 +27,7 @@ from ddp_bench.bench.stats.interval import median_of_ratios
 from ddp_bench.bench.worker.messages import Inspect, Look
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
-from ddp_bench.models.step import placed
+from ddp_bench.models.step import float32_precision, placed
 from ddp_bench.models.workload import make_module
 
 HAS_GPU = torch.cuda.is_available()

@@ -1,17 +1,13 @@
-"""The device around a measurement: clocks for a row of steps, arithmetic precision."""
+"""Clocks for a row of steps, on the host and on a GPU."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-
-BACKENDS: Any = torch.backends
-"""PyTorch's settings of its libraries; its stubs know only some of them."""
 
 
 class Clock:
@@ -67,29 +63,3 @@ class CudaClock(Clock):
 def make_clock(device: torch.device) -> Clock:
     """The clock for work on `device`."""
     return CudaClock(device) if device.type == "cuda" else Clock()
-
-
-@contextlib.contextmanager
-def float32_precision(precision: str, device: torch.device) -> Iterator[None]:
-    """Within, float32 products, convolutions and recurrent layers on a GPU use TF32 for `tf32` alone.
-
-    PyTorch's own default allows TF32 in all of them but the products; a run states one or the other.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    products, layers = (kind.fp32_precision == "tf32" for kind in (BACKENDS.cuda.matmul, BACKENDS.cudnn.conv))
-    _let_use_tf32(products=precision == "tf32", layers=precision == "tf32")
-    try:
-        yield
-    finally:
-        _let_use_tf32(products=products, layers=layers)
-
-
-def _let_use_tf32(*, products: bool, layers: bool) -> None:
-    """Through both of PyTorch's interfaces: where one alone is used, reading the other raises."""
-    torch.set_float32_matmul_precision("high" if products else "highest")
-    BACKENDS.cudnn.allow_tf32 = layers
-    # The older one leaves what it forbids to the setting of all backends.
-    for kind in (BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn):
-        kind.fp32_precision = "tf32" if layers else "ieee"

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ...models.data import BatchSource, open_source
-from ...models.step import optimizer_of, placed
+from ...models.step import float32_precision, optimizer_of, placed
 from ...models.workload import Batch, Workload, loss_function, make_module
 from ..case import Case
 from ..modes import Mode
 from ..modes.base import SingleMode
 from ..results.gpu_load import DEVICE_ALLOCS
 from ..results.measured import BlockTimes
-from .clock import Clock, float32_precision, make_clock
+from .clock import Clock, make_clock
 from .memory import num_device_allocs
 
 PROBE_MS, MOST_PROBED = 3000.0, 30

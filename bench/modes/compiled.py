@@ -48,20 +48,8 @@ def _missing_on_gpu() -> str:
 
 
 @contextlib.contextmanager
-def built_for(case: Case) -> Iterator[None]:
-    """Within it, DDP is constructed for the case's `optimize_ddp`, which it reads there."""
-    if case.compile == "off":
-        yield
-        return
-    from torch import _dynamo
-
-    with _dynamo.config.patch(optimize_ddp=case.optimize_ddp):
-        yield
-
-
-@contextlib.contextmanager
 def compiles_as(case: Case) -> Iterator[None]:
-    """Within it, whatever a step compiles is compiled as the case asks; for whole blocks of steps."""
+    """Within it, DDP is made, and what a step compiles is compiled, as the case's `optimize_ddp` says."""
     if case.compile == "off":
         yield
         return

@@ -22,7 +22,7 @@ from ..case import Case
 from ..errors import UserCodeError
 from ..text import listed
 from .base import Mode, Place, Unsupported, UnusedParametersError
-from .compiled import built_for, compiles_as
+from .compiled import compiles_as
 
 if TYPE_CHECKING:
     from .zero import ShardedOptimizer
@@ -57,7 +57,7 @@ class DistributedMode(Mode):
         self._case, self._group = case, group
         self._sharded: ShardedOptimizer | None = None
         self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
-        with built_for(case):
+        with compiles_as(case):
             self.wrapped = self.ddp = DistributedDataParallel(
                 module,
                 device_ids=[place.device.index] if place.device.type == "cuda" else None,

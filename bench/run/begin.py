@@ -46,7 +46,7 @@ class Job:
 
 
 def resolved_on(workers: Workers, asked: Settings) -> Job:
-    """Have the workers tell what there is, and plan what was asked for. Raises UsageError, LostError."""
+    """Have the workers tell what there is, and plan what was asked for. Raises UsageError, RestartError."""
     workers.open()
     ranks = range(1 if workers.launched is None else len(workers))
     look = dict.fromkeys(ranks, m.Look(device=asked.device))

@@ -31,7 +31,7 @@ from .failures import LEAST_S, failure_in, preparing_s, turn_s
 from .reopen import fail_case
 from .schedule import LiveCase, Schedule
 from .stop_rule import StopRule, least_warmup_s
-from .workers import LostError, Workers
+from .workers import RestartError, Workers
 
 T = TypeVar("T")
 
@@ -216,8 +216,8 @@ class CaseRunner:
     ) -> list[T] | None:
         """What its ranks, or the first `num_ranks`, give for a case, while the others wait, if any `waits`.
 
-        None where one reports a fault, with which the case ends. Raises LostError where the ranks cannot go
-        on to another case.
+        None where one reports a fault, with which the case ends. Raises RestartError where the ranks cannot
+        go on to another case.
         """
         count = live.case.num_ranks if num_ranks is None else num_ranks
         commands = self.told(command, count, gives_caches_back=gives_caches_back)
@@ -234,16 +234,18 @@ class CaseRunner:
     def settle(self, reports: Mapping[int, m.Report], index: int | None, group: m.GroupKey) -> None:
         """After a failure, wait for what the ranks have launched, and have them let go of the case.
 
-        Raises LostError where that would never end: ranks that launched different numbers of collectives wait
-        for each other, and the next case's all-reduces would pair with theirs.
+        Raises RestartError where a process is broken, or where that would never end: ranks that launched
+        different numbers of collectives wait for each other, and the next case's all-reduces would pair with
+        theirs.
         """
-        if any(report.restart for report in reports.values()) or not are_in_step(reports):
-            raise LostError
+        counts = {report.launched for report in reports.values()} - {m.NO_GROUP}
+        if any(report.restart for report in reports.values()) or len(counts) > 1 or None in counts:
+            raise RestartError
         what = "what a failed case had launched"
         self.recorder.note(None, what)
         everyone = self.told(m.Settle(index=index, group=group), len(self.workers))
         if any(report.status != "ok" for report in self.workers.ask(everyone, what, LEAST_S).values()):
-            raise LostError
+            raise RestartError
 
     def _record(
         self,
@@ -312,12 +314,6 @@ class CaseRunner:
 def _preparing_s(case: Case, settings: ResolvedSettings) -> float:
     """How long preparing a case may take."""
     return preparing_s(settings, split_of(case).num_forwards * case.accumulate)
-
-
-def are_in_step(reports: Mapping[int, m.Report]) -> bool:
-    """Tell whether all ranks of the case's process group have launched the same number of collectives."""
-    counts = {report.launched for report in reports.values()} - {m.NO_GROUP}
-    return len(counts) <= 1 and None not in counts
 
 
 def facts_of(

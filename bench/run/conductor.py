@@ -36,7 +36,7 @@ from .reopen import (
     settle_fault,
 )
 from .rounds import Rounds
-from .workers import LostError, Workers
+from .workers import RestartError, Workers
 
 STUCK = "a process does not end"
 """Why a run ended; which one is said at its end."""
@@ -88,7 +88,7 @@ class Conductor:
         while True:
             try:
                 reason = self._attempt()
-            except LostError as lost:
+            except RestartError as lost:
                 self._console.progress_done()
                 if (code := self._lost(lost)) is not None:
                     return code
@@ -195,7 +195,7 @@ class Conductor:
     def _progress(self) -> tuple[int, ...]:
         return () if self._recorder is None else progress_in(self._recorder)
 
-    def _lost(self, lost: LostError) -> int | None:
+    def _lost(self, lost: RestartError) -> int | None:
         """Write down what ended this attempt; the exit code, or None where the next attempt goes on here."""
         if self._workers.launched is not None:
             return self._start_again(lost)
@@ -205,7 +205,7 @@ class Conductor:
             return self._ended(STUCK, ExitCode.NOT_MEASURED)
         return None
 
-    def _start_again(self, lost: LostError) -> int:
+    def _start_again(self, lost: RestartError) -> int:
         """Leave the next attempt to the launcher, whose ranks end with this process."""
         self._write_down(lost.failure)
         why = "a rank was lost" if lost.failure else "the ranks have to start again"

@@ -14,7 +14,7 @@ from ..nccl import choices_in
 from ..worker import messages as m
 from .case_runner import CaseRunner
 from .failures import cause_in, placed, preparing_s
-from .workers import LostError
+from .workers import RestartError
 
 CHECK_S = 20.0
 """Limit of one all-reduce of a few bytes; setting up communicators of eight GPUs takes one or two of them."""
@@ -53,7 +53,7 @@ def _failure(run: CaseRunner, ranks: range, backend: str) -> str:
     link = m.Link(first=ranks.start, num_ranks=len(ranks), backend=backend)
     try:
         reports = run.workers.ask(dict.fromkeys(range(len(run.workers)), link), what, CHECK_S)
-    except LostError as lost:
+    except RestartError as lost:
         return lost.failure.reason if lost.failure else "a rank was lost"
     rank = cause_in(reports)
     return "" if rank is None else placed(reports[rank].reason, f"rank {rank}")

@@ -42,7 +42,7 @@ MOST_NAMED = 4
 """So many ranks a message names; of more it gives the number."""
 
 
-class LostError(Exception):
+class RestartError(Exception):
     """These workers can measure no further: all of them have to start again."""
 
     def __init__(self, failure: Failure | None = None) -> None:
@@ -171,22 +171,22 @@ class Workers:
                 raise self.died("start-up")
 
     def value(self, rank: int, command: m.Command[T], what: str, limit_s: float) -> T:
-        """What one worker answers, outside all cases. Raises UsageError, LostError."""
+        """What one worker answers, outside all cases. Raises UsageError, RestartError."""
         return self.values({rank: command}, what, limit_s)[rank]
 
     def values(self, commands: Mapping[int, m.Command[T]], what: str, limit_s: float) -> dict[int, T]:
-        """What workers answer, outside all cases, by rank. Raises UsageError, LostError."""
+        """What workers answer, outside all cases, by rank. Raises UsageError, RestartError."""
         reports = self.ask(commands, what, limit_s)
         for rank, report in reports.items():
             if report.status != "ok":
                 ranks = {rank: f"raised\n{report.traceback}"}
-                raise LostError(Failure(report.status, placed(report.reason, report.place), ranks))
+                raise RestartError(Failure(report.status, placed(report.reason, report.place), ranks))
         return {rank: commands[rank].reply_in(report) for rank, report in reports.items()}
 
     def ask(self, commands: m.Commands, what: str, limit_s: float) -> dict[int, m.Report]:
         """Have workers do `what`; the report of each, by rank. This process sleeps meanwhile.
 
-        Raises UsageError for a mistake of the user that a worker has found, and LostError where one dies,
+        Raises UsageError for a mistake of the user that a worker has found, and RestartError where one dies,
         takes longer than `limit_s`, or leaves the others waiting.
         """
         self._tell(commands)
@@ -213,7 +213,7 @@ class Workers:
         return {rank: reports[rank] for rank in sorted(reports)}
 
     def _tell(self, commands: m.Commands) -> None:
-        """Send commands, unless a worker has gone since the last answer. Raises LostError."""
+        """Send commands, unless a worker has gone since the last answer. Raises RestartError."""
         self._poll(0.0)
         if self._lost:
             raise self.died(IDLE)
@@ -260,7 +260,7 @@ class Workers:
             self._selector.unregister(connection)
         connection.close()
 
-    def died(self, what: str) -> LostError:
+    def died(self, what: str) -> RestartError:
         """What it means that workers have gone in `what`, with those that go of the same."""
         deadline_s = time.monotonic() + LINGER_S
         while (left_s := deadline_s - time.monotonic()) > 0 and len(self._lost) < len(self._workers):
@@ -271,7 +271,7 @@ class Workers:
         first = killed or [*self._lost][:1]
         took_no_part = not out_of_memory and all(isinstance(self._told_last.get(k), m.Wait) for k in first)
         what = IDLE if self._was_idle or took_no_part else what
-        return LostError(failure_of(self._lost, what=what, out_of_memory=out_of_memory))
+        return RestartError(failure_of(self._lost, what=what, out_of_memory=out_of_memory))
 
     def _ran_out_of_memory(self) -> bool:
         now = oom_kills()
@@ -284,7 +284,7 @@ class Workers:
             self._poll(left_s)
         return bool(self._lost)
 
-    def _raised(self, reports: Mapping[int, m.Report]) -> LostError:
+    def _raised(self, reports: Mapping[int, m.Report]) -> RestartError:
         """What an error of a rank ends that leaves others waiting."""
         failed = {k: r for k, r in reports.items() if r.is_failure}
         rank = cause_in(failed)
@@ -292,9 +292,9 @@ class Workers:
         ranks = dict.fromkeys(self._workers, AFTER_ANOTHER)
         ranks |= {k: f"raised\n{r.traceback}" for k, r in failed.items()}
         cause = failed[rank]
-        return LostError(Failure(cause.status, placed(cause.reason, cause.place, f"rank {rank}"), ranks))
+        return RestartError(Failure(cause.status, placed(cause.reason, cause.place, f"rank {rank}"), ranks))
 
-    def _timed_out(self, commands: m.Commands, what: str, limit_s: float) -> LostError:
+    def _timed_out(self, commands: m.Commands, what: str, limit_s: float) -> RestartError:
         """Ask for the stacks of all, and say who is late."""
         told = self._told(list(commands))
         silent = [rank for rank in commands if rank not in told]
@@ -310,7 +310,9 @@ class Workers:
             first = min(told)
             who = f"{self._workers[first]} waits for {told[first].waits_for}"
         stacks = {rank: one.stacks for rank, one in told.items()}
-        return LostError(Failure("timeout", f"no end of {what} within {limit_s:g} s: {who}", ranks, stacks))
+        return RestartError(
+            Failure("timeout", f"no end of {what} within {limit_s:g} s: {who}", ranks, stacks)
+        )
 
     def _told(self, ranks: Sequence[int]) -> dict[int, m.Told]:
         """What workers say that they do."""
@@ -367,7 +369,7 @@ def running_workers(settings: Settings) -> Iterator[Workers]:
     try:
         with contextlib.closing(Workers(processes, there)) as workers:
             yield workers
-    except LostError as lost:  # before a run has begun, which would start them again
+    except RestartError as lost:  # before a run has begun, which would start them again
         raise NotMeasuredError(str(lost)) from None
     finally:
         remove_abandoned()

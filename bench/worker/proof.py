@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...models.nested import cut
+from ...models.step import float32_precision
 from ...models.workload import Batch, Workload, check_loss, loss_function, one_line
 from ..case import STAND_IN, Case, Split
 from ..errors import RAISED_BY_USERS, UsageError
-from ..measure.clock import float32_precision
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
 from .comparison import AMPLIFIED, Comparison, ProofError, check_use, unless_memory_is_full
 from .distance import CANCELLED

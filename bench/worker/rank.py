@@ -21,13 +21,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # the stub la
 from ...models.data import Drawn
 from ...models.profile import profile_workload
 from ...models.registry import workload_of
-from ...models.step import has_fused_optimizer, takes_images
+from ...models.step import float32_precision, has_fused_optimizer, takes_images
 from ...models.workload import Workload, one_line
 from ..case import Case
 from ..cluster.load import read_load
 from ..machine import versions
 from ..measure.calibration import trainable
-from ..measure.clock import float32_precision, make_clock
+from ..measure.clock import make_clock
 from ..measure.collectives import allreduce_ms
 from ..measure.matrix_rate import matrix_rate
 from ..measure.memory import release_cache, release_memory
@@ -302,13 +302,9 @@ class Rank:
 
     def _default_group(self, command: m.Command[Any]) -> dist.ProcessGroup | None:
         """What collectives of the workload's use: the case's own group; None where no case computes."""
-        match command:
-            case m.Split():
-                return self._alone
-            case m.Prove() | m.Warm():
-                return self._case_group(command.case) or self._alone
-            case m.Block() | m.Compare() if command.index in self._live:
-                return self._live[command.index].group or self._alone
+        is_live = isinstance(command, m.Block | m.Compare) and command.index in self._live
+        if is_live or isinstance(command, m.Split | m.Prove | m.Warm):
+            return self._group_of(command) or self._alone
         return None
 
     def _group_of(self, command: m.Command[Any]) -> dist.ProcessGroup | None:

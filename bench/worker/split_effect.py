@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from ...models.nested import cut
+from ...models.step import float32_precision
 from ...models.workload import check_loss, loss_function
 from ..case import Case
 from ..errors import RAISED_BY_USERS
-from ..measure.clock import float32_precision
 from ..modes.base import gradients_of
 from .distance import difference, off_by_buffers
 from .groups import num_launched

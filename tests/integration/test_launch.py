@@ -14,7 +14,7 @@ from selection import in_campaign
 
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.run.processes import INTERFACE, Processes, modules_for, worker_variables
-from ddp_bench.bench.run.workers import LostError, Workers
+from ddp_bench.bench.run.workers import RestartError, Workers
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 
@@ -51,7 +51,7 @@ def test_others_start_when_one_was_killed_and_stopped_ones_go_too():
         first, second = pids_of(workers)
         os.kill(first, signal.SIGSTOP)
         os.kill(second, signal.SIGKILL)
-        with pytest.raises(LostError, match=r"rank 1 was killed by signal 9 \(SIGKILL\) in its wait for"):
+        with pytest.raises(RestartError, match=r"rank 1 was killed by signal 9 \(SIGKILL\) in its wait for"):
             workers.ask({1: m.Load()}, "the test", LIMIT_S)
         workers.end_at_once()
         assert is_gone(first)

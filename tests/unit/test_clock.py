@@ -18,13 +18,14 @@ from torch import backends
 from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.measure import calibration, collectives
 from ddp_bench.bench.measure.anatomy import run_anatomy
-from ddp_bench.bench.measure.clock import Clock, float32_precision, make_clock
+from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.collectives import IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
 from ddp_bench.bench.predict.from_pass import slowdowns
 from ddp_bench.bench.run.standalone import CURVE_BYTES
 from ddp_bench.bench.worker import held_case
+from ddp_bench.models.step import float32_precision
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 

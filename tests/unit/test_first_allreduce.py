@@ -9,7 +9,7 @@ from ddp_bench.bench.errors import GaveUpError
 from ddp_bench.bench.manifest import RankPlace
 from ddp_bench.bench.run.failures import Failure
 from ddp_bench.bench.run.standalone import check_links
-from ddp_bench.bench.run.workers import LostError
+from ddp_bench.bench.run.workers import RestartError
 from ddp_bench.bench.worker import messages as m
 
 
@@ -32,7 +32,7 @@ class Broken:
         self.asked.append((link.first, link.num_ranks))
         if any({*pair} <= {*ranks} for pair in self.dead) or len(ranks) > self.most:
             if not self.raises:
-                raise LostError(Failure("timeout", f"no end of {what} within {limit_s:g} s"))
+                raise RestartError(Failure("timeout", f"no end of {what} within {limit_s:g} s"))
             bad = m.Report(status="failed", reason=self.raises)
             return {rank: bad if rank == ranks[-1] else m.Report() for rank in commands}
         return {rank: m.Report() for rank in commands}

@@ -24,7 +24,7 @@ from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
 from ddp_bench.bench.run import meeting as meeting_module
 from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.meeting import Meeting
-from ddp_bench.bench.run.workers import LostError, Workers
+from ddp_bench.bench.run.workers import RestartError, Workers
 from ddp_bench.bench.worker import messages as m
 
 LIMIT_S = 30.0
@@ -157,7 +157,7 @@ def test_one_that_died_before_it_read_a_command_did_not_die_of_it(started, monke
     if deed is leaving:
         workers.ask({1: m.Wait()}, "round 1 (timed)", LIMIT_S)
         time.sleep(0.2)
-    with pytest.raises(LostError) as lost:
+    with pytest.raises(RestartError) as lost:
         workers.ask({1: m.Wait()}, "round 2 (timed)", LIMIT_S)
     failure = lost.value.failure
     assert failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in its wait for the next command"
@@ -165,7 +165,7 @@ def test_one_that_died_before_it_read_a_command_did_not_die_of_it(started, monke
 
 
 def test_a_case_is_not_to_blame_for_a_rank_that_takes_no_part_in_it(started):
-    with pytest.raises(LostError) as lost:
+    with pytest.raises(RestartError) as lost:
         started(waiting, dies, codes={1: -9}).ask({0: m.Load(), 1: m.Wait()}, "round 1 (timed)", LIMIT_S)
     assert lost.value.failure.was_idle
 
@@ -187,7 +187,7 @@ MISSING = raising("gloo: Connection closed by peer", restart=True, is_cause=Fals
     ids=["killed", "ended", "at work", "all wait", "raises alone", "raises late", "missed by another"],
 )
 def test_the_one_to_blame_is_named(started, deeds, codes, limit_s, reason):
-    with pytest.raises(LostError) as lost:
+    with pytest.raises(RestartError) as lost:
         started(*deeds, codes=codes).ask(both(), "the test", limit_s)
     assert lost.value.failure.reason == reason
     if "bug" in reason:
@@ -196,7 +196,7 @@ def test_the_one_to_blame_is_named(started, deeds, codes, limit_s, reason):
 
 
 def test_one_that_does_not_answer_is_named(started):
-    with pytest.raises(LostError) as lost:
+    with pytest.raises(RestartError) as lost:
         started(waiting, silent).ask(both(), "the test", 0.1)
     failure = lost.value.failure
     assert failure.reason == f"{NO_END}: rank 1 on here gave no answer"
@@ -212,7 +212,7 @@ def test_errors_of_all_are_reports_of_all(started):
 
 def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(started, monkeypatch):
     monkeypatch.setattr(module, "ERROR_GRACE_S", 1000.0)
-    with pytest.raises(LostError, match=r"CUDA error \(rank 1\)"):
+    with pytest.raises(RestartError, match=r"CUDA error \(rank 1\)"):
         started(waiting, raising("CUDA error", restart=True)).ask(both(), "the test", 10_000.0)
 
 
