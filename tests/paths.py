@@ -2,7 +2,7 @@
 
     python tests/paths.py [CHECKOUT]
 
-A tiny run of the checkout (by default this one) is watched with `sys.setprofile` in each of its processes. A way
+A tiny run of the checkout (by default this one) is watched with `sys.setprofile` in all its processes. A way
 is a list of stations: functions that are called as what is followed is handed on. A file of the product is on
 it where one of its functions is on the call stack of a station's first call: who follows the way reads it.
 Prints the files of each way. Functions that only older checkouts have are named too.

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .. import cli, github
+from .. import cli
+from ..console import Annotation, show_on_github
 from ..errors import ExitCode, NotComparableError, UsageError
 from ..results.schema import GATED
 from ..results.store import write_output
@@ -34,8 +35,8 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
     except NotComparableError as error:
         if not options.quiet:
             reason = str(error)
-            github.show(
-                [github.Annotation("warning", cli.speaker(), reason)],
+            show_on_github(
+                [Annotation("warning", cli.speaker(), reason)],
                 lambda: f"## {cli.speaker()}: not comparable\n\n{markdown(reason)}",
             )
         raise
@@ -85,7 +86,7 @@ def _tell(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateR
 
         _write(options.html, html(gate, first, second), "--html")
     if not options.quiet:
-        github.show(gate_output.annotations_of(gate), as_markdown)
+        show_on_github(gate_output.annotations_of(gate), as_markdown)
     if options.json:
         print(gate_output.as_json(gate))
     elif options.markdown:

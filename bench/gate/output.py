@@ -14,11 +14,11 @@ from rich.text import Text
 
 from ..cli import print_table, speaker, to_json
 from ..conditions import Difference
+from ..console import Annotation
 from ..errors import ExitCode
 from ..findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF, NextStep
 from ..findings.numbers import DASH, number, per_second, places, plural
 from ..findings.wording import CPU_STAND_IN
-from ..github import Annotation
 from ..manifest import Manifest, Record
 from ..stats.interval import Interval
 from ..text import listed, visible

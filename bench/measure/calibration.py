@@ -22,7 +22,7 @@ from ..buckets import BucketLayout
 from ..results.measured import BlockTimes
 from .anatomy import Anatomy
 from .clock import Clock, make_clock
-from .collectives import MOST_QUEUED, BucketReplay, rehearse
+from .standalone import MOST_QUEUED, BucketReplay, rehearse
 from .timed import PHASES, Trainer, lead_in, no_gc, run_block
 
 LOOKS, COPIES = 2, 3

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from .. import github
 from ..cli import command, say, speaker, to_json
+from ..console import Annotation, show_on_github
 from ..errors import ExitCode, UsageError
 from ..findings.findings import conclude
 from ..findings.notes import why_not_measured
@@ -84,8 +84,8 @@ def close(
     if not how.quiet:
         from ...report.build import write_markdown
 
-        wrong = [github.Annotation("error", speaker(), why) for why in missing_modes]
-        github.show(wrong, lambda: write_markdown(folder, None))
+        wrong = [Annotation("error", speaker(), why) for why in missing_modes]
+        show_on_github(wrong, lambda: write_markdown(folder, None))
     if missing_modes:
         print_not_measured(folder, missing_modes)
     return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if page else ExitCode.USAGE

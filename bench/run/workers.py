@@ -21,8 +21,7 @@ from ..sysfs import oom_kills
 from ..text import listed
 from ..worker import messages as m
 from .failures import AFTER_ANOTHER, IDLE, Failure, cause_in, failure_of, placed
-from .meeting import SEND_S, Meeting
-from .processes import Processes, expected_device, modules_for, worker_variables
+from .processes import SEND_S, Meeting, Processes, expected_device, modules_for, worker_variables
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from ..case import Case, split_of
 from ..measure.anatomy import bucket_ready_ms, run_anatomy
 from ..measure.calibration import longest, run_calibration
 from ..measure.clock import Clock
-from ..measure.collectives import BucketReplay
 from ..measure.memory import MemoryWatch, release_memory
+from ..measure.standalone import BucketReplay
 from ..measure.telemetry import Telemetry, gpus_of
 from ..measure.timed import LEAD_IN_STEPS, Trainer, run_block
 from ..measure.trace import run_trace

@@ -28,9 +28,8 @@ from ..cluster.load import read_load
 from ..machine import versions
 from ..measure.calibration import trainable
 from ..measure.clock import make_clock
-from ..measure.collectives import allreduce_ms
-from ..measure.matrix_rate import matrix_rate
 from ..measure.memory import release_cache, release_memory
+from ..measure.standalone import allreduce_ms, matrix_rate
 from ..measure.telemetry import Telemetry, sampled
 from ..measure.timed import probe
 from ..modes import require_compiler

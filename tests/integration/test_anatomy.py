@@ -84,7 +84,7 @@ RANKS = """
 import gc, gzip, time, weakref
 from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.collectives import BucketReplay
+from ddp_bench.bench.measure.standalone import BucketReplay
 from ddp_bench.bench.measure.trace import run_trace
 workload = resnet_workload("resnet20", 16)
 def made(**settings):

@@ -9,8 +9,8 @@ from made import case_of
 
 from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.cluster.turns import TurnClient
-from ddp_bench.bench.measure import matrix_rate
-from ddp_bench.bench.measure.matrix_rate import MATRIX_SIZE, MOST_REPETITIONS
+from ddp_bench.bench.measure import standalone
+from ddp_bench.bench.measure.standalone import MATRIX_SIZE, MOST_REPETITIONS
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.run.case_runner import CaseRunner
@@ -97,13 +97,13 @@ class HandClock:
 
 def timed_by(monkeypatch, *times_ms):
     made = HandClock(times_ms)
-    monkeypatch.setattr(matrix_rate, "make_clock", lambda _: made)
+    monkeypatch.setattr(standalone, "make_clock", lambda _: made)
     return made
 
 
 def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch):
     timed_by(monkeypatch, 10.0, 8.0, 20.0)  # so long that each is repeated three times
-    found = matrix_rate.matrix_rate(CPU, "fp32")
+    found = standalone.matrix_rate(CPU, "fp32")
     by_ms = {"": 10, "_low": 20, "_high": 8}
     assert found == pytest.approx({f"matrix_tflop_per_s{end}": FLOPS / ms / 1e9 for end, ms in by_ms.items()})
 
@@ -115,19 +115,19 @@ def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype, monkeypa
     timed_by(monkeypatch, 1000.0)
     seen = set()
     monkeypatch.setattr(torch, "mm", lambda *factors, out: seen.update(one.dtype for one in (*factors, out)))
-    matrix_rate.matrix_rate(CPU, precision)
+    standalone.matrix_rate(CPU, precision)
     assert seen == {dtype} == {expected}
 
 
 @pytest.mark.parametrize(
     ("once_ms", "number"),
-    [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, matrix_rate.LEAST_REPETITIONS)],
+    [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, standalone.LEAST_REPETITIONS)],
 )
 def test_a_gpu_warms_up_and_is_not_waited_for_within_repetitions_that_fill_their_time(
     once_ms, number, monkeypatch
 ):
     made = timed_by(monkeypatch, once_ms)
-    found = matrix_rate._times_ms(lambda: made.said.append("work"), torch.device("cuda"))
+    found = standalone._times_ms(lambda: made.said.append("work"), torch.device("cuda"))
     assert len(found) == number
     once, in_a_row = "mark work mark read", f"mark {'work mark ' * number}read"
     assert " ".join(made.said) == f"{once} {once} {in_a_row} {in_a_row}"

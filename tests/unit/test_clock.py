@@ -16,10 +16,10 @@ import torch
 from torch import backends
 
 from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.measure import calibration, collectives
+from ddp_bench.bench.measure import calibration, standalone
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
-from ddp_bench.bench.measure.collectives import IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
+from ddp_bench.bench.measure.standalone import IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
 from ddp_bench.bench.predict.from_pass import slowdowns
@@ -112,7 +112,7 @@ class FakeGpu:
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr("torch.distributed.all_reduce", self.all_reduce)
         monkeypatch.setattr(Clock, "now", lambda _: round(self.now_ms * 1e6))
-        collectives._storage.cache_clear()
+        standalone._storage.cache_clear()
 
     def launch(self, ms, stream=None, *, operations=1):
         """Queue a kernel of `ms` on a stream, the current one unless told."""
@@ -222,7 +222,7 @@ def launches(gpu, count, ms):
 def test_a_rehearsal_tells_what_the_host_takes_to_queue_work_whatever_the_device_takes(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.03)
     gpu.launch(50.0)
-    assert collectives.rehearse(launches(gpu, 100, 7.0), DEVICE) == pytest.approx(3.0, abs=1e-5)
+    assert standalone.rehearse(launches(gpu, 100, 7.0), DEVICE) == pytest.approx(3.0, abs=1e-5)
     assert gpu.now_ms >= 750, "it has been waited for"
 
 
@@ -232,9 +232,9 @@ def test_behind_a_hold_short_work_takes_what_the_device_takes(monkeypatch, count
     """Even where the host is then slower than in the rehearsal."""
     gpu = FakeGpu(monkeypatch, launch_ms=0.04)
     work = launches(gpu, count, 0.005)
-    queue_ms = collectives.rehearse(work, DEVICE)
+    queue_ms = standalone.rehearse(work, DEVICE)
     gpu.launch_ms *= slower
-    collectives.delay_gpu(queue_ms, DEVICE)
+    standalone.delay_gpu(queue_ms, DEVICE)
     assert run_block(work, 1, make_clock(DEVICE)).block_ms == pytest.approx(0.005 * count)
     assert run_block(work, 1, make_clock(DEVICE)).block_ms > 0.04 * count, "without it the host is timed"
 
@@ -242,7 +242,7 @@ def test_behind_a_hold_short_work_takes_what_the_device_takes(monkeypatch, count
 def test_a_hold_is_counted_in_cycles_of_the_clock_it_has_found(monkeypatch):
     gpu = FakeGpu(monkeypatch, launch_ms=0.04)
     for queue_ms, held_ms in ((0.0, 1.0), (10.0, 21.0), (1e6, 1000.0)):
-        collectives.delay_gpu(queue_ms, DEVICE)
+        standalone.delay_gpu(queue_ms, DEVICE)
         assert gpu.holds_ms[-1] == pytest.approx(held_ms)
 
 
@@ -253,7 +253,7 @@ def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(monkeypatch
     assert replay.measured(make_clock(DEVICE)).block_ms == pytest.approx(0.01 * num_buckets)
     assert gpu.log[: num_buckets + 2] == ["synchronize", *["all-reduce"] * num_buckets, "synchronize"]
     assert gpu.log.count("all-reduce") == 2 * num_buckets
-    monkeypatch.setattr(collectives, "delay_gpu", lambda *_: None)
+    monkeypatch.setattr(standalone, "delay_gpu", lambda *_: None)
     assert replay.measured(make_clock(DEVICE)).block_ms > 0.03 * num_buckets, "the simulation can tell"
 
 
@@ -281,7 +281,7 @@ def test_on_a_cpu_nothing_of_that_is_done(monkeypatch, size):
     row = max(min(IN_A_ROW, ROW_BYTES // size), 1)
     assert sent == [(4096, False), *[(size, True)] * row]
     assert (IN_A_ROW, ROW_BYTES) == (8, 8 * MIB), "the curves of all earlier runs"
-    assert collectives.rehearse(lambda: pytest.fail("no rehearsal"), CPU) == 0
+    assert standalone.rehearse(lambda: pytest.fail("no rehearsal"), CPU) == 0
 
 
 def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block():

@@ -25,7 +25,7 @@ from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.page import markdown
 from ddp_bench.bench.gate.runs import read_run
-from ddp_bench.bench.github import MOST_ANNOTATIONS, Annotation, show
+from ddp_bench.bench.console import MOST_ANNOTATIONS, Annotation, show_on_github
 from ddp_bench.bench.stats.interval import Interval
 
 
@@ -471,13 +471,13 @@ def test_a_pass_has_a_summary_and_quiet_has_none(tmp_path, summary, capsys):
 
 def test_no_text_ends_a_command_or_begins_another(capsys):
     nasty = Annotation("error", "a,b:c%\n", "50% slower\n::error::x\r")
-    show([nasty] * 20, lambda: "", {"GITHUB_ACTIONS": "true"})
+    show_on_github([nasty] * 20, lambda: "", {"GITHUB_ACTIONS": "true"})
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["::error title=a%2Cb%3Ac%25\\x0a::50%25 slower\\x0a::error::x\\x0d"] * MOST_ANNOTATIONS
 
 
 def test_a_summary_that_cannot_be_written_is_a_line(capsys, tmp_path):
     environment = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
-    show([], lambda: "text", environment)
+    show_on_github([], lambda: "text", environment)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("no job summary: ")
