@@ -17,6 +17,7 @@ from made import made_manifest
 from msgspec import structs
 from recorded_pages import text_of
 
+from ddp_bench.bench.console import MOST_ANNOTATIONS, Annotation, show_on_github
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.gate import output
 from ddp_bench.bench.gate.baseline import find, fingerprint, save
@@ -25,7 +26,6 @@ from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.page import markdown
 from ddp_bench.bench.gate.runs import read_run
-from ddp_bench.bench.console import MOST_ANNOTATIONS, Annotation, show_on_github
 from ddp_bench.bench.stats.interval import Interval
 
 
