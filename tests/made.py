@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.cluster.launch import Launch
+from ddp_bench.bench.launch import Launch
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
 from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import with_device_defaults

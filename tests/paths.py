@@ -54,8 +54,10 @@ def watch(root, out):
     """Have every thread of this process, and of its forks, note the stacks of stations."""
     import threading
 
-    patterns = [re.compile(pattern) for stations in WAYS.values() for pattern in stations.values()]
+    whole = re.compile("|".join(p for stations in WAYS.values() for p in stations.values()))
     roots = tuple(f"{root}/{folder}/" for folder in FOLDERS)
+    may_be = {}
+    """By code object, whether it can be a station."""
 
     def station_of(frame):
         """A function by its qualified name; of `encode` also what it sends."""
@@ -69,19 +71,22 @@ def watch(root, out):
     def note(frame, event, _):
         if event != "call":
             return
-        found = station_of(frame)
-        if not any(pattern.fullmatch(found) for pattern in patterns):
+        code = frame.f_code
+        if code not in may_be:
+            may_be[code] = code.co_qualname == "encode" or bool(whole.fullmatch(code.co_qualname))
+        if not may_be[code] or not whole.fullmatch(found := station_of(frame)):
             return
-        files, here = [], frame
+        own, here = [], frame
         while here is not None:
             path = os.path.realpath(here.f_code.co_filename)
             if path.startswith(roots):
-                if here.f_code.co_name == "<module>" and not path.endswith("/main.py"):
-                    return  # a default, made while its file is imported
-                files.append(os.path.relpath(path, root))
+                own.append((os.path.relpath(path, root), here.f_code.co_name))
             here = here.f_back
+        if any(name == "<module>" for _, name in own[:-1]):
+            return  # a default, made while its file is imported
+        line = json.dumps([time.monotonic(), found, [file for file, _ in own]])
         with Path(out, str(os.getpid())).open("a") as file:
-            file.write(json.dumps([time.monotonic(), found, files]) + "\n")
+            file.write(f"{line}\n")
 
     threading.setprofile(note)
     sys.setprofile(note)

@@ -13,13 +13,13 @@ from made import case_of  # noqa: F401
 from torch import nn  # noqa: F401
 from torch.nn import functional  # noqa: F401
 
-from ddp_bench.bench.cluster.process import allowed_cores
 from ddp_bench.bench.measure.timed import Trainer  # noqa: F401
 from ddp_bench.bench.modes import Place, Unsupported, build_mode  # noqa: F401
 from ddp_bench.bench.modes.base import (
     UnusedParametersError,  # noqa: F401
     pin,
 )
+from ddp_bench.bench.process import allowed_cores
 from ddp_bench.bench.worker.comparison import ProofError  # noqa: F401
 from ddp_bench.bench.worker.proof import Prover  # noqa: F401
 from ddp_bench.models.data import open_source  # noqa: F401

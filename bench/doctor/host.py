@@ -18,10 +18,10 @@ import psutil
 import pynvml
 
 from .. import sysfs
-from ..cluster.process import allowed_cores
 from ..gpus import ask_nvml, names_of, nvml_devices, pair, visible
 from ..machine import environment
 from ..manifest import GpuPair
+from ..process import allowed_cores
 
 T = TypeVar("T")
 Status = Literal["ok", "unknown", "caution", "bad"]

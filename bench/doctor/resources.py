@@ -9,8 +9,8 @@ import shutil
 
 from .. import sysfs
 from ..cli import speaker
-from ..cluster.load import MOST_BUSY, MOST_STEAL
 from ..resolve import BATCH_BY_MEMORY
+from ..sharing import MOST_BUSY, MOST_STEAL
 from .host import (
     SEVERITY,
     UNKNOWN,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ..cli import command
-from ..cluster.load import MOST_BUSY, MOST_STEAL
+from ..sharing import MOST_BUSY, MOST_STEAL
 from ..gpus import FAULTS
 from ..manifest import Manifest, RankPlace, Record
 from ..results.case_result import CaseResult

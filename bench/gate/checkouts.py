@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..cli import speaker
-from ..cluster.process import ended_with_us, huge_pages_env, uninterrupted
-from ..cluster.scratch import PREFIX, locks, scratch_folder
 from ..errors import UsageError
 from ..package import ROOT, own_command
+from ..process import PREFIX, ended_with_us, huge_pages_env, locks, scratch_folder, uninterrupted
 from ..provenance import ask_git, import_root, repository_of, run_git, worktrees_of
 from ..settings import Settings
 from .importing import moved_folder, moved_path, repository_to_compare, workload_file

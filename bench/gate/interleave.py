@@ -12,15 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..cli import speaker
-from ..cluster.process import end_all, exit_codes, interrupted_by_signals, uninterrupted
-from ..cluster.scratch import scratch_folder
-from ..cluster.turns import turn_server
 from ..console import Console, format_s
 from ..errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
+from ..process import end_all, exit_codes, interrupted_by_signals, scratch_folder, uninterrupted
 from ..results.store import check_claimable
 from ..run.main import parser as run_parser
 from ..run.main import settings_of
 from ..settings import Settings
+from ..sharing import turn_server
 from .checkouts import Checkout, Side, both_checkouts
 from .code import Code, check_one_code
 from .importing import check_loaded

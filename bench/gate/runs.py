@@ -143,7 +143,7 @@ def merged(runs: Sequence[GateRun]) -> GateRun:
     """One side's launches, each of which started both sides anew, as one run: their rounds side by side.
 
     The memory that a process happens to get makes it a percent or so faster or slower for as long as it
-    lives, and several percent without huge pages (bench/cluster/process.py; Kalibera and Jones, "Rigorous
+    lives, and several percent without huge pages (bench/process.py; Kalibera and Jones, "Rigorous
     benchmarking in reasonable time", 2013, measure the same for other programs), so rounds of one launch
     agree with each other better than with those of the next. A comparison of two processes would call that a
     change.

@@ -21,8 +21,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from ..cluster.process import ignore_signals
 from ..errors import ExitCode
+from ..process import ignore_signals
 from .link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
 from .program import is_bench_run, is_torchrun
 

@@ -48,10 +48,10 @@ from types import FrameType
 from typing import NoReturn
 
 from ..cli import Parser, command, guarded, positive_int, speaker
-from ..cluster.process import allowed_cores, ended, huge_pages_env
 from ..errors import UsageError
 from ..gpus import gpus
 from ..package import own_command
+from ..process import allowed_cores, ended, huge_pages_env
 from . import namespaces, rates
 from .link import (
     HostJob,

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TextIO
 
 from ..cli import speaker
-from ..cluster.process import end_all, ended_with_us, exit_codes
-from ..cluster.turns import turn_server
 from ..errors import UsageError
 from ..package import own_command
+from ..process import end_all, ended_with_us, exit_codes
+from ..sharing import turn_server
 from .link import ShapedLink, job_exit_code
 from .program import is_bench_run
 

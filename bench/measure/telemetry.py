@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from ..case import Case
-from ..cluster.process import end_all, ended_with_us
 from ..modes import Place, devices_of
 from ..package import own_command
+from ..process import end_all, ended_with_us
 from ..results.gpu_load import GPUS
 from ..results.measured import TELEMETRY_FAILED, BlockTimes
 from ..settings import Settings

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ..cluster.scratch import scratch_folder
 from ..errors import UsageError
+from ..process import scratch_folder
 from ..results.disk import MOST_TRACE_BYTES, read_json
 from ..results.measured import TRACE_FAILED, BlockTimes
 from .clock import make_clock

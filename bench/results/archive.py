@@ -29,7 +29,7 @@ MOST_UNPACKED_BYTES = 256 * 2**20
 """Of all members together: more is no archive of ours, or would fill the disk."""
 
 _PREFIX = "unpacked-ddp-bench-"
-"""Of temporary folders. `bench.cluster.scratch` removes those of its prefix that nobody holds locked."""
+"""Of temporary folders. `bench.process` removes those of its prefix that nobody holds locked."""
 
 _DATE = (1980, 1, 1, 0, 0, 0)
 """Of every member, as zip needs one: the time of packing must not change the bytes."""

@@ -12,9 +12,9 @@ import pandas as pd
 
 from ..buckets import BucketLayout
 from ..cli import command
-from ..cluster.process import uninterrupted
 from ..errors import UsageError
 from ..plan import Planned, plan_hash
+from ..process import uninterrupted
 from ..settings import IMAGES, OWN_PRECISIONS
 from ..text import visible
 from .aggregate import (

@@ -13,13 +13,12 @@ import msgspec
 
 from .. import plan
 from ..cli import command, say
-from ..cluster.launch import Launch
-from ..cluster.turns import interleaved_id
 from ..console import format_s
 from ..errors import UsageError
 from ..findings.numbers import plural, short
 from ..findings.wording import devices, samples_noun, workload_parts
 from ..gpus import gpus
+from ..launch import Launch
 from ..manifest import Host, Manifest, OwnVersion
 from ..nccl import SHARES_GPUS
 from ..plan import Machine, Planned
@@ -27,6 +26,7 @@ from ..provenance import own_git_state, own_version
 from ..resolve import with_device_defaults
 from ..results.case_result import CaseResult
 from ..settings import ResolvedSettings, Settings
+from ..sharing import interleaved_id
 from ..text import visible
 from ..worker import messages as m
 from .failures import START_LIMIT_S

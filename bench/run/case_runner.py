@@ -9,7 +9,6 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 from ..case import Case, split_of
-from ..cluster.turns import TURNS_ENV, TurnClient
 from ..console import Console
 from ..errors import GaveUpError
 from ..findings.wording import case_label
@@ -26,6 +25,7 @@ from ..results.measured import (
 )
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
+from ..sharing import TURNS_ENV, TurnClient
 from ..worker import messages as m
 from .failures import LEAST_S, failure_in, preparing_s, turn_s
 from .reopen import fail_case

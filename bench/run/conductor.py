@@ -16,12 +16,12 @@ from pathlib import Path
 
 from .. import plan
 from ..cli import say, speaker
-from ..cluster.load import load_average
-from ..cluster.process import ignore_signals, interrupted_by_signals
 from ..console import Console
 from ..errors import ExitCode, GaveUpError, UsageError
+from ..process import ignore_signals, interrupted_by_signals
 from ..results.recorder import Recorder
 from ..settings import Settings
+from ..sharing import load_average
 from ..text import visible
 from ..worker import messages as m
 from .begin import Job, check_alike, new_manifest, resolved_on

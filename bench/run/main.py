@@ -13,8 +13,8 @@ from typing import Any
 
 from ..axes import DDP_AXES, MODE_AXES, STEP_DEFAULTS
 from ..cli import Parser, command, guarded, say, speaker
-from ..cluster.launch import Launch, launch, ranks_environment
 from ..errors import ExitCode, UsageError
+from ..launch import Launch, launch, ranks_environment
 from ..resolve import PRESETS, resolve
 from ..settings import Settings, as_text, options_of
 from .workers import running_workers

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cluster.process import Child, ended, rank_variables
 from ..gpus import gpus
 from ..package import own_command
+from ..process import Child, ended, rank_variables
 from ..settings import Settings
 from ..worker import messages as m
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import command, quoted
-from ..cluster.launch import launch
-from ..cluster.process import host_name
 from ..conditions import Question, devices_of, differences
 from ..errors import GaveUpError, NotComparableError, UsageError
 from ..findings.notes import why_not_measured
+from ..launch import launch
 from ..manifest import MANIFEST, Manifest, Resumed, WorkloadCode
 from ..plan import Planned
+from ..process import host_name
 from ..results import store
 from ..results.case_result import case_results
 from ..results.disk import read_bytes

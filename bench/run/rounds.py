@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..cluster.load import LoadReading, mean_load, other_loads
-from ..cluster.turns import interleaved_id
 from ..plan import equal_layout_reason, round_order
 from ..results.aggregate import rate_half_widths
 from ..results.case_columns import EQUAL_LAYOUT
 from ..results.case_result import case_results
 from ..results.journal import State
+from ..sharing import LoadReading, interleaved_id, mean_load, other_loads
 from ..worker import messages as m
 from .case_runner import CaseRunner
 from .failures import block_s

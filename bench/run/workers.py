@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..cli import say
-from ..cluster.launch import Launch, launch
-from ..cluster.scratch import remove_abandoned
 from ..errors import ExitCode, NotMeasuredError, UsageError
+from ..launch import Launch, launch
+from ..process import remove_abandoned
 from ..settings import Settings
 from ..sysfs import oom_kills
 from ..text import listed

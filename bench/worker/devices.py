@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from .. import sysfs
-from ..cluster.process import allowed_cores, host_name
 from ..conditions import Question, needed
 from ..gpus import gpus, pairs
 from ..machine import machine, versions
@@ -26,6 +25,7 @@ from ..manifest import FirstHost, Manifest, RankPlace
 from ..modes import Place
 from ..modes.base import pin
 from ..nccl import SHARES_GPUS
+from ..process import allowed_cores, host_name
 from ..provenance import own_git_state
 from ..resolve import GpuKind
 from .messages import Begin, Devices, SeenGpus

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..cli import guarded, speaker
-from ..cluster.launch import Launch
-from ..cluster.process import die_at_once, host_name
 from ..errors import ExitCode, UsageError, UserCodeError
+from ..launch import Launch
+from ..process import die_at_once, host_name
 from . import messages as m
 from .groups import ADDRESS_KEY, joined_store
 from .outcome import bounded
@@ -104,7 +104,7 @@ def serve(connection: Connection, rank: Rank) -> NoReturn:
             command = connection.commands.get()
         if isinstance(command, m.Quit):
             sys.stdout.flush()
-            # Not through the interpreter's end, for what `leave` in bench/cluster/process.py says.
+            # Not through the interpreter's end, for what `leave` in bench/process.py says.
             os._exit(ExitCode.OK)
         try:
             answer = rank.do(command)

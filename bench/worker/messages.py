@@ -16,11 +16,11 @@ import msgspec
 from ..buckets import BucketLayout
 from ..case import Case
 from ..cli import to_json
-from ..cluster.load import LoadReading
 from ..manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
 from ..resolve import GpuKind
 from ..results.measured import BlockTimes, Compilation, DeviceMemory
 from ..settings import ResolvedSettings
+from ..sharing import LoadReading
 
 MOST_BYTES = 2**28
 """Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""

@@ -24,7 +24,6 @@ from ...models.registry import workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
 from ...models.workload import Workload, one_line
 from ..case import Case
-from ..cluster.load import read_load
 from ..machine import versions
 from ..measure.calibration import trainable
 from ..measure.clock import make_clock
@@ -36,6 +35,7 @@ from ..modes import require_compiler
 from ..provenance import workload_code
 from ..results.measured import BlockTimes
 from ..settings import ResolvedSettings
+from ..sharing import read_load
 from ..sysfs import oom_kills
 from . import messages as m
 from .devices import look, place_of_rank, take_place, told_machine

@@ -18,7 +18,6 @@ import pandas as pd
 import pytest
 from made import planned, recorded, resolved, torchrun
 
-from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.manifest import Manifest, RankPlace
 from ddp_bench.bench.plan import plan_hash
@@ -27,6 +26,7 @@ from ddp_bench.bench.run import case_runner, rounds, stop_rule
 from ddp_bench.bench.run.case_runner import FAILED, CaseRunner
 from ddp_bench.bench.run.reopen import open_run
 from ddp_bench.bench.run.schedule import AFTER_ROUNDS, LiveCase, unfinished
+from ddp_bench.bench.sharing import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.worker import messages as m
 
 

@@ -8,7 +8,6 @@ import torch
 from made import case_of
 
 from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.cluster.turns import TurnClient
 from ddp_bench.bench.measure import standalone
 from ddp_bench.bench.measure.standalone import MATRIX_SIZE, MOST_REPETITIONS
 from ddp_bench.bench.modes import Place
@@ -24,6 +23,7 @@ from ddp_bench.bench.run.standalone import (
     measure_rates,
 )
 from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.sharing import TurnClient
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.rank import Rank
 

@@ -15,12 +15,12 @@ from gate_runs import STEADY, write_run
 
 from ddp_bench import compare, load_run
 from ddp_bench.bench import manifest
-from ddp_bench.bench.cluster.scratch import remove_abandoned
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.export.formats import bencher
 from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.gate.baseline import save
 from ddp_bench.bench.gate.main import main as gate
+from ddp_bench.bench.process import remove_abandoned
 from ddp_bench.bench.results import public
 from ddp_bench.bench.results.archive import opened, packed, unpacked
 from ddp_bench.bench.results.public import LEFT_OUT

@@ -14,7 +14,6 @@ from msgspec import structs
 from report_runs import case, run
 from selection import in_campaign
 
-from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads, read_load
 from ddp_bench.bench.findings.cautions import not_proved, other_load, slow_links
 from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.findings.stability import cautions, split_levels
@@ -25,6 +24,7 @@ from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.run.case_runner import facts_of
+from ddp_bench.bench.sharing import LoadReading, mean_load, other_loads, read_load
 from ddp_bench.bench.worker.messages import NotProved, Proven, Shown, Warmed
 from ddp_bench.report.conditions import groups
 

@@ -3,8 +3,8 @@
 import pytest
 from commands import bench_run
 
-from ddp_bench.bench.cluster.launch import Launch, launch, ranks_environment
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.launch import Launch, launch, ranks_environment
 
 TORCHRUN = {
     "RANK": "5",

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from commands import eventually
 
-from ddp_bench.bench.cluster import process as processes
-from ddp_bench.bench.cluster.scratch import PREFIX, remove_abandoned, scratch_folder
-from ddp_bench.bench.cluster.turns import TurnClient, TurnServer
+from ddp_bench.bench import process as processes
+from ddp_bench.bench.process import PREFIX, remove_abandoned, scratch_folder
+from ddp_bench.bench.sharing import TurnClient, TurnServer
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_neither_loads_what_the_other_works_with(module, others):
 
 KILLED = """
 import os, signal, subprocess, sys
-from ddp_bench.bench.cluster.process import ended_with_us
+from ddp_bench.bench.process import ended_with_us
 ready = 'import sys, time; print(f"ready {sys.argv}", flush=True); time.sleep(600)'
 with subprocess.Popen(ended_with_us([sys.executable, "-c", ready, "--option"])):
     sys.stdin.readline()
@@ -119,7 +119,7 @@ def test_a_terminal_that_closes_interrupts_unless_nohup_asks_for_the_contrary(be
 
 HOLDS = """
 import sys
-from ddp_bench.bench.cluster.scratch import scratch_folder
+from ddp_bench.bench.process import scratch_folder
 with scratch_folder() as folder:
     (folder / "file").touch()
     print(folder, flush=True)
@@ -197,7 +197,7 @@ def test_a_signal_waits_for_the_end_of_what_may_not_stay_half_done():
 
 HOLDS_FOR_A_CHILD = """
 import subprocess, sys
-from ddp_bench.bench.cluster.scratch import locks, scratch_folder
+from ddp_bench.bench.process import locks, scratch_folder
 with scratch_folder() as folder:
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=locks())
     print(folder, flush=True)

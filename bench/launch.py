@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..errors import UsageError
+from .errors import UsageError
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 START = "start with torchrun or srun, which set all of them, or unset RANK"

@@ -1,1 +1,0 @@
-"""Who the ranks are: process groups, Slurm, hosts, turns between two runs."""
