@@ -16,8 +16,8 @@ from ..errors import RAISED_BY_USERS
 from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
 from .distance import Off, larger, off_by, off_by_buffers
+from .error_report import is_out_of_memory
 from .messages import NotProved, Shown
-from .outcome import is_out_of_memory
 from .reference import Computed, Subject
 
 T = TypeVar("T")

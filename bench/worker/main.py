@@ -22,8 +22,8 @@ from ..errors import ExitCode, UsageError, UserCodeError
 from ..launch import Launch
 from ..process import die_at_once, host_name
 from . import messages as m
+from .error_report import bounded
 from .groups import ADDRESS_KEY, joined_store
-from .outcome import bounded
 from .peers import waiting_for, waits_for
 from .rank import Rank
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from .outcome import PeerFailedError, PeerFullError, is_out_of_memory
+from .error_report import PeerFailedError, PeerFullError, is_out_of_memory
 
 Weights = dict[str, Tensor]
 """Parameters, what was added to them, their gradients, or buffers, by name."""

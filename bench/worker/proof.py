@@ -26,9 +26,9 @@ from ..errors import RAISED_BY_USERS, UsageError
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
 from .comparison import AMPLIFIED, Comparison, ProofError, check_use, unless_memory_is_full
 from .distance import CANCELLED
+from .error_report import report_of
 from .making import Maker, begin_draws
 from .messages import Shown
-from .outcome import report_of
 from .peers import Peers, Weights
 from .proof_inputs import IN_16_BITS, ProofInputs
 from .reference import Computed, Reference, Subject, on_host, shapes_of, sign_of

@@ -18,8 +18,8 @@ from ...models.nested import cut, map_tensors, tensors_of
 from ...models.workload import Batch, Workload, check_loss, loss_function, make_batch
 from ..case import Case, Split, split_of
 from ..errors import RAISED_BY_USERS, UsageError
+from .error_report import report_of
 from .making import Maker, begin_draws, precise
-from .outcome import report_of
 from .peers import Peers, as_default
 
 LEAST_ROWS = 2

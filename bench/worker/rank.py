@@ -39,9 +39,9 @@ from ..sharing import read_load
 from ..sysfs import oom_kills
 from . import messages as m
 from .devices import look, place_of_rank, take_place, told_machine
+from .error_report import attempt, is_broken_by
 from .groups import ADDRESS_KEY, joined_store, meet, new_group, num_launched, opened_store
 from .held_case import HeldCase, measure, warm
-from .outcome import attempt, is_broken_by
 from .peers import as_default, waiting_for
 from .proof import Prover
 from .update_proof import prove_update

@@ -14,9 +14,9 @@ from ..case import Case
 from ..errors import RAISED_BY_USERS
 from ..modes.base import gradients_of
 from .distance import difference, off_by_buffers
+from .error_report import report_of
 from .groups import num_launched
 from .making import generators
-from .outcome import report_of
 from .peers import Weights, as_default, norm
 from .proof_inputs import ProofInputs, proven_split
 from .reference import buffers_of, on_host

@@ -16,8 +16,8 @@ from ddp_bench.bench.results.journal import Settled, State, UnderWay
 from ddp_bench.bench.run import failures
 from ddp_bench.bench.run.failures import LEAST_S, LEAST_STEPS, PATIENCE, Failure, block_s, preparing_s
 from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker.error_report import attempt, report_of
 from ddp_bench.bench.worker.messages import Report
-from ddp_bench.bench.worker.outcome import attempt, report_of
 
 KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
 

@@ -10,10 +10,10 @@ from torch._utils import ExceptionWrapper
 
 from ddp_bench.bench.errors import UserCodeError
 from ddp_bench.bench.run.failures import failure_in
-from ddp_bench.bench.worker import outcome as tb
+from ddp_bench.bench.worker import error_report as tb
 from ddp_bench.bench.worker.comparison import ProofError
+from ddp_bench.bench.worker.error_report import LOST, attempt, report_of
 from ddp_bench.bench.worker.messages import Report
-from ddp_bench.bench.worker.outcome import LOST, attempt, report_of
 from ddp_bench.models.workload import Workload, make_batch
 
 NET = """\
