@@ -28,7 +28,7 @@ from ..settings import ResolvedSettings
 from ..sharing import TURNS_ENV, TurnClient
 from ..worker import messages as m
 from .failures import LEAST_S, failure_in, preparing_s, turn_s
-from .reopen import fail_case
+from .open_folder import fail_case
 from .schedule import LiveCase, Schedule
 from .stop_rule import StopRule, least_warmup_s
 from .workers import RestartError, Workers

@@ -27,7 +27,7 @@ from ..worker import messages as m
 from .begin import Job, check_alike, new_manifest, resolved_on
 from .close import STOPPED_BY_ERROR, How, close, finish_and_say
 from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, is_stuck
-from .reopen import (
+from .open_folder import (
     begin_attempt,
     check_same,
     open_run,

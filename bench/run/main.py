@@ -191,10 +191,10 @@ def _resumed(folder: Path, changes: Mapping[str, Any], *, is_launched: bool) -> 
     """The settings to go on with in a folder, and whether nothing is left to do there."""
     from ..results.journal import read
     from ..results.store import FolderLock
-    from . import reopen
+    from . import open_folder
 
-    settings = reopen.settings_of(folder, changes)
-    complete = not set(changes) & set(reopen.MAY_CHANGE) and reopen.has_nothing_left(read(folder))
+    settings = open_folder.settings_of(folder, changes)
+    complete = not set(changes) & set(open_folder.MAY_CHANGE) and open_folder.has_nothing_left(read(folder))
     if not complete and not is_launched:
         FolderLock(folder).release()  # in use: said before anything starts
     return settings, complete

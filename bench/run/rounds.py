@@ -15,7 +15,7 @@ from ..sharing import LoadReading, interleaved_id, mean_load, other_loads
 from ..worker import messages as m
 from .case_runner import CaseRunner
 from .failures import block_s
-from .reopen import Completion
+from .open_folder import Completion
 from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
 from .standalone import ask_nccl, check_links, measure_curves, measure_rates
 from .stop_rule import FIRST_LOOK, dropped, is_look, resting_cases

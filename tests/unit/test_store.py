@@ -24,7 +24,7 @@ from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.results.schema import CASES, FILES, typed_frame
 from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
-from ddp_bench.bench.run.reopen import check_same, fail_case, open_run, settings_of, settle_fault
+from ddp_bench.bench.run.open_folder import check_same, fail_case, open_run, settings_of, settle_fault
 from ddp_bench.bench.settings import REMOVED, Settings
 
 BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
