@@ -22,7 +22,7 @@ from .comparisons import Comparison, compared, over_default
 from .gpu_load import DEVICE_ALLOCS
 from .round_times import ByRound, RoundTimes
 from .schema import BUCKETS, CASES, METRICS, typed_frame
-from .typical import FITTED, NOT_KNOWN, Typical
+from .step_time_fit import FITTED, NOT_KNOWN, Typical
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""

@@ -11,7 +11,7 @@ from ..settings import IMAGES
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from .case_result import CaseResult
-from .typical import Typical
+from .step_time_fit import Typical
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
     "faster",

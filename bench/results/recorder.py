@@ -34,9 +34,9 @@ from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Layout, Plan, Settled, UnderWay
 from .round_times import ByRound, RoundTimes
 from .schema import COMPARISONS, typed_frame
+from .step_time_fit import FITTED
 from .store import RUN_FILES, RunWriter, read_manifest
 from .tables import read_blocks, readable, repair_allreduce, repair_blocks
-from .typical import FITTED
 
 NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
 """Of a case that is shown as skipped because its turn never came."""

@@ -11,8 +11,8 @@ from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.results.aggregate import Outcome, estimates_of_cases
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.schema import GATED
+from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import RunWriter, claim
-from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.stats.two_runs import in_pairs
 
 MANIFEST = {

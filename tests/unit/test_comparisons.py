@@ -31,8 +31,8 @@ from ddp_bench.bench.results.comparisons import (
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import CASES, COMPARISONS, typed_frame
+from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
-from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.stats.interval import Interval
 
 NAN = math.nan

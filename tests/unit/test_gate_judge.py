@@ -30,8 +30,8 @@ from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.judge import typical_sides
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
+from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import load_run, read_manifest
-from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.stats.interval import Estimate
 from ddp_bench.bench.stats.two_runs import with_change_of_runs

@@ -12,7 +12,7 @@ import scipy
 from accuracy_tables import LAUNCHES
 from commands import ROOT
 
-from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.stats.one_run import fit
 from ddp_bench.bench.stats.two_runs import common_value
 

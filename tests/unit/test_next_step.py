@@ -22,7 +22,7 @@ from ddp_bench.bench.predict.main import parser as predict_parser
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import UNRESOLVED, compared
-from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.settings import Settings
