@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ..cli import command
-from ..sharing import MOST_BUSY, MOST_STEAL
 from ..gpus import FAULTS
 from ..manifest import Manifest, RankPlace, Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import OPEN
+from ..sharing import MOST_BUSY, MOST_STEAL
 from .causes import SlowRank
 from .numbers import plural, short
 from .wording import case_label

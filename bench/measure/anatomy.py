@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..modes.ddp import NEVER, DistributedMode
 from ..modes.dp import DataParallelStandIn
-from ..results.measured import BlockTimes
+from ..results.block_times import BlockTimes
 from .clock import make_clock
 from .timed import PHASES, Trainer, hooked, lead_in, no_gc
 

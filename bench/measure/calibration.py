@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ...models.workload import Workload, make_module
 from ..buckets import BucketLayout
-from ..results.measured import BlockTimes
+from ..results.block_times import BlockTimes
 from .anatomy import Anatomy
 from .clock import Clock, make_clock
 from .standalone import MOST_QUEUED, BucketReplay, rehearse

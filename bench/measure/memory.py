@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..results.measured import DeviceMemory
+from ..results.block_times import DeviceMemory
 
 
 class MemoryWatch:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..case import Case
 from ..modes.pipeline import PipelineMode
-from ..results.measured import BlockTimes
+from ..results.block_times import BlockTimes
 from .clock import Clock, make_clock
 from .timed import Trainer, hooked, lead_in, no_gc
 

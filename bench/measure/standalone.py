@@ -15,7 +15,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from ..results.measured import BlockTimes
+from ..results.block_times import BlockTimes
 from .clock import Clock, CudaClock, make_clock
 from .timed import AUTOCAST_DTYPES, no_gc, run_block
 

@@ -26,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..errors import UsageError
 from ..process import scratch_folder
+from ..results.block_times import TRACE_FAILED, BlockTimes
 from ..results.disk import MOST_TRACE_BYTES, read_json
-from ..results.measured import TRACE_FAILED, BlockTimes
 from .clock import make_clock
 from .timed import Trainer, run_block
 

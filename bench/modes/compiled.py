@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from ..case import Case
-from ..results.measured import Compilation
+from ..results.block_times import Compilation
 from .base import Unsupported
 
 # Importing the compiler takes seconds, which eager cases do without.

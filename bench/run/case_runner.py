@@ -16,7 +16,7 @@ from ..manifest import RankPlace
 from ..plan import Planned
 from ..results.case_result import CaseResult
 from ..results.column_types import LEAST
-from ..results.measured import (
+from ..results.block_times import (
     TELEMETRY_FAILED,
     TRACE_FAILED,
     BlockTimes,

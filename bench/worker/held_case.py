@@ -24,8 +24,8 @@ from ..measure.timed import LEAD_IN_STEPS, Trainer, run_block
 from ..measure.trace import run_trace
 from ..modes import Place, build_mode, devices_of
 from ..modes.compiled import CompileWatch, draws_as_eager
+from ..results.block_times import BlockTimes
 from ..results.gpu_load import DEVICE_ALLOCS
-from ..results.measured import BlockTimes
 from ..settings import Settings
 from .messages import Warm, Warmed
 from .proof import Prover

@@ -18,7 +18,7 @@ from ..case import Case
 from ..cli import to_json
 from ..manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
 from ..resolve import GpuKind
-from ..results.measured import BlockTimes, Compilation, DeviceMemory
+from ..results.block_times import BlockTimes, Compilation, DeviceMemory
 from ..settings import ResolvedSettings
 from ..sharing import LoadReading
 

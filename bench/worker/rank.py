@@ -33,7 +33,7 @@ from ..measure.telemetry import Telemetry, sampled
 from ..measure.timed import probe
 from ..modes import require_compiler
 from ..provenance import workload_code
-from ..results.measured import BlockTimes
+from ..results.block_times import BlockTimes
 from ..settings import ResolvedSettings
 from ..sharing import read_load
 from ..sysfs import oom_kills

@@ -14,7 +14,7 @@ from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
-from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
+from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
 from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.worker.held_case import HeldCase, measure
 from ddp_bench.bench.worker.messages import Proven, Settle, Shown, Wait, Warmed

@@ -20,7 +20,7 @@ from ddp_bench.bench.measure.sampler import Sample, SampledGpu, answer, power_w,
 from ddp_bench.bench.measure.telemetry import Telemetry, sampled
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.measured import TELEMETRY_FAILED, BlockTimes, block_rows
+from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes, block_rows
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.worker.held_case import measure

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.results.measured import TRACE_FAILED
+from ddp_bench.bench.results.block_times import TRACE_FAILED
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 

@@ -20,7 +20,7 @@ from made import case_of, resolved, torchrun
 from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Cgroup, FirstHost, Gpu, RankPlace
-from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
+from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
 from ddp_bench.bench.run import processes
 from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.processes import Meeting
