@@ -47,6 +47,10 @@ FAILED = {TELEMETRY_FAILED: "GPU telemetry (--telemetry)", TRACE_FAILED: "trace"
 """What a block's detail may say it lacks; its case is measured all the same."""
 
 
+class CaseFailedError(Exception):
+    """A case has ended with a fault, which is written down; the ranks can go on."""
+
+
 class CaseRunner:
     """Prepares and measures single cases on the workers of one attempt."""
 
@@ -99,39 +103,31 @@ class CaseRunner:
         """
         live = LiveCase(index, planned.case, planned.oversubscribed)
         self.next_turn()
-        if not self._has_group(live):
-            return
         settled = self.recorder.journal.state.settled.get(index)
-        if settled is not None and settled.status == "ok":
-            live.by_device = _by_device(settled.facts)
-            is_ready = self._warmed(live, compares=False) is not None
-        else:
-            is_ready = self._is_proven(live)
-        if is_ready:
-            self.live.append(live)
+        try:
+            self._make_group(live)
+            if settled is not None and settled.status == "ok":
+                live.by_device = _by_device(settled.facts)
+                self._warmed(live, compares=False)
+            else:
+                self._prove(live)
+        except CaseFailedError:
+            return
+        self.live.append(live)
 
-    def _is_proven(self, live: LiveCase) -> bool:
-        """Prove a case, with its first steps, and write down what is known of it; False where that fails."""
+    def _prove(self, live: LiveCase) -> None:
+        """Prove a case, with its first steps, and write down what is known of it. Raises CaseFailedError."""
         index, case = live.index, live.case
         limit_s = _preparing_s(case, self.settings)
         began_s = self.elapsed_s()
         if case.is_staged:
-            split = self._done(live, PREPARATION, m.Split(case=case), limit_s, num_ranks=1, waits=False)
-            if split is None:
-                return False
-            (live.by_device,) = split
+            (live.by_device,) = self._done(live, PREPARATION, m.Split(case=case), limit_s, num_ranks=1)
         prove = m.Prove(case=case, by_device=live.by_device, equal_replicas=self._equal_replicas)
-        proven = self._done(live, PREPARATION, prove, limit_s)
-        if proven is None or (shown := proven[0]) is None:
-            return False
+        shown = self._done(live, PREPARATION, prove, limit_s)[0]
+        assert shown is not None  # the first rank says it
         warmed = self._warmed(live, compares=True)
-        if warmed is None:
-            return False
         compare = m.Compare(index=index, by_device=live.by_device)
-        compared = self._done(live, PREPARATION, compare, limit_s)
-        if compared is None:
-            return False
-        update = compared[0]
+        update = self._done(live, PREPARATION, compare, limit_s)[0]
         if update.why_silent and not shown.shown.not_proved:
             line = f"{PROVEN} {case.case_id}: {update.why_silent}; its gradients are proven"
             self._say_once("unproven", f"{line}. So it is of every case without update_error")
@@ -146,20 +142,16 @@ class CaseRunner:
         self.recorder.set_outcome(index, "ok", facts=facts)
         self.recorder.set_layout(case.case_id, live.layout)
         self._record(live, "warmup", 0, len(self.live), began_s, [one.times for one in warmed])
-        return True
 
-    def _has_group(self, live: LiveCase) -> bool:
-        """Have the process group of a case made, if it needs one; False where that fails."""
-        if not live.case.backend or live.group in self._groups:
-            return True
-        make, limit_s = m.Group(group=live.group), preparing_s(self.settings)
-        if self._done(live, "its process group", make, limit_s, num_ranks=len(self.workers)) is None:
-            return False
-        self._groups.add(live.group)
-        return True
+    def _make_group(self, live: LiveCase) -> None:
+        """Have the process group of a case made, if it needs one. Raises CaseFailedError."""
+        if live.case.backend and live.group not in self._groups:
+            make, limit_s = m.Group(group=live.group), preparing_s(self.settings)
+            self._done(live, "its process group", make, limit_s, num_ranks=len(self.workers))
+            self._groups.add(live.group)
 
-    def _warmed(self, live: LiveCase, *, compares: bool) -> list[m.Warmed] | None:
-        """Have a case built and warmed up; None where that fails."""
+    def _warmed(self, live: LiveCase, *, compares: bool) -> list[m.Warmed]:
+        """Have a case built and warmed up. Raises CaseFailedError."""
         case = live.case
         warm = m.Warm(
             index=live.index,
@@ -170,38 +162,16 @@ class CaseRunner:
             compares=compares,
         )
         warmed = self._done(live, PREPARATION, warm, _preparing_s(case, self.settings))
-        if warmed is None:
-            return None
         by_rank = [one.times.steps_ms for one in warmed]
         live.layout = warmed[0].layout
         live.longest_step_s = max(map(max, by_rank)) / 1000
         live.step_s = max(median(ms[-LAST_STEPS:]) for ms in by_rank) / 1000
         return warmed
 
-    def _measure_block(
-        self,
-        live: LiveCase,
-        phase: str,
-        number: int,
-        position: int,
-        what: str,
-        steps: int,
-        limit_s: float,
-        gives_caches_back: bool = False,
-    ) -> bool:
-        """Measure one block and write it down; False where the case failed and is dropped."""
-        block = m.Block(index=live.index, phase=phase, steps=steps, gives_caches_back=gives_caches_back)
-        started_s = self.elapsed_s()
-        times = self._done(live, what, block, limit_s, gives_caches_back=gives_caches_back)
-        if times is None:
-            self.live.remove(live)
-            return False
-        self._record(live, phase, number, position, started_s, times)
-        return True
-
-    def told(self, command: m.Command[Any], num_ranks: int, **wait: Any) -> dict[int, m.Command[Any]]:
+    def told(self, command: m.Command[Any], num_ranks: int) -> dict[int, m.Command[Any]]:
         """The command for the first ranks; the others wait for its beginning."""
-        return {rank: command if rank < num_ranks else m.Wait(**wait) for rank in range(len(self.workers))}
+        wait = m.Wait(gives_caches_back=getattr(command, "gives_caches_back", False))
+        return {rank: command if rank < num_ranks else wait for rank in range(len(self.workers))}
 
     def _done(
         self,
@@ -211,17 +181,14 @@ class CaseRunner:
         limit_s: float,
         *,
         num_ranks: int | None = None,
-        waits: bool = True,
-        gives_caches_back: bool = False,
-    ) -> list[T] | None:
-        """What its ranks, or the first `num_ranks`, give for a case, while the others wait, if any `waits`.
+    ) -> list[T]:
+        """What the case's ranks, or the first `num_ranks`, give for it.
 
-        None where one reports a fault, with which the case ends. Raises RestartError where the ranks cannot
-        go on to another case.
+        Raises CaseFailedError where one reports a fault, with which the case ends, and RestartError where the
+        ranks cannot go on to another case.
         """
         count = live.case.num_ranks if num_ranks is None else num_ranks
-        commands = self.told(command, count, gives_caches_back=gives_caches_back)
-        commands = commands if waits else {rank: commands[rank] for rank in range(count)}
+        commands = {0: command} if isinstance(command, m.Split) else self.told(command, count)
         self.recorder.note(live.index, what)
         reports = self.workers.ask(commands, what, limit_s)
         failure = failure_in(reports)
@@ -229,7 +196,7 @@ class CaseRunner:
             return [command.reply_in(reports[rank]) for rank in range(count)]
         self.console.note(fail_case(self.recorder, live.index, failure))
         self.settle(reports, live.index, live.group)
-        return None
+        raise CaseFailedError
 
     def settle(self, reports: Mapping[int, m.Report], index: int | None, group: m.GroupKey) -> None:
         """After a failure, wait for what the ranks have launched, and have them let go of the case.

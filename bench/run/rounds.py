@@ -13,7 +13,7 @@ from ..results.case_result import case_results
 from ..results.journal import State
 from ..sharing import LoadReading, interleaved_id, mean_load, other_loads
 from ..worker import messages as m
-from .case_runner import CaseRunner
+from .case_runner import CaseFailedError, CaseRunner
 from .failures import block_s
 from .open_folder import Completion
 from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
@@ -61,7 +61,7 @@ class Rounds(CaseRunner):
         if self.settings.rounds is not None:
             for round_index in range(1, num_rounds + 1):
                 self._measure_round(round_index)  # what an earlier attempt left out of it
-        while not (reason := self._reason_to_stop(num_rounds)):
+        while not (reason := self._stop_rule.reason(num_rounds) if self.live else Completion.NO_CASE):
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_slowest(num_rounds)
@@ -85,10 +85,6 @@ class Rounds(CaseRunner):
         if len(earlier) == len(loads):
             loads = [mean_load(*pair) for pair in zip(loads, earlier, strict=True)]
         self.recorder.tell(load=tuple(loads))
-
-    def _reason_to_stop(self, num_rounds: int) -> str:
-        """Why to measure no more after so many rounds; empty while the run goes on."""
-        return self._stop_rule.reason(num_rounds) if self.live else Completion.NO_CASE
 
     def _prepare_cases(self) -> None:
         wanted = unfinished(self.plan, self.settings, self.recorder)
@@ -199,10 +195,14 @@ class Rounds(CaseRunner):
         for phase in wanted:
             what = f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})"
             gives = phase == wanted[0] and gives_caches_back
-            if not self._measure_block(
-                live, phase, round_index, position, what, steps, limit_s, gives_caches_back=gives
-            ):
+            block = m.Block(index=live.index, phase=phase, steps=steps, gives_caches_back=gives)
+            started_s = self.elapsed_s()
+            try:
+                times = self._done(live, what, block, limit_s)
+            except CaseFailedError:
+                self.live.remove(live)
                 return
+            self._record(live, phase, round_index, position, started_s, times)
 
     def _drop_slowest(self, num_rounds: int) -> None:
         """In a race, measure no further what is slowest; its results stay."""

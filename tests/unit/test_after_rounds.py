@@ -267,9 +267,9 @@ def test_a_case_is_proven_once_whatever_starts_its_workers_again(status, asked):
         live=[],
         next_turn=lambda: None,
         recorder=SimpleNamespace(journal=SimpleNamespace(state=SimpleNamespace(settled=settled))),
-        _has_group=lambda _: True,
+        _make_group=lambda _: None,
         _warmed=lambda _, compares: done.append(("warm", compares)) or ["warmed"],
-        _is_proven=lambda _: done.append("proof") or True,
+        _prove=lambda _: done.append("proof"),
     )
     CaseRunner._prepare_case(run, 0, planned(resolved(gpus=(2,), modes=("ddp",)))[1])
     assert done == asked
