@@ -412,6 +412,14 @@ def test_a_result_arrives_as_it_was_sent(value):
     assert msgspec.convert(found.value, type(value)) == value
 
 
+def test_a_command_reads_its_own_reply_and_no_other():
+    block, curve = m.Block(index=0, phase="timed", steps=2), m.Curve(group=(2, "gloo"), num_bytes=4)
+    times = BlockTimes(1.5, (1.0, 0.5))
+    assert block.reply_in(m.decode(m.encode(m.Report(value=times)), m.AnyAnswer)) == times
+    with pytest.raises(msgspec.ValidationError, match="float"):
+        curve.reply_in(m.decode(m.encode(m.Report(value=times)), m.AnyAnswer))
+
+
 def test_what_is_not_finite_arrives_as_nothing():
     found = m.decode(m.encode(m.Report(value=[float("nan"), float("inf"), 1.0])), m.AnyAnswer)
     assert found.value == [None, None, 1.0]
