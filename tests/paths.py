@@ -42,7 +42,6 @@ WAYS = {
         "noted": r"Recorder\.add_block",
         "by round": r"RoundTimes\.of|metrics_by_round",
         "a row": r"case_rows",
-        "printed": r"print_summary|case_table",
     },
 }
 """Stations by name: patterns of what `station_of` tells of a call."""
