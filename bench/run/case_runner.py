@@ -14,8 +14,6 @@ from ..errors import GaveUpError
 from ..findings.wording import case_label
 from ..manifest import RankPlace
 from ..plan import Planned
-from ..results.case_result import CaseResult
-from ..results.column_types import LEAST
 from ..results.block_times import (
     TELEMETRY_FAILED,
     TRACE_FAILED,
@@ -23,6 +21,8 @@ from ..results.block_times import (
     DeviceMemory,
     block_rows,
 )
+from ..results.case_result import CaseResult
+from ..results.column_types import LEAST
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
 from ..sharing import TURNS_ENV, TurnClient

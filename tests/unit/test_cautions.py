@@ -19,8 +19,8 @@ from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.findings.stability import cautions, split_levels
 from ddp_bench.bench.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.block_times import BlockTimes
+from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.run.case_runner import facts_of
