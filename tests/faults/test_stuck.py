@@ -182,7 +182,7 @@ def test_a_killed_loader_of_images_costs_the_case_that_it_loaded_for(tmp_path):
 
 
 ATTACK = """
-import json, os, socket, sys, time
+import encodings.idna, json, os, socket, sys, time
 os.setgid(65534); os.setuid(65534)
 victim, seconds = int(sys.argv[1]), float(sys.argv[2])
 before = open(f"/proc/{victim}/stat").read().rpartition(")")[2].split()[19]
