@@ -9,12 +9,12 @@ import pandas as pd
 
 from ..bench.axes import DDP_DEFAULTS
 from ..bench.cli import command
-from ..bench.findings.numbers import per_second, plural, with_interval
+from ..bench.findings.numbers import plural, with_interval
 from ..bench.findings.wording import cap_label, device_noun, link_name
 from ..bench.predict.calibration import differences
 from ..bench.predict.output import WORDS, Predictions, table
 from ..bench.predict.prediction import Prediction
-from ..bench.predict.tables import ddp_cases, identity
+from ..bench.predict.runs import ddp_cases, identity
 from ..bench.results.case_result import CaseResult, text
 from ..bench.results.case_result import Cells as Row
 from ..bench.results.store import RunData
@@ -67,15 +67,15 @@ def _table(title: str, note: str, rows: pd.DataFrame, *, below: Sequence[str]) -
 def _figure(
     run: RunData, predictions: Predictions, lines: Sequence[Sequence[Prediction]], key: str
 ) -> Figure:
-    """Draw throughput against devices, a line for each network and bucket cap."""
-    device, unit = device_noun(predictions.identity.device_type), per_second(predictions.identity.unit)
-    first, link = lines[0][0], predictions.identity.link
+    """Draw efficiency against devices, a line for each network and bucket cap."""
+    device, link = device_noun(predictions.identity.device_type), predictions.identity.link
+    first = lines[0][0]
     several_caps = len({line[0].bucket_cap_mb for line in lines}) > 1
     drawn = [
         Line(
             line[0].network + (f", bucket cap {cap_label(line[0].bucket_cap_mb)}" if several_caps else ""),
             f"run{i}",
-            tuple(Mark(p.num_devices, p.images_per_s) for p in line),
+            tuple(Mark(p.num_devices, p.efficiency.scaled(100)) for p in line),
             band=True,
         )
         for i, line in enumerate(lines, start=1)
@@ -84,25 +84,23 @@ def _figure(
         f"measured, {link_name(link)}" if link else "measured",
         "single",
         tuple(
-            mark(float(row["num_devices"]), found, CaseResult.of(row), "")
+            mark(float(row["num_devices"]), found.scaled(100), CaseResult.of(row), "")
             for row in _measured(run, predictions, first)
-            if (found := CaseResult.of(row).images_per_s) is not None
+            if (found := CaseResult.of(row).efficiency) is not None
         ),
         joined=False,
     )
-    one = first.images_per_s.estimate / first.efficiency.estimate / first.num_devices
-    dotted = ideal("ideal", {n: one * n for n in {1.0, *counts_of((*drawn, measured))}})
-    said = "; ".join(f"{line.label} {with_interval(line.marks[-1].value, unit)}" for line in drawn)
+    dotted = ideal("ideal", dict.fromkeys({1.0, *counts_of((*drawn, measured))}, 100.0))
+    said = "; ".join(f"{line.label} {with_interval(line.marks[-1].value, '%')}" for line in drawn)
     return over_devices(
-        key=f"{key}-throughput",
-        title="Predicted throughput",
-        panels={f"throughput ({unit})": [line for line in (*drawn, measured) if line.marks] + [dotted]},
+        key=f"{key}-efficiency",
+        title="Predicted efficiency",
+        panels={"efficiency (%)": [line for line in (*drawn, measured) if line.marks] + [dotted]},
         x_label=f"devices ({device}s), {first.scaling} scaling",
         caption=f"Predicted on {plural(drawn[0].marks[-1].x, device)}: {said}.",
         how_to_read="Higher is better; the dotted line is ideal. Lines are predictions, their areas 95% "
         "intervals: where an area is wide, little is known. Diamonds with bars were measured in this run, "
         "over its own network.",
-        log_y=True,
     )
 
 

@@ -18,9 +18,9 @@ from commands import ROOT
 from ddp_bench.bench.buckets import bucket_caps
 from ddp_bench.bench.predict.calibration import VERSION, Calibration
 from ddp_bench.bench.predict.from_pass import read_source
-from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import estimate
+from ddp_bench.bench.predict.runs import held_out
 from ddp_bench.bench.predict.scenario import Scenario, as_calibrated, cost_band
 from ddp_bench.bench.results.aggregate import estimates_of_cases, typical_of, units_per_step
 from ddp_bench.bench.results.store import load_run

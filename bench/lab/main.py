@@ -32,10 +32,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -51,7 +51,7 @@ from ..cli import Parser, command, guarded, positive_int, speaker
 from ..errors import UsageError
 from ..gpus import gpus
 from ..package import own_command
-from ..process import allowed_cores, ended, huge_pages_env
+from ..process import POLL_S, allowed_cores, ended, huge_pages_env
 from . import namespaces, rates
 from .link import (
     HostJob,
@@ -175,10 +175,9 @@ def run(options: LabOptions) -> int:
         for process in hosts:
             if process.poll() is None:
                 os.killpg(process.pid, stopped.number)
-        _wait(hosts, time.monotonic() + STOP_GRACE_S)
         raise
     finally:
-        ended(hosts, within_s=0.0)
+        ended(hosts, within_s=STOP_GRACE_S if stopping.is_set() else 0.0)
         rates.all_printed(printers)
 
 
@@ -231,30 +230,24 @@ def _start(prefix: Sequence[str], job: HostJob, environment: dict[str, str]) -> 
     return process
 
 
-def _wait(hosts: Sequence[subprocess.Popen[str]], deadline_s: float | None = None) -> list[int]:
+def _wait(hosts: Sequence[subprocess.Popen[str]]) -> list[int]:
     """Wait for the hosts and return their exit codes in the order of ending.
 
     From the first failure on, the others have a grace period.
     """
     codes: list[int] = []
-    running = {os.pidfd_open(process.pid): process for process in hosts if process.returncode is None}
-    while running:
-        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-        ended, _, _ = select.select(list(running), [], [], left_s)
-        if not ended:
-            break
-        for descriptor in ended:
-            process = running.pop(descriptor)
-            codes.append(process.wait())
-            os.close(descriptor)
-            if process.returncode < 0 and deadline_s is None:
-                gone = f"{host_name(hosts.index(process))} was killed by signal {-process.returncode}"
-                print(
-                    f"lab: {gone}; the others have {LOST_GRACE_S:g} s to close", file=sys.stderr, flush=True
-                )
-                deadline_s = time.monotonic() + LOST_GRACE_S
-        if any(codes) and deadline_s is None:
-            deadline_s = time.monotonic() + FAILURE_GRACE_S
+    left, deadline_s = list(hosts), math.inf
+    while left and time.monotonic() < deadline_s:
+        for process in [one for one in left if one.poll() is not None]:
+            left.remove(process)
+            codes.append(process.returncode)
+            if codes[-1] and deadline_s == math.inf:
+                grace_s = FAILURE_GRACE_S if codes[-1] > 0 else LOST_GRACE_S
+                deadline_s = time.monotonic() + grace_s
+                if codes[-1] < 0:
+                    gone = f"{host_name(hosts.index(process))} was killed by signal {-codes[-1]}"
+                    print(f"lab: {gone}; the others have {grace_s:g} s to close", file=sys.stderr, flush=True)
+        time.sleep(POLL_S)
     return codes
 
 

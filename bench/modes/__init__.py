@@ -21,24 +21,23 @@ def build_mode(
     place: Place,
     group: dist.ProcessGroup | None,
     *,
-    equal_replicas: bool = False,
     stages: Stages | None = None,
 ) -> Mode:
     """Wrap `module`, already on `place.device`, as the case asks; every rank of `group` calls it together.
 
-    With `equal_replicas` the modules of all ranks are known to hold the same, and none has to be broadcast.
-    `stages` says how to split it over the devices, where the mode does. Raises Unsupported where the torch
+    The modules of all ranks hold the same, so none is broadcast. `stages` says how to split it over the
+    devices, where the mode does. Raises Unsupported where the torch
     that is installed lacks what the case needs.
     """
     if case.mode == "ddp":
-        return DistributedMode(case, module, place, group, equal_replicas=equal_replicas)
+        return DistributedMode(case, module, place, group)
     if case.mode == "dp":
         return DataParallelMode(case, module, place)
     # Neither is imported by a run without it: they take a part of a second.
     if case.mode in COMPOSABLE:
         from .fsdp import BlockwiseMode
 
-        return BlockwiseMode(case, module, place, group, equal_replicas=equal_replicas)
+        return BlockwiseMode(case, module, place, group)
     if case.is_staged:
         from .pipeline import PipelineMode
 

@@ -46,8 +46,6 @@ class DistributedMode(Mode):
         module: nn.Module,
         place: Place,
         group: dist.ProcessGroup | None,
-        *,
-        equal_replicas: bool = False,
     ) -> None:
         if case.static_graph and case.accumulate > 1:
             raise Unsupported("torch breaks a static graph under no_sync; --accumulate 1 measures it")
@@ -62,7 +60,7 @@ class DistributedMode(Mode):
                 module,
                 device_ids=[place.device.index] if place.device.type == "cuda" else None,
                 process_group=group,
-                init_sync=not equal_replicas,
+                init_sync=False,  # all ranks begin with the first one's weights
                 **_constructor_settings(case),
             )
         if self.ddp.will_sync_module_buffers():

@@ -38,13 +38,9 @@ class BlockwiseMode(Mode):
         module: nn.Module,
         place: Place,
         group: dist.ProcessGroup | None,
-        *,
-        equal_replicas: bool = False,
     ) -> None:
         assert group is not None  # the ranks that build it are its members
         wrap = partial(_wrapper(case), mesh=DeviceMesh.from_group(group, place.device.type))
-        if not equal_replicas:
-            _send_from_first(module, group)
         module = module.to(memory_format=torch.contiguous_format)
         for block in blocks_of(module):
             _wrap(wrap, block, case)
@@ -123,9 +119,3 @@ def _wrap(
 
 def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _send_from_first(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Give all ranks the first one's parameters and buffers, as DDP does."""
-    for value in (*module.parameters(), *module.buffers()):
-        dist.broadcast(value.detach(), group=group, group_src=0)

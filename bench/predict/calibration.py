@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,8 @@ from ..results.store import CALIBRATION
 from ..settings import IMAGES
 from .allreduce import AllReduceTimes, CostCurve, Count, Ms, measured_curve
 from .timeline import Compute, Slowdown
+
+T = TypeVar("T")
 
 VERSION = 3
 
@@ -123,15 +125,19 @@ class Calibration:
     @classmethod
     def from_json(cls, text: str, *, source: str = CALIBRATION) -> Calibration:
         """The calibration of that text. Raises UsageError, naming `source`, where it is not one."""
-        data = parse_json(text, source)
-        if isinstance(data, dict) and (version := data.get("schema_version")) != VERSION:
-            raise UsageError(
-                f"{source} has schema {version!r}, this version reads {VERSION}; calibrate again"
-            )
-        try:
-            return msgspec.convert(data, cls)
-        except (ValueError, OverflowError, RecursionError) as error:
-            raise UsageError(f"{source} is not a calibration ({error}); calibrate again") from None
+        return record_of(cls, text, VERSION, source=source, mend="calibrate")
+
+
+def record_of(cls: type[T], content: str | bytes, version: int, *, source: str, mend: str) -> T:
+    """Read a record from a file's text. Raises UsageError, naming `source`, where it is not one."""
+    data = parse_json(content, source)
+    try:
+        if isinstance(data, dict) and (found := data.get("schema_version")) != version:
+            raise ValueError(f"schema {found!r}, this version reads {version}")
+        return msgspec.convert(data, cls)
+    except (ValueError, OverflowError, RecursionError) as error:
+        what = cls.__name__.lower()
+        raise UsageError(f"{source} holds no {what} ({error}); {mend} again") from None
 
 
 def load_calibration(folder: Path) -> Calibration:

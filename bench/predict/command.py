@@ -22,13 +22,12 @@ from . import output
 from .calibration import Calibration, Identity, check_same, load_calibration
 from .from_pass import read_source
 from .from_rate import from_rate
-from .held_out import HeldOut, error_sizes, held_out
 from .networks import MeasuredNetwork, NetworkModel, network
 from .prediction import predict
+from .runs import HeldOut, error_sizes, held_out, most_like
 from .scenario import Scenario, as_calibrated
-from .tables import most_like
 
-OF_RATE = ("arch", "workload", "image_size", "without_ddp")
+OF_RATE = ("arch", "workload", "image_size", "precision", "without_ddp")
 """Options that say what trains at the rate of `--throughput`."""
 
 
@@ -59,18 +58,12 @@ def predicted(options: argparse.Namespace) -> int:
         if (given := getattr(options, name)) is not None:
             setattr(options, name, cli.named(name, parse, given))
     asked, calibration = _scenarios(options), _calibration(options)
-    if options.precision is not None and calibration.identity.precision != options.precision:
-        raise UsageError(
-            f"{options.run} was measured in {calibration.identity.precision}, not {options.precision}; "
-            f"measure it with --precision {options.precision}"
-        )
     validated = _validated(options, calibration) if options.validate is not None else []
     scenarios = [as_calibrated(calibration, one) for one in asked]
     error = max(error_sizes(validated), default=None)
     predictions = [predict(calibration, one, model_error_pct=error) for one in scenarios]
     found = output.Predictions(
         identity=calibration.identity,
-        fitted=calibration.fitted,
         notes=output.notes(calibration, scenarios, predictions, validated=bool(validated)),
         predictions=tuple(predictions),
         validation=tuple(validated),

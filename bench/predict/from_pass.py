@@ -26,11 +26,12 @@ from ..results.store import RunData, load_run
 from .allreduce import Samples
 from .calibration import Calibration, Parameter, check_same, load_calibration, save_calibration
 from .from_rate import FITTED, PUBLISHED
-from .held_out import error_sizes, held_out
-from .tables import (
+from .runs import (
     allreduce_times,
     bucket_ms_by_round,
     ddp_cases,
+    error_sizes,
+    held_out,
     identity,
     local_steps,
     most_like,

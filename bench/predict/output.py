@@ -7,21 +7,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import pandas as pd
 from rich import box
 from rich.table import Table
 
 from ..cli import print_table, to_json
-from ..errors import UsageError
 from ..findings.numbers import per_second, plural, short, with_interval
 from ..findings.wording import CPU_STAND_IN, cap_label, device_noun
-from ..results.disk import parse_json
 from ..results.store import write_output
 from ..text import visible
-from .calibration import Calibration, Identity
-from .held_out import HeldOut, error_sizes
+from .calibration import Calibration, Identity, record_of
 from .prediction import Prediction
+from .runs import HeldOut, error_sizes
 from .scenario import OWN, Scenario
 
 VERSION = 5
@@ -39,10 +36,9 @@ WORDS = {*COMMON, "case"}
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """What was calibrated, on which case, the predictions, and their errors on held-out cases."""
+    """What was calibrated, the predictions, and their errors on held-out cases."""
 
     identity: Identity
-    fitted: str
     notes: tuple[str, ...]
     predictions: tuple[Prediction, ...]
     validation: tuple[HeldOut, ...] = ()
@@ -56,20 +52,14 @@ class Predictions:
     @classmethod
     def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Predictions:
         """Read the document from that text. Raises UsageError, naming `source`, where it is not one."""
-        data = parse_json(content, source)
-        try:
-            version = data.get("schema_version") if isinstance(data, dict) else VERSION
-            if version != VERSION:
-                raise ValueError(f"schema {version!r}, this version reads {VERSION}")
-            found = msgspec.convert(data, cls)
-            steps = [p.step_ms for p in found.predictions] + [case.predicted_ms for case in found.validation]
-            shares = [f for p in found.predictions for f in (p.images_per_s, p.efficiency)]
-            for figure in (*steps, *shares, *(p.exposed_comm_ms.plus(1e-9) for p in found.predictions)):
-                if not 0 < figure.low <= figure.estimate <= figure.high < 1e15:
-                    raise ValueError(f"an interval of {figure}")
-        except (ValueError, OverflowError, RecursionError) as error:
-            raise UsageError(f"{source} holds no predictions ({error}); predict again") from None
-        return found
+        return record_of(cls, content, VERSION, source=source, mend="predict")
+
+    def __post_init__(self) -> None:
+        above_0 = [f for p in self.predictions for f in (p.step_ms, p.images_per_s, p.efficiency)]
+        above_0 += [case.predicted_ms for case in self.validation]
+        for figure in (*above_0, *(p.exposed_comm_ms.plus(1e-9) for p in self.predictions)):
+            if not 0 < figure.low <= figure.estimate <= figure.high < 1e15:
+                raise ValueError(f"an interval of {figure}")
 
     def lines(self) -> list[list[Prediction]]:
         """Group them by network and cap: lines from few devices to many."""

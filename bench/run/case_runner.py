@@ -88,8 +88,6 @@ class CaseRunner:
     def began(self, begun: Sequence[m.Begun]) -> None:
         """Take workers that have met and hold nothing yet."""
         self.places: Sequence[RankPlace] = [one.place for one in begun]
-        fingerprints = {one.fingerprint for one in begun}
-        self._equal_replicas = len(begun) > 1 and len(fingerprints) == 1 and fingerprints != {""}
         self._groups: set[m.GroupKey] = set()
 
     def elapsed_s(self) -> float:
@@ -122,7 +120,7 @@ class CaseRunner:
         began_s = self.elapsed_s()
         if case.is_staged:
             (live.by_device,) = self._done(live, PREPARATION, m.Split(case=case), limit_s, num_ranks=1)
-        prove = m.Prove(case=case, by_device=live.by_device, equal_replicas=self._equal_replicas)
+        prove = m.Prove(case=case, by_device=live.by_device)
         shown = self._done(live, PREPARATION, prove, limit_s)[0]
         assert shown is not None  # the first rank says it
         warmed = self._warmed(live, compares=True)
@@ -157,7 +155,6 @@ class CaseRunner:
             index=live.index,
             case=case,
             by_device=live.by_device,
-            equal_replicas=self._equal_replicas,
             least_s=least_warmup_s(self.plan, self.settings),
             compares=compares,
         )

@@ -79,9 +79,10 @@ def warm(
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     source = _source(case, prover, settings, drawn)
     watch = MemoryWatch(devices_of(case, place), source.held)
+    prover.peers(case)
     module = placed(prover.maker.module(place.device), case, place.device)
     stages = prover.splitter.stages(asked.by_device)
-    mode = build_mode(case, module, place, live.group, equal_replicas=asked.equal_replicas, stages=stages)
+    mode = build_mode(case, module, place, live.group, stages=stages)
     live.trainer = Trainer(case, mode, prover.workload, source)
     part = case.part_of(place.rank)
     live.first = first = FirstSteps(case, live.trainer, prover.seed, part, keeps=asked.compares)

@@ -5,7 +5,6 @@ Copies of one module would lose hooks of parameters, and many modules cannot be 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 import time
@@ -46,11 +45,10 @@ class Maker:
         self,
         device: torch.device,
         dtype: torch.dtype | None = None,
-        start: Weights | None = None,
         *,
         refers: bool = False,
     ) -> nn.Module:
-        """A module with the weights `start`, or this rank's own, floating ones as `dtype` if it is given.
+        """A module with the weights `start`, floating ones as `dtype` if it is given.
 
         One that `refers`, to compare a mode with, may be what `take_back` has got where making one is slow.
         Raises UsageError where the function makes modules of other shapes from call to call.
@@ -59,8 +57,10 @@ class Maker:
             module, self._shared = self._shared, None
         else:
             module, self._unused = self._unused or self._timed(), None
-        own, wanted = tensors_of_module(module), self.start if start is None else start
-        shapes, others = ({name: tuple(one.shape) for name, one in some.items()} for some in (own, wanted))
+        own = tensors_of_module(module)
+        shapes, others = (
+            {name: tuple(one.shape) for name, one in some.items()} for some in (own, self.start)
+        )
         if shapes != others:
             odd = min(shapes.items() ^ others.items())[0]
             raise UsageError(
@@ -69,7 +69,7 @@ class Maker:
             )
         for name, one in own.items():
             if one.layout == torch.strided:
-                one.data.copy_(wanted[name])
+                one.data.copy_(self.start[name])
         # `to` with a dtype would drop imaginary parts.
         module.to(device)._apply(lambda one: precise(one, dtype))
         return module
@@ -83,17 +83,6 @@ class Maker:
             if name in self.start:
                 one.data = self.start[name].clone()
         self._shared = module
-
-    def fingerprint(self) -> str:
-        """A hash of all parameters and buffers; empty where they cannot be read (quantized ones)."""
-        found = hashlib.sha256()
-        try:
-            for name, tensor in self.start.items():
-                found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                found.update(tensor.flatten().view(torch.uint8).numpy().data)
-        except (RuntimeError, ValueError):
-            return ""
-        return found.hexdigest()
 
     def _timed(self) -> nn.Module:
         began_s = time.perf_counter()

@@ -144,8 +144,6 @@ class Begun(Record, frozen=True):
     """A rank that is ready."""
 
     place: RankPlace
-    fingerprint: str
-    """Of its model; alike where all have made the same, empty where it cannot be told."""
     machine: FirstHost | None = None
     """Of its host, from the first rank there."""
     conditions: dict[str, str] = {}
@@ -304,8 +302,6 @@ class Prove(Command[Proven | None], frozen=True):
     case: Case
     by_device: tuple[int, ...] | None = None
     """Layers of each device, of a case that splits the model."""
-    equal_replicas: bool = False
-    """Whether all ranks have made the same model, so that nothing has to be broadcast."""
 
 
 class Warm(Command[Warmed], frozen=True):
@@ -314,7 +310,6 @@ class Warm(Command[Warmed], frozen=True):
     index: int
     case: Case
     by_device: tuple[int, ...] | None = None
-    equal_replicas: bool = False
     least_s: float = 0.0
     compares: bool = True
     """Whether `Compare` follows."""

@@ -95,19 +95,18 @@ class Peers:
 
     def mean(self, own: Weights, *, measures: bool = False) -> tuple[Weights, Weights]:
         """The mean of all ranks' tensors, and if asked for the largest norm of each; on every rank."""
-        if self.number == 1:
-            return own, {name: norm_of(one) for name, one in own.items()} if measures else {}
-        flat = packed(own)
-        sizes, total, count = torch.zeros(len(own), dtype=torch.float64), torch.zeros_like(flat), 0
-        for other in self._on_first(flat):
+        means, sizes = Weights(), Weights()
+        for name, one in own.items():
+            # What goes to another rank goes by the host, in float32 at least.
+            fine = (
+                one if self.number == 1 else _sendable(one).to(torch.promote_types(one.dtype, torch.float32))
+            )
+            parts = [*self._on_first(fine)] or [fine]
+            assert self.rank or len(parts) == self.number  # each rank's part is in it
+            means[name] = self.given(sum(parts[1:], parts[0]) / self.number)
             if measures:
-                norms = [norm_of(one) for one in unpacked(other, own).values()]
-                sizes = torch.maximum(sizes, torch.stack(norms))
-            total += other
-            count += 1
-        assert self.rank or count == self.number  # each rank's part is in it
-        whole, largest = self.given(total / self.number), self.given(sizes)
-        return unpacked(whole, own), {name: largest[i] for i, name in enumerate(own)}
+                sizes[name] = self.given(torch.stack([norm_of(part).cpu() for part in parts]).amax())
+        return means, sizes
 
     def given(self, value: Tensor, root: int = 0) -> Tensor:
         """What rank `root` has of a tensor of the same shape and type on all; written into theirs."""
@@ -121,27 +120,22 @@ class Peers:
         return value
 
     def all_given(self, named: Weights, root: int = 0) -> Weights:
-        """The same of several tensors of any types, each with its bits."""
-        if self.number == 1 or not named:
-            return named
-        raw = [one.detach().cpu().contiguous().flatten().view(torch.uint8) for one in named.values()]
-        parts = self.given(torch.cat(raw), root).split([len(one) for one in raw])
-        return {
-            name: part.clone().view(one.dtype).view(one.shape)
-            for part, (name, one) in zip(parts, named.items(), strict=True)
-        }
+        """The same of several tensors of any types, each with its bits; copies on the host."""
+        return {name: self.given(_sendable(one).clone(), root) for name, one in named.items()}
 
     def own_part(self, named: Weights) -> Weights:
         """Of what belongs to the parts that ranks computed, that of the part which is this rank's own."""
-        if self.number == 1 or not named:
+        if self.number == 1:
             return named
-        flat, found = packed(named), torch.empty_like(packed(named))
+        found = Weights()
         with waiting_for("the other ranks"):
-            sent = dist.isend(flat, self.part, group=self.group)
-            dist.recv(found, (self.rank - 1) % self.number, group=self.group)
-            if sent is not None:
-                sent.wait()
-        return unpacked(found, named)
+            for name, one in named.items():
+                sent = dist.isend(_sendable(one), self.part, group=self.group)
+                found[name] = torch.empty_like(_sendable(one))
+                dist.recv(found[name], (self.rank - 1) % self.number, group=self.group)
+                if sent is not None:
+                    sent.wait()
+        return found
 
     def _on_first(self, own: Tensor) -> Iterator[Tensor]:
         """On the first rank what each has, its own first; elsewhere it is sent, and nothing comes."""
@@ -160,19 +154,8 @@ ALONE = Peers()
 """A rank that computes by itself."""
 
 
-def packed(named: Mapping[str, Tensor]) -> Tensor:
-    """All tensors as one vector of real numbers on the host, in float32 at least."""
-    flat = [_real(one.detach()).cpu().flatten() for one in named.values()]
-    return torch.cat([one.to(torch.promote_types(one.dtype, torch.float32)) for one in flat])
-
-
-def unpacked(flat: Tensor, like: Mapping[str, Tensor]) -> Weights:
-    """The tensors of a vector of `packed`, on the host, in the shapes and types of `like`."""
-    parts = flat.split([_real(one).numel() for one in like.values()])
-    return {
-        name: (torch.view_as_complex(part.view(*one.shape, 2)) if one.is_complex() else part.view(one.shape))
-        for part, (name, one) in zip(parts, like.items(), strict=True)
-    }
+def _sendable(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
 
 
 def norm_of(tensor: Tensor) -> Tensor:
@@ -186,7 +169,3 @@ def norm_of(tensor: Tensor) -> Tensor:
 def norm(weights: Mapping[str, Tensor]) -> float:
     """The 2-norm over all tensors."""
     return float(torch.stack([norm_of(one).cpu() for one in weights.values()] or [torch.zeros(())]).norm())
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -29,7 +29,7 @@ from .distance import CANCELLED
 from .error_report import report_of
 from .making import Maker, begin_draws
 from .messages import Shown
-from .peers import Peers, Weights
+from .peers import Peers
 from .proof_inputs import IN_16_BITS, ProofInputs
 from .reference import Computed, Reference, Subject, on_host, shapes_of, sign_of
 from .split_effect import SplitEffect
@@ -56,9 +56,6 @@ class Prover:
     workload: Workload
     place: Place
     seed: int
-    equal_replicas: bool = False
-    """Whether every rank's module was found to be the same, so that nothing has to be broadcast."""
-
     data_workers: int = 0
     """Loader processes of every rank, with a folder of images."""
 
@@ -74,7 +71,8 @@ class Prover:
     def __post_init__(self) -> None:
         self._loss = loss_function(self.workload)
         self.maker = Maker(self.workload, self.seed)
-        self._start: Weights | None = None
+        self._is_given = self.place.rank == 0
+        """Whether its modules have the first rank's weights."""
         self.splitter = Splitter(self.workload, self.maker, self.place, self.seed)
 
     @functools.cached_property
@@ -94,16 +92,19 @@ class Prover:
 
     def forget(self) -> None:
         """Give back the memory of what cases are compared with: copies of the model, some in float64."""
-        self._start = None
         for kept in ("reference", "effect"):
             self.__dict__.pop(kept, None)
 
+    def peers(self, case: Case) -> Peers:
+        """The ranks of a case, each of which asks: from then on modules have the first one's weights."""
+        found = Peers(self.place.rank, case.num_ranks, self.control)
+        if found.number > 1 and found.largest(not self._is_given):
+            self.maker.start, self._is_given = found.all_given(self.maker.start), True
+        return found
+
     def subject(self, case: Case, stages: Stages | None = None) -> Subject:
         """The case as it is proved; each of its ranks asks."""
-        peers = Peers(self.place.rank, case.num_ranks, self.control)
-        if peers.number > 1 and peers.largest(self._start is None):
-            self._start = peers.all_given(self.maker.start)
-        return Subject(case=case, stages=stages, peers=peers, start=self._start, alone=self.alone)
+        return Subject(case=case, stages=stages, peers=self.peers(case), alone=self.alone)
 
     def prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None = None) -> Shown:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
@@ -136,8 +137,7 @@ class Prover:
     ) -> Computed:
         with of.peers.together():
             module = self.maker.module(self.place.device, dtype)
-        equal = self.equal_replicas
-        mode = build_mode(of.case, module, self.place, group, equal_replicas=equal, stages=of.stages)
+        mode = build_mode(of.case, module, self.place, group, stages=of.stages)
         try:
             if of.shares_buffers and of.peers.rank:
                 _disturb(mode.module)  # the first rank's have to come

@@ -196,7 +196,6 @@ class Rank:
         told = told_machine(asked, place) if self._local_rank == 0 else None
         return m.Begun(
             place=place,
-            fingerprint=self._prover.maker.fingerprint(),
             machine=told[0] if told else None,
             conditions=told[1] if told else {},
             oom_kills=oom_kills(),
@@ -227,7 +226,6 @@ class Rank:
 
     def _prove(self, asked: m.Prove) -> m.Proven | None:
         require_compiler(asked.case, self.place.device)
-        self._prover.equal_replicas = asked.equal_replicas
         stages = self._prover.splitter.stages(asked.by_device)
         shown = self._prover.prove(asked.case, self._case_group(asked.case), stages)
         if self.number:

@@ -46,8 +46,6 @@ class Subject:
     """Of a case that splits the model."""
     peers: Peers = ALONE
     """The ranks of the case."""
-    start: Weights | None = None
-    """Parameters and buffers with which the plain module begins, the first rank's; None: this rank's own."""
     alone: dist.ProcessGroup | None = None
     """The default process group of a rank that computes alone."""
 
@@ -181,7 +179,7 @@ class Reference:
         draws, found, sizes = False, Weights(), Weights()
         unused: tuple[str, ...] = ()
         with peers.together():
-            module = self.maker.module(self.device, dtype, of.start, refers=True)
+            module = self.maker.module(self.device, dtype, refers=True)
             if again:
                 _perturb(module)
             before = weights_of(module)

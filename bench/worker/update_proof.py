@@ -111,8 +111,8 @@ def _compared(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
     case, train = of.case, partial(prover.reference.update, of, steps.scales)
     with_plain = Comparison(of, train)
     assert steps.weights is not None
-    start = of.start or prover.maker.start
-    update = difference(steps.weights, {name: start[name] for name in steps.weights})
+    start = {name: prover.maker.start[name] for name in steps.weights}
+    update = difference(steps.weights, start)
     error = with_plain.off(Computed(update=update, buffers=steps.buffers))
     tolerance = max(TOLERANCES[case.precision], HOOK_TOLERANCES[case.comm_hook])
     if error.total <= tolerance and not _is_one_off(error, tolerance):

@@ -170,7 +170,7 @@ def test_a_step_without_communication_does_not_synchronise_batch_norm(built):
 torch.manual_seed(cluster.rank)
 plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
 group = cluster.group(2, "gloo")
-mode = build_mode(case(sync_batchnorm=True), copy.deepcopy(plain), cluster.place, group, equal_replicas=True)
+mode = build_mode(case(sync_batchnorm=True), copy.deepcopy(plain), cluster.place, group)
 inputs = torch.randn(2, 3, 8, 8)
 with mode.without_communication():
     local = mode.wrapped(inputs)

@@ -29,9 +29,9 @@ def outcome(workload, mode="ddp", **settings):
     live.group = group
     try:
         with as_default(group or alone):
-            prover = Prover(workload, cluster.place, 0, equal_replicas=True, control=control, alone=alone)
+            prover = Prover(workload, cluster.place, 0, control=control, alone=alone)
             shown = prover.prove(case, group)
-            asked = Warm(index=0, case=case, equal_replicas=True)
+            asked = Warm(index=0, case=case)
             warm(live, asked, prover=prover, settings=run, clock=Clock(), drawn={})
             update = prove_update(live.first, prover.subject(case), prover)
     except (ProofError, Unsupported) as error:

@@ -12,9 +12,9 @@ from ddp_bench.bench.gate.page import page as comparison_page
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.predict.calibration import Identity
-from ddp_bench.bench.predict.held_out import HeldOut
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Prediction
+from ddp_bench.bench.predict.runs import HeldOut
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.build import render
@@ -111,7 +111,7 @@ def predictions(**more):
     )  # fmt: skip
     cases = (HeldOut(f"case-{error}", 2, 100.0, wide(100.0 + error)) for error in (-1.0, 2.0, 6.0))
     made = Predictions(
-        identity=identity, fitted="", notes=("Network: x; assumed: y.",),
+        identity=identity, notes=("Network: x; assumed: y.",),
         predictions=(predicted_at(1, 1.0), predicted_at(32, 0.75), predicted_at(64, 0.7)),
         validation=tuple(cases),
     )  # fmt: skip

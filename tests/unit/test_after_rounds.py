@@ -102,10 +102,7 @@ def measure(tmp_path, monkeypatch):
         resume = folder if folder.exists() else None
         monkeypatch.chdir(tmp_path)
         opened = open_run(settings, plan, manifest, {}, resume=resume)
-        begun = [
-            m.Begun(place=RankPlace(rank=r, host="here", device_name="a GPU"), fingerprint="")
-            for r in range(4)
-        ]
+        begun = [m.Begun(place=RankPlace(rank=r, host="here", device_name="a GPU")) for r in range(4)]
         made = FakeRounds(
             workers=FakeWorkers(4, most),
             settings=settings,

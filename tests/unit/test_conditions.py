@@ -244,11 +244,11 @@ def host(name, *, torch="2.15.0", seed=0):
         settings={"seed": seed, "batch_size": 64},
     )
     conditions = needed(told, Question.HOSTS)
-    return Begun(place=PLACE, fingerprint="", machine=told.environment, conditions=conditions)
+    return Begun(place=PLACE, machine=told.environment, conditions=conditions)
 
 
 def test_every_difference_of_hosts_is_listed():
-    silent = Begun(place=PLACE, fingerprint="")
+    silent = Begun(place=PLACE)
     check_alike([host("a"), silent, host("b"), silent])
     with pytest.raises(UsageError) as caught:
         check_alike([host("a"), *(host(name, torch="2.11.0", seed=1) for name in "bc")])

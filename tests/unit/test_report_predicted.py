@@ -54,7 +54,7 @@ def test_the_document_survives_its_file_and_is_drawn_on_the_page(tmp_path):
     path.write_text(predictions().to_json())
     assert Predictions.from_json(path.read_text()) == predictions()
     assert report_command([str(SAMPLE), "--predictions", str(path), "--out", str(page)]) == 0
-    assert 'id="predicted-throughput"' in page.read_text()
+    assert 'id="predicted-efficiency"' in page.read_text()
 
 
 WHOLE = json.loads(predictions().to_json())

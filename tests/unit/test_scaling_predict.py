@@ -108,11 +108,11 @@ def test_scenarios_that_cannot_be(scenario, message):
     [
         ({"schema_version": 99}, "schema 99"),
         ({"parameters": []}, "parameters"),
-        ({"identity": {}}, "not a calibration"),
+        ({"identity": {}}, "holds no calibration"),
         ({"compute_slowdown": [0.5]}, ">= 1.0 - at .*compute_slowdown"),
         ({"forward_ms": []}, "forward_ms"),
-        ({"model_error_pct": []}, "not a calibration"),
-        ({"num_ranks": "x"}, "not a calibration"),
+        ({"model_error_pct": []}, "holds no calibration"),
+        ({"num_ranks": "x"}, "holds no calibration"),
     ],
 )
 def test_a_file_that_is_no_calibration(change, message):

@@ -401,7 +401,6 @@ def test_a_command_arrives_as_it_was_sent(command):
         ),
         m.Begun(
             place=RankPlace(rank=1, host="node"),
-            fingerprint="f",
             machine=FirstHost(host="node", memory_gib=0.1, cgroup=Cgroup(cpuset="0-3")),
         ),
     ],

@@ -1,27 +1,33 @@
-"""Reads from a run's tables what calibrations and their checks need."""
+"""Reads of a run what calibrations need, and predicts its cases that nothing was fitted to."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Meta
 
-from ..buckets import BucketLayout
-from ..case import wire_share
+from ..buckets import BucketLayout, bucket_caps
+from ..case import HALF_HOOKS, wire_share
 from ..conditions import machine_name
 from ..errors import UsageError
 from ..findings.wording import step_labels
-from ..results.case_result import CaseResult
+from ..results.case_result import CaseResult, text
 from ..results.round_times import ByRound, RoundTimes
 from ..results.schema import records
 from ..results.store import RunData
+from ..stats.interval import Interval
 from .allreduce import AllReduceTimes, measured_curve
-from .calibration import Identity, differences
+from .calibration import Calibration, Identity, differences
+from .networks import NetworkModel
+from .prediction import predict
+from .scenario import Scenario
 
 
 def ddp_cases(run: RunData, *, least: int = 2) -> list[dict[str, Any]]:
@@ -74,8 +80,8 @@ def local_steps(blocks: pd.DataFrame, *phases: str) -> tuple[ByRound, float]:
     """Give a typical rank's step by round, ms, and how many times as long the slowest takes."""
     steps: dict[int, dict[int, list[float]]] = {}
     chosen = blocks[blocks["phase"].isin(phases)]
-    for r, rank, text in zip(chosen["round"], chosen["rank"], chosen["steps_ms"], strict=True):
-        steps.setdefault(int(r), {}).setdefault(int(rank), []).extend(map(float, str(text).split()))
+    for r, rank, ms in zip(chosen["round"], chosen["rank"], chosen["steps_ms"], strict=True):
+        steps.setdefault(int(r), {}).setdefault(int(rank), []).extend(map(float, str(ms).split()))
     typical = {r: float(np.median(np.concatenate(list(ranks.values())))) for r, ranks in steps.items()}
     # As throughput is measured: the mean of a round's steps, each of the slowest rank.
     longest = {r: mean(map(max, zip(*ranks.values(), strict=False))) for r, ranks in steps.items()}
@@ -116,3 +122,62 @@ def bucket_ms_by_round(run: RunData, case_id: str) -> ByRound:
     buffers_ms = [float(detail.get("buffers_ms", 0.0)) for detail in details]
     of_buckets = blocks.assign(block_ms=blocks["block_ms"] - buffers_ms, detail=None)
     return RoundTimes.of(of_buckets).step_ms("comm").get(case_id, {})
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One measured case and its prediction."""
+
+    case_id: str
+    num_devices: int
+    measured_ms: Annotated[float, Meta(gt=0, le=1e15)]
+    """A step: global batch over throughput."""
+    predicted_ms: Interval
+    network: str = ""
+    """Rate of the link that joined a lab's hosts; empty on a real network."""
+
+    @property
+    def error_pct(self) -> float:
+        """Predicted over measured, less 1, percent."""
+        return 100 * (self.predicted_ms.estimate / self.measured_ms - 1)
+
+
+def held_out(
+    calibration: Calibration, run: RunData, *, fitted: str, network: NetworkModel | None = None
+) -> list[HeldOut]:
+    """Predict every measured DDP case of `run` but `fitted` that a scenario can describe.
+
+    `network` joins the nodes of `run` where it is another than the calibration's.
+    """
+    found = []
+    for row in ddp_cases(run):
+        described = row["comm_hook"] in ("none", *HALF_HOOKS) and not row["sync_batchnorm"]
+        if row["case_id"] == fitted or not described or pd.isna(row["images_per_s"]):
+            continue
+        scenario = Scenario(
+            num_devices=int(row["num_devices"]),
+            network=network,
+            bucket_cap_mb=bucket_caps(str(row["bucket_cap_mb"])),
+            batch_size=int(row["batch_per_device"]),
+            comm_hook=str(row["comm_hook"]),
+            accumulate=int(row["accumulate"]),
+        )
+        each = CaseResult.of(row).units_per_sample
+        found.append(
+            HeldOut(
+                str(row["case_id"]),
+                scenario.num_devices,
+                float(row["global_batch"])
+                * CaseResult.of(row).units_per_sample
+                * 1000
+                / float(row["images_per_s"]),
+                predict(calibration, scenario).step_ms,
+                text(row["link"]),
+            )
+        )
+    return found
+
+
+def error_sizes(cases: Sequence[HeldOut]) -> list[float]:
+    """The errors of the cases, percent, without signs; the largest widens intervals."""
+    return [abs(case.error_pct) for case in cases]
