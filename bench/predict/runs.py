@@ -167,10 +167,7 @@ def held_out(
             HeldOut(
                 str(row["case_id"]),
                 scenario.num_devices,
-                float(row["global_batch"])
-                * CaseResult.of(row).units_per_sample
-                * 1000
-                / float(row["images_per_s"]),
+                float(row["global_batch"]) * each * 1000 / float(row["images_per_s"]),
                 predict(calibration, scenario).step_ms,
                 text(row["link"]),
             )

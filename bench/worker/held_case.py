@@ -80,7 +80,7 @@ def warm(
     source = _source(case, prover, settings, drawn)
     watch = MemoryWatch(devices_of(case, place), source.held)
     prover.peers(case)
-    module = placed(prover.maker.module(place.device), case, place.device)
+    module = placed(prover.maker.module(), case, place.device)
     stages = prover.splitter.stages(asked.by_device)
     mode = build_mode(case, module, place, live.group, stages=stages)
     live.trainer = Trainer(case, mode, prover.workload, source)

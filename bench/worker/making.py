@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import random
 import time
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...models.data import mixed
-from ...models.workload import Workload, make_module
+from ...models.workload import Batch, Workload, check_loss, loss_function, make_batch, make_module
 from ..errors import UsageError
 from .peers import Weights
 
@@ -27,9 +28,8 @@ _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 class Maker:
     """Makes one module after another. The first one's parameters and buffers are those of all."""
 
-    def __init__(self, workload: Workload, seed: int) -> None:
-        self._workload = workload
-        self._seed = seed
+    def __init__(self, workload: Workload, seed: int, device: torch.device) -> None:
+        self.workload, self.seed, self.device = workload, seed, device
         self.seconds = math.inf
         """What a call of the workload's function takes, the shortest so far: the first may import."""
         first = self._timed()
@@ -41,13 +41,18 @@ class Maker:
     def is_slow(self) -> bool:
         return self.seconds > SLOW_S
 
-    def module(
-        self,
-        device: torch.device,
-        dtype: torch.dtype | None = None,
-        *,
-        refers: bool = False,
-    ) -> nn.Module:
+    def batch(self, size: int) -> Any:
+        """One global batch on the host."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return make_batch(self.workload, batch_size=size, generator=generator)
+
+    def loss(self, model: Any, batch: Batch) -> Tensor:
+        """The workload's loss. Raises UsageError where it is none to train on."""
+        found = loss_function(self.workload)(model, batch)
+        check_loss(self.workload, found)
+        return found
+
+    def module(self, dtype: torch.dtype | None = None, *, refers: bool = False) -> nn.Module:
         """A module with the weights `start`, floating ones as `dtype` if it is given.
 
         One that `refers`, to compare a mode with, may be what `take_back` has got where making one is slow.
@@ -64,14 +69,14 @@ class Maker:
         if shapes != others:
             odd = min(shapes.items() ^ others.items())[0]
             raise UsageError(
-                f"`module` of workload {self._workload.name} makes {odd} of another shape from call to call; "
+                f"`module` of workload {self.workload.name} makes {odd} of another shape from call to call; "
                 "make it depend on torch's, Python's and numpy's random state only"
             )
         for name, one in own.items():
             if one.layout == torch.strided:
                 one.data.copy_(self.start[name])
         # `to` with a dtype would drop imaginary parts.
-        module.to(device)._apply(lambda one: precise(one, dtype))
+        module.to(self.device)._apply(lambda one: precise(one, dtype))
         return module
 
     def take_back(self, module: nn.Module) -> None:
@@ -91,10 +96,10 @@ class Maker:
         return module
 
     def _fresh(self) -> nn.Module:
-        torch.manual_seed(self._seed)
-        random.seed(self._seed)
-        np.random.seed(self._seed % 2**32)
-        return make_module(self._workload)
+        torch.manual_seed(self.seed)
+        random.seed(self.seed)
+        np.random.seed(self.seed % 2**32)
+        return make_module(self.workload)
 
 
 def begin_draws(*numbers: int) -> None:

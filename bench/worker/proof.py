@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...models.nested import cut
 from ...models.step import float32_precision
-from ...models.workload import Batch, Workload, check_loss, loss_function, one_line
+from ...models.workload import Batch, Workload, one_line
 from ..case import STAND_IN, Case, Split
 from ..errors import RAISED_BY_USERS, UsageError
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
@@ -69,16 +69,15 @@ class Prover:
     """Whether the model of the case that was proved last, or its loss, draws random numbers."""
 
     def __post_init__(self) -> None:
-        self._loss = loss_function(self.workload)
-        self.maker = Maker(self.workload, self.seed)
+        self.maker = Maker(self.workload, self.seed, self.place.device)
         self._is_given = self.place.rank == 0
         """Whether its modules have the first rank's weights."""
-        self.splitter = Splitter(self.workload, self.maker, self.place, self.seed)
+        self.splitter = Splitter(self.maker)
 
     @functools.cached_property
     def inputs(self) -> ProofInputs:
         """What it computes with."""
-        return ProofInputs(self.workload, self.maker, self.place.device, self.seed, self.alone)
+        return ProofInputs(self.maker, self.alone)
 
     @functools.cached_property
     def effect(self) -> SplitEffect:
@@ -88,7 +87,7 @@ class Prover:
     @functools.cached_property
     def reference(self) -> Reference:
         """What the plain module computes."""
-        return Reference(self.workload, self.maker, self.place.device, self.seed, self.data_workers)
+        return Reference(self.maker, self.data_workers)
 
     def forget(self) -> None:
         """Give back the memory of what cases are compared with: copies of the model, some in float64."""
@@ -136,7 +135,7 @@ class Prover:
         self, of: Subject, group: dist.ProcessGroup | None, split: Split, dtype: torch.dtype | None
     ) -> Computed:
         with of.peers.together():
-            module = self.maker.module(self.place.device, dtype)
+            module = self.maker.module(dtype)
         mode = build_mode(of.case, module, self.place, group, stages=of.stages)
         try:
             if of.shares_buffers and of.peers.rank:
@@ -160,9 +159,7 @@ class Prover:
         for micro in range(split.accumulate):
 
             def loss(model: Any, batch: Batch, micro: int = micro) -> Tensor:
-                found = self._loss(model, batch)
-                check_loss(self.workload, found)
-                return found * (sign_of(split, part, micro) / split.accumulate)
+                return self.maker.loss(model, batch) * (sign_of(split, part, micro) / split.accumulate)
 
             own = self.inputs.part(split, dtype, part, micro)
             if split.joined:

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from ...models.nested import cut, map_tensors, tensors_of
-from ...models.workload import Batch, Workload, check_loss, loss_function, make_batch
+from ...models.workload import Batch
 from ..case import Case, Split, split_of
 from ..errors import RAISED_BY_USERS, UsageError
 from .error_report import report_of
@@ -42,10 +42,7 @@ _DTYPES = (torch.float64, torch.float32, None)
 class ProofInputs:
     """Batches of one workload and the type that its model is proved in."""
 
-    workload: Workload
     maker: Maker
-    device: torch.device
-    seed: int
     alone: dist.ProcessGroup | None = None
     """The default process group of the first rank where it computes alone."""
     why_float32: str = ""
@@ -76,14 +73,13 @@ class ProofInputs:
             if isinstance(module, _BatchNorm) and inputs and inputs[0].ndim > 1:
                 values.append(inputs[0].numel() / inputs[0].shape[1])
 
-        module = self.maker.module(self.device, dtype, refers=True)
+        module = self.maker.module(dtype, refers=True)
         hook = register_module_forward_pre_hook(enter)
         try:
-            begin_draws(self.seed)
-            loss = loss_function(self.workload)(module, self.batch(LEAST_ROWS, dtype))
+            begin_draws(self.maker.seed)
+            loss = self.maker.loss(module, self.batch(LEAST_ROWS, dtype))
         finally:
             hook.remove()
-        check_loss(self.workload, loss)
         loss.backward()
         self.maker.take_back(module)
         return math.ceil(LEAST_ROWS * max(1.0, LEAST_VALUES / min(values, default=LEAST_VALUES)))
@@ -113,9 +109,9 @@ class ProofInputs:
     @functools.cached_property
     def _coarsest_dtype(self) -> torch.dtype:
         """The coarsest type that the model computes in, where gradients pass: it may round to one inside."""
-        module = self.maker.module(self.device, self.dtype)
+        module = self.maker.module(self.dtype)
         with _DtypesSeen() as seen:
-            loss_function(self.workload)(module, self.batch(LEAST_ROWS, self.dtype))
+            self.maker.loss(module, self.batch(LEAST_ROWS, self.dtype))
         coarsest: torch.dtype = max(
             seen.dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64
         )
@@ -134,9 +130,7 @@ class ProofInputs:
 
     def batch(self, size: int, dtype: torch.dtype | None) -> Batch:
         """One global batch on the device, floating tensors as `dtype`, integers and masks as they are."""
-        generator = torch.Generator().manual_seed(self.seed)
-        batch = make_batch(self.workload, batch_size=size, generator=generator)
-        return map_tensors(lambda tensor: precise(tensor.to(self.device), dtype), batch)
+        return map_tensors(lambda one: precise(one.to(self.maker.device), dtype), self.maker.batch(size))
 
 
 class _DtypesSeen(TorchFunctionMode):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...models.data import open_source
 from ...models.nested import join, map_tensors
-from ...models.workload import Batch, Workload, check_loss, loss_function
+from ...models.workload import Batch
 from ..case import Case, Split, split_of
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
@@ -86,11 +86,7 @@ class Computed:
 class Reference:
     """Computes with a workload's plain module as its author would on one device; keeps what came of it."""
 
-    workload: Workload
     maker: Maker
-    device: torch.device
-    seed: int
-    """Of batches and of random numbers."""
     num_workers: int = 0
     """Loader processes of every rank, with a folder of images: the augmentation depends on them."""
     _known: dict[tuple[object, ...], Computed] = field(default_factory=dict)
@@ -109,12 +105,9 @@ class Reference:
 
         Each of the case's ranks calls it; `again` and `repeated` are as in `update`.
         """
-        loss = loss_function(self.workload)
 
         def signed(model: Any, batch: Batch, micro: int, part: int) -> Tensor:
-            found = loss(model, batch)
-            check_loss(self.workload, found)
-            return found * sign_of(split, part, micro)
+            return self.maker.loss(model, batch) * sign_of(split, part, micro)
 
         def work(peers: Peers) -> Computed:
             return self._run(of, split, peers, (), signed, lambda: fetch, dtype=dtype, again=again)
@@ -134,12 +127,11 @@ class Reference:
                 gradients rounded as the case's hook does.
             repeated: train once more, though it is known what comes of it.
         """
-        case, plain = of.case, loss_function(self.workload)
-        split = split_of(case)
+        case, split = of.case, split_of(of.case)
 
         def loss(model: Any, batch: Batch, **_: int) -> Tensor:
             with autocast_of(case):
-                return plain(model, batch)
+                return self.maker.loss(model, batch)
 
         def work(peers: Peers) -> Computed:
             with contextlib.ExitStack() as opened:
@@ -179,11 +171,11 @@ class Reference:
         draws, found, sizes = False, Weights(), Weights()
         unused: tuple[str, ...] = ()
         with peers.together():
-            module = self.maker.module(self.device, dtype, refers=True)
+            module = self.maker.module(dtype, refers=True)
             if again:
                 _perturb(module)
             before = weights_of(module)
-            optimizer = self.workload.optimizer(list(module.parameters())) if trains else None
+            optimizer = self.maker.workload.optimizer(list(module.parameters())) if trains else None
             fetch = opened()
         for step, (scale, next_scale) in enumerate(itertools.pairwise(scales or (1.0, 1.0))):
             module.zero_grad(set_to_none=True)
@@ -192,7 +184,7 @@ class Reference:
             with peers.together():
                 for micro in range(split.accumulate):
                     batch = fetch(micro)
-                    begin = partial(begin_draws, self.seed, step, micro, peers.part)
+                    begin = partial(begin_draws, self.maker.seed, step, micro, peers.part)
                     begin()
                     states = generators()
                     loss = partial(loss_of, micro=micro, part=peers.part)
@@ -218,13 +210,13 @@ class Reference:
         sources = []
         for part in range(split.num_sources) if split.joined else [peers.part]:
             source = open_source(
-                self.workload,
+                self.maker.workload,
                 data=case.data,
                 batch_size=split.batch_size,
                 rank=part,
                 world_size=split.num_sources,
                 device=torch.device("cpu"),
-                seed=self.seed,
+                seed=self.maker.seed,
                 num_workers=self.num_workers,
             )
             opened.callback(source.close)
@@ -232,7 +224,7 @@ class Reference:
 
         def fetch(_: int) -> Batch:
             found = [source.next() for source in sources]
-            return map_tensors(lambda one: one.to(self.device), join(found) if found[1:] else found[0])
+            return map_tensors(lambda one: one.to(self.maker.device), join(found) if found[1:] else found[0])
 
         return fetch
 

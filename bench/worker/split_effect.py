@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from ...models.nested import cut
 from ...models.step import float32_precision
-from ...models.workload import check_loss, loss_function
 from ..case import Case
 from ..errors import RAISED_BY_USERS
 from ..modes.base import gradients_of
@@ -40,7 +39,7 @@ class SplitEffect:
         """
         num_parts = proven_split(case, 1).num_rows
         num_rows = max(case.batch_per_device // num_parts, 1) * num_parts
-        with float32_precision("fp32", self.inputs.device), as_default(self.alone):
+        with float32_precision("fp32", self.inputs.maker.device), as_default(self.alone):
             parts, whole = (self._evaluated(num_rows, number) for number in (num_parts, 1))
         if not parts or not whole:
             return None
@@ -53,15 +52,13 @@ class SplitEffect:
         if key in self._known:
             return self._known[key]
         inputs = self.inputs
-        module = inputs.maker.module(inputs.device, inputs.dtype, refers=True)
+        module = inputs.maker.module(inputs.dtype, refers=True)
         in_training = [part for part in module.modules() if part.training]
         module.eval()
         before, buffers, launched = generators(), buffers_of(module), num_launched(self.alone)
         try:
             for part in cut(inputs.batch(num_rows, inputs.dtype), num_parts):
-                loss = loss_function(inputs.workload)(module, part)
-                check_loss(inputs.workload, loss)
-                (loss / num_parts).backward()
+                (inputs.maker.loss(module, part) / num_parts).backward()
         except RAISED_BY_USERS as error:
             if report_of(error).restart:
                 raise

@@ -8,16 +8,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ...models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
+from ...models.workload import is_pair_of_tensors, layers_of
 from ..case import Case
 from ..measure.clock import make_clock
 from ..measure.timed import autocast_of
-from ..modes import Place, Stages, Unsupported
+from ..modes import Stages, Unsupported
 from .making import Maker
 
 REPETITIONS = 3
@@ -28,10 +26,7 @@ REPETITIONS = 3
 class Splitter:
     """Splits one workload; all cases over as many devices are split alike."""
 
-    workload: Workload
     maker: Maker
-    place: Place
-    seed: int
     _known: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def split(self, case: Case) -> tuple[int, ...]:
@@ -49,33 +44,28 @@ class Splitter:
         """Return the stages of a split; None for a mode that splits nothing."""
         if by_device is None:
             return None
-        return Stages(layers=functools.partial(layers_of, self.workload), by_device=by_device)
+        return Stages(layers=functools.partial(layers_of, self.maker.workload), by_device=by_device)
 
     def _check_batch(self) -> None:
-        if self.workload.batch_loss is not None:
+        if self.maker.workload.batch_loss is not None:
             raise Unsupported(
                 "the workload has batch_loss, which calls the whole model; a split one needs loss"
             )
-        if not is_pair_of_tensors(self._batch(2)):
+        if not is_pair_of_tensors(self.maker.batch(2)):
             raise Unsupported(
                 "stages pass one tensor on, and the workload's inputs and targets are more than that"
             )
 
-    def _batch(self, size: int) -> Any:
-        generator = torch.Generator().manual_seed(self.seed)
-        return make_batch(self.workload, batch_size=size, generator=generator)
-
     def _measured(self, case: Case) -> tuple[int, ...]:
-        device = self.place.device
-        module = self.maker.module(device)
-        check_layers(module, layers_of(self.workload, module), case.num_devices)
-        inputs, targets = self._batch(max(case.global_batch // case.num_micro_batches, 1))
+        device, workload, module = self.maker.device, self.maker.workload, self.maker.module()
+        layers = layers_of(workload, module)
+        check_layers(module, layers, case.num_devices)
+        inputs, targets = self.maker.batch(max(case.global_batch // case.num_micro_batches, 1))
         targets = targets.to(device)
 
         def loss(outputs: Tensor) -> Tensor:
-            return self.workload.loss(outputs, targets)
+            return workload.loss(outputs, targets)
 
-        layers = layers_of(self.workload, module)
         costs = layer_costs_ms(layers, inputs.to(device), loss, within=autocast_of(case))
         return balanced(costs, case.num_devices)
 

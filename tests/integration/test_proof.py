@@ -156,7 +156,7 @@ from ddp_bench.bench.worker.making import Maker
 def holds(**more):
     global prover
     prover = Prover(workload, cluster.place, 0)
-    prover.maker = Maker(workload, cluster.rank)
+    prover.maker = Maker(workload, cluster.rank, cluster.place.device)
     vars(prover).update(more)
     try:
         return error() < 1e-12
@@ -488,7 +488,7 @@ def by_hand(case):
     return w - 3.0
 def both(**settings):
     case = case_of(**{"batch_per_device": 3, "backend": "gloo", "data": "host", **settings})
-    made = Reference(line, Maker(line, 5), cluster.place.device, seed=5)
+    made = Reference(Maker(line, 5, cluster.place.device))
     found = made.update(Subject(case=case, peers=Peers(cluster.rank, 2)), (1.0, 1.0, 1.0))
     return [float(found.update["w"]), by_hand(case)]
 """

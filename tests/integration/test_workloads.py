@@ -141,7 +141,6 @@ class Follows16(Follows):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return super().hidden(x).to(x.dtype)
 from torch.nn.parallel import DistributedDataParallel
-from ddp_bench.models.workload import make_module
 train, built, update = DistributedMode.train, DistributedMode.__init__, Trainer._update
 def with_gradients(change):
     def trained(self, batch, loss):
@@ -172,9 +171,10 @@ def in_evaluation(self, batch, loss):
     return train(self, batch, loss)
 def left_out(self, batch, loss):
     return train(self, batch, lambda *given: loss(*given) * (not last))
-def other_seed(self):
-    torch.manual_seed(7 * last)
-    return make_module(self._workload)
+def other_weights(self, case, module, *more, **rest):
+    with torch.no_grad():
+        module.first.weight.mul_(2 if last else 1)
+    built(self, case, module, *more, **rest)
 opened = held_case.open_source
 def silent(self, *more, **rest):
     built(self, *more, **rest)
@@ -192,7 +192,7 @@ mutants = {
     "a hook dropped": [(DistributedMode, "__init__", unhooked)],
     "other draws on one rank": [(DistributedMode, "train", draws_once_more)],
     "evaluation on one rank": [(DistributedMode, "train", in_evaluation)],
-    "other weights on one rank": [(making.Maker, "_fresh", other_seed)],
+    "other weights on one rank": [(DistributedMode, "__init__", other_weights)],
     "a batch twice": [(held_case, "open_source", lambda *given, **how: opened(*given, **how | {"rank": 0}))],
     "a step skipped on one rank": [(Trainer, "_update", skipped)],
 }

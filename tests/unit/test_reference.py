@@ -70,7 +70,7 @@ class Trains:
 
     def __init__(self, workload=LINE):
         self.workload = workload
-        self._reference = Reference(workload, Maker(workload, 5), CPU, seed=5)
+        self._reference = Reference(Maker(workload, 5, CPU))
 
     def update(self, case, scales, **how):
         stages = None
