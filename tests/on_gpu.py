@@ -9,8 +9,8 @@ The suite's packages must be there: an image with torch often lacks msgspec alon
 another machine brings its wheel, `python3 -m zipfile -e msgspec-*.whl .` unpacks it beside this checkout's
 folders. A stage is a list of commands, one after another, each with a time limit and in a process group of
 its own. What fails or hangs costs itself alone; what no longer fits into the stage's time is skipped. After
-every command `$OUT/stageN.jsonl` has one more line and `$OUT/stageN.tar.gz` all logs and results so far; the
-table comes last. Standard library only; what is run needs the suite's own packages, and no network.
+every command `$OUT/stageN.jsonl` has one more line and `$OUT/stageN.tar.gz` all logs and results so far.
+Standard library only; what is run needs the suite's own packages, and no network.
 
 On a machine without a GPU, `--rehearse` runs the same commands on CPU cores with small models and limits;
 those that need CUDA answer "skipped: no GPU".
@@ -186,7 +186,7 @@ def main(arguments=None):
             shutil.copyfile(log.name, work / "stage.jsonl")
             archive(work, out / f"stage{asked.stage}.tar.gz")
             print(line_of(row), flush=True)
-    print("\n".join(table(rows)), flush=True)
+    print(f"{sum(row['seconds'] or 0 for row in rows):.0f} s in all", flush=True)
     return 0
 
 
@@ -274,19 +274,10 @@ def archive(work, target):
 
 
 def line_of(row):
-    """One line of the table."""
-    rc = "-" if row["rc"] is None else str(row["rc"])
-    seconds = "-" if row["seconds"] is None else f"{row['seconds']:.1f}"
+    """What became of a command: seconds, return code, rows of cases.csv or the last line that was said."""
     cases = ", ".join(f"{count} {status}" for status, count in row.get("cases", {}).items())
     said = cases or next((line.strip() for line in reversed(row["last"]) if line.strip()), "")
-    return f"{row['item']:<14} {row['limit_s']:>7.0f} {rc:>4} {seconds:>8}  {said[:70]}"
-
-
-def table(rows):
-    """All rows under their heading, and the time that they took."""
-    total_s = sum(row["seconds"] or 0.0 for row in rows)
-    heading = f"{'item':<14} {'limit s':>7} {'rc':>4} {'seconds':>8}  rows of cases.csv, or the last line"
-    return ["", heading, *map(line_of, rows), f"{total_s:.0f} s in all"]
+    return f"{row['item']:<14} {row['seconds'] or 0:>6.1f} s  rc {row['rc']}  {said[:70]}"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import made
+
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, expand, round_order
@@ -50,21 +54,9 @@ def block(case_id, index, round_index, num_ranks):
     rows = []
     for rank in range(num_ranks):
         steps = [100 + (7 * index + 3 * round_index + rank + step) % 11 / 10 for step in range(NUM_STEPS)]
-        rows.append(
-            {
-                "case_id": case_id,
-                "phase": "timed",
-                "round": round_index,
-                "position": index,
-                "rank": rank,
-                "host": f"node-{rank // 8}",
-                "started_s": 10.0 * round_index,
-                "num_steps": NUM_STEPS,
-                "block_ms": round(sum(steps), 4),
-                "steps_ms": " ".join(f"{ms:.5g}" for ms in steps),
-                "detail": None,
-            }
-        )
+        times = {"block_ms": round(sum(steps), 4), "steps_ms": " ".join(f"{ms:.5g}" for ms in steps)}
+        at = {"position": index, "host": f"node-{rank // 8}", "started_s": 10.0 * round_index}
+        rows.append(made.block(case_id, round_index, 0.0, rank=rank, steps=NUM_STEPS) | at | times)
     return rows
 
 
@@ -82,7 +74,7 @@ def main(num_caps, num_rounds, num_ranks, folder):
         planned = plan(num_caps, num_ranks)
         ids = [p.case.case_id for p in planned]
     ranks = [p.case.num_devices for p in planned]
-    outcomes = [Outcome(p) for p in planned]
+    outcomes = [Outcome(p, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"}) for p in planned]
     writer, times = RunWriter(claim(folder)), RoundTimes()
     writer.write_manifest(Manifest())
     for round_index in range(1, num_rounds + 1):
@@ -105,9 +97,8 @@ def main(num_caps, num_rounds, num_ranks, folder):
         comparisons = comparisons_of(pairs_of(map(CaseResult.of, rows)), times, batches, 0.05, typical)
         cases = case_rows(outcomes, times, comparisons, typical=typical)
     with timed("findings"):
-        made = conclude(folder, Manifest(), case_results(cases), times, comparisons)
+        assert conclude(folder, Manifest(), case_results(cases), times, comparisons).lines
     assert len(cases) == len(planned)
-    assert made.lines
     return {
         "cases": len(planned),
         "blocks": sum(ranks) * num_rounds,

@@ -42,20 +42,6 @@ def test_no_column_is_cut_on_a_narrow_screen(look_at):
         assert cells.nth(i).evaluate("e => getComputedStyle(e, '::before').content") == f'"{heading}"'
 
 
-def test_labels_of_a_figure_do_not_overlap(look_at):
-    tab = look_at(1440)
-    for figure in tab.locator("figure svg").all():
-        boxes = figure.locator("text").evaluate_all(
-            "all => all.map(e => e.getBoundingClientRect()).map(b => [b.left, b.top, b.right, b.bottom])"
-        )
-        assert not [
-            (a, b)
-            for i, a in enumerate(boxes)
-            for b in boxes[i + 1 :]
-            if a[0] < b[2] - 1 and b[0] < a[2] - 1 and a[1] < b[3] - 3 and b[1] < a[3] - 3
-        ]
-
-
 def computed(tab, selector, name):
     """A style property of every matching element in a page or a part of it, as the browser resolved it."""
     return tab.locator(selector).evaluate_all(f"all => all.map(e => getComputedStyle(e).{name})")
@@ -202,14 +188,6 @@ def test_link_into_a_fold_opens_it(open_page):
     assert fold.get_attribute("open") is None
     tab.get_by_role("navigation").get_by_role("link", name="Conditions").click()
     assert fold.get_attribute("open") is not None
-
-
-def test_folds_are_open_on_paper(open_page):
-    tab = open_page(java_script_enabled=False)
-    assert not tab.locator(".fold figure svg").first.is_visible()
-    tab.emulate_media(media="print")
-    assert tab.locator(".fold figure svg").first.is_visible()
-    assert tab.get_by_text("Versions", exact=True).first.is_visible()
 
 
 def test_theme_can_be_chosen_against_the_systems_and_stays(open_page):

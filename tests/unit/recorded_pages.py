@@ -10,7 +10,6 @@ from token_runs import token_run
 
 from ddp_bench.bench.gate.page import page as comparison_page
 from ddp_bench.bench.gate.runs import read_run
-from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Prediction
@@ -118,19 +117,8 @@ def predictions(**more):
     return replace(made, **more)
 
 
-SAME_BUCKETS = equal_layout_reason("kept")
 FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late)"}
 MANY_CAPS = [case("ddp", 2, 150.0 + (cap == 27), bucket_cap_mb=str(cap)) for cap in range(1, 41)]
-EQUAL = [
-    case("ddp", 2, 180.0, case_id="kept", bucket_cap_mb="25", num_buckets=2),
-    *(
-        case("ddp", 2, case_id=f"e{cap}", bucket_cap_mb=str(cap), status="skipped", reason=SAME_BUCKETS)
-        for cap in range(50, 90)
-    ),
-]
-OTHER_WORK = [
-    row | {"precision": "bf16", "arch": "vit", "case_id": f"{row['case_id']}-vit"} for row in usual_cases()
-]
 
 
 def gate_page(folder, **both):
@@ -156,7 +144,6 @@ def on_cores():
 
 TWO = [case("single", 1, 100.0), case("ddp", 4, 300.0, num_nodes=2)]
 GPUS = [case("single", 1, 100.0, **UNDER_LOAD), case("dp", 2, 150.0, **MEMORY)]
-STRONG = [row | {"scaling": "strong", "global_batch": 20} for row in usual_cases()]
 LONG = {key: [*series] * 4 for key, series in STEADY.items()}
 
 PAGES = {
@@ -169,13 +156,9 @@ PAGES = {
     "compiled": lambda _: page(run(COMPILED)),
     "tokens": lambda folder: page(load_run(token_run(folder / "tokens"))),
     "caps": lambda _: page(run([case("ddp", 2, 140.0), *MANY_CAPS])),
-    "equal": lambda _: page(run([case("single", 1, 100.0), *EQUAL])),
     "failed": lambda _: page(run([case(mode, 2, **FAILED) for mode in ("dp", "ddp")])),
-    "strong": lambda _: page(run(STRONG)),
-    "workloads": lambda _: page(run([*usual_cases(), *OTHER_WORK])),
     "predicted": lambda _: page(load_run(SAMPLE), predictions=predictions()),
     "gate": lambda folder: gate_page(folder, interleaved_id="a"),
-    "apart": gate_page,
 }
 """What makes each page, in a folder of its own."""
 

@@ -1,7 +1,6 @@
 """Runs as frames: `from ddp_bench import load_run, compare`."""
 
 import json
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,7 +11,6 @@ import ddp_bench
 from ddp_bench import compare, load_run
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import main as gate
-from ddp_bench.bench.results import store
 from ddp_bench.bench.results.schema import FILES
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
@@ -77,17 +75,6 @@ def test_every_number_has_a_unit_or_is_known_to_have_none():
     numbers = [c for columns in FILES.values() for c in columns if c.kind in ("int", "float")]
     bare = {c.name.removesuffix("_low").removesuffix("_high") for c in numbers if not c.unit}
     assert bare == PURE
-
-
-def test_rates_are_in_what_the_run_counts(monkeypatch, tmp_path):
-    run = write_run(tmp_path / "run")
-    data = store.load_run(run)
-    tokens = SimpleNamespace(**{**vars(data), "cases": data.cases.assign(unit="tokens")})
-    monkeypatch.setattr(store, "load_run", lambda _: tokens)
-    found = load_run(run).units
-    assert (found["images_per_s"], found["images_per_s_low"]) == ("tokens/s", "tokens/s")
-    assert found["joules_per_image"] == "J/token"
-    assert found["step_ms"] == "ms"
 
 
 def test_the_summary_is_that_of_the_command():

@@ -62,13 +62,6 @@ def test_what_is_small_not_known_or_of_chance_is_not_named():
     assert causes(case_results(rows)) == []
 
 
-def test_the_notes_say_it_in_a_sentence():
-    made = concluded(SINGLE, DDP | measured(**STEP | {"exposed_comm_ms": 21.0, "data_ms": 30.0}))
-    assert len(made.notes) == 1
-    assert made.notes[0].startswith("A step of DDP on 2 GPUs takes 100 ms. What it loses, the most first: 30")
-    assert made.notes[0].index("the wait for batches") < made.notes[0].index("all-reduces")
-
-
 def test_the_step_of_dp_on_the_same_gpus_stands_beside_it():
     rows = [SINGLE, case("dp", 2, 190.0) | measured(step_ms=84.0)]
     (note,) = concluded(*rows, DDP | measured(**STEP | {"data_ms": 30.0})).notes

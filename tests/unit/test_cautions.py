@@ -62,18 +62,14 @@ TWO_HOSTS = told_of({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b
     ("told", "cases", "num_pairs"),
     [
         (told_of(LATER), [TWO, case("ddp", 4, status="failed")], 0),  # of measured cases alone
-        (told_of(LATER), [TWO, FOUR], 1),
         (told_of(PCIE_4), [FOUR], 0),  # there is no better choice
         (told_of(PCIE_4 | {"h 2-3": NVLINK}), [TWO], 1),
         (told_of(PCIE_4 | {"h 2-3": NVLINK}), [FOUR], 5),
         (TURNED, [TWO], 0),  # ranks are found by UUID
         (TURNED, [case("dp", 2, 100.0)], 1),  # and replicas by their place
-        (TURNED, [FOUR], 1),
-        (TWO_HOSTS, [FOUR], 1),
         (TWO_HOSTS, [case("ddp", 8, 100.0)], 2),
         (TWO_HOSTS | {"ranks": ranks_on(("a", "a0"), ("b", "b1"))}, [TWO], 0),  # between hosts is a network
         ({}, [FOUR], 0),
-        (told_of({"h 0-1": {"nvlink": None, "peer_access": None}}), [FOUR], 0),
         ({**told_of({"h 0-1": HOST_MEMORY}), "ranks": ranks_on(*[("h", None)] * 4)}, [FOUR], 0),  # no UUID
         (told_of({"h 0-1": HOST_MEMORY}), [case("ddp", 2, 100.0, device_type="cpu")], 0),
     ],

@@ -13,7 +13,6 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate import checkouts
 from ddp_bench.bench.gate.importing import (
     check_loaded,
-    moved_folder,
     moved_path,
     repository_to_compare,
     workload_file,
@@ -181,10 +180,3 @@ def test_everything_of_the_repository_is_moved_and_nothing_else(tmp_path, monkey
     )
     wanted = f"{place}/src/net_e.py {place}/libs/net_f.py net_g {other}/net_h.py {top}/env/net_i.py"
     assert said.split() == wanted.split()
-
-
-def test_a_folder_of_the_repository_is_moved_and_one_elsewhere_stays(tmp_path):
-    top, inner, place = tmp_path / "mynet", tmp_path / "mynet" / "a", tmp_path / "mynet" / "tmp" / "checkout"
-    assert moved_folder(inner, top, place) == place / "a"
-    assert moved_folder(tmp_path, top, place) == tmp_path
-    assert moved_folder(place / "a", top, place) == place / "a", "it is in the checkout already"

@@ -19,7 +19,7 @@ from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.measure import calibration, standalone
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
-from ddp_bench.bench.measure.standalone import IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
+from ddp_bench.bench.measure.standalone import BucketReplay, allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
 from ddp_bench.bench.predict.from_pass import slowdowns
@@ -175,14 +175,6 @@ class FakeGpu:
         self.holds_ms.append(cycles / CYCLES_PER_MS)
 
 
-def forbid_cuda(monkeypatch):
-    def asked(*_, **__):
-        pytest.fail("a CPU has no CUDA")
-
-    for name in CUDA:
-        monkeypatch.setattr(torch.cuda, name, asked)
-
-
 class FakeEvent:
     def __init__(self, gpu):
         self._gpu = gpu
@@ -217,13 +209,6 @@ def test_a_block_has_a_mark_around_each_step_and_one_wait_at_its_end(monkeypatch
 
 def launches(gpu, count, ms):
     return lambda: [gpu.launch(ms) for _ in range(count)] and None
-
-
-def test_a_rehearsal_tells_what_the_host_takes_to_queue_work_whatever_the_device_takes(monkeypatch):
-    gpu = FakeGpu(monkeypatch, launch_ms=0.03)
-    gpu.launch(50.0)
-    assert standalone.rehearse(launches(gpu, 100, 7.0), DEVICE) == pytest.approx(3.0, abs=1e-5)
-    assert gpu.now_ms >= 750, "it has been waited for"
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.9])
@@ -265,23 +250,6 @@ def test_a_message_takes_the_mean_of_a_row_that_shows_no_launches(monkeypatch, s
     assert untimed == 0, "the same row twice"
     assert timed >= 20 or size > 3 * MIB
     assert timed * size <= max(64 * MIB, size), "no more memory than that"
-
-
-@pytest.mark.parametrize("size", CURVE_BYTES[:6])
-def test_on_a_cpu_nothing_of_that_is_done(monkeypatch, size):
-    """One row, after one small message; and nothing of CUDA is asked."""
-    sent = []
-
-    def all_reduce(tensor, *, async_op=False, **_):
-        sent.append((4 * tensor.numel(), async_op))
-
-    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
-    forbid_cuda(monkeypatch)
-    allreduce_ms(size, None, CPU, make_clock(CPU))
-    row = max(min(IN_A_ROW, ROW_BYTES // size), 1)
-    assert sent == [(4096, False), *[(size, True)] * row]
-    assert (IN_A_ROW, ROW_BYTES) == (8, 8 * MIB), "the curves of all earlier runs"
-    assert standalone.rehearse(lambda: pytest.fail("no rehearsal"), CPU) == 0
 
 
 def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block():

@@ -14,6 +14,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import environment, machine, versions
 from ddp_bench.bench.manifest import Cgroup, RankPlace
 from ddp_bench.bench.run.begin import check_alike
+from ddp_bench.bench.worker import groups as module
 from ddp_bench.bench.worker.messages import Begun
 
 HOSTS, RESUME, GATE = Question
@@ -257,3 +258,12 @@ def test_every_difference_of_hosts_is_listed():
     assert "a: --seed 0, b and 1 more: --seed 1" in text
     assert "batch" not in text
     assert "\n" not in text
+
+
+def test_ranks_that_cannot_meet_for_no_reason_given_are_told_so(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError
+
+    monkeypatch.setattr(module, "rendezvous", fails)
+    with pytest.raises(UsageError, match=r"cannot meet at .*: RuntimeError"):
+        module.joined_store()

@@ -170,17 +170,6 @@ def test_manifests_may_lack_anything(export):
         assert "ddp-n2" in export(run(usual_cases(), manifest))
 
 
-def test_rates_count_what_the_workload_does():
-    """A step of 2 x 10 sequences of 512 tokens; the column keeps its name, the unit stands beside it."""
-    row = case("ddp", 2, 20 * 512 * 10.0, **measured(step_ms=100.0))
-    found = run([row], timed_blocks=[timed(row, 1, 100.0), timed(row, 2, 50.0)])
-    found.cases["unit"], found.cases["units_per_sample"] = "tokens", 512
-    metric = records(found)[0]["metric"]
-    assert (metric["name"], metric["extra_info"]["unit"]) == ("tokens_per_s", "tokens/s")
-    assert metric["benchmark_values"] == pytest.approx([102_400, 204_800])
-    assert json.loads(github_action(found))[0]["unit"] == "tokens/s"
-
-
 @pytest.mark.parametrize("metric", EXPORTED)
 def test_github_action_gets_one_metric_in_the_documented_fields(metric):
     found = json.loads(github_action(made(), metric=metric))

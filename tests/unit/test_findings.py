@@ -74,13 +74,6 @@ def test_a_stand_in_is_not_ranked():
     assert NOT_MEASURABLE not in wrapper(1.5, 1.7).notes
 
 
-def test_devices_that_lose_against_one_are_told():
-    (note,) = wrapper(1.5, 1.7, ddp=case("ddp", 2, 80.0)).notes
-    assert note == "One device is 1.25\N{MULTIPLICATION SIGN} (1.24\N{EN DASH}1.26) as fast as DDP"
-    assert wrapper(1.5, 1.7).notes == ()
-    assert wrapper(1.5, 1.7, ddp=case("ddp", 2, 99.5)).notes == (), "its interval holds 1"
-
-
 def caps(*by, more=()):
     return found(SINGLE, DDP, CAP_1, CAP_25, *more, by=by)[CAP]
 

@@ -331,7 +331,6 @@ OTHERS = {"ddp_bench": {"version": "0.2.0"}, "git": {}}
 @pytest.mark.parametrize(
     ("ours", "theirs", "interleaved", "lines"),
     [
-        ({}, {}, True, []),
         (OWN, OWN, True, []),
         (side("a"), side("b", "y", dirty=True), True, [f"{MOVED} with uncommitted changes", BY]),
         (side("a"), side("b"), True, [MOVED, f"{BOTH}this is an A/A comparison", BY]),
@@ -342,11 +341,6 @@ OTHERS = {"ddp_bench": {"version": "0.2.0"}, "git": {}}
         (
             *(side("a"), side("b", **OTHERS), False),
             [MOVED, "both runs imported identical code of the workload", f"{BY} -> 0.2.0"],
-        ),
-        ({}, side("b"), False, ["workload: not recorded -> mynet bbbbbbb"]),
-        (
-            *({"workload": {"file": "net.py"}}, side("b"), False),
-            ["workload: net.py in no repository with a commit -> mynet bbbbbbb"],
         ),
     ],
 )

@@ -87,13 +87,6 @@ def test_a_batch_that_cases_share_counts_to_each(allocators):
     assert watch.taken() == (DeviceMemory(320.0, 320.0), DeviceMemory(0.0, 0.0))
 
 
-def test_memory_is_told_gpu_by_gpu(allocators):
-    watch = MemoryWatch(GPUS)
-    for one, mib in zip(allocators, (30, 20, 10), strict=True):
-        one.take(mib)
-    assert [gpu.peak_mib for gpu in watch.taken()] == [30.0, 20.0, 10.0]
-
-
 def test_a_case_in_a_gap_of_another_reserves_what_its_tensors_need(allocators):
     watch = MemoryWatch(GPUS[:1])
     allocators[0].peak_allocated += 7 * MIB

@@ -23,9 +23,6 @@ from ddp_bench.models.nested import (
     describe,
     join,
     leaves_of,
-    map_tensors,
-    tensors_of,
-    with_tensors,
 )
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import Workload
@@ -341,14 +338,6 @@ def test_outputs_are_joined_as_torch_gathers_them(value):
 
 def test_tensors_of_fewer_rows_than_the_others_decide_as_in_torch():
     assert len(chunk((counting(6), counting(1)), 2)) == 1
-
-
-@pytest.mark.parametrize("value", NESTINGS)
-def test_a_map_keeps_all_but_the_tensors(value):
-    flipped = map_tensors(lambda tensor: tensor.flip(0), value)
-    assert same(map_tensors(lambda tensor: tensor.flip(0), flipped), value)
-    assert not same(flipped, value)
-    assert same(with_tensors(flipped, tensors_of(value)), value)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,9 @@ from torch import nn
 from torchvision.models import get_model_weights
 
 from ddp_bench.bench.errors import UsageError, UserCodeError
-from ddp_bench.bench.resolve import default_image_size
 from ddp_bench.models import registry
 from ddp_bench.models.profile import num_outputs, profile_workload
 from ddp_bench.models.registry import ARCHS, UNUSED_HEAD, load_workload, resnet_workload
-from ddp_bench.models.resnet import BasicBlock
 from ddp_bench.models.workload import Workload
 
 
@@ -69,14 +67,6 @@ def test_a_workload_that_hangs_ends_with_its_cause(write, monkeypatch, source):
     write(source)
     with pytest.raises(UserCodeError, match="not done after 0 s"):
         load_workload("user.net:make", 8)
-
-
-@pytest.mark.parametrize(
-    ("arch", "device_type", "pixels"),
-    [("resnet20", "cpu", 32), ("resnet20", "cuda", 32), ("resnet50", "cpu", 32), ("resnet50", "cuda", 224)],
-)
-def test_default_image_size(arch, device_type, pixels):
-    assert default_image_size(arch, device_type) == pixels
 
 
 def test_an_unknown_architecture_names_the_nearest_and_all_and_images_have_pixels():
@@ -188,15 +178,6 @@ def test_what_gives_no_workload_is_said_in_a_line_with_its_cause(write, source, 
     assert isinstance(caught.value, UserCodeError) == (cause is not None)
     assert cause is None or isinstance(caught.value.__cause__, cause)
     assert "\n" not in str(caught.value)
-
-
-def test_a_block_without_residual_is_its_shortcut():
-    block = BasicBlock(16, 32, stride=2).eval()
-    nn.init.zeros_(block.conv2.weight)
-    x = torch.rand(1, 16, 5, 5)
-    out = block(x)
-    assert torch.equal(out[:, :16], x[:, :, [0, 2, 4]][:, :, :, [0, 2, 4]])
-    assert torch.equal(out[:, 16:], torch.zeros(1, 16, 3, 3))
 
 
 # What a model is made of: parameters, bytes of gradients, arithmetic.

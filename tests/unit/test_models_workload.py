@@ -19,10 +19,6 @@ from ddp_bench.models.step import has_fused_optimizer, optimizer_of, placed, tak
 from ddp_bench.models.workload import Workload, loss_function, make_batch, make_module
 
 
-def _fail(*_):
-    raise RuntimeError("two\nlines")
-
-
 def rows(batch_size, generator):
     return torch.randn(batch_size, 4, generator=generator), torch.zeros(batch_size, 3)
 
@@ -30,17 +26,6 @@ def rows(batch_size, generator):
 def workload(**changes):
     given = {"module": lambda: nn.Linear(4, 3), "batch": rows, "loss": functional.mse_loss}
     return Workload(**{"name": "mine"} | given | changes)
-
-
-def test_what_the_users_code_raises_is_the_cause():
-    for call, said in (
-        (lambda: make_module(workload(module=_fail)), "mine cannot be made: "),
-        (lambda: make_batch(workload(batch=_fail), batch_size=2, generator=None), "mine cannot make"),
-    ):
-        with pytest.raises(UserCodeError, match=said) as caught:
-            call()
-        assert isinstance(caught.value.__cause__, RuntimeError)
-        assert str(caught.value).endswith("RuntimeError: two lines")
 
 
 def test_a_module_that_is_none_is_refused():
@@ -241,19 +226,6 @@ def test_inputs_go_to_the_module_as_arguments(inputs, called):
 
     found = loss_function(workload(loss=lambda outputs, targets: outputs + targets))(model, (inputs, 2))
     assert found.item() == 3
-
-
-def test_with_batch_loss_a_batch_has_any_shape():
-    def ragged(n, generator):
-        return {
-            "x": torch.randn(n, 4, generator=generator),
-            "more": [None, 3, {"mask": torch.ones(n, 1) > 0}],
-        }
-
-    made = checked(workload(batch=ragged, loss=functional.cross_entropy, batch_loss=by_batch))
-    batch = make_batch(made, batch_size=5, generator=torch.Generator())
-    assert loss_function(made) is by_batch
-    assert batch["more"][2]["mask"].shape == (5, 1)
 
 
 # How a step is computed changes its speed and nothing of its result.

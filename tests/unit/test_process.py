@@ -275,19 +275,6 @@ def test_turns_alternate_and_never_meet(server, tmp_path):
     assert server.turns >= 48
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_both_may_leave_whoever_is_asked_first(seed, tmp_path):
-    made = TurnServer(tmp_path / "turns", seed=seed)
-    clients = [TurnClient(str(tmp_path / "turns")) for _ in range(2)]
-
-    def take_turns(client):
-        client.next_turn()
-        client.close()
-
-    all_end([threading.Thread(target=take_turns, args=(client,), daemon=True) for client in clients])
-    made.close()
-
-
 def test_any_number_takes_turns_each_once_per_round(tmp_path):
     made = TurnServer(tmp_path / "turns", seed=1, num_clients=4)
     log = []

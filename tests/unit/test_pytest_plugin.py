@@ -5,7 +5,6 @@ import os
 
 import pytest
 import torch
-from commands import ROOT
 
 import ddp_bench.bench.measure.timed  # noqa: F401 - a session within forgets its imports; parts of torch load once
 from ddp_bench.bench import pytest_plugin
@@ -135,21 +134,6 @@ def test_a_session_without_benchmarks_takes_a_step_and_warns_of_nothing(pytester
     pytester.makepyfile(STEADY.replace("let_pass(3.0)", "print('a step')"))
     result = pytester.runpytest_inprocess("--benchmark-disable", "-p", "no:xdist")
     result.assert_outcomes(passed=1, warnings=0)
-
-
-@pytest.mark.campaign
-def test_the_project_of_a_user_keeps_its_own_packages(pytester, monkeypatch):
-    """In a session of its own: the plugin comes first, and nothing of ours may be in the way."""
-    for name in ("bench", "models", "report"):
-        (pytester.mkpydir(name) / "mine.py").write_text("VALUE = 1\n")
-    imports = "\n".join(f"import {name}.mine" for name in ("bench", "models", "report"))
-    pytester.makepyfile(f"{imports}\n{STEADY.replace('let_pass(3.0)', 'models.mine.VALUE')}")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pytester.path), str(ROOT)]))
-    result = pytester.runpytest_subprocess(
-        "-p", "pytest_benchmark.plugin", "-p", "ddp_bench.bench.pytest_plugin"
-    )
-    result.assert_outcomes(passed=1)
 
 
 class Benchmark:

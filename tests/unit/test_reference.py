@@ -186,22 +186,6 @@ def test_the_first_replicas_buffers_are_kept():
     assert START + float(found["w"]) == pytest.approx(by_hand(means), rel=1e-6)
 
 
-def by_weight(outputs, _):
-    """A mean whose rows weigh differently, as those of a batch with masked tokens do."""
-    weights = 0.01 + (outputs.detach() > START / 2)
-    return (weights * outputs**2).sum() / weights.sum()
-
-
-def test_the_loss_of_dp_is_of_all_outputs_together():
-    """As on one device, whatever the loss; a pipeline averages those of its micro-batches."""
-    weighted = reference(replace(LINE, loss=by_weight))
-    single = weighted.update(case_of(mode="single", num_devices=1, batch_per_device=6), (1.0, 1.0, 1.0))
-    dp = weighted.update(case_of(mode="dp"), (1.0, 1.0, 1.0))
-    pipeline = weighted.update(case_of(mode="pipeline", micro_batches=2), (1.0, 1.0, 1.0))
-    assert float(dp["w"]) == pytest.approx(float(single["w"]), rel=1e-6)
-    assert float(pipeline["w"]) != pytest.approx(float(single["w"]), rel=1e-3)
-
-
 def test_trained_again_gradients_are_rounded_as_the_hook_does():
     case = case_of(mode="dp", comm_hook="bf16")
     gradient = 2 * START * squares(case, 1)[0]

@@ -174,27 +174,6 @@ def test_parts_that_differ_by_chance_are_drawn_alike_and_the_exposed_part_by_its
     assert {"20 ms", "40 ms", "30 ms"} <= set(written(figure(cases)))
 
 
-def test_nothing_that_is_drawn_alike_becomes_negative():
-    unknown = {"exposed_comm_ms": None}
-    unsplit = bars([exposing(20.0, 20.0, "default") | unknown, exposing(40.0, 60.0, "1") | unknown])
-    little = bars([exposing(0.5, 20.0, "default"), exposing(3.0, 30.0, "1"), exposing(0.5, 68.0, "25")])
-    for bar in unsplit + little:
-        assert min(bar.parts.values()) >= 0
-    assert all("backward" not in bar.parts for bar in unsplit)
-    lengths = [sum(bar.parts.values()) for bar in unsplit + little]
-    assert lengths == pytest.approx([100.0, 120.0, 80.5, 83.0, 80.5])
-
-
-def test_compute_that_differs_beyond_the_intervals_is_drawn_as_it_is():
-    slower = exposing(20.0, 20.0, "1", width=1.0)
-    slower |= measured(images_per_s=20_000 / 130, backward_ms=100.0)
-    first, second = bars([exposing(20.0, 20.0, "default", width=1.0), slower])
-    assert second.parts["backward"] > first.parts["backward"] + 10
-    known = measured(forward_ms=20.0), measured(forward_ms=30.0)
-    cases = [exposing(20.0, 20.0, "default") | known[0], exposing(20.0, 30.0, "1") | known[1]]
-    assert [bar.parts["forward"] for bar in bars(cases)] == pytest.approx([20.0, 30.0])
-
-
 def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():
     default, faster, slower, unknown = cases = [
         communicating(2, rate, bucket_cap_mb=cap)

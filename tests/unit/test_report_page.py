@@ -106,14 +106,6 @@ def test_figures_compare_modes_at_default_settings_only():
     assert column(shown.tables[1], "DDP settings") == ["", "cap default, static graph", "cap default"]
 
 
-def test_every_column_leads_to_a_cases_traces():
-    traces = tuple(Link(f"rank {rank}", f"./traces/a-rank{rank}.json.gz") for rank in (0, 1))
-    shown = page(run([SINGLE, DDP]), Files(traces={DDP["case_id"]: traces}))
-    every = shown.tables[1]
-    at = [column.name for column in every.columns].index("Traces")
-    assert [row[at] for row in every.rows] == [(), traces]
-
-
 def test_files_are_linked_where_the_page_lies_above_them(tmp_path):
     folder = tmp_path / "a run"
     (folder / "traces").mkdir(parents=True)

@@ -247,22 +247,6 @@ def test_details_are_medians_over_ranks_and_moments_those_of_every_block():
     assert case.bucket_moments(3) == {}, "of another layout"
 
 
-def test_a_frame_in_any_order_gives_the_same():
-    mixed = RoundTimes.of(FRAME.sample(frac=1, random_state=1))
-    for case_id, case in RoundTimes.of(FRAME).cases.items():
-        other = mixed.of_case(case_id)
-        assert other.step_ms == case.step_ms
-        assert other.skew_ms == pytest.approx(case.skew_ms)
-        assert sorted(other.steps_ms) == sorted(case.steps_ms)
-
-
-def test_a_case_without_blocks_has_nothing():
-    case = RoundTimes().of_case("a")
-    assert case.slowest_rank() is None
-    assert np.isnan(case.percentile_ms(50))
-    assert case.bucket_moments(2) == {}
-
-
 def test_a_file_read_block_by_block_gives_the_same_times(tmp_path):
     writer = RunWriter(tmp_path)
     for rows in BLOCKS_MADE:

@@ -96,13 +96,6 @@ def test_a_block_is_told_the_readings_of_its_own_gpus(both):
     assert found[SECOND[:8]]["throttled_by_pct"] == {"power cap": 100}
 
 
-def test_what_was_measured_stays_and_a_block_without_a_sample_tells_nothing(both):
-    seen(both, [0])
-    times = both.of(block(1e-6), [0])
-    assert (times.block_ms, times.steps_ms) == (1e-6, (5e-7, 5e-7))
-    assert times.detail == {"other": 1, "gpus": {FIRST[:8]: {}}}
-
-
 def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     """By the way it takes: as a message between ranks, as a row of blocks.csv."""
     seen(both, [0, 1])
@@ -117,14 +110,6 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     assert row["joules_per_image"] == pytest.approx(800 * 0.5 / 128, rel=1e-3)
     assert (row["temperature_c"], row["throttled_pct"]) == (71, 100)
     assert row["throttle_reasons"] == "power cap"
-
-
-@pytest.mark.usefixtures("nvml")
-def test_a_gpu_that_reports_nothing_has_no_readings(monkeypatch):
-    monkeypatch.setenv("NVML_TELLS_NOTHING", "1")
-    made = Telemetry({0: FIRST})
-    assert made.of(block(), [0]).detail == {"other": 1, "gpus": {FIRST[:8]: {}}}
-    made.close()
 
 
 @pytest.mark.usefixtures("nvml")

@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -11,10 +10,8 @@ from torch._utils import ExceptionWrapper
 from ddp_bench.bench.errors import UserCodeError
 from ddp_bench.bench.run.failures import failure_in
 from ddp_bench.bench.worker import error_report as tb
-from ddp_bench.bench.worker.comparison import ProofError
 from ddp_bench.bench.worker.error_report import LOST, attempt, report_of
 from ddp_bench.bench.worker.messages import Report
-from ddp_bench.models.workload import Workload, make_batch
 
 NET = """\
 import json
@@ -165,13 +162,6 @@ def test_without_a_users_line_there_is_none(net, tmp_path, monkeypatch):
     assert tb.place_of(raised(lambda: torch.nn.Linear(3, 3)(torch.ones(2)))) == ""
 
 
-def test_what_the_suite_itself_says_needs_no_line():
-    def prove():
-        raise ProofError("gradients differ")
-
-    assert tb.place_of(raised(prove)) == ""
-
-
 def test_no_folder_of_a_home_is_shown(tmp_path, monkeypatch):
     (tmp_path / "home" / "me" / "project").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "home" / "me" / "project")
@@ -202,14 +192,6 @@ def test_a_report_holds_the_place_and_the_traceback(net):
     assert (found.status, found.reason, found.place) == ("failed", "ValueError: late bug", LATE)
     assert found.traceback.endswith("ValueError: late bug\n")
     assert attempt(net.odd).reason == "Odd"
-
-
-def test_a_batch_that_cannot_be_made_costs_its_case_alone(net):
-    workload = Workload(name="mine", module=torch.nn.Identity, batch=net.late)
-    found = attempt(partial(make_batch, workload, batch_size=8, generator=torch.Generator()))
-    assert found.status == "failed"
-    assert "workload mine cannot make a batch of 8: ValueError: late bug" in found.reason
-    assert found.place == LATE
 
 
 def test_a_rank_that_another_one_took_along_is_no_cause():

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -445,17 +444,3 @@ def test_nothing_else_is_sent(value):
 def test_what_no_conductor_sent_is_refused(line):
     with pytest.raises(ValueError, match=r"."):
         m.decode(line, m.AnyCommand)
-
-
-@pytest.mark.parametrize(("kernel", "is_shown"), [("1, 1", False), ("3, 3", True)])
-def test_strides_of_one_element_are_no_warning(kernel, is_shown):
-    """The words of torch 2.11's reducer on an H200."""
-    from ddp_bench.bench.worker.main import SPURIOUS  # torch, which no other test here needs
-
-    sizes = f"grad.sizes() = [2048, 512, {kernel}], strides() = [512, 1, 1, 1]"
-    said = f"Grad strides do not match bucket view strides. This may impair performance.\n{sizes}"
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", message=SPURIOUS)
-        warnings.warn(said, stacklevel=1)
-    assert bool(seen) == is_shown
