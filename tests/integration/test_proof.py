@@ -8,6 +8,7 @@ import pytest
 import torch
 from made import case_of
 from selection import in_campaign
+from test_workloads import PROVEN
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -305,33 +306,15 @@ def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason():
         prover_of().splitter.split(staged)
 
 
-PREPARED = """
-from dataclasses import replace
-from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.worker.messages import Warm
-from ddp_bench.bench.worker.held_case import HeldCase, warm
-from ddp_bench.bench.worker.update_proof import prove_update
-from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.settings import Settings
-group = cluster.group(2, "gloo")
-run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
-def proven(workload=None, **settings):
-    case = case_of(**dict(image_size=16, data="host", backend="gloo", bucket_cap_mb="100") | settings)
-    workload = replace(workload or resnet_workload("resnet20", 16), channels_last=case.channels_last)
-    prover = Prover(workload, cluster.place, 0)
-    live = HeldCase(case, group if case.mode == "ddp" else None)
-    asked = Warm(index=0, case=case)
-    try:
-        prover.prove(case, live.group)
-        warm(live, asked, prover=prover, settings=run, clock=Clock(), drawn={})
-        update = prove_update(live.first, prover.subject(case), prover)
-    except ProofError as error:
-        return str(error)
-    finally:
-        live.close()
-    if update.error is not None:
-        return update.error
-    return update.not_proved.reason if update.not_proved else update.why_silent
+PREPARED = f"""
+{PROVEN}
+from ddp_bench.bench.worker.messages import Shown
+def proven(workload=None, mode="ddp", **settings):
+    workload = workload or resnet_workload("resnet20", 16)
+    made = replace(workload, channels_last=settings.get("channels_last", False))
+    usual = dict(image_size=16, batch_per_device=4, bucket_cap_mb="100")
+    found = outcome(made, mode, **usual | settings)
+    return found[1] if isinstance(found, list) else found
 """
 
 
@@ -359,7 +342,7 @@ MORE_FIRST_STEPS = [
 )
 def test_the_first_steps_of_a_setting_are_those_of_plain_training(ranks, exact, lossy):
     script = f"""
-report([proven(**s) if cluster.is_first or s.get("mode") != "dp" else None for s in {exact + lossy!r}])
+report([proven(**s) for s in {exact + lossy!r}])
 """
     on_first, on_second = ranks(PREPARED + script)
     assert max(on_first[: len(exact)]) < 1e-3
@@ -392,7 +375,7 @@ faults = {
     "bf16 in fp32": (Trainer, "_evaluate", halved),
     "labels of others": (Trainer, "_fetch", other_data),
 }
-patch.setattr(Prover, "prove", lambda *_: None)  # it sees none of these
+patch.setattr(Prover, "prove", lambda *_: Shown(error=0.0))  # it sees none of these
 found = {}
 for name, (owner, method, fault) in faults.items():
     with patch.context() as faulty:
@@ -428,7 +411,7 @@ class Noisy(Biased):
         return super().forward(torch.nn.functional.dropout(x, 0.5))
 made = replace(resnet_workload("resnet20", 16), module=Biased, optimizer=adam)
 noisy = replace(resnet_workload("resnet20", 16), module=Noisy)
-patch.setattr(Prover, "prove", lambda *_: None)  # frozen batch norm makes the bias count
+patch.setattr(Prover, "prove", lambda *_: Shown(error=0.0))  # frozen batch norm makes the bias count
 report([proven(made, comm_hook="fp16"), proven(noisy)])
 """
     found = ranks(PREPARED + script)
@@ -446,8 +429,11 @@ def full(module):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     return weights_of(module)
 patch.setattr(reference, "weights_of", full)
-patch.setattr(Prover, "prove", lambda *given: found.append(prove(*given).not_proved.reason))
-report([*found, proven(), *found])
+def noted(*given):
+    found.append(prove(*given).not_proved.reason)
+    return Shown(error=0.0)
+patch.setattr(Prover, "prove", noted)
+report([proven(), *found])
 """
     assert ranks(PREPARED + script) == [2 * [NO_MEMORY.reason]] * 2
 

@@ -39,7 +39,7 @@ def outcome(workload, mode="ddp", **settings):
     finally:
         live.close()
     doubt = shown.not_proved or update.not_proved
-    return doubt.reason if doubt else [shown.error, update.error]
+    return doubt.reason if doubt else update.why_silent or [shown.error, update.error]
 """
 MODES = ("single", "dp", "ddp")
 

@@ -108,17 +108,6 @@ def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch):
     assert found == pytest.approx({f"matrix_tflop_per_s{end}": FLOPS / ms / 1e9 for end, ms in by_ms.items()})
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_the_product_is_in_the_arithmetic_of_autocast(precision, dtype, monkeypatch):
-    with torch.autocast("cpu", dtype, enabled=precision != "fp32"):
-        expected = torch.mm(torch.zeros(1, 1), torch.zeros(1, 1)).dtype
-    timed_by(monkeypatch, 1000.0)
-    seen = set()
-    monkeypatch.setattr(torch, "mm", lambda *factors, out: seen.update(one.dtype for one in (*factors, out)))
-    standalone.matrix_rate(CPU, precision)
-    assert seen == {dtype} == {expected}
-
-
 @pytest.mark.parametrize(
     ("once_ms", "number"),
     [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, standalone.LEAST_REPETITIONS)],

@@ -73,14 +73,6 @@ def test_two_roce_nodes_lie_between_the_ends_of_two_levels():
     assert network("roce-400g").band(16).estimate(size) == pytest.approx(measured, rel=0.02)
 
 
-@pytest.mark.parametrize(("gpus", "busbw"), [(2, 363), (4, 363), (5, 414), (7, 460), (8, 473)])
-def test_on_h200s_nvls_helps_more_than_four(gpus, busbw):
-    """8 GiB: stas00/ml-engineering, network/README.md."""
-    size = 2**33
-    found = allreduce.ring_factor(gpus) * size / network("nvlink-h200").band(gpus).estimate(size) / 1e6
-    assert found == pytest.approx(busbw, rel=0.02)
-
-
 def test_over_efa_the_whole_job_is_as_it_was_measured():
     """4 nodes of 8 B200: the same source; what joins a node's GPUs is part of it."""
     asked = Scenario(num_devices=32, network=network("efa-b200"), intra=network("nvlink-b200"))

@@ -4,12 +4,10 @@ import json
 import re
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 from gate_runs import STEADY, changed, made_run
 from recorded_pages import text_of
-from test_scaling_predict import SMALL
-from token_runs import LENGTH, language_model, token_plan, token_run
+from token_runs import language_model, token_plan, token_run
 
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.findings.cautions import trust
@@ -18,9 +16,6 @@ from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.manifest import Timing
-from ddp_bench.bench.predict.output import write_csv
-from ddp_bench.bench.predict.prediction import predict
-from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.comparisons import FASTER
 from ddp_bench.bench.results.schema import GATED
@@ -79,21 +74,6 @@ def test_a_gate_never_compares_rates_of_different_units(*, interleaved):
     assert same.exit_code == ExitCode.OK
     ratios = compare(ours, theirs, thresholds=thresholds, ratios_only=True)
     assert ratios.exit_code == ExitCode.OK
-
-
-def test_predictions_count_units(tmp_path):
-    identity = replace(SMALL.identity, unit="tokens", units_per_sample=LENGTH)
-    of_images = predict(SMALL, Scenario(num_devices=2))
-    of_tokens = predict(replace(SMALL, identity=identity), Scenario(num_devices=2))
-    assert of_tokens.images_per_s.estimate == pytest.approx(of_images.images_per_s.estimate * LENGTH)
-    assert of_tokens.images_per_s.estimate == pytest.approx(
-        2 * 32 * LENGTH * 1000 / of_tokens.step_ms.estimate
-    )
-    assert of_tokens.efficiency == of_images.efficiency
-    write_csv(tmp_path / "p.csv", [of_tokens])
-    row = pd.read_csv(tmp_path / "p.csv").iloc[0]
-    assert row["unit"] == "tokens"
-    assert float(row["images_per_s"]) == pytest.approx(of_tokens.images_per_s.estimate)
 
 
 def test_a_case_is_stored_with_its_unit_and_named_without():
