@@ -8,7 +8,7 @@ import pytest
 from made import block, made_manifest, planned, resolved
 from recorded_pages import FORMS
 from report_runs import case
-from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
+from sample_runs import EVERY_SAMPLE, comparisons, rebuilt
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
 from ddp_bench.bench.manifest import Manifest
@@ -16,7 +16,6 @@ from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, typical_of
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import (
-    ANSWERS,
     EQUAL,
     FASTER,
     METRIC,
@@ -166,23 +165,6 @@ def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer():
     assert one.ratio.estimate == pytest.approx(2, rel=0.02), "four times the batch in twice the time"
     assert one.ratio.low < one.ratio.estimate < one.ratio.high
     assert (other.reference_id, other.num_rounds) == ("c", 20)
-
-
-@pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_every_sample_is_compared(path):
-    """Old ones have no comparisons.csv: they are made from the blocks."""
-    cases = sample(path).cases.set_index("case_id")
-    ok = cases[cases["status"] == "ok"]
-    found = comparisons(path)
-    several = ok[(ok["num_devices"] > 1) & (ok["mode"] == "ddp")]
-    assert {c for one in found for c in (one.case_id, one.reference_id)} <= set(several.index)
-    assert len(found) == len(several) - several["num_devices"].nunique()
-    for one in found:
-        assert ok.loc[one.reference_id, "bucket_cap_mb"] == "default"
-        assert one.answer in ANSWERS
-        assert one.margin == 0.05
-        assert one.ratio.low < one.ratio.estimate < one.ratio.high
-        assert one.num_rounds == min(ok.loc[[one.case_id, one.reference_id], "num_rounds"])
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
