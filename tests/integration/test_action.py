@@ -236,4 +236,4 @@ def test_the_step_fails_on_the_verdicts_that_are_chosen(
     job.environment["PATH"] = f"{place}{os.pathsep}{job.environment['PATH']}"
     assert job.gate(workload="net:make", fail_on=fails_on).returncode == ends
     assert job.outputs.read_text() == (f"verdict={verdict}\nexit-code={code}\n" if verdict else "")
-    assert not verdict or (heading or f"### ddp-bench gate: {verdict}") in github.comments[1]["body"]
+    assert not verdict or (heading or f"## ddp-bench gate: {verdict}") in github.comments[1]["body"]

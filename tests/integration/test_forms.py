@@ -145,18 +145,6 @@ report([*logs, before == dict(os.environ)])
     assert found == [["NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL\n", "", True]] * 2
 
 
-def test_ranks_that_built_different_models_shard_the_first_ones(forms):
-    found = forms("""
-torch.manual_seed(cluster.rank)
-module = workload.module()
-own = module.fc.weight.detach().clone()
-mode = build_mode(case("fsdp"), module, cluster.place, group)
-report([float((mode.state_dict()["fc.weight"] - own).abs().max())])
-""")
-    assert found[0] == [0.0]
-    assert found[1][0] > 0
-
-
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_the_bubble_is_of_the_order_that_pytorch_has(forms, schedule):
     found = forms(f"""

@@ -79,7 +79,7 @@ MISTAKES = {
         ("{calibrated} --gpus 8 --network ib-400", "did you mean 'ib-400g'"),
         ("{calibrated} --gpus 2 --network ib-100g,nope", "unknown network 'nope'"),
         ("{calibrated} --gpus 2 --network {empty}", "has no calibration.json"),
-        ("{calibrated} --gpus 8 --precision bf16", "measured in fp32"),
+        ("{calibrated} --gpus 8 --precision bf16", "--precision belongs to --throughput"),
         ("{calibrated} --gpus 2 --out /nowhere/p.json", "--out /nowhere/p.json cannot be written"),
         ("{calibrated} --gpus 2 --out {calibrated}/manifest.json", "is a file of a run's results"),
         ("{calibrated} --gpus 2 --out {calibrated}/journal.jsonl", "is a file of a run's results"),

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
-from selection import in_campaign
 
 from ddp_bench.bench.stats.interval import (
     Estimate,
@@ -14,7 +13,7 @@ from ddp_bench.bench.stats.interval import (
     median_intervals,
     median_of_ratios,
 )
-from ddp_bench.bench.stats.two_runs import in_pairs, over_launches, ratio_of_medians
+from ddp_bench.bench.stats.two_runs import in_pairs, over_launches
 
 
 def test_no_value_and_one_value_have_no_interval():
@@ -74,31 +73,6 @@ def test_columns_have_the_intervals_that_they_have_alone(num_rounds):
     alone = [median_interval(column, confidence=0.99) for column in samples.T]
     assert repr(together) == repr(alone)
     assert [math.isnan(found.low) for found in together] == [num_rounds < 8] * 3 + [True]
-
-
-@pytest.mark.parametrize("num_rounds", [8, *in_campaign(20)])
-@pytest.mark.parametrize("shape", ["normal", "heavy"])
-def test_intervals_of_ratios_contain_the_truth(num_rounds, shape):
-    rng = np.random.default_rng(num_rounds)
-
-    def ratio():
-        above, below = 1.1 * sample(rng, shape, num_rounds), sample(rng, shape, num_rounds)
-        return ratio_of_medians(list(above), list(below))
-
-    check_coverage(ratio, 1.1, trials=200, least=0.94)
-
-
-def test_values_without_spread_give_the_ratio_itself():
-    same = ratio_of_medians([3.0] * 3, [2.0] * 4)
-    assert (same.low, same.estimate, same.high) == pytest.approx((1.5, 1.5, 1.5))
-
-
-def test_one_round_of_either_side_leaves_the_ratio_without_an_interval():
-    for above, below in (([3.0], [2.0]), ([3.0], [2.0, 2.0]), ([3.0, 3.0], [2.0])):
-        found = ratio_of_medians(above, below)
-        assert found.estimate == pytest.approx(1.5)
-        assert math.isnan(found.low)
-        assert math.isnan(found.high)
 
 
 def test_the_difference_of_two_estimates_is_welchs():
