@@ -151,7 +151,7 @@ def test_a_killed_loader_of_images_costs_the_case_that_it_loaded_for(tmp_path):
         Image.new("RGB", (20, 20), (red, 0, 0)).save(path)
     out = tmp_path / "run"
     data = ("--data", str(tmp_path / "images"), "--data-workers", "1")
-    with Run(out, "--quiet", "--case-timeout", "60s", *data) as started:
+    with Run(out, "--quiet", "--case-timeout", "60s", *data, rounds=60) as started:
         reached(out, 3)
         _, workers = server_of(started)
         loaders = eventually(workers[1].children, LIMIT_S)

@@ -53,7 +53,7 @@ def test_two_sides_take_turns(num_launches, tmp_path, capsys, monkeypatch):
     gate = ["--interleave", ".", "--launches", str(num_launches), "--json", "--out", str(out)]
     code = main([*gate, "--", *run])
     assert json.loads(capsys.readouterr().out)["exit_code"] == code != ExitCode.USAGE
-    sides = [load_run(folder) for folder in sorted(out.glob("launch*/*"))]
+    sides = [load_run(made.parent) for made in sorted(out.glob("launch*/*/manifest.json"))]
     assert len(sides) == 2 * num_launches
     for side in sides:
         timed = side.blocks[side.blocks["phase"] == "timed"]
