@@ -69,6 +69,13 @@ class DistributedMode(Mode):
         embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
         ids = {id(part.weight) for part in embeddings if part.sparse}
         self.sparse = frozenset(place for place, one in enumerate(trained) if one in ids)
+        sent = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+        has_several = sent > cap_limits(case.bucket_cap_mb)[0]
+        if case.comm_hook == "powersgd" and case.backend == "gloo" and has_several:
+            raise Unsupported(
+                "over gloo PowerSGD hangs with several buckets: torch sends the second all-reduce of each when "
+                "its first ends, which each rank sees in an order of its own; --bucket-cap-mb 100 measures it"
+            )
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 

@@ -148,6 +148,24 @@ report(reason(lambda parameters: Own(parameters, 0.1)))
     assert found[0].startswith("ZeroRedundancyOptimizer does not take this Own: ")
 
 
+def test_powersgd_over_gloo_is_skipped_where_it_would_hang(built):
+    found = built("""
+def reason(cap):
+    made = case(bucket_cap_mb=cap, comm_hook="powersgd", backend="gloo")
+    try:
+        mode = build_mode(made, resnet18(), cluster.place, cluster.group(2, "gloo"))
+    except Unsupported as unsupported:
+        return str(unsupported)
+    for _ in range(4):
+        step(mode)
+    return ""
+report([reason("default"), reason("100")])
+""")
+    for several, one in found:
+        assert several.startswith("over gloo PowerSGD hangs with several buckets")
+        assert one == ""
+
+
 SYNCED = """
 from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
