@@ -74,7 +74,7 @@ class DistributedMode(Mode):
         if case.comm_hook == "powersgd" and case.backend == "gloo" and has_several:
             raise Unsupported(
                 "over gloo PowerSGD hangs with several buckets: torch sends the second all-reduce of each when "
-                "its first ends, which each rank sees in an order of its own; --bucket-cap-mb 100 measures it"
+                "the first ends, which ranks see in different orders; --bucket-cap-mb 100 measures it"
             )
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
