@@ -73,7 +73,7 @@ class DistributedMode(Mode):
         has_several = sent > cap_limits(case.bucket_cap_mb)[0]
         if case.comm_hook == "powersgd" and case.backend == "gloo" and has_several:
             raise Unsupported(
-                "over gloo PowerSGD hangs with several buckets: torch sends the second all-reduce of each when "
+                "over gloo PowerSGD hangs with several buckets: torch sends the second all-reduce of each as "
                 "the first ends, which ranks see in different orders; --bucket-cap-mb 100 measures it"
             )
         if case.comm_hook != "none":
