@@ -65,12 +65,7 @@ class DdpSettings:
         "CAP,…",
         column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
         short="cap",
-        swept=(
-            PYTORCH_CAPS,
-            "1",
-            "25",
-            "100",
-        ),
+        swept=(PYTORCH_CAPS, "1", "25", "100"),
     )
     gradient_as_bucket_view: bool = _switch("DDP: gradients are views of the buckets", "view")
     static_graph: bool = _switch("DDP: the graph never changes", "static")

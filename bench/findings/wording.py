@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..axes import STEP_SETTINGS
 from ..buckets import bucket_caps, cap_code
+from ..case import Case
 from ..results.case_result import CaseResult
 from ..settings import IMAGES
 from ..stats.interval import Interval
@@ -153,6 +154,11 @@ def case_label(case: CaseResult, *, with_cap: bool = True) -> str:
     shared = " (shared)" * case.oversubscribed
     parts = (short_mode(case), f"{where}{shared}", settings_label(case, with_cap=with_cap))
     return ", ".join(part for part in parts if part)
+
+
+def planned_label(case: Case) -> str:
+    """`case_label` of a case of which nothing is measured yet."""
+    return case_label(CaseResult.of(case.stored()))
 
 
 def step_labels(case: CaseResult) -> list[str]:

@@ -49,6 +49,11 @@ class DistributedMode(Mode):
     ) -> None:
         if case.static_graph and case.accumulate > 1:
             raise Unsupported("torch breaks a static graph under no_sync; --accumulate 1 measures it")
+        if case.comm_hook == "powersgd" and case.backend == "gloo" and _has_several_buckets(case, module):
+            raise Unsupported(
+                "over gloo PowerSGD hangs with several buckets: torch sends the second all-reduce of each as "
+                "the first ends, which ranks see in different orders; --bucket-cap-mb 100 measures it"
+            )
         if case.sync_batchnorm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
         self.module = module
@@ -69,13 +74,6 @@ class DistributedMode(Mode):
         embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
         ids = {id(part.weight) for part in embeddings if part.sparse}
         self.sparse = frozenset(place for place, one in enumerate(trained) if one in ids)
-        sent = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-        has_several = sent > cap_limits(case.bucket_cap_mb)[0]
-        if case.comm_hook == "powersgd" and case.backend == "gloo" and has_several:
-            raise Unsupported(
-                "over gloo PowerSGD hangs with several buckets: torch sends the second all-reduce of each as "
-                "the first ends, which ranks see in different orders; --bucket-cap-mb 100 measures it"
-            )
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 
@@ -203,6 +201,12 @@ def _constructor_settings(case: Case) -> dict[str, Any]:
     if missing := sorted(settings.keys() - known.keys()):
         raise Unsupported(f"torch {torch.__version__} has no {missing[0]} (2.15 has)")
     return settings
+
+
+def _has_several_buckets(case: Case, module: nn.Module) -> bool:
+    """Whether its gradients will be in more than one; before the first backward DDP has one for all."""
+    sent = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    return sent > cap_limits(case.bucket_cap_mb)[0]
 
 
 def _register_hook(ddp: DistributedDataParallel, name: str, group: dist.ProcessGroup | None) -> None:

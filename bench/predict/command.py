@@ -15,9 +15,8 @@ from ..buckets import bucket_caps
 from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
 from ..findings.wording import link_name
-from ..resolve import default_image_size
 from ..results.store import RunData, load_run, write_output
-from ..settings import PRECISIONS
+from ..settings import PRECISIONS, Settings
 from . import output
 from .calibration import Calibration, Identity, check_same, load_calibration
 from .from_pass import read_source
@@ -102,10 +101,10 @@ def _calibration(options: argparse.Namespace) -> Calibration:
             "--throughput RATE takes what trains so fast: --batch-size, and --arch or --workload"
         )
     from ...models.profile import gradients_backwards  # torch takes seconds
-    from ...models.registry import load_workload, resnet_workload
+    from ...models.registry import workload_of
 
-    size = options.image_size or default_image_size(options.arch or "", "cuda")
-    workload = resnet_workload(options.arch, size) if options.arch else load_workload(options.workload, size)
+    trained = {name: getattr(options, name) for name in ("arch", "workload", "image_size")}
+    workload = workload_of(Settings(**trained, device="cuda"))
     identity = Identity(
         arch=workload.name,
         image_size=workload.image_size,

@@ -51,6 +51,7 @@ def _step(case: Mapping[Any, Any]) -> str:
 
 def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
     """Identify the workload and machine of a run's case."""
+    counted = CaseResult.of(case)
     return Identity(
         arch=str(case["arch"]),
         image_size=None if pd.isna(case["image_size"]) else int(case["image_size"]),
@@ -62,8 +63,8 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
         host=machine_name(run.manifest.environment),
         link=None if pd.isna(case["link"]) else str(case["link"]),
         step=_step(case),
-        unit=CaseResult.of(case).unit,
-        units_per_sample=CaseResult.of(case).units_per_sample,
+        unit=counted.unit,
+        units_per_sample=counted.units_per_sample,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ..case import Case, split_of
 from ..console import Console
 from ..errors import GaveUpError
-from ..findings.wording import case_label
+from ..findings.wording import planned_label
 from ..manifest import RankPlace
 from ..plan import Planned
 from ..results.block_times import (
@@ -21,7 +21,6 @@ from ..results.block_times import (
     DeviceMemory,
     block_rows,
 )
-from ..results.case_result import CaseResult
 from ..results.column_types import LEAST
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
@@ -135,7 +134,7 @@ class CaseRunner:
             **facts_of(case, shown, warmed, update, live.by_device),
         }
         if why := facts["not_proved"]:
-            name = case_label(CaseResult.of(case.stored()))
+            name = planned_label(case)
             self.console.note(f"{name} is not proved: {why}. What helps: {facts['proved_by']}")
         self.recorder.set_outcome(index, "ok", facts=facts)
         self.recorder.set_layout(case.case_id, live.layout)
@@ -262,7 +261,7 @@ class CaseRunner:
 
     def _show(self, what: str, cases: Sequence[Case], position: int, *, num_rounds: int = 0) -> None:
         """Show which of the `cases` is at work and which comes next, after so many rounds."""
-        now, *others = (case_label(CaseResult.of(case.stored())) for case in cases[position : position + 2])
+        now, *others = map(planned_label, cases[position : position + 2])
         coming = f"; next {others[0]}" if others else ""
         place = f"{position + 1} of {len(cases)}"
         done, how_far = self._stop_rule.progress(num_rounds + position / len(cases))

@@ -14,9 +14,8 @@ from typing import Protocol
 from ..buckets import BucketLayout
 from ..case import Case
 from ..console import format_s
-from ..findings.wording import case_label
+from ..findings.wording import planned_label
 from ..plan import Planned, is_calibrated
-from ..results.case_result import CaseResult
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
 from ..stats.one_run import MIN_ROUNDS
@@ -219,7 +218,7 @@ class Schedule:
         return (
             f"The time is too short: {format_s(left_s)} are left after preparation, and intervals take "
             f"{MIN_ROUNDS} rounds{calibrated}, about {format_s(needed_s)}; give "
-            f"a longer --max-time or fewer cases ({case_label(CaseResult.of(longest.case.stored()))} takes "
+            f"a longer --max-time or fewer cases ({planned_label(longest.case)} takes "
             f"{100 * self._expected_s(longest, 'timed') / round_s:.0f}% of a round)"
         )
 
