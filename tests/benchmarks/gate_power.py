@@ -3,11 +3,19 @@
 `python tests/benchmarks/gate_power.py 20` runs 20 trials of each slow-down, about a minute each: a whole
 `ddp-bench gate --interleave` of a small project, whose step waits in the working tree for a share of the time
 that it took. Without a wait (A/A), any alarm is false.
+
+`python tests/benchmarks/gate_power.py 400 --of DIR` draws 400 gates of each slow-down from real launches of
+equal code instead, with replacement, and makes the candidate's rounds slower by calculation. The launches are
+those of `ddp-bench gate --interleave . --launches 60 --out DIR`.
 """
 
+import argparse
+import random
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from scipy.stats import binomtest
@@ -16,7 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from made_project import commit
 
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.gate.command import both
+from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.package import own_command
+from ddp_bench.bench.results.schema import GATED
 
 SLOW_DOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 
@@ -72,9 +86,61 @@ def is_alarm(project, slow_down):
     return code == 1
 
 
+def slower(run, slow_down):
+    """The run, each round's throughput so much lower."""
+
+    def case_of(case):
+        rates = {r: rate / (1 + slow_down) for r, rate in case.rounds["images_per_s"].items()}
+        return replace(case, rounds={**case.rounds, "images_per_s": rates})
+
+    return replace(run, cases=tuple(map(case_of, run.cases)))
+
+
+def verdict(launches):
+    """Exit code of a gate that meets these launches, pairs of baseline and candidate, and how many it took."""
+    for look in DEFAULT_LAUNCHES:
+        gate = compare(
+            *both(launches[:look]), thresholds=dict.fromkeys(GATED, DEFAULT_THRESHOLD), looks=DEFAULT_LAUNCHES
+        )
+        if not gate.needs_more_launches:
+            break
+    return gate.exit_code, look
+
+
+def resample(folder, num_trials):
+    """Print a row of Markdown for each slow-down: verdicts of gates drawn from the launches in `folder`."""
+    pairs = [
+        (read_run(launch / "baseline"), read_run(launch / "candidate"))
+        for launch in sorted(folder.glob("launch*"))
+        if (launch / "candidate" / "cases.csv").exists()
+    ]
+    print(f"{len(pairs)} launches, {num_trials} gates drawn from them for each row\n")
+    print("| slower by | pass | regression | undecided | launches, mean |\n|---:|---:|---:|---:|---:|")
+    chance = random.Random(1)
+    for slow_down in SLOW_DOWNS:
+        changed = [(baseline, slower(candidate, slow_down)) for baseline, candidate in pairs]
+        found = [verdict(chance.choices(changed, k=DEFAULT_LAUNCHES[-1])) for _ in range(num_trials)]
+        codes = Counter(code for code, _ in found)
+        of = [codes[code] for code in (ExitCode.OK, ExitCode.FAILED, ExitCode.NOT_COMPARABLE)]
+        taken = sum(look for _, look in found) / num_trials
+        print(
+            f"| {slow_down:.0%} |",
+            *(f"{100 * n / num_trials:.1f}% |" for n in of),
+            f"{taken:.1f} |",
+            flush=True,
+        )
+
+
 def main():
-    """Run so many trials of each slow-down, and print a row of Markdown for each."""
-    num_trials = int(sys.argv[1])
+    """Run, or draw, so many trials of each slow-down, and print a row of Markdown for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("trials", type=int)
+    parser.add_argument("--of", type=Path, metavar="DIR")
+    options = parser.parse_args()
+    if options.of is not None:
+        resample(options.of, options.trials)
+        return
+    num_trials = options.trials
     print("| injected slow-down | called a regression | trials | rate [95%] |\n|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
