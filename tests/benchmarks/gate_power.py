@@ -97,7 +97,7 @@ def slower(run, slow_down):
 
 
 def verdict(launches):
-    """Exit code of a gate that meets these launches, pairs of baseline and candidate, and how many it took."""
+    """A gate of these launches, pairs of baseline and candidate: its exit code, and how many it took."""
     for look in DEFAULT_LAUNCHES:
         gate = compare(
             *both(launches[:look]), thresholds=dict.fromkeys(GATED, DEFAULT_THRESHOLD), looks=DEFAULT_LAUNCHES
