@@ -45,3 +45,14 @@ class ManyParameters(Small):
 
     def forward(self, x):
         return super().forward(x) + torch.cat(list(self.more)).sum()
+
+
+class FewParameters(Small):
+    """As many numbers, in one parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = nn.Parameter(torch.zeros(3000))
+
+    def forward(self, x):
+        return super().forward(x) + torch.cat([*self.more.split(1)]).sum()
