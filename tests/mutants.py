@@ -41,6 +41,9 @@ NEEDED_SHARE = 0.85
 LIMIT_S = 300
 """A mutant that loops for ever is noticed."""
 
+FIRST = 40
+"""Tests that are tried before the rest: most mutants end there, and what is not collected costs nothing."""
+
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -152,22 +155,27 @@ def survives(mutant, tests, place):
     changed = place / mutant.path
     before = changed.read_text(encoding="utf-8")
     changed.write_text(mutant.source(), encoding="utf-8")
-    chosen = place / "chosen.txt"
-    chosen.write_text("\n".join(tests), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-cov"]
     try:
-        done = subprocess.run(
-            [*command, f"@{chosen}"],
-            cwd=place,
-            env={**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        return all(pass_of(part, place) for part in (tests[:FIRST], tests[FIRST:]) if part)
     except subprocess.TimeoutExpired:
         return False
     finally:
         changed.write_text(before, encoding="utf-8")
+
+
+def pass_of(tests, place):
+    """Whether these tests pass with the code in `place`."""
+    chosen = place / "chosen.txt"
+    chosen.write_text("\n".join(tests), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-cov"]
+    done = subprocess.run(
+        [*command, f"@{chosen}"],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     return done.returncode == 0
 
 

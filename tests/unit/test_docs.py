@@ -62,7 +62,8 @@ def test_its_model_is_proven_and_trains(workload):
 
 
 def test_readmes_model_is_proven(tmp_path, monkeypatch):
-    (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "lm.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
