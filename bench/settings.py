@@ -64,18 +64,23 @@ class Settings:
     modes: tuple[str, ...] = option(
         ("dp", "ddp"),
         cli.csv(cli.choice(MODES)),
-        "modes beside single, which is always there: dp, ddp, replicate, fsdp, partition, pipeline",
+        "beside single, always there: dp, ddp, replicate, fsdp, partition, pipeline (docs/forms.md)",
         "MODE,…",
     )
     gpus: tuple[int, ...] | None = option(
         None,
         cli.csv(cli.positive_int),
-        "how many devices, not which (CUDA_VISIBLE_DEVICES); without GPUs, CPU cores (default: 1, 2, 4 …)",
+        "how many devices, not which (CUDA_VISIBLE_DEVICES); without GPUs, cores (default: 1, 2, 4 … all)",
         "N,…",
     )
-    arch: str | None = option(None, str, "built-in model (default: CPU resnet18, GPU resnet50)", "NAME")
+    arch: str | None = option(
+        None, str, "resnet20, the smallest, to resnet152 (default: CPU resnet18, GPU resnet50)", "NAME"
+    )
     workload: str | None = option(
-        None, str, "your model: a function that returns an nn.Module or a Workload", "package.module:name"
+        None,
+        str,
+        "your model: a Workload, or a function that returns an nn.Module from images to logits",
+        "package.module:name",
     )
     batch_size: int | None = option(
         None,
@@ -139,7 +144,7 @@ class Settings:
     max_time: float | None = option(
         None,
         cli.duration_s,
-        "measure this long (default: CPU 200s, GPU 10m, tune 150s; none with --rounds)",
+        "limit of measuring; start-up is extra (default: CPU 200s, GPU 10m, tune 150s; with --rounds none)",
         "10m",
     )
     race: bool = option(

@@ -46,6 +46,9 @@ EXAMPLES = """examples:
   {run} --dry-run                    the plan and its time
   {run} --modes dp,ddp --gpus 1,2    DP and DDP beside one device
   {run} --workload net:make          your model: make() in net.py
+  {run} --preset ddp-paper           the DDP paper's figures
+
+Several machines: docs/clusters.md. Two versions: {gate}
 """
 
 ORDER = """An option on|off may stand alone for on; of one with ,… each value is measured.
@@ -64,7 +67,7 @@ def parser(name: str = "run", description: str | None = __doc__, *, whole: bool 
         prog=command(name),
         usage="%(prog)s [options]",
         description=textwrap.fill(description or "", 80),
-        epilog=ORDER if whole else EXAMPLES.format(run=command(name)),
+        epilog=ORDER if whole else EXAMPLES.format(run=command(name), gate=command("gate", "--help")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
@@ -85,7 +88,7 @@ def parser(name: str = "run", description: str | None = __doc__, *, whole: bool 
             alone = {"nargs": "?", "const": "on"} if metavar.startswith("on|off") else {}
             add(group, option.name, meaning, metavar=metavar, default=argparse.SUPPRESS, **alone)
     # What concerns no measurement goes to the last group, and to the first, which is argparse's own.
-    finish = "finish what is missing in a run's folder; name its --workload again"
+    finish = "finish a run's folder with its own options; only --workload is named again"
     add(group, "resume", finish, type=Path, metavar="DIR")
     add(group, "quiet", "no progress, no table; only errors", action="store_true")
     add(group, "json", "the summary as JSON on stdout", action="store_true")
