@@ -280,7 +280,7 @@ def act(main, attack, stderr):
 
 
 def awaited(child, deadline_s):
-    """Exit code, CPU seconds, and peak memory above that of this process, MiB; -9 where it had to be killed."""
+    """Exit code, CPU seconds, peak memory above that of this process, MiB; -9 where it had to be killed."""
     while True:
         found, status, usage = os.wait4(child, os.WNOHANG)
         if found:
