@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,11 @@ def gradients_of(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def tensors_of_module(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
 class Mode:
     """A module made ready to train in one of the modes."""
 
@@ -113,6 +118,16 @@ class Mode:
     def why_stopped(self, error: RuntimeError) -> Exception | None:  # noqa: ARG002 - others know
         """Return an error that says what one of a step means, and what helps; None if its own text does."""
         return None
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Within it, an error of a step that `why_stopped` knows is raised as what it says."""
+        try:
+            yield
+        except RuntimeError as error:
+            if why := self.why_stopped(error):
+                raise why from error
+            raise
 
     def settle(self) -> None:
         """Called once after warm-up: stop whatever PyTorch itself samples."""

@@ -30,7 +30,7 @@ from ...models.nested import (
     with_tensors,
 )
 from ..case import Case
-from .base import Mode, Place, devices_of, pin
+from .base import Mode, Place, devices_of, pin, tensors_of_module
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a replica."""
@@ -124,7 +124,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
 
     def replicate_weights(self) -> list[nn.Module]:
         """Make the replicas, each with a copy of the master's parameters and buffers; the first has those."""
-        sources = _tensors(self.module)
+        sources = tensors_of_module(self.module)
         first = {name: _leaf(one) if isinstance(one, nn.Parameter) else one for name, one in sources.items()}
         with torch.no_grad():
             for copies in self._copies:
@@ -248,7 +248,7 @@ def replica_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     It shares all else with the module; what a forward sets on it is lost with it.
     """
     copies: dict[nn.Module, Any] = {part: part._replicate_for_data_parallel() for part in module.modules()}
-    names = {id(one): name for name, one in _tensors(module).items()}
+    names = {id(one): name for name, one in tensors_of_module(module).items()}
     for part in module.modules():
         copied = copies[part]
         copied._former_parameters = {}
@@ -280,7 +280,3 @@ def _callers_autocast(device_type: str) -> Callable[[], torch.autocast]:
 def _leaf(tensor: Tensor) -> Tensor:
     """The same numbers, apart from the graph that made them."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

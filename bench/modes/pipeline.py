@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from ...models.workload import Batch, Loss
 from ..case import Case
-from .base import Mode, Place, Stages, gradients_of
+from .base import Mode, Place, Stages, gradients_of, tensors_of_module
 
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -139,9 +139,5 @@ class _Contiguous(torch.autograd.Function):
 
 def _names_in(module: nn.Module, stage: nn.Module) -> dict[str, str]:
     """Names in the whole module by those in a stage of it."""
-
-    def tensors(of: nn.Module) -> dict[str, Tensor]:
-        return {**dict(of.named_parameters()), **dict(of.named_buffers())}
-
-    whole = {id(value): name for name, value in tensors(module).items()}
-    return {name: whole[id(value)] for name, value in tensors(stage).items()}
+    whole = {id(value): name for name, value in tensors_of_module(module).items()}
+    return {name: whole[id(value)] for name, value in tensors_of_module(stage).items()}

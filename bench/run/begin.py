@@ -29,6 +29,7 @@ from ..settings import ResolvedSettings, Settings
 from ..sharing import interleaved_id
 from ..text import visible
 from ..worker import messages as m
+from ..worker.facts import Begun, Devices, Inspected, Profiled, SeenGpus
 from .failures import START_LIMIT_S
 from .stop_rule import estimate_s, expected_half_width
 from .workers import Workers
@@ -41,7 +42,7 @@ class Job:
     settings: ResolvedSettings
     machine: Machine
     plan: tuple[Planned, ...]
-    seen: tuple[m.SeenGpus, ...] = ()
+    seen: tuple[SeenGpus, ...] = ()
     """The GPUs that a launcher's ranks see."""
 
 
@@ -52,7 +53,7 @@ def resolved_on(workers: Workers, asked: Settings) -> Job:
     look = dict.fromkeys(ranks, m.Look(device=asked.device))
     devices = [*workers.values(look, "start-up", START_LIMIT_S).values()]
 
-    def inspect(settings: ResolvedSettings) -> m.Inspected:
+    def inspect(settings: ResolvedSettings) -> Inspected:
         if not workers.suit(settings.device):
             workers.open()
         return workers.value(0, m.Inspect(settings=settings), "start-up", START_LIMIT_S)
@@ -62,8 +63,8 @@ def resolved_on(workers: Workers, asked: Settings) -> Job:
 
 def job_of(
     asked: Settings,
-    devices: Sequence[m.Devices],
-    inspect: Callable[[ResolvedSettings], m.Inspected],
+    devices: Sequence[Devices],
+    inspect: Callable[[ResolvedSettings], Inspected],
     launched: Launch | None = None,
 ) -> Job:
     """Resolve and plan what was asked for. Raises UsageError for what cannot run here.
@@ -106,7 +107,7 @@ def job_of(
     return Job(settings=settings, machine=machine, plan=tuple(planned), seen=seen)
 
 
-def _machine(first: m.Devices, launched: Launch | None, seen: Sequence[m.SeenGpus]) -> Machine:
+def _machine(first: Devices, launched: Launch | None, seen: Sequence[SeenGpus]) -> Machine:
     machine = Machine(
         device_type="cpu" if first.gpus is None else "cuda",
         devices_per_node=first.num_cores if first.gpus is None else len(first.gpus.uuids),
@@ -120,7 +121,7 @@ def _machine(first: m.Devices, launched: Launch | None, seen: Sequence[m.SeenGpu
     return as_seen(machine, seen)
 
 
-def as_seen(machine: Machine, seen: Sequence[m.SeenGpus]) -> Machine:
+def as_seen(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
     """`machine` with the GPUs of the ranks that a launcher has started; each may see its own alone."""
     if not seen:
         return machine
@@ -134,7 +135,7 @@ def as_seen(machine: Machine, seen: Sequence[m.SeenGpus]) -> Machine:
 
 
 def _as_the_workload_allows(
-    asked: Settings, settings: ResolvedSettings, workload: m.Inspected
+    asked: Settings, settings: ResolvedSettings, workload: Inspected
 ) -> ResolvedSettings:
     """Leave out defaults that this workload has no use for. Raises UsageError where it was asked for."""
     fused = settings.first("fused_optimizer") and workload.has_fused_optimizer
@@ -213,9 +214,9 @@ def print_plan(job: Job, steps_ms: Sequence[float]) -> None:
 
 def new_manifest(
     job: Job,
-    profiled: m.Profiled,
+    profiled: Profiled,
     arguments: Sequence[str],
-    begun: Sequence[m.Begun],
+    begun: Sequence[Begun],
     *,
     load_before: float | None = None,
 ) -> Manifest:
@@ -246,7 +247,7 @@ def new_manifest(
     )
 
 
-def check_alike(found: Sequence[m.Begun]) -> None:
+def check_alike(found: Sequence[Begun]) -> None:
     """Raise UsageError with every difference between hosts; the first rank of each speaks for it."""
     hosts = {str(one.machine.host): one.conditions for one in found if one.machine is not None}
     differences = []

@@ -26,6 +26,7 @@ from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
 from ..sharing import TURNS_ENV, TurnClient
 from ..worker import messages as m
+from ..worker.facts import Begun, Proven, Shown, Warmed
 from .failures import LEAST_S, failure_in, preparing_s, turn_s
 from .open_folder import fail_case
 from .schedule import LiveCase, Schedule
@@ -59,7 +60,7 @@ class CaseRunner:
         workers: Workers,
         settings: ResolvedSettings,
         plan: Sequence[Planned],
-        begun: Sequence[m.Begun],
+        begun: Sequence[Begun],
         recorder: Recorder,
         console: Console,
     ) -> None:
@@ -84,7 +85,7 @@ class CaseRunner:
         self._follows_dp = False
         """Whether the case that was measured last is one of DP: rank 0 has cached memory of every GPU."""
 
-    def began(self, begun: Sequence[m.Begun]) -> None:
+    def began(self, begun: Sequence[Begun]) -> None:
         """Take workers that have met and hold nothing yet."""
         self.places: Sequence[RankPlace] = [one.place for one in begun]
         self._groups: set[m.GroupKey] = set()
@@ -123,8 +124,7 @@ class CaseRunner:
         shown = self._done(live, PREPARATION, prove, limit_s)[0]
         assert shown is not None  # the first rank says it
         warmed = self._warmed(live, compares=True)
-        compare = m.Compare(index=index, by_device=live.by_device)
-        update = self._done(live, PREPARATION, compare, limit_s)[0]
+        update = self._done(live, PREPARATION, m.Compare(index=index), limit_s)[0]
         if update.why_silent and not shown.shown.not_proved:
             line = f"{PROVEN} {case.case_id}: {update.why_silent}; its gradients are proven"
             self._say_once("unproven", f"{line}. So it is of every case without update_error")
@@ -147,7 +147,7 @@ class CaseRunner:
             self._done(live, "its process group", make, limit_s, num_ranks=len(self.workers))
             self._groups.add(live.group)
 
-    def _warmed(self, live: LiveCase, *, compares: bool) -> list[m.Warmed]:
+    def _warmed(self, live: LiveCase, *, compares: bool) -> list[Warmed]:
         """Have a case built and warmed up. Raises CaseFailedError."""
         case = live.case
         warm = m.Warm(
@@ -281,9 +281,9 @@ def _preparing_s(case: Case, settings: ResolvedSettings) -> float:
 
 def facts_of(
     case: Case,
-    proven: m.Proven,
-    warmed: Sequence[m.Warmed],
-    update: m.Shown,
+    proven: Proven,
+    warmed: Sequence[Warmed],
+    update: Shown,
     by_device: Sequence[int] | None,
 ) -> dict[str, Any]:
     """Return what is known of a case once every rank has prepared it, for its row in cases.csv."""

@@ -24,6 +24,7 @@ from ..settings import Settings
 from ..sharing import load_average
 from ..text import visible
 from ..worker import messages as m
+from ..worker.facts import Begun, Profiled
 from .begin import Job, check_alike, new_manifest, resolved_on
 from .close import STOPPED_BY_ERROR, How, close, finish_and_say
 from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, is_stuck
@@ -60,7 +61,7 @@ class Conductor:
         self._began_s = began_s
         self._load_before = load_average()
         self._job: Job | None = None
-        self._profiled: m.Profiled | None = None
+        self._profiled: Profiled | None = None
         self._recorder: Recorder | None = None
         self._console = Console(silent=how.quiet)
         self._startup_s: float | None = None
@@ -131,7 +132,7 @@ class Conductor:
         self._workers.open()
         self._workers.grow(plan.world_size(job.plan))
 
-    def _start_anew(self) -> list[m.Begun]:
+    def _start_anew(self) -> list[Begun]:
         """End the workers and start others, which meet."""
         assert self._job is not None  # what the first attempt has found
         assert self._recorder is not None
@@ -157,7 +158,7 @@ class Conductor:
             stopped_because=stopped_because,
         )
 
-    def _begin(self, job: Job) -> list[m.Begun]:
+    def _begin(self, job: Job) -> list[Begun]:
         """Have all workers take their devices and meet. Raises UsageError where their hosts differ."""
         workers, settings = self._workers, job.settings
         local_size = len(workers) if workers.launched is None else job.machine.ranks_per_node
@@ -175,7 +176,7 @@ class Conductor:
         check_alike(begun)
         return begun
 
-    def _opened(self, job: Job, profiled: m.Profiled, begun: Sequence[m.Begun]) -> Recorder:
+    def _opened(self, job: Job, profiled: Profiled, begun: Sequence[Begun]) -> Recorder:
         """The record of the run, whose folder is opened with the first attempt."""
         oom_kills = _oom_kills(begun)
         if (recorder := self._recorder) is not None:
@@ -251,7 +252,7 @@ class Conductor:
         return ExitCode.INTERRUPTED
 
 
-def _oom_kills(begun: Sequence[m.Begun]) -> dict[str, int]:
+def _oom_kills(begun: Sequence[Begun]) -> dict[str, int]:
     """Of each host so far."""
     return {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}
 

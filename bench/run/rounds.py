@@ -13,6 +13,7 @@ from ..results.case_result import case_results
 from ..results.journal import State
 from ..sharing import LoadReading, interleaved_id, mean_load, other_loads
 from ..worker import messages as m
+from ..worker.facts import Begun
 from .case_runner import CaseFailedError, CaseRunner
 from .failures import block_s
 from .open_folder import Completion
@@ -28,7 +29,7 @@ WRITE_EVERY_S = 30.0
 class Rounds(CaseRunner):
     """Measures a run, from the first case to the last block."""
 
-    def __init__(self, *, start_anew: Callable[[], Sequence[m.Begun]], **more: Any) -> None:
+    def __init__(self, *, start_anew: Callable[[], Sequence[Begun]], **more: Any) -> None:
         """As `CaseRunner`; `start_anew` ends the workers and starts others."""
         super().__init__(**more)
         self._start_anew = start_anew

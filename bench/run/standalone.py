@@ -12,6 +12,7 @@ from ..findings.numbers import plural
 from ..manifest import DeviceRates
 from ..nccl import choices_in
 from ..worker import messages as m
+from ..worker.facts import Begun
 from .case_runner import CaseRunner
 from .failures import cause_in, placed, preparing_s
 from .workers import RestartError
@@ -22,7 +23,7 @@ CHECK_S = 20.0
 HELP = "NCCL_DEBUG=INFO says more, NCCL_P2P_DISABLE=1 and NCCL_IB_DISABLE=1 leave paths out"
 
 
-def check_links(run: CaseRunner, start_anew: Callable[[], Sequence[m.Begun]]) -> None:
+def check_links(run: CaseRunner, start_anew: Callable[[], Sequence[Begun]]) -> None:
     """All-reduce once over all ranks of the plan; where that fails, over neighbours, to name those that fail.
 
     `start_anew` gives the run other workers, for a rank that hangs in a collective does nothing more.

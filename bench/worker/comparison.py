@@ -1,26 +1,38 @@
-"""How both proofs end: what a mode has found is right, wrong, or nobody knows.
+"""How far what a mode has found is from what the plain module comes to, and whether that is wrong.
 
-Beside it stands what the plain module comes to. Where the two differ, the plain module computes once more:
-a model that differs from itself tells nothing of the mode.
+Over all tensors, and for each by itself. Where both differ, the plain module computes once more: a model that
+differs from itself tells nothing of the mode.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
+
+import torch
 
 from ..case import Case
 from ..errors import RAISED_BY_USERS
 from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
-from .distance import Off, larger, off_by, off_by_buffers
 from .error_report import is_out_of_memory
-from .messages import NotProved, Shown
+from .facts import NotProved, Shown
+from .peers import Peers, Weights, difference, norm, norm_of
 from .reference import Computed, Subject
 
 T = TypeVar("T")
+
+OF_ONE, MOST_OF_ONE = 10, 0.5
+"""A single tensor may be off by so many times the tolerance, and by so much at most."""
+
+FLOOR = 1e-2
+"""Of the norm over all: to less than it no tensor's error is relative, for some gradients are noise."""
+
+CANCELLED = 1e-5
+"""Of what is added up: to less than it no error is relative, for what cancels leaves its rounding."""
 
 OF_LIMIT = 0.1
 """Two runs of the plain module that differ by more of the limit prove nothing."""
@@ -37,16 +49,34 @@ NO_MEMORY = NotProved(
 )
 
 
-def two_runs_differ(off: float) -> NotProved:
-    """Of a model that draws or computes otherwise each time."""
-    return NotProved(
-        reason=f"two runs of the plain module under equal seeds differ by {off:.2g}",
-        remedy="draw from torch's, Python's or numpy's global generators, and keep nothing between runs",
-    )
-
-
 class ProofError(RuntimeError):
     """A mode's gradients, parameters, buffers or state dict differ from the plain module's."""
+
+
+@dataclass(frozen=True)
+class Off:
+    """A relative error over all tensors, and the largest of a single one."""
+
+    total: float = 0.0
+    of_one: float = 0.0
+    name: str = ""
+    """Of the single one."""
+    kind: str = "gradients"
+
+    def is_within(self, allowed: float) -> bool:
+        """Whether both are small enough; NaN never is."""
+        return self.total <= allowed and self.of_one <= min(OF_ONE * allowed, MOST_OF_ONE)
+
+    def said(self, allowed: float) -> str:
+        """Which numbers are off by how much, beyond what is allowed."""
+        if not self.total <= allowed:
+            return f"{self.kind} differ from those of single by {self.total:.2g}"
+        return f"{self.kind} of {self.name} differ from those of single by {self.of_one:.2g}"
+
+    def among(self, peers: Peers) -> Off:
+        """The largest on any of the ranks, on each of them."""
+        total, of_one = peers.largest(self.total), peers.largest(self.of_one)
+        return Off(total, of_one, self.name or "a parameter", self.kind)
 
 
 @dataclass(frozen=True)
@@ -70,33 +100,37 @@ class Comparison:
         """Whether the model or its loss draws random numbers on any rank."""
         return bool(self.of.peers.largest(self.right is not None and self.right.draws))
 
+    def check_use(self) -> None:
+        """Raise UnusedParametersError where a rank's part leaves DDP waiting, on all before any waits."""
+        right = self.right
+        with self.of.peers.together():
+            if right is not None and (waits := why_ddp_waits(self.of.case, right.unused)):
+                raise UnusedParametersError(waits)
+
     def off(self, found: Computed | None, *, share: float = 0.0) -> Off:
         """How far `found` is from it on any rank; `share` is of what is added up, as in `off_by`."""
         right, own = self.right, Off()
         if found is not None and right is not None:
-            own = off_by(found.gradients, right.gradients, "gradients", right.sizes, share)
-            own = larger(own, off_by(found.update, right.update, "parameters"))
-            own = larger(own, off_by_buffers(found.buffers, right.buffers))
+            own = max(
+                off_by(found.gradients, right.gradients, "gradients", right.sizes, share),
+                off_by(found.update, right.update, "parameters"),
+                off_by_buffers(found.buffers, right.buffers),
+                key=lambda one: (math.isnan(one.total), one.total),
+            )
         return own.among(self.of.peers)
 
     def why_off(self, error: Off, limit: float, wrong: str, *, share: float = 0.0) -> NotProved:
         """Why a case that is off by too much is not proved. Raises ProofError, `wrong`, where it is wrong."""
-        if is_plain(self.of.case):
-            return two_runs_differ(error.total)
-        if self.of.case.sync_batchnorm and self.draws:
-            return NO_SEED
-        differ = self.off(self.reference(repeated=True), share=share).total
-        if differ <= OF_LIMIT * limit:
-            raise ProofError(wrong)
-        return two_runs_differ(differ)
-
-
-def check_use(with_plain: Comparison) -> None:
-    """Raise UnusedParametersError where a rank's part leaves DDP waiting, on all ranks before any waits."""
-    of, right = with_plain.of, with_plain.right
-    with of.peers.together():
-        if right is not None and (waits := why_ddp_waits(of.case, right.unused)):
-            raise UnusedParametersError(waits)
+        if not is_plain(self.of.case):
+            if self.of.case.sync_batchnorm and self.draws:
+                return NO_SEED
+            error = self.off(self.reference(repeated=True), share=share)
+            if error.total <= OF_LIMIT * limit:
+                raise ProofError(wrong)
+        return NotProved(
+            reason=f"two runs of the plain module under equal seeds differ by {error.total:.2g}",
+            remedy="draw from torch's, Python's or numpy's global generators, and keep nothing between runs",
+        )
 
 
 def unless_memory_is_full(compare: Callable[[], T]) -> T | Shown:
@@ -111,9 +145,42 @@ def unless_memory_is_full(compare: Callable[[], T]) -> T | Shown:
 
 def is_plain(case: Case) -> bool:
     """Whether a case is what it is compared with: one device, eager, with the workload's own optimizer."""
-    return (
-        case.mode == "single"
-        and case.compile == "off"
-        and case.precision == "fp32"
-        and not (case.fused_optimizer or case.channels_last)
+    usual = case.compile == "off" and case.precision == "fp32"
+    return case.mode == "single" and usual and not (case.fused_optimizer or case.channels_last)
+
+
+def off_by(
+    found: Weights, right: Weights, kind: str, sizes: Weights | None = None, share: float = 0.0
+) -> Off:
+    """How far `found` is from `right`, a sum of what has the norms `sizes`; relative.
+
+    To `right`, or to a share of those norms where that is more: what cancels leaves its rounding. `kind` says
+    what both are.
+    """
+    sizes = sizes or {}
+    lengths = {n: max(float(norm_of(one)), share * float(sizes.get(n, 0.0))) for n, one in right.items()}
+    return _relative(difference({name: found[name] for name in right}, right), lengths, kind)
+
+
+def off_by_buffers(found: Weights, right: Weights) -> Off:
+    """How far buffers are from the right ones, of those that both have; what is not finite does not count."""
+    ours, theirs = (
+        {n: torch.nan_to_num(one.double(), 0.0, 0.0, 0.0) for n, one in some.items() if not one.is_complex()}
+        for some in (found, right)
     )
+    both = [n for n in theirs if n in ours]
+    if any(ours[n].shape != theirs[n].shape for n in both):
+        return Off(torch.inf, kind="buffers")
+    lengths = {n: float(norm_of(theirs[n])) for n in both}
+    return _relative({n: ours[n] - theirs[n] for n in both}, lengths, "buffers")
+
+
+def _relative(apart: Weights, lengths: dict[str, float], kind: str) -> Off:
+    total, length = norm(apart), math.hypot(*lengths.values())
+    singles = {n: _over(float(norm_of(one)), max(lengths[n], FLOOR * length)) for n, one in apart.items()}
+    worst = max(singles, key=lambda name: singles[name], default="")
+    return Off(_over(total, length), singles.get(worst, 0.0), worst, kind)
+
+
+def _over(off: float, length: float) -> float:
+    return 0.0 if off == 0 else off / length if length else math.inf

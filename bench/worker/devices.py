@@ -28,7 +28,8 @@ from ..nccl import SHARES_GPUS
 from ..process import allowed_cores, host_name
 from ..provenance import own_git_state
 from ..resolve import GpuKind
-from .messages import Begin, Devices, SeenGpus
+from .facts import Devices, SeenGpus
+from .messages import Begin
 
 
 def num_gpus() -> int:

@@ -173,6 +173,12 @@ def report_of(error: BaseException) -> Report:
     return Report(status="failed", reason=reason, restart=broken, is_cause=is_cause)
 
 
+def is_of_the_model(error: BaseException) -> bool:
+    """Whether it is a failure of the model's own: no mistake of the user, and memory and device are well."""
+    found = report_of(error)
+    return found.status == "failed" and not found.restart and not isinstance(error, UsageError)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether it says that memory is full, of this rank's device or host, or of another rank's."""
     return isinstance(error, PeerFullError) or report_of(error).status == "oom"

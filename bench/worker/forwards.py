@@ -16,8 +16,8 @@ from ...models.nested import chunk, join
 from ...models.workload import Batch, Loss
 from ..case import Split
 from ..modes import Stages
+from ..modes.base import tensors_of_module
 from ..modes.dp import replica_of
-from .making import tensors_of_module
 
 Begin = Callable[..., None]
 """Starts the random numbers of a micro-batch, or of what its further arguments number within it."""

@@ -6,6 +6,7 @@ import os
 import socket
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
 from torch.distributed.rendezvous import rendezvous
@@ -76,6 +77,26 @@ def new_group(ranks: range, backend: str) -> dist.ProcessGroup | None:
         # Other ranks may have it and wait in it: no rank can use this process group, or another.
         raise dist.DistBackendError(str(error)) from error
     return made if isinstance(made, dist.ProcessGroup) else None
+
+
+def check_link(ranks: range, backend: str, device: torch.device) -> None:
+    """See that these ranks can communicate, in a group that is not kept: a communicator takes GPU memory."""
+    group = new_group(ranks, backend)
+    if group is not None:
+        one = torch.ones((), device=device)
+        dist.all_reduce(one, group=group)
+        assert one.item() == len(ranks)
+        dist.destroy_process_group(group)
+
+
+def finish(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Wait for what has been launched on a group and on the device."""
+    if group is not None:
+        # Gloo's barrier waits for all work launched before it; NCCL's kernels the device waits for.
+        with_nccl = dist.get_backend(group).startswith("nccl")
+        dist.barrier(group, device_ids=[device.index] if with_nccl else None)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def num_launched(group: dist.ProcessGroup | None) -> int | None:

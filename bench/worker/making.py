@@ -8,31 +8,36 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...models.data import mixed
 from ...models.workload import Batch, Workload, check_loss, loss_function, make_batch, make_module
 from ..errors import UsageError
+from ..modes.base import tensors_of_module
 from .peers import Weights
 
 SLOW_S = 5.0
 """Where the workload's function takes longer, one module serves all references of the proofs."""
 
-_COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
-
 
 class Maker:
     """Makes one module after another. The first one's parameters and buffers are those of all."""
 
-    def __init__(self, workload: Workload, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, workload: Workload, seed: int, device: torch.device, alone: dist.ProcessGroup | None = None
+    ) -> None:
         self.workload, self.seed, self.device = workload, seed, device
+        self.alone = alone
+        """The default process group where the module is computed by one rank alone."""
         self.seconds = math.inf
         """What a call of the workload's function takes, the shortest so far: the first may import."""
-        first = self._timed()
+        first = self._made()
         self.start: Weights = {name: one.detach().clone() for name, one in tensors_of_module(first).items()}
         self._unused: nn.Module | None = first
         self._shared: nn.Module | None = None
@@ -58,14 +63,12 @@ class Maker:
         One that `refers`, to compare a mode with, may be what `take_back` has got where making one is slow.
         Raises UsageError where the function makes modules of other shapes from call to call.
         """
-        if refers and self.is_slow and self._shared is not None:
+        if refers and self._shared is not None:
             module, self._shared = self._shared, None
         else:
-            module, self._unused = self._unused or self._timed(), None
+            module, self._unused = self._unused or self._made(), None
         own = tensors_of_module(module)
-        shapes, others = (
-            {name: tuple(one.shape) for name, one in some.items()} for some in (own, self.start)
-        )
+        shapes, others = shapes_of(own), shapes_of(self.start)
         if shapes != others:
             odd = min(shapes.items() ^ others.items())[0]
             raise UsageError(
@@ -89,17 +92,14 @@ class Maker:
                 one.data = self.start[name].clone()
         self._shared = module
 
-    def _timed(self) -> nn.Module:
-        began_s = time.perf_counter()
-        module = self._fresh()
-        self.seconds = min(self.seconds, time.perf_counter() - began_s)
-        return module
-
-    def _fresh(self) -> nn.Module:
+    def _made(self) -> nn.Module:
         torch.manual_seed(self.seed)
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
-        return make_module(self.workload)
+        began_s = time.perf_counter()
+        module = make_module(self.workload)
+        self.seconds = min(self.seconds, time.perf_counter() - began_s)
+        return module
 
 
 def begin_draws(*numbers: int) -> None:
@@ -118,13 +118,13 @@ def generators() -> object:
     return [state.numpy().tobytes() for state in of_torch], random.getstate(), of_numpy
 
 
-def tensors_of_module(module: nn.Module) -> Weights:
-    """All parameters and buffers by name."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+def shapes_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes of a state dict's tensors, and the types of what else it holds."""
+    return {name: tuple(one.shape) if isinstance(one, Tensor) else type(one) for name, one in state.items()}
 
 
 def precise(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """The tensor with floating and complex numbers in the precision of `dtype`, where that is given."""
     if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor
-    return tensor.to(_COMPLEX[dtype] if tensor.is_complex() else dtype)
+    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)

@@ -98,9 +98,7 @@ class Peers:
         means, sizes = Weights(), Weights()
         for name, one in own.items():
             # What goes to another rank goes by the host, in float32 at least.
-            fine = (
-                one if self.number == 1 else _sendable(one).to(torch.promote_types(one.dtype, torch.float32))
-            )
+            fine = one if self.number == 1 else _fine(_sendable(one))
             parts = [*self._on_first(fine)] or [fine]
             assert self.rank or len(parts) == self.number  # each rank's part is in it
             means[name] = self.given(sum(parts[1:], parts[0]) / self.number)
@@ -158,12 +156,21 @@ def _sendable(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous()
 
 
+def _fine(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def norm_of(tensor: Tensor) -> Tensor:
     """The 2-norm of a tensor of real or complex numbers."""
     # Squares of float32 overflow and vanish.
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     found: Tensor = torch.linalg.vector_norm(tensor.to(wide))
     return found
+
+
+def difference(one: Weights, other: Weights) -> Weights:
+    """`one` - `other`, in float32 at least."""
+    return {name: _fine(one[name]) - _fine(start) for name, start in other.items()}
 
 
 def norm(weights: Mapping[str, Tensor]) -> float:

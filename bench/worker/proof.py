@@ -9,8 +9,8 @@ one, of the steps that are timed.
 from __future__ import annotations
 
 import contextlib
-import functools
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,17 +22,15 @@ from ...models.nested import cut
 from ...models.step import float32_precision
 from ...models.workload import Batch, Workload, one_line
 from ..case import STAND_IN, Case, Split
-from ..errors import RAISED_BY_USERS, UsageError
+from ..errors import RAISED_BY_USERS
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
-from .comparison import AMPLIFIED, Comparison, ProofError, check_use, unless_memory_is_full
-from .distance import CANCELLED
-from .error_report import report_of
-from .making import Maker, begin_draws
-from .messages import Shown
+from .comparison import AMPLIFIED, CANCELLED, Comparison, ProofError, unless_memory_is_full
+from .error_report import is_of_the_model
+from .facts import Shown
+from .making import Maker, begin_draws, shapes_of
 from .peers import Peers
 from .proof_inputs import IN_16_BITS, ProofInputs
-from .reference import Computed, Reference, Subject, on_host, shapes_of, sign_of
-from .split_effect import SplitEffect
+from .reference import Computed, Reference, Subject, Work, on_host
 from .stages import Splitter
 
 TOLERANCES = {"none": 1e-9, "powersgd": 1e-9, "fp16": 2e-3, "bf16": 2e-2}
@@ -62,37 +60,22 @@ class Prover:
     control: dist.ProcessGroup | None = None
     """What ranks speak through in a proof; None is the default group."""
 
-    alone: dist.ProcessGroup | None = None
+    alone: InitVar[dist.ProcessGroup | None] = None
     """The group of the first rank alone, which is the default one where it computes alone."""
 
     draws: bool = False
     """Whether the model of the case that was proved last, or its loss, draws random numbers."""
 
-    def __post_init__(self) -> None:
-        self.maker = Maker(self.workload, self.seed, self.place.device)
+    def __post_init__(self, alone: dist.ProcessGroup | None) -> None:
+        self.maker = Maker(self.workload, self.seed, self.place.device, alone)
         self._is_given = self.place.rank == 0
         """Whether its modules have the first rank's weights."""
         self.splitter = Splitter(self.maker)
-
-    @functools.cached_property
-    def inputs(self) -> ProofInputs:
-        """What it computes with."""
-        return ProofInputs(self.maker, self.alone)
-
-    @functools.cached_property
-    def effect(self) -> SplitEffect:
-        """What splitting a batch does to its gradient."""
-        return SplitEffect(self.inputs, self.alone)
-
-    @functools.cached_property
-    def reference(self) -> Reference:
-        """What the plain module computes."""
-        return Reference(self.maker, self.data_workers)
+        self.forget()
 
     def forget(self) -> None:
         """Give back the memory of what cases are compared with: copies of the model, some in float64."""
-        for kept in ("reference", "effect"):
-            self.__dict__.pop(kept, None)
+        self.inputs, self.reference = ProofInputs(self.maker), Reference(self.maker, self.data_workers)
 
     def peers(self, case: Case) -> Peers:
         """The ranks of a case, each of which asks: from then on modules have the first one's weights."""
@@ -103,7 +86,7 @@ class Prover:
 
     def subject(self, case: Case, stages: Stages | None = None) -> Subject:
         """The case as it is proved; each of its ranks asks."""
-        return Subject(case=case, stages=stages, peers=self.peers(case), alone=self.alone)
+        return Subject(case=case, stages=stages, peers=self.peers(case))
 
     def prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None = None) -> Shown:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
@@ -115,53 +98,59 @@ class Prover:
         with float32_precision("fp32", self.place.device):
             of = self.subject(case, stages)
             dtype, split = self.inputs.agreed(case, of.peers)
-            part = 0 if of.sources is None else of.sources.part
-            fetch = partial(self.inputs.part, split, dtype, part)
-            with_plain = Comparison(of, partial(self.reference.gradients, of, split, dtype, fetch))
+            work = self._work(split, dtype)
+            with_plain = Comparison(of, partial(self.reference.computed, of, work))
             try:
-                full = unless_memory_is_full(partial(check_use, with_plain))
-                found = self._of_mode(of, group, split, dtype)
+                full = unless_memory_is_full(with_plain.check_use)
+                found = self._of_mode(of, group, work)
             except RAISED_BY_USERS as error:
-                if case.impl != STAND_IN or isinstance(error, UsageError) or not _is_plain_failure(error):
+                if case.impl != STAND_IN or not is_of_the_model(error):
                     raise
                 whole = replace(split, num_chunks=1, gathered=False)
-                self.reference.gradients(of, whole, dtype, fetch)  # an error of the model's own comes first
+                # An error of the model's own comes first.
+                self.reference.computed(of, self._work(whole, dtype))
                 raise Unsupported(f"{NOT_STOOD_IN}: {one_line(error)}") from error
             if full is not None:
                 return full
             return unless_memory_is_full(partial(self._compared, with_plain, found, dtype))
 
-    def _of_mode(
-        self, of: Subject, group: dist.ProcessGroup | None, split: Split, dtype: torch.dtype | None
-    ) -> Computed:
+    def _work(self, split: Split, dtype: torch.dtype | None) -> Work:
+        """What the gradient is computed of; the parts' losses have signs."""
+
+        def signed(model: Any, batch: Batch, micro: int, part: int) -> Tensor:
+            return self.maker.loss(model, batch) * sign_of(split, part, micro)
+
+        def opened(part: int, _: object) -> Callable[[int], Batch]:
+            return partial(self.inputs.part, split, dtype, part)
+
+        return Work(split, signed, opened, dtype=dtype)
+
+    def _of_mode(self, of: Subject, group: dist.ProcessGroup | None, work: Work) -> Computed:
         with of.peers.together():
-            module = self.maker.module(dtype)
+            module = self.maker.module(work.dtype)
         mode = build_mode(of.case, module, self.place, group, stages=of.stages)
         try:
             if of.shares_buffers and of.peers.rank:
                 _disturb(mode.module)  # the first rank's have to come
-            with of.peers.together():
-                self._backward(of.case, mode, split, dtype)
-            return Computed(
-                gradients=on_host(mode.gradients()),
-                buffers=on_host(mode.buffers()),
-                state=shapes_of(mode.state_dict()),
-            )
-        except RuntimeError as error:
-            if why := mode.why_stopped(error):
-                raise why from error
-            raise
+            with mode.explained():
+                with of.peers.together():
+                    self._backward(of.case, mode, work)
+                return Computed(
+                    gradients=on_host(mode.gradients()),
+                    buffers=on_host(mode.buffers()),
+                    state=shapes_of(mode.state_dict()),
+                )
         finally:
             mode.close()
 
-    def _backward(self, case: Case, mode: Mode, split: Split, dtype: torch.dtype | None) -> None:
-        part = case.part_of(self.place.rank)
+    def _backward(self, case: Case, mode: Mode, work: Work) -> None:
+        part, split = case.part_of(self.place.rank), work.split
         for micro in range(split.accumulate):
 
             def loss(model: Any, batch: Batch, micro: int = micro) -> Tensor:
-                return self.maker.loss(model, batch) * (sign_of(split, part, micro) / split.accumulate)
+                return work.loss(model, batch, micro=micro, part=part) / split.accumulate
 
-            own = self.inputs.part(split, dtype, part, micro)
+            own = self.inputs.part(split, work.dtype, part, micro)
             if split.joined:
                 own = cut(own, split.num_sources)[part]
             begin = partial(begin_draws, self.seed, 0, micro, part)
@@ -172,8 +161,10 @@ class Prover:
 
     def _compared(self, with_plain: Comparison, found: Computed, dtype: torch.dtype | None) -> Shown:
         case, peers, right = with_plain.of.case, with_plain.of.peers, with_plain.right
-        if peers.largest(right is not None and found.state != right.state):
-            raise ProofError(f"its state dict is not the plain module's{_odd(found, right)}")
+        odd = sorted(found.state.items() ^ right.state.items(), key=str) if right is not None else []
+        if peers.largest(bool(odd)):
+            first = f": {odd[0][0]}" if odd else ""
+            raise ProofError(f"its state dict is not the plain module's{first}")
         self.draws = with_plain.draws
         narrowed = case.mp_policy != "none" and dtype != torch.float64
         allowed = MOST_IN_16_BITS if narrowed else TOLERANCES[case.comm_hook]
@@ -195,10 +186,9 @@ def _share(allowed: float) -> float:
     return CANCELLED if allowed <= TOLERANCES["none"] else 1.0
 
 
-def _is_plain_failure(error: BaseException) -> bool:
-    """Whether memory and device are well."""
-    found = report_of(error)
-    return found.status == "failed" and not found.restart
+def sign_of(split: Split, part: int, micro: int) -> int:
+    """The sign of a part's loss: they alternate, so that what all parts have in common cancels."""
+    return 1 if split.joined else (-1) ** (part + micro)
 
 
 @torch.no_grad()
@@ -206,9 +196,3 @@ def _disturb(module: nn.Module) -> None:
     for buffer in module.buffers():
         if buffer.is_floating_point():
             buffer.add_(1)
-
-
-def _odd(found: Computed, right: Computed | None) -> str:
-    """The first entry that one of them lacks, or has in another shape."""
-    odd = sorted(set(found.state.items()) ^ set(right.state.items()), key=str) if right else []
-    return f": {odd[0][0]}" if odd else ""

@@ -1,26 +1,33 @@
-"""What the first proof computes with: batches of as many rows, and numbers of as many digits, as it needs."""
+"""What the first proof computes with: batches of as many rows, and numbers of as many digits, as it needs.
+
+And whether the loss is a mean over rows of equal weight: where it is none, modes train differently.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from ...models.nested import cut, map_tensors, tensors_of
+from ...models.step import float32_precision
 from ...models.workload import Batch
 from ..case import Case, Split, split_of
-from ..errors import RAISED_BY_USERS, UsageError
-from .error_report import report_of
-from .making import Maker, begin_draws, precise
-from .peers import Peers, as_default
+from ..errors import RAISED_BY_USERS
+from ..modes.base import gradients_of
+from .comparison import off_by_buffers
+from .error_report import is_of_the_model, report_of
+from .groups import num_launched
+from .making import Maker, begin_draws, generators, precise
+from .peers import Peers, Weights, as_default, difference, norm
+from .reference import buffers_of, on_host
 
 LEAST_ROWS = 2
 """Rows of each part at least, if the case trains on as many: losses between rows need two."""
@@ -43,10 +50,10 @@ class ProofInputs:
     """Batches of one workload and the type that its model is proved in."""
 
     maker: Maker
-    alone: dist.ProcessGroup | None = None
-    """The default process group of the first rank where it computes alone."""
     why_float32: str = ""
     """What the model raised in float64; empty where it runs in it."""
+    _known: dict[tuple[int, int], Weights] = field(default_factory=dict)
+    """Gradients in evaluation, by rows and parts."""
 
     @functools.cached_property
     def _dtype_and_rows(self) -> tuple[torch.dtype | None, int]:
@@ -59,10 +66,9 @@ class ProofInputs:
             try:
                 return dtype, self._tried(dtype)
             except RAISED_BY_USERS as error:
-                found = report_of(error)
-                if isinstance(error, UsageError) or found.status == "oom" or found.restart:
+                if not is_of_the_model(error):
                     raise
-                self.why_float32 = self.why_float32 or found.reason
+                self.why_float32 = self.why_float32 or report_of(error).reason
         return None, self._tried(None)
 
     def _tried(self, dtype: torch.dtype | None) -> int:
@@ -92,7 +98,7 @@ class ProofInputs:
     def agreed(self, case: Case, peers: Peers) -> tuple[torch.dtype | None, Split]:
         """The type and the split of the batch that the first rank finds, on all ranks of the case."""
         found = torch.zeros(2, dtype=torch.int64)
-        with peers.together(), as_default(self.alone):
+        with peers.together(), as_default(self.maker.alone):
             if not peers.rank:
                 found[0], found[1] = _DTYPES.index(self.dtype), self._dtype_and_rows[1]
         which, num_rows = peers.given(found).tolist()
@@ -102,9 +108,51 @@ class ProofInputs:
         """What the model's own arithmetic may cost, as the first rank sees it."""
         own = 0.0
         if not peers.rank:
-            with as_default(self.alone):
+            with as_default(self.maker.alone):
                 own = TOLERANCES_BY_DTYPE.get(self._coarsest_dtype, IN_16_BITS)
         return peers.largest(own)
+
+    def split_effect(self, case: Case) -> float | None:
+        """How far the gradient of a batch's parts is from that of all rows at once, relative.
+
+        Of a loss that is a mean over rows of equal weight it is rounding; of others modes train differently.
+        To be asked on the first rank, after the case's proof. In evaluation, for batch norm has rows depend
+        on each other, and dropout differs; None for a model that does not compute its loss in it, or draws,
+        changes buffers or asks other ranks.
+        """
+        num_parts = proven_split(case, 1).num_rows
+        num_rows = max(case.batch_per_device // num_parts, 1) * num_parts
+        with float32_precision("fp32", self.maker.device), as_default(self.maker.alone):
+            parts, whole = (self._evaluated(num_rows, number) for number in (num_parts, 1))
+        if not parts or not whole:
+            return None
+        length = norm(whole)
+        return norm(difference(parts, whole)) / length if length else math.nan
+
+    def _evaluated(self, num_rows: int, num_parts: int) -> Weights:
+        """The mean of the parts' gradients in evaluation; empty where they tell nothing."""
+        if (known := self._known.get((num_rows, num_parts))) is not None:
+            return known
+        maker, alone = self.maker, self.maker.alone
+        module = maker.module(self.dtype, refers=True)
+        in_training = [part for part in module.modules() if part.training]
+        module.eval()
+        before, buffers, launched = generators(), buffers_of(module), num_launched(alone)
+        try:
+            for part in cut(self.batch(num_rows, self.dtype), num_parts):
+                (maker.loss(module, part) / num_parts).backward()
+        except RAISED_BY_USERS as error:
+            if report_of(error).restart:
+                raise
+            module.zero_grad()
+        tells = any(one.grad is not None for one in module.parameters())
+        tells = tells and (generators(), num_launched(alone)) == (before, launched)
+        tells = tells and not off_by_buffers(buffers_of(module), buffers).total
+        self._known[num_rows, num_parts] = found = on_host(gradients_of(module)) if tells else {}
+        for part in in_training:
+            part.training = True
+        maker.take_back(module)
+        return found
 
     @functools.cached_property
     def _coarsest_dtype(self) -> torch.dtype:
@@ -112,10 +160,7 @@ class ProofInputs:
         module = self.maker.module(self.dtype)
         with _DtypesSeen() as seen:
             self.maker.loss(module, self.batch(LEAST_ROWS, self.dtype))
-        coarsest: torch.dtype = max(
-            seen.dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64
-        )
-        return coarsest
+        return max(seen.dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
 
     def less(self) -> str:
         """Why the tolerance is not that of float64."""

@@ -18,33 +18,39 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
 
-from ...models.data import Drawn
 from ...models.profile import profile_workload
 from ...models.registry import workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
 from ...models.workload import Workload, one_line
-from ..case import Case
 from ..machine import versions
 from ..measure.calibration import trainable
 from ..measure.clock import make_clock
 from ..measure.memory import release_cache, release_memory
 from ..measure.standalone import allreduce_ms, matrix_rate
-from ..measure.telemetry import Telemetry, sampled
+from ..measure.telemetry import sampled
 from ..measure.timed import probe
 from ..modes import require_compiler
 from ..provenance import workload_code
-from ..results.block_times import BlockTimes
 from ..settings import ResolvedSettings
 from ..sharing import read_load
 from ..sysfs import oom_kills
 from . import messages as m
 from .devices import look, place_of_rank, take_place, told_machine
 from .error_report import attempt, is_broken_by
-from .groups import ADDRESS_KEY, joined_store, meet, new_group, num_launched, opened_store
-from .held_case import HeldCase, measure, warm
+from .facts import Begun, Inspected, Profiled, Proven, Warmed
+from .groups import (
+    ADDRESS_KEY,
+    check_link,
+    finish,
+    joined_store,
+    meet,
+    new_group,
+    num_launched,
+    opened_store,
+)
+from .held_case import HeldCase, Shared, build
 from .peers import as_default, waiting_for
 from .proof import Prover
-from .update_proof import prove_update
 
 
 class Rank:
@@ -55,10 +61,8 @@ class Rank:
         self._local_rank = local_rank
         self.store: Store | None = None
         self._workload: Workload | None = None
-        self._telemetry: Telemetry | None = None
         self._groups: dict[m.GroupKey, dist.ProcessGroup | None] = {}
         self._live: dict[int, HeldCase] = {}
-        self._drawn: Drawn = {}
         self._bound_cores = ""
         self._control: dist.ProcessGroup | None = None
         self._alone: dist.ProcessGroup | None = None
@@ -66,24 +70,17 @@ class Rank:
 
     def do(self, command: m.Command[Any]) -> m.Report:
         """Carry a command out, in step with the other ranks where they are to; what came of it."""
-        found = attempt(lambda: self._explained(command), is_of_a_case=not isinstance(command, BEFORE_CASES))
+        found = attempt(lambda: self._in_step(command), is_of_a_case=not isinstance(command, BEFORE_CASES))
         return replace(found, launched=num_launched(self._group_of(command)))
 
-    def _explained(self, command: m.Command[Any]) -> Any:
+    def _in_step(self, command: m.Command[Any]) -> Any:
         if isinstance(command, IN_STEP):
             if getattr(command, "gives_caches_back", False):
                 release_cache(self.place.device)
             with waiting_for("the other ranks"):
                 dist.barrier(self._control)
-        try:
-            with as_default(self._default_group(command)):
-                return self.result(command)
-        except RuntimeError as error:
-            live = self._live.get(command.index) if isinstance(command, m.Warm | m.Block) else None
-            why = None if live is None or live.trainer is None else live.trainer.mode.why_stopped(error)
-            if why:
-                raise why from error
-            raise
+        with as_default(self._default_group(command)):
+            return self.result(command)
 
     def result(self, command: m.Command[Any]) -> Any:  # noqa: C901, PLR0911, PLR0912 - a table
         """What a command asks for, or what the work raises."""
@@ -93,12 +90,11 @@ class Rank:
             case m.Look():
                 return look(command.device, self._local_rank)
             case m.Inspect():
-                return self._inspect(command)
-            case m.Probe():
-                workload = self._loaded(command.settings)
-                return probe(workload, command.case, torch.device(command.case.device_type))
+                return self._inspect(command.settings)
+            case m.Probe(settings=settings, case=case):
+                return probe(self._loaded(settings), case, torch.device(case.device_type))
             case m.Profile():
-                return self._profile(command)
+                return self._profile(command.settings)
             case m.Begin():
                 return self._begin(command)
             case m.Wait():
@@ -107,12 +103,11 @@ class Rank:
                 return read_load()
             case m.Rate():
                 return self._rate()
-            case m.Group():
-                num_ranks, backend = command.group
-                self._groups[command.group] = new_group(range(num_ranks), backend)
+            case m.Group(group=(num_ranks, backend) as key):
+                self._groups[key] = new_group(range(num_ranks), backend)
                 return None
-            case m.Link():
-                return self._link(command)
+            case m.Link(first=first, num_ranks=num_ranks):
+                return check_link(range(first, first + num_ranks), command.backend, self.place.device)
             case m.Split():
                 return self._prover.splitter.split(command.case)
             case m.Prove():
@@ -120,12 +115,14 @@ class Rank:
             case m.Warm():
                 return self._warm(command)
             case m.Compare():
-                return self._compare(command)
+                return self._live[command.index].compare()
             case m.Block():
-                return self._block(command)
+                live = self._live[command.index]
+                with live.trainer.mode.explained():
+                    return live.measure(command.phase, command.steps)
             case m.Curve():
                 group = self._groups.get(command.group)
-                return allreduce_ms(command.num_bytes, group, self.place.device, self._clock)
+                return allreduce_ms(command.num_bytes, group, self.place.device, self._shared.clock)
             case m.AskNccl():
                 return self._ask_nccl(command)
             case m.Settle():
@@ -143,14 +140,13 @@ class Rank:
         self.store, port = opened_store()
         return port
 
-    def _inspect(self, asked: m.Inspect) -> m.Inspected:
-        settings = asked.settings
+    def _inspect(self, settings: ResolvedSettings) -> Inspected:
         workload = self._workload = workload_of(settings)
         if settings.data not in ("device", "host"):
             from ...models.folder import check_folder  # torchvision takes seconds to import
 
             check_folder(Path(settings.data))
-        return m.Inspected(
+        return Inspected(
             name=workload.name,
             image_size=workload.image_size,
             unit=workload.unit,
@@ -159,9 +155,9 @@ class Rank:
             takes_images=settings.first("channels_last") and takes_images(workload),
         )
 
-    def _profile(self, asked: m.Profile) -> m.Profiled:
-        workload, settings = self._loaded(asked.settings), asked.settings
-        return m.Profiled(
+    def _profile(self, settings: ResolvedSettings) -> Profiled:
+        workload = self._loaded(settings)
+        return Profiled(
             model=profile_workload(workload),
             versions=versions(),
             workload=None if settings.workload is None else workload_code(settings.workload),
@@ -173,17 +169,16 @@ class Rank:
         workload = self._workload or workload_of(settings)
         return dataclasses.replace(workload, channels_last=settings.first("channels_last"))
 
-    def _begin(self, asked: m.Begin) -> m.Begun:
+    def _begin(self, asked: m.Begin) -> Begun:
         settings = asked.settings
-        self._settings = settings
         workload = self._loaded(settings)
         if not dist.is_initialized():
             self.place, self._bound_cores = take_place(asked, self.number, self._local_rank)
-            self._meet(asked)
+            self.store = meet(asked, self.number, self.store)
+            self._control = dist.group.WORLD
+            self._alone = new_group(range(1), settings.backend or "gloo")
         torch.backends.cudnn.benchmark = settings.first("cudnn_benchmark")
         self._of_this_run.enter_context(float32_precision(settings.precision, self.place.device))
-        self._clock = make_clock(self.place.device)
-        self._telemetry = sampled(settings, asked.cases, self.place)
         self._prover = Prover(
             workload,
             self.place,
@@ -192,80 +187,42 @@ class Rank:
             control=self._control,
             alone=self._alone,
         )
-        place = place_of_rank(self.place, self._local_rank, self._bound_cores)
-        told = told_machine(asked, place) if self._local_rank == 0 else None
-        return m.Begun(
-            place=place,
-            machine=told[0] if told else None,
-            conditions=told[1] if told else {},
-            oom_kills=oom_kills(),
+        self._shared = Shared(
+            place=self.place,
+            settings=settings,
+            clock=make_clock(self.place.device),
+            prover=self._prover,
+            telemetry=sampled(settings, asked.cases, self.place),
         )
-
-    def _meet(self, asked: m.Begin) -> None:
-        self.store = meet(asked, self.number, self.store)
-        self._control = dist.group.WORLD
-        self._alone = new_group(range(1), asked.settings.backend or "gloo")
+        place = place_of_rank(self.place, self._local_rank, self._bound_cores)
+        machine, conditions = told_machine(asked, place) if self._local_rank == 0 else (None, {})
+        return Begun(place=place, machine=machine, conditions=conditions, oom_kills=oom_kills())
 
     def _rate(self) -> dict[str, float] | str:
         """One line where it raises, as for want of memory, unless that breaks the device."""
         try:
-            return matrix_rate(self.place.device, self._settings.precision)
+            return matrix_rate(self.place.device, self._shared.settings.precision)
         except Exception as error:
             if is_broken_by(error):
                 raise
             return one_line(error)
 
-    def _link(self, asked: m.Link) -> None:
-        """Its group is not kept: a communicator takes memory of its GPU."""
-        group = new_group(range(asked.first, asked.first + asked.num_ranks), asked.backend)
-        if group is not None:
-            one = torch.ones((), device=self.place.device)
-            dist.all_reduce(one, group=group)
-            assert one.item() == asked.num_ranks
-            dist.destroy_process_group(group)
-
-    def _prove(self, asked: m.Prove) -> m.Proven | None:
+    def _prove(self, asked: m.Prove) -> Proven | None:
         require_compiler(asked.case, self.place.device)
-        stages = self._prover.splitter.stages(asked.by_device)
-        shown = self._prover.prove(asked.case, self._case_group(asked.case), stages)
+        prover, maker = self._prover, self._prover.maker
+        stages = prover.splitter.stages(asked.by_device)
+        shown = prover.prove(asked.case, self._group_of(asked), stages)
         if self.number:
             return None
-        maker = self._prover.maker
-        return m.Proven(
-            shown=shown,
-            split_effect=self._prover.effect.of(asked.case),
-            making_s=maker.seconds if maker.is_slow else None,
-        )
+        effect = prover.inputs.split_effect(asked.case)
+        return Proven(shown=shown, split_effect=effect, making_s=maker.seconds if maker.is_slow else None)
 
-    def _warm(self, asked: m.Warm) -> m.Warmed:
-        live = HeldCase(asked.case, self._case_group(asked.case))
+    def _warm(self, asked: m.Warm) -> Warmed:
+        stages = self._prover.splitter.stages(asked.by_device)
+        live = build(asked.case, self._group_of(asked), self._shared, stages)
         self._live[asked.index] = live
-        found = warm(
-            live, asked, prover=self._prover, settings=self._settings, clock=self._clock, drawn=self._drawn
-        )
-        # Another rank may need it for the next case: DP trains on everyone's GPU.
-        release_memory(self.place.device)
-        return found
-
-    def _compare(self, asked: m.Compare) -> m.Shown:
-        live = self._live[asked.index]
-        assert live.first is not None  # it has been warmed up
-        of = self._prover.subject(live.case, self._prover.splitter.stages(asked.by_device))
-        try:
-            return prove_update(live.first, of, self._prover)
-        finally:
-            live.first = None
-
-    def _block(self, asked: m.Block) -> BlockTimes:
-        return measure(
-            self._live[asked.index],
-            asked.phase,
-            asked.steps,
-            place=self.place,
-            clock=self._clock,
-            telemetry=self._telemetry,
-            keeps_trace=self._settings.trace,
-        )
+        with live.trainer.mode.explained():
+            return live.warm(asked.least_s, compares=asked.compares)
 
     def _ask_nccl(self, asked: m.AskNccl) -> str:
         from .nccl_job import asked as log_of  # runs on GPUs alone
@@ -282,43 +239,33 @@ class Rank:
 
     def _settle(self, asked: m.Settle) -> None:
         """Let what is under way end, then give its memory back."""
-        group, device = self._groups.get(asked.group), self.place.device
-        if group is not None:
-            # Gloo's barrier waits for all work launched before it; NCCL's kernels the device waits for.
-            with_nccl = dist.get_backend(group).startswith("nccl")
-            dist.barrier(group, device_ids=[device.index] if with_nccl else None)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        finish(self._groups.get(asked.group), self.place.device)
         if asked.index is not None and (live := self._live.pop(asked.index, None)) is not None:
             live.close()
         gc.collect()
-        release_memory(device)
-
-    def _case_group(self, case: Case) -> dist.ProcessGroup | None:
-        return self._groups.get((case.num_ranks, case.backend))
+        release_memory(self.place.device)
 
     def _default_group(self, command: m.Command[Any]) -> dist.ProcessGroup | None:
         """What collectives of the workload's use: the case's own group; None where no case computes."""
-        is_live = isinstance(command, m.Block | m.Compare) and command.index in self._live
-        if is_live or isinstance(command, m.Split | m.Prove | m.Warm):
-            return self._group_of(command) or self._alone
-        return None
+        return (self._group_of(command) or self._alone) if isinstance(command, OF_A_CASE) else None
 
     def _group_of(self, command: m.Command[Any]) -> dist.ProcessGroup | None:
         """The process group through which the ranks of a command's case communicate."""
         match command:
-            case m.Prove() | m.Warm():
-                return self._case_group(command.case)
-            case m.Block() | m.Compare():
-                live = self._live.get(command.index)
-                return None if live is None else live.group
-            case m.Curve():
-                return self._groups.get(command.group)
+            case m.Prove(case=case) | m.Warm(case=case):
+                return self._groups.get((case.num_ranks, case.backend))
+            case m.Block(index=index) | m.Compare(index=index) if index in self._live:
+                return self._live[index].group
+            case m.Curve(group=group):
+                return self._groups.get(group)
         return None
 
 
 BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Profile, m.Begin)
 """Commands that concern the run as a whole."""
+
+OF_A_CASE = (m.Split, m.Prove, m.Warm, m.Compare, m.Block)
+"""Commands in which a case computes."""
 
 IN_STEP = (m.Wait, m.Rate, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)
 """Commands that all ranks begin together; who takes no part in one waits for its beginning."""

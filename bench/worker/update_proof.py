@@ -17,11 +17,10 @@ from ..case import Case
 from ..findings.numbers import short
 from ..measure.memory import release_memory
 from ..measure.timed import Trainer, hooked
-from .comparison import AMPLIFIED, Comparison, unless_memory_is_full
-from .distance import MOST_OF_ONE, Off, difference
+from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_is_full
+from .facts import Shown
 from .making import begin_draws
-from .messages import Shown
-from .peers import Weights
+from .peers import Weights, difference
 from .proof import Prover
 from .reference import Computed, Subject, on_host
 
@@ -108,16 +107,14 @@ def prove_update(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
 
 
 def _compared(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
-    case, train = of.case, partial(prover.reference.update, of, steps.scales)
-    with_plain = Comparison(of, train)
+    case, with_plain = of.case, Comparison(of, partial(prover.reference.update, of, steps.scales))
     assert steps.weights is not None
-    start = {name: prover.maker.start[name] for name in steps.weights}
-    update = difference(steps.weights, start)
+    update = difference(steps.weights, {name: prover.maker.start[name] for name in steps.weights})
     error = with_plain.off(Computed(update=update, buffers=steps.buffers))
     tolerance = max(TOLERANCES[case.precision], HOOK_TOLERANCES[case.comm_hook])
     if error.total <= tolerance and not _is_one_off(error, tolerance):
         return Shown(error=error.total)
-    noise = with_plain.off(train(again=True))
+    noise = with_plain.off(with_plain.reference(again=True))
     hook = "" if case.comm_hook == "none" else f" with the {case.comm_hook} hook"
     if wrong := beyond_rounding(error, tolerance, noise, f"{case.precision}{hook}"):
         return Shown(not_proved=with_plain.why_off(error, tolerance, wrong))
@@ -132,10 +129,8 @@ def beyond_rounding(error: Off, tolerance: float, noise: Off, what: str) -> str:
     if not (error.total > allowed or is_one_off or is_nan):
         return ""
     limit = MOST_OF_ONE if error.total <= allowed else allowed
-    return (
-        f"{error.said(allowed)} after {PROOF_STEPS} steps (relative to the update; at most {limit:.0e} in "
-        f"{what})"
-    )
+    said = f"{error.said(allowed)} after {PROOF_STEPS} steps"
+    return f"{said} (relative to the update; at most {limit:.0e} in {what})"
 
 
 def within_rounding(error: Off, tolerance: float, noise: Off) -> Shown:

@@ -267,7 +267,7 @@ def test_nothing_keeps_a_case_of_one_process(mode, num_devices):
 def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(instrumented):
     found = instrumented("""
 from types import SimpleNamespace
-from ddp_bench.bench.worker.held_case import measure
+from ddp_bench.bench.worker.held_case import HeldCase, Shared
 moved = []
 all_reduce = dist.all_reduce
 def counted(tensor, *rest, **options):
@@ -284,9 +284,10 @@ def both(dtype, hook):
         mode.wrapped(torch.ones(4, 30, dtype=dtype)).sum().backward()
     sent, layout = sum(moved), mode.bucket_layout()
     trainer = SimpleNamespace(mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
-    live = SimpleNamespace(case=case, group=group, layout=layout, trainer=trainer)
+    clock = make_clock(cluster.place.device)
+    shared = Shared(place=cluster.place, settings=None, clock=clock, prover=None)
     moved.clear()
-    measure(live, "comm", 1, place=cluster.place, clock=make_clock(cluster.place.device))
+    HeldCase(case, group, shared, trainer, None, layout=layout).measure("comm", 1)
     return sent, moved[-1]
 report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.float64)
         for hook in ("none", "fp16", "bf16")])

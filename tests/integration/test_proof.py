@@ -153,12 +153,10 @@ report([[tried(share), tried(share, find_unused_parameters=True)] for share in (
 def test_models_that_ranks_draw_otherwise_begin_with_the_first_ones_weights(ddp):
     """As DDP's constructor has it; where another rank kept its own, the proof would fail."""
     found = ddp("""
-from ddp_bench.bench.worker.making import Maker
 def holds(**more):
     global prover
-    prover = Prover(workload, cluster.place, 0)
-    prover.maker = Maker(workload, cluster.rank, cluster.place.device)
-    prover.maker.seed = 0  # of the batch, which is the same
+    prover = Prover(workload, cluster.place, cluster.rank)
+    prover.seed = prover.maker.seed = 0  # of the batch, which is the same
     vars(prover).update(more)
     try:
         return error() < 1e-12
@@ -184,7 +182,7 @@ def test_rows_of_one_device_that_weigh_differently_are_seen(batch_per_device, *,
     made = Workload(name="labels", module=lambda: torch.nn.Linear(4, 10), batch=batch, loss=loss)
     own = Prover(made, PLACE, 0)
     case = dataclasses.replace(CASE, mode="ddp", backend="gloo", batch_per_device=batch_per_device)
-    effect = own.effect.of(case)
+    effect = own.inputs.split_effect(case)
     assert effect > 0.1 if is_seen else effect < 1e-12
 
 
@@ -259,10 +257,10 @@ def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch):
         yield
         seen.append("as before")
 
-    gradients = Reference.gradients
+    computed = Reference.computed
     monkeypatch.setattr(proof, "float32_precision", noted)
     monkeypatch.setattr(
-        Reference, "gradients", lambda *given, **how: seen.append("plain") or gradients(*given, **how)
+        Reference, "computed", lambda *given, **how: seen.append("plain") or computed(*given, **how)
     )
     prover_for(None).prove(CASE, None)
     assert [seen[0], seen[-1]] == ["fp32", "as before"]
@@ -309,7 +307,7 @@ def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason():
 
 PREPARED = f"""
 {PROVEN}
-from ddp_bench.bench.worker.messages import Shown
+from ddp_bench.bench.worker.facts import Shown
 def proven(workload=None, mode="ddp", **settings):
     workload = workload or resnet_workload("resnet20", 16)
     made = replace(workload, channels_last=settings.get("channels_last", False))

@@ -13,10 +13,7 @@ from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import held_case, making
-from ddp_bench.bench.worker.messages import Warm
 from ddp_bench.bench.worker.peers import as_default
-from ddp_bench.bench.worker.held_case import HeldCase, warm
-from ddp_bench.bench.worker.update_proof import prove_update
 control, size = torch.distributed.group.WORLD, cluster.world_size
 alone, everyone = cluster.group(1, "gloo"), cluster.group(size, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=size)
@@ -25,19 +22,20 @@ def outcome(workload, mode="ddp", **settings):
     case = case_of(**how | {"mode": mode, "backend": "gloo"} | settings)
     if cluster.rank >= case.num_ranks:
         return None
-    group, live = everyone if mode == "ddp" else None, HeldCase(case, None)
-    live.group = group
+    group, live = everyone if mode == "ddp" else None, None
     try:
         with as_default(group or alone):
             prover = Prover(workload, cluster.place, 0, control=control, alone=alone)
             shown = prover.prove(case, group)
-            asked = Warm(index=0, case=case)
-            warm(live, asked, prover=prover, settings=run, clock=Clock(), drawn={})
-            update = prove_update(live.first, prover.subject(case), prover)
+            shared = held_case.Shared(place=cluster.place, settings=run, clock=Clock(), prover=prover)
+            live = held_case.build(case, group, shared, None)
+            live.warm(0.0, compares=True)
+            update = live.compare()
     except (ProofError, Unsupported) as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        live.close()
+        if live is not None:
+            live.close()
     doubt = shown.not_proved or update.not_proved
     return doubt.reason if doubt else update.why_silent or [shown.error, update.error]
 """

@@ -28,6 +28,7 @@ from ddp_bench.bench.run.open_folder import open_run
 from ddp_bench.bench.run.schedule import AFTER_ROUNDS, LiveCase, unfinished
 from ddp_bench.bench.sharing import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker.facts import Begun
 
 
 class BrokenOffError(Exception):
@@ -102,7 +103,7 @@ def measure(tmp_path, monkeypatch):
         resume = folder if folder.exists() else None
         monkeypatch.chdir(tmp_path)
         opened = open_run(settings, plan, manifest, {}, resume=resume)
-        begun = [m.Begun(place=RankPlace(rank=r, host="here", device_name="a GPU")) for r in range(4)]
+        begun = [Begun(place=RankPlace(rank=r, host="here", device_name="a GPU")) for r in range(4)]
         made = FakeRounds(
             workers=FakeWorkers(4, most),
             settings=settings,

@@ -187,7 +187,7 @@ def test_a_device_without_the_memory_says_why_and_a_broken_one_starts_the_ranks_
     monkeypatch.setattr("ddp_bench.bench.worker.rank.matrix_rate", fails)
     rank = Rank(0, 0)
     rank.place = Place(rank=0, device=CPU, cores=(0,))
-    rank._settings = SETTINGS
+    rank._shared = SimpleNamespace(settings=SETTINGS)
     found = rank.do(m.Rate())
     assert (found.status, found.value, found.restart) == (status, value, restart)
 

@@ -25,7 +25,7 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.sharing import LoadReading, mean_load, other_loads, read_load
-from ddp_bench.bench.worker.messages import NotProved, Proven, Shown, Warmed
+from ddp_bench.bench.worker.facts import NotProved, Proven, Shown, Warmed
 from ddp_bench.report.conditions import groups
 
 NVLINK = {"nvlink": True, "peer_access": True}

@@ -312,11 +312,11 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
     mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
     trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
     case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
-    live = SimpleNamespace(trainer=trainer, case=case, layout=None, group=group)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
     monkeypatch.setattr(held_case, "longest", lambda own, *_: (max(*own, elsewhere),))
     place = Place(rank=1, device=DEVICE, cores=(0,))
-    found = held_case.measure(live, "timed", 3, place=place, clock=make_clock(DEVICE))
+    shared = held_case.Shared(place=place, settings=None, clock=make_clock(DEVICE), prover=None)
+    found = held_case.HeldCase(case, group, shared, trainer, None).measure("timed", 3)
     assert found.detail == {"device_allocs": told}
     assert len(taken) == 5 * blocks
 

@@ -15,7 +15,7 @@ from ddp_bench.bench.machine import environment, machine, versions
 from ddp_bench.bench.manifest import Cgroup, RankPlace
 from ddp_bench.bench.run.begin import check_alike
 from ddp_bench.bench.worker import groups as module
-from ddp_bench.bench.worker.messages import Begun
+from ddp_bench.bench.worker.facts import Begun
 
 HOSTS, RESUME, GATE = Question
 

@@ -21,7 +21,7 @@ from ddp_bench.bench.run.begin import as_seen, job_of
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import devices
 from ddp_bench.bench.worker.devices import gpu_of, is_narrowed, near_cores, seen_gpus, this_machine
-from ddp_bench.bench.worker.messages import Devices, Inspected, SeenGpus
+from ddp_bench.bench.worker.facts import Devices, Inspected, SeenGpus
 
 
 def saw(host, rank, *uuids):

@@ -16,8 +16,9 @@ from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
 from ddp_bench.bench.run.case_runner import facts_of
-from ddp_bench.bench.worker.held_case import HeldCase, measure
-from ddp_bench.bench.worker.messages import Proven, Settle, Shown, Wait, Warmed
+from ddp_bench.bench.worker.facts import Proven, Shown, Warmed
+from ddp_bench.bench.worker.held_case import HeldCase, Shared
+from ddp_bench.bench.worker.messages import Settle, Wait
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
@@ -196,12 +197,13 @@ def test_gradients_are_there_within_blocks_alone():
         workload, data="device", batch_size=2, rank=0, world_size=1, device=place.device, seed=0
     )
     trainer = Trainer(one, SingleMode(module), workload, source)
-    live = HeldCase(one, None, trainer)
+    shared = Shared(place=place, settings=None, clock=make_clock(place.device), prover=None)
+    live = HeldCase(one, None, shared, trainer, None)
     seen = []
     trainer.optimizer.register_step_post_hook(
         lambda *_: seen.append(all(p.grad is not None for p in module.parameters()))
     )
     for _ in range(2):
-        measure(live, "timed", 2, place=place, clock=make_clock(place.device))
+        live.measure("timed", 2)
         assert not [p for p in module.parameters() if p.grad is not None]
     assert seen == [True] * 4

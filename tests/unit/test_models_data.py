@@ -76,6 +76,12 @@ def test_a_folder_needs_a_workload_with_an_image_size():
         opened(".", rows)
 
 
+def shared_by(settings):
+    """What cases share on rank 0."""
+    place, prover = SimpleNamespace(rank=0, device=CPU), SimpleNamespace(workload=WORKLOAD)
+    return held_case.Shared(place=place, settings=settings, clock=None, prover=prover)
+
+
 def named(size, generator):
     ids = torch.randint(9, (size, 4), generator=generator)
     return {"ids": ids, "more": [ids > 3, None], "scale": 2.0}
@@ -84,12 +90,15 @@ def named(size, generator):
 @pytest.mark.parametrize("data", ["device", "host"])
 def test_cases_of_one_size_share_their_batches(data):
     """Those of eight GPUs held 4 GiB of equal ones on the first, with `host` 41 GiB of pinned memory."""
-    drawn = {}
     settings = resolved(data=data, arch="resnet20", batch_size=2, gpus=(1, 2, 4))
-    prover = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
+    shared = shared_by(settings)
     cases = [one.case for one in planned(settings, image_size=8)]
-    sources = [held_case._source(case, prover, settings, drawn) for case in cases]
-    assert len(sources) > len(drawn) == len({case.global_batch for case in cases if case.mode == "dp"} | {2})
+    sources = [held_case.source_of(case, shared) for case in cases]
+    assert (
+        len(sources)
+        > len(shared.drawn)
+        == len({case.global_batch for case in cases if case.mode == "dp"} | {2})
+    )
     ddp = [source for source, case in zip(sources, cases, strict=True) if case.mode == "ddp"]
     held = [{tensor.data_ptr() for tensor in source.held} for source in ddp]
     assert held == held[:1] * len(held)
@@ -243,8 +252,7 @@ def test_a_case_on_a_gpu_copies_ahead_where_it_is_wanted(data, prefetch):
     on = {"device": "cuda", "devices": 1}
     settings = resolved(**on, data=data, prefetch=prefetch, arch="resnet20", batch_size=2)
     case = planned(settings, **on, image_size=8)[0].case
-    prover = SimpleNamespace(workload=WORKLOAD, place=SimpleNamespace(rank=0, device=CPU))
-    source = held_case._source(case, prover, settings, {})
+    source = held_case.source_of(case, shared_by(settings))
     assert isinstance(source, PrefetchSource) is ((data, prefetch) == ("host", "on"))
 
 

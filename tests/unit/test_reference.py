@@ -18,14 +18,14 @@ from ddp_bench.bench.worker.comparison import (
     AMPLIFIED,
     NO_MEMORY,
     Comparison,
+    Off,
     ProofError,
     unless_memory_is_full,
 )
-from ddp_bench.bench.worker.distance import Off, difference
 from ddp_bench.bench.worker.error_report import PeerFailedError, PeerFullError
+from ddp_bench.bench.worker.facts import Shown
 from ddp_bench.bench.worker.making import Maker
-from ddp_bench.bench.worker.messages import Shown
-from ddp_bench.bench.worker.peers import norm
+from ddp_bench.bench.worker.peers import difference, norm
 from ddp_bench.bench.worker.reference import Computed, Reference, Subject
 from ddp_bench.bench.worker.update_proof import (
     HOOK_TOLERANCES,

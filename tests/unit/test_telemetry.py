@@ -23,7 +23,7 @@ from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes, block_rows
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
-from ddp_bench.bench.worker.held_case import measure
+from ddp_bench.bench.worker.held_case import HeldCase, Shared
 from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
 
 FIRST, SECOND = "11111111-aaaa-4bbb-8ccc-0123456789ab", "22222222-aaaa-4bbb-8ccc-0123456789ab"
@@ -257,16 +257,14 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode, devices):
     all_of_them.mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
     how_many = 1 if mode == "single" else 2
     case = next(c for c in cases("cuda")[1] if (c.mode, c.num_devices) == (mode, how_many))
-    live = SimpleNamespace(trainer=all_of_them, case=case, layout=None, group=None)
-
-    def run(phase):
-        here = place(1, "cuda:1")
-        return measure(live, phase, 2, place=here, clock=all_of_them, telemetry=all_of_them)
-
-    assert run("timed").detail == {"gpus": {}}
+    shared = Shared(
+        place=place(1, "cuda:1"), settings=None, clock=all_of_them, prover=None, telemetry=all_of_them
+    )
+    live = HeldCase(case, None, shared, all_of_them, None)
+    assert live.measure("timed", 2).detail == {"gpus": {}}
     block = ["step", "step", "mark", "step", "mark", "step", "mark", "read"]
     assert all_of_them.events == [*block, f"telemetry of {devices}", "loss", "gradients"]
-    assert run("no_sync").detail == {"device_allocs": 0}
+    assert live.measure("no_sync", 2).detail == {"device_allocs": 0}
 
 
 CAP, HOT, IDLE = ClockReason.POWER_CAP, ClockReason.HARDWARE_HEAT, ClockReason.IDLE

@@ -25,6 +25,7 @@ from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.processes import Meeting
 from ddp_bench.bench.run.workers import RestartError, Workers
 from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker.facts import Begun, SeenGpus, Warmed
 
 LIMIT_S = 30.0
 NO_END = "no end of the test within 0.1 s"
@@ -362,7 +363,7 @@ def test_the_conductor_sleeps_while_a_block_runs(started):
 
 
 SETTINGS = resolved(modes=["ddp"], bucket_cap_mb=["default", "1/25"], max_time=0.1)
-SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="GPU-1"),))
+SEEN = SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="GPU-1"),))
 
 
 @pytest.mark.parametrize(
@@ -393,12 +394,12 @@ def test_a_command_arrives_as_it_was_sent(command):
 @pytest.mark.parametrize(
     "value",
     [
-        m.Warmed(
+        Warmed(
             times=BlockTimes(1.5, (1.0, 0.1), {"ready_ms": [0.25]}, b"a trace"),
             memory=(DeviceMemory(1.0, 2.0),),
             layout=BucketLayout((8, 16), ((1,), (0,)), ("float64", "float32")),
         ),
-        m.Begun(
+        Begun(
             place=RankPlace(rank=1, host="node"),
             machine=FirstHost(host="node", memory_gib=0.1, cgroup=Cgroup(cpuset="0-3")),
         ),
