@@ -168,23 +168,23 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
             "shape; use `device` or `host` data"
         )
     # torchvision takes seconds to import: only a folder of images needs it.
-    from .folder import FolderSource, list_images
+    from .folder import FolderSource, Images
 
-    listing = list_images(Path(data))
-    num_images, global_batch = len(listing.samples), batch_size * world_size
+    images = Images(Path(data), workload.image_size)
+    num_images, global_batch = len(images), batch_size * world_size
     if num_images < global_batch:
         raise UsageError(
             f"folder {data!r} has {num_images} images, one global batch needs {global_batch} ({batch_size} x"
             f" {world_size} ranks); use a smaller batch size, fewer devices or more images"
         )
     outputs = num_outputs(workload)
-    if outputs is not None and listing.num_classes > outputs:
+    if outputs is not None and len(images.classes) > outputs:
         raise UsageError(
-            f"folder {data!r} has {listing.num_classes} classes, {workload.name} has {outputs} outputs; use a"
+            f"folder {data!r} has {len(images.classes)} classes, {workload.name} has {outputs} outputs; use a"
             " model with more outputs or a folder with fewer classes"
         )
     return FolderSource(
-        listing,
+        images,
         workload=workload,
         batch_size=batch_size,
         rank=rank,

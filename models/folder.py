@@ -15,13 +15,13 @@ from typing import cast
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+from torch.utils.data import DataLoader, DistributedSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets.folder import (
     IMG_EXTENSIONS,
+    DatasetFolder,
     default_loader,
     has_file_allowed_extension,
-    make_dataset,
 )
 
 from ..bench.errors import UsageError
@@ -45,60 +45,48 @@ class Unreadable:
 Sample = tuple[Tensor, int] | Unreadable
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Images of a folder with their class indices."""
+class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
+    """Augmented, normalised images (3, image_size, image_size) and class indices.
 
-    samples: tuple[tuple[str, int], ...]
-    num_classes: int
+    Found as torchvision's ImageFolder does: a class per subfolder, in alphabetical order. Subfolders without
+    an image are no classes; where none has any, all images of the folder are one class. Raises UsageError for
+    a missing folder and for one without images.
+    """
 
+    samples: list[tuple[str, int]]
+    classes: list[str]
 
-class ImageDataset(Dataset[Sample]):
-    """Augmented, normalised images (3, image_size, image_size) and class indices."""
+    def __init__(self, folder: Path, image_size: int) -> None:
+        if not folder.is_dir():
+            raise UsageError(
+                f"no folder {str(folder)!r}; data is `device`, `host` or an existing folder of images"
+            )
+        steps = [
+            transforms.RandomResizedCrop(image_size),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD),
+        ]
+        how = {"transform": transforms.Compose(steps), "extensions": IMG_EXTENSIONS, "allow_empty": True}
+        super().__init__(str(folder), default_loader, **how)
+        if not self.samples:
+            raise UsageError(
+                f"folder {str(folder)!r} has no images; put {' '.join(IMG_EXTENSIONS)} files into it"
+            )
+        self.samples = [(os.path.normpath(path), target) for path, target in self.samples]
 
-    def __init__(self, listing: Listing, image_size: int) -> None:
-        self.samples = listing.samples
-        self.transform = transforms.Compose(
-            [
-                transforms.RandomResizedCrop(image_size),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD),
-            ]
-        )
-
-    def __len__(self) -> int:
-        return len(self.samples)
+    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        """Names of the classes, and their indices."""
+        folders = [entry for entry in Path(directory).iterdir() if entry.is_dir() and _has_image(entry)]
+        names = sorted(entry.name for entry in folders) or ["."]
+        return names, {name: index for index, name in enumerate(names)}
 
     def __getitem__(self, index: int) -> Sample:
-        path, target = self.samples[index]
         try:
-            image = default_loader(path)
+            found: Sample = super().__getitem__(index)
         except _DECODE_ERRORS as exc:
-            return Unreadable(_unreadable(path, exc))
-        return self.transform(image), target
-
-
-def list_images(folder: Path) -> Listing:
-    """Find the images as torchvision's ImageFolder does: a class per subfolder, in alphabetical order.
-
-    Subfolders without an image are no classes; where none has any, all images of the folder are one class.
-    Raises UsageError for a missing folder and for one without images.
-    """
-    if not folder.is_dir():
-        raise UsageError(
-            f"no folder {str(folder)!r}; data is `device`, `host` or an existing folder of images"
-        )
-    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _has_image(entry)) or [
-        "."
-    ]
-    class_to_idx = {name: index for index, name in enumerate(classes)}
-    samples = make_dataset(str(folder), class_to_idx, extensions=IMG_EXTENSIONS, allow_empty=True)
-    if not samples:
-        raise UsageError(
-            f"folder {str(folder)!r} has no images; put {' '.join(IMG_EXTENSIONS)} files into it"
-        )
-    return Listing(tuple((os.path.normpath(path), target) for path, target in samples), len(classes))
+            return Unreadable(_unreadable(self.samples[index][0], exc))
+        return found
 
 
 def check_folder(folder: Path) -> int:
@@ -106,7 +94,7 @@ def check_folder(folder: Path) -> int:
 
     Raises UsageError for a missing folder, for one without images, and for a corrupt image, naming the file.
     """
-    samples = list_images(folder).samples
+    samples = Images(folder, image_size=1).samples
     num_checked = min(len(samples), MAX_CHECKED)
     for index in range(num_checked):
         path, _ = samples[index * len(samples) // num_checked]
@@ -124,7 +112,7 @@ class FolderSource(BatchSource):
 
     def __init__(
         self,
-        listing: Listing,
+        images: Images,
         *,
         workload: Workload,
         batch_size: int,
@@ -134,13 +122,11 @@ class FolderSource(BatchSource):
         seed: int,
         num_workers: int,
     ) -> None:
-        assert workload.image_size is not None  # see open_source
-        dataset = ImageDataset(listing, workload.image_size)
         sampler: DistributedSampler[Sample] = DistributedSampler(
-            dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True
+            images, world_size, rank, shuffle=True, seed=seed, drop_last=True
         )
         loader: DataLoader[Sample] = DataLoader(
-            dataset,
+            images,
             batch_size=batch_size,
             sampler=sampler,
             num_workers=num_workers,

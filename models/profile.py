@@ -96,26 +96,18 @@ def _forward(workload: Workload) -> tuple[nn.Module, object, FlopCounterMode | N
 
 
 def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Module, object, FlopCounterMode]:
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), unfused_encoders(), counter, _evaluated(module):
-        if workload.batch_loss is not None:
-            outputs: object = None
-            workload.batch_loss(module, batch)
-        else:
-            arguments, named = arguments_of(batch[0])
-            outputs = module(*arguments, **named)
-    return module, outputs, counter
-
-
-@contextlib.contextmanager
-def _evaluated(module: nn.Module) -> Iterator[None]:
-    """Within it the module is in evaluation mode; after it, it says of itself what it did before."""
-    training = module.training
+    counter, training, outputs = FlopCounterMode(display=False), module.training, None
     module.eval()
     try:
-        yield
+        with torch.no_grad(), unfused_encoders(), counter:
+            if workload.batch_loss is not None:
+                workload.batch_loss(module, batch)
+            else:
+                arguments, named = arguments_of(batch[0])
+                outputs = module(*arguments, **named)
     finally:
-        module.training = training
+        module.training = training  # it says of itself what it did before
+    return module, outputs, counter
 
 
 @contextlib.contextmanager

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
+from ..bench.errors import UsageError
 from ..bench.provenance import not_found
 from ..bench.resolve import default_image_size
 from ..bench.settings import IMAGES, Settings
 from .checks import checked
 from .nested import describe
 from .resnet import RESNET20_CLASSES, resnet20, resnet_layers
-from .workload import Batch, Workload, one_line
+from .workload import Batch, Workload, users_code
 
 _IMAGENET_CLASSES = 1000
 
@@ -188,15 +188,13 @@ def _import(name: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except UsageError:
-        raise  # a Workload says itself what it lacks
-    except RAISED_BY_USERS as exc:
-        missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
-        if missing is not None and f"{name}.".startswith(f"{missing}."):
-            raise UsageError(not_found(missing, Path(folder))) from None
-        raise UserCodeError(f"module {name} cannot be imported: {one_line(exc)}") from exc
+    with users_code(f"module {name} cannot be imported"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as exc:
+            if exc.name is not None and f"{name}.".startswith(f"{exc.name}."):
+                raise UsageError(not_found(exc.name, Path(folder))) from None
+            raise
 
 
 def _call(function: Any, spec: str) -> object:
@@ -206,24 +204,17 @@ def _call(function: Any, spec: str) -> object:
         raise UsageError(f"{spec} needs arguments ({exc}); wrap it in a function that takes none") from None
     except ValueError:
         pass  # some callables written in C have no signature: calling them shows
-    try:
+    with users_code(f"{spec} cannot be called"):
         return function()
-    except UsageError:
-        raise  # as in _import
-    except RAISED_BY_USERS as exc:
-        raise UserCodeError(f"{spec} cannot be called: {one_line(exc)}") from exc
 
 
 def _num_classes(module: nn.Module, spec: str, image_size: int) -> int:
     shape = (2, 3, image_size, image_size)
-    try:
-        with torch.no_grad():
-            logits = module.eval()(torch.zeros(shape))
-    except RAISED_BY_USERS as exc:
-        raise UserCodeError(
-            f"the module of {spec} raised on images of shape {shape}: {one_line(exc)}; one that takes "
-            "something else needs a Workload, with batches of its own (README, Your own model)"
-        ) from exc
+    remedy = (
+        "; one that takes something else needs a Workload, with batches of its own (README, Your own model)"
+    )
+    with users_code(f"the module of {spec} raised on images of shape {shape}", remedy), torch.no_grad():
+        logits = module.eval()(torch.zeros(shape))
     if not isinstance(logits, Tensor):
         raise UsageError(
             f"the module of {spec} returned {describe(logits)}; it must return logits, a tensor, or be a"

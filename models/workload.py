@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,17 +155,24 @@ def one_line(exc: BaseException) -> str:
     return " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
 
 
+@contextlib.contextmanager
+def users_code(what: str, remedy: str = "") -> Iterator[None]:
+    """Within it the user's code runs: what it raises becomes a UserCodeError, `what` and why in one line."""
+    try:
+        yield
+    except UsageError:
+        raise  # a Workload says itself what it lacks
+    except RAISED_BY_USERS as exc:
+        raise UserCodeError(f"{what}: {one_line(exc)}{remedy}") from exc
+
+
 def make_module(workload: Workload) -> nn.Module:
     """Make a fresh module of the workload.
 
     Raises UserCodeError where the workload's own code raises and UsageError where it makes no module.
     """
-    try:
+    with users_code(f"the module of workload {workload.name} cannot be made"):
         module = workload.module()
-    except RAISED_BY_USERS as exc:
-        raise UserCodeError(
-            f"the module of workload {workload.name} cannot be made: {one_line(exc)}"
-        ) from exc
     if not isinstance(module, nn.Module):
         raise wrong_result(workload, "module", module)
     return module.to(memory_format=torch.channels_last) if workload.channels_last else module
@@ -175,12 +183,8 @@ def make_batch(workload: Workload, *, batch_size: int, generator: torch.Generato
 
     Raises UserCodeError where the workload's own code raises and UsageError where the batch is malformed.
     """
-    try:
+    with users_code(f"workload {workload.name} cannot make a batch of {batch_size}"):
         batch = workload.batch(batch_size, generator)
-    except RAISED_BY_USERS as exc:
-        raise UserCodeError(
-            f"workload {workload.name} cannot make a batch of {batch_size}: {one_line(exc)}"
-        ) from exc
     if wrong := _what_is_wrong(workload, batch, batch_size):
         raise UsageError(
             f"`batch` of workload {workload.name} returned {describe(batch)} for batch size {batch_size};"

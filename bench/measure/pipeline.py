@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -110,22 +111,19 @@ def bubble_share(
     stages give (n - 1) / (m + n - 1), as in the GPipe paper, section 2.3.
     """
     n = len(forward_ms)
-    left = [operations(schedule, stage, n, num_micro_batches) for stage in range(n)]
-    free_at = [0.0] * n
-    done: dict[tuple[str, int, int], float] = {}
+    orders = [operations(schedule, stage, n, num_micro_batches) for stage in range(n)]
 
-    def start(operation: Operation, stage: int) -> float | None:
-        """When what an operation needs of its neighbour is there; None while that is not known."""
-        kind, micro_batch = operation
-        before = stage - 1 if kind == "F" else stage + 1
-        return done.get((kind, before, micro_batch)) if 0 <= before < n else 0.0
+    @functools.cache
+    def end_ms(stage: int, place: int) -> float:
+        """When an operation is done: it begins after the one before it, and once its neighbour's is done."""
+        kind, micro_batch = orders[stage][place]
+        neighbour = stage - 1 if kind == "F" else stage + 1
+        begins = [end_ms(stage, place - 1)] if place else [0.0]
+        if 0 <= neighbour < n:
+            begins.append(end_ms(neighbour, orders[neighbour].index((kind, micro_batch))))
+        return max(begins) + (forward_ms if kind == "F" else backward_ms)[stage]
 
-    while any(left):
-        for stage in range(n):
-            while left[stage] and (at := start(left[stage][0], stage)) is not None:
-                kind, micro_batch = left[stage].pop(0)
-                takes_ms = (forward_ms if kind == "F" else backward_ms)[stage]
-                free_at[stage] = max(free_at[stage], at) + takes_ms
-                done[kind, stage, micro_batch] = free_at[stage]
+    # Place by place: the recursion stays flat.
+    last_ms = [[end_ms(stage, place) for stage in range(n)] for place in range(2 * num_micro_batches)][-1]
     busy_ms = num_micro_batches * (sum(forward_ms) + sum(backward_ms))
-    return 1 - busy_ms / (n * max(free_at))
+    return 1 - busy_ms / (n * max(last_ms))

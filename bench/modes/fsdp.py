@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -64,14 +65,11 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
     So transformers are wrapped by layer and ResNets by residual block, whatever these are called.
     """
-    counts: dict[type, int] = {}
-    for one in _members(module):
-        counts[type(one)] = counts.get(type(one), 0) + 1
-    repeated = {kind for kind, count in counts.items() if count > 1}
+    counts = Counter(map(type, _members(module)))
     found: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for one in _members(module):
-        if type(one) in repeated and one not in inside:
+        if counts[type(one)] > 1 and one not in inside:
             found.append(one)
             inside.update(one.modules())
     return found

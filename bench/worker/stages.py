@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from statistics import median
 
 from torch import Tensor, nn
@@ -34,10 +35,26 @@ class Splitter:
 
         Raises Unsupported for a model that cannot be split.
         """
-        n = case.num_devices
-        self._check_batch()
-        if n not in self._known:
-            self._known[n] = self._measured(case)
+        maker, workload, n = self.maker, self.maker.workload, case.num_devices
+        if n in self._known:
+            return self._known[n]
+        if workload.batch_loss is not None:
+            raise Unsupported(
+                "the workload has batch_loss, which calls the whole model; a split one needs loss"
+            )
+        batch = maker.batch(max(case.global_batch // case.num_micro_batches, 1))
+        if not is_pair_of_tensors(batch):
+            raise Unsupported(
+                "stages pass one tensor on, and the workload's inputs and targets are more than that"
+            )
+        module = maker.module()
+        layers = layers_of(workload, module)
+        check_layers(module, layers, n)
+        inputs, targets = (one.to(maker.device) for one in batch)
+        costs = layer_costs_ms(
+            layers, inputs, lambda outputs: workload.loss(outputs, targets), within=autocast_of(case)
+        )
+        self._known[n] = balanced(costs, n)
         return self._known[n]
 
     def stages(self, by_device: tuple[int, ...] | None) -> Stages | None:
@@ -45,29 +62,6 @@ class Splitter:
         if by_device is None:
             return None
         return Stages(layers=functools.partial(layers_of, self.maker.workload), by_device=by_device)
-
-    def _check_batch(self) -> None:
-        if self.maker.workload.batch_loss is not None:
-            raise Unsupported(
-                "the workload has batch_loss, which calls the whole model; a split one needs loss"
-            )
-        if not is_pair_of_tensors(self.maker.batch(2)):
-            raise Unsupported(
-                "stages pass one tensor on, and the workload's inputs and targets are more than that"
-            )
-
-    def _measured(self, case: Case) -> tuple[int, ...]:
-        device, workload, module = self.maker.device, self.maker.workload, self.maker.module()
-        layers = layers_of(workload, module)
-        check_layers(module, layers, case.num_devices)
-        inputs, targets = self.maker.batch(max(case.global_batch // case.num_micro_batches, 1))
-        targets = targets.to(device)
-
-        def loss(outputs: Tensor) -> Tensor:
-            return workload.loss(outputs, targets)
-
-        costs = layer_costs_ms(layers, inputs.to(device), loss, within=autocast_of(case))
-        return balanced(costs, case.num_devices)
 
 
 def check_layers(module: nn.Module, layers: list[nn.Module], num_devices: int) -> None:
@@ -127,14 +121,14 @@ def balanced(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
     if not 1 <= num_parts <= len(costs):
         raise ValueError(f"{len(costs)} layers do not make {num_parts} stages")
     sums = [0.0, *itertools.accumulate(costs)]
-    # best[n]: for the first n costs in the parts so far, the largest sum and the lengths.
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
-    for _ in range(num_parts):
-        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for start, (largest, lengths) in best.items():
-            for end in range(start + 1, len(costs) + 1):
-                found = (max(largest, sums[end] - sums[start]), (*lengths, end - start))
-                if end not in longer or found[0] < longer[end][0]:
-                    longer[end] = found
-        best = longer
-    return best[len(costs)][1]
+
+    @functools.cache
+    def best(count: int, parts: int) -> tuple[float, tuple[int, ...]]:
+        """The largest sum and the lengths, for the first `count` costs."""
+        if parts == 1:
+            return sums[count], (count,)
+        found = ((*best(start, parts - 1), start) for start in range(parts - 1, count))
+        every = ((max(high, sums[count] - sums[at]), (*ends, count - at)) for high, ends, at in found)
+        return min(every, key=itemgetter(0))
+
+    return best(len(costs), num_parts)[1]

@@ -15,7 +15,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.worker.messages import Inspect
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
-from ddp_bench.models.folder import MAX_CHECKED, check_folder, list_images
+from ddp_bench.models.folder import MAX_CHECKED, Images, check_folder
 from ddp_bench.models.registry import resnet_workload
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -104,12 +104,10 @@ def test_classes_are_the_subfolders_with_images(tmp_path):
     _paint(tmp_path / "ignored.png", 9)
     (tmp_path / "empty").mkdir()
     (tmp_path / "cat" / "notes.txt").write_text("no image")
-    listing = list_images(tmp_path)
-    assert listing.num_classes == 2
-    assert listing.samples == (
-        (str(tmp_path / "cat" / "deep" / "b.jpg"), 0),
-        (str(tmp_path / "dog" / "a.png"), 1),
-    )
+    found = Images(tmp_path, 8)
+    assert found.classes == ["cat", "dog"]
+    paths = [tmp_path / "cat" / "deep" / "b.jpg", tmp_path / "dog" / "a.png"]
+    assert found.samples == [(str(path), target) for target, path in enumerate(paths)]
     images, targets = _open(tmp_path).next()
     assert dict(zip(_reds(images), targets.tolist(), strict=True)) == {0: 0, 1: 1}
 
