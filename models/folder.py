@@ -76,7 +76,6 @@ class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
         self.samples = [(os.path.normpath(path), target) for path, target in self.samples]
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-        """Names of the classes, and their indices."""
         folders = [entry for entry in Path(directory).iterdir() if entry.is_dir() and _has_image(entry)]
         names = sorted(entry.name for entry in folders) or ["."]
         return names, {name: index for index, name in enumerate(names)}

@@ -130,14 +130,12 @@ class BucketReplay:
         dist.all_reduce(self._small, group=self.group)
 
     def launch(self) -> list[dist.Work]:
-        """Begin the communication of one step."""
         # An all-reduce of sparse tensors leaves all ranks' rows in each, which would be sent the next time.
         sent = [bucket.clone() if bucket.is_sparse else bucket for bucket in self._buckets]
         works = [dist.all_reduce(bucket, group=self.group, async_op=True) for bucket in sent]
         return [work for work in works if work is not None]
 
     def step(self) -> None:
-        """The communication of one step, with no compute."""
         for work in self.launch():
             work.wait()
 

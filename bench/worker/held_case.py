@@ -79,7 +79,6 @@ class HeldCase:
     """What the first steps left, until they are compared."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
         self.trainer.close()
 
     def warm(self, least_s: float, *, compares: bool) -> Warmed:

@@ -47,7 +47,6 @@ class Maker:
         return self.seconds > SLOW_S
 
     def batch(self, size: int) -> Any:
-        """One global batch on the host."""
         generator = torch.Generator().manual_seed(self.seed)
         return make_batch(self.workload, batch_size=size, generator=generator)
 

@@ -82,7 +82,6 @@ class Report(Answer, frozen=True):
 
     @property
     def is_failure(self) -> bool:
-        """Whether it is neither done nor left out."""
         return self.status not in ("ok", "skipped")
 
 

@@ -168,6 +168,11 @@ def norm_of(tensor: Tensor) -> Tensor:
     return found
 
 
+def on_host(named: Weights) -> Weights:
+    """Copy tensors to the host."""
+    return {name: one.detach().to("cpu", copy=True) for name, one in named.items()}
+
+
 def difference(one: Weights, other: Weights) -> Weights:
     """`one` - `other`, in float32 at least."""
     return {name: _fine(one[name]) - _fine(start) for name, start in other.items()}

@@ -28,9 +28,9 @@ from .comparison import AMPLIFIED, CANCELLED, Comparison, ProofError, unless_mem
 from .error_report import is_of_the_model
 from .facts import Shown
 from .making import Maker, begin_draws, shapes_of
-from .peers import Peers
+from .peers import Peers, on_host
 from .proof_inputs import IN_16_BITS, ProofInputs
-from .reference import Computed, Reference, Subject, Work, on_host
+from .reference import Computed, Reference, Subject, Work
 from .stages import Splitter
 
 TOLERANCES = {"none": 1e-9, "powersgd": 1e-9, "fp16": 2e-3, "bf16": 2e-2}

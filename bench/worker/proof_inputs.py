@@ -26,8 +26,8 @@ from .comparison import off_by_buffers
 from .error_report import is_of_the_model, report_of
 from .groups import num_launched
 from .making import Maker, begin_draws, generators, precise
-from .peers import Peers, Weights, as_default, difference, norm
-from .reference import buffers_of, on_host
+from .peers import Peers, Weights, as_default, difference, norm, on_host
+from .reference import buffers_of
 
 LEAST_ROWS = 2
 """Rows of each part at least, if the case trains on as many: losses between rows need two."""

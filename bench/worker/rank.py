@@ -83,7 +83,6 @@ class Rank:
             return self.result(command)
 
     def result(self, command: m.Command[Any]) -> Any:  # noqa: C901, PLR0911, PLR0912 - a table
-        """What a command asks for, or what the work raises."""
         match command:
             case m.Open():
                 return self._open(command)
@@ -231,7 +230,6 @@ class Rank:
         return log_of(asked.name, asked.num_ranks, self.place.device, asked.sizes, asked.backend)
 
     def _freeze(self) -> None:
-        """All cases are ready."""
         self._prover.forget()
         release_memory(self.place.device)
         gc.collect()

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ...models.data import open_source
-from ...models.nested import join, map_tensors
-from ...models.workload import Batch
+from ...models.nested import chunk, join, map_tensors
+from ...models.workload import Batch, Loss
 from ..case import Case, Split, split_of
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
-from ..modes.base import gradients_of
-from .forwards import losses
+from ..modes.base import gradients_of, tensors_of_module
+from ..modes.dp import replica_of
 from .making import Maker, begin_draws, generators, shapes_of
-from .peers import ALONE, Peers, Weights, as_default, difference
+from .peers import ALONE, Peers, Weights, as_default, difference, on_host
 
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
@@ -33,6 +34,9 @@ or less lets single units of a ReLU pass, by chance."""
 
 Fetch = Callable[[int], Batch]
 """Gives the batch of a micro-batch: of the part that a rank computes, or of all where they are joined."""
+
+Begin = Callable[..., None]
+"""Starts the random numbers of a micro-batch, or of what its further arguments number within it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +216,6 @@ def buffers_of(module: nn.Module) -> Weights:
     return on_host({name: one for name, one in module.named_buffers() if one.layout == torch.strided})
 
 
-def on_host(named: Weights) -> Weights:
-    """Copy tensors to the host."""
-    return {name: one.detach().to("cpu", copy=True) for name, one in named.items()}
-
-
 @torch.no_grad()
 def _perturb(module: nn.Module) -> None:
     begin_draws(0)
@@ -235,3 +234,66 @@ def _set_gradients(module: nn.Module, found: Weights, scale: float, hook: str) -
         if parameter.grad is not None and parameter.grad.is_sparse:
             mean = mean.to_sparse(parameter.grad.sparse_dim())
         parameter.grad = mean.to(AUTOCAST_DTYPES.get(hook, mean.dtype)).to(mean.dtype).div_(scale)
+
+
+def losses(
+    loss: Loss, module: nn.Module, batch: Batch, split: Split, begin: Begin, stages: Stages | None = None
+) -> Iterator[Tensor]:
+    """Give each loss of one part of a micro-batch in turn; their mean is trained on."""
+    if split.gathered:
+        yield loss(_Gathered(module, split.num_chunks, begin), batch)
+        return
+    for number, rows in enumerate(chunk(batch, split.num_chunks)):
+        with _stages_begin(module, stages, partial(begin, number)):
+            yield loss(module, rows)
+
+
+@contextlib.contextmanager
+def _stages_begin(module: nn.Module, stages: Stages | None, begin: Begin) -> Iterator[None]:
+    """Within it, random numbers start anew with the first layer of each stage."""
+    with contextlib.ExitStack() as hooked:
+        if stages is not None:
+            layers, firsts = stages.layers(module), itertools.accumulate((0, *stages.by_device[:-1]))
+            for stage, first in enumerate(firsts):
+                hook = layers[first].register_forward_pre_hook(lambda *_, stage=stage: begin(stage))
+                hooked.callback(hook.remove)
+        yield
+
+
+class _Gathered(nn.Module):
+    """A module that sees its batch in chunks and joins their outputs, as the replicas of DataParallel do.
+
+    Every chunk begins with the same buffers and frozen parameters, and those of the first one stay; what else
+    a forward changes is lost with its replica. On a GPU the backward computes each forward again: it holds no
+    more than one chunk's activations at a time, as each GPU of the case does.
+    """
+
+    def __init__(self, module: nn.Module, num_chunks: int, begin: Begin) -> None:
+        super().__init__()
+        self.module = module
+        self._num_chunks = num_chunks
+        self._begin = begin
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        trained = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
+        held = {n: one for n, one in tensors_of_module(self.module).items() if n not in trained}
+        before = {name: one.detach().clone() for name, one in held.items()}
+        after: list[dict[str, Tensor]] = []
+
+        def run(number: int, *arguments: Any, **more: Any) -> Any:
+            # Replicas cast weights of their own: a cast that they shared would sum gradients in 16 bits.
+            torch.clear_autocast_cache()
+            self._begin(number)
+            own = {name: buffer.clone() for name, buffer in before.items()}
+            after.append(own)
+            return replica_of(self.module, {**trained, **own})(*arguments, **more)
+
+        chunks = chunk((inputs, named), self._num_chunks)
+        on_gpu = any(one.is_cuda for one in trained.values())
+        call = partial(checkpoint, run, use_reentrant=False) if on_gpu else run
+        outputs = [call(number, *arguments, **more) for number, (arguments, more) in enumerate(chunks)]
+        self._begin(len(chunks))
+        with torch.no_grad():
+            for name, one in held.items():
+                one.resize_(after[0][name].shape).copy_(after[0][name])
+        return join(outputs)

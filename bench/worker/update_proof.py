@@ -20,9 +20,9 @@ from ..measure.timed import Trainer, hooked
 from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_is_full
 from .facts import Shown
 from .making import begin_draws
-from .peers import Weights, difference
+from .peers import Weights, difference, on_host
 from .proof import Prover
-from .reference import Computed, Subject, on_host
+from .reference import Computed, Subject
 
 PROOF_STEPS = 2
 """Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""
@@ -57,7 +57,6 @@ class FirstSteps:
     buffers: Weights = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._most = PROOF_STEPS if self.case.comm_hook == "powersgd" else math.inf
         self.scales: tuple[float, ...] = (self.trainer.loss_scale,)
         self._micro = 0
         self.until_over = contextlib.ExitStack()
@@ -80,7 +79,8 @@ class FirstSteps:
             return
         self._micro = 0
         self.scales += (self.trainer.loss_scale,)
-        if self.num_taken == PROOF_STEPS or len(self.scales) > self._most:
+        is_last = self.case.comm_hook == "powersgd" and len(self.scales) > PROOF_STEPS
+        if is_last or self.num_taken == PROOF_STEPS:
             self.weights = on_host(self.trainer.mode.weights())
             self.buffers = on_host(self.trainer.mode.buffers())
             self.end()
