@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -96,10 +94,13 @@ def _forward(workload: Workload) -> tuple[nn.Module, object, FlopCounterMode | N
 
 
 def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Module, object, FlopCounterMode]:
-    counter, training, outputs = FlopCounterMode(display=False), module.training, None
+    counter, outputs = FlopCounterMode(display=False), None
+    training, fused = module.training, torch.backends.mha.get_fastpath_enabled()
     module.eval()
+    # Transformer encoders would be one operator for each layer, without known FLOPs or a meta kernel.
+    torch.backends.mha.set_fastpath_enabled(value=False)
     try:
-        with torch.no_grad(), unfused_encoders(), counter:
+        with torch.no_grad(), counter:
             if workload.batch_loss is not None:
                 workload.batch_loss(module, batch)
             else:
@@ -107,18 +108,5 @@ def _count(workload: Workload, module: nn.Module, batch: Batch) -> tuple[nn.Modu
                 outputs = module(*arguments, **named)
     finally:
         module.training = training  # it says of itself what it did before
+        torch.backends.mha.set_fastpath_enabled(value=fused)
     return module, outputs, counter
-
-
-@contextlib.contextmanager
-def unfused_encoders() -> Iterator[None]:
-    """Within it, transformer encoders in evaluation run the operators of training, which have known FLOPs.
-
-    They would be one operator for each layer, which has none and which the meta device does not know.
-    """
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(value=False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(value=before)

@@ -33,14 +33,13 @@ class MemoryWatch:
 
     def taken(self) -> tuple[DeviceMemory, ...]:
         """What each GPU's memory rose by at most; empty on CPU cores, where torch does not count."""
-        return tuple(_risen(gpu, *before) for gpu, before in zip(self._gpus, self._before, strict=True))
-
-
-def _risen(gpu: torch.device, allocated: int, reserved: int) -> DeviceMemory:
-    peak = torch.cuda.max_memory_allocated(gpu) - allocated
-    # Tensors that found room between those of other cases reserved nothing; alone the case would have to.
-    held = max(torch.cuda.max_memory_reserved(gpu) - reserved, peak)
-    return DeviceMemory(peak / 2**20, held / 2**20)
+        found = []
+        for gpu, (allocated, reserved) in zip(self._gpus, self._before, strict=True):
+            peak = torch.cuda.max_memory_allocated(gpu) - allocated
+            # Tensors in the gaps of other cases reserved nothing; alone the case would have to.
+            held = max(torch.cuda.max_memory_reserved(gpu) - reserved, peak)
+            found.append(DeviceMemory(peak / 2**20, held / 2**20))
+        return tuple(found)
 
 
 def num_device_allocs(gpus: Sequence[int]) -> int:

@@ -46,8 +46,10 @@ def run_pipeline_anatomy(
             trainer.step()
             clock.wait()
             steps.append((time.perf_counter_ns() - start) / 1e6)
-            own = [_ms(clock, its) for its in marks]
-            bubbles.append(_bubbles(_of_all_stages(own, device, group), case))
+            own = torch.tensor([_ms(clock, its) for its in marks], device=device)
+            found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(found, own, group)
+            bubbles.append(_bubbles([stage.tolist() for stage in found], case))
     measured, of_stages = (100 * median(values) for values in zip(*bubbles, strict=True))
     detail = {"bubble_pct": round(measured, 3), "bubble_of_stages_pct": round(of_stages, 3)}
     return BlockTimes(sum(steps), tuple(steps), detail)
@@ -61,13 +63,6 @@ def _bubbles(stages: list[list[float]], case: Case) -> tuple[float, float]:
     m = case.num_micro_batches
     forward_ms, backward_ms = ([stage[kind] / m for stage in stages] for kind in (1, 2))
     return measured, bubble_share(case.pipeline_schedule, forward_ms, backward_ms, m)
-
-
-def _of_all_stages(own: list[float], device: torch.device, group: Any) -> list[list[float]]:
-    sent = torch.tensor(own, device=device)
-    received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(received, sent, group)
-    return [stage.tolist() for stage in received]
 
 
 def _ms(clock: Clock, marks: list[tuple[Any, Any]]) -> float:

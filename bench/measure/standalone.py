@@ -57,19 +57,15 @@ def delay_gpu(queue_ms: float, device: torch.device) -> None:
     if device.type != "cuda":
         return
     length_ms = min(LEAST_MS + MARGIN * queue_ms, MOST_MS)
-    with torch.cuda.device(device):
-        # No public function of PyTorch queues a kernel that only keeps a stream busy.
-        torch.cuda._sleep(int(length_ms * _cycles_per_ms(device)))
-
-
-def _cycles_per_ms(device: torch.device) -> float:
-    """Clock rate of the multiprocessors, by which a delay counts: now, as it follows load and temperature."""
     clock = CudaClock(device)
-    torch.cuda._sleep(PROBE_CYCLES)  # loads the kernel, and hides the launch of the one that is timed
-    clock.mark()
-    torch.cuda._sleep(PROBE_CYCLES)
-    clock.mark()
-    return PROBE_CYCLES / clock.read_ms()[0]
+    with torch.cuda.device(device):
+        # No public function of PyTorch queues a kernel that only keeps a stream busy. It counts by the clock
+        # of the multiprocessors, which follows load and temperature.
+        torch.cuda._sleep(PROBE_CYCLES)  # loads the kernel, and hides the launch of the one that is timed
+        clock.mark()
+        torch.cuda._sleep(PROBE_CYCLES)
+        clock.mark()
+        torch.cuda._sleep(int(length_ms * PROBE_CYCLES / clock.read_ms()[0]))
 
 
 SMALL_BYTES = 4096

@@ -143,7 +143,9 @@ def communication_and_compute(events: Sequence[Event]) -> tuple[list[Span], list
     kernels = _kernels(events)
     gloo = [e for e in events if e.get("cat") == ANNOTATION and str(e["name"]).startswith(GLOO)]
     comm = [e for e in kernels if _is_nccl(e)] or gloo
-    compute = [e for e in kernels if not _is_nccl(e)] if kernels else _operators(events)
+    # Of the host's operators c10d's wait for communication.
+    host = [e for e in events if e.get("cat") == "cpu_op" and not str(e["name"]).startswith("c10d::")]
+    compute = [e for e in kernels if not _is_nccl(e)] if kernels else host
     return [_span(e) for e in comm], [_span(e) for e in compute]
 
 
@@ -155,7 +157,8 @@ def all_reduces(events: Sequence[Event], num_buckets: int) -> tuple[float, list[
     `find_unused_parameters`): which is whose cannot be told then.
     """
     backward = max(_starts(events, "backward"), default=None)
-    spans = sorted(_span(e) for e in events if _is_all_reduce(e))
+    its = [e for e in events if e.get("cat") in ("kernel", ANNOTATION)]
+    spans = sorted(_span(e) for e in its if ALL_REDUCE.match(str(e["name"])))
     if backward is None or len(spans) != num_buckets:
         return 0.0, []
     begun_us = _begun_us(events)
@@ -192,16 +195,6 @@ def _kernels(events: Sequence[Event]) -> list[Event]:
 
 def _is_nccl(event: Event) -> bool:
     return NCCL_KERNEL.match(str(event["name"])) is not None
-
-
-def _is_all_reduce(event: Event) -> bool:
-    begins_alike = ALL_REDUCE.match(str(event["name"])) is not None
-    return begins_alike and event.get("cat") in ("kernel", ANNOTATION)
-
-
-def _operators(events: Sequence[Event]) -> list[Event]:
-    """The host's operators, without those that wait for communication."""
-    return [e for e in events if e.get("cat") == "cpu_op" and not str(e["name"]).startswith("c10d::")]
 
 
 def _bucket_events(spans: Sequence[Span], bucket_bytes: Sequence[int]) -> list[Event]:

@@ -20,12 +20,19 @@ def require_compiler(case: Case, device: torch.device) -> None:
     """Raise Unsupported where a compiled case has no compiler for its kernels."""
     if case.compile == "off":
         return
-    missing = _missing_on_gpu() if device.type == "cuda" else _missing_on_cpu()
-    if missing:
+    if missing := _missing(device):
         raise Unsupported(f"torch.compile {missing}, or leave --compile off")
 
 
-def _missing_on_cpu() -> str:
+def _missing(device: torch.device) -> str:
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            return "needs Triton, which is not installed or does not know this GPU; pip install triton"
+        if not any((os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))):
+            return "needs a C compiler to start Triton's kernels; install gcc, set CC"
+        return ""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -34,16 +41,6 @@ def _missing_on_cpu() -> str:
     except InvalidCxxCompiler:
         wanted = os.environ.get("CXX", "g++")
         return f"needs a C++ compiler, and {wanted} does not run; install g++, set CXX to one that runs"
-    return ""
-
-
-def _missing_on_gpu() -> str:
-    from torch.utils._triton import has_triton
-
-    if not has_triton():
-        return "needs Triton, which is not installed or does not know this GPU; pip install triton"
-    if not any((os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))):
-        return "needs a C compiler to start Triton's kernels; install gcc, set CC"
     return ""
 
 

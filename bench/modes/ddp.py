@@ -49,7 +49,10 @@ class DistributedMode(Mode):
     ) -> None:
         if case.static_graph and case.accumulate > 1:
             raise Unsupported("torch breaks a static graph under no_sync; --accumulate 1 measures it")
-        if case.comm_hook == "powersgd" and case.backend == "gloo" and _has_several_buckets(case, module):
+        # Before the first backward DDP has one bucket for all.
+        sent = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+        several = sent > cap_limits(case.bucket_cap_mb)[0]
+        if case.comm_hook == "powersgd" and case.backend == "gloo" and several:
             raise Unsupported(
                 "over gloo PowerSGD hangs with several buckets: torch sends the second all-reduce of each as "
                 "the first ends, which ranks see in different orders; --bucket-cap-mb 100 measures it"
@@ -203,18 +206,10 @@ def _constructor_settings(case: Case) -> dict[str, Any]:
     return settings
 
 
-def _has_several_buckets(case: Case, module: nn.Module) -> bool:
-    """Whether its gradients will be in more than one; before the first backward DDP has one for all."""
-    sent = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    return sent > cap_limits(case.bucket_cap_mb)[0]
-
-
 def _register_hook(ddp: DistributedDataParallel, name: str, group: dist.ProcessGroup | None) -> None:
-    if name == "powersgd":
-        state = powersgd.PowerSGDState(
-            process_group=group, matrix_approximation_rank=1, start_powerSGD_iter=2
-        )
-        ddp.register_comm_hook(state, powersgd.powerSGD_hook)
+    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    if name in hooks:
+        ddp.register_comm_hook(group, hooks[name])
         return
-    hook = default_hooks.fp16_compress_hook if name == "fp16" else default_hooks.bf16_compress_hook
-    ddp.register_comm_hook(group, hook)
+    state = powersgd.PowerSGDState(process_group=group, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state, powersgd.powerSGD_hook)

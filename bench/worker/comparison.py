@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import torch
 
-from ..case import Case
 from ..errors import RAISED_BY_USERS
 from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
@@ -121,8 +120,11 @@ class Comparison:
 
     def why_off(self, error: Off, limit: float, wrong: str, *, share: float = 0.0) -> NotProved:
         """Why a case that is off by too much is not proved. Raises ProofError, `wrong`, where it is wrong."""
-        if not is_plain(self.of.case):
-            if self.of.case.sync_batchnorm and self.draws:
+        case = self.of.case
+        usual = case.compile == "off" and case.precision == "fp32"
+        # One device, eager, with the workload's own optimizer: it is what it is compared with.
+        if not (case.mode == "single" and usual and not (case.fused_optimizer or case.channels_last)):
+            if case.sync_batchnorm and self.draws:
                 return NO_SEED
             error = self.off(self.reference(repeated=True), share=share)
             if error.total <= OF_LIMIT * limit:
@@ -141,12 +143,6 @@ def unless_memory_is_full(compare: Callable[[], T]) -> T | Shown:
         if not is_out_of_memory(error):
             raise
         return Shown(not_proved=NO_MEMORY)
-
-
-def is_plain(case: Case) -> bool:
-    """Whether a case is what it is compared with: one device, eager, with the workload's own optimizer."""
-    usual = case.compile == "off" and case.precision == "fp32"
-    return case.mode == "single" and usual and not (case.fused_optimizer or case.channels_last)
 
 
 def off_by(

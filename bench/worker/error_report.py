@@ -189,15 +189,11 @@ def is_out_of_gpu_memory(error: BaseException) -> bool:
     text = text_of(error)
     if isinstance(error, torch.OutOfMemoryError) or GPU_MEMORY.search(text):
         return True
-    return bool(PERHAPS_GPU_MEMORY.search(text)) and _is_a_gpu_full()
-
-
-def _is_a_gpu_full() -> bool:
-    """Whether one of the GPUs that this process uses has little left."""
-    with contextlib.suppress(RuntimeError):  # a broken device tells nothing
-        used = [i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i)]
-        free = [torch.cuda.mem_get_info(i) for i in used]
-        return any(left < LITTLE_FREE * total for left, total in free)
+    if PERHAPS_GPU_MEMORY.search(text):
+        with contextlib.suppress(RuntimeError):  # a broken device tells nothing
+            used = [i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i)]
+            free = [torch.cuda.mem_get_info(i) for i in used]
+            return any(left < LITTLE_FREE * total for left, total in free)
     return False
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...models.nested import cut
 from ...models.step import float32_precision
@@ -118,7 +118,8 @@ class Prover:
         """What the gradient is computed of; the parts' losses have signs."""
 
         def signed(model: Any, batch: Batch, micro: int, part: int) -> Tensor:
-            return self.maker.loss(model, batch) * sign_of(split, part, micro)
+            # They alternate, so that what all parts have in common cancels.
+            return self.maker.loss(model, batch) * (1 if split.joined else (-1) ** (part + micro))
 
         def opened(part: int, _: object) -> Callable[[int], Batch]:
             return partial(self.inputs.part, split, dtype, part)
@@ -131,7 +132,9 @@ class Prover:
         mode = build_mode(of.case, module, self.place, group, stages=of.stages)
         try:
             if of.shares_buffers and of.peers.rank:
-                _disturb(mode.module)  # the first rank's have to come
+                with torch.no_grad():
+                    for buffer in filter(Tensor.is_floating_point, mode.module.buffers()):
+                        buffer.add_(1)  # the first rank's have to come
             with mode.explained():
                 with of.peers.together():
                     self._backward(of.case, mode, work)
@@ -184,15 +187,3 @@ class Prover:
 def _share(allowed: float) -> float:
     """Of what is added up: no error is relative to less. Coarse arithmetic leaves more where it cancels."""
     return CANCELLED if allowed <= TOLERANCES["none"] else 1.0
-
-
-def sign_of(split: Split, part: int, micro: int) -> int:
-    """The sign of a part's loss: they alternate, so that what all parts have in common cancels."""
-    return 1 if split.joined else (-1) ** (part + micro)
-
-
-@torch.no_grad()
-def _disturb(module: nn.Module) -> None:
-    for buffer in module.buffers():
-        if buffer.is_floating_point():
-            buffer.add_(1)

@@ -79,7 +79,9 @@ class Rank:
                 release_cache(self.place.device)
             with waiting_for("the other ranks"):
                 dist.barrier(self._control)
-        with as_default(self._default_group(command)):
+        # What collectives of the workload's use: the case's own group; as before where no case computes.
+        own = (self._group_of(command) or self._alone) if isinstance(command, OF_A_CASE) else None
+        with as_default(own):
             return self.result(command)
 
     def result(self, command: m.Command[Any]) -> Any:  # noqa: C901, PLR0911, PLR0912 - a table
@@ -242,10 +244,6 @@ class Rank:
             live.close()
         gc.collect()
         release_memory(self.place.device)
-
-    def _default_group(self, command: m.Command[Any]) -> dist.ProcessGroup | None:
-        """What collectives of the workload's use: the case's own group; None where no case computes."""
-        return (self._group_of(command) or self._alone) if isinstance(command, OF_A_CASE) else None
 
     def _group_of(self, command: m.Command[Any]) -> dist.ProcessGroup | None:
         """The process group through which the ranks of a command's case communicate."""
