@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -174,27 +173,23 @@ def _resolve(spec: str) -> Any:
         raise UsageError(
             f"malformed workload {spec!r}; write package.module:name, such as train.net:make_model"
         )
-    module, name = _import(match["module"]), match["name"]
+    folder, name = str(Path.cwd()), match["name"]
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    with users_code(f"module {match['module']} cannot be imported"):
+        try:
+            module = importlib.import_module(match["module"])
+        except ModuleNotFoundError as exc:
+            if exc.name is not None and f"{match['module']}.".startswith(f"{exc.name}."):
+                raise UsageError(not_found(exc.name, Path(folder))) from None
+            raise
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
         raise UsageError(
             f"module {match['module']} has no {name!r}{_nearest(name, public)}; give a name it defines"
         )
     return getattr(module, name)
-
-
-def _import(name: str) -> ModuleType:
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    with users_code(f"module {name} cannot be imported"):
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as exc:
-            if exc.name is not None and f"{name}.".startswith(f"{exc.name}."):
-                raise UsageError(not_found(exc.name, Path(folder))) from None
-            raise
 
 
 def _call(function: Any, spec: str) -> object:

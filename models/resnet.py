@@ -5,6 +5,8 @@ A network small enough to look at scaling on a laptop: 269,722 parameters, 41 mi
 
 from __future__ import annotations
 
+import itertools
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -51,15 +53,10 @@ class CifarResNet(nn.Module):
         super().__init__()
         self.conv = _conv3x3(3, 16, 1)
         self.bn = nn.BatchNorm2d(16)
-        blocks: list[nn.Module] = []
-        in_channels = 16
-        for out_channels in (16, 32, 64):
-            for _ in range(blocks_per_stage):
-                stride = 1 if in_channels == out_channels else 2
-                blocks.append(BasicBlock(in_channels, out_channels, stride=stride))
-                in_channels = out_channels
-        self.blocks = nn.Sequential(*blocks)
-        self.fc = nn.Linear(in_channels, num_classes)
+        channels = [16, *(width for width in (16, 32, 64) for _ in range(blocks_per_stage))]
+        pairs = itertools.pairwise(channels)
+        self.blocks = nn.Sequential(*(BasicBlock(a, b, stride=1 if a == b else 2) for a, b in pairs))
+        self.fc = nn.Linear(64, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -60,26 +59,15 @@ class Telemetry:
             return times
         start_s = end_s - times.block_ms / 1000
         question = {"start_s": start_s, "end_s": end_s, "gpus": [self._uuids[i] for i in devices]}
-        try:
-            found = {GPUS: self._answer(question)}
-        except ValueError as error:
-            found = {TELEMETRY_FAILED: str(error)}
-            self.close()
-        return replace(times, detail={**times.detail, **found})
-
-    def _answer(self, question: Mapping[str, Any]) -> Any:
-        """Raises ValueError, with the reason where the sampler sent one."""
-        line = ""
+        answer = {"error": "the process that samples the GPUs has ended, or hangs"}
         with contextlib.suppress(OSError):  # it has ended; why, it may have sent before
             self._peer.sendall(json.dumps(question).encode() + b"\n")
-        with contextlib.suppress(OSError):
-            line = self._answers.readline()
-        if not line:
-            raise ValueError("the process that samples the GPUs has ended, or hangs")
-        found = json.loads(line)
-        if "error" in found:
-            raise ValueError(found["error"])
-        return found["gpus"]
+        with contextlib.suppress(OSError, ValueError):
+            answer = json.loads(self._answers.readline())
+        if "error" in answer:
+            self.close()
+            return replace(times, detail={**times.detail, TELEMETRY_FAILED: answer["error"]})
+        return replace(times, detail={**times.detail, GPUS: answer["gpus"]})
 
     def close(self) -> None:
         self._is_open = False

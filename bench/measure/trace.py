@@ -100,7 +100,18 @@ def run_trace(
     if spans:
         detail["start_ms"] = [round((start - begun) / 1000, 4) for start, _ in spans]
         detail["done_ms"] = [round((end - begun) / 1000, 4) for _, end in spans]
-        trace["traceEvents"] += _bucket_events(spans, bucket_bytes)
+        trace["traceEvents"] += [
+            {
+                "ph": "X",
+                "cat": "bucket",
+                "name": f"bucket {index}: {num_bytes / 2**20:.2f} MiB",
+                "pid": os.getpid(),
+                "tid": "DDP buckets",
+                "ts": start,
+                "dur": end - start,
+            }
+            for index, ((start, end), num_bytes) in enumerate(zip(spans, bucket_bytes, strict=True))
+        ]
     kept = gzip.compress(json.dumps(trace).encode(), mtime=0) if keep else None
     return BlockTimes(times.block_ms, times.steps_ms, detail, kept)
 
@@ -195,21 +206,6 @@ def _kernels(events: Sequence[Event]) -> list[Event]:
 
 def _is_nccl(event: Event) -> bool:
     return NCCL_KERNEL.match(str(event["name"])) is not None
-
-
-def _bucket_events(spans: Sequence[Span], bucket_bytes: Sequence[int]) -> list[Event]:
-    return [
-        {
-            "ph": "X",
-            "cat": "bucket",
-            "name": f"bucket {index}: {num_bytes / 2**20:.2f} MiB",
-            "pid": os.getpid(),
-            "tid": "DDP buckets",
-            "ts": start,
-            "dur": end - start,
-        }
-        for index, ((start, end), num_bytes) in enumerate(zip(spans, bucket_bytes, strict=True))
-    ]
 
 
 def _span(event: Event) -> Span:

@@ -238,7 +238,7 @@ class Curve(Command[float], frozen=True):
 
 
 class AskNccl(Command[str], frozen=True):
-    """Ask NCCL, in a process beside this one, how it sends messages of so many bytes: its log."""
+    """Ask NCCL, in a process beside this one, how it sends float32 messages of so many bytes: its log."""
 
     name: str
     """Of the ranks' meeting."""

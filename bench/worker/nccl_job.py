@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -18,24 +17,18 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from ..nccl import VARIABLES
 from ..package import own_command
 from ..parent_death import end_with
+from .messages import AskNccl
 
 LIMIT_S = 60.0
 """Torch is imported and communicators are set up in less, or there is no answer."""
 
 
-def asked(name: str, num_ranks: int, device: torch.device, sizes: Sequence[int], backend: str) -> str:
-    """What NCCL writes in this rank's part of the job called `name`; empty where it did not come to its end.
-
-    Args:
-        name: of the meeting, which no other has.
-        num_ranks: how many take part.
-        device: where this rank's tensors lie.
-        sizes: bytes of the float32 messages.
-        backend: of their process group.
-    """
+def log_of(asked: AskNccl, device: torch.device) -> str:
+    """What NCCL writes of this rank in the job, on `device`; empty where it did not come to its end."""
     own = {**os.environ, **VARIABLES}
     own.pop("NCCL_DEBUG_FILE", None)  # its log goes to standard output otherwise
-    job = own_command("-m", __spec__.name, name, str(num_ranks), str(device), backend, *map(str, sizes))
+    how = (asked.name, str(asked.num_ranks), str(device), asked.backend, *map(str, asked.sizes))
+    job = own_command("-m", __spec__.name, *how)
     try:
         done = subprocess.run(
             job, env=own, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=LIMIT_S, check=False

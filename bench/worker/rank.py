@@ -125,7 +125,10 @@ class Rank:
                 group = self._groups.get(command.group)
                 return allreduce_ms(command.num_bytes, group, self.place.device, self._shared.clock)
             case m.AskNccl():
-                return self._ask_nccl(command)
+                from .nccl_job import log_of  # runs on GPUs alone
+
+                release_memory(self.place.device)
+                return log_of(command, self.place.device)
             case m.Settle():
                 return self._settle(command)
             case m.Freeze():
@@ -224,12 +227,6 @@ class Rank:
         self._live[asked.index] = live
         with live.trainer.mode.explained():
             return live.warm(asked.least_s, compares=asked.compares)
-
-    def _ask_nccl(self, asked: m.AskNccl) -> str:
-        from .nccl_job import asked as log_of  # runs on GPUs alone
-
-        release_memory(self.place.device)
-        return log_of(asked.name, asked.num_ranks, self.place.device, asked.sizes, asked.backend)
 
     def _freeze(self) -> None:
         self._prover.forget()
