@@ -3,18 +3,13 @@
 import contextlib
 import copy
 from collections import OrderedDict
-from dataclasses import replace
 
 import pytest
 import torch
-from made import case_of
-from selection import in_campaign
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import scatter_gather
-from torchvision.models import resnet18
 
-from ddp_bench.bench.modes import Place, build_mode, devices_of
 from ddp_bench.bench.modes.dp import CudaDataParallel, DataParallelStandIn
 
 COMMON = """
@@ -120,32 +115,24 @@ while_local = len(sent)
 zero.step()
 others = weights(zero).clone()
 dist.all_reduce(others, dist.ReduceOp.MAX, group=group)
-report([apart, states, while_local, len(sent), bool(torch.equal(others, weights(zero)))])
+class Own(torch.optim.SGD):
+    def __init__(self, params, rate):
+        super().__init__(params, lr=rate)
+try:
+    trainer(replace(workload, optimizer=lambda parameters: Own(parameters, 0.1)), zero_optimizer=True)
+except Unsupported as unsupported:
+    why = str(unsupported)
+report([apart, states, while_local, len(sent), bool(torch.equal(others, weights(zero))), why])
 """
     found = built(ZERO + script)
-    for apart, (_, own), while_local, in_a_step, alike in found:
+    for apart, (_, own), while_local, in_a_step, alike, why in found:
         assert apart < 1e-6
         assert 0 < own < 59
         assert while_local == 0
         assert in_a_step == 59, "each of the parameters once"
         assert alike, "the step after a local one sends all parameters"
+        assert why.startswith("ZeroRedundancyOptimizer does not take this Own: ")
     assert sum(own for _, (_, own), *_ in found) == found[0][1][0] == 59
-
-
-def test_zero_with_what_it_does_not_take_is_skipped_with_the_reason(built):
-    script = """
-class Own(torch.optim.SGD):
-    def __init__(self, params, rate):
-        super().__init__(params, lr=rate)
-def reason(optimizer, module=workload.module):
-    try:
-        trainer(replace(workload, optimizer=optimizer, module=module), zero_optimizer=True)
-    except Unsupported as unsupported:
-        return str(unsupported)
-report(reason(lambda parameters: Own(parameters, 0.1)))
-"""
-    found = built(ZERO + script)
-    assert found[0].startswith("ZeroRedundancyOptimizer does not take this Own: ")
 
 
 def test_powersgd_over_gloo_is_skipped_where_it_would_hang(built):
@@ -206,55 +193,6 @@ report([while_local, differs, sizes, groups])
         assert differs == 0, "what plain batch norm makes of this rank's batch"
         assert sizes == [2, 2], "each of the two layers synchronises again after it, under `no_sync` too"
         assert restored == [True, True]
-
-
-def dp_case(num_devices, **more):
-    return case_of(mode="dp", num_devices=num_devices, batch_per_device=2, **more)
-
-
-PLACE = Place(rank=0, device=torch.device("cpu"), cores=(0,))
-
-
-@pytest.mark.parametrize("num_devices", [2, *in_campaign(3)])
-def test_the_stand_in_computes_the_modules_gradients(num_devices):
-    torch.manual_seed(0)
-    plain = resnet18(num_classes=10).double().eval()
-    mode = build_mode(dp_case(num_devices), copy.deepcopy(plain), PLACE, None)
-    inputs = torch.randn(2 * num_devices + 1, 3, 32, 32, dtype=torch.float64)
-    targets = torch.arange(2 * num_devices + 1) % 10
-    for _ in range(2):  # the second step would show gradients left over from the first
-        mode.wrapped.zero_grad(set_to_none=True)
-        functional.cross_entropy(mode.wrapped(inputs), targets).backward()
-    functional.cross_entropy(plain(inputs), targets).backward()
-    for expected, found in zip(plain.parameters(), mode.module.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, expected.grad)
-    resnet18(num_classes=10).double().load_state_dict(mode.state_dict(), strict=True)
-    mode.close()
-
-
-def test_the_stand_in_really_splits_the_batch():
-    """As in nn.DataParallel, replica 0 sees its chunk only, and its BatchNorm statistics are kept."""
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.BatchNorm1d(1, momentum=1.0), nn.Linear(1, 2))
-    parallel = DataParallelStandIn(module, (0, 0))
-    parallel(torch.tensor([[1.0], [3.0], [10.0], [30.0]]))
-    assert isinstance(module[0].running_mean, torch.Tensor)
-    assert module[0].running_mean.item() == pytest.approx(2.0)
-    parallel.close()
-
-
-@pytest.mark.parametrize(
-    ("mode", "device", "devices"),
-    [
-        ("dp", "cuda:0", ["cuda:0", "cuda:1", "cuda:2"]),
-        ("dp", "cpu", ["cpu"]),
-        ("ddp", "cuda:1", ["cuda:1"]),
-    ],
-)
-def test_a_rank_trains_on_its_device_and_in_dp_on_all(mode, device, devices):
-    place = Place(rank=0, device=torch.device(device), cores=(0,))
-    found = devices_of(replace(dp_case(3), mode=mode), place)
-    assert [str(one) for one in found] == devices
 
 
 class Output(OrderedDict):
@@ -353,17 +291,6 @@ class Recorded(nn.Module):
         return inputs
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("enabled", [True, False])
-def test_replicas_of_the_stand_in_compute_in_the_callers_autocast_type(dtype, *, enabled):
-    module = Recorded("cpu")
-    parallel = DataParallelStandIn(module, (0, 0))
-    with torch.autocast("cpu", dtype=dtype, enabled=enabled):
-        parallel(torch.zeros(4, 1))
-    assert module.found == [(enabled, dtype)] * 2
-    parallel.close()
-
-
 @pytest.fixture
 def accelerators(monkeypatch):
     """Lets torch's `parallel_apply` run on CPU tensors, as if there were CUDA devices to choose."""
@@ -376,13 +303,19 @@ def accelerators(monkeypatch):
 
 
 @pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("enabled", [True, False])
-def test_replicas_on_gpus_compute_in_the_callers_autocast_type(dtype, *, enabled):
+def test_replicas_compute_in_the_callers_autocast_type(device_type, dtype, *, enabled):
     """torch's own threads enter autocast without a type: float16, whatever the caller's is."""
-    module = Recorded("cuda")
-    parallel = CudaDataParallel(module)
-    parallel.device_ids = [0, 1]
-    with torch.autocast("cuda", dtype=dtype, enabled=enabled):
-        parallel.parallel_apply([module, module], [torch.zeros(1), torch.zeros(1)], ({}, {}))
+    module = Recorded(device_type)
+    with torch.autocast(device_type, dtype=dtype, enabled=enabled):
+        if device_type == "cpu":
+            parallel = DataParallelStandIn(module, (0, 0))
+            parallel(torch.zeros(4, 1))
+            parallel.close()
+        else:
+            parallel = CudaDataParallel(module)
+            parallel.device_ids = [0, 1]
+            parallel.parallel_apply([module, module], [torch.zeros(1), torch.zeros(1)], ({}, {}))
     assert module.found == [(enabled, dtype)] * 2

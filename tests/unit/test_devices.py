@@ -128,13 +128,19 @@ def test_an_old_nccl_shares_only_where_there_is_one_gpu():
     assert {p.skip_reason for p in plan if p.case.mode == "dp"} == {None}
 
 
-@pytest.mark.parametrize(("num_gpus", "indices"), [(1, [0, 0, 0]), (2, [0, 1, 0])])
-def test_replicas_take_gpus_in_turn_and_each_gpu_counts_once(num_gpus, indices, monkeypatch):
+@pytest.mark.parametrize(
+    ("mode", "device", "num_gpus", "indices"),
+    [
+        *(("dp", "cuda:0", n, [0, *others]) for n, others in ((0, [1, 2]), (1, [0, 0]), (2, [1, 0]))),
+        *(("ddp", "cuda:1", 3, [1]), ("dp", "cpu", 0, [None])),
+    ],
+)
+def test_a_rank_trains_on_its_device_and_in_dp_on_all_in_turn(mode, device, num_gpus, indices, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    place = Place(rank=0, device=torch.device("cuda", 0), cores=(0,))
-    case = case_of(mode="dp", num_devices=3, device_type="cuda")
-    assert [device.index for device in devices_of(case, place)] == indices
-    assert gpus_of(case, place) == sorted({*indices})
+    place = Place(rank=0, device=torch.device(device), cores=(0,))
+    case = case_of(mode=mode, num_devices=3, device_type="cuda")
+    assert [one.index for one in devices_of(case, place)] == indices
+    assert gpus_of(case, place) == sorted({*indices} - {None}), "each counts once"
 
 
 def test_ranks_that_see_several_gpus_take_them_in_turn():

@@ -219,39 +219,41 @@ def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do():
     assert lost_momentum > MOST_TELLING, "equal gradients g: 1.9 g + g with momentum, g + g without"
 
 
-def test_a_single_parameter_that_is_wrong_fails_beside_many_that_are_right():
-    error = Off(1e-4, 1.0, "bias", "parameters")
-    said = beyond_rounding(error, 0.01, Off(1e-5, 0.1), "fp32")
-    assert said.startswith("parameters of bias differ from those of single by 1 after 2 steps")
-    assert beyond_rounding(error, 0.01, Off(1e-5, 0.4), "fp32") == "", "rounding does it"
-    assert within_rounding(error, 0.01, Off(1e-5, 0.4)).error == 1e-4
-
-
-@pytest.mark.parametrize("noise", [0.02 / AMPLIFIED * 1.01, 0.3])
-def test_an_error_within_what_rounding_does_is_proven(noise):
-    assert beyond_rounding(Off(0.02), 0.01, Off(noise), "fp32") == ""
-    assert within_rounding(Off(0.02), 0.01, Off(noise)) == Shown(error=0.02)
+@pytest.mark.parametrize(
+    ("error", "noise", "precision", "wrong"),
+    [
+        *((Off(error), Off(0.0005), "fp32", "at most 1e-02 in fp32") for error in (0.02, 1.0, math.inf)),
+        (Off(math.nan), Off(0.0005), "fp32", "at most 1e-02 in fp32"),
+        (Off(0.9), Off(0.2), "bf16", "at most 6e-01"),
+        (
+            Off(1e-4, 1.0, "bias", "parameters"),
+            Off(1e-5, 0.1),
+            "fp32",
+            "parameters of bias differ from those",
+        ),
+    ],
+)
+def test_an_error_beyond_rounding_is_wrong(error, noise, precision, wrong):
+    """Of a single parameter beside many that are right, too."""
+    said = beyond_rounding(error, 0.01, noise, precision)
+    assert "after 2 steps" in said
+    assert wrong in said
 
 
 @pytest.mark.parametrize(
-    ("error", "noise", "precision", "said"),
+    ("error", "noise", "tells"),
     [
-        *((error, 0.0005, "fp32", "at most 1e-02 in fp32") for error in (0.02, 1.0, math.inf, math.nan)),
-        (0.9, 0.2, "bf16", "at most 6e-01"),
+        (Off(0.02), Off(0.02 / AMPLIFIED * 1.01), True),
+        (Off(0.02), Off(0.3), True),
+        (Off(1e-4, 1.0, "bias"), Off(1e-5, 0.4), True),
+        *((Off(error), Off(noise), False) for error, noise in ((0.4, 0.2), (0.3, 5.0), (math.nan, math.nan))),
     ],
 )
-def test_an_error_beyond_rounding_is_wrong(error, noise, precision, said):
-    found = beyond_rounding(Off(error), 0.01, Off(noise), precision)
-    assert "after 2 steps" in found
-    assert said in found
-
-
-@pytest.mark.parametrize(("error", "noise"), [(0.4, 0.2), (0.3, 5.0), (math.nan, math.nan)])
-def test_a_large_error_that_rounding_may_have_made_tells_nothing(error, noise):
-    assert beyond_rounding(Off(error), 0.01, Off(noise), "bf16") == ""
-    found = within_rounding(Off(error), 0.01, Off(noise))
-    assert found.error is None
-    assert "rounding" in found.why_silent
+def test_an_error_that_rounding_may_have_made_is_none_and_a_large_one_tells_nothing(error, noise, tells):
+    assert beyond_rounding(error, 0.01, noise, "fp32" if tells else "bf16") == ""
+    found = within_rounding(error, 0.01, noise)
+    assert found.error == (error.total if tells else None)
+    assert ("rounding" in found.why_silent) is not tells
 
 
 PLAIN = {"mode": "single", "num_devices": 1}
@@ -277,6 +279,15 @@ def test_a_case_that_is_off_is_wrong_unless_the_plain_module_tells_nothing(setti
     else:
         with pytest.raises(ProofError, match="wrong"):
             with_plain.why_off(error, 0.01, "wrong")
+
+
+@pytest.mark.parametrize("what", ["gradients", "update"])
+def test_what_is_not_a_number_is_off_whatever_else_is_right(what):
+    right = {"gradients": {"w": torch.tensor([1.0])}, "update": {"w": torch.tensor([1.0])}}
+    with_plain = Comparison(Subject(case=case_of()), lambda **_: Computed(**right))
+    found = with_plain.off(Computed(**right | {what: {"w": torch.tensor([math.nan])}}))
+    assert math.isnan(found.total)
+    assert not found.is_within(1.0)
 
 
 def test_a_comparison_that_finds_no_memory_proves_nothing_and_other_errors_are_raised():

@@ -15,7 +15,7 @@ from commands import eventually, has_ended
 from made import planned, resolved
 
 from ddp_bench.bench.gpus import ClockReason
-from ddp_bench.bench.measure import sampler, telemetry
+from ddp_bench.bench.measure import telemetry
 from ddp_bench.bench.measure.sampler import Sample, SampledGpu, answer, power_w, summary
 from ddp_bench.bench.measure.telemetry import Telemetry, sampled
 from ddp_bench.bench.modes import Place
@@ -325,9 +325,3 @@ def test_only_samples_between_start_and_end_count():
     )
     question = {"start_s": 1.0, "end_s": 2.0, "gpus": ["abcdefgh-1"]}
     assert answer(question, {"abcdefgh-1": gpu}) == {"gpus": {"abcdefgh": {"sm_clock_mhz": 1100}}}
-
-
-def test_samples_are_kept_within_bounds():
-    gpu = SampledGpu(None)
-    gpu.samples.extend(Sample(moment_s=float(i)) for i in range(100_000))
-    assert len(gpu.samples) == sampler.KEPT_S / sampler.INTERVAL_S
