@@ -148,25 +148,22 @@ LISTED = ("1/40", [2052000, 41973760, 2732288])
 
 @pytest.mark.parametrize(("cap", "layout"), [*RESNET18_LAYOUTS.items(), LISTED])
 def test_resnet18(resnet18, cap, layout):
-    found = assign_cap(resnet18, cap)
-    assert [*bucket_bytes(resnet18, found)] == layout
+    assert [*bucket_bytes(resnet18, assign_cap(resnet18, cap))] == layout
+    assert assign_cap(resnet18, "0") == tuple((i,) for i in range(62)), "a bucket per parameter"
 
 
-def test_cap_zero_is_a_bucket_per_parameter(resnet18):
-    assert assign_cap(resnet18, "0") == tuple((i,) for i in range(62))
-
-
-def test_a_bucket_closes_once_it_reaches_its_cap():
-    assert assign([4, 4, 4, 4, 4], [8]) == ((0, 1), (2, 3), (4,))
-    assert assign([4, 5, 4, 4], [8]) == ((0, 1), (2, 3))
-
-
-def test_the_last_cap_serves_what_follows():
-    assert assign([1] * 7, [1, 2]) == ((0,), (1, 2), (3, 4), (5, 6))
-
-
-def test_kinds_do_not_mix_and_count_their_own_caps():
-    assert assign([1, 1, 1, 1], [1, 9], kinds=["a", "b", "a", "a"]) == ((0,), (1,), (2, 3))
+@pytest.mark.parametrize(
+    ("sizes", "limits", "kinds", "layout"),
+    [
+        ([4, 4, 4, 4, 4], [8], None, ((0, 1), (2, 3), (4,))),
+        ([4, 5, 4, 4], [8], None, ((0, 1), (2, 3))),
+        ([1] * 7, [1, 2], None, ((0,), (1, 2), (3, 4), (5, 6))),
+        ([1, 1, 1, 1], [1, 9], ["a", "b", "a", "a"], ((0,), (1,), (2, 3))),
+    ],
+    ids=["closes once it reaches its cap", "or exceeds it", "the last cap serves all", "kinds apart"],
+)
+def test_the_rule_by_hand(sizes, limits, kinds, layout):
+    assert assign(sizes, limits, kinds=kinds) == layout
 
 
 @pytest.mark.parametrize(

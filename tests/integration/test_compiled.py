@@ -4,7 +4,6 @@ import pytest
 import torch
 from commands import SMALL, bench_run
 from made import case_of
-from test_proof import DDP_PROOF
 
 from ddp_bench.bench.modes import Unsupported, require_compiler
 from ddp_bench.bench.modes.compiled import CompileWatch
@@ -69,11 +68,6 @@ def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks):
         assert max(error for error, *_ in cases) < 1e-5, "gradients are the average, or under no_sync its own"
         assert [numbers for _, *numbers in cases] == [[2, 0, 2], [1, 0, 2], [2, 0, 2]]
         assert optimize_ddp is True
-
-
-def test_ddp_is_proven_under_the_other_way_of_optimising_it(ranks):
-    found = ranks(DDP_PROOF + 'report([error(compile="default", optimize_ddp="no_optimization")])')
-    assert max(found[0]) < 1e-12
 
 
 @pytest.mark.campaign

@@ -92,16 +92,15 @@ def test_ddp_is_proven_under_every_setting(ddp):
         *({name: True} for name in ARGUMENTS if name in signature(DistributedDataParallel).parameters),
         {"sync_buffers": False},
         {"accumulate": 3},
+        {"compile": "default", "optimize_ddp": "no_optimization"},
         {"comm_hook": "fp16"},
         {"comm_hook": "bf16"},
         {"comm_hook": "powersgd", "bucket_cap_mb": "100"},
     ]
     found = ddp(f"report([error(**s) for s in {settings!r}])\n")
-    by_setting = list(zip(settings, found[0], strict=True))
-    exact = [e for s, e in by_setting if s.get("comm_hook") not in ("fp16", "bf16")]
-    lossy = [e for s, e in by_setting if s.get("comm_hook") in ("fp16", "bf16")]
-    assert max(exact) < 1e-12
-    assert all(1e-6 < e < 2e-2 for e in lossy), "a hook that rounds must be seen to round"
+    for setting, error in zip(settings, found[0], strict=True):
+        rounds = setting.get("comm_hook") in ("fp16", "bf16")
+        assert 1e-6 < error < 2e-2 if rounds else error < 1e-12, setting
 
 
 def test_a_parameter_without_gradient_is_named_with_what_helps(ddp):

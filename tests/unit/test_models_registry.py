@@ -123,20 +123,20 @@ def test_a_workload_or_a_function_that_returns_one(write, name):
     assert workload.batch(5, torch.Generator())[1].shape == (5, 2)
 
 
-@pytest.mark.parametrize(
-    "spec", ["", "user.net", "user.net:", ":make", "user/net.py:make", "user.net:a:b", "1a:b"]
-)
-def test_a_malformed_spec_shows_the_form(spec):
-    with pytest.raises(UsageError, match=r"malformed workload .* write package\.module:name"):
-        load_workload(spec, 6)
+MALFORMED = ("", "user.net", "user.net:", ":make", "user/net.py:make", "user.net:a:b", "1a:b")
 
 
 @pytest.mark.parametrize(
-    ("spec", "missing"), [("nowhere.net:make", "'nowhere'"), ("user.nets:make", "'user.nets'")]
+    ("spec", "said"),
+    [
+        *((spec, r"malformed workload .* write package\.module:name") for spec in MALFORMED),
+        ("nowhere.net:make", "no module 'nowhere' found"),
+        ("user.nets:make", "no module 'user.nets' found"),
+    ],
 )
-def test_a_module_that_is_not_found(write, spec, missing):
+def test_a_spec_that_names_nothing(write, spec, said):
     write("")
-    with pytest.raises(UsageError, match=f"no module {missing} found") as caught:
+    with pytest.raises(UsageError, match=said) as caught:
         load_workload(spec, 6)
     assert not isinstance(caught.value, UserCodeError)
 

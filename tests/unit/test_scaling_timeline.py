@@ -122,12 +122,9 @@ def test_equal_stages_wait_as_the_gpipe_paper_says(schedule, n, m):
         assert bubble_share(schedule, [1.0] * n, [2.0] * n, m) == pytest.approx((n - 1) / (m + n - 1))
 
 
-def test_unequal_stages_wait_for_the_slowest():
+def test_unequal_stages_wait_for_the_slowest_and_partition_keeps_one_busy_at_a_time():
     # By hand: F 1, 1 then F 3, 3 ends at 7; backwards of no time. Busy 8 of 2 x 7.
     assert bubble_share("gpipe", [1.0, 3.0], [0.0, 0.0], 2) == pytest.approx(1 - 8 / 14)
-
-
-def test_partition_keeps_one_stage_busy_at_a_time():
     assert bubble_share("gpipe", [1.0, 5.0, 2.0], [2.0, 9.0, 4.0], 1) == pytest.approx(2 / 3)
 
 
