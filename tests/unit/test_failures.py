@@ -127,8 +127,12 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection cl
 ACCELERATOR, BACKEND = torch.AcceleratorError, dist.DistBackendError
 
 
-def failed(reason):
-    return Report(status="failed", reason=reason)
+def failed(reason, **more):
+    return Report(status="failed", reason=reason, **more)
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {str(error).splitlines()[0].strip()}"
 
 
 def full(memory, *, restart=False):
@@ -164,6 +168,25 @@ NCCL_WITHOUT_MEMORY = {
     "Failed to CUDA host alloc 4194304 bytes": "GPU",
     "Failed to malloc 4096 bytes": "host",
 }
+BROKEN = [
+    ACCELERATOR("CUDA error: device-side assert triggered" + ASYNCHRONOUS),
+    ACCELERATOR("CUDA error: an illegal memory access was encountered" + ASYNCHRONOUS),
+    RuntimeError("CUDA error: unspecified launch failure" + ASYNCHRONOUS),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, …"),
+    BACKEND(NCCL + "Cuda failure 1 'invalid argument'"),
+    RuntimeError(NCCL_2.format("unhandled system error (run with NCCL_DEBUG=INFO for details)", "")),
+    RuntimeError("NCCL operation timed out"),
+    RuntimeError("Failed to initialize NCCL communicator: invalid usage"),
+    dist.DistNetworkError("The client socket has failed"),
+]
+LOST_A_PEER = [
+    NCCL.replace("unhandled cuda error", GONE).replace("ncclUnhandledCudaError", "ncclRemoteError"),
+    NCCL_2.format(GONE, "socketProgress: Connection closed by remote peer"),
+    "NCCL communicator was aborted on rank 1.",
+    "NCCL communicator was aborted after a previous error",
+    GLOO,
+]
+"""A lost rank is the cause, not the one that misses it."""
 UNSUPPORTED = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"
 
 
@@ -176,6 +199,11 @@ UNSUPPORTED = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if
             (error, full(memory, restart=True))
             for last, memory in NCCL_WITHOUT_MEMORY.items()
             for error in (BACKEND(NCCL + last), RuntimeError(NCCL_2.format("unhandled cuda error", last)))
+        ),
+        *((error, failed(first_line(error), restart=True)) for error in BROKEN),
+        *(
+            (error, failed(first_line(error), restart=True, is_cause=False))
+            for error in (RuntimeError(text) for text in LOST_A_PEER)
         ),
         (ValueError("no such sample\nin folder x"), failed("ValueError: no such sample")),
         (KeyError(), failed("KeyError")),
@@ -191,22 +219,8 @@ UNSUPPORTED = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if
     ids=lambda part: repr(part)[:50],
 )
 def test_what_an_error_costs(error, report):
-    """The case alone, but where NCCL has no memory: then the ranks start again."""
+    """The case alone, but where the device or the communicator is broken: then the ranks start again."""
     assert report_of(error) == report
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        NCCL.replace("unhandled cuda error", GONE).replace("ncclUnhandledCudaError", "ncclRemoteError"),
-        NCCL_2.format(GONE, "socketProgress: Connection closed by remote peer"),
-        "NCCL communicator was aborted on rank 1.",
-        "NCCL communicator was aborted after a previous error",
-    ],
-)
-def test_a_lost_rank_is_the_cause_not_the_one_that_misses_it(text):
-    found = report_of(RuntimeError(text))
-    assert (found.status, found.restart, found.is_cause) == ("failed", True, False)
 
 
 @pytest.mark.parametrize(
@@ -238,28 +252,6 @@ def test_the_texts_of_the_installed_allocator():
 
     found = attempt(work)
     assert (found.status, found.reason) == ("oom", full("host").reason)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ACCELERATOR("CUDA error: device-side assert triggered" + ASYNCHRONOUS),
-        ACCELERATOR("CUDA error: an illegal memory access was encountered" + ASYNCHRONOUS),
-        RuntimeError("CUDA error: unspecified launch failure" + ASYNCHRONOUS),
-        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, …"),
-        BACKEND(NCCL + "Cuda failure 1 'invalid argument'"),
-        RuntimeError(NCCL_2.format("unhandled system error (run with NCCL_DEBUG=INFO for details)", "")),
-        RuntimeError("NCCL operation timed out"),
-        RuntimeError("Failed to initialize NCCL communicator: invalid usage"),
-        dist.DistNetworkError("The client socket has failed"),
-        RuntimeError(GLOO),
-    ],
-    ids=lambda part: str(part)[:50],
-)
-def test_a_broken_device_or_communicator_cannot_go_on(error):
-    found = report_of(error)
-    assert (found.status, found.restart) == ("failed", True)
-    assert found.reason == f"{type(error).__name__}: {str(error).splitlines()[0].strip()}"
 
 
 def test_what_a_replica_raised_is_named_by_its_own_line():

@@ -110,27 +110,22 @@ def facts(mode, *by_rank):
     return facts_of(case(mode), Proven(shown=Shown(), split_effect=0.0), warmed, Shown(), None)
 
 
-def test_dp_tells_how_much_more_device_0_takes():
-    """600 MiB beside 200 and 100 MiB are 4 times their mean."""
-    found = facts("dp", (DeviceMemory(600.0, 640.0), DeviceMemory(200.0, 700.0), DeviceMemory(100.0, 120.0)))
-    assert found["peak_mem_mib"] == 600.0
-    assert found["reserved_mem_mib"] == 700.0, "of the device that holds most, here not device 0"
-    assert found["mem_by_device_mib"] == "600.0/200.0/100.0"
-    assert found["dp_device0_mem_ratio"] == pytest.approx(4.0)
-
-
-def test_ddp_has_a_device_of_each_rank_in_their_order():
-    found = facts(
-        "ddp", (DeviceMemory(10.0, 20.0),), (DeviceMemory(12.25, 16.0),), (DeviceMemory(11.0, 16.0),)
-    )
-    assert (found["peak_mem_mib"], found["reserved_mem_mib"]) == (12.25, 20.0)
-    assert found["mem_by_device_mib"] == "10.0/12.2/11.0"
-    assert "dp_device0_mem_ratio" not in found
-
-
-@pytest.mark.parametrize("by_rank", [[()], [(DeviceMemory(10.0, 16.0),), ()]])
-def test_memory_that_a_rank_cannot_tell_leaves_the_columns_empty(by_rank):
-    assert not [name for name in facts("ddp", *by_rank) if "mem" in name]
+@pytest.mark.parametrize(
+    ("mode", "by_rank", "columns"),
+    [
+        # 600 MiB beside 200 and 100 MiB are 4 times their mean; most is held by another than device 0.
+        ("dp", [((600.0, 640.0), (200.0, 700.0), (100.0, 120.0))], (600.0, 700.0, "600.0/200.0/100.0", 4.0)),
+        ("ddp", [((10.0, 20.0),), ((12.25, 16.0),), ((11.0, 16.0),)], (12.25, 20.0, "10.0/12.2/11.0")),
+        ("ddp", [()], ()),
+        ("ddp", [((10.0, 16.0),), ()], ()),
+    ],
+    ids=["dp", "ddp", "untold", "untold on a rank"],
+)
+def test_memory_of_a_case_by_device(mode, by_rank, columns):
+    found = facts(mode, *(tuple(DeviceMemory(*one) for one in rank) for rank in by_rank))
+    names = ("peak_mem_mib", "reserved_mem_mib", "mem_by_device_mib", "dp_device0_mem_ratio")
+    wanted = dict(zip(names, columns, strict=False))
+    assert {name: value for name, value in found.items() if "mem" in name} == pytest.approx(wanted)
 
 
 class Knowing(nn.Module):

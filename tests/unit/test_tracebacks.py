@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from torch._utils import ExceptionWrapper
 
 from ddp_bench.bench.errors import UserCodeError
 from ddp_bench.bench.run.failures import failure_in
@@ -16,6 +15,7 @@ from ddp_bench.bench.worker.messages import Report
 NET = """\
 import json
 import torch
+from torch._utils import ExceptionWrapper
 
 def late(*_):
     raise ValueError("late bug")
@@ -65,6 +65,13 @@ def odd(*_):
 
 def without_end(x):
     return without_end(x)
+
+def in_replica(*_):
+    try:
+        late()
+    except ValueError:
+        wrapped = ExceptionWrapper(where="in replica 1 on device 1")
+    wrapped.reraise()
 """
 
 
@@ -108,6 +115,7 @@ def raised(work):
         ("in_backward", LATE),
         ("odd", f"net.py:{lines('raise Odd')}, in odd"),
         ("without_end", f"net.py:{lines('return without_end')}, in without_end"),
+        ("in_replica", LATE),
     ],
 )
 def test_an_error_is_put_down_to_the_users_line(net, name, place):
@@ -126,15 +134,6 @@ def test_what_wraps_the_users_error_is_looked_through(net):
     error = raised(compile_backend)
     error.__traceback__ = None  # of the wrapper, raised by the suite or by torch
     assert tb.place_of(error) == LATE
-
-
-def test_a_replicas_error_is_put_down_to_the_line_in_its_text(net):
-    """As of nn.DataParallel and of a DataLoader: its own frames are in another thread or process."""
-    try:
-        net.late()
-    except ValueError:
-        wrapped = ExceptionWrapper(where="in replica 1 on device 1")
-    assert tb.place_of(raised(wrapped.reraise)) == LATE
 
 
 def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net):
