@@ -62,10 +62,9 @@ def _check_signature(workload: Workload, field: str) -> None:
             f"`{field}` of workload {workload.name} is {describe(function)}; give a function, which is called"
             f" as {EXPECTED[field]}"
         )
-    signature = _signature(function)
-    if signature is not None and not _binds(signature, (None,) * NUM_ARGUMENTS[field], {}):
+    if taken := _other_arguments(function, (None,) * NUM_ARGUMENTS[field], {}):
         raise UsageError(
-            f"`{field}` of workload {workload.name} takes {signature}; it is called as {EXPECTED[field]}"
+            f"`{field}` of workload {workload.name} takes {taken}; it is called as {EXPECTED[field]}"
         )
 
 
@@ -95,10 +94,9 @@ def _check_forward(workload: Workload, module: nn.Module, batch: Batch) -> None:
     if workload.batch_loss is not None:
         return
     inputs, _ = batch
-    signature = _signature(module.forward)
-    if signature is not None and not _binds(signature, *arguments_of(inputs)):
+    if taken := _other_arguments(module.forward, *arguments_of(inputs)):
         raise UsageError(
-            f"the module of workload {workload.name} takes {signature}; `batch` gives it {describe(inputs)}:"
+            f"the module of workload {workload.name} takes {taken}; `batch` gives it {describe(inputs)}:"
             " a tensor is one argument, a tuple is positional arguments, a dict is keyword arguments"
         )
 
@@ -129,19 +127,15 @@ def _try_loss(workload: Workload, module: nn.Module, batch: Batch) -> None:
     check_loss(workload, loss)
 
 
-def _signature(function: Any) -> inspect.Signature | None:
-    """Its parameters without their types; None where Python cannot tell, as for some written in C."""
+def _other_arguments(function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
+    """Its parameters where it takes others, without types; empty also where Python cannot tell, as of C."""
     try:
-        found = inspect.signature(function)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return None
-    bare = [one.replace(annotation=inspect.Parameter.empty) for one in found.parameters.values()]
-    return inspect.Signature(bare)
-
-
-def _binds(signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        return ""
     try:
         signature.bind(*arguments, **named)
     except TypeError:
-        return False
-    return True
+        bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+        return str(inspect.Signature(bare))
+    return ""

@@ -103,16 +103,16 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
     steps: list[float] = []
     samples: dict[str, list[float]] = {}
     ready: dict[int, list[float]] = {}
+    ddp = trainer.mode if isinstance(trainer.mode, DistributedMode) else None
+    windows: list[float | None] = []
     lead_in(trainer.step, device)
-    with (
-        no_gc(),
-        anatomy.ready_hooks(),
-        _dp_stages(trainer, samples),
-        _ddp_window(trainer, samples) as window,
-    ):
+    with no_gc(), anatomy.ready_hooks(), _dp_stages(trainer, samples), contextlib.ExitStack() as at_end:
+        if ddp is not None:
+            at_end.callback(ddp.sample_every, NEVER)
+            ddp.sample_every(1)
         for _ in range(num_steps):
             phases, moments, total = anatomy.measured(trainer.step)
-            window()
+            windows += [ddp.logged_window()] if ddp is not None else []
             steps.append(total)
             for phase, value in phases.items():
                 samples.setdefault(f"{phase}_ms", []).append(value)
@@ -123,6 +123,9 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
         for _ in range(local_steps):
             _, moments, _ = anatomy.measured(trainer.local_step)
             samples.setdefault("local_last_ready_ms", []).append(max(moments.values()))
+    # The first window is of an iteration before this pass.
+    if known := [window for window in windows[1:] if window is not None]:
+        samples["overlap_window_pct"] = known
     detail: dict[str, Any] = {name: round(median(values), 4) for name, values in samples.items()}
     if "dp_apply_ms" in detail and "dp_reduce_ms" in detail:
         parallel_ms = detail["dp_apply_ms"] + detail["dp_backward_ms"]
@@ -158,29 +161,6 @@ def _timed(into: list[float], gpus: Sequence[int]) -> Iterator[None]:
     for index in gpus:
         torch.cuda.synchronize(index)
     into.append((time.perf_counter_ns() - start) / 1e6)
-
-
-@contextlib.contextmanager
-def _ddp_window(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[Callable[[], None]]:
-    """DDP's logger, sampling for the length of the pass; the yielded function reads the last it published."""
-    mode = trainer.mode
-    if not isinstance(mode, DistributedMode):
-        yield lambda: None
-        return
-
-    windows: list[float | None] = []
-
-    def read() -> None:
-        windows.append(mode.logged_window())
-        # The first tells of an iteration before this pass.
-        if len(windows) > 1 and windows[-1] is not None:
-            samples.setdefault("overlap_window_pct", []).append(windows[-1])
-
-    mode.sample_every(1)
-    try:
-        yield read
-    finally:
-        mode.sample_every(NEVER)
 
 
 def bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Sequence[int]]) -> list[float]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 
-from ...models.data import BatchSource, Drawn, PrefetchSource, open_source
+from ...models.data import BatchSource, Drawn, PrefetchSource
 from ...models.step import compile_module, placed
 from ..buckets import BucketLayout
-from ..case import Case, split_of
+from ..case import Case
 from ..measure.anatomy import bucket_ready_ms, run_anatomy
 from ..measure.calibration import longest, run_calibration
 from ..measure.clock import Clock
@@ -200,19 +200,9 @@ def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: S
 
 def source_of(case: Case, shared: Shared) -> BatchSource:
     """What this rank trains on; batches that another live case holds are not drawn again."""
-    split, settings, device = split_of(case), shared.settings, shared.place.device
-    source = open_source(
-        shared.prover.workload,
-        data=case.data,
-        batch_size=split.batch_size,
-        rank=case.part_of(shared.place.rank),
-        world_size=split.num_sources,
-        device=device,
-        seed=settings.seed,
-        num_workers=settings.data_workers,
-        drawn=shared.drawn,
-    )
-    return PrefetchSource(source, device) if settings.copies_ahead else source
+    place = shared.place
+    source = shared.prover.maker.source(case, case.part_of(place.rank), place.device, shared.drawn)
+    return PrefetchSource(source, place.device) if shared.settings.copies_ahead else source
 
 
 def _sparse_gradients(trainer: Trainer, buckets: Sequence[Sequence[int]]) -> dict[int, torch.Tensor]:

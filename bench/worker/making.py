@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...models.data import mixed
+from ...models.data import BatchSource, Drawn, mixed, open_source
 from ...models.workload import Batch, Workload, check_loss, loss_function, make_batch, make_module
+from ..case import Case, split_of
 from ..errors import UsageError
 from ..modes.base import tensors_of_module
 from .peers import Weights
@@ -30,11 +31,20 @@ class Maker:
     """Makes one module after another. The first one's parameters and buffers are those of all."""
 
     def __init__(
-        self, workload: Workload, seed: int, device: torch.device, alone: dist.ProcessGroup | None = None
+        self,
+        workload: Workload,
+        seed: int,
+        device: torch.device,
+        *,
+        data_workers: int = 0,
+        alone: dist.ProcessGroup | None = None,
     ) -> None:
+        """`data_workers` are loader processes of a rank, with a folder: the augmentation depends on them.
+
+        `alone` is the default process group where the module is computed by one rank alone.
+        """
         self.workload, self.seed, self.device = workload, seed, device
-        self.alone = alone
-        """The default process group where the module is computed by one rank alone."""
+        self.data_workers, self.alone = data_workers, alone
         self.seconds = math.inf
         """What a call of the workload's function takes, the shortest so far: the first may import."""
         first = self._made()
@@ -45,6 +55,21 @@ class Maker:
     @property
     def is_slow(self) -> bool:
         return self.seconds > SLOW_S
+
+    def source(self, case: Case, part: int, device: torch.device, drawn: Drawn | None = None) -> BatchSource:
+        """What a part of a case's batches is fetched from; those in `drawn` are not drawn again."""
+        split = split_of(case)
+        return open_source(
+            self.workload,
+            data=case.data,
+            batch_size=split.batch_size,
+            rank=part,
+            world_size=split.num_sources,
+            device=device,
+            seed=self.seed,
+            num_workers=self.data_workers,
+            drawn=drawn,
+        )
 
     def batch(self, size: int) -> Any:
         generator = torch.Generator().manual_seed(self.seed)

@@ -54,8 +54,7 @@ class Prover:
     workload: Workload
     place: Place
     seed: int
-    data_workers: int = 0
-    """Loader processes of every rank, with a folder of images."""
+    data_workers: InitVar[int] = 0
 
     control: dist.ProcessGroup | None = None
     """What ranks speak through in a proof; None is the default group."""
@@ -66,8 +65,9 @@ class Prover:
     draws: bool = False
     """Whether the model of the case that was proved last, or its loss, draws random numbers."""
 
-    def __post_init__(self, alone: dist.ProcessGroup | None) -> None:
-        self.maker = Maker(self.workload, self.seed, self.place.device, alone)
+    def __post_init__(self, data_workers: int, alone: dist.ProcessGroup | None) -> None:
+        device = self.place.device
+        self.maker = Maker(self.workload, self.seed, device, data_workers=data_workers, alone=alone)
         self._is_given = self.place.rank == 0
         """Whether its modules have the first rank's weights."""
         self.splitter = Splitter(self.maker)
@@ -75,7 +75,7 @@ class Prover:
 
     def forget(self) -> None:
         """Give back the memory of what cases are compared with: copies of the model, some in float64."""
-        self.inputs, self.reference = ProofInputs(self.maker), Reference(self.maker, self.data_workers)
+        self.inputs, self.reference = ProofInputs(self.maker), Reference(self.maker)
 
     def peers(self, case: Case) -> Peers:
         """The ranks of a case, each of which asks: from then on modules have the first one's weights."""

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...models.data import open_source
 from ...models.nested import chunk, join, map_tensors
 from ...models.workload import Batch, Loss
 from ..case import Case, Split, split_of
@@ -101,8 +100,6 @@ class Reference:
     """Computes with a workload's plain module as its author would on one device; keeps what came of it."""
 
     maker: Maker
-    num_workers: int = 0
-    """Loader processes of every rank, with a folder of images: the augmentation depends on them."""
     _known: dict[tuple[object, ...], Computed] = field(default_factory=dict)
 
     def update(self, of: Subject, scales: tuple[float, ...], **how: bool) -> Computed | None:
@@ -178,18 +175,8 @@ class Reference:
         """What the part that this rank computes is fetched from, on the host."""
         split, sources = split_of(case), []
         for part in range(split.num_sources) if split.joined else [own]:
-            source = open_source(
-                self.maker.workload,
-                data=case.data,
-                batch_size=split.batch_size,
-                rank=part,
-                world_size=split.num_sources,
-                device=torch.device("cpu"),
-                seed=self.maker.seed,
-                num_workers=self.num_workers,
-            )
-            closing.callback(source.close)
-            sources.append(source)
+            sources.append(self.maker.source(case, part, torch.device("cpu")))
+            closing.callback(sources[-1].close)
 
         def fetch(_: int) -> Batch:
             found = [source.next() for source in sources]

@@ -170,7 +170,9 @@ def other_weights(self, case, module, *more, **rest):
     with torch.no_grad():
         module.first.weight.mul_(2 if last else 1)
     built(self, case, module, *more, **rest)
-opened = held_case.open_source
+opened = held_case.source_of
+def of_first(case, shared):
+    return opened(case, replace(shared, place=replace(shared.place, rank=0)))
 def silent(self, *more, **rest):
     built(self, *more, **rest)
     self.ddp.require_backward_grad_sync = False
@@ -188,7 +190,7 @@ mutants = {
     "other draws on one rank": [(DistributedMode, "train", draws_once_more)],
     "evaluation on one rank": [(DistributedMode, "train", in_evaluation)],
     "other weights on one rank": [(DistributedMode, "__init__", other_weights)],
-    "a batch twice": [(held_case, "open_source", lambda *given, **how: opened(*given, **how | {"rank": 0}))],
+    "a batch twice": [(held_case, "source_of", of_first)],
     "a step skipped on one rank": [(Trainer, "_update", skipped)],
 }
 """

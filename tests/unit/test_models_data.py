@@ -15,6 +15,7 @@ from torch.nn.parallel import scatter_gather
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.worker import held_case
+from ddp_bench.bench.worker.making import Maker
 from ddp_bench.models import data
 from ddp_bench.models.data import PrefetchSource, open_source
 from ddp_bench.models.nested import (
@@ -78,7 +79,7 @@ def test_a_folder_needs_a_workload_with_an_image_size():
 
 def shared_by(settings):
     """What cases share on rank 0."""
-    place, prover = SimpleNamespace(rank=0, device=CPU), SimpleNamespace(workload=WORKLOAD)
+    place, prover = SimpleNamespace(rank=0, device=CPU), SimpleNamespace(maker=Maker(WORKLOAD, 0, CPU))
     return held_case.Shared(place=place, settings=settings, clock=None, prover=prover)
 
 
