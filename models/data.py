@@ -162,7 +162,7 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
         raise UsageError(
             f"workload {workload.name} sets no image_size; set it, or use `device` or `host` data"
         )
-    if not is_pair_of_tensors(make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))):
+    if not is_pair_of_tensors(make_batch(workload)):
         raise UsageError(
             f"a folder gives (images, classes), two tensors, and `batch` of workload {workload.name} another "
             "shape; use `device` or `host` data"

@@ -16,8 +16,6 @@ from .workload import Batch, Workload, arguments_of, make_batch, make_module
 
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
-_BATCH_SIZE = 2  # some models squeeze away a batch of one
-
 
 def profile_workload(workload: Workload) -> Model:
     """Count parameters, gradient bytes and forward FLOPs, at no cost where the model runs on the meta device.
@@ -34,8 +32,8 @@ def profile_workload(workload: Workload) -> Model:
         num_params=sum(param.numel() for param in params),
         dtype=DTYPES.get(dtypes.pop()) if len(dtypes) == 1 else None,
         gradient_bytes=sum(param.numel() * param.element_size() for param in params if param.requires_grad),
-        # of one row; a count of zero means that the counter knows none of the model's operators
-        forward_flops_per_image=flops // _BATCH_SIZE if flops else None,
+        # of one of two rows; a count of zero means that the counter knows none of the model's operators
+        forward_flops_per_image=flops // 2 if flops else None,
         in_evaluation=not module.training,
     )
 
@@ -80,7 +78,7 @@ def _forward(workload: Workload) -> tuple[nn.Module, object, FlopCounterMode | N
     Both are None where it runs on neither.
     """
     with torch.random.fork_rng(devices=[]):
-        batch = make_batch(workload, batch_size=_BATCH_SIZE, generator=torch.Generator().manual_seed(0))
+        batch = make_batch(workload)
         try:
             with warnings.catch_warnings(action="ignore"), torch.device("meta"):
                 on_meta = map_tensors(lambda tensor: tensor.to("meta"), batch)

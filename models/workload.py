@@ -113,8 +113,6 @@ def loss_function(workload: Workload) -> Loss:
 
     def of_pair(model: Callable[..., Any], batch: Batch) -> Tensor:
         inputs, targets = batch
-        if isinstance(inputs, Tensor):
-            return loss(model(inputs), targets)
         arguments, named = arguments_of(inputs)
         return loss(model(*arguments, **named), targets)
 
@@ -178,13 +176,14 @@ def make_module(workload: Workload) -> nn.Module:
     return module.to(memory_format=torch.channels_last) if workload.channels_last else module
 
 
-def make_batch(workload: Workload, *, batch_size: int, generator: torch.Generator) -> Batch:
+def make_batch(workload: Workload, *, batch_size: int = 2, generator: torch.Generator | None = None) -> Batch:
     """Make one host batch and check its shape: `batch_size` rows in each tensor, and a pair for `loss`.
 
+    Without a `generator` it is always the same. Two rows: some models squeeze away a batch of one.
     Raises UserCodeError where the workload's own code raises and UsageError where the batch is malformed.
     """
     with users_code(f"workload {workload.name} cannot make a batch of {batch_size}"):
-        batch = workload.batch(batch_size, generator)
+        batch = workload.batch(batch_size, generator or torch.Generator().manual_seed(0))
     if wrong := _what_is_wrong(workload, batch, batch_size):
         raise UsageError(
             f"`batch` of workload {workload.name} returned {describe(batch)} for batch size {batch_size};"

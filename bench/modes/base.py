@@ -58,11 +58,9 @@ def pin(core: int) -> None:
 
 def gradients_of(module: nn.Module) -> dict[str, Tensor]:
     """The gradients of a module's trainable parameters, dense, by name; zeros where there is none."""
-    return {
-        name: torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
-        for name, one in module.named_parameters()
-        if one.requires_grad
-    }
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in trained.items()}
+    return {name: one.to_dense() if one.is_sparse else one for name, one in found.items()}
 
 
 def tensors_of_module(module: nn.Module) -> dict[str, Tensor]:
@@ -134,11 +132,12 @@ class Mode:
 
     def gradients(self) -> dict[str, Tensor]:
         """Averaged gradients of the plain module's parameters, by name; every rank of the case calls it."""
-        return gradients_of(self.module)
+        return self.whole(gradients_of(self.module))
 
     def weights(self) -> dict[str, Tensor]:
         """The plain module's trainable parameters, by name; every rank of the case calls it."""
-        return {name: one.detach() for name, one in self.module.named_parameters() if one.requires_grad}
+        trained = [(name, one) for name, one in self.module.named_parameters() if one.requires_grad]
+        return self.whole({name: one.detach() for name, one in trained})
 
     def buffers(self) -> dict[str, Tensor]:
         """The plain module's buffers that this rank has, by name."""
@@ -153,7 +152,11 @@ class Mode:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights that load into the plain module: no wrapper's prefix; every rank of the case calls it."""
-        return self.module.state_dict()
+        return self.whole(self.module.state_dict())
+
+    def whole(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The whole of tensors of which each rank of the case may have a part."""
+        return own
 
     def close(self) -> None:
         """Release threads and hooks."""

@@ -49,15 +49,8 @@ class BlockwiseMode(Mode):
         _wrap(wrap, module, case, output_dtype=own)  # for the loss, as under autocast
         self.wrapped = self.module = module
 
-    def gradients(self) -> dict[str, Tensor]:
-        trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
-        return {name: _whole(torch.zeros_like(p) if p.grad is None else p.grad) for name, p in trained}
-
-    def weights(self) -> dict[str, Tensor]:
-        return {name: _whole(one) for name, one in super().weights().items()}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: _whole(value) for name, value in self.module.state_dict().items()}
+    def whole(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: one.full_tensor() if isinstance(one, DTensor) else one for n, one in own.items()}
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -113,7 +106,3 @@ def _wrap(
     own = {p.dtype for p in module.parameters()}
     param_dtype, reduce_dtype = (None, None) if torch.float64 in own else (torch.bfloat16, torch.float32)
     wrap(module, mp_policy=MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype))
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value

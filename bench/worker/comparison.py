@@ -30,8 +30,9 @@ OF_ONE, MOST_OF_ONE = 10, 0.5
 FLOOR = 1e-2
 """Of the norm over all: to less than it no tensor's error is relative, for some gradients are noise."""
 
-CANCELLED = 1e-5
-"""Of what is added up: to less than it no error is relative, for what cancels leaves its rounding."""
+EXACT, CANCELLED = 1e-9, 1e-5
+"""Where no more than the first is allowed, no error is relative to less than the second of what is added up:
+what cancels leaves its rounding."""
 
 OF_LIMIT = 0.1
 """Two runs of the plain module that differ by more of the limit prove nothing."""
@@ -106,8 +107,10 @@ class Comparison:
             if right is not None and (waits := why_ddp_waits(self.of.case, right.unused)):
                 raise UnusedParametersError(waits)
 
-    def off(self, found: Computed | None, *, share: float = 0.0) -> Off:
-        """How far `found` is from it on any rank; `share` is of what is added up, as in `off_by`."""
+    def off(self, found: Computed | None, allowed: float = 0.0) -> Off:
+        """How far `found` is from it on any rank, where so much is allowed."""
+        # Coarse arithmetic leaves more where what is added up cancels.
+        share = CANCELLED if allowed <= EXACT else 1.0
         right, own = self.right, Off()
         if found is not None and right is not None:
             own = max(
@@ -118,7 +121,7 @@ class Comparison:
             )
         return own.among(self.of.peers)
 
-    def why_off(self, error: Off, limit: float, wrong: str, *, share: float = 0.0) -> NotProved:
+    def why_off(self, error: Off, limit: float, wrong: str) -> NotProved:
         """Why a case that is off by too much is not proved. Raises ProofError, `wrong`, where it is wrong."""
         case = self.of.case
         usual = case.compile == "off" and case.precision == "fp32"
@@ -126,7 +129,7 @@ class Comparison:
         if not (case.mode == "single" and usual and not (case.fused_optimizer or case.channels_last)):
             if case.sync_batchnorm and self.draws:
                 return NO_SEED
-            error = self.off(self.reference(repeated=True), share=share)
+            error = self.off(self.reference(repeated=True), limit)
             if error.total <= OF_LIMIT * limit:
                 raise ProofError(wrong)
         return NotProved(

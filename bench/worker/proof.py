@@ -24,7 +24,7 @@ from ...models.workload import Batch, Workload, one_line
 from ..case import STAND_IN, Case, Split
 from ..errors import RAISED_BY_USERS
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
-from .comparison import AMPLIFIED, CANCELLED, Comparison, ProofError, unless_memory_is_full
+from .comparison import AMPLIFIED, EXACT, Comparison, ProofError, unless_memory_is_full
 from .error_report import is_of_the_model
 from .facts import Shown
 from .making import Maker, begin_draws, shapes_of
@@ -33,7 +33,7 @@ from .proof_inputs import IN_16_BITS, ProofInputs
 from .reference import Computed, Reference, Subject, Work
 from .stages import Splitter
 
-TOLERANCES = {"none": 1e-9, "powersgd": 1e-9, "fp16": 2e-3, "bf16": 2e-2}
+TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2e-2}
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
 send (half their last mantissa bit is 2^-11 and 2^-8), PowerSGD compresses only from its third step."""
 
@@ -171,19 +171,14 @@ class Prover:
         self.draws = with_plain.draws
         narrowed = case.mp_policy != "none" and dtype != torch.float64
         allowed = MOST_IN_16_BITS if narrowed else TOLERANCES[case.comm_hook]
-        error = with_plain.off(found, share=_share(allowed))
+        error = with_plain.off(found, allowed)
         if not error.is_within(allowed):
             allowed = max(allowed, self.inputs.allowed(peers))
-            error = with_plain.off(found, share=_share(allowed))
+            error = with_plain.off(found, allowed)
         if allowed >= IN_16_BITS and not error.is_within(allowed):
-            noise = with_plain.off(with_plain.reference(again=True), share=_share(allowed))
+            noise = with_plain.off(with_plain.reference(again=True), allowed)
             allowed = max(allowed, min(AMPLIFIED * noise.total, MOST_IN_16_BITS))
         if error.is_within(allowed):
             return Shown(error=error.total)
         wrong = f"{error.said(allowed)} (relative; at most {allowed:.0e}{self.inputs.less()})"
-        return Shown(not_proved=with_plain.why_off(error, allowed, wrong, share=_share(allowed)))
-
-
-def _share(allowed: float) -> float:
-    """Of what is added up: no error is relative to less. Coarse arithmetic leaves more where it cancels."""
-    return CANCELLED if allowed <= TOLERANCES["none"] else 1.0
+        return Shown(not_proved=with_plain.why_off(error, allowed, wrong))
