@@ -93,11 +93,18 @@ class Anatomy:
         self._phases.append((phase, self._clock.now()))
 
 
-def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local_steps: int) -> BlockTimes:
+def run_anatomy(
+    trainer: Trainer,
+    num_steps: int,
+    device: torch.device,
+    *,
+    local_steps: int,
+    buckets: Sequence[Sequence[int]] = (),
+) -> BlockTimes:
     """`num_steps` instrumented steps, then `local_steps` without communication.
 
     The detail holds medians over the steps in ms: the phases, the DP stages, `last_ready_ms` (gradient
-    computation ends, since the backward began) with and without communication, and `ready_ms` by parameter.
+    computation ends, since the backward began) with and without communication, and `ready_ms` by bucket.
     """
     anatomy = Anatomy(trainer, device)
     steps: list[float] = []
@@ -130,7 +137,9 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
     if "dp_apply_ms" in detail and "dp_reduce_ms" in detail:
         parallel_ms = detail["dp_apply_ms"] + detail["dp_backward_ms"]
         detail["dp_device0_pct"] = round(100 * (1 - parallel_ms / median(steps)), 3)
-    detail["ready_ms"] = {index: round(median(values), 4) for index, values in sorted(ready.items())}
+    if buckets:
+        medians_ms = {index: round(median(values), 4) for index, values in ready.items()}
+        detail["ready_ms"] = bucket_ready_ms(medians_ms, buckets)
     return BlockTimes(sum(steps), tuple(steps), detail)
 
 

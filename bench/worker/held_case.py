@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from ...models.data import BatchSource, Drawn, PrefetchSource
 from ...models.step import compile_module, placed
 from ..buckets import BucketLayout
 from ..case import Case
-from ..measure.anatomy import bucket_ready_ms, run_anatomy
+from ..measure.anatomy import run_anatomy
 from ..measure.calibration import longest, run_calibration
 from ..measure.clock import Clock
 from ..measure.memory import MemoryWatch, release_memory
@@ -178,12 +178,9 @@ class HeldCase:
             from ..measure.pipeline import run_pipeline_anatomy  # imported with such a case
 
             return run_pipeline_anatomy(trainer, case, ANATOMY_STEPS, device, self.group)
-        times = run_anatomy(trainer, ANATOMY_STEPS, device, local_steps=1 if case.communicates else 0)
-        detail = dict(times.detail)
-        ready = detail.pop("ready_ms")
-        if self.layout is not None and self.layout.parameters:
-            detail["ready_ms"] = bucket_ready_ms(ready, self.layout.parameters)
-        return replace(times, detail=detail)
+        buckets = () if self.layout is None else self.layout.parameters
+        local_steps = 1 if case.communicates else 0
+        return run_anatomy(trainer, ANATOMY_STEPS, device, local_steps=local_steps, buckets=buckets)
 
 
 def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: Stages | None) -> HeldCase:

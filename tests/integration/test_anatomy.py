@@ -82,7 +82,7 @@ def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for):
 
 RANKS = """
 import gc, gzip, time, weakref
-from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
+from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.standalone import BucketReplay
 from ddp_bench.bench.measure.trace import run_trace
@@ -146,9 +146,14 @@ def test_anatomy_and_trace_of_ddp(instrumented):
     found = instrumented("""
 trainer = made()
 layout = trainer.mode.bucket_layout()
-before = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
-anatomy = run_anatomy(trainer, 4, cluster.place.device, local_steps=2)
-one_step = run_anatomy(trainer, 1, cluster.place.device, local_steps=0).detail
+before = [trainer.mode.ddp._get_ddp_logging_data()["iteration"]]
+for _ in range(4):
+    trainer.step()
+before.append(trainer.mode.ddp._get_ddp_logging_data()["iteration"])
+assert trainer.mode.bucket_layout() == layout
+how = {"local_steps": 2, "buckets": layout.parameters}
+anatomy = run_anatomy(trainer, 4, cluster.place.device, **how)
+one_step = run_anatomy(trainer, 1, cluster.place.device, **how | {"local_steps": 0}).detail
 sampled = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 group = cluster.group(2, "gloo")
 trace = run_trace(trainer, cluster.place.device, layout.num_bytes, group=group, keep=True)
@@ -157,7 +162,7 @@ for _ in range(3):
 after = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in trainer.mode.module.parameters())
 detail = {k: v for k, v in anatomy.detail.items() if k != "ready_ms"}
-ready = [bucket_ready_ms(one_step["ready_ms"], layout.parameters), one_step["last_ready_ms"]]
+ready = [one_step["ready_ms"], one_step["last_ready_ms"]]
 chrome = json.loads(gzip.decompress(trace.trace))
 names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
 span = [trace.block_ms, sum(e["dur"] for e in chrome["traceEvents"] if e.get("name") == "step") / 1000]
@@ -180,7 +185,8 @@ report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, aft
         assert block_ms == pytest.approx(annotated_ms, rel=0.05)
         assert sum(name.startswith("bucket ") for name in names) == num_buckets
         assert hooks == 0
-        assert before < sampled, "the logger samples during the pass"
+        assert before[0] == before[1] >= 2, "it has sampled, and is silent once settled"
+        assert before[1] < sampled, "the logger samples during the pass"
         assert after <= sampled + 1, "and is silent again after it"
 
 

@@ -53,24 +53,6 @@ report(layouts)
     assert found == [RESNET18_LAYOUTS, RESNET18_LAYOUTS]
 
 
-def test_ddps_own_sampling_is_silent_once_settled(built):
-    """DDP's logger synchronises the device in every iteration it samples, the first ten by default."""
-    found = built("""
-mode = build_mode(case(), resnet18(), cluster.place, cluster.group(2, "gloo"))
-for _ in range(3):
-    step(mode)
-before = mode.ddp._get_ddp_logging_data()["iteration"]
-mode.settle()
-for _ in range(4):
-    step(mode)
-report([before, mode.ddp._get_ddp_logging_data()["iteration"], mode.bucket_layout().num_bytes])
-""")
-    for before, after, layout in found:
-        assert before >= 2, "it does sample before, or this test could not fail"
-        assert after == before
-        assert layout == RESNET18_LAYOUTS["default"], "the rebuilt layout survives"
-
-
 ZERO = """
 def groups_of(parameters):
     first, *others = parameters
