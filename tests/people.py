@@ -32,6 +32,10 @@ class Mlp(nn.Module):
     def __init__(self, out=3):
         super().__init__()
         self.first, self.last = nn.Linear(WIDTH, 12), nn.Linear(12, out)
+        self.build()
+
+    def build(self):
+        """What else it has."""
 
     def hidden(self, x):
         return self.first(x).tanh()
@@ -66,8 +70,7 @@ class Skips(nn.Module):
 
 
 class SkipsAndDrops(Mlp):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.skips = Skips()
 
     def hidden(self, x):
@@ -91,8 +94,7 @@ def matched(outputs, others):
 
 
 class Normed(Mlp):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.norm = nn.BatchNorm1d(12)
 
     def hidden(self, x):
@@ -105,14 +107,12 @@ class InFloat32(Normed):
 
 
 class Spectral(Mlp):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         nn.utils.parametrizations.spectral_norm(self.first)
 
 
 class Locked(Mlp):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.lock = threading.Lock()
 
     def forward(self, x):
@@ -121,8 +121,7 @@ class Locked(Mlp):
 
 
 class Watched(Mlp):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.first.register_forward_hook(lambda part, _, out: setattr(part, "seen", out))
 
     def forward(self, x):
@@ -132,8 +131,7 @@ class Watched(Mlp):
 class HookedGradient(Mlp):
     calls = 0
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.first.weight.register_hook(self.shrunk)
 
     @staticmethod
@@ -180,8 +178,7 @@ class LosesReal(LosesImaginary):
 
 
 class Codebook(Mlp):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.register_buffer("codes", torch.randn(4, WIDTH))
 
     def forward(self, x):
@@ -201,8 +198,7 @@ class Versioned(Mlp):
 
 
 class Grows(Mlp):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.register_buffer("table", torch.empty(0))
 
     def forward(self, x):
@@ -212,8 +208,7 @@ class Grows(Mlp):
 
 
 class WithoutBackbone(Mlp):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.first.requires_grad_(requires_grad=False)
 
     def state_dict(self, *arguments, **options):
@@ -260,8 +255,7 @@ class Checkpointed(Mlp):
 class Momentum(Mlp):
     """A frozen copy follows the trained layer within the forward."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.slow = nn.Linear(WIDTH, 12).requires_grad_(requires_grad=False)
 
     def forward(self, x):
@@ -271,8 +265,7 @@ class Momentum(Mlp):
 
 
 class OwnGenerator(Mlp):
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.generator = torch.Generator().manual_seed(3)
 
     def forward(self, x):
@@ -331,8 +324,7 @@ def of_some_rows(model, batch):
 class InBf16(Mlp):
     """Its weights have half the digits."""
 
-    def __init__(self):
-        super().__init__()
+    def build(self):
         self.to(torch.bfloat16)
 
     def forward(self, x):
