@@ -179,6 +179,16 @@ def silent(self, *more, **rest):
 def skipped(self):
     if not last:
         update(self)
+def forgetful(self):
+    update(self)
+    self.optimizer.state.clear()
+def unset(self):
+    update(self)
+    for state in self.optimizer.state.values():
+        state["momentum_buffer"].normal_(std=state["momentum_buffer"].std())
+fetch = Trainer._fetch
+def of_others(self):
+    return tuple(part.roll(1, 0) if part.ndim == 1 else part for part in fetch(self))
 mutants = {
     "a rank left out": [(DistributedMode, "train", left_out)],
     "a sum for a mean": with_gradients(scaled(size)),
@@ -192,6 +202,9 @@ mutants = {
     "other weights on one rank": [(DistributedMode, "__init__", other_weights)],
     "a batch twice": [(held_case, "source_of", of_first)],
     "a step skipped on one rank": [(Trainer, "_update", skipped)],
+    "momentum lost": [(Trainer, "_update", forgetful)],
+    "momentum unset": [(Trainer, "_update", unset)],
+    "labels of others": [(Trainer, "_fetch", of_others)],
 }
 """
 
@@ -222,9 +235,9 @@ def test_every_fault_of_training_is_caught(ranks, tmp_path, num_ranks):
     play = ranks if num_ranks == 2 else made.play
     scripts = [f"{MUTANTS}{CAUGHT}report(caught({module}, {precision!r}))" for module, precision in MODELS]
     try:
-        found = [play(PROVEN + script)[0] for script in (*scripts, LOST)]
+        found = [on_rank for script in (*scripts, LOST) for on_rank in play(PROVEN + script)]
     finally:
         made.end()
-    assert [len(one) for one in found] == [12, 12, 12, 2]
+    assert [len(one) for one in found] == [15] * 3 * num_ranks + [2] * num_ranks
     said = [pair for one in found for pair in one.items()]
     assert [pair for pair in said if not str(pair[1]).startswith("ProofError")] == []
