@@ -79,6 +79,8 @@ class HeldCase:
     """What the first steps left, until they are compared."""
 
     def close(self) -> None:
+        if self.first is not None:  # it failed; the next case is compiled as it asks
+            self.first.end()
         self.trainer.close()
 
     def warm(self, least_s: float, *, compares: bool) -> Warmed:
@@ -206,7 +208,5 @@ def _sparse_gradients(trainer: Trainer, buckets: Sequence[Sequence[int]]) -> dic
     """The sparse gradients of a step of this rank alone, by the number of the bucket that each is."""
     trainer.local_step()
     found = [one.grad for one in trainer.mode.module.parameters() if one.requires_grad]
-    own = {
-        number: found[bucket[0]] for number, bucket in enumerate(buckets) if bucket[0] in trainer.mode.sparse
-    }
+    own = {number: found[bucket[0]] for number, bucket in enumerate(buckets)}
     return {number: one.coalesce() for number, one in own.items() if one is not None and one.is_sparse}

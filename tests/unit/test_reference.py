@@ -7,12 +7,13 @@ from statistics import fmean
 import made
 import pytest
 import torch
-from torch import nn
+from torch import _inductor, nn
 
 from ddp_bench.bench.axes import COMM_HOOKS
 from ddp_bench.bench.case import Split, split_of
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import SingleMode, gradients_of
+from ddp_bench.bench.modes.compiled import draws_as_eager
 from ddp_bench.bench.settings import PRECISIONS
 from ddp_bench.bench.worker.comparison import (
     AMPLIFIED,
@@ -24,6 +25,7 @@ from ddp_bench.bench.worker.comparison import (
 )
 from ddp_bench.bench.worker.error_report import PeerFailedError, PeerFullError
 from ddp_bench.bench.worker.facts import Shown
+from ddp_bench.bench.worker.held_case import HeldCase
 from ddp_bench.bench.worker.making import Maker
 from ddp_bench.bench.worker.peers import difference, norm
 from ddp_bench.bench.worker.reference import Computed, Reference, Subject
@@ -344,6 +346,16 @@ def test_the_first_steps_that_are_taken_are_proven(scales, settings, num_taken):
     assert first.num_taken == num_taken
     assert first.weights is not None
     assert watched([8.0, 4.0, 4.0], precision="fp16").weights is None, "one was taken, of two"
+
+
+def test_a_case_that_fails_in_its_first_steps_leaves_the_compiler_as_it_was():
+    trainer = Steps([1.0, 1.0])
+    trainer.close = lambda: None
+    first = FirstSteps(case_of(), trainer, seed=0, part=0)
+    first.until_over.enter_context(draws_as_eager())
+    assert _inductor.config.fallback_random
+    HeldCase(case_of(), None, None, trainer, None, first=first).close()
+    assert not _inductor.config.fallback_random
 
 
 def test_sparse_and_missing_gradients_are_read_as_dense_ones():
