@@ -91,11 +91,6 @@ AnyAnswer: TypeAlias = Hello | Told | Report
 class Command(Record, Generic[Reply_co], frozen=True, tag_field="do", tag=str.lower):
     """What the conductor tells a worker; each one is answered by a `Report`, which has a reply."""
 
-    @property
-    def name(self) -> str:
-        """What the line calls it."""
-        return type(self).__name__.lower()
-
     def reply_in(self, report: Report) -> Reply_co:
         """What a worker has answered. Raises msgspec.ValidationError for what no worker says."""
         (base,) = type(self).__orig_bases__  # type: ignore[attr-defined]  # every generic class has it

@@ -57,7 +57,9 @@ class FakeWorkers:
         FakeWorkers.num_blocks += 1
         block = {"block_ms": 1.0, "steps_ms": [1.0]}
         values = {r: block | ({"detail": self.detail} if r else {}) for r in commands}
-        return {r: m.Report(value=values[r] if one.name == "block" else None) for r, one in commands.items()}
+        return {
+            r: m.Report(value=values[r] if isinstance(one, m.Block) else None) for r, one in commands.items()
+        }
 
     def values(self, commands, *_):
         return dict.fromkeys(commands)

@@ -134,7 +134,7 @@ class FakeWorkers:
 
     def values(self, commands, what, limit_s):
         assert limit_s == preparing_s(SETTINGS)
-        self.asked.append((what, [command.name for command in commands.values()]))
+        self.asked.append((what, [type(command).__name__.lower() for command in commands.values()]))
         told = {"matrix_tflop_per_s": 1.0}
         return {0: told, 1: "OutOfMemoryError: full" if what in self._fails else told}
 
