@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -147,19 +148,14 @@ def test_a_corrupt_image_is_named(tmp_path, name, damage):
         _truncate(path)
     else:
         path.write_text("not an image" if damage == "text" else "")
-    for call in (lambda: check_folder(tmp_path), lambda: _epoch(_open(tmp_path), 2)):
+    # By a process that loads images too.
+    sources = [_open(tmp_path, num_workers=number) for number in ((0, 1) if damage == "truncated" else (0,))]
+    for call in (lambda: check_folder(tmp_path), *(partial(_epoch, source, 2) for source in sources)):
         with pytest.raises(UsageError, match=f"cannot read image '.*{name}' .*; delete it or put") as caught:
             call()
         assert "\n" not in str(caught.value)
-
-
-def test_a_corrupt_image_is_named_through_a_worker_process(tmp_path):
-    _truncate(_fill(tmp_path, 4) / "002.png")
-    source = _open(tmp_path, num_workers=1)
-    with pytest.raises(UsageError, match=r"cannot read image '.*002\.png'") as caught:
-        _epoch(source, 2)
-    assert "\n" not in str(caught.value)
-    source.close()
+    for source in sources:
+        source.close()
     assert not _loaders()
 
 
@@ -215,15 +211,12 @@ def test_a_large_folder_is_checked_in_an_even_sample(tmp_path):
         check_folder(tmp_path)
 
 
-def test_fewer_images_than_one_global_batch(tmp_path):
-    _fill(tmp_path, 5)
+def test_fewer_images_than_one_global_batch_and_more_classes_than_the_model_has_outputs(tmp_path):
+    few = _fill(tmp_path / "few", 5)
     with pytest.raises(UsageError, match=r"has 5 images, one global batch needs 6 \(2 x 3 ranks\)"):
-        _open(tmp_path, world_size=3)
-    assert len(_epoch(_open(tmp_path, batch_size=1, world_size=5), 1)) == 1
-
-
-def test_more_classes_than_the_model_has_outputs(tmp_path):
+        _open(few, world_size=3)
+    assert len(_epoch(_open(few, batch_size=1, world_size=5), 1)) == 1
     for index in range(11):
-        _paint(tmp_path / f"class{index:02}" / "a.png", index)
+        _paint(tmp_path / "many" / f"class{index:02}" / "a.png", index)
     with pytest.raises(UsageError, match="has 11 classes, resnet20 has 10 outputs; use a model"):
-        _open(tmp_path)
+        _open(tmp_path / "many")
