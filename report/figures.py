@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..bench.findings.numbers import per_second, plural, quantity, rate
+from ..bench.findings.numbers import per_second, plural, quantity, with_interval
 from ..bench.findings.stability import pace
 from ..bench.findings.wording import case_label, settings_label, short_mode
 from ..bench.results.aggregate import images_per_s_by_round, units_per_step
@@ -34,13 +34,14 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     own = {mark.x for line in lines for mark in line.marks if not mark.hollow} or {*counts}
     dotted = [] if one is None else [ideal("ideal", {n: n * one for n in {1.0, *own}})]
     (best, name), *others = _at_headline(lines)
-    rest = "".join(f"; {label} {rate(m.value, workload.unit)}" for m, label in others)
+    unit = per_second(workload.unit)
+    rest = "".join(f"; {label} {with_interval(m.value, unit)}" for m, label in others)
     return over_devices(
         key=f"{key}-throughput",
         title="Scaling curve",
-        panels={f"throughput ({per_second(workload.unit)})": [*lines, *dotted]},
+        panels={f"throughput ({unit})": [*lines, *dotted]},
         x_label=workload.devices_label,
-        caption=f"At {on_devices(best, workload.device)}: {name} {rate(best.value, workload.unit)}{rest}.",
+        caption=f"At {on_devices(best, workload.device)}: {name} {with_interval(best.value, unit)}{rest}.",
         how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
         f"{BARS}",
         log_y=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..bench.findings.numbers import TIMES, number, per_second, times
+from ..bench.findings.numbers import TIMES, number, per_second, ratio
 from ..bench.findings.wording import case_name, unit_of_cases
 from ..bench.results.case_result import CaseResult, finite
 from ..bench.settings import COMPARATORS, COMPOSABLE, STAGED
@@ -43,7 +43,7 @@ def forms(measured: Sequence[WorkloadCases]) -> Section | None:
         "computes at a time (partition). All cases on as many devices have the same global batch."
     ]
     notes += [
-        f"{case_name(case)} is {times(case.speedup.estimate)} as fast as one device, though only one of its "
+        f"{case_name(case)} is {ratio(case.speedup)} as fast as one device, though only one of its "
         "devices computes at a time. Why was not measured: each may keep its own layers in its caches, and "
         "its batch is larger where scaling is weak."
         for case in cases

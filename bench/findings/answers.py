@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..axes import ALTERS, DDP_KINDS
 from ..results.case_result import CaseResult
@@ -22,7 +23,7 @@ from ..results.comparisons import (
 from ..settings import COMPOSABLE, MARGINS
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
-from .numbers import about, quantity, ratio
+from .numbers import about, ratio
 from .numbers import with_interval as written
 from .verdicts import CAP, COMMUNICATION, COMPILE, LITTLE_EXPOSED, RESOLVED, WRAPPER, Verdict
 from .wording import compile_label, ddp_call, hidden_share, mode_name, place, setting_names, short_mode
@@ -108,7 +109,9 @@ def _answers(
     ]
 
 
-def _compared(question: str, one: Comparison, names: tuple[str, str], where: str = "") -> Verdict:
+def _compared(
+    question: str, one: Comparison, names: tuple[str, str], where: str = "", **more: Any
+) -> Verdict:
     """The answer that a comparison gives, turned so that its ratio is above 1."""
     is_slower, is_found = one.ratio.estimate < 1, one.answer in (FASTER, SLOWER) and not one.within_margin
     faster, slower = reversed(names) if is_slower else names
@@ -116,24 +119,24 @@ def _compared(question: str, one: Comparison, names: tuple[str, str], where: str
         question=question,
         answer=one.answer,
         comparisons=(one,),
-        margin=one.margin,
         faster=faster,
         slower=slower,
         where=where,
         ratio=one.ratio.inverted() if is_slower else one.ratio,
         faster_id="" if not is_found else one.reference_id if is_slower else one.case_id,
+        **more,
     )
 
 
 def _wrapper(by_id: dict[str, CaseResult], one: Comparison) -> Verdict:
     ddp, dp = by_id[one.case_id], by_id[one.reference_id]
     best = dp if one.answer == SLOWER else ddp
-    paste = {FASTER: "model = DDP(model)", SLOWER: "model = nn.DataParallel(model)"}
-    alone = best.speedup
+    paste = {FASTER: "model = DDP(model)", SLOWER: "model = nn.DataParallel(model)"}.get(one.answer, "")
+    alone, names = best.speedup, (mode_name(ddp), mode_name(dp))
     loses = alone is not None and alone.high < 1
     said = f"One device is {ratio(alone.inverted())} as fast as {mode_name(best)}" if alone and loses else ""
-    made = _compared(WRAPPER, one, (mode_name(ddp), mode_name(dp)), f" on {place(ddp)}")
-    return replace(made, paste=paste.get(one.answer, ""), notes=(said,) if said else ())
+    notes = (said,) if said else ()
+    return _compared(WRAPPER, one, names, f" on {place(ddp)}", paste=paste, notes=notes)
 
 
 def _alone(case: CaseResult, margin: float, beside: Sequence[CaseResult]) -> Verdict | None:
@@ -145,19 +148,18 @@ def _alone(case: CaseResult, margin: float, beside: Sequence[CaseResult]) -> Ver
     stand_ins = [other for other in beside if other.is_stand_in]
     own = OWN_COST if case.num_devices == 1 and one.answer in (FASTER, SLOWER) else ""
     notes = (own, *map(_stages, stand_ins[:1]), NOT_MEASURABLE if stand_ins else "")
-    made = _compared(WRAPPER, one, (f"{mode_name(case)} on {place(case)}", ONE_DEVICE))
-    return replace(made, notes=tuple(filter(None, notes)))
+    names = f"{mode_name(case)} on {place(case)}", ONE_DEVICE
+    return _compared(WRAPPER, one, names, notes=tuple(filter(None, notes)))
 
 
 def _stages(stand_in: CaseResult) -> str:
     """What the stages of DP's stand-in take of its step; empty where one was not measured."""
     names = ("replicate", "scatter", "gather", "reduce")
-    stages = {name: ms for name in names if (ms := stand_in.number(f"dp_{name}_ms")) is not None}
+    stages = {name: ms for name in names if (ms := stand_in.interval(f"dp_{name}_ms")) is not None}
     if stand_in.step_ms is None or len(stages) < len(names):
         return ""
-    parts = ", ".join(f"{name} {quantity(ms, 'ms', 2)}" for name, ms in stages.items())
-    whole, step = quantity(sum(stages.values()), "ms", 2), quantity(stand_in.step_ms.estimate, "ms")
-    return f"DP's stages cost its stand-in {whole} of a step of {step}: {parts}"
+    parts = ", ".join(f"{name} {written(ms, 'ms')}" for name, ms in stages.items())
+    return f"Of the {written(stand_in.step_ms, 'ms')} of a step of DP's stand-in its stages take: {parts}"
 
 
 def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -> Verdict:
@@ -169,36 +171,30 @@ def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -
     same = [one for one in comparisons if not ALTERS & changed[one.case_id].keys()]
     proved = (one for one in comparisons if not by_id[one.case_id].not_proved)
     winners = [one for one in proved if one.answer == FASTER and not one.within_margin]
-    winners.sort(key=lambda one: -one.ratio.estimate)
-    fastest = winners[0] if winners else None
-    best = next((one for one in winners if one in same), fastest)
+    fastest = max(winners, key=lambda one: one.ratio.estimate, default=None)
+    best = max((one for one in winners if one in same), key=lambda one: one.ratio.estimate, default=fastest)
     # One that gains the margin at most is no reason to change anything, whether or not it is slower.
     unresolved = [one for one in comparisons if one.answer == UNRESOLVED and one.ratio.high > 1 + one.margin]
     few = [one for one in comparisons if one.answer == TOO_FEW]
     known = [one for one in comparisons if one.answer != TOO_FEW]
-    shown = best or max(known, key=lambda one: one.ratio.high, default=few[0] if few else comparisons[0])
+    shown = best or max(known, key=lambda one: one.ratio.high, default=comparisons[0])
     left = [named[one.case_id] for one in (*unresolved, *few)]
     beside = [name for name in left if name != named[shown.case_id]]
-    alters = best is not None and best not in same
-    paste = ""
-    others = [one for one in known if by_id[one.case_id].mode != "ddp" and one not in (shown, fastest)]
-    wrappers = [f"{named[one.case_id]} is {ratio(one.ratio)} as fast" for one in others]
-    if best and not alters and by_id[best.case_id].mode == "ddp":
+    notes, paste = [], ""
+    if best and best not in same:
+        notes.append(f"{named[best.case_id]} changes the training: check the loss")
+    elif best and by_id[best.case_id].mode == "ddp":
         axes = {axis: value for axis, value in by_id[best.case_id].changed().items() if axis not in ALTERS}
         paste = ddp_call(axes) if axes.keys() <= PASTED else ""
-    notes = (
-        f"{named[shown.case_id]} changes the training: check the loss" if alters else "",
-        f"{named[fastest.case_id]}: {ratio(fastest.ratio)} as fast, but it changes the training"
-        if fastest and fastest is not best
-        else "",
-        f"Open beside it: {listed(beside)}" if beside and (best or unresolved) else "",
-        f"Beside DDP's default {listed(wrappers)}" if wrappers else "",
-    )
+    if fastest and fastest is not best:
+        notes.append(f"{named[fastest.case_id]} is {ratio(fastest.ratio)} as fast, but changes the training")
+    if beside and (best or unresolved):
+        notes.append(f"Open beside it: {listed(beside)}")
     return Verdict(
         question=CAP,
         answer=FASTER if best else UNRESOLVED if unresolved else TOO_FEW if few else EQUAL,
         paste=paste,
-        notes=tuple(filter(None, notes)),
+        notes=tuple(notes),
         comparisons=tuple(comparisons),
         faster=named[shown.case_id],
         slower=setting_names(default.changed()) or "the default",
@@ -227,18 +223,16 @@ def _communication(case: CaseResult) -> Verdict | None:
     elif exposed.low <= 0 <= exposed.high:
         answer = EQUAL if exposed.high < LITTLE_EXPOSED * step.estimate else UNRESOLVED
     hidden, skew = hidden_share(case), case.rank_skew_ms
-    notes: list[str] = []
+    note = ""
     if answer == RESOLVED and hidden is not None and hidden.high < 0:
         on_cpu = case.device_type == "cpu"
         why = "all-reduces run on the cores that compute" if on_cpu else "it slows the compute"
         apart = f": their own work is {written(skew, 'ms')} apart" if skew and skew.low > 0 else ""
-        notes.append(
-            f"Communication adds more than it takes alone: {why}, or ranks wait for each other{apart}"
-        )
+        note = f"Communication adds more than it takes alone: {why}, or ranks wait for each other{apart}"
     return Verdict(
         question=COMMUNICATION,
         answer=answer,
-        notes=tuple(notes),
+        notes=(note,) if note else (),
         exposed_ms=exposed,
         step_ms=step.estimate,
         alone_ms=case.comm_ms,
@@ -262,11 +256,10 @@ def _compiled(comparisons: Sequence[Comparison], by_id: dict[str, CaseResult]) -
     ours, eager = by_id[most.case_id], by_id[most.reference_id]
     given = "" if ours.compile == "default" else f'mode="{ours.compile}"'
     wrapped = "; model = DDP(model)" if ours.mode == "ddp" else ""
-    labels = (compile_label(ours.compile), compile_label(eager.compile))
-    took = ours.compile_s
-    notes = [f"For single, {labels[0]} is {ratio(one.ratio)} as fast as {labels[1]}" for one in single]
-    notes += [f"Compiling took {about(took)}"] if took is not None else []
+    names = (compile_label(ours.compile), compile_label(eager.compile))
+    notes = [f"For single, {names[0]} is {ratio(one.ratio)} as fast as {names[1]}" for one in single]
+    notes += [f"Compiling took {about(ours.compile_s)}"] if ours.compile_s is not None else []
     is_found = most.answer == FASTER and not most.within_margin
-    made = _compared(COMPILE, most, labels, f" for {mode_name(ours)} on {place(ours)}")
     paste = f"model.compile({given}){wrapped}" if is_found else ""
-    return replace(made, paste=paste, notes=tuple(notes), comparisons=(most, *single))
+    where = f" for {mode_name(ours)} on {place(ours)}"
+    return _compared(COMPILE, most, names, where, paste=paste, notes=tuple(notes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,31 +9,25 @@ import scipy
 
 from ..manifest import Manifest
 from ..results.case_result import CaseResult
-from ..results.comparisons import Comparison
 from ..results.round_times import RoundTimes
 from ..stats.interval import Interval
 from .answers import by_compile_label, ddp_reference, headline
-from .numbers import plural, quantity
+from .numbers import plural
 from .numbers import with_interval as written
 from .wording import place
 
 LEAST_SHARE = 0.05
 """Share of the step below which nothing is named: mending it gains no more than runs differ by."""
 
-ALL_REDUCE, BUFFERS, COPIES = (
-    "all-reduces that the backward does not hide",
-    "DDP's broadcast of buffers",
-    "copies",
-)
+ALL_REDUCE, BUFFERS = "all-reduces that the backward does not hide", "DDP's broadcast of buffers"
 OWN_WORK, RANKS, DATA = "DDP's own work on one device", "uneven ranks", "the wait for batches"
 BESIDE = "waiting beside communication, for other ranks or for the cores that it takes"
 
 MENDS = {
     ALL_REDUCE: "half the bytes by --comm-hook bf16, another cap, a larger batch, a faster link",
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
-    COPIES: "--gradient-as-bucket-view on",
     BESIDE: "cores or GPUs that nothing else uses",
-    OWN_WORK: "a larger batch, with which it does not grow: the host is its limit",
+    OWN_WORK: "a larger batch, with which it does not grow; --gradient-as-bucket-view on",
     RANKS: "the same cores, clocks and batches for all ranks",
     DATA: "more --data-workers, or a faster source",
 }
@@ -50,90 +43,56 @@ BY_CHANCE = 0.05
 """Nor is a rank named that would be the slowest so often among equal ones with more than this probability."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SlowRank:
     """The rank that others wait for, where ranks differ by a good part of the step."""
 
-    place: str
     rank: int
-    host: str
-    often: int
-    num_rounds: int
+    sentence: str
+    """Which rank it is, how often, and by how much."""
     is_chance: bool
     """Whether equal ranks could look so."""
-    apart: str
-    """How much longer its own work takes, with its interval and its share of the step."""
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether it is another rank from round to round."""
-        return self.is_chance and self.often < self.num_rounds
-
-    @property
-    def sentence(self) -> str:
-        """Which rank it is, how often, and by how much."""
-        who = f"Rank {self.rank}{f' on {self.host}' if self.host else ''}"
-        few = ", too few to say whether it stays so" if self.is_chance else "; the others wait for it"
-        rounds = f"{self.often} of {plural(self.num_rounds, 'round')}"
-        return f"{who} is the slowest of {self.place} in {rounds}, by {self.apart} of its own work{few}."
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Something that DDP's step waits for or does, and its milliseconds: the most that mending it gains."""
-
-    what: str
-    ms: Interval
-
-    @property
-    def mend(self) -> str:
-        return MENDS[self.what]
-
-
-def causes(
-    cases: Sequence[CaseResult], comparisons: Iterable[Comparison] = (), slow: Iterable[SlowRank] = ()
-) -> list[Cause]:
-    """What a run measured of DDP without settings, the most first; what is small is left out.
+def causes(cases: Sequence[CaseResult], slow: Iterable[SlowRank] = ()) -> dict[str, Interval]:
+    """Milliseconds of what a run measured of DDP without settings, the most first; the small is left out.
 
     Each part has a measurement of its own: what `no_sync` saves, of which all-reduces are no more than they
-    take alone, and DDP's own work what it adds on one device; the broadcast of buffers alone; what views
-    save; how far behind the rank is that is always the slowest (of `slow`); and the time in the loader.
-    They need not add up: the data of a slow rank is in two of them.
+    take alone, and DDP's own work what it adds on one device; the broadcast of buffers alone; how far behind
+    the rank is that is always the slowest (of `slow`); and the time in the loader. They need not add
+    up: the data of a slow rank is in two of them. Each is the most that mending it gains.
     """
     ddp = ddp_reference(headline(cases))
     if ddp is None or ddp.step_ms is None:
-        return []
-    copies, own = _copies(ddp, cases, comparisons), _own_work(ddp, cases)
+        return {}
+    own = _own_work(ddp, cases)
     exposed, alone = (_less(whole, ddp.buffers_ms) for whole in (ddp.exposed_comm_ms, ddp.comm_ms))
     found = {
         ALL_REDUCE: exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate),
         BESIDE: alone and _less(_less(exposed, alone), own),
         BUFFERS: ddp.buffers_ms,
-        COPIES: copies,
-        OWN_WORK: _less(own, copies),
+        OWN_WORK: own,
         RANKS: ddp.rank_skew_ms if any(not one.is_chance for one in slow) else None,
         DATA: ddp.data_ms,
     }
     least = LEAST_SHARE * ddp.step_ms.estimate
     # An interval that is not known, of too few rounds, holds nothing against it.
-    named = [Cause(what, ms) for what, ms in found.items() if ms and not ms.low <= 0 and ms.estimate > least]
-    return sorted(named, key=lambda cause: -cause.ms.estimate)
+    named = [(what, ms) for what, ms in found.items() if ms and not ms.low <= 0 and ms.estimate > least]
+    return dict(sorted(named, key=lambda cause: -cause[1].estimate))
 
 
-def said(
-    cases: Sequence[CaseResult], comparisons: Iterable[Comparison] = (), slow: Iterable[SlowRank] = ()
-) -> str:
+def said(cases: Sequence[CaseResult], slow: Iterable[SlowRank] = ()) -> str:
     """The causes in a sentence, with what mends each; empty where none is known."""
-    ddp, found = ddp_reference(headline(cases)), causes(cases, comparisons, slow)
-    if not found or ddp is None or ddp.step_ms is None:
+    ddp, found = ddp_reference(headline(cases)), causes(cases, slow)
+    if not found or ddp is None:
         return ""
-    parts = "; ".join(f"{written(one.ms, 'ms')} {one.what} ({one.mend})" for one in found)
+    parts = "; ".join(f"{written(ms, 'ms')} {what} ({MENDS[what]})" for what, ms in found.items())
     alike = [c for c in cases if c.compile == ddp.compile and c.step_ms and not c.is_stand_in]
     one = (c.step_ms for c in alike if c.mode == "single" and c.scaling == "weak")
     dp = (c.step_ms for c in alike if c.mode == "dp" and c.num_devices == ddp.num_devices)
     others = {"on one device": next(one, None), "under DP": next(dp, None)}
-    beside = "".join(f", {what} {quantity(ms.estimate, 'ms')}" for what, ms in others.items() if ms)
-    took = quantity(ddp.step_ms.estimate, "ms")
+    beside = "".join(f", {what} {written(ms, 'ms')}" for what, ms in others.items() if ms)
+    took = written(ddp.step_ms, "ms")
     return f"A step of DDP on {place(ddp)} takes {took}{beside}. What it loses, the most first: {parts}."
 
 
@@ -143,23 +102,8 @@ def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:
     one = next((c for c in alike if c.num_devices == 1 and not c.changed()), None)
     if one is None or one.speedup is None or one.step_ms is None:
         return None
-    return _saved(one.step_ms.estimate, one.speedup)
-
-
-def _copies(
-    ddp: CaseResult, cases: Iterable[CaseResult], comparisons: Iterable[Comparison]
-) -> Interval | None:
-    """What a step saves where gradients are views of the buckets, if that was measured."""
-    views = {c.case_id for c in cases if c.changed(ddp) == {"gradient_as_bucket_view": "True"}}
-    one = next((c for c in comparisons if c.reference_id == ddp.case_id and c.case_id in views), None)
-    if one is None or ddp.step_ms is None or math.isnan(one.ratio.low):
-        return None
-    return _saved(ddp.step_ms.estimate, one.ratio.inverted())
-
-
-def _saved(step_ms: float, share: Interval) -> Interval:
-    """What a step saves that then takes `share` of its time."""
-    return Interval(*(step_ms * (1 - end) for end in (share.estimate, share.high, share.low)))
+    ends = one.speedup.estimate, one.speedup.high, one.speedup.low
+    return Interval(*(one.step_ms.estimate * (1 - end) for end in ends))
 
 
 def _less(whole: Interval | None, part: Interval | None) -> Interval | None:
@@ -171,29 +115,26 @@ def _less(whole: Interval | None, part: Interval | None) -> Interval | None:
 
 def slow_ranks(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[SlowRank]:
     """The slowest ranks of DDP, by mode of torch.compile, where ranks differ by a good part of the step."""
-    hosts = {rank.rank: rank.host for rank in manifest.ranks}
+    hosts = {rank.rank: f" on {rank.host}" for rank in manifest.ranks if rank.host}
     found = []
     for _, group in by_compile_label(cases):
-        case = ddp_reference([one for one in headline(group) if _skew_share(one) > SKEW_SHARE])
-        own = times.of_case(case.case_id) if case else None
-        if case is None or own is None or (rank := own.slowest_rank()) is None:
+        case = ddp_reference(headline(group))
+        skew, step = (case.rank_skew_ms, case.step_ms) if case else (None, None)
+        if not case or not skew or not step or skew.estimate <= SKEW_SHARE * step.estimate:
+            continue
+        own = times.of_case(case.case_id)
+        if own is None or (rank := own.slowest_rank()) is None:
             continue
         often, num_rounds = own.slowest[rank], own.slowest.total()
         among_equals = scipy.stats.binom.sf(often - 1, num_rounds, 1 / case.num_devices)
-        found.append(
-            SlowRank(
-                place=place(case),
-                rank=rank,
-                host=hosts.get(rank, ""),
-                often=often,
-                num_rounds=num_rounds,
-                is_chance=often < OFTEN * num_rounds or case.num_devices * among_equals > BY_CHANCE,
-                apart=f"{written(case.rank_skew_ms, 'ms')} per step ({100 * _skew_share(case):.0f}%)",
-            )
+        is_chance = bool(often < OFTEN * num_rounds or case.num_devices * among_equals > BY_CHANCE)
+        if is_chance and often < num_rounds:  # another one from round to round
+            continue
+        few = ", too few to say whether it stays so" if is_chance else "; the others wait for it"
+        sentence = (
+            f"Rank {rank}{hosts.get(rank, '')} is the slowest of {place(case)} in {often} of "
+            f"{plural(num_rounds, 'round')}, by {written(skew, 'ms')} per step "
+            f"({100 * skew.estimate / step.estimate:.0f}%) of its own work{few}."
         )
+        found.append(SlowRank(rank, sentence, is_chance))
     return found
-
-
-def _skew_share(case: CaseResult) -> float:
-    skew, step = case.rank_skew_ms, case.step_ms
-    return skew.estimate / step.estimate if skew and step else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,21 +13,8 @@ from ..results.round_times import RoundTimes
 from ..results.store import RunData
 from ..text import visible
 from .answers import ONE_DEVICE, compile_verdicts, verdicts
-from .causes import SlowRank, slow_ranks
-from .cautions import (
-    Caution,
-    Trust,
-    in_evaluation,
-    not_proved,
-    other_load,
-    said_load,
-    slow_links,
-    throttled,
-    trust,
-    unequal_clocks,
-    unequal_weights,
-    uneven_ranks,
-)
+from .causes import slow_ranks
+from .cautions import Caution, Trust, of_conditions, said_load, trust
 from .next_step import NextStep, next_step
 from .notes import notes
 from .repeats import evidence
@@ -71,26 +58,12 @@ class Conclusion:
         ]
 
 
-def run_cautions(
-    manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes, slow: Iterable[SlowRank] = ()
-) -> list[Caution]:
-    """Return what to know before trusting a run, most general first, one per kind; `slow` as found in it."""
-    given = manifest.settings
+def run_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[Caution]:
+    """Return what to know before trusting a run, most general first, one per kind."""
     measured = [case for case in cases if case.is_ok and case.images_per_s is not None]
     # Those that share devices are measured a few times only, and say nothing of scaling.
     ok = [case for case in measured if not case.oversubscribed] or measured
-    found = (
-        not_proved(cases),
-        in_evaluation(manifest),
-        other_load(manifest, cases),
-        unequal_weights(cases),
-        throttled(ok),
-        unequal_clocks(ok),
-        *of_rounds(ok, times, target=None if given.rounds else given.precision_target),
-        uneven_ranks(slow),
-        slow_links(manifest, cases),
-    )
-    return [caution for caution in found if caution is not None]
+    return [*of_conditions(manifest, cases, ok), *of_rounds(ok, times)]
 
 
 def conclude(
@@ -112,13 +85,13 @@ def conclude(
         *compile_verdicts(cases, comparisons),
     )
     slow = slow_ranks(manifest, cases, times)
-    cautions = run_cautions(manifest, cases, times, slow)
+    cautions = run_cautions(manifest, cases, times)
     on_cpu = any(case.device_type == "cpu" for case in cases)
     return Conclusion(
         cases=tuple(cases),
         verdicts=answered,
         # Reasons and hosts are text of others, and this goes to a terminal.
-        notes=tuple(map(visible, notes(cases, answered, slow, comparisons))),
+        notes=tuple(map(visible, notes(cases, answered, slow))),
         cautions=tuple(cautions),
         trust=trust(
             cautions,

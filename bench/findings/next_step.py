@@ -40,8 +40,7 @@ WORTH_TUNING = 0.05
 
 CARRIED = (
     *("arch", "workload", "batch_size", "image_size", "precision", *STEP_DEFAULTS, "data", "data_workers"),
-    "prefetch",
-    *("scaling", "seed", "device", "find_unused_parameters"),
+    *("prefetch", "scaling", "seed", "device", "find_unused_parameters"),
 )
 """Settings that say what trains; a next command about the same training repeats them.
 
@@ -60,7 +59,7 @@ _DECIDED_ON_CPU: dict[str, Any] = {"arch": None, "batch_size": None}
 NVLINK_GPUS = ("B200", "H200", "H100", "A100", "V100")
 """GPUs whose servers join them by NVLink; others are taken to be on PCIe."""
 
-_ALL_BUT_WHERE = {setting.name for setting in options_of()} - {"out"}
+ALL_BUT_WHERE = {setting.name for setting in options_of()} - {"out"}
 
 
 @dataclass(frozen=True)
@@ -86,28 +85,32 @@ def next_step(
     with failed cases is no baseline. None of a side of an interleaved gate: the gate says what comes next.
     A folder without its journal, such as a baseline, is not `resumable`: its command begins anew.
     """
+    given = manifest.settings
     failed = set(failed_modes(cases, dict.fromkeys(case.mode for case in cases)))
     if any(case.mode in failed and case.reason_code == UNUSED_PARAMETERS for case in cases):
-        return _with_unused_parameters(manifest, failed - {"ddp"})
+        kept = tuple(mode for mode in given.modes if mode == "ddp" or mode not in failed)
+        wanted = replace(given, modes=kept).sweeping(find_unused_parameters=(True,))
+        return NextStep("let DDP search for parameters without gradient", _run(manifest, wanted))
     no_baseline = bool(failed or manifest.interleaved_id)
-    forecast = None if no_baseline else _forecast(folder, manifest.settings, cases)
+    forecast = _forecast(folder, cases) if given.calibrate and not no_baseline else None
     if forecast is not None or no_baseline or not verdicts:
         return forecast
     if any(verdict.is_open for verdict in verdicts):
-        anew = _run(manifest, manifest.settings, _ALL_BUT_WHERE - {"rounds", "max_time"})
-        begin = in_lab(manifest, resume_command(folder)) if resumable else anew
+        begin = in_lab(manifest, resume_command(folder))
+        if not resumable:
+            begin = _run(manifest, given, ALL_BUT_WHERE - {"rounds", "max_time"})
         return _more(begin, manifest, cases, comparisons, [one for one in verdicts if one.is_open])
     label, group = by_compile_label(cases)[0]
     own = [verdict for verdict in verdicts if verdict.of == label]
     if (step := _less_exposed(manifest, headline(group), own)) is not None:
         return step
-    if any(case.status not in ("ok", "skipped") for case in cases):
+    if any(case.has_failed for case in cases):
         return None
     save = command("gate", "--save-baseline", str(folder))
     return NextStep("keep this run, to hold later ones against it", visible(save))
 
 
-def _run(manifest: Manifest, settings: Settings, names: Collection[str] = _ALL_BUT_WHERE) -> str:
+def _run(manifest: Manifest, settings: Settings, names: Collection[str] = ALL_BUT_WHERE) -> str:
     """The command that runs so, in the lab of the run that it follows."""
     return in_lab(manifest, visible(command("run", *_options(manifest, settings, names))))
 
@@ -124,10 +127,10 @@ def _options(manifest: Manifest, settings: Settings, names: Collection[str]) -> 
     return as_options(settings, set(names) - same - ({"device"} if is_cpu else set()))
 
 
-def _forecast(folder: Path, settings: Settings, cases: Iterable[CaseResult]) -> NextStep | None:
+def _forecast(folder: Path, cases: Iterable[CaseResult]) -> NextStep | None:
     """Forecast more GPUs from a calibration of one."""
     ok = [case for case in cases if case.is_ok and case.mode == "ddp" and case.device_type == "cuda"]
-    if not settings.calibrate or not ok or any(case.num_devices > 1 for case in ok):
+    if not ok or any(case.num_devices > 1 for case in ok):
         return None
     kinds = () if "PCIE" in ok[0].device_name.upper() else NVLINK_GPUS
     joined = next((f"nvlink-{name.lower()}" for name in kinds if name in ok[0].device_name), "pcie-4")
@@ -159,62 +162,48 @@ def again(manifest: Manifest) -> str:
 
 
 def _less_exposed(
-    manifest: Manifest, here: Sequence[CaseResult], verdicts: Sequence[Verdict]
+    manifest: Manifest, here: Sequence[CaseResult], verdicts: Iterable[Verdict]
 ) -> NextStep | None:
     """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
     settings = manifest.settings
-    ddp = [case for case in here if case.mode == "ddp"]
-    shares = [
-        case.exposed_comm_ms.estimate / case.step_ms.estimate
-        for case in ddp
-        if case.exposed_comm_ms and case.step_ms
-    ]
-    exposed = min(shares, default=0.0)
+    exposing = [case for case in here if case.mode == "ddp" and case.exposed_comm_ms]
+    exposed = min((share for case in exposing if (share := _exposed_share(case))), default=0.0)
     if exposed < WORTH_TUNING:
         return None
-    num_devices = here[0].num_devices
+    left = f"the best so far leaves {100 * exposed:.0f}% of the step to communication"
     # One way to compile is measured; where a run compared several, eager, which is the first.
     first = settings.sweeping(compile=settings.axes.get("compile", ("off",))[:1])
-    left = f"the best so far leaves {100 * exposed:.0f}% of the step to communication"
-    if any(_no_cap_helps(one) for one in verdicts):
+    if any(one.noun == "cap" and one.answer == EQUAL and one.num_tried >= ENOUGH_CAPS for one in verdicts):
         if set(settings.axes["comm_hook"]) != {"none"}:
             return None
+        of_ddp = replace(first, modes=("ddp",), gpus=(here[0].num_devices,))
         caps = settings.axes["bucket_cap_mb"][:1]
-        of_ddp = replace(first, modes=("ddp",), gpus=(num_devices,))
-        halved = of_ddp.sweeping(bucket_cap_mb=caps, comm_hook=("none", "bf16"))
-        return NextStep(f"gradients in 16 bits, as no cap helps: {left}", _run(manifest, halved))
-    # A single bucket has no better cap.
-    if all(case.num_buckets == 1 for case in ddp if case.exposed_comm_ms):
+        halved = _run(manifest, of_ddp.sweeping(bucket_cap_mb=caps, comm_hook=("none", "bf16")))
+        return NextStep(f"gradients in 16 bits, as no cap helps: {left}", halved)
+    if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
         return None
-    search = command("tune", "--gpus", str(num_devices), *_options(manifest, first, CARRIED))
+    search = command("tune", "--gpus", f"{here[0].num_devices}", *_options(manifest, first, CARRIED))
     return NextStep(f"search for better buckets: {left}", in_lab(manifest, search))
 
 
-def _no_cap_helps(one: Verdict) -> bool:
-    """Whether so many caps were tried, and decided, that more of them would bring nothing."""
-    return one.noun == "cap" and one.answer == EQUAL and one.num_tried >= ENOUGH_CAPS
-
-
-def _with_unused_parameters(manifest: Manifest, failed: set[str]) -> NextStep:
-    """Measure DDP as it can train here, without the modes that `failed` for another reason."""
-    kept = tuple(mode for mode in manifest.settings.modes if mode not in failed)
-    wanted = replace(manifest.settings, modes=kept).sweeping(find_unused_parameters=(True,))
-    return NextStep("let DDP search for parameters without gradient", _run(manifest, wanted))
+def _exposed_share(case: CaseResult) -> float | None:
+    exposed, step = case.exposed_comm_ms, case.step_ms
+    return exposed.estimate / step.estimate if exposed and step else None
 
 
 def _more(
     begin: str,
     manifest: Manifest,
     cases: Sequence[CaseResult],
-    comparisons: Sequence[Comparison],
-    verdicts: Sequence[Verdict],
+    comparisons: Iterable[Comparison],
+    verdicts: Iterable[Verdict],
 ) -> NextStep:
     """Go on, with the command that `begin`s so, for as long as the widest of what is open needs."""
     spent_s = manifest.timing.measuring_s or LEAST_S
-    margin = manifest.margin
+    apart = f"{short(100 * manifest.margin)}%"
     rounds = max(case.num_rounds for case in cases)
     unsettled = [one for one in comparisons if one.answer in OPEN]
-    wanted = math.log1p(margin) / 2
+    wanted = math.log1p(manifest.margin) / 2
     excess = [one.half_width / wanted for one in unsettled]
     excess += [one.excess for one in verdicts if one.excess is not None]
     widest = max(excess, default=_width_of_speedups(cases) / wanted)
@@ -223,11 +212,10 @@ def _more(
         factor, why = max(ENOUGH_ROUNDS / max(fewest, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
     else:
         factor = max(SAFETY * widest**2, 1.1)
-        decided = " and ".join(dict.fromkeys(one.decides for one in verdicts))
-        why = f"{about((factor - 1) * spent_s)} more decides {decided}, at a margin of {short(100 * margin)}%"
         if factor * spent_s > MOST_S:
-            why = f"telling {short(100 * margin)}% apart would take {about(factor * spent_s)} at this noise"
+            why = f"telling {apart} apart would take {about(factor * spent_s)} at this noise"
             return NextStep(f"{why}; quiet the machine first", command("doctor"))
+        why = f"{about((factor - 1) * spent_s)} more decides what is open, at a margin of {apart}"
     if manifest.settings.rounds is not None:
         more = f"--rounds {math.ceil(rounds * factor)}"
     else:
@@ -240,35 +228,3 @@ def _width_of_speedups(cases: Sequence[CaseResult]) -> float:
     found = [case.speedup for case in headline(cases)]
     known = [math.log(one.high / one.low) / 2 for one in found if one and not math.isnan(one.low)]
     return max(known, default=math.inf) if len(known) == len(found) else math.inf
-
-
-NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
-"""Stands before every comparison of two separate runs."""
-
-UNKNOWN_REF = "REF"
-
-LEFT_OUT = {"out", "name", "race", "trace", "calibrate", "allreduce_curve"}
-"""Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
-
-
-def took_turns(runs: Sequence[Manifest]) -> bool:
-    """Whether these manifests are of runs that `bench.gate --interleave` measured together, and of no more.
-
-    A run that was gone on with later has rounds beyond those in turns.
-    """
-    ids = {manifest.interleaved_id for manifest in runs}
-    return len(ids) == 1 and None not in ids and not any(manifest.resumed for manifest in runs)
-
-
-def interleave_command(baseline: Manifest, candidate: Manifest) -> str:
-    """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
-
-    `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
-    manifest does not know it. Empty of a lab's runs: no gate measures in a lab.
-    """
-    if candidate.link:
-        return ""
-    arguments = as_options(candidate.settings, _ALL_BUT_WHERE - LEFT_OUT)
-    code = baseline.workload if candidate.settings.workload else baseline.git
-    reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
-    return visible(command("gate", "--interleave", reference, "--", *arguments))

@@ -6,12 +6,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from ..results.case_result import CaseResult
-from ..results.comparisons import Comparison
 from ..text import listed
 from . import causes
 from .answers import headline
 from .causes import SlowRank
-from .numbers import plural, rate
+from .numbers import per_second, plural, with_interval
 from .verdicts import Verdict
 from .wording import case_parts, place, short_mode
 
@@ -23,7 +22,6 @@ def notes(
     cases: Sequence[CaseResult],
     verdicts: Iterable[Verdict] = (),
     slow: Sequence[SlowRank] = (),
-    comparisons: Sequence[Comparison] = (),
 ) -> list[str]:
     """What stands below the answers of a run, a sentence each; none where there is nothing to add.
 
@@ -39,8 +37,8 @@ def notes(
     ]
     found = (
         *(f"{note}." for verdict in verdicts for note in verdict.notes),
-        causes.said(cases, comparisons, slow),
-        *(one.sentence for one in slow if not one.is_uneven),
+        causes.said(cases, slow),
+        *(one.sentence for one in slow),
         _shared(cases),
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",
         _left_out("not measured", broken),
@@ -66,7 +64,8 @@ def _shared(cases: Sequence[CaseResult]) -> str:
         return ""
     first = {(place(case), short_mode(case)): case for case in reversed(shared)}
     rates = "; ".join(
-        f"{mode} on {where} {rate(case.images_per_s, case.unit)}" for (where, mode), case in first.items()
+        f"{mode} on {where} {with_interval(case.images_per_s, per_second(case.unit))}"
+        for (where, mode), case in first.items()
     )
     return f"Devices that are shared tell nothing about scaling: {rates}."
 

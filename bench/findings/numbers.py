@@ -28,7 +28,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def quantity(value: float | None, unit: str, digits: int = 3) -> str:
     """Write `12.3 ms`; empty when missing."""
-    return "" if value is None else _with_unit(number(value, digits), unit)
+    return "" if value is None else f"{number(value, digits)}{'' if unit in _TIGHT else ' '}{unit}"
 
 
 def short(value: float, digits: int = 4) -> str:
@@ -74,15 +74,6 @@ def _rounded(value: float, behind: int) -> str:
     return f"{round(value, behind) + 0.0:,.{max(behind, 0)}f}"  # never -0
 
 
-def rate(value: Interval | float | None, unit: str, *, digits: int = 3) -> str:
-    """Write a rate with its interval: `41,100 (40,200\N{EN DASH}42,000) tokens/s`; empty when missing.
-
-    `unit` is what it counts. See `with_interval` for `digits`.
-    """
-    found = Interval(value, math.nan, math.nan) if isinstance(value, int | float) else value
-    return with_interval(found, per_second(unit), digits=digits)
-
-
 def per_second(unit: str) -> str:
     """Write the unit of a rate, for a heading or an axis: `tokens/s`."""
     return f"{unit}/s"
@@ -93,11 +84,6 @@ def singular(noun: str) -> str:
     if noun.endswith("ies"):
         return f"{noun[:-3]}y"
     return noun[:-2] if noun.endswith(("xes", "ches", "shes", "sses")) else noun.removesuffix("s")
-
-
-def times(ratio: float) -> str:
-    """Write a ratio: `1.31\N{MULTIPLICATION SIGN}`."""
-    return f"{ratio:.2f}{TIMES}"
 
 
 def span(found: Interval, behind: int = 2) -> str:
@@ -176,7 +162,3 @@ def plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(plain(item) for item in value)
     return str(value)
-
-
-def _with_unit(written: str, unit: str) -> str:
-    return f"{written}{unit}" if unit in _TIGHT else f"{written} {unit}"

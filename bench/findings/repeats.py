@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..results.case_result import CaseResult
-from ..results.comparisons import Comparison, over_eager
+from ..results.comparisons import Comparison
 from ..stats.interval import Interval
 from ..stats.two_runs import common_value
 from .numbers import plural, short_percent
-from .wording import case_label
 
 LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
@@ -30,9 +29,9 @@ class Agreement(NamedTuple):
     num_runs: int
 
 
-def agreements(runs: Iterable[Mapping[str, Interval]]) -> list[Agreement]:
+def agreements(runs: Iterable[Mapping[Any, Interval]]) -> list[Agreement]:
     """By name, of what at least `LEAST_RUNS` runs know with an interval."""
-    found: dict[str, list[Interval]] = {}
+    found: dict[Any, list[Interval]] = {}
     for run in runs:
         for name, value in run.items():
             if not math.isnan(value.low):
@@ -53,20 +52,16 @@ def _own(cases: Iterable[CaseResult]) -> dict[str, CaseResult]:
     return {case.case_id: case for case in cases if case.is_ok and not case.oversubscribed}
 
 
-def ratios_of(cases: Iterable[CaseResult], comparisons: Sequence[Comparison]) -> dict[str, Interval]:
+def _ratios(cases: Iterable[CaseResult], comparisons: Iterable[Comparison]) -> dict[Any, Interval]:
     """The answers of a run and the speed-ups of its cases that have their devices for themselves."""
     own = _own(cases)
-    across = over_eager(comparisons, own.values())
-    found = {
-        f"{case_label(own[one.case_id])} / {case_label(own[one.reference_id])}": one.ratio
+    found: dict[Any, Interval] = {
+        (one.case_id, one.reference_id): one.ratio
         for one in comparisons
-        if one not in across and {one.case_id, one.reference_id} <= own.keys()
+        if {one.case_id, one.reference_id} <= own.keys()
     }
-    return found | {
-        f"{case_label(case)} / single": case.speedup
-        for case in own.values()
-        if case.mode != "single" and case.speedup and case.is_ranked
-    }
+    ranked = (case for case in own.values() if case.mode != "single" and case.is_ranked)
+    return found | {case.case_id: case.speedup for case in ranked if case.speedup}
 
 
 def evidence(
@@ -76,11 +71,9 @@ def evidence(
 ) -> str:
     """What runs of the same plan on this machine, this one and `earlier` ones, tell of another run."""
     runs = [*earlier, (cases, comparisons)]
-    ratios = agreements(ratios_of(*run) for run in runs)
-    rates = agreements(
-        {case_label(one): one.images_per_s for one in _own(every).values() if one.images_per_s}
-        for every, _ in runs
-    )
+    ratios = agreements(_ratios(*run) for run in runs)
+    every = ({i: case.images_per_s for i, case in _own(of_run).items()} for of_run, _ in runs)
+    rates = agreements({i: rate for i, rate in of_run.items() if rate} for of_run in every)
     if not rates:
         return AGAIN
     held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)

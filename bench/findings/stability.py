@@ -1,14 +1,13 @@
 """Says whether a run's rounds can be trusted, and the next command where not, as pyperf's checks do.
 
-Every check has a rate of false alarms that a test simulates, and says nothing of differences too small to
-matter.
+No check speaks of differences too small to matter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import scipy
@@ -17,33 +16,26 @@ from ..cli import command, speaker
 from ..results.aggregate import images_per_s_by_round, units_per_step
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
+from ..stats.interval import Interval
 from .answers import by_compile_label, headline
 from .cautions import Caution
-from .numbers import per_second, plural, rate
+from .numbers import per_second, plural
 from .wording import case_label
 
 FALSE_ALARMS = 0.01
-"""Share of runs with noise only in which a check speaks; those that test then alarm in at most 4%."""
+"""Share of runs with noise only in which drift is told."""
 
 MATTERS = 0.02
 """Change of pace, a share, below which nothing is said."""
 
 FEWEST_ROUNDS = 5
-FEWEST_FOR_LEVELS = 10
 
 SCATTERED = 0.10
 """Of the rounds of a case about its median; the fit bounds what each of them does."""
 
-SMALLEST_SHARE = 0.2
-"""Smallest share of the figures that is a level; fewer that stand apart are outliers."""
 
-
-def cautions(ok: Sequence[CaseResult], times: RoundTimes, *, target: float | None) -> list[Caution]:
-    """Return what speaks against the measured cases `ok` of a run, one per kind.
-
-    `target` is the half interval wanted, a fraction.
-    """
-    unit = ok[0].unit if ok else ""
+def cautions(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
+    """Yield what the rounds say against the measured cases `ok` of a run, one per kind."""
     by_id = {case.case_id: case for case in ok}
     found = {
         by_id[case_id]: rates
@@ -51,18 +43,49 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes, *, target: float | Non
         if (rates := {r: rate for r, rate in by_round.items() if 0 < rate < math.inf})
     }
     if not found:
-        return []
+        return
+    fewest = min(found, key=lambda case: len(found[case]))
+    if (num_rounds := len(found[fewest])) < FEWEST_ROUNDS:
+        num_few = sum(len(by_round) < FEWEST_ROUNDS for by_round in found.values())
+        yield Caution(
+            kind="few rounds",
+            case_id=fewest.case_id,
+            text=f"{plural(num_few, 'case')} of {len(found)} with fewer than {FEWEST_ROUNDS} rounds "
+            f"({case_label(fewest)}: {num_rounds}): intervals are wide, and drift could not be seen",
+            advice=f"{speaker('run')} --rounds 10, or a longer --max-time",
+        )
     paces = pace(found)
-    drift, per_round = _drift(paces, unit)
-    steady = {case: _without_drift(by_round, per_round) for case, by_round in found.items()}
-    checks = (
-        _few_rounds(found),
-        _wide(ok, found, math.inf if target is None else target, unit),
-        drift,
-        _two_levels(steady, unit),
-        _scatter({case: steady[case] for case in steady if case.case_id in answering(ok)}),
-    )
-    return [caution for caution in checks if caution is not None]
+    per_round = 0.0
+    if (change := _drift(paces)) is not None:
+        per_round, first, last = change.estimate, min(paces), max(paces)
+        percent, low, high = (
+            f"{100 * math.expm1(slope * (last - first)):+.1f}"
+            for slope in (per_round, change.low, change.high)
+        )
+        yield Caution(
+            kind="drift",
+            text=f"the pace of all cases changed by {percent}% [{low}, {high}] from round {first} to {last}; "
+            "speed-up and efficiency are formed inside rounds and stand, "
+            f"{per_second(ok[0].unit)} and ms do not carry over to another run",
+            advice=f"{command('doctor')} for the cause; compare versions with {speaker('gate')} --interleave",
+        )
+    answers = answering(ok)
+    beyond = {
+        case: _scatter(by_round, per_round)
+        for case, by_round in found.items()
+        if case.case_id in answers and len(by_round) >= FEWEST_ROUNDS
+    }
+    worst = max(beyond, key=beyond.__getitem__, default=None)
+    if worst is not None and beyond[worst] > SCATTERED:
+        num_wide = sum(share > SCATTERED for share in beyond.values())
+        yield Caution(
+            kind="scattered rounds",
+            case_id=worst.case_id,
+            text=f"rounds scatter by {100 * math.expm1(beyond[worst]):.0f}% about the median "
+            f"({case_label(worst)}; {plural(num_wide, 'case')} of {len(beyond)} by more than "
+            f"{100 * SCATTERED:.0f}%)",
+            advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",
+        )
 
 
 def answering(ok: Sequence[CaseResult]) -> set[str]:
@@ -83,133 +106,16 @@ def pace(found: Mapping[Any, ByRound]) -> ByRound:
     return {r: float(np.median(v)) for r, v in sorted(relative.items()) if 2 * len(v) >= whole}
 
 
-def _without_drift(by_round: ByRound, per_round: float) -> ByRound:
-    middle = float(np.median(list(by_round)))
-    return {r: value * math.exp(-per_round * (r - middle)) for r, value in by_round.items()}
-
-
-def _few_rounds(found: Mapping[CaseResult, ByRound]) -> Caution | None:
-    few = [case for case, by_round in found.items() if len(by_round) < FEWEST_ROUNDS]
-    if not few:
-        return None
-    worst = min(few, key=lambda case: len(found[case]))
-    return Caution(
-        kind="few rounds",
-        case_id=worst.case_id,
-        text=f"{_of_cases(few, found)} fewer than {FEWEST_ROUNDS} rounds "
-        f"({case_label(worst)}: {len(found[worst])}): intervals are wide, and drift or two levels could not "
-        "be seen",
-        advice=f"{speaker('run')} --rounds 10, or a longer --max-time",
-    )
-
-
-def _wide(
-    ok: Sequence[CaseResult], found: Mapping[CaseResult, ByRound], target: float, unit: str
-) -> Caution | None:
-    known = {case: case.images_per_s.half_width for case in ok if case.images_per_s is not None}
-    wide = [case for case, width in known.items() if width > target and case in found]
-    if not wide:
-        return None
-    worst = max(wide, key=lambda case: known[case])
-    needed = math.ceil(len(found[worst]) * (known[worst] / target) ** 2)
-    return Caution(
-        kind="wide intervals",
-        case_id=worst.case_id,
-        text=f"{_of_cases(wide, found)} {per_second(unit)} known less well than the target of "
-        f"±{100 * target:g}% (at worst {case_label(worst)}: ±{100 * known[worst]:.1f}% "
-        f"after {len(found[worst])} rounds)",
-        advice=f"{speaker('run')} --rounds {needed}, or --max-time {(known[worst] / target) ** 2:.0f} "
-        "times as long"
-        if needed <= 1000
-        else f"{command('doctor')}; at this noise more rounds alone will not do",
-    )
-
-
-def _drift(paces: ByRound, unit: str) -> tuple[Caution | None, float]:
-    """Test the log pace for drift (Kendall); the slope (Theil-Sen) is per round, 0 without drift."""
+def _drift(paces: ByRound) -> Interval | None:
+    """Test the log pace for drift (Kendall); its slope per round (Theil-Sen), None without drift."""
     rounds, logs = np.array(list(paces), dtype=float), np.log(list(paces.values()))
     if len(rounds) <= FEWEST_ROUNDS or scipy.stats.kendalltau(rounds, logs).pvalue > FALSE_ALARMS:
-        return None, 0.0
-    slope, _, low, high = scipy.stats.theilslopes(logs, rounds)
-    span = float(rounds[-1] - rounds[0])
-    if abs(slope) * span < MATTERS:
-        return None, 0.0
-    change, *ends = (100 * math.expm1(s * span) for s in (float(slope), float(low), float(high)))
-    return Caution(
-        kind="drift",
-        text=f"the pace of all cases changed by {change:+.1f}% [{ends[0]:+.1f}, {ends[1]:+.1f}] from round "
-        f"{rounds[0]:.0f} to {rounds[-1]:.0f}; speed-up and efficiency are formed inside rounds and stand, "
-        f"{per_second(unit)} and ms do not carry over to another run",
-        advice=f"{command('doctor')} for the cause; compare versions with {speaker('gate')} --interleave",
-    ), float(slope)
-
-
-def _two_levels(found: Mapping[CaseResult, ByRound], unit: str) -> Caution | None:
-    splits = {
-        case: levels
-        for case, by_round in found.items()
-        if len(by_round) >= FEWEST_FOR_LEVELS and (levels := split_levels(list(by_round.values())))
-    }
-    if not splits:
         return None
-    worst = max(splits, key=lambda case: splits[case].high / splits[case].low)
-    levels = splits[worst]
-    return Caution(
-        kind="two levels",
-        case_id=worst.case_id,
-        text=f"{_of_cases(list(splits), found)} rounds at two speeds (at worst {case_label(worst)}: "
-        f"{100 * levels.share_low:.0f}% of {len(found[worst])} rounds near "
-        f"{rate(levels.low, unit, digits=4)}, the rest near {rate(levels.high, unit, digits=4)})",
-        advice=f"{command('doctor')} names clocks, cores, other load; "
-        f"compare with {speaker('gate')} --interleave",
-    )
+    slope, _, low, high = map(float, scipy.stats.theilslopes(logs, rounds))
+    return None if abs(slope) * (rounds[-1] - rounds[0]) < MATTERS else Interval(slope, low, high)
 
 
-class Levels(NamedTuple):
-    """Two groups of figures: the medians of both, and the share of the figures in the lower one."""
-
-    low: float
-    high: float
-    share_low: float
-
-
-def split_levels(values: Sequence[float]) -> Levels | None:
-    """Split positive figures in two groups that stand apart; None where there is one.
-
-    The best split of normal figures explains 2 / pi of their variance, of a few of them more by chance: not 1
-    in 1,000 sets of ten and more goes beyond the limit here (simulated). On a log scale skewed noise splits
-    less clearly, with heavy tails because each group must hold a fifth of the figures.
-    """
-    logs = np.sort(np.log(values))
-    size = len(logs)
-    fewest = math.ceil(SMALLEST_SHARE * size)
-    within = {k: k * logs[:k].var() + (size - k) * logs[k:].var() for k in range(fewest, size - fewest + 1)}
-    place = min(within, key=lambda k: within[k])
-    low, high = math.exp(np.median(logs[:place])), math.exp(np.median(logs[place:]))
-    limit = 2 / math.pi + 1.1 / math.sqrt(size)
-    if within[place] >= (1 - limit) * size * logs.var() or high / low <= 1 + MATTERS:
-        return None
-    return Levels(low, high, place / size)
-
-
-def _scatter(found: Mapping[CaseResult, ByRound]) -> Caution | None:
-    """Say how far the rounds of the worst case lie from its median, a twentieth on either side left out."""
-    logs = {c: np.log(list(b.values())) for c, b in found.items() if len(b) >= FEWEST_ROUNDS}
-    beyond = {c: np.abs(np.quantile(x, (0.05, 0.95)) - np.median(x)).max() for c, x in logs.items()}
-    worst = max(beyond, key=beyond.__getitem__, default=None)
-    if worst is None or beyond[worst] <= SCATTERED:
-        return None
-    wide = [case for case, share in beyond.items() if share > SCATTERED]
-    return Caution(
-        kind="scattered rounds",
-        case_id=worst.case_id,
-        text=f"rounds scatter by {100 * math.expm1(beyond[worst]):.0f}% about the median "
-        f"({case_label(worst)}; {plural(len(wide), 'case')} of {len(found)} by more than "
-        f"{100 * SCATTERED:.0f}%)",
-        advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",
-    )
-
-
-def _of_cases(some: Sequence[CaseResult], every: Mapping[CaseResult, ByRound]) -> str:
-    have = "has" if len(some) == 1 else "have"
-    return f"{len(some)} of {len(every)} {'case' if len(every) == 1 else 'cases'} {have}"
+def _scatter(by_round: ByRound, per_round: float) -> float:
+    """How far rounds lie from their median without drift, in logs; a twentieth on either side is left out."""
+    logs = np.log(list(by_round.values())) - per_round * np.array(list(by_round))
+    return float(np.abs(np.quantile(logs, (0.05, 0.95)) - np.median(logs)).max())

@@ -1,18 +1,15 @@
-"""The answers of a run: one record of facts, and a sentence by question and answer."""
+"""The answers of a run: one record of facts, and a label and a sentence by question and answer."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from ..results.case_result import finite
 from ..results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
-from .numbers import quantity, short_percent, to_places
-from .numbers import ratio as written_ratio
-from .numbers import with_interval as written
+from .numbers import ratio, short_percent, to_places, with_interval
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
 
@@ -23,7 +20,7 @@ RESOLVED = "resolved"
 """Answer of a question that compares nothing."""
 
 WITHIN = "within the margin"
-HIDDEN, HIDES_NONE, VAGUE = "hidden", "hides none", "vague"
+HIDDEN, VAGUE = "hidden", "vague"
 """How an answer is said where its code leaves that open."""
 
 LITTLE_EXPOSED = 0.05
@@ -32,58 +29,37 @@ LITTLE_EXPOSED = 0.05
 _LEAST_GAIN = 0.001
 """A smaller gain is said as this one."""
 
-_FASTER = "{faster} is {ratio} as fast as {slower}{where}"
+_IS_FASTER = "{faster} is {ratio} as fast as {slower}{where}"
+_TOO_FEW = "too few rounds to compare"
 _OF_RATIO = {
-    FASTER: _FASTER,
-    SLOWER: _FASTER,
-    WITHIN: f"{_FASTER}; below {{margin}} counts as equal",
-    EQUAL: "no difference above {margin}: {faster} is {ratio} as fast as {slower}{where}",
-    UNRESOLVED: "unresolved: {faster} is {ratio} as fast as {slower}{where}",
-    TOO_FEW: "too few rounds to compare {faster} with {slower}{where}: {least} are the least",
+    FASTER: ("{faster} is faster", _IS_FASTER),
+    SLOWER: ("{faster} is faster", _IS_FASTER),
+    WITHIN: ("{faster} is faster, by less than {margin}", f"{_IS_FASTER}; below {{margin}} counts as equal"),
+    EQUAL: ("no difference above {margin}", f"no difference above {{margin}}: {_IS_FASTER}"),
+    UNRESOLVED: (UNRESOLVED, f"unresolved: {_IS_FASTER}"),
+    TOO_FEW: (TOO_FEW, f"{_TOO_FEW} {{faster}} with {{slower}}{{where}}: {MIN_ROUNDS} are the least"),
 }
 _ADDED = "{exposed} added by communication, {share} of the step"
-SENTENCES = {
+_AT_MOST = "{exposed} added by communication, at most {most_share} of the step"
+TEMPLATES = {
     WRAPPER: _OF_RATIO,
     COMPILE: _OF_RATIO,
     CAP: {
-        FASTER: _FASTER,
-        EQUAL: "keep {slower}: {tried}{faster} is {ratio} as fast",
-        UNRESOLVED: "unresolved: {tried}{faster} is {ratio} as fast as {slower}",
-        TOO_FEW: "too few rounds to compare {open} with {slower}",
+        FASTER: _OF_RATIO[FASTER],
+        EQUAL: ("keep {slower}", "keep {slower}: {tried}{faster} is {ratio} as fast"),
+        UNRESOLVED: (UNRESOLVED, f"unresolved: {{tried}}{_IS_FASTER}"),
+        TOO_FEW: (TOO_FEW, f"{_TOO_FEW} {{open}} with {{slower}}"),
     },
     COMMUNICATION: {
-        RESOLVED: _ADDED,
-        HIDDEN: f"{_ADDED}; alone it takes {{alone}}, of which {{hidden}} is hidden",
-        HIDES_NONE: f"{_ADDED}; alone it takes {{alone}}, of which none is hidden",
-        VAGUE: f"{_ADDED}; how much is hidden is not known yet",
-        EQUAL: "{exposed} added by communication, at most {most_share} of the step",
-        UNRESOLVED: "unresolved: {exposed} added by communication, at most {most_share} of the step",
-        TOO_FEW: "too few rounds to tell what communication adds",
+        RESOLVED: ("adds {exposed}", _ADDED),
+        HIDDEN: ("adds {exposed}", f"{_ADDED}; alone it takes {{alone}}, of which {{hidden}} is hidden"),
+        VAGUE: ("adds {exposed}", f"{_ADDED}; how much is hidden is not known yet"),
+        EQUAL: ("adds little", _AT_MOST),
+        UNRESOLVED: (UNRESOLVED, f"unresolved: {_AT_MOST}"),
+        TOO_FEW: (TOO_FEW, "too few rounds to tell what communication adds"),
     },
 }
-"""By question and answer."""
-
-_LABELS_OF_RATIO = {
-    FASTER: "{faster} is faster",
-    SLOWER: "{faster} is faster",
-    WITHIN: "{faster} is faster, by less than {margin}",
-    EQUAL: "no difference above {margin}",
-}
-LABELS = {
-    WRAPPER: _LABELS_OF_RATIO,
-    COMPILE: _LABELS_OF_RATIO,
-    CAP: {FASTER: "{faster} is faster", EQUAL: "keep {slower}"},
-    COMMUNICATION: {RESOLVED: "adds {exposed}", EQUAL: "adds little"},
-}
-"""The same in a few words; an open answer says itself."""
-
-DECIDES = {
-    WRAPPER: "which of {faster} and {slower} is faster{where}",
-    COMPILE: "which of {faster} and {slower} is faster{where}",
-    CAP: "whether {faster} gains up to {gain}",
-    COMMUNICATION: "whether communication adds up to {most}",
-}
-"""What more rounds decide where an answer is open."""
+"""By question and answer a few words, and the answer in a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +76,6 @@ class Verdict:
     """What is to be known beside it, a sentence each without its full stop."""
     comparisons: tuple[Comparison, ...] = ()
     """The first one decides."""
-    margin: float = 0.0
     faster: str = ""
     """Of `CAP` the setting that may gain most."""
     slower: str = ""
@@ -138,19 +113,10 @@ class Verdict:
         return bool(self.comparisons) and self.comparisons[0].within_margin
 
     @property
-    def form(self) -> str:
-        """The key of its sentence: the answer, or how it is said."""
-        if self.question in (WRAPPER, COMPILE) and self.answer in (FASTER, SLOWER) and self.within_margin:
-            return WITHIN
-        if self.answer == RESOLVED and self.hidden_pct and self.alone_ms:
-            return HIDES_NONE if self.hidden_pct.estimate < 0 else HIDDEN
-        return VAGUE if self.answer == RESOLVED and self.is_vague else self.answer
-
-    @property
     def sentence(self) -> str:
         """The answer, the faster one and the number first."""
-        said = SENTENCES[self.question][self.form].format_map(self._facts())
-        is_typed = "=" in self.faster and self.form in (FASTER, SLOWER, WITHIN)
+        said = self._said(1)
+        is_typed = "=" in self.faster and said.startswith(self.faster)
         return f"{said if is_typed else said[:1].upper() + said[1:]}."
 
     @property
@@ -161,13 +127,7 @@ class Verdict:
     @property
     def label(self) -> str:
         """The answer in a few words."""
-        labels = LABELS[self.question]
-        return (labels.get(self.form) or labels.get(self.answer, self.answer)).format_map(self._facts())
-
-    @property
-    def decides(self) -> str:
-        """What more rounds would decide where it is open: `whether cap 25 gains up to 6%`."""
-        return DECIDES[self.question].format_map(self._facts())
+        return self._said(0)
 
     @property
     def excess(self) -> float | None:
@@ -179,26 +139,34 @@ class Verdict:
         settled = max(abs(found.estimate), LITTLE_EXPOSED * self.step_ms - found.estimate)
         return (found.high - found.low) / 2 / settled
 
+    def _said(self, which: int) -> str:
+        form = self.answer
+        if self.question in (WRAPPER, COMPILE) and self.answer in (FASTER, SLOWER) and self.within_margin:
+            form = WITHIN
+        elif self.answer == RESOLVED and self.hidden_pct and self.alone_ms:
+            form = HIDDEN
+        elif self.answer == RESOLVED and self.is_vague:
+            form = VAGUE
+        return TEMPLATES[self.question][form][which].format_map(self._facts())
+
     def _facts(self) -> dict[str, str]:
         """What the sentences name, in words and with units."""
-        added, ratio = self.exposed_ms, self.ratio
-        most = finite(added.high) if added else None
-        gain = short_percent(max(ratio.high - 1, _LEAST_GAIN)) if ratio and ratio.high > 1 else ""
-        gains = f"can gain more than {gain}" if gain else "is faster"
-        return {
+        facts = {
             "faster": self.faster,
             "slower": self.slower,
             "where": self.where,
-            "ratio": written_ratio(ratio) if ratio else "",
-            "margin": short_percent(self.margin),
-            "least": f"{MIN_ROUNDS}",
-            "gain": gain,
-            "tried": f"none of {self.num_tried} {self.noun}s {gains}; " if self.num_tried > 1 else "",
             "open": listed(self.open_settings),
-            "exposed": written(added, "ms"),
-            "share": f"{100 * added.estimate / self.step_ms:.0f}%" if added else "",
-            "most": quantity(most, "ms", 2),
-            "most_share": "" if most is None else f"{100 * most / self.step_ms:.0f}%",
-            "alone": quantity(self.alone_ms.estimate, "ms") if self.alone_ms else "",
-            "hidden": to_places(self.hidden_pct, 0, "%") if self.hidden_pct else "",
+            "alone": with_interval(self.alone_ms, "ms"),
         }
+        if self.hidden_pct:
+            facts["hidden"] = "none" if self.hidden_pct.estimate < 0 else to_places(self.hidden_pct, 0, "%")
+        if self.ratio and self.comparisons:
+            gain = short_percent(max(self.ratio.high - 1, _LEAST_GAIN)) if self.ratio.high > 1 else ""
+            gains = f"can gain more than {gain}" if gain else "is faster"
+            tried = f"none of {self.num_tried} {self.noun}s {gains}; " if self.num_tried > 1 else ""
+            margin = short_percent(self.comparisons[0].margin)
+            facts |= {"ratio": ratio(self.ratio), "margin": margin, "tried": tried}
+        if (added := self.exposed_ms) and not math.isnan(added.high):
+            share, most = (f"{100 * ms / self.step_ms:.0f}%" for ms in (added.estimate, added.high))
+            facts |= {"exposed": with_interval(added, "ms"), "share": share, "most_share": most}
+        return facts

@@ -16,14 +16,13 @@ from msgspec.structs import replace
 
 from ..conditions import Difference
 from ..errors import ExitCode, NotComparableError, UsageError
-from ..findings.next_step import interleave_command, took_turns
 from ..findings.wording import case_label, case_name
 from ..results.schema import GATED
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
 from .code import Code
 from .judge import VERDICTS, Change, Verdict, compare_metric, of_case
-from .more import More
+from .more import More, interleave_command, took_turns
 from .runs import LAUNCH, SWEPT, GateCase, GateRun, model_change, run_differences
 
 FAMILY_CONFIDENCE = 0.98

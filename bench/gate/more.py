@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from scipy.special import chdtri, stdtrit
 
 from ..cli import command
-from ..findings.next_step import UNKNOWN_REF, NextStep, again, interleave_command
+from ..findings.next_step import ALL_BUT_WHERE, NextStep, again
 from ..manifest import Manifest, Record
+from ..settings import as_options
 from ..text import visible
 from .judge import Change
 from .main import DEFAULT_LAUNCHES
@@ -22,6 +23,12 @@ NEAR = 0.25
 
 SURE = 0.7
 """Chance that the scatter of the launches is no larger than it is taken to be."""
+
+
+UNKNOWN_REF = "REF"
+
+LEFT_OUT = {"out", "name", "race", "trace", "calibrate", "allreduce_curve"}
+"""Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
 
 
 class More(Record, frozen=True, omit_defaults=False):
@@ -72,6 +79,29 @@ def more(
     # Those in turns wait for each other: each has taken as long as both.
     minutes = wanted * (max(seconds) if launches else sum(seconds)) / 60
     return More(command=visible(whole), minutes=None if math.isnan(minutes) else round(minutes, 1))
+
+
+def took_turns(runs: Sequence[Manifest]) -> bool:
+    """Whether these manifests are of runs that a gate in turns measured together, and of no more.
+
+    A run that was gone on with later has rounds beyond those in turns.
+    """
+    ids = {manifest.interleaved_id for manifest in runs}
+    return len(ids) == 1 and None not in ids and not any(manifest.resumed for manifest in runs)
+
+
+def interleave_command(baseline: Manifest, candidate: Manifest) -> str:
+    """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
+
+    `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
+    manifest does not know it. Empty of a lab's runs: no gate measures in a lab.
+    """
+    if candidate.link:
+        return ""
+    arguments = as_options(candidate.settings, ALL_BUT_WHERE - LEFT_OUT)
+    code = baseline.workload if candidate.settings.workload else baseline.git
+    reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
+    return visible(command("gate", "--interleave", reference, "--", *arguments))
 
 
 def _launches_for(one: Change, launches: int, confidence: float) -> int:

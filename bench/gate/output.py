@@ -16,7 +16,7 @@ from ..cli import print_table, speaker, to_json
 from ..conditions import Difference
 from ..console import Annotation
 from ..errors import ExitCode
-from ..findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF, NextStep
+from ..findings.next_step import NextStep
 from ..findings.numbers import DASH, number, per_second, places, plural
 from ..findings.wording import CPU_STAND_IN
 from ..manifest import Manifest, Record
@@ -25,7 +25,7 @@ from ..text import listed, visible
 from .code import CodeOfBoth
 from .compare import FAMILY_CONFIDENCE, Gate
 from .judge import Change
-from .more import More, more
+from .more import UNKNOWN_REF, More, more
 from .runs import OF_THE_MODEL
 
 Word = Literal["pass", "regression", "missing", "not comparable", "undecided"]
@@ -34,6 +34,9 @@ WORDS: dict[ExitCode, Word] = {
     ExitCode.FAILED: "regression",
     ExitCode.NOT_COMPARABLE: "not comparable",
 }
+
+NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
+"""Stands before every comparison of two separate runs."""
 
 _MOST_PERCENT = 999
 """Farther ends are written so: a metric that may be anything."""

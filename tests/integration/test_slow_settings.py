@@ -15,7 +15,7 @@ pytestmark = pytest.mark.campaign
 
 def named(run):
     cases = case_results(run.cases)
-    return [one.what for one in causes(cases, run.compared, slow_ranks(run.manifest, cases, run.times))]
+    return [*causes(cases, slow_ranks(run.manifest, cases, run.times))]
 
 
 def measured(out, *options):

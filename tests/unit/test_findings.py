@@ -68,7 +68,8 @@ def test_a_stand_in_is_not_ranked():
     verdict = found(single, dp, ddp)[WRAPPER]
     assert (verdict.faster, verdict.slower, verdict.paste) == ("DDP on 2 CPU cores", "one device", "")
     stages, not_measurable = verdict.notes
-    assert stages.startswith("DP's stages cost its stand-in 20 ms of a step of 200 ms: replicate 2.0 ms")
+    assert stages.startswith("Of the 200 (198\N{EN DASH}202) ms of a step of DP's stand-in its stages take: ")
+    assert "replicate 2.00 ms, scatter 1.00 ms" in stages
     assert not_measurable.startswith("DP against DDP is not measurable without GPUs")
     assert WRAPPER not in found(single, dp), "nor against one device"
     assert NOT_MEASURABLE not in wrapper(1.5, 1.7).notes
@@ -142,8 +143,8 @@ def test_a_setting_that_leaves_the_training_alone_goes_first():
     hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
     verdict = caps(over(CAP_1, DDP, 1.1, 1.2), over(hook, DDP, 1.4, 1.5), more=(hook,))
     assert verdict.faster == "cap 1 MiB"
-    assert verdict.notes[0].startswith("comm_hook=bf16: 1.45")
-    assert verdict.notes[0].endswith("as fast, but it changes the training")
+    assert verdict.notes[0].startswith("comm_hook=bf16 is 1.45")
+    assert verdict.notes[0].endswith("as fast, but changes the training")
 
 
 def test_another_wrapper_races_with_the_settings_of_ddp_and_wins_if_it_is_proved():
@@ -153,18 +154,9 @@ def test_another_wrapper_races_with_the_settings_of_ddp_and_wins_if_it_is_proved
     wins = (over(plain, DDP, 1.2, 1.3), over(narrow, DDP, 1.8, 1.9), over(CAP_1, DDP, 1.05, 1.1))
     verdict = caps(*wins, more=(plain, narrow))
     assert (verdict.faster, verdict.faster_id, verdict.paste) == ("replicate", "replicate", "")
-    assert verdict.notes[0].startswith("FSDP2 with mp_policy=bf16, reshard_after_forward=False: 1.8")
+    assert verdict.notes[0].startswith("FSDP2 with mp_policy=bf16, reshard_after_forward=False is 1.8")
     unproved = plain | {"not_proved": "it draws random numbers"}
     assert caps(*wins, more=(unproved, narrow)).faster == "cap 1 MiB"
-
-
-def test_a_wrapper_that_loses_the_race_is_named_with_what_it_loses():
-    plain = case("replicate", 2, 100.0, case_id="replicate")
-    verdict = caps(over(CAP_1, DDP, 1.1, 1.2), over(plain, DDP, 0.5, 0.6), more=(plain,))
-    assert verdict.faster == "cap 1 MiB"
-    assert verdict.notes == (
-        "Beside DDP's default replicate is 0.55\N{MULTIPLICATION SIGN} (0.50\N{EN DASH}0.60) as fast",
-    )
 
 
 def test_how_far_ranks_are_apart_is_told_where_communication_hides_nothing():
@@ -280,17 +272,16 @@ TURNS = ((80.0, 92.0), (92.0, 80.0))
 )
 def test_slow_rank_is_named_with_its_host(own_ms, often, *, is_chance):
     (slow,), made = linked(40.0, own_ms, **measured(rank_skew_ms=12.0))
-    assert (slow.rank, slow.host, slow.often, slow.num_rounds) == (1, "host1", often, len(own_ms))
-    assert slow.is_chance == is_chance
+    assert (slow.rank, slow.is_chance) == (1, is_chance)
+    assert f"Rank 1 on host1 is the slowest of 2 GPUs in {often} of {len(own_ms)} rounds" in slow.sentence
     assert ("too few to say" in slow.sentence) == is_chance
     assert slow.sentence in made.notes
-    assert "uneven ranks" not in [one.kind for one in made.cautions]
 
 
-def test_ranks_that_take_turns_at_being_slow_are_uneven():
-    _, made = linked(40.0, TURNS * 2, **measured(rank_skew_ms=12.0))
-    assert not any("slowest" in note or "uneven" in note for note in made.notes)
-    assert "only roughly (uneven ranks)" in made.trust.size
+def test_ranks_that_take_turns_at_being_slow_are_not_named():
+    found, made = linked(40.0, TURNS * 2, **measured(rank_skew_ms=12.0))
+    assert found == []
+    assert not any("slowest" in note for note in made.notes)
     assert linked(40.0, ((80.0, 81.0),) * 4, **measured(rank_skew_ms=1.0))[0] == []
 
 
@@ -312,10 +303,10 @@ DOUBT = "is in doubt (few rounds)"
     ("kinds", "order", "size", "alone"),
     [
         ([], OPEN_YET, "within the intervals", ""),
-        (["two levels"], OPEN_YET, "only roughly (two levels)", ""),
-        (["few rounds", "two levels"], DOUBT, "only roughly (two levels)", ""),
+        (["slowed GPUs"], OPEN_YET, "only roughly (slowed GPUs)", ""),
+        (["few rounds", "scattered rounds"], DOUBT, "only roughly (scattered rounds)", ""),
         (["other load", "drift"], OPEN_YET, "only roughly (other load)", "drift"),
-        (["few rounds", "slow links"], DOUBT, "within the intervals", "slow links"),
+        (["few rounds", "drift"], DOUBT, "within the intervals", "drift"),
     ],
 )
 def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):

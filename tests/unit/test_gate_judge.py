@@ -25,10 +25,11 @@ from gate_runs import (
 )
 from msgspec import structs
 
-from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, interleave_command
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.judge import typical_sides
 from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.gate.more import interleave_command
+from ddp_bench.bench.gate.output import NOT_INTERLEAVED
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
 from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import load_run, read_manifest

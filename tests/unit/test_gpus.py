@@ -8,11 +8,11 @@ import pandas as pd
 import pynvml
 import pytest
 from doctor_machines import Machine
-from made import block, planned, resolved
+from made import block, made_manifest, planned, resolved
 from report_runs import case
 
 from ddp_bench.bench import gpus
-from ddp_bench.bench.findings.cautions import throttled, unequal_clocks
+from ddp_bench.bench.findings.cautions import of_conditions
 from ddp_bench.bench.lab.main import visible_gpus
 from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
@@ -209,8 +209,9 @@ def test_what_steps_asked_the_driver_for_is_added_up():
     assert row_of("ddp", blocks)["device_allocs"] == 6
 
 
-def frame(*cases):
-    return case_results(typed_frame(cases, CASES))
+def warned(*rows):
+    cases = case_results(typed_frame(rows, CASES))
+    return {one.kind: one for one in of_conditions(made_manifest(), cases, cases)}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def frame(*cases):
 def test_a_gpu_slowed_by_heat_or_power_is_a_caution(reasons, advice):
     slowed = {"throttled_pct": 43.2, "throttle_reasons": reasons}
     cool = {"throttled_pct": 5.0, "throttle_reasons": "power brake"}
-    caution = throttled(frame(case("single", 1, 100.0, **cool), case("ddp", 2, 150.0, **slowed)))
+    caution = warned(case("single", 1, 100.0, **cool), case("ddp", 2, 150.0, **slowed))["slowed GPUs"]
     assert caution.text.startswith("1 case of 2 ran with a GPU slowed by ")
     assert "43% of samples" in caution.text
     assert "power brake" not in caution.text
@@ -231,11 +232,11 @@ def test_a_gpu_slowed_by_heat_or_power_is_a_caution(reasons, advice):
 def test_cases_at_unequal_clocks_are_a_caution():
     slow, middle = (case("ddp", n, 150.0, sm_clock_mhz=mhz) for n, mhz in ((4, 1600.0), (2, 1650.0)))
     fast = case("single", 1, 100.0, sm_clock_mhz=1680.0)
-    caution = unequal_clocks(frame(fast, slow, middle, case("dp", 2, 120.0)))
+    caution = warned(fast, slow, middle, case("dp", 2, 120.0))["unequal clocks"]
     assert caution.case_id == "ddp-n4-x-1"
     assert "differ by 5.0% between cases" in caution.text
     assert "(DDP, 4 GPUs, cap default: 1600 MHz; single, 1 GPU: 1680 MHz)" in caution.text
     known = case("single", 1, 100.0, sm_clock_mhz=1653.0)
     for others in ((), (1686.0,), (None,)):  # 2% of 1653 MHz are 33 MHz
         alike = [case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others]
-        assert unequal_clocks(frame(known, *alike)) is None
+        assert warned(known, *alike) == {}

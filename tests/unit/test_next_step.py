@@ -103,7 +103,7 @@ def test_an_open_answer_goes_on_for_as_long_as_its_width_needs():
     assert given.resume == Path("results/made run")
     needed_s = SAFETY * 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
     assert needed_s <= 60 * int(given.max_time.rstrip("m")) < needed_s + 60
-    assert step.why == "31 min more decides which of DDP and DP is faster on 2 GPUs, at a margin of 5%"
+    assert step.why == "31 min more decides what is open, at a margin of 5%"
 
 
 def test_an_open_communication_takes_the_time_that_its_own_interval_needs():

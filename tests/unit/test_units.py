@@ -120,8 +120,7 @@ def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, c
     slower, found = token_run(tmp_path / "slower", scale=4), load_run(tokens)
     said = {"page": "".join(f"{line} " for line in text_of(render(page(found))))}
     conclusion = conclude_run(found)
-    warned = cautions(conclusion.cases, found.times, target=0.001)
-    assert {"two levels", "wide intervals"} <= {one.kind for one in warned}
+    warned = [*cautions(conclusion.cases, found.times)]
     print_summary(
         tokens,
         replace(conclusion, cautions=tuple(warned), trust=trust(warned, [FASTER], on_cpu=False)),
