@@ -8,7 +8,8 @@ from ..bench.findings.numbers import with_interval
 from ..bench.findings.wording import DEFAULT_CAP, cap_label
 from ..bench.results.case_result import finite
 from .cases import WorkloadCases, mark, step_time, usual_settings
-from .drawing import Figure, Line, Mark, chart
+from .chart import Line, Mark, chart
+from .drawing import Figure
 from .figures import BARS, evenly, on_devices
 
 ByCap = dict[str, Mark]

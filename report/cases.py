@@ -26,7 +26,7 @@ from ..bench.results.aggregate import bus_gb
 from ..bench.results.case_result import CaseResult
 from ..bench.settings import IMAGES
 from ..bench.stats.interval import Interval
-from .drawing import Mark
+from .chart import Mark
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data")

@@ -15,7 +15,8 @@ from ..bench.results.aggregate import images_per_s_by_round, units_per_step
 from ..bench.results.case_result import CaseResult
 from ..bench.results.round_times import RoundTimes
 from .cases import WorkloadCases, by_mode, headline_count, mark
-from .drawing import Figure, Line, Mark, bare, chart, ideal
+from .chart import Line, Mark, bare, chart, ideal
+from .drawing import Figure
 
 BARS = "Bars are 95% intervals."
 """What the bars of every chart are."""

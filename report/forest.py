@@ -17,7 +17,8 @@ from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import Comparison, band, default_of, is_within, over_default
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases
-from .drawing import GRID, INK, LOOKS, MUTED, Figure, mark_look, printable, tag
+from .drawing import GRID, INK, LOOKS, MUTED, Figure, mark_look
+from .svg import printable, tag
 
 _MOST_ROWS = 24
 _NAME_WIDTH = 26

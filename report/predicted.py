@@ -19,7 +19,8 @@ from ..bench.results.case_result import CaseResult, text
 from ..bench.results.case_result import Cells as Row
 from ..bench.results.store import RunData
 from .cases import mark
-from .drawing import MOST_RUNS, Figure, Line, Mark, ideal
+from .chart import MOST_RUNS, Line, Mark, ideal
+from .drawing import Figure
 from .figures import counts_of, over_devices
 from .table import Heading, Section, Table
 

@@ -22,7 +22,8 @@ from .cases import (
     step_time,
     unshared,
 )
-from .drawing import COLOURS, INK, PAPER, WIDTH_PT, Figure, legend, printable, tag, time_axis
+from .drawing import COLOURS, INK, PAPER, WIDTH_PT, Figure, legend, time_axis
+from .svg import printable, tag
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
 REST = "rest of DP: loss, optimizer, batch"

@@ -21,7 +21,8 @@ from ..bench.results.case_result import CaseResult
 from ..bench.results.schema import records
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases, caps_at_headline
-from .drawing import COLOURS, INK, MUTED, PAPER, Figure, printable, time_axis
+from .drawing import COLOURS, INK, MUTED, PAPER, Figure, time_axis
+from .svg import printable
 
 _LABELLED_ROW_PT, _MOST_ROWS_PT = 13, 170
 _READY: dict[str, Any] = {

@@ -158,7 +158,7 @@ def _stages(stand_in: CaseResult) -> str:
     stages = {name: ms for name in names if (ms := stand_in.interval(f"dp_{name}_ms")) is not None}
     if stand_in.step_ms is None or len(stages) < len(names):
         return ""
-    parts = ", ".join(f"{name} {written(ms, 'ms')}" for name, ms in stages.items())
+    parts = ", ".join(f"{name} {written(ms, 'ms', digits=2)}" for name, ms in stages.items())
     return f"Of the {written(stand_in.step_ms, 'ms')} of a step of DP's stand-in its stages take: {parts}"
 
 

@@ -91,8 +91,8 @@ def drawn(figure):
                 bar = {at[0]: (values[0], values[1])}
             elif not label.startswith("_") and line.get_linestyle() == "None":
                 hollow = line.get_markerfacecolor() == PAPER
-                lines.setdefault(label, []).append(
-                    Drawn(at[0], values[0], *bar.pop(at[0], ()), hollow=hollow)
+                lines.setdefault(label, []).extend(
+                    Drawn(x, y, *bar.pop(x, ()), hollow=hollow) for x, y in zip(at, values, strict=True)
                 )
             elif label in ("ideal", "equally fast"):
                 lines[label] = [Drawn(x, y) for x, y in zip(at, values, strict=True)]

@@ -21,7 +21,8 @@ from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.build import render
 from ddp_bench.report.cases import workloads
-from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart
+from ddp_bench.report.chart import Line, Mark, bare, chart
+from ddp_bench.report.drawing import NAMES
 from ddp_bench.report.figures import drift
 from ddp_bench.report.page import page
 from ddp_bench.report.step import REST, breakdown, step_bars
@@ -34,7 +35,7 @@ def test_shared_devices_are_drawn_hollow():
         page(run([*one_and_two, case("ddp", 4, 150.0, oversubscribed=shared)])).figures[0].svg()
         for shared in (True, False)
     )
-    assert "fill: var(--paper)" in hollow
+    assert "fill:var(--paper)" in hollow
     assert ">shared<" in hollow
     assert "var(--paper)" not in full
     assert ">shared<" not in full
@@ -102,6 +103,11 @@ def test_round_that_was_broken_off_does_not_speak_for_all_cases_and_two_show_no_
     assert [mark.x for mark in lines["median of 3 cases"]] == [1.0, 2.0, 3.0]
     assert lines["single, 1 GPU"][-1].y == pytest.approx(100 / 9)
     assert paces([timed(row, r, 100.0) for row in (SINGLE, DDP) for r in (1, 2)]) is None
+
+
+def test_hundreds_of_rounds_are_still_a_small_drawing():
+    blocks = [timed(row, r, 100.0 + r % 7) for row in (SINGLE, DP, DDP) for r in range(1, 301)]
+    assert len(paces(blocks).svg()) < 40_000
 
 
 def figure(cases, comparisons=()):
