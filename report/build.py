@@ -1,4 +1,4 @@
-"""Writes a run as an HTML page, as Markdown, or as PNG figures."""
+"""Writes a run as an HTML page, or as Markdown."""
 
 from __future__ import annotations
 
@@ -119,22 +119,8 @@ def write_markdown(run: Path, out: Path | None, *, price: float | None = None) -
     return str(out)
 
 
-def write_png(run: Path, folder: Path, *, predictions: Path | None = None) -> list[Path]:
-    """Write every figure of `run` as `folder`/KEY.png, on white. Raises UsageError where it cannot."""
-    drawn = load(run, folder, predictions=predictions).every_figure
-    if not drawn:
-        raise UsageError("there is no figure to write: no case on several devices has a measurement")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write into {folder}: {error.strerror}; name a folder with --png") from None
-    paths = [folder / f"{figure.key}.png" for figure in drawn]
-    for figure, path in zip(drawn, paths, strict=True):
-        _write(path, figure.png(), option="--png")
-    return paths
-
-
-def _write(out: Path, content: str | bytes, *, option: str = "--out") -> None:
+def _write(out: Path, content: str) -> None:
     """Write a file whole or not at all. Raises UsageError where it cannot be written."""
-    data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
-    write_output(out, lambda part: part.write_bytes(data), option=option)
+    write_output(
+        out, lambda part: part.write_bytes(content.encode(errors="backslashreplace")), option="--out"
+    )

@@ -1,4 +1,4 @@
-"""How figures look, how marks with intervals are drawn, and how a figure becomes SVG or PNG.
+"""How figures look, how marks with intervals are drawn, and how a figure becomes SVG.
 
 Each colour is a variable of the page, so that one drawing serves light, dark and print; none stands alone.
 """
@@ -6,12 +6,10 @@ Each colour is a variable of the page, so that one drawing serves light, dark an
 from __future__ import annotations
 
 import io
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -19,7 +17,7 @@ from cycler import cycler
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from .svg import KEY, inline, printable
+from .svg import KEY, inline
 
 WIDTH_PT = 400
 """Width of every figure, for which the sizes of its text and marks are chosen."""
@@ -103,46 +101,25 @@ class Figure:
         """Say what the figure shows, then its finding."""
         return f"{self.axes or self.title}. {self.caption}"
 
-    def canvas(self) -> Canvas:
-        """Draw the figure in the colours that the page's style sheet takes the place of."""
-        with _style(_STAND_INS.values(), self.key):
-            return self._drawn()
-
     def svg(self) -> str:
         """Return the figure as one `<svg>` element for an HTML page; equal figures give equal bytes."""
         raw = io.StringIO()
-        with _style(_STAND_INS.values(), self.key):
-            self._drawn().savefig(raw, format="svg", metadata={"Date": None})
+        with look(self.key):
+            canvas = Canvas(figsize=(WIDTH_PT / 72, self.height_pt / 72), layout="constrained")
+            self.draw(canvas)
+            canvas.savefig(raw, format="svg", metadata={"Date": None})
         return inline(raw.getvalue(), self.key, self.alt, _STAND_INS)
-
-    def png(self) -> bytes:
-        """Return the figure for a slide: in the page's light colours on white."""
-        sheet = (Path(__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")
-        light = dict(re.findall(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}),", sheet))
-        words = {"Title": printable(self.title), "Description": printable(self.alt), "Software": None}
-        raw = io.BytesIO()
-        with _style([light[name] for name in NAMES], self.key):
-            self._drawn().savefig(
-                raw, format="png", dpi=300, facecolor=PAPER, metadata=words, bbox_inches="tight",
-                pad_inches=0.15,
-            )  # fmt: skip
-        return raw.getvalue()
-
-    def _drawn(self) -> Canvas:
-        canvas = Canvas(figsize=(WIDTH_PT / 72, self.height_pt / 72), layout="constrained")
-        self.draw(canvas)
-        return canvas
 
 
 @contextmanager
-def _style(colours: Any, salt: str) -> Iterator[None]:
-    """Set Matplotlib's defaults and our own look, whatever the user has configured."""
+def look(salt: str) -> Iterator[None]:
+    """Set Matplotlib's defaults and our own look, whatever the user has configured; ids hold the `salt`."""
     with mpl.rc_context(), warnings.catch_warnings():
         # Browsers have their own fonts: a glyph that matplotlib's font lacks is no reason to complain.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.* missing from")
         mpl.rcdefaults()
         # The cycle first: the other settings name its colours.
-        mpl.rcParams["axes.prop_cycle"] = cycler(color=list(colours))
+        mpl.rcParams["axes.prop_cycle"] = cycler(color=list(_STAND_INS.values()))
         mpl.rcParams.update(_RC | {"svg.hashsalt": salt})
         yield
 

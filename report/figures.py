@@ -1,4 +1,4 @@
-"""The figures of a run's cases: the scaling curve, and rounds over time.
+"""The charts of a run's cases: the scaling curve, step time against bucket cap, and rounds over time.
 
 Each function returns None where there is nothing to draw.
 """
@@ -10,11 +10,11 @@ from typing import Any
 
 from ..bench.findings.numbers import per_second, plural, quantity, with_interval
 from ..bench.findings.stability import pace
-from ..bench.findings.wording import case_label, settings_label, short_mode
+from ..bench.findings.wording import DEFAULT_CAP, cap_label, case_label, settings_label, short_mode
 from ..bench.results.aggregate import images_per_s_by_round, units_per_step
-from ..bench.results.case_result import CaseResult
+from ..bench.results.case_result import CaseResult, finite
 from ..bench.results.round_times import RoundTimes
-from .cases import WorkloadCases, by_mode, headline_count, mark
+from .cases import WorkloadCases, by_mode, headline_count, mark, step_time, usual_settings
 from .chart import Line, Mark, bare, chart, ideal
 from .drawing import Figure
 
@@ -109,6 +109,78 @@ def _at_headline(lines: Sequence[Line]) -> list[tuple[Mark, str]]:
     marks = [(m, line.label) for line in lines if line.look in {"dp", "ddp"} for m in line.marks]
     at = max((m for m, _ in marks), key=lambda m: (m.x > 1, not m.hollow, m.x)).x
     return sorted(((m, label) for m, label in marks if m.x == at), key=lambda pair: -pair[0].value.estimate)
+
+
+ByCap = dict[str, Mark]
+_BESIDE = "Beside a mark: how many buckets its cap makes"
+_MOST_CAPS = 12
+_LONGEST_TICK = 10
+
+
+def bucket_caps(workload: WorkloadCases, *, key: str) -> Figure | None:
+    """Draw step time against bucket cap, a panel per device count; None where no count has two caps."""
+    by_count = _step_by_cap(workload)
+    caps = sorted({cap for marks in by_count.values() for cap in marks}, key=_order)
+    best = {min(marks, key=lambda cap: marks[cap].value.estimate) for marks in by_count.values()}
+    chosen = best | {caps[i] for i in evenly(len(caps), _MOST_CAPS)}
+    drawn = [cap for cap in caps if cap in chosen]
+    panels, said = {}, []
+    for num_devices, marks in sorted(by_count.items()):
+        if len(marks) > 1:
+            devices = on_devices(next(iter(marks.values()))._replace(x=num_devices), workload.device)
+            placed = tuple(marks[cap]._replace(x=float(i)) for i, cap in enumerate(drawn) if cap in marks)
+            panels[f"{devices}: step time (ms)"] = [Line("DDP", "ddp", placed, joined=False)]
+            said.append(f"{devices}: {_best_cap(marks)}")
+    if not panels:
+        return None
+    equal = {cap: "=".join((cap, *workload.equal_layouts.get(cap, ()))) for cap in drawn}
+    merged = ", ".join(name for cap, name in equal.items() if name != cap)
+    notes = (
+        "Cap 0 gives every parameter a bucket of its own. " if "0" in drawn else "",
+        f"Caps that make the same buckets were measured once and share a mark: {merged}. " if merged else "",
+        f"Of {len(caps)} caps {len(drawn)} are drawn, the shortest step among them. "
+        if len(drawn) < len(caps)
+        else "",
+    )
+    ticks = (
+        label if len(label) <= _LONGEST_TICK else f"{label[: _LONGEST_TICK - 1]}…" for label in equal.values()
+    )
+    return chart(
+        key=f"{key}-buckets",
+        title="Step time against bucket cap",
+        panels=panels,
+        x_label="bucket cap (MiB)",
+        ticks={float(i): label for i, label in enumerate(ticks)},
+        caption=". ".join(["; ".join(said), _BESIDE, *([DEFAULT_CAP] if "default" in drawn else [])]) + ".",
+        how_to_read="Lower is better; the verdict says whether a difference is beyond the noise. "
+        f"{''.join(notes)}Step time is global batch / throughput. {BARS} Each panel has its own scale.",
+        from_zero=False,
+    )
+
+
+def _step_by_cap(workload: WorkloadCases) -> dict[float, ByCap]:
+    """Return DDP's step at its usual settings by device count and cap; marks have no place yet."""
+    by_count: dict[float, ByCap] = {}
+    for case in usual_settings((c for c in workload.cases if c.mode == "ddp"), free="bucket_cap_mb"):
+        marks, step = by_count.setdefault(case.num_devices, {}), step_time(case)
+        if step is not None:
+            note = "" if case.num_buckets is None else f"{case.num_buckets:.0f}"
+            marks.setdefault(case.setting("bucket_cap_mb"), mark(0.0, step, case, "ms", note=note))
+    return by_count
+
+
+def _order(cap: str) -> tuple[int, float, str]:
+    """The default first, then numbers by size, then lists."""
+    value = finite(cap)
+    return (0, 0.0, "") if cap == "default" else (2, 0.0, cap) if value is None else (1, value, cap)
+
+
+def _best_cap(marks: ByCap) -> str:
+    """Name the cap with the shortest step, and the default where that is another."""
+    best = min(marks, key=lambda cap: marks[cap].value.estimate)
+    default = None if best == "default" else marks.get("default")
+    beside = f", default {with_interval(default.value, 'ms')}" if default else ""
+    return f"shortest step at {cap_label(best)}, {with_interval(marks[best].value, 'ms')}{beside}"
 
 
 _FEWEST_ROUNDS = 3

@@ -14,7 +14,7 @@ from ..bench.findings.answers import headline
 from ..bench.findings.numbers import plural, ratio
 from ..bench.findings.wording import case_label, settings_label, short_mode
 from ..bench.results.case_result import CaseResult
-from ..bench.results.comparisons import Comparison, band, default_of, is_within, over_default
+from ..bench.results.comparisons import Comparison, band, default_of, over_default
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases
 from .drawing import GRID, INK, LOOKS, MUTED, Figure, mark_look
@@ -56,7 +56,7 @@ def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], 
         margin,
         key=f"{key}-forest",
         title="Every case against DDP's default",
-        caption=f"On {count} {_fastest(ratios[:_MOST_ROWS], margin)}.",
+        caption=f"On {count} {ratios[0].name} is {ratios[0].written} as fast as DDP's default.",
         how_to_read="Each mark is a case's throughput over that of DDP with its defaults on as many devices; "
         "right of the line it is faster. Bars are 95% intervals that hold for all rows at once: where a bar "
         "leaves the line to one side the case is faster or slower, where it lies inside the shaded band it "
@@ -145,20 +145,3 @@ def ratio_ticks(low: float, high: float) -> list[float]:
     step = next(s for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5) if (high - low) / s <= 6)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(step * i, 6) for i in range(first, last + 1)]
-
-
-def _fastest(ratios: Sequence[Ratio], margin: float) -> str:
-    """Say what the answers of the run say of these ratios: faster is beyond the margin, or it is nothing."""
-    equal = [is_within(one.interval, band(margin)) for one in ratios]
-    faster = [one for one, same in zip(ratios, equal, strict=True) if one.interval.low > 1 and not same]
-    if all(math.isnan(one.interval.low) for one in ratios):
-        return "there are too few rounds to compare"
-    if faster:
-        best, others = faster[0], len(faster) - 1
-        more = ", as is 1 other" if others == 1 else f", as are {others} others" if others else ""
-        return f"{best.name} is faster than DDP's default, {best.written}{more}"
-    if all(equal):
-        return f"no case differs from DDP's default by more than {100 * margin:g}%"
-    if all(one.interval.high < 1 for one in ratios):
-        return "every other case is slower than DDP's default"
-    return f"no case is shown to be faster than DDP's default by more than {100 * margin:g}%"

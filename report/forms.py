@@ -49,12 +49,7 @@ def forms(measured: Sequence[WorkloadCases]) -> Section | None:
         for case in cases
         if case.mode == "partition" and case.speedup and case.speedup.low > 1
     ]
-    return Section(
-        "Forms of parallel training",
-        notes,
-        [],
-        list(filter(None, [made])),
-    )
+    return Section("Forms of parallel training", notes, tables=[made] if made else [])
 
 
 def _cases(workload: WorkloadCases) -> list[CaseResult]:

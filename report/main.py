@@ -1,4 +1,4 @@
-"""Command line: `python -m report RUN [--out FILE | --format markdown | --png DIR]`."""
+"""Command line: `python -m report RUN [--markdown] [--out FILE]`."""
 
 from __future__ import annotations
 
@@ -41,28 +41,18 @@ def _parser() -> Parser:
         metavar="PRICE",
         help="adds to the tables what an epoch of ImageNet's size costs, in the currency of PRICE",
     )
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
-        "--format",
-        choices=("html", "markdown"),
-        default="html",
-        help="markdown: print answers and results, fit for a comment, or write them to --out",
-    )
-    instead.add_argument(
+    parser.add_argument(
         "--markdown",
-        action="store_const",
-        const="markdown",
-        dest="format",
-        help="the same as --format markdown",
+        action="store_true",
+        help="print answers and results, fit for a comment, or write them to --out",
     )
-    instead.add_argument("--png", type=Path, metavar="DIR", help="write each figure as DIR/*.png instead")
     return parser
 
 
 def _write(arguments: argparse.Namespace) -> str:
     # Pandas and scipy take a second to import, which --help does without.
     from ..bench.results.archive import is_archive
-    from .build import build, write_markdown, write_png
+    from .build import build, write_markdown
 
     run, out, predictions = arguments.run, arguments.out, arguments.predictions
     if arguments.others:
@@ -70,14 +60,9 @@ def _write(arguments: argparse.Namespace) -> str:
         raise UsageError(f"a page is of one run; to compare two: {command('gate')} {both} --html FILE")
     given = arguments.price_per_device_hour
     hourly = None if given is None else named("price_per_device_hour", price, given)
-    markdown = arguments.format == "markdown"
-    if predictions is not None and markdown:
-        raise UsageError("--predictions are drawn; leave --format markdown out")
-    if markdown:
+    if arguments.markdown:
+        if predictions is not None:
+            raise UsageError("--predictions are drawn; leave --markdown out")
         return write_markdown(run, out, price=hourly)
-    if arguments.png is None:
-        beside = run.with_suffix(".html") if is_archive(run) else run / "report.html"
-        return str(build(run, out or beside, predictions=predictions, price=hourly))
-    if out is not None:
-        raise UsageError("--out names the page or the file of --markdown; leave it out beside --png")
-    return "\n".join(map(str, write_png(run, arguments.png, predictions=predictions)))
+    beside = run.with_suffix(".html") if is_archive(run) else run / "report.html"
+    return str(build(run, out or beside, predictions=predictions, price=hourly))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Canvas
@@ -14,14 +13,7 @@ from ..bench.findings.wording import case_label, setting_names
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import FASTER, SLOWER, Comparison
 from ..bench.text import listed
-from .cases import (
-    WorkloadCases,
-    by_mode,
-    caps_at_headline,
-    headline_count,
-    step_time,
-    unshared,
-)
+from .cases import WorkloadCases, by_mode, caps_at_headline, headline_count, step_time, unshared
 from .drawing import COLOURS, INK, PAPER, WIDTH_PT, Figure, legend, time_axis
 from .svg import printable, tag
 
@@ -109,8 +101,7 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
 
     how = [
         "Each bar is a timed step: its parts stand in the order of the legend. What is not exposed "
-        "communication has the shares of the anatomy pass, whose own values and intervals are in the tables; "
-        "what differs between DDP's settings by chance alone is drawn alike."
+        "communication has the shares of the anatomy pass, whose own values and intervals are in the tables."
     ]
     if EXPOSED in seen:
         how.append("Exposed communication is what synchronising adds to the step; backward is without it.")
@@ -136,18 +127,11 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
 
 
 def step_bars(cases: Iterable[CaseResult]) -> list[Bar]:
-    """Divide the steps of cases into parts; those of DDP's settings alike where chance explains a difference.
+    """Divide the steps of cases into parts.
 
     A bar is as long as the timed step: other steps, fewer of them, tell the shares of what is not exposed.
     """
-    bars = [Bar(case, made) for case in cases if (made := _parts(case))]
-    groups: dict[Any, list[Bar]] = {}
-    for bar in bars:
-        groups.setdefault((bar.case.mode, bar.case.num_devices), []).append(bar)
-    for (mode, _), group in groups.items():
-        if mode == "ddp" and len(group) > 1:
-            _alike(group)
-    return bars
+    return [Bar(case, made) for case in cases if (made := _parts(case))]
 
 
 def _parts(case: CaseResult) -> dict[str, float]:
@@ -178,25 +162,6 @@ def _parts(case: CaseResult) -> dict[str, float]:
         return found
     factor = (step.estimate - exposed) / others
     return {name: ms if name == EXPOSED else ms * factor for name, ms in found.items()}
-
-
-def _alike(group: Sequence[Bar]) -> None:
-    """Draw compute alike where it differs by chance: DDP's buckets do not change the work of a device.
-
-    What the pass measured once, or within overlapping intervals, is not known to differ. The backward is what
-    is left beside the exposed communication of the table.
-    """
-    left = MIXED if all(MIXED in bar.parts for bar in group) else BACKWARD
-    for name in ("data", "forward", "optimizer"):
-        if not all({name, left} <= bar.parts.keys() for bar in group):
-            continue
-        found = [bar.case.interval(_PHASES[name]) for bar in group]
-        lows, highs = ([getattr(one, end) for one in found if one] for end in ("low", "high"))
-        shared = median(bar.parts[name] for bar in group)
-        if not max(lows) > min(highs) and all(bar.parts[name] + bar.parts[left] > shared for bar in group):
-            for bar in group:
-                bar.parts[left] += bar.parts[name] - shared
-                bar.parts[name] = shared
 
 
 def _not_apart(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[CaseResult]:
@@ -256,17 +221,12 @@ def _caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
     bar = next(firsts[mode] for mode in ("ddp", "dp", "single") if mode in firsts)
     largest = max(bar.parts, key=lambda name: bar.parts[name])
     exposed, alone = bar.case.exposed_comm_ms, with_interval(bar.case.interval("dp_device0_pct"), "%")
-    said = f"{largest} takes most, {_share(bar.parts[largest], bar)}"
+    said = [f"{largest} takes most, {_share(bar.parts[largest], bar)}"]
     if exposed is not None:
-        added = f"{with_interval(exposed, 'ms')}, {_share(max(exposed.estimate, 0.0), bar)}"
-        if not exposed.low > 0:
-            said += f"; {EXPOSED}, {with_interval(exposed, 'ms')}, is below the noise"
-        elif largest == EXPOSED:
-            said = f"{EXPOSED} takes most, {added}"
-        else:
-            said += f"; {EXPOSED} adds {added}"
-    said += f"; only device 0 works during {alone} of it" if alone else ""
-    return f"{case_label(bar.case)}: {said}."
+        share = _share(exposed.estimate, bar) if exposed.low > 0 else "below the noise"
+        said.append(f"{EXPOSED} {with_interval(exposed, 'ms')}, {share}")
+    said += [f"only device 0 works during {alone} of it"] if alone else []
+    return f"{case_label(bar.case)}: {'; '.join(said)}."
 
 
 def _share(ms: float, bar: Bar) -> str:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from ..bench.buckets import MIB, BucketLayout
-from ..bench.findings.numbers import TIMES, count, number, per_second, plural, singular, with_interval
-from ..bench.findings.wording import (
-    case_label,
-    hidden_percent,
-    hidden_share,
-    settings_label,
-    short_mode,
-    unit_of_cases,
-)
+from ..bench.findings.numbers import TIMES, number, per_second, plural, singular, with_interval
+from ..bench.findings.wording import hidden_percent, unit_of_cases
 from ..bench.results.case_columns import EXPOSED_COMM
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import Comparison, over_eager
@@ -23,12 +15,6 @@ from .cases import EPOCH_IMAGES, unshared
 from .table import NAME, Column, Heading, Link, Table, figures, table, whole, words
 
 _ID = words("Id", lambda case: case.case_id)
-_PARTS = (
-    words("Mode", short_mode),
-    whole("Devices", "num_devices"),
-    words("Sharing", lambda case: "shared" if case.oversubscribed else ""),
-    words("DDP settings", settings_label),
-)
 _ROUNDS = whole("Rounds", "num_rounds")
 SPEEDUP = figures("Speed-up", "speedup", TIMES)
 _EFFICIENCY = figures("Efficiency", "efficiency", "%", 100.0)
@@ -137,7 +123,7 @@ def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...
         words("Proof: two steps off by", lambda case: _power_of_ten(case.number("update_error")), "number"),
         _ROUNDS,
         Column(Heading("Traces", "links"), lambda case: traces.get(case.case_id, ())),
-        *_PARTS,
+        whole("Devices", "num_devices"),
         _ID,
     )
     notes = {
@@ -164,30 +150,14 @@ def _power_of_ten(found: float | None) -> str:
     return "" if found is None else f"{found:.0e}" if found else "0"
 
 
-_MOST_UNKNOWN_COST_PCT = 25.0
-"""Of the step: a cost that may be larger is no noise."""
-
-
 def _anatomy(ok: Sequence[CaseResult]) -> Table | None:
-    def phase(name: str) -> Column:
-        def cell(case: CaseResult) -> str:
-            found = case.interval(f"{name}_ms")
-            if found is not None and math.isnan(found.low) and found.estimate >= 10:
-                return count(found.estimate)
-            return with_interval(found)
-
-        return words(f"{name.capitalize()} (ms)", cell, "number")
-
     def cost(case: CaseResult) -> str:
         """Write what instruments cost, which cannot be less than nothing."""
         found = case.interval("anatomy_slowdown_pct")
-        if found is None:
-            return ""
-        least, most = (found.estimate if math.isnan(end) else end for end in (found.low, found.high))
-        if least > 0:
-            return with_interval(found)
-        return "below the noise" if most <= _MOST_UNKNOWN_COST_PCT else "not known"
+        is_noise = found is not None and min(found.estimate, found.low) <= 0
+        return "below the noise" if is_noise else with_interval(found)
 
+    phases = ("data", "forward", "backward", "optimizer")
     return table(
         "Where the step goes",
         "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower "
@@ -195,7 +165,7 @@ def _anatomy(ok: Sequence[CaseResult]) -> Table | None:
         ok,
         (
             *NAME,
-            *map(phase, ("data", "forward", "backward", "optimizer")),
+            *(figures(name.capitalize(), f"{name}_ms", "ms") for name in phases),
             words("Cost of instruments (%)", cost, "number"),
         ),
     )
@@ -241,12 +211,8 @@ def _sizes(case: CaseResult) -> str:
     return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
 
 
-_APART_PCT = 10
-_NAMED = 6
-
-
 def communication(ok: Sequence[CaseResult]) -> Table | None:
-    """Show several measures of communication, what each means, and why trace and subtraction disagree."""
+    """Show several measures of communication, and what each means."""
     ddp = [case for case in ok if case.mode == "ddp" and case.num_devices > 1]
     columns = (
         *NAME,
@@ -260,7 +226,8 @@ def communication(ok: Sequence[CaseResult]) -> Table | None:
         _HIDDEN._replace(meaning="100 x (1 - exposed / alone); none where it adds more than it takes "
                           "alone; empty where it is not known to 50 points"),
         figures("Overlap, trace", "overlap_trace_pct", "%", meaning="time in which both compute and "
-                "communication run, over the time communication runs, per rank"),
+                "communication run, over the time communication runs, per rank; unlike hidden it counts "
+                "compute that communication slows, and waiting for other ranks"),
         figures("Overlap, DDP window", "overlap_window_pct", "%", meaning="DDP's own logger: the part of its "
                 "communication window that lies inside the backward"),
         figures("Compute slow-down", "compute_slowdown", TIMES, meaning="time to the last gradient beside "
@@ -274,37 +241,7 @@ def communication(ok: Sequence[CaseResult]) -> Table | None:
         "Per step of every DDP case on several devices: several measures of the same thing side by side, "
         "because each leaves something out."
     )
-    return table("Communication", note, ddp, columns, below=_disagreement(ddp))
-
-
-def _disagreement(ddp: Sequence[CaseResult]) -> list[str]:
-    """Say why the trace's overlap and the hidden share are not the same, where they are far apart."""
-    apart = []
-    for case in ddp:
-        trace, hidden = case.number("overlap_trace_pct"), hidden_share(case)
-        if trace is not None and hidden is not None and abs(trace - hidden.estimate) > _APART_PCT:
-            apart.append((case, trace > hidden.estimate))
-    if not apart:
-        return []
-    why = {
-        True: " Hidden counts the time that communication adds to the step, so compute that it slows and "
-        "waiting for other ranks count as exposed; the trace counts all time in which both run.",
-        False: " Where the trace shows less, communication ran in gaps between operators, which it does not "
-        "lengthen, or took longer under the profiler than alone.",
-    }
-    said = "".join(words for higher, words in why.items() if any(above == higher for _, above in apart))
-    numbers = []
-    for case, _ in apart[:_NAMED]:
-        measured = (
-            ("trace", with_interval(case.interval("overlap_trace_pct"), "%")),
-            ("hidden", with_interval(case.hidden_pct, "%")),
-            ("compute slowed", with_interval(case.interval("compute_slowdown"), TIMES)),
-        )
-        name = case_label(case)
-        numbers.append(f"{name}: " + ", ".join(f"{what} {value}" for what, value in measured if value))
-    more = f"; {plural(len(apart) - _NAMED, 'more case')}" if len(apart) > _NAMED else ""
-    far = f"The trace's overlap and the hidden share are more than {_APART_PCT} points apart in "
-    return [f"{far}{plural(len(apart), 'case')}.{said}", f"{'; '.join(numbers)}{more}."]
+    return table("Communication", note, ddp, columns)
 
 
 def _compiling(ok: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> Table | None:
@@ -348,8 +285,8 @@ def unmeasured(cases: Sequence[CaseResult], failures: Mapping[str, Link]) -> Tab
         "Cases that were tried and have no numbers, and why.",
         [case for case in cases if case.has_failed],
         (
+            NAME[0],
             words("Status", lambda case: case.status),
-            *_PARTS,
             words("Reason", lambda case: case.reason, "long"),
             Column(Heading("Tracebacks", "links"), kept),
             _ID,

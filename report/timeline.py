@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from ..bench.buckets import BucketLayout
 from ..bench.findings.numbers import mib, plural, quantity, with_interval
-from ..bench.findings.wording import cap_label, devices, hidden_share, hides_none
+from ..bench.findings.wording import cap_label, devices
 from ..bench.results.case_result import CaseResult
 from ..bench.results.schema import records
 from ..bench.stats.interval import Interval
@@ -34,10 +34,6 @@ _COMPUTE_END: dict[str, Any] = {"color": INK, "linewidth": 1.3, "linestyle": (0,
 _ALL_REDUCE: dict[str, Any] = {"facecolor": COLOURS["ddp"], "edgecolor": "none"}
 _WAITED: dict[str, Any] = {"facecolor": "none", "hatch": "////", "edgecolor": COLOURS["exposed"]}
 
-_HIDES_NONE = (
-    "All-reduces beside the backward hide nothing here: they lengthen it by at least what they take alone."
-)
-
 Moments = tuple[float, ...]
 
 
@@ -53,8 +49,6 @@ class Track:
     """Bytes."""
     exposed: Interval | None
     """Of the table, to hold what is drawn against."""
-    hides_none: bool = False
-    """Whether communication adds more than it takes alone."""
     ready: Moments = ()
     start: Moments = ()
     done: Moments = ()
@@ -110,11 +104,10 @@ def one_step(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> tupl
         ]
         canvas.legend(handles=handles, loc="outside upper left", ncols=3)
 
-    no_use = f" {_HIDES_NONE}" if any(track.hides_none for track in tracks) else ""
     figure = Figure(
         key=f"{key}-timeline",
         title="One step, drawn",
-        caption=f"DDP on {count}, rank {rank}: with {tracks[0].title} {_ends(tracks[0])}.{no_use}",
+        caption=f"DDP on {count}, rank {rank}: with {tracks[0].title} {_ends(tracks[0])}.",
         how_to_read="Time runs to the right from the start of the backward; a row is a bucket, in the order "
         f"of all-reduce, with its size. All are of rank {rank} and the nearest to the median: gradients "
         "of those of the anatomy pass, all-reduces of those that the profiler traced, which slows them a "
@@ -207,8 +200,7 @@ def _track(
     layout = BucketLayout.of_cell(case.bucket_bytes)
     sizes = layout.num_bytes if layout is not None else (0,) * max(map(len, found))
     ready, start, done = (moments if len(moments) == len(sizes) else () for moments in found)
-    no_use = hides_none(hidden_share(case))
-    return Track(role, tuple(sizes), case.exposed_comm_ms, no_use, ready, start, done)
+    return Track(role, tuple(sizes), case.exposed_comm_ms, ready, start, done)
 
 
 def _chosen_roles(cases: Sequence[CaseResult]) -> list[tuple[CaseResult, str]]:

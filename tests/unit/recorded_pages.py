@@ -178,7 +178,8 @@ class Visible(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.hidden += tag in ("script", "style")
-        self.text += "\n" if tag in BREAKS else " | " if tag in ("td", "th", "dd", "text", "title") else ""
+        self.text += "\n" if tag in BREAKS else " | " if tag in ("td", "th", "dd") else ""
+        self.text += "\n| " if tag in ("text", "title") else ""
         self.text += "".join(
             f" [{value}] " for name, value in attrs if name in ("title", "alt", "aria-label")
         )

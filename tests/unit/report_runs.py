@@ -77,12 +77,22 @@ class Drawn(NamedTuple):
     hollow: bool = False
 
 
+def canvas_of(figure):
+    """What Matplotlib draws of a figure."""
+    from ddp_bench.report.drawing import Canvas, look
+
+    with look("test"):
+        canvas = Canvas()
+        figure.draw(canvas)
+    return canvas
+
+
 def drawn(figure):
     """Title and lines of each panel of a figure, by their names."""
     from ddp_bench.report.drawing import PAPER
 
     panels = []
-    for axes in figure.canvas().axes:
+    for axes in canvas_of(figure).axes:
         lines = {}
         bar = {}
         for line in axes.lines:

@@ -108,10 +108,6 @@ MISTAKES = {
         ("{run} {run}", "to compare two: python -m bench.gate"),
         ("{run} --colour", "--colour"),
         ("{run} --out {empty}/no/such/folder.html", "--out"),
-        ("{run} --markdown --png x", "--png"),
-        ("{run} --format word", "--format"),
-        ("{run} --png {empty}/x --out y", "--out"),
-        ("{run} --png {run}/cases.csv", "--png"),
         ("{run} --markdown --out {empty}/none/a.md", "--out"),
         *(
             (f"{{run}} --price-per-device-hour={price}", "is not a price above 0; write it as 2.5")

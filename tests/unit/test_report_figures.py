@@ -6,6 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from report_runs import (
+    canvas_of,
     case,
     communicating,
     drawn,
@@ -83,7 +84,7 @@ def test_an_axis_that_shows_zero_is_not_said_to_leave_it_out(panels, expected):
         chart(**words, panels=lines, ticks={1: "1", 2: "2"}, from_zero=known) for known in (False, True)
     )
     assert (without.how_to_read, from_zero.how_to_read) == (f"h{expected}", "h")
-    limits = [axes.get_ylim() for axes in without.canvas().axes]
+    limits = [axes.get_ylim() for axes in canvas_of(without).axes]
     assert all(low <= 0 for low, _ in limits) == (expected == "")
     assert all(low >= 0 for (low, _), (least, _) in zip(limits, panels, strict=True) if least >= 0)
 
@@ -125,7 +126,7 @@ def parts_of(row):
 
 def written(shown):
     """Names and numbers of the bars."""
-    return [text.get_text() for text in shown.canvas().axes[0].texts]
+    return [text.get_text() for text in canvas_of(shown).axes[0].texts]
 
 
 def labels(shown):
@@ -158,26 +159,6 @@ def test_exposed_communication_never_makes_a_part_negative(exposed_ms, backward,
 def test_stage_that_was_not_measured_is_left_out_not_zero():
     dp = case("dp", 2, 20_000 / 90, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms=90.0)
     assert parts_of(dp) == pytest.approx({"apply (forward)": 25.0, "backward": 58.0, REST: 7.0})
-
-
-def exposing(exposed_ms, forward_ms, cap, *, width=4.0):
-    """A case of 100 ms and what is exposed, its forward measured once."""
-    row = communicating(2, 20_000 / (80.0 + exposed_ms), bucket_cap_mb=cap)
-    row |= measured(
-        forward_ms=forward_ms, backward_ms=70.0 - forward_ms + exposed_ms, exposed_comm_ms=exposed_ms
-    )
-    ends = {"exposed_comm_ms_low": exposed_ms - width, "exposed_comm_ms_high": exposed_ms + width}
-    return row | ends | dict.fromkeys(("forward_ms_low", "forward_ms_high"))
-
-
-def test_parts_that_differ_by_chance_are_drawn_alike_and_the_exposed_part_by_its_number():
-    cases = [exposing(20.0, 20.0, "default"), exposing(40.0, 26.0, "1"), exposing(30.0, 23.0, "25")]
-    found = bars(cases)
-    parts = (("forward", 23.0), ("backward", 47.0), ("optimizer", 9.0), ("data", 1.0))
-    for name, ms in parts:
-        assert [bar.parts[name] for bar in found] == [pytest.approx(ms)] * 3
-    assert [bar.parts["exposed communication"] for bar in found] == [20.0, 40.0, 30.0]
-    assert {"20 ms", "40 ms", "30 ms"} <= set(written(figure(cases)))
 
 
 def test_a_setting_is_drawn_only_where_its_step_is_known_to_differ():

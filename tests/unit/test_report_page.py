@@ -11,7 +11,7 @@ import pytest
 import torch
 from finding_cases import DDP, DP, ENDS, SINGLE, concluded, over
 from made import made_manifest
-from report_runs import Drawn, case, communicating, dashed, drawn, measured, run
+from report_runs import Drawn, case, communicating, dashed, drawn, run
 from rich.console import Console
 from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
@@ -20,14 +20,15 @@ from ddp_bench.bench.findings.numbers import ratio as written
 from ddp_bench.bench.findings.verdicts import CAP
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.case_result import case_results, text
-from ddp_bench.bench.results.comparisons import FASTER, TOO_FEW, Comparison
+from ddp_bench.bench.results.comparisons import TOO_FEW, Comparison
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.cases import DENSE_PEAKS, EPOCH_IMAGES, with_rates, workloads
 from ddp_bench.report.forest import against_default
-from ddp_bench.report.page import Files, cards, page, status
-from ddp_bench.report.tables import Link, communication
+from ddp_bench.report.head import status
+from ddp_bench.report.page import Files, cards, page
+from ddp_bench.report.tables import Link
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -52,11 +53,8 @@ def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio):
     compared = [Comparison(cases[1]["case_id"], cases[0]["case_id"], ratio, 0.05, 20)]
     (verdict,) = [v for v in verdicts(rows, compared) if v.question == CAP]
     figure = against_default(workloads(rows)[0], compared, key="k")
-    assert (verdict.answer == FASTER) == ("is faster than DDP's default" in figure.caption)
-    assert (verdict.answer == TOO_FEW) == ("too few rounds" in figure.caption)
-    if verdict.answer == FASTER:
-        assert written(ratio) in figure.caption
-        assert written(ratio) in verdict.sentence
+    assert f"cap 1 MiB is {written(ratio)} as fast as DDP's default" in figure.caption
+    assert written(ratio) in verdict.sentence or verdict.answer == TOO_FEW
 
 
 def test_status_says_that_nothing_compares_and_that_a_run_was_interrupted():
@@ -103,7 +101,8 @@ def test_figures_compare_modes_at_default_settings_only():
     plain = case("ddp", 2, 150.0, static_graph=False)
     shown = view([case("single", 1, 100.0), static, plain])
     assert drawn(shown.figures[0])[0][1]["DDP"] == [Drawn(2.0, *map(pytest.approx, (150.0, 148.5, 151.5)))]
-    assert column(shown.tables[1], "DDP settings") == ["", "cap default, static graph", "cap default"]
+    labels = [f"DDP, 2 GPUs, cap default{more}" for more in (", static graph", "")]
+    assert column(shown.tables[1], "Case") == ["single, 1 GPU", *labels]
 
 
 def test_files_are_linked_where_the_page_lies_above_them(tmp_path):
@@ -141,25 +140,8 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("trace_pct", "reason"), [(59.0, ""), (70.0, "compute that it slows"), (30.0, "gaps between operators")]
-)
-def test_a_trace_that_contradicts_what_is_hidden_is_explained(trace_pct, reason):
-    """Half is hidden; ten points apart are alike."""
-    row = communicating(2, 200.0) | measured(overlap_trace_pct=trace_pct, compute_slowdown=1.25)
-    (workload,) = workloads(run([row]).results)
-    why = [line for line in communication(workload.cases).below if "points apart" in line]
-    assert len(why) == bool(reason)
-    assert all(reason in line for line in why)
-
-
-@pytest.mark.parametrize(
     ("low", "width", "cost"),
-    [
-        (-40.0, 8.0, "below the noise"),
-        (-1.0, 8.0, "below the noise"),
-        (4.0, 8.0, dashed("8 (4--12)")),
-        (-1.0, 80.0, "not known"),
-    ],
+    [(-40.0, 8.0, "below the noise"), (-1.0, 8.0, "below the noise"), (4.0, 8.0, dashed("8 (4--12)"))],
 )
 def test_instruments_never_cost_less_than_nothing(low, width, cost):
     ends = {"": low + width / 2, "_low": low, "_high": low + width}
