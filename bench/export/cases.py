@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,14 +94,6 @@ def _label(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).lower() if isinstance(value, bool) else text(value)
-
-
-def having(cases: Iterable[MeasuredCase], column: str) -> Iterator[tuple[MeasuredCase, Figure, Interval]]:
-    """The cases that have a figure of this column with a value."""
-    for case in cases:
-        figure = case.figures.get(column)
-        if figure is not None and figure.value is not None:
-            yield case, figure, figure.value
 
 
 def filled(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ..cli import to_json
 from ..errors import UsageError
 from ..manifest import Host, Manifest, WorkloadCode
 from ..results.store import RunData
-from .cases import Figure, MeasuredCase, filled, having, measured_cases
+from .cases import Figure, MeasuredCase, filled, measured_cases
 from .main import DEFAULT
 
 BENCHMARK = "ddp-bench"
@@ -45,7 +45,10 @@ def github_action(run: RunData, *, metric: str = DEFAULT) -> str:
     Custom tools of github-action-benchmark: https://github.com/benchmark-action/github-action-benchmark.
     """
     found = []
-    for case, figure, value in having(measured_cases(run), metric):
+    for case in measured_cases(run):
+        figure = case.figures.get(metric)
+        if figure is None or (value := figure.value) is None:
+            continue
         entry = {"name": case.title, "unit": figure.unit, "value": value.estimate}
         if math.isfinite(value.low) and math.isfinite(value.high):
             entry["range"] = f"95% interval {value.low:.6g} to {value.high:.6g}"

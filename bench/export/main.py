@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import cli
 from ..errors import ExitCode, UsageError
@@ -18,29 +18,22 @@ DEFAULT = "images_per_s"
 """Where a format takes one metric and none is named."""
 
 
-class Format(NamedTuple):
-    """A format that a run can be written in, and the options that change it."""
-
-    meaning: str
-    takes: tuple[str, ...] = ()
-
-
 FORMATS = {
-    "pytorch": Format("records of PyTorch's OSS benchmark database, schema v3", ("host_names",)),
-    "bencher": Format("Bencher Metric Format, for `bencher run --adapter json`"),
-    "github-action": Format("custom JSON of github-action-benchmark, one metric", ("metric",)),
-    "pytest-benchmark": Format("JSON for `pytest-benchmark compare`, in seconds per step", ("host_names",)),
-    ZIP: Format("one file to hand on, without names of hosts, folders and users; commands read it as a run"),
+    "pytorch": "records of PyTorch's OSS benchmark database, schema v3",
+    "bencher": "Bencher Metric Format, for `bencher run --adapter json`",
+    "github-action": "custom JSON of github-action-benchmark, one metric",
+    "pytest-benchmark": "JSON for `pytest-benchmark compare`, in seconds per step",
+    ZIP: "one file to hand on, without names of hosts, folders and users; commands read it as a run",
 }
 """By the name of the function that writes it, in `formats`; zip by `results.public`."""
 
-PARSERS: dict[str, Callable[[str], Any]] = {"metric": cli.choice(EXPORTED), "host_names": bool}
-"""Of the options that a format may take."""
+TAKERS = {"metric": ("github-action",), "host_names": ("pytorch", "pytest-benchmark")}
+"""The formats that take an option."""
 
 
 def parser() -> cli.Parser:
     """The command line."""
-    formats = "\n".join(f"  {name:<17} {one.meaning}" for name, one in FORMATS.items())
+    formats = "\n".join(f"  {name:<17} {meaning}" for name, meaning in FORMATS.items())
     made = cli.Parser(
         prog=cli.command("export"),
         description=__doc__,
@@ -100,11 +93,13 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _asked(given: argparse.Namespace, name: str) -> dict[str, Any]:
     """Parse the options of one format. Raises UsageError for one that another format takes."""
-    asked = {option: value for option in PARSERS if (value := getattr(given, option)) not in (None, False)}
+    asked = {option: value for option in TAKERS if (value := getattr(given, option))}
     for option in asked:
-        if option not in FORMATS[name].takes:
-            takers = " or ".join(one for one, known in FORMATS.items() if option in known.takes)
+        if name not in TAKERS[option]:
+            takers = " or ".join(TAKERS[option])
             raise UsageError(
                 f"--{option.replace('_', '-')} is for --format {takers}, not {name}; leave it out"
             )
-    return {option: cli.named(option, PARSERS[option], value) for option, value in asked.items()}
+    if given.metric:
+        asked["metric"] = cli.named("metric", cli.choice(EXPORTED), given.metric)
+    return asked

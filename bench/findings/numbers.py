@@ -114,14 +114,6 @@ def count(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def rounded(value: float) -> str:
-    """Write a large count in short: `11.7M`, `3.4k`, `250`."""
-    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= factor:
-            return f"{number(value / factor)}{unit}"
-    return count(value)
-
-
 def plural(how_many: float, noun: str) -> str:
     """Write `1 device`, `2 devices`."""
     return f"{count(how_many)} {noun}{'' if how_many == 1 else 's'}"

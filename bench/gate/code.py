@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import structs
 
 from ..errors import UsageError
-from ..manifest import Git, Manifest, OwnVersion, Record, WorkloadCode
-
-
-class CodeOfSide(Record, frozen=True, omit_defaults=False):
-    """The code of a side."""
-
-    workload: WorkloadCode
-    ddp_bench: OwnVersion
-    git: Git
-
-
-class CodeOfBoth(Record, frozen=True, omit_defaults=False):
-    """Which code was compared; what a manifest does not tell is left out."""
-
-    identical: bool | None
-    """Whether both imported the same code; null: not recorded."""
-    baseline: CodeOfSide
-    candidate: CodeOfSide
+from ..manifest import Git, Manifest, WorkloadCode
 
 
 @dataclass(frozen=True)
@@ -64,17 +48,18 @@ class Code:
         own = [_own(side) for side in sides]
         return [*lines, f"measured with {_between(*own)}"] if all(own) else lines
 
-    def of_both(self) -> CodeOfBoth:
-        """The same for a program."""
-        ours, theirs = (
-            CodeOfSide(
-                workload=structs.replace(side.workload or WorkloadCode(), files={}),
-                ddp_bench=side.ddp_bench,
-                git=side.git,
-            )
-            for side in (self.baseline, self.candidate)
-        )
-        return CodeOfBoth(identical=self.is_identical, baseline=ours, candidate=theirs)
+    def of_both(self) -> dict[str, Any]:
+        """The same for a program; what a manifest does not tell is left out."""
+        sides = {"baseline": self.baseline, "candidate": self.candidate}
+        told = {
+            name: {
+                "workload": structs.replace(side.workload or WorkloadCode(), files={}),
+                "ddp_bench": side.ddp_bench,
+                "git": side.git,
+            }
+            for name, side in sides.items()
+        }
+        return {"identical": self.is_identical, **told}
 
 
 def check_one_code(launches: Sequence[Manifest]) -> None:

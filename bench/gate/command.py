@@ -12,7 +12,6 @@ from ..console import Annotation, show_on_github
 from ..errors import ExitCode, NotComparableError, UsageError
 from ..results.schema import GATED
 from ..results.store import write_output
-from ..settings import as_text
 from ..text import markdown
 from . import baseline
 from . import output as gate_output
@@ -43,7 +42,7 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    thresholds = read_thresholds(options.threshold, options.config)
+    thresholds = read_thresholds(options.threshold)
     looks: Sequence[int] = DEFAULT_LAUNCHES
     if options.launches is not None:
         looks = sorted(cli.named("launches", cli.csv(cli.positive_int), options.launches))
@@ -102,7 +101,7 @@ def _write(place: Path, content: str, option: str) -> None:
 def _asked(options: argparse.Namespace) -> list[str]:
     """The options of a gate in turns as they have to be typed, without its launches and output."""
     found = ["--interleave", options.interleave]
-    for name, usual in (("threshold", f"{100 * DEFAULT_THRESHOLD:g}%"), ("config", None), ("python", None)):
+    for name, usual in (("threshold", f"{100 * DEFAULT_THRESHOLD:g}%"), ("python", None)):
         value = getattr(options, name)
         if value not in (usual, None):
             found += [f"--{name}", str(value)]
@@ -110,29 +109,18 @@ def _asked(options: argparse.Namespace) -> list[str]:
     return [*found, *(f"--{name.replace('_', '-')}" for name in flags if getattr(options, name))]
 
 
-def read_thresholds(default: str, config: Path | None = None) -> dict[str, float]:
-    """The share allowed for every metric: `default`, then the file's `[thresholds]`.
+def read_thresholds(given: str) -> dict[str, float]:
+    """The share allowed for every metric, of `5%,peak_mem_mib=1%`: one for all, and others by name.
 
-    Raises UsageError that names the key and the fix.
+    Raises UsageError that names the metric and the fix.
     """
-    found = dict.fromkeys(GATED, cli.named("threshold", cli.fraction, default))
-    if config is None:
-        return found
-    content = cli.read_toml(config)
-    other = [key for key in content if key != "thresholds"]
-    if other:
-        raise UsageError(f"--config {config}: unknown key {other[0]!r}; known: a table [thresholds]")
-    table = content.get("thresholds", {})
-    if not isinstance(table, dict):
-        raise UsageError(f"--config {config}: thresholds is no table; write [thresholds] above its lines")
-    for name, value in table.items():
-        if name not in found:
-            raise UsageError(f"--config {config}: unknown metric {name!r}; {cli.did_you_mean(name, GATED)}")
-        try:
-            found[name] = cli.fraction(as_text(value))
-        except UsageError as error:
-            raise UsageError(f"--config {config}: {name}: {error}") from None
-    return found
+    named = {}
+    for part in given.split(","):
+        name, _, share = part.rpartition("=")
+        if name and name not in GATED:
+            raise UsageError(f"--threshold: unknown metric {name!r}; {cli.did_you_mean(name, GATED)}")
+        named[name] = cli.named("threshold", cli.fraction, share)
+    return dict.fromkeys(GATED, named.pop("", DEFAULT_THRESHOLD)) | named
 
 
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:

@@ -23,7 +23,7 @@ from ..text import listed
 from .code import Code
 from .judge import VERDICTS, Change, Verdict, compare_metric, of_case
 from .more import More, interleave_command, took_turns
-from .runs import LAUNCH, SWEPT, GateCase, GateRun, model_change, run_differences
+from .runs import LAUNCH, SWEPT, GateCase, GateRun, run_differences
 
 FAMILY_CONFIDENCE = 0.98
 """Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""
@@ -37,8 +37,6 @@ class Gate:
     """All that a gate found, worst first."""
 
     differences: tuple[Difference, ...]
-    model_change: str
-    """How the candidate's model differs, in words; empty where nothing of it is known to."""
     comparisons: tuple[Change, ...]
     confidence: float
     """Of each single interval."""
@@ -159,7 +157,6 @@ def compare(
     launches = {r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]}
     return Gate(
         differences=differing,
-        model_change=model_change(baseline.manifest, candidate.manifest),
         comparisons=tuple(sorted(found, key=_badness)),
         confidence=confidence,
         code=code,

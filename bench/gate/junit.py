@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 
 from ..text import visible
 from .compare import Gate
-from .judge import Change
-from .output import change, said, verdict
+from .judge import Change, change, said
+from .output import verdict
 
 
 def junit(gate: Gate, *, allow_missing: bool) -> str:

@@ -56,11 +56,8 @@ def parser() -> cli.Parser:
     how.add_argument(
         "--threshold",
         default=f"{100 * DEFAULT_THRESHOLD:g}%",
-        metavar="SHARE",
-        help="change that matters (default %(default)s)",
-    )
-    how.add_argument(
-        "--config", type=Path, metavar="FILE.toml", help="thresholds per metric, in a table [thresholds]"
+        metavar="SHARE[,METRIC=SHARE,…]",
+        help="change that matters, and of single metrics (default %(default)s)",
     )
     how.add_argument(
         "--ratios-only",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,33 +12,21 @@ from rich.table import Table
 from rich.text import Text
 
 from ..cli import print_table, speaker, to_json
-from ..conditions import Difference
 from ..console import Annotation
 from ..errors import ExitCode
 from ..findings.next_step import NextStep
-from ..findings.numbers import DASH, number, per_second, places, plural
+from ..findings.numbers import plural
 from ..findings.wording import CPU_STAND_IN
-from ..manifest import Manifest, Record
-from ..stats.interval import Interval
+from ..manifest import Manifest
 from ..text import listed, visible
-from .code import CodeOfBoth
 from .compare import FAMILY_CONFIDENCE, Gate
-from .judge import Change
-from .more import UNKNOWN_REF, More, more
+from .judge import Change, cells, said
+from .more import UNKNOWN_REF, more
 from .runs import OF_THE_MODEL
 
 Word = Literal["pass", "regression", "missing", "not comparable", "undecided"]
-WORDS: dict[ExitCode, Word] = {
-    ExitCode.OK: "pass",
-    ExitCode.FAILED: "regression",
-    ExitCode.NOT_COMPARABLE: "not comparable",
-}
-
 NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
 """Stands before every comparison of two separate runs."""
-
-_MOST_PERCENT = 999
-"""Farther ends are written so: a metric that may be anything."""
 
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 """A commit; twelve digits name it."""
@@ -85,8 +72,6 @@ def notes(gate: Gate) -> list[str]:
     if any(c.column is not None and c.column.in_parts_of for c in compared):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += filter(None, [allowed(gate)])
-    if gate.model_change:
-        lines.append(f"{gate.model_change}.")
     lines += reasons(gate)
     if gate.only_in_candidate:
         lines.append(f"Only in the candidate, not gated: {'; '.join(gate.only_in_candidate)}.")
@@ -134,10 +119,11 @@ def decides(gate: Gate) -> NextStep | None:
 
 def word(gate: Gate) -> Word:
     """`pass`, `regression`, `missing`; `undecided` where the rounds could not tell; `not comparable`."""
-    if gate.exit_code == ExitCode.NOT_COMPARABLE and any(c.ratio is not None for c in gate.comparisons):
-        return "undecided"
-    lost = gate.exit_code == ExitCode.FAILED and not gate.having("regressed")
-    return "missing" if lost else WORDS[gate.exit_code]
+    if gate.exit_code == ExitCode.OK:
+        return "pass"
+    if gate.exit_code == ExitCode.FAILED:
+        return "regression" if gate.having("regressed") else "missing"
+    return "undecided" if any(c.ratio is not None for c in gate.comparisons) else "not comparable"
 
 
 def with_more(
@@ -237,48 +223,24 @@ def annotations_of(gate: Gate) -> list[Annotation]:
     return [Annotation("error", f"{title}: {c.verdict}", said(c)) for c in bad]
 
 
-class Printed(Record, frozen=True, omit_defaults=False):
-    """What `ddp-bench gate --json` prints."""
-
-    verdict: Word
-    exit_code: ExitCode
-    sentence: str
-    interval_confidence: float
-    """Of each single interval, a fraction."""
-    cpu_stand_in: bool
-    code: CodeOfBoth
-    interleaved: bool
-    interleave_command: str | None
-    model_change: str | None
-    differences: tuple[Difference, ...]
-    only_in_candidate: tuple[str, ...]
-    more: More | None
-    """What would decide it, where it is undecided."""
-    num_launches: int
-    """Of runs in turns; 1 of others: intervals hold within their launches."""
-    comparisons: tuple[Change, ...]
-    """Worst first."""
-
-
 def as_json(gate: Gate) -> str:
-    """Everything, for a program; what is unknown is null."""
+    """Everything, for a program, comparisons worst first; what is unknown is null."""
     return to_json(
-        Printed(
-            verdict=word(gate),
-            exit_code=gate.exit_code,
-            sentence=verdict(gate),
-            interval_confidence=gate.confidence,
-            cpu_stand_in=gate.on_cpu,
-            code=gate.code.of_both(),
-            interleaved=gate.interleaved,
-            interleave_command=gate.interleave_command or None,
-            model_change=gate.model_change or None,
-            differences=gate.differences,
-            only_in_candidate=gate.only_in_candidate,
-            more=gate.more,
-            num_launches=gate.num_launches,
-            comparisons=gate.comparisons,
-        )
+        {
+            "verdict": word(gate),
+            "exit_code": gate.exit_code,
+            "sentence": verdict(gate),
+            "interval_confidence": gate.confidence,  # of each single interval, a fraction
+            "cpu_stand_in": gate.on_cpu,
+            "code": gate.code.of_both(),
+            "interleaved": gate.interleaved,
+            "interleave_command": gate.interleave_command or None,
+            "differences": gate.differences,
+            "only_in_candidate": gate.only_in_candidate,
+            "more": gate.more,  # what would decide it, where it is undecided
+            "num_launches": gate.num_launches,
+            "comparisons": gate.comparisons,
+        }
     )
 
 
@@ -289,55 +251,3 @@ def _nevertheless(names: Sequence[str]) -> str:
         return "--allow-changed-model compares them, and names the change of the model"
     more = "; --allow-changed-model allows another model" if of_model else ""
     return f"--ratios-only still compares speed-up{more}"
-
-
-def cells(c: Change) -> tuple[str, ...]:
-    """One row of the table, under `HEADINGS`."""
-    return (c.label, *amounts(c), change(c), c.verdict)
-
-
-def amounts(c: Change) -> tuple[str, ...]:
-    """Metric, baseline and candidate; the unit of a rate is its name."""
-    if c.column is None:
-        return "", "", ""
-    both = ("" if value is None else _written(c, value) for value in (c.baseline, c.candidate))
-    label = c.column.label.removesuffix(" communication")
-    return per_second("/".join(dict.fromkeys(c.units))) if c.column.is_rate else label, *both
-
-
-def _written(c: Change, value: float) -> str:
-    return c.column.written.format(value) if c.column and c.column.written else number(value, 4)
-
-
-def change(c: Change) -> str:
-    """The candidate against the baseline: `-16% (-20 to -13)`; empty where they were not compared."""
-    if c.ratio is None:
-        return ""
-    estimate, low, high = _percents(c.ratio, sign="+")
-    return f"{estimate}%" if math.isnan(c.ratio.low) else f"{estimate}% ({low} to {high})"
-
-
-def said(c: Change) -> str:
-    """The comparison as a sentence without its full stop: `DDP on 2 GPUs is 16% slower (13\N{EN DASH}20)`."""
-    if c.column is None or c.ratio is None:
-        return f"{c.name} was not measured ({visible(c.reason)})"
-    is_rate, share = c.column.is_rate, "% of the step" if c.column.in_parts_of else "%"
-    down, up = ("slower", "faster") if is_rate else ("lower", "higher")
-    subject = c.name if is_rate else f"{c.column.label} of {c.name}"
-    estimate, low, high = _percents(c.ratio)
-    if c.ratio.low <= 1 <= c.ratio.high:
-        return f"{subject} is between {low}{share} {down} and {high}{share} {up}"
-    way, ends = (up, (low, high)) if c.ratio.estimate >= 1 else (down, (high, low))
-    between = "" if math.isnan(c.ratio.low) else f" ({ends[0]}{DASH}{ends[1]})"
-    return f"{subject} is {estimate}{share} {way}{between}"
-
-
-def _percents(ratio: Interval, *, sign: str = "") -> list[str]:
-    """How far estimate and ends lie from 1, in percent, with a sign where one is asked for."""
-    found = ratio.plus(-1.0).scaled(100)
-    behind = min(max(places(found, 2), 0), 1)
-    ends = [round(end, behind) + 0.0 for end in (found.estimate, found.low, found.high)]  # never -0
-    return [
-        f">{_MOST_PERCENT}" if end > _MOST_PERCENT else f"{end if sign else abs(end):{sign}.{behind}f}"
-        for end in ends
-    ]

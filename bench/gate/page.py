@@ -16,8 +16,8 @@ from ..findings.next_step import again
 from ..results.store import csv_bytes
 from ..text import csv_cell
 from .compare import Gate
-from .judge import VERDICTS, Change, Verdict
-from .output import HEADINGS, NUMBERS, cells, change, conditions, decides, named, notes, said, verdict, word
+from .judge import VERDICTS, Change, Verdict, cells, change, said
+from .output import HEADINGS, NUMBERS, conditions, decides, named, notes, verdict, word
 from .runs import GateRun
 
 _STATES: dict[Verdict, str] = {"regressed": "found", "improved": "found", "unchanged": "equal"}

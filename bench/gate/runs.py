@@ -5,7 +5,7 @@ Figures come from blocks.csv; cases.csv says what the cases are, how they ended 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,8 @@ from typing import Any
 from msgspec import structs
 
 from ..axes import DDP_DEFAULTS, MODE_AXES, STEP_DEFAULTS
-from ..cli import command
 from ..conditions import UNKNOWN, Difference, Question, differences
 from ..errors import UsageError
-from ..findings.numbers import count, mib, rounded
 from ..manifest import Manifest
 from ..results.aggregate import estimates_of_cases, metrics_by_round, typical_of, units_per_step
 from ..results.case_columns import IDENTITY
@@ -51,9 +49,6 @@ OF_THE_MODEL = ("arch", "model parameters", "gradient bytes")
 
 _BLOCK = ["case_id", "phase", "round"]
 
-MOST_JSON = 10 * 2**20
-"""Characters of a JSON file that are looked at."""
-
 RESTORE = "restore the folder or measure again"
 """The tail of an error message about a folder's files."""
 
@@ -85,12 +80,6 @@ class GateRun:
 
 def read_run(path: Path) -> GateRun:
     """Load and check a results folder or an archive. Raises UsageError that names what is wrong with it."""
-    if path.suffix == ".json" and path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as file:
-            theirs = '"benchmarks"' in file.read(MOST_JSON)
-        what = "pytest-benchmark's JSON, of separate runs" if theirs else "a JSON file, no results folder"
-        turns = command("gate", "--interleave", "REF", "--", "--workload", "module:name")
-        raise UsageError(f"{path} is {what}; to gate the same step in turns: {turns}")
     return checked(load_run(path))
 
 
@@ -193,33 +182,6 @@ def _allowed(difference: Difference) -> Difference:
     """Let a change of the model not block, where both models are known."""
     is_allowed = difference.name in OF_THE_MODEL and UNKNOWN not in (difference.then, difference.now)
     return structs.replace(difference, blocking=difference.blocking and not is_allowed)
-
-
-def model_change(then: Manifest, now: Manifest) -> str:
-    """Say how the model of two manifests differs: its name, parameters and gradient bytes; else empty."""
-    models = then.model, now.model
-    names = [model.arch for model in models]
-    said = [f"{names[0]} \N{RIGHTWARDS ARROW} {names[1]}"] if all(names) and names[0] != names[1] else []
-    if changed := _changed([model.num_params for model in models], rounded, count):
-        said.append(f"{changed[0]} parameters ({changed[1]})")
-    elif changed := _changed(
-        [model.gradient_bytes for model in models], mib, lambda value: f"{count(value)} bytes"
-    ):
-        said.append(f"gradients of {changed[0]} ({changed[1]})")
-    return f"model changed: {', '.join(said)}" if said else ""
-
-
-def _changed(
-    values: Sequence[float | None], short: Callable[[float], str], exact: Callable[[float], str]
-) -> tuple[str, str] | None:
-    """Two figures with an arrow, and the change in percent; None where they are equal or unknown."""
-    before, after = values
-    if before is None or after is None or before == after or before <= 0:
-        return None
-    change = after / before - 1
-    percent = f"{100 * change:+.1f}%" if abs(change) >= 5e-4 else f"{after - before:+,.0f}"
-    written = exact if short(before) == short(after) else short
-    return f"{written(before)} \N{RIGHTWARDS ARROW} {written(after)}", percent
 
 
 def _between_cases(pairs: list[tuple[CaseResult, CaseResult]]) -> list[Difference]:

@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.measure.trace import (
     all_reduces,
     communication_and_compute,
@@ -46,7 +45,6 @@ def toml(value):
 def settings_or_refusal(path, content):
     path.write_bytes(content)
     read_or_refused(lambda: resolve({}, config=path))
-    read_or_refused(lambda: read_thresholds("5%", path))
 
 
 @bounded(150)

@@ -1,6 +1,5 @@
 """Verdicts on simulated rounds of known truth."""
 
-import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,8 +27,7 @@ from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.judge import judge
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, main
 from ddp_bench.bench.gate.more import more
-from ddp_bench.bench.gate.page import markdown
-from ddp_bench.bench.gate.runs import LAUNCH, model_change
+from ddp_bench.bench.gate.runs import LAUNCH
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.stats.interval import Interval
 
@@ -380,10 +378,8 @@ def test_a_changed_model_is_compared_on_request_and_the_change_named():
     allowed = gated(base, other, allow_changed_model=True)
     assert allowed.exit_code == 1
     assert [d.name for d in allowed.differences if not d.blocking] == ["model parameters", "gradient bytes"]
-    change = "model changed: 11.7M \N{RIGHTWARDS ARROW} 11.9M parameters (+1.8%)"
-    assert f"{change}." in gate_output.notes(allowed)
-    assert "11.7M \N{RIGHTWARDS ARROW} 11.9M parameters" in markdown(allowed, base, other)
-    assert json.loads(gate_output.as_json(allowed))["model_change"] == change
+    line = "differs, no obstacle: model parameters: 11689512 -> 11900000"
+    assert line in gate_output.conditions(allowed)
 
 
 def test_only_the_model_may_change_and_only_from_one_known_to_another(tmp_path):
@@ -398,22 +394,3 @@ def test_only_the_model_may_change_and_only_from_one_known_to_another(tmp_path):
     runs = write_run(tmp_path / "a"), write_run(tmp_path / "b", planned=plan(arch="resnet34"))
     assert main([*map(str, runs), "--quiet"]) == 3
     assert main([*map(str, runs), "--quiet", "--allow-changed-model"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "said"),
-    [
-        ({}, {}, ""),
-        (SMALL, SMALL, ""),
-        (SMALL, {**SMALL, "num_params": 11_689_513}, "11,689,512 > 11,689,513 parameters (+1)"),
-        (SMALL, {**SMALL, "gradient_bytes": 23_379_024}, "gradients of 44.6 MiB > 22.3 MiB (-50.0%)"),
-        (
-            {"arch": "resnet18", **SMALL},
-            {"arch": "resnet34", "num_params": 21_797_672},
-            "resnet18 > resnet34, 11.7M > 21.8M parameters (+86.5%)",
-        ),
-    ],
-)
-def test_how_a_model_changed_is_said_with_its_unit(then, now, said):
-    expected = f"model changed: {said}".replace(">", "\N{RIGHTWARDS ARROW}") if said else ""
-    assert model_change(made_manifest(model=then), made_manifest(model=now)) == expected

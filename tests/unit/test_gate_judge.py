@@ -26,7 +26,7 @@ from gate_runs import (
 from msgspec import structs
 
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.judge import typical_sides
+from ddp_bench.bench.gate.judge import cells, typical_sides
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.more import interleave_command
 from ddp_bench.bench.gate.output import NOT_INTERLEAVED
@@ -255,7 +255,7 @@ def test_what_stands_beside_a_paired_ratio_has_that_quotient():
         gate = gated(base, other, interleaved=True)
         assert len(gate.comparisons) == 5
         for comparison in gate.comparisons:
-            (b, b_off), (c, c_off), (change, off) = map(shown, gate_output.cells(comparison)[2:5])
+            (b, b_off), (c, c_off), (change, off) = map(shown, cells(comparison)[2:5])
             assert 100 * (c / b - 1) == pytest.approx(change, abs=off + 100 * c / b * (b_off / b + c_off / c))
         for key in base:
             medians = np.median(1 / np.array(other[key])) / np.median(1 / np.array(base[key]))
