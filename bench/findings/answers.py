@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..results.comparisons import (
     over_eager,
 )
 from ..settings import COMPOSABLE, MARGINS
+from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
 from .numbers import about, ratio
@@ -53,7 +54,6 @@ def verdicts(
         replace(verdict, of=label)
         for label, group in by_compile_label(cases)
         for verdict in _answers(headline(group), comparisons, margin)
-        if verdict is not None
     ]
 
 
@@ -88,25 +88,20 @@ def ddp_reference(cases: Sequence[CaseResult]) -> CaseResult | None:
 
 def _answers(
     cases: Sequence[CaseResult], comparisons: Iterable[Comparison], margin: float
-) -> list[Verdict | None]:
+) -> Iterator[Verdict]:
     by_id = {case.case_id: case for case in cases}
     known = [one for one in comparisons if {one.case_id, one.reference_id} <= by_id.keys()]
-    with_dp = [one for one in known if by_id[one.reference_id].mode == "dp"]
-    choices = ("ddp", *COMPOSABLE)
-    of_ddp = [
-        one for one in known if by_id[one.reference_id].mode == "ddp" and by_id[one.case_id].mode in choices
-    ]
+    over_dp, over_ddp = ([one for one in known if by_id[one.reference_id].mode == m] for m in ("dp", "ddp"))
     default = ddp_reference(cases)
-    lone = default or next((case for case in cases if not case.is_stand_in), None)
-    return [
-        _wrapper(by_id, with_dp[0])
-        if with_dp and not by_id[with_dp[0].reference_id].is_stand_in
-        else _alone(lone, margin, cases)
-        if lone
-        else None,
-        _settings(by_id, of_ddp) if of_ddp else None,
-        _communication(default) if default else None,
-    ]
+    alone = default or next((case for case in cases if not case.is_stand_in), None)
+    if over_dp and not by_id[over_dp[0].reference_id].is_stand_in:
+        yield _wrapper(by_id, over_dp[0])
+    elif alone and alone.speedup:
+        yield _alone(alone, alone.speedup, margin, [case for case in cases if case.is_stand_in])
+    if of_ddp := [one for one in over_ddp if by_id[one.case_id].mode in ("ddp", *COMPOSABLE)]:
+        yield _settings(by_id, of_ddp)
+    if default and default.exposed_comm_ms and default.step_ms:
+        yield _communication(default, default.exposed_comm_ms, default.step_ms)
 
 
 def _compared(
@@ -139,13 +134,10 @@ def _wrapper(by_id: dict[str, CaseResult], one: Comparison) -> Verdict:
     return _compared(WRAPPER, one, names, f" on {place(ddp)}", paste=paste, notes=notes)
 
 
-def _alone(case: CaseResult, margin: float, beside: Sequence[CaseResult]) -> Verdict | None:
+def _alone(case: CaseResult, speedup: Interval, margin: float, stand_ins: Sequence[CaseResult]) -> Verdict:
     """A mode against one device, where there is no DP to hold it against."""
-    if case.speedup is None:
-        return None
     # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
-    one = Comparison(case.case_id, ONE_DEVICE, case.speedup, margin, MIN_ROUNDS)
-    stand_ins = [other for other in beside if other.is_stand_in]
+    one = Comparison(case.case_id, ONE_DEVICE, speedup, margin, MIN_ROUNDS)
     own = OWN_COST if case.num_devices == 1 and one.answer in (FASTER, SLOWER) else ""
     notes = (own, *map(_stages, stand_ins[:1]), NOT_MEASURABLE if stand_ins else "")
     names = f"{mode_name(case)} on {place(case)}", ONE_DEVICE
@@ -212,11 +204,8 @@ def _choice(case: CaseResult, changed: dict[str, str]) -> str:
     return names if case.mode == "ddp" else " with ".join(filter(None, (short_mode(case), names)))
 
 
-def _communication(case: CaseResult) -> Verdict | None:
+def _communication(case: CaseResult, exposed: Interval, step: Interval) -> Verdict:
     """What communication adds to DDP's step, and how much of it is hidden."""
-    exposed, step = case.exposed_comm_ms, case.step_ms
-    if exposed is None or step is None:
-        return None
     answer = RESOLVED
     if math.isnan(exposed.low):
         answer = TOO_FEW

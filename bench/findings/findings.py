@@ -100,7 +100,7 @@ def conclude(
             load=said_load(manifest) if on_cpu else "",
             evidence=evidence(cases, comparisons, earlier),
         ),
-        next_step=next_step(folder, manifest, cases, comparisons, answered, resumable=resumable),
+        next_step=next_step(folder, manifest, cases, answered, resumable=resumable),
     )
 
 

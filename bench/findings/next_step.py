@@ -16,7 +16,7 @@ from ..manifest import Manifest
 from ..resolve import with_device_defaults
 from ..results.case_columns import UNUSED_PARAMETERS
 from ..results.case_result import CaseResult
-from ..results.comparisons import EQUAL, OPEN, Comparison
+from ..results.comparisons import EQUAL
 from ..results.recorder import resume_command
 from ..settings import Settings, as_options, options_of
 from ..stats.one_run import MIN_ROUNDS
@@ -74,7 +74,6 @@ def next_step(
     folder: Path,
     manifest: Manifest,
     cases: Sequence[CaseResult],
-    comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
     *,
     resumable: bool = True,
@@ -99,7 +98,7 @@ def next_step(
         begin = in_lab(manifest, resume_command(folder))
         if not resumable:
             begin = _run(manifest, given, ALL_BUT_WHERE - {"rounds", "max_time"})
-        return _more(begin, manifest, cases, comparisons, [one for one in verdicts if one.is_open])
+        return _more(begin, manifest, cases, [one for one in verdicts if one.is_open])
     label, group = by_compile_label(cases)[0]
     own = [verdict for verdict in verdicts if verdict.of == label]
     if (step := _less_exposed(manifest, headline(group), own)) is not None:
@@ -192,24 +191,17 @@ def _exposed_share(case: CaseResult) -> float | None:
 
 
 def _more(
-    begin: str,
-    manifest: Manifest,
-    cases: Sequence[CaseResult],
-    comparisons: Iterable[Comparison],
-    verdicts: Iterable[Verdict],
+    begin: str, manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[Verdict]
 ) -> NextStep:
     """Go on, with the command that `begin`s so, for as long as the widest of what is open needs."""
     spent_s = manifest.timing.measuring_s or LEAST_S
     apart = f"{short(100 * manifest.margin)}%"
+    widest = max(one.excess for one in verdicts)
     rounds = max(case.num_rounds for case in cases)
-    unsettled = [one for one in comparisons if one.answer in OPEN]
-    wanted = math.log1p(manifest.margin) / 2
-    excess = [one.half_width / wanted for one in unsettled]
-    excess += [one.excess for one in verdicts if one.excess is not None]
-    widest = max(excess, default=_width_of_speedups(cases) / wanted)
     if math.isinf(widest):
-        fewest = min((one.num_rounds for one in unsettled if math.isinf(one.half_width)), default=rounds)
-        factor, why = max(ENOUGH_ROUNDS / max(fewest, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
+        compared = (one for verdict in verdicts for one in verdict.comparisons)
+        few = min((one.num_rounds for one in compared if math.isinf(one.half_width)), default=rounds)
+        factor, why = max(ENOUGH_ROUNDS / max(few, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
     else:
         factor = max(SAFETY * widest**2, 1.1)
         if factor * spent_s > MOST_S:
@@ -221,10 +213,3 @@ def _more(
     else:
         more = f"--max-time {math.ceil(max(factor * spent_s, LEAST_S) / 60)}m"
     return NextStep(why, f"{begin} {more}")
-
-
-def _width_of_speedups(cases: Sequence[CaseResult]) -> float:
-    """Half the widest interval of a speed-up's logarithm; infinite where one is unknown."""
-    found = [case.speedup for case in headline(cases)]
-    known = [math.log(one.high / one.low) / 2 for one in found if one and not math.isnan(one.low)]
-    return max(known, default=math.inf) if len(known) == len(found) else math.inf

@@ -1,8 +1,7 @@
-"""What is said below the answers: cases that share devices, what was not measured and why."""
+"""What is said below the answers: shared devices, skipped cases; and why a mode has no number."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from ..results.case_result import CaseResult
@@ -15,45 +14,25 @@ from .verdicts import Verdict
 from .wording import case_parts, place, short_mode
 
 _REASONS = 3
-_REASON_LENGTH = 160
 
 
 def notes(
-    cases: Sequence[CaseResult],
-    verdicts: Iterable[Verdict] = (),
-    slow: Sequence[SlowRank] = (),
+    cases: Sequence[CaseResult], verdicts: Iterable[Verdict] = (), slow: Sequence[SlowRank] = ()
 ) -> list[str]:
     """What stands below the answers of a run, a sentence each; none where there is nothing to add.
 
     In this order: what belongs to each answer, what DDP's step loses, which of the `slow` ranks others wait
-    for, cases that share devices, cases without a number.
+    for, cases that share devices, cases that were skipped.
     """
-    broken = [(_why(case), *case_parts(case)) for case in _failed(cases)]
-    tried = {case.num_devices for case in cases if case.status != "skipped"}
-    skipped = [
-        (case.reason, *(case_parts(case) if case.num_devices in tried else _devices(case)))
-        for case in cases
-        if case.status == "skipped"
-    ]
     found = (
         *(f"{note}." for verdict in verdicts for note in verdict.notes),
         causes.said(cases, slow),
         *(one.sentence for one in slow),
         _shared(cases),
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",
-        _left_out("not measured", broken),
-        _left_out("skipped", skipped),
+        _skipped(cases),
     )
     return [said for said in found if said]
-
-
-def _devices(case: CaseResult) -> tuple[str, str]:
-    return plural(case.num_devices, "device"), ""
-
-
-def _why(case: CaseResult) -> str:
-    short = textwrap.shorten(case.reason, _REASON_LENGTH, placeholder=" …").rstrip(".")
-    return f"{case.status} ({short})" if short else case.status
 
 
 def _shared(cases: Sequence[CaseResult]) -> str:
@@ -70,26 +49,29 @@ def _shared(cases: Sequence[CaseResult]) -> str:
     return f"Devices that are shared tell nothing about scaling: {rates}."
 
 
-def _left_out(what: str, told: Sequence[tuple[str, str, str]]) -> str:
-    """Cases without a number, by reason; each is told with its reason, its place and its settings."""
+def _skipped(cases: Sequence[CaseResult]) -> str:
+    """Cases that were skipped, by reason, place and settings; of a count that was not tried its number."""
+    skipped = [case for case in cases if case.status == "skipped"]
+    tried = {case.num_devices for case in cases if case.status != "skipped"}
     by_reason: dict[str, dict[str, list[str]]] = {}
-    for reason, where, changed in told:
-        names = by_reason.setdefault(reason, {}).setdefault(where, [])
+    for case in skipped:
+        where, changed = case_parts(case)
+        if case.num_devices not in tried:
+            where, changed = plural(case.num_devices, "device"), ""
+        names = by_reason.setdefault(case.reason, {}).setdefault(where, [])
         names += [changed] if changed and changed not in names else []
-    if not told:
-        return ""
     said = []
     for why, of in by_reason.items():
         named = [f"{where} with {listed(names)}" if names else where for where, names in of.items()]
         said.append(f"{listed(named)}: {why}")
     others = len(said) - _REASONS
     more = f"; and for {plural(others, 'other reason')}" if others > 0 else ""
-    return f"{plural(len(told), 'case')} {what}: {'; '.join(said[:_REASONS])}{more}."
+    return f"{plural(len(skipped), 'case')} skipped: {'; '.join(said[:_REASONS])}{more}." if said else ""
 
 
 def failed_modes(cases: Sequence[CaseResult], modes: Iterable[str]) -> list[str]:
     """Name those of `modes` of which a case failed and none was measured."""
-    failed = {case.mode for case in _failed(cases)} - {case.mode for case in cases if case.is_ok}
+    failed = {case.mode for case in cases if case.has_failed} - {case.mode for case in cases if case.is_ok}
     return [mode for mode in modes if mode in failed]
 
 
@@ -103,13 +85,9 @@ def why_not_measured(cases: Sequence[CaseResult], modes: Iterable[str]) -> list[
     told: dict[str, list[str]] = {}
     # Without a number of any mode, the reference that nobody named may be the cause.
     for mode in failed_modes(cases, dict.fromkeys(modes if has_any else (*modes, "single"))):
-        case = next(case for case in _failed(cases) if case.mode == mode)
+        case = next(case for case in cases if case.has_failed and case.mode == mode)
         status = "" if case.status == "failed" else f"{case.status}: "
         told.setdefault(f"{status}{case.reason}", []).append(mode)
     if told or has_any:
         return [f"every case of {' and '.join(of)} failed: {why}" for why, of in told.items()]
     return [f"nothing was measured: {cases[0].reason}" if cases else "nothing was measured"]
-
-
-def _failed(cases: Iterable[CaseResult]) -> list[CaseResult]:
-    return [case for case in cases if case.status not in ("ok", "skipped")]

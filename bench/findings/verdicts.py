@@ -130,11 +130,13 @@ class Verdict:
         return self._said(0)
 
     @property
-    def excess(self) -> float | None:
-        """Half its interval over the half that would settle it, where no comparison tells that."""
-        found = self.exposed_ms
-        if found is None or self.answer not in (EQUAL, UNRESOLVED):
-            return math.inf if self.answer == TOO_FEW and self.question == COMMUNICATION else None
+    def excess(self) -> float:
+        """Of an open answer half its interval over the half that settles it; infinite without one."""
+        if self.answer == TOO_FEW:
+            return math.inf
+        if (found := self.exposed_ms) is None:
+            left = (one for one in self.comparisons if one.answer in OPEN)
+            return max(one.half_width / (math.log1p(one.margin) / 2) for one in left)
         # It settles where the interval leaves out 0, or ends below what is little.
         settled = max(abs(found.estimate), LITTLE_EXPOSED * self.step_ms - found.estimate)
         return (found.high - found.low) / 2 / settled

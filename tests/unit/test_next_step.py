@@ -206,7 +206,7 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, a
         # Rebuilt tables do not know the name of the GPU.
         assert given.intra == ("nvlink-h200" if as_of == "then" else "pcie-4")
     else:
-        assert next_step(path, run_.manifest, made.cases, by, []) is None
+        assert next_step(path, run_.manifest, made.cases, []) is None
 
 
 @pytest.mark.parametrize(
