@@ -33,9 +33,6 @@ MENDS = {
 }
 """What would gain the time, by cause."""
 
-SKEW_SHARE = 0.05
-"""Skew over the step below which ranks count as equally fast."""
-
 OFTEN = 0.75
 """Share of the rounds in which a rank has to be the slowest to be named."""
 
@@ -120,7 +117,7 @@ def slow_ranks(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTime
     for _, group in by_compile_label(cases):
         case = ddp_reference(headline(group))
         skew, step = (case.rank_skew_ms, case.step_ms) if case else (None, None)
-        if not case or not skew or not step or skew.estimate <= SKEW_SHARE * step.estimate:
+        if not case or not skew or not step or skew.estimate <= LEAST_SHARE * step.estimate:
             continue
         own = times.of_case(case.case_id)
         if own is None or (rank := own.slowest_rank()) is None:

@@ -19,11 +19,12 @@ from ..results.case_result import CaseResult
 from ..results.comparisons import EQUAL
 from ..results.recorder import resume_command
 from ..settings import Settings, as_options, options_of
+from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import visible
 from .answers import by_compile_label, headline
 from .notes import failed_modes
-from .numbers import about, short
+from .numbers import about, short, with_interval
 from .verdicts import Verdict
 
 MOST_S = 7200.0
@@ -166,10 +167,11 @@ def _less_exposed(
     """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
     settings = manifest.settings
     exposing = [case for case in here if case.mode == "ddp" and case.exposed_comm_ms]
-    exposed = min((share for case in exposing if (share := _exposed_share(case))), default=0.0)
-    if exposed < WORTH_TUNING:
+    shares = [share for case in exposing if (share := _exposed_share(case))]
+    least = min(shares, key=lambda share: share.estimate, default=None)
+    if least is None or least.estimate < 100 * WORTH_TUNING:
         return None
-    left = f"the best so far leaves {100 * exposed:.0f}% of the step to communication"
+    left = f"the best so far leaves {with_interval(least, '%')} of the step to communication"
     # One way to compile is measured; where a run compared several, eager, which is the first.
     first = settings.sweeping(compile=settings.axes.get("compile", ("off",))[:1])
     if any(one.noun == "cap" and one.answer == EQUAL and one.num_tried >= ENOUGH_CAPS for one in verdicts):
@@ -185,9 +187,10 @@ def _less_exposed(
     return NextStep(f"search for better buckets: {left}", in_lab(manifest, search))
 
 
-def _exposed_share(case: CaseResult) -> float | None:
+def _exposed_share(case: CaseResult) -> Interval | None:
+    """What communication adds, in percent of the step."""
     exposed, step = case.exposed_comm_ms, case.step_ms
-    return exposed.estimate / step.estimate if exposed and step else None
+    return exposed.scaled(100 / step.estimate) if exposed and step else None
 
 
 def _more(
