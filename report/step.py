@@ -221,7 +221,7 @@ def _caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
     bar = next(firsts[mode] for mode in ("ddp", "dp", "single") if mode in firsts)
     largest = max(bar.parts, key=lambda name: bar.parts[name])
     exposed, alone = bar.case.exposed_comm_ms, with_interval(bar.case.interval("dp_device0_pct"), "%")
-    said = [f"{largest} takes most, {_share(bar.parts[largest], bar)}"]
+    said = [f"{largest} takes most, {_share(bar.parts[largest], bar)}"] if largest != EXPOSED else []
     if exposed is not None:
         share = _share(exposed.estimate, bar) if exposed.low > 0 else "below the noise"
         said.append(f"{EXPOSED} {with_interval(exposed, 'ms')}, {share}")

@@ -26,24 +26,14 @@ SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 
 
 @pytest.fixture(scope="session")
-def with_traces():
-    """Copies a recorded run, as if it had kept its traces."""
-
-    def copied(folder):
-        shutil.copytree(SAMPLE, folder)
-        (folder / "traces").mkdir()
-        for case_id in load_run(folder).cases["case_id"]:
-            for rank in range(2 if case_id.startswith("ddp-n2") else 1):
-                trace = folder / "traces" / f"{case_id}-rank{rank}.json.gz"
-                trace.write_bytes(gzip.compress(case_id.encode()))
-        return folder
-
-    return copied
-
-
-@pytest.fixture(scope="session")
-def page_file(tmp_path_factory, with_traces):
-    folder = with_traces(tmp_path_factory.mktemp("runs") / "first-look")
+def page_file(tmp_path_factory):
+    """The page of a copy of a recorded run, as if it had kept its traces."""
+    folder = shutil.copytree(SAMPLE, tmp_path_factory.mktemp("runs") / "first-look")
+    (folder / "traces").mkdir()
+    for case_id in load_run(folder).cases["case_id"]:
+        for rank in range(2 if case_id.startswith("ddp-n2") else 1):
+            trace = folder / "traces" / f"{case_id}-rank{rank}.json.gz"
+            trace.write_bytes(gzip.compress(case_id.encode()))
     return build(folder, folder / "report.html")
 
 
@@ -102,14 +92,12 @@ def opener(browser, page_file):
 
 @pytest.fixture
 def open_gate_page(browser, gate_page_file):
-    """Opens the page of a gate anew."""
     with opener(browser, gate_page_file) as opened:
         yield opened
 
 
 @pytest.fixture
 def open_page(browser, page_file):
-    """Opens the page anew."""
     with opener(browser, page_file) as opened:
         yield opened
 

@@ -88,14 +88,15 @@ def test_columns_sort_by_keyboard_both_ways_and_back(open_page):
 
 def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page):
     table = every_column(open_page())
-    button = table.get_by_role("columnheader", name="DDP settings").get_by_role("button")
-    for _ in range(2):
-        button.click()
-        cells = column(table, "DDP settings")
-        filled = [cell for cell in cells if cell]
-        assert cells == filled + [""] * (len(cells) - len(filled))
-        caps = [float(cell.split()[1]) for cell in filled if cell.endswith("MiB")]
-        assert caps in (sorted(caps), sorted(caps, reverse=True))
+    for name in ("Case", "Against DDP's default (\N{MULTIPLICATION SIGN})"):
+        for _ in range(2):
+            table.get_by_role("columnheader", name=name).get_by_role("button").click()
+            cells = column(table, name)
+            filled = [cell for cell in cells if cell]
+            assert cells == filled + [""] * (len(cells) - len(filled))
+            assert name == "Case" or len(filled) < len(cells)
+            caps = [float(cell.split()[-2]) for cell in cells if cell.endswith("MiB")]
+            assert caps in (sorted(caps), sorted(caps, reverse=True))
     assert table.locator("[aria-sort]").count() == 1
 
 

@@ -3,7 +3,6 @@
 Tables are those of the terminal too: rates formed for them, and that quotients agree as printed.
 """
 
-import math
 import re
 from dataclasses import replace
 
@@ -15,17 +14,11 @@ from report_runs import Drawn, case, communicating, dashed, drawn, run
 from rich.console import Console
 from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
-from ddp_bench.bench.findings.answers import verdicts
-from ddp_bench.bench.findings.numbers import ratio as written
-from ddp_bench.bench.findings.verdicts import CAP
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.case_result import case_results, text
-from ddp_bench.bench.results.comparisons import TOO_FEW, Comparison
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table
-from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.cases import DENSE_PEAKS, EPOCH_IMAGES, with_rates, workloads
-from ddp_bench.report.forest import against_default
+from ddp_bench.report.cases import DENSE_PEAKS, EPOCH_IMAGES, with_rates
 from ddp_bench.report.head import status
 from ddp_bench.report.page import Files, cards, page
 from ddp_bench.report.tables import Link
@@ -38,23 +31,6 @@ def test_card_names_the_state_of_its_answer(name):
     verdict, card = found[0], cards(found)[0]
     assert card.state == {"equal": "equal", "open": "open", "too few": "open"}.get(name, "found")
     assert (card.label, card.sentence, card.paste) == (verdict.label, verdict.sentence, verdict.paste)
-
-
-@pytest.mark.parametrize(
-    "ratio",
-    [
-        *(Interval(1.773, 1.074, 2.422), Interval(1.773, 0.897, 2.900), Interval(1.02, 1.01, 1.03)),
-        *(Interval(1.0, 0.99, 1.01), Interval(0.6, 0.5, 0.7), Interval(1.2, math.nan, math.nan)),
-    ],
-)
-def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio):
-    cases = [case("ddp", 2, 180.0), case("ddp", 2, 190.0, bucket_cap_mb="1")]
-    rows = run(cases).results
-    compared = [Comparison(cases[1]["case_id"], cases[0]["case_id"], ratio, 0.05, 20)]
-    (verdict,) = [v for v in verdicts(rows, compared) if v.question == CAP]
-    figure = against_default(workloads(rows)[0], compared, key="k")
-    assert f"cap 1 MiB is {written(ratio)} as fast as DDP's default" in figure.caption
-    assert written(ratio) in verdict.sentence or verdict.answer == TOO_FEW
 
 
 def test_status_says_that_nothing_compares_and_that_a_run_was_interrupted():
