@@ -50,13 +50,15 @@ def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], 
         return None
     ratios.sort(key=lambda one: -one.interval.estimate)
     margin = comparisons[0].margin
-    count = plural(rows[default].num_devices, workload.device)
+    count, first = plural(rows[default].num_devices, workload.device), ratios[0]
+    compared = f"{first.name} is {first.written} as fast as DDP's default."
     return forest(
         ratios,
         margin,
         key=f"{key}-forest",
         title="Every case against DDP's default",
-        caption=f"On {count} {ratios[0].name} is {ratios[0].written} as fast as DDP's default.",
+        caption=f"On {count} "
+        + (compared if math.isfinite(first.interval.low) else "there are too few rounds to compare."),
         how_to_read="Each mark is a case's throughput over that of DDP with its defaults on as many devices; "
         "right of the line it is faster. Bars are 95% intervals that hold for all rows at once: where a bar "
         "leaves the line to one side the case is faster or slower, where it lies inside the shaded band it "
