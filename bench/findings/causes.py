@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import scipy
 
 from ..manifest import Manifest
 from ..results.case_result import CaseResult
+from ..results.comparisons import Comparison
 from ..results.round_times import RoundTimes
 from ..stats.interval import Interval
 from .answers import by_compile_label, ddp_reference, headline
@@ -20,6 +22,7 @@ LEAST_SHARE = 0.05
 """Share of the step below which nothing is named: mending it gains no more than runs differ by."""
 
 ALL_REDUCE, BUFFERS = "all-reduces that the backward does not hide", "DDP's broadcast of buffers"
+COPIES = "copies into buckets and back"
 OWN_WORK, RANKS, DATA = "DDP's own work on one device", "uneven ranks", "the wait for batches"
 BESIDE = "waiting beside communication, for other ranks or for the cores that it takes"
 
@@ -27,7 +30,8 @@ MENDS = {
     ALL_REDUCE: "half the bytes by --comm-hook bf16, another cap, a larger batch, a faster link",
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     BESIDE: "cores or GPUs that nothing else uses",
-    OWN_WORK: "a larger batch, with which it does not grow; --gradient-as-bucket-view on",
+    COPIES: "--gradient-as-bucket-view on",
+    OWN_WORK: "a larger batch, with which it does not grow",
     RANKS: "the same cores, clocks and batches for all ranks",
     DATA: "more --data-workers, or a faster source",
 }
@@ -51,24 +55,28 @@ class SlowRank:
     """Whether equal ranks could look so."""
 
 
-def causes(cases: Sequence[CaseResult], slow: Iterable[SlowRank] = ()) -> dict[str, Interval]:
+def causes(
+    cases: Sequence[CaseResult], slow: Iterable[SlowRank] = (), comparisons: Iterable[Comparison] = ()
+) -> dict[str, Interval]:
     """Milliseconds of what a run measured of DDP without settings, the most first; the small is left out.
 
     Each part has a measurement of its own: what `no_sync` saves, of which all-reduces are no more than they
-    take alone, and DDP's own work what it adds on one device; the broadcast of buffers alone; how far behind
-    the rank is that is always the slowest (of `slow`); and the time in the loader. They need not add
-    up: the data of a slow rank is in two of them. Each is the most that mending it gains.
+    take alone, and DDP's own work what it adds on one device; the broadcast of buffers alone; what views of
+    the buckets save; how far behind the rank is that is always the slowest (of `slow`); and the time in the
+    loader. They need not add up: the data of a slow rank is in two of them. Each is the most that mending it
+    gains.
     """
     ddp = ddp_reference(headline(cases))
     if ddp is None or ddp.step_ms is None:
         return {}
-    own = _own_work(ddp, cases)
+    own, copies = _own_work(ddp, cases), _copies(ddp, cases, comparisons)
     exposed, alone = (_less(whole, ddp.buffers_ms) for whole in (ddp.exposed_comm_ms, ddp.comm_ms))
     found = {
         ALL_REDUCE: exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate),
         BESIDE: alone and _less(_less(exposed, alone), own),
         BUFFERS: ddp.buffers_ms,
-        OWN_WORK: own,
+        COPIES: copies,
+        OWN_WORK: _less(own, copies),
         RANKS: ddp.rank_skew_ms if any(not one.is_chance for one in slow) else None,
         DATA: ddp.data_ms,
     }
@@ -78,9 +86,11 @@ def causes(cases: Sequence[CaseResult], slow: Iterable[SlowRank] = ()) -> dict[s
     return dict(sorted(named, key=lambda cause: -cause[1].estimate))
 
 
-def said(cases: Sequence[CaseResult], slow: Iterable[SlowRank] = ()) -> str:
+def said(
+    cases: Sequence[CaseResult], slow: Iterable[SlowRank] = (), comparisons: Iterable[Comparison] = ()
+) -> str:
     """The causes in a sentence, with what mends each; empty where none is known."""
-    ddp, found = ddp_reference(headline(cases)), causes(cases, slow)
+    ddp, found = ddp_reference(headline(cases)), causes(cases, slow, comparisons)
     if not found or ddp is None:
         return ""
     parts = "; ".join(f"{written(ms, 'ms')} {what} ({MENDS[what]})" for what, ms in found.items())
@@ -99,8 +109,23 @@ def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:
     one = next((c for c in alike if c.num_devices == 1 and not c.changed()), None)
     if one is None or one.speedup is None or one.step_ms is None:
         return None
-    ends = one.speedup.estimate, one.speedup.high, one.speedup.low
-    return Interval(*(one.step_ms.estimate * (1 - end) for end in ends))
+    return _saved(one.step_ms, one.speedup)
+
+
+def _copies(
+    ddp: CaseResult, cases: Iterable[CaseResult], comparisons: Iterable[Comparison]
+) -> Interval | None:
+    """What a step saves where gradients are views of the buckets, if that was measured."""
+    views = {c.case_id for c in cases if c.changed(ddp) == {"gradient_as_bucket_view": "True"}}
+    one = next((c for c in comparisons if c.reference_id == ddp.case_id and c.case_id in views), None)
+    if one is None or ddp.step_ms is None or math.isnan(one.ratio.low):
+        return None
+    return _saved(ddp.step_ms, one.ratio.inverted())
+
+
+def _saved(step_ms: Interval, share: Interval) -> Interval:
+    """What a step saves that then takes `share` of its time."""
+    return Interval(*(step_ms.estimate * (1 - end) for end in (share.estimate, share.high, share.low)))
 
 
 def _less(whole: Interval | None, part: Interval | None) -> Interval | None:

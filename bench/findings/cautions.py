@@ -138,7 +138,11 @@ def load_shares(manifest: Manifest) -> LoadShares | None:
 def said_load(manifest: Manifest) -> str:
     """Say what others used of the cores; empty where that is not known."""
     shares, before = load_shares(manifest), manifest.load_before
-    first = "" if before is None else f"; load average before the run {100 * before:.0f}% of them"
+    first = (
+        ""
+        if before is None
+        else f"; in the minute before all programs wanted {100 * before:.0f}% (load average)"
+    )
     return "" if shares is None else f"{shares.said}{first}"
 
 

@@ -91,7 +91,7 @@ def conclude(
         cases=tuple(cases),
         verdicts=answered,
         # Reasons and hosts are text of others, and this goes to a terminal.
-        notes=tuple(map(visible, notes(cases, answered, slow))),
+        notes=tuple(map(visible, notes(cases, answered, slow, comparisons))),
         cautions=tuple(cautions),
         trust=trust(
             cautions,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..results.case_result import CaseResult
+from ..results.comparisons import Comparison
 from ..text import listed
 from . import causes
 from .answers import headline
@@ -17,7 +18,10 @@ _REASONS = 3
 
 
 def notes(
-    cases: Sequence[CaseResult], verdicts: Iterable[Verdict] = (), slow: Sequence[SlowRank] = ()
+    cases: Sequence[CaseResult],
+    verdicts: Iterable[Verdict] = (),
+    slow: Sequence[SlowRank] = (),
+    comparisons: Sequence[Comparison] = (),
 ) -> list[str]:
     """What stands below the answers of a run, a sentence each; none where there is nothing to add.
 
@@ -26,7 +30,7 @@ def notes(
     """
     found = (
         *(f"{note}." for verdict in verdicts for note in verdict.notes),
-        causes.said(cases, slow),
+        causes.said(cases, slow, comparisons),
         *(one.sentence for one in slow),
         _shared(cases),
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",

@@ -1,7 +1,7 @@
 """What DDP's step loses: each part by its own measurement, the most first, with what mends it."""
 
 import pytest
-from finding_cases import CAP_25, DDP, SINGLE, concluded
+from finding_cases import CAP_25, DDP, SINGLE, concluded, over
 from report_runs import case, measured
 
 from ddp_bench.bench.findings.causes import MENDS, SlowRank, causes
@@ -15,9 +15,9 @@ def slow(*, is_chance=False):
     return SlowRank(rank=1, sentence="Rank 1 is the slowest.", is_chance=is_chance)
 
 
-def found(*more, ranks=(), **ddp):
+def found(*more, by=(), ranks=(), **ddp):
     rows = typed_frame([SINGLE, DDP | measured(**STEP | ddp), *more], CASES)
-    parts = causes(case_results(rows), ranks)
+    parts = causes(case_results(rows), ranks, by)
     return [(what, round(ms.estimate, 1), MENDS[what]) for what, ms in parts.items()]
 
 
@@ -43,10 +43,14 @@ def test_all_reduces_take_no_more_than_they_do_alone():
     assert [(what.split()[0], ms) for what, ms, _ in parts] == [("waiting", 30.0), ("all-reduces", 10.0)]
 
 
-def test_own_work_is_that_of_one_device():
-    """DDP on one device takes 100 ms where single takes 80."""
+def test_own_work_is_that_of_one_device_and_views_tell_its_copies():
+    """DDP on one device takes 100 ms where single takes 80; 8 of the 20 are saved by views on two."""
     one = case("ddp", 1, 80.0, case_id="one") | measured(step_ms=100.0, speedup=0.8)
     assert [part[:2] for part in found(one)] == [("DDP's own work on one device", 20.0)]
+    views = case("ddp", 2, 170.0, case_id="views", gradient_as_bucket_view=True)
+    parts = found(one, views, by=[over(views, DDP, 1 / 0.925, 1 / 0.915)])
+    assert [part[0].split()[0] for part in parts] == ["DDP's", "copies"]
+    assert sum(part[1] for part in parts) == pytest.approx(20.0)
 
 
 def test_what_is_small_not_known_or_of_chance_is_not_named():

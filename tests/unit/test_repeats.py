@@ -32,7 +32,8 @@ def test_the_fifth_run_says_how_far_the_runs_before_lie_apart(tmp_path):
     scatter = 100 * np.std(np.log(paces), ddof=1)
     assert conclude_run(runs[4]).trust.next_run.startswith(
         f"with 4 earlier runs of this plan: rates {scatter / 2:.2g}% to {scatter:.2g}%, ratios "
-        f"{scatter / 2:.2g}% apart (standard deviation); 0 of 5 intervals of ratios hold the common value"
+        f"{scatter / 2:.2g}% apart (standard deviation); 0 of 5 intervals of ratios hold the common value, "
+        "0% where 95% are meant to"
     )
     for run in runs[:2]:
         assert AGAIN in conclude_run(run).trust.next_run, "two have no scatter"
