@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..stats.interval import Estimate, Interval
-from ..stats.one_run import TwoWayFit, fit
+from ..stats.one_run import Array, Function, fit
 from .round_times import ByRound
 
 Column = tuple[str, str]
@@ -25,9 +25,10 @@ class Typical:
 
     def __init__(self, step_ms: Mapping[Column, ByRound]) -> None:
         """Fit what was measured: ms per step by case, phase and round."""
-        self._columns = {column: place for place, column in enumerate(_connected(step_ms))}
-        columns = [step_ms[column] for column in self._columns]
-        self._fit = _fitted(sorted({r for by_round in columns for r in by_round}), columns)
+        rounds = sorted({r for by_round in step_ms.values() for r in by_round})
+        table = [[by_round.get(r, math.nan) for by_round in step_ms.values()] for r in rounds]
+        self._fit = fit(np.array(table)) if rounds else None
+        self._places = {column: place for place, column in enumerate(step_ms)}
 
     @classmethod
     def of(cls, phases: Mapping[str, Mapping[str, ByRound]]) -> Typical:
@@ -36,7 +37,8 @@ class Typical:
 
     def has(self, *columns: Column) -> bool:
         """Whether all of these were measured, in rounds that connect them."""
-        return all(column in self._columns for column in columns)
+        visits = () if self._fit is None else self._fit.visits
+        return all(column in self._places and visits[self._places[column]] for column in columns)
 
     def log_step(self, case_id: str, phase: str = "timed") -> Estimate:
         """The logarithm of a step's ms."""
@@ -65,45 +67,14 @@ class Typical:
     def hidden_pct(self, case_id: str) -> Interval:
         """100 x (1 - exposed / communication alone)."""
 
-        def hidden(log_ms: Sequence[float]) -> float:
+        def hidden(log_ms: Array) -> float:
             step_ms, local_ms, comm_ms = map(math.exp, log_ms)
             return 100 * (1 - (step_ms - local_ms) / comm_ms)
 
         return self._estimate(hidden, *((case_id, phase) for phase in FITTED)).interval()
 
-    def _estimate(self, function: Callable[[Sequence[float]], float], *columns: Column) -> Estimate:
+    def _estimate(self, function: Function, *columns: Column) -> Estimate:
         """A function of the log ms of some columns; unknown where one of them was not measured."""
         if self._fit is None or not self.has(*columns):
             return NOT_KNOWN
-        places = [self._columns[column] for column in columns]
-        (found,) = self._fit.estimates(
-            [lambda log_ms: float(function([float(log_ms[place]) for place in places]))], columns=places
-        )
-        return found
-
-
-def _fitted(rounds: Sequence[int], columns: Sequence[ByRound]) -> TwoWayFit | None:
-    if not rounds:
-        return None
-    place = {r: row for row, r in enumerate(rounds)}
-    step_ms = np.full((len(rounds), len(columns)), math.nan)
-    for column, by_round in enumerate(columns):
-        for r, ms in by_round.items():
-            step_ms[place[r], column] = ms
-    return fit(step_ms)
-
-
-def _connected(step_ms: Mapping[Column, ByRound]) -> list[Column]:
-    """The largest set of columns that rounds connect: others share none with them, nothing compares them."""
-    left, largest = list(step_ms), list[Column]()
-    while left:
-        found, rounds = [left.pop(0)], set[int]()
-        while True:
-            rounds |= {r for column in found for r in step_ms[column]}
-            more = [column for column in left if rounds & step_ms[column].keys()]
-            if not more:
-                break
-            found += more
-            left = [column for column in left if column not in more]
-        largest = max(largest, found, key=len)
-    return [column for column in step_ms if column in set(largest)]
+        return self._fit.estimate(function, *(self._places[column] for column in columns))

@@ -11,7 +11,7 @@ would add is not in it. `docs/measuring.md` has the coverage.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from .interval import SIGMA_OF_MAD, Estimate
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], float]
-"""Something smooth of the columns' log step times, such as `lambda log_ms: log_ms[0] - log_ms[1]`."""
+"""Something smooth of some columns' log step times, such as `lambda log_ms: log_ms[0] - log_ms[1]`."""
 
 MIN_ROUNDS = 5
 """Fewer visits of a column give it no interval."""
@@ -44,7 +44,6 @@ class TwoWayFit:
 
     log_ms: Array
     """Per column: the typical log step time, averaged over the rounds' effects. NaN without a visit."""
-    round_effect: Array
     case_influence: Array
     """Part of the influence that comes of single visits; what a quotient has."""
     round_influence: Array
@@ -53,66 +52,46 @@ class TwoWayFit:
     case_correlation: float
     round_correlation: float
 
-    def estimates(
-        self, functions: Sequence[Function], *, columns: Sequence[int] | None = None
-    ) -> list[Estimate]:
-        """Functions of `log_ms`; `columns` are those that they depend on, all where it is not given."""
-        values, gradients = self._linearised(
-            functions, range(len(self.log_ms)) if columns is None else columns
-        )
-        found = (values, *self._errors(gradients))
-        return [Estimate(*map(float, one)) for one in zip(*found, strict=True)]
+    def estimate(self, function: Function, *columns: int) -> Estimate:
+        """`function` of the log ms of these columns; its gradient is taken by central differences."""
+        at, step = self.log_ms[[*columns]], 1e-5
+        gradient = np.zeros(len(self.log_ms))
+        for shift, column in zip(step * np.eye(len(columns)), columns, strict=True):
+            gradient[column] += np.nan_to_num((function(at + shift) - function(at - shift)) / (2 * step))
+        gradient[np.abs(gradient) < 1e-9 * np.abs(gradient).max()] = 0
+        return Estimate(float(function(at)), *self._error(gradient))
 
-    def _linearised(self, functions: Sequence[Function], columns: Sequence[int]) -> tuple[Array, Array]:
-        """The functions' values and gradients, (functions x columns), by central differences."""
-        step = 1e-5
-        values = np.array([f(self.log_ms) for f in functions])
-        gradients = np.zeros((len(functions), len(self.log_ms)))
-        for column in columns:
-            shift = np.zeros(len(self.log_ms))
-            shift[column] = step
-            rises = [f(self.log_ms + shift) - f(self.log_ms - shift) for f in functions]
-            gradients[:, column] = np.nan_to_num(np.array(rises) / (2 * step))
-        gradients[np.abs(gradients) < 1e-9 * np.abs(gradients).max(axis=1, keepdims=True)] = 0
-        return values, gradients
-
-    def _errors(self, gradients: Array) -> tuple[Array, Array]:
-        """Per function: standard error, and its degrees of freedom."""
-        visits = np.where(gradients != 0, self.visits, len(self.round_effect)).min(axis=1)
-        rounds = np.full(len(gradients), len(self.round_effect))
-        of_case = gradients @ np.nan_to_num(self.case_influence).T
-        of_round = np.outer(gradients.sum(axis=1), self.round_influence)
-        of_round[np.abs(gradients.sum(axis=1)) < 1e-6] = 0  # a quotient: the rounds cancel
+    def _error(self, gradient: Array) -> tuple[float, float]:
+        """The standard error of a function with this gradient, and its degrees of freedom."""
+        rounds, level = len(self.round_influence), gradient.sum()
+        visits = int(self.visits[gradient != 0].min(initial=rounds))
         case_factor, case_freedom = _ar1(self.case_correlation, visits)
         round_factor, round_freedom = _ar1(self.round_correlation, rounds)
-        case_part = of_case * np.sqrt(case_factor)[:, None]
-        round_part = of_round * np.sqrt(round_factor)[:, None]
-        both = case_part + round_part
-        variance = (both**2).sum(axis=1) * visits / np.maximum(visits - 1, 1)
-        shares = np.array([(part**2).sum(axis=1) for part in (case_part, round_part)])
-        freedoms = (case_freedom, round_freedom)
-        spread = sum(share**2 / of_part for share, of_part in zip(shares, freedoms, strict=True))
-        freedom = np.where(
-            spread > 0, shares.sum(axis=0) ** 2 / np.where(spread > 0, spread, 1), case_freedom
-        )
-        errors = np.where(visits >= MIN_ROUNDS, np.sqrt(variance), math.nan)
-        return errors, np.maximum(freedom, 1.0)
+        if abs(level) < 1e-6:  # a quotient: the rounds cancel
+            level = 0.0
+        of_case = math.sqrt(case_factor) * (self.case_influence @ gradient)
+        of_round = math.sqrt(round_factor) * level * self.round_influence
+        variance = ((of_case + of_round) ** 2).sum() * visits / max(visits - 1, 1)
+        shares = (of_case**2).sum(), (of_round**2).sum()
+        spread = shares[0] ** 2 / case_freedom + shares[1] ** 2 / round_freedom
+        freedom = sum(shares) ** 2 / spread if spread > 0 else case_freedom
+        error = math.sqrt(variance) if visits >= MIN_ROUNDS else math.nan
+        return error, max(float(freedom), 1.0)
 
 
 def fit(step_ms: Array) -> TwoWayFit:
     """Fit rounds x columns of step times in ms, in the order of time; NaN where a round has no visit.
 
-    Raises:
-        ValueError: two groups of columns share no round, so nothing compares them.
+    Columns that share no round, also through others, cannot be compared: the largest group that is connected
+    is fitted, and others are as without a visit.
     """
-    x = np.log(step_ms)
-    rows = np.isfinite(x).any(axis=1)
-    x = x[rows]
-    used = np.flatnonzero(np.isfinite(x).any(axis=0))
-    x, num_columns = x[:, used], step_ms.shape[1]
+    x, num_columns = np.log(step_ms), step_ms.shape[1]
     seen = np.isfinite(x)
-    if connected_components(seen.T @ seen)[0] > 1:
-        raise ValueError("some cases share no round with the others")
+    group = connected_components(seen.T @ seen)[1]
+    used = np.flatnonzero(seen.any(axis=0))
+    used = used[group[used] == np.bincount(group[used]).argmax()]
+    x = x[seen[:, used].any(axis=1)][:, used]
+    seen = np.isfinite(x)
     visits = seen.sum(axis=0)
     location, effect, scale = _start(x, seen)
     for _ in range(100):
@@ -140,18 +119,20 @@ def fit(step_ms: Array) -> TwoWayFit:
     score = score - local / local.sum(axis=1, keepdims=True) * score.sum(axis=1, keepdims=True)
     of_case = np.linalg.solve(hessian, score.T).T
     of_round = share * effect / share.sum()
+    of_rounds = of_round[:, None]
     case_influence = np.zeros((len(x), num_columns))
     case_influence[:, used] = of_case
     log_ms, all_visits = np.full(num_columns, math.nan), np.zeros(num_columns, dtype=np.int64)
     log_ms[used], all_visits[used] = location, visits
     return TwoWayFit(
         log_ms=log_ms,
-        round_effect=effect,
         case_influence=case_influence,
         round_influence=of_round,
         visits=all_visits,
         case_correlation=_correlation(of_case, seen, pooled=max(len(used) - 1, 1)),
-        round_correlation=_round_correlation(of_round),
+        round_correlation=_correlation(
+            of_rounds, np.isfinite(of_rounds), prior=_ROUND_PRIOR, prior_weight=_ROUND_PRIOR_WEIGHT
+        ),
     )
 
 
@@ -179,11 +160,6 @@ def _weights(residual: Array, scale: Array, seen: npt.NDArray[np.bool_]) -> Arra
 def _weighted_mean(values: Array, weight: Array, *, axis: int) -> Array:
     result: Array = (weight * values).sum(axis=axis) / weight.sum(axis=axis)
     return result
-
-
-def _round_correlation(values: Array) -> float:
-    seen = np.ones((len(values), 1), dtype=bool)
-    return _correlation(values[:, None], seen, prior=_ROUND_PRIOR, prior_weight=_ROUND_PRIOR_WEIGHT)
 
 
 def _correlation(
@@ -216,17 +192,15 @@ def _correlation(
     return min(found + _CAUTION * error, 0.95)
 
 
-def _ar1(correlation: float, sizes: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+def _ar1(correlation: float, n: int) -> tuple[float, float]:
     """For n values of an AR(1) series: variance of their mean over the usual estimate of it, and freedom."""
-    factors, freedoms = np.ones(len(sizes)), np.ones(len(sizes))
-    for n in {int(size) for size in sizes if size > 1}:
-        rows = _row_sums(correlation, n)
-        total, squares = float(rows.sum()), float(_row_sums(correlation**2, n).sum())
-        expected = n - total / n  # of the sum of squares about the mean
-        spread = squares - 2 / n * float((rows**2).sum()) + (total / n) ** 2
-        factors[sizes == n] = total / n / (expected / (n - 1))
-        freedoms[sizes == n] = expected**2 / spread
-    return factors, freedoms
+    if n < 2:
+        return 1.0, 1.0
+    rows = _row_sums(correlation, n)
+    total, squares = float(rows.sum()), float(_row_sums(correlation**2, n).sum())
+    expected = n - total / n  # of the sum of squares about the mean
+    spread = squares - 2 / n * float((rows**2).sum()) + (total / n) ** 2
+    return total / n / (expected / (n - 1)), expected**2 / spread
 
 
 def _row_sums(ratio: float, n: int) -> Array:

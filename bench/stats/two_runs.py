@@ -28,7 +28,7 @@ def in_pairs(differences: Sequence[float] | Figures) -> Estimate:
     """
     values = np.asarray(differences, dtype=float)
     found = fit(np.exp(np.column_stack([values, np.zeros(len(values))])))
-    return found.estimates([lambda log_ms: float(log_ms[0] - log_ms[1])])[0]
+    return found.estimate(lambda log_ms: log_ms[0] - log_ms[1], 0, 1)
 
 
 def over_launches(found: Sequence[Estimate]) -> Estimate:

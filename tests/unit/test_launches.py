@@ -67,8 +67,8 @@ def apart(series, first, second):
     for cases, fitted in fits(series):
         if first not in cases or second not in cases:
             return math.nan
-        one, other = cases.index(first), cases.index(second)
-        found += fitted.estimates([lambda log_ms, one=one, other=other: log_ms[one] - log_ms[other]])
+        places = cases.index(first), cases.index(second)
+        found.append(fitted.estimate(lambda log_ms: log_ms[0] - log_ms[1], *places))
     noise = fmean(one.error**2 for one in found)
     return 100 * math.sqrt(max(variance([one.value for one in found]) - noise, 0.0))
 
