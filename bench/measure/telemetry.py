@@ -20,8 +20,7 @@ from ..case import Case
 from ..modes import Place, devices_of
 from ..package import own_command
 from ..process import end_all, ended_with_us
-from ..results.block_times import TELEMETRY_FAILED, BlockTimes
-from ..results.gpu_load import GPUS
+from ..results.block_times import GPUS, TELEMETRY_FAILED, BlockTimes
 from ..settings import Settings
 
 ANSWER_S = 5.0

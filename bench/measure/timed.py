@@ -18,8 +18,7 @@ from ...models.workload import Batch, Workload, loss_function, make_module
 from ..case import Case
 from ..modes import Mode
 from ..modes.base import SingleMode
-from ..results.block_times import BlockTimes
-from ..results.gpu_load import DEVICE_ALLOCS
+from ..results.block_times import DEVICE_ALLOCS, BlockTimes
 from .clock import Clock, make_clock
 from .memory import num_device_allocs
 

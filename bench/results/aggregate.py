@@ -16,10 +16,10 @@ from ..plan import Planned
 from ..settings import RANK_PER_DEVICE
 from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
 from ..stats.one_run import MIN_ROUNDS
+from .block_times import DEVICE_ALLOCS
 from .case_columns import EXPOSED_COMM
 from .case_result import CaseResult
-from .comparisons import Comparison, compared, over_default
-from .gpu_load import DEVICE_ALLOCS
+from .comparisons import Comparison, over_default
 from .round_times import ByRound, RoundTimes
 from .schema import BUCKETS, CASES, METRICS, typed_frame
 from .step_time_fit import FITTED, NOT_KNOWN, Typical
@@ -149,18 +149,6 @@ def case_rows(
 def typical_of(times: RoundTimes) -> Typical:
     """The fit of a run's step times."""
     return Typical.of({phase: times.step_ms(phase) for phase in FITTED})
-
-
-def comparisons_of(
-    pairs: Sequence[tuple[str, str]],
-    times: RoundTimes,
-    units: Mapping[str, int],
-    margin: float,
-    typical: Typical,
-) -> list[Comparison]:
-    """The comparisons of a run that were measured; `typical` is the fit of `times`."""
-    rounds = {case_id: len(found) for case_id, found in times.step_ms("timed").items()}
-    return compared(pairs, typical, units=units, num_rounds=rounds, margin=margin)
 
 
 def estimates_of(

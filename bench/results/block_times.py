@@ -7,6 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+GPUS = "gpus"
+"""In the detail of a timed block: by the beginning of a GPU's UUID, what it did."""
+
+DEVICE_ALLOCS = "device_allocs"
+"""In the detail of a block on GPUs: how often its timed steps asked their driver for memory."""
+
 TELEMETRY_FAILED = "telemetry_failed"
 """In the detail of the block after which a rank's telemetry ended: why."""
 
@@ -54,10 +60,9 @@ def block_rows(
     position: int,
     started_s: float,
     times: Sequence[tuple[str, int, BlockTimes]],
-    *,
     launch: int = 1,
 ) -> list[dict[str, Any]]:
-    """The rows of blocks.csv of one block: of each rank that took part its host, number and times."""
+    """One block: of each rank that took part its host, number and times, as `values_of` reads them again."""
     return [
         {
             "case_id": case_id,
@@ -70,8 +75,20 @@ def block_rows(
             "started_s": round(started_s, 4),
             "num_steps": len(block.steps_ms),
             "block_ms": round(block.block_ms, 4),
-            "steps_ms": " ".join(f"{ms:.5g}" for ms in block.steps_ms),
-            "detail": json.dumps(block.detail) if block.detail else None,
+            "steps_ms": tuple(float(f"{ms:.5g}") for ms in block.steps_ms),
+            "detail": block.detail,
         }
         for host, rank, block in times
     ]
+
+
+def values_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of blocks.csv with the values of its texts. Raises ValueError for what no run writes."""
+    steps, detail = (
+        text if isinstance(text := row.get(name), str) else "" for name in ("steps_ms", "detail")
+    )
+    return {
+        **row,
+        "steps_ms": tuple(map(float, steps.split())),
+        "detail": json.loads(detail) if detail else {},
+    }

@@ -189,22 +189,17 @@ def default_of(cases: Iterable[CaseResult]) -> str | None:
 
 
 def compared(
-    pairs: Sequence[tuple[str, str]],
-    typical: Typical,
-    *,
-    units: Mapping[str, int],
-    num_rounds: Mapping[str, int],
-    margin: float,
+    pairs: Sequence[tuple[str, str]], typical: Typical, *, units: Mapping[str, int], margin: float
 ) -> list[Comparison]:
     """Compare the pairs that were measured; all intervals hold at once with 95%. `units` are of a step."""
-    known = [pair for pair in pairs if all(num_rounds.get(case_id) for case_id in pair)]
+    known = [pair for pair in pairs if all(map(typical.num_rounds, pair))]
     return [
         Comparison(
             case_id,
             reference_id,
             steps.inverted(units[case_id] / units[reference_id]),
             margin,
-            min(num_rounds[case_id], num_rounds[reference_id]),
+            min(typical.num_rounds(case_id), typical.num_rounds(reference_id)),
         )
         for (case_id, reference_id), steps in zip(known, typical.ratios(known), strict=True)
     ]

@@ -22,14 +22,14 @@ from .aggregate import (
     allreduce_rows,
     bucket_rows,
     case_rows,
-    comparisons_of,
     images_per_s_by_round,
     typical_of,
     worst_half_width,
 )
+from .block_times import block_rows, values_of
 from .case_columns import BY_PLAN, NOT_REACHED
 from .case_result import CaseResult
-from .comparisons import Comparison, pairs_of
+from .comparisons import Comparison, compared, pairs_of
 from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Layout, Plan, Settled, UnderWay
 from .round_times import ByRound, RoundTimes
@@ -80,7 +80,7 @@ class Recorder:
         blocks = self.folder / "blocks.csv"
         with readable(blocks):
             for rows in read_blocks(blocks):
-                self._take(rows)
+                self._take([*map(values_of, rows)])
         self.comparisons: list[Comparison] = []
         """Of the cases as last written."""
         self.cases = self.write()
@@ -160,7 +160,9 @@ class Recorder:
         found = Layout(case_id=case_id, num_bytes=layout.num_bytes, parameters=layout.parameters)
         self.log(found, sync=False)
 
-    def add_block(self, rows: Sequence[dict[str, Any]]) -> None:
+    def add_block(self, *what: Any) -> None:
+        """A block of these workers; `what` as in `block_rows`."""
+        rows = block_rows(*what, launch=self.launch)
         with self._writing():
             self._writer.append("blocks.csv", rows)
         self._take(rows)
@@ -209,15 +211,14 @@ class Recorder:
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
         typical = typical_of(self.times)
-        self.comparisons = comparisons_of(
-            self.pairs(), self.times, self._units_per_step, self.manifest.margin, typical
-        )
+        units, margin = self._units_per_step, self.manifest.margin
+        self.comparisons = compared(self.pairs(), typical, units=units, margin=margin)
         self.cases = case_rows(shown, self.times, self.comparisons, run=self._run, typical=typical)
         unit = next((p.case.unit for p in self._plan), IMAGES)
-        compared = typed_frame((one.row(unit) for one in self.comparisons), COMPARISONS)
+        comparisons = typed_frame((one.row(unit) for one in self.comparisons), COMPARISONS)
         with self._writing():
             self._writer.replace("cases.csv", self.cases)
-            self._writer.replace("comparisons.csv", compared)
+            self._writer.replace("comparisons.csv", comparisons)
             self._writer.replace("buckets.csv", bucket_rows(state.layouts, self.times))
         return self.cases
 

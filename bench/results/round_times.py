@@ -6,21 +6,22 @@ stays: the longest and the shortest rank, the step times, and the medians of its
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from statistics import fmean
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from ..stats.interval import Samples
-from .gpu_load import DEVICE_ALLOCS, GPUS, GpuLoad
+from ..gpus import ClockReason
+from ..stats.interval import Samples, median_interval
+from .block_times import DEVICE_ALLOCS, GPUS, values_of
 from .schema import CASES
 
 ByRound: TypeAlias = dict[int, float]
@@ -33,6 +34,65 @@ MOMENTS = ("ready_ms", "start_ms", "done_ms")
 
 _COLUMNS = frozenset(column.name for column in CASES)
 _BLOCK = itemgetter("case_id", "phase", "round")
+
+
+TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
+    "sm_clock_mhz": min,
+    "power_w": sum,
+    "temperature_c": max,
+    "throttled_pct": max,
+}
+"""How the readings of several GPUs become one: in DDP all wait for the slowest, and all use power."""
+
+
+@dataclass
+class GpuLoad:
+    """The readings of one case, of all its GPUs together."""
+
+    by_round: dict[str, ByRound] = field(default_factory=lambda: defaultdict(dict))
+    """By the name of the reading."""
+    reasons: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """What held clocks down: percent of samples, added up over blocks and GPUs."""
+
+    def add(self, round_index: int, ranks: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
+        """One block: of each rank its host, and by name what its GPUs did.
+
+        Ranks that share a GPU both tell of it. What one GPU does not tell is unknown of all together.
+        """
+        if not all(found for _, found in ranks):
+            return
+        gpus = {(host, name): dict(did) for host, found in ranks for name, did in dict(found).items()}
+        for name, together in TOGETHER.items():
+            told = [float(did[name]) for did in gpus.values() if name in did]
+            if told and len(told) == len(gpus):
+                self.by_round[name][round_index] = together(told)
+        for did in gpus.values():
+            for why, percent in dict(did.get("throttled_by_pct", {})).items():
+                self.reasons[why] += float(percent)
+
+    def columns(self, step_ms: Mapping[int, float], units: int) -> dict[str, Any]:
+        """The columns of cases.csv that are known.
+
+        Args:
+            step_ms: of the timed blocks, by round.
+            units: what a step trains.
+        """
+        clocks, watts, degrees, throttled = (self.by_round.get(name, {}) for name in TOGETHER)
+        joules = {r: w * step_ms[r] / 1000 / units for r, w in watts.items() if r in step_ms}
+        row: dict[str, Any] = {}
+        for name, found in {"sm_clock_mhz": clocks, "power_w": watts, "joules_per_image": joules}.items():
+            if found:
+                row |= median_interval(list(found.values())).columns(name)
+        if degrees:
+            row["temperature_c"] = max(degrees.values())
+        if throttled:
+            row["throttled_pct"] = fmean(throttled.values())
+        known = sorted(
+            (why for why in ClockReason if why in self.reasons), key=lambda why: -self.reasons[why]
+        )
+        if known:
+            row["throttle_reasons"] = ", ".join(known)
+        return row
 
 
 @dataclass
@@ -72,9 +132,8 @@ class CaseTimes:
             self.num_steps += int(rows[0]["num_steps"])
             self.timed_ms += max(row["block_ms"] for row in rows)
             for row in rows:
-                if isinstance(row.get("steps_ms"), str):
-                    self.steps_ms.extend(map(float, row["steps_ms"].split()))
-        detailed = [row for row in rows if isinstance(row.get("detail"), str)]
+                self.steps_ms.extend(row["steps_ms"])
+        detailed = [row for row in rows if row["detail"]]
         if detailed:
             self._add_details(round_index, detailed, num_ranks=len(rows))
 
@@ -83,7 +142,7 @@ class CaseTimes:
         gpus: list[tuple[Any, Any]] = []
         moments: dict[str, list[tuple[int, list[float]]]] = {}
         for row in rows:
-            detail = json.loads(row["detail"])
+            detail = dict(row["detail"])
             if "local_last_ready_ms" in detail:
                 detail["compute_slowdown"] = detail["last_ready_ms"] / detail["local_last_ready_ms"]
             for name, value in detail.items():
@@ -127,14 +186,15 @@ class CaseTimes:
 
 
 class RoundTimes:
-    """The blocks of a run by case. `add` is called once for every block, with the rows of all its ranks."""
+    """The blocks of a run by case. `add` is called once for every block, with the values of all its ranks."""
 
-    def __init__(self, blocks: Iterable[Sequence[Row]] = ()) -> None:
+    def __init__(self, blocks: Iterable[Iterable[Row]] = ()) -> None:
+        """Begin with `blocks` of blocks.csv."""
         self.cases: dict[str, CaseTimes] = {}
         self.num_launches = 0
         """How often workers were started that measured a block."""
         for rows in blocks:
-            self.add(rows)
+            self.add([*map(values_of, rows)])
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> RoundTimes:

@@ -28,6 +28,9 @@ class Typical:
         rounds = sorted({r for by_round in step_ms.values() for r in by_round})
         table = [[by_round.get(r, math.nan) for by_round in step_ms.values()] for r in rounds]
         self._fit = fit(np.array(table)) if rounds else None
+        self._rounds = {
+            case_id: len(found) for (case_id, phase), found in step_ms.items() if phase == "timed"
+        }
         self._places = {column: place for place, column in enumerate(step_ms)}
 
     @classmethod
@@ -39,6 +42,10 @@ class Typical:
         """Whether all of these were measured, in rounds that connect them."""
         visits = () if self._fit is None else self._fit.visits
         return all(column in self._places and visits[self._places[column]] for column in columns)
+
+    def num_rounds(self, case_id: str) -> int:
+        """Timed rounds of a case."""
+        return self._rounds.get(case_id, 0)
 
     def log_step(self, case_id: str, phase: str = "timed") -> Estimate:
         """The logarithm of a step's ms."""

@@ -7,6 +7,7 @@ import csv
 import fcntl
 import hashlib
 import io
+import json
 import os
 import socket
 import tempfile
@@ -353,4 +354,8 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return "" if value != value else f"{value:.12g}"  # noqa: PLR0124 - NaN alone differs from itself
+    if isinstance(value, tuple):
+        return " ".join(f"{ms:.5g}" for ms in value)
+    if isinstance(value, Mapping):
+        return csv_cell(json.dumps(value)) if value else ""
     return csv_cell(value) if isinstance(value, str) else str(value)

@@ -19,7 +19,6 @@ from ..results.block_times import (
     TRACE_FAILED,
     BlockTimes,
     DeviceMemory,
-    block_rows,
 )
 from ..results.column_types import LEAST
 from ..results.recorder import Recorder
@@ -232,10 +231,7 @@ class CaseRunner:
         seconds = self.elapsed_s() - started_s
         self._schedule.add(live, phase, seconds)
         found = [(self.places[rank].host, rank, block) for rank, block in enumerate(times)]
-        launch = self.recorder.launch
-        self.recorder.add_block(
-            block_rows(case_id, phase, round_index, position, started_s, found, launch=launch)
-        )
+        self.recorder.add_block(case_id, phase, round_index, position, started_s, found)
 
     def drop(self, live: LiveCase) -> None:
         """Measure a case no further."""

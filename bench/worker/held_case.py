@@ -22,8 +22,7 @@ from ..measure.timed import LEAD_IN_STEPS, Trainer, run_block
 from ..measure.trace import run_trace
 from ..modes import Place, Stages, build_mode, devices_of
 from ..modes.compiled import CompileWatch, draws_as_eager
-from ..results.block_times import BlockTimes
-from ..results.gpu_load import DEVICE_ALLOCS
+from ..results.block_times import DEVICE_ALLOCS, BlockTimes
 from ..settings import ResolvedSettings
 from .facts import Shown, Warmed
 from .proof import Prover

@@ -22,9 +22,9 @@ from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, expand, round_order
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, typical_of
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, typical_of
 from ddp_bench.bench.results.case_result import CaseResult, case_results
-from ddp_bench.bench.results.comparisons import pairs_of
+from ddp_bench.bench.results.comparisons import compared, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.results.tables import read_blocks
@@ -54,7 +54,7 @@ def block(case_id, index, round_index, num_ranks):
     rows = []
     for rank in range(num_ranks):
         steps = [100 + (7 * index + 3 * round_index + rank + step) % 11 / 10 for step in range(NUM_STEPS)]
-        times = {"block_ms": round(sum(steps), 4), "steps_ms": " ".join(f"{ms:.5g}" for ms in steps)}
+        times = {"block_ms": round(sum(steps), 4), "steps_ms": tuple(steps), "detail": {}}
         at = {"position": index, "host": f"node-{rank // 8}", "started_s": 10.0 * round_index}
         rows.append(made.block(case_id, round_index, 0.0, rank=rank, steps=NUM_STEPS) | at | times)
     return rows
@@ -94,7 +94,8 @@ def main(num_caps, num_rounds, num_ranks, folder):
             for p in planned
         ]
         typical = typical_of(times)
-        comparisons = comparisons_of(pairs_of(map(CaseResult.of, rows)), times, batches, 0.05, typical)
+        pairs = pairs_of(map(CaseResult.of, rows))
+        comparisons = compared(pairs, typical, units=batches, margin=0.05)
         cases = case_rows(outcomes, times, comparisons, typical=typical)
     with timed("findings"):
         assert conclude(folder, Manifest(), case_results(cases), times, comparisons).lines

@@ -82,12 +82,10 @@ def run_of(log_ms):
                 step_ms[name, "timed"][r] = 100 * math.exp(value)
         if not is_look(r):
             continue
-        rounds = {name: len(step_ms[name, "timed"]) for name in names}
         recorder.comparisons = compared(
             pairs,
             Typical(step_ms),
             units=dict.fromkeys(names, 16),
-            num_rounds=rounds,
             margin=MARGIN,
         )
         if reason := rule.reason(r):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from made import block, made_manifest, planned, resolved
+from made import made_manifest, planned, resolved
 from recorded_pages import FORMS
 from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt
@@ -13,7 +13,8 @@ from test_aggregate import DRIFTING, IDS, PLAN, frames
 
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import equal_layout_reason
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, typical_of
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, typical_of
+from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import (
     EQUAL,
@@ -157,10 +158,9 @@ def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer():
         (name, "timed"): {r: ms * math.exp(0.01 * rng.standard_normal()) for r in range(1, rounds)}
         for name, ms, rounds in (("a", 100.0, 21), ("b", 50.0, 11), ("c", 50.0, 21))
     }
-    rounds = {name: len(by_round) for (name, _), by_round in steps.items()}
     typical = Typical(steps)
     pairs, units = [("a", "b"), ("gone", "b"), ("a", "c")], {"a": 64, "b": 16, "c": 16, "gone": 1}
-    one, other = compared(pairs, typical, units=units, num_rounds=rounds, margin=0.05)
+    one, other = compared(pairs, typical, units=units, margin=0.05)
     assert (one.case_id, one.reference_id, one.num_rounds) == ("a", "b", 10)
     assert one.ratio.estimate == pytest.approx(2, rel=0.02), "four times the batch in twice the time"
     assert one.ratio.low < one.ratio.estimate < one.ratio.high
@@ -200,7 +200,7 @@ def test_dp_stands_below_the_line_in_its_comparison():
     times = RoundTimes.of(blocks)
     dp, ddp, cap = (IDS[key] for key in (("dp", 2, ""), ("ddp", 2, "default"), ("ddp", 2, "1")))
     batch = {p.case.case_id: p.case.global_batch for p in PLAN}
-    found = comparisons_of([(ddp, dp), (cap, ddp)], times, batch, 0.05, typical_of(times))
+    found = compared([(ddp, dp), (cap, ddp)], typical_of(times), units=batch, margin=0.05)
     measured = {IDS[key] for key in DRIFTING}
     outcomes = [Outcome(p) for p in PLAN if p.case.case_id in measured]
     rows = case_rows(outcomes, times, found).set_index("case_id")["vs_ddp_default"]
@@ -222,7 +222,8 @@ def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
     recorder.set_outcome(3, "skipped", equal_layout_reason(cap))
     for r in range(1, 7):
         for case_id, ms in ((other, 50.0), (cap, 100.0)):
-            recorder.add_block([block(case_id, r, ms + 0.1 * (r % 3), rank=rank) for rank in range(2)])
+            times = BlockTimes(ms + 0.1 * (r % 3), (ms,))
+            recorder.add_block(case_id, "timed", r, 0, 0.0, [("h", rank, times) for rank in range(2)])
     cases = recorder.write()
     assert [(one.case_id, one.reference_id) for one in recorder.comparisons] == [(other, cap)]
     assert recorder.comparisons[0].ratio.estimate == pytest.approx(2, rel=0.01)

@@ -244,9 +244,9 @@ def test_most_comparisons_are_decided_after_the_time_that_was_said():
         def measured_in(rounds, truth=truth, sd=sd):
             log_ms = truth + sd * rng.standard_normal((rounds, 4)) + 0.05 * rng.standard_normal((rounds, 1))
             steps = {(str(i), "timed"): dict(enumerate(np.exp(log_ms[:, i]))) for i in range(4)}
-            units, num_rounds = (dict.fromkeys("0123", value) for value in (1, rounds))
+            units = dict.fromkeys("0123", 1)
             pairs = [(c, "0") for c in "123"]
-            return compared(pairs, Typical(steps), units=units, num_rounds=num_rounds, margin=0.05)
+            return compared(pairs, Typical(steps), units=units, margin=0.05)
 
         first = measured_in(8)
         open_ones = [one for one in first if one.answer == UNRESOLVED]

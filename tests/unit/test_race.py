@@ -66,7 +66,6 @@ def test_the_winner_of_a_race_needs_no_fresh_rounds(tries):
             OF_FOUR,
             Typical(ms),
             units=dict.fromkeys(rates, 1),
-            num_rounds={case: len(found) for case, found in rates.items()},
             margin=0.01,
         )
         wrong += any(one.answer in (FASTER, SLOWER) for one in comparisons)

@@ -22,7 +22,6 @@ from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes, block_rows
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.worker.held_case import HeldCase, Shared
 from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
 
@@ -103,7 +102,9 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     report = decode(encode(Report(value=both.of(block(), [0, 1]))), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
     rows = block_rows(dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
-    row = case_rows([Outcome(dp)], RoundTimes.of(typed_frame(rows, BLOCKS))).iloc[0]
+    times = RoundTimes()
+    times.add(rows)
+    row = case_rows([Outcome(dp)], times).iloc[0]
     assert row["sm_clock_mhz"] == 1410
     assert row["power_w"] == pytest.approx(800, rel=1e-3)
     # Half a second for a step of two times 64 images.

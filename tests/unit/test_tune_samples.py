@@ -105,7 +105,6 @@ def raced(sweep, start, caps=RACED):
         pairs,
         Typical({(cap, "timed"): found for cap, found in seen.items() if found}),
         units=dict.fromkeys(caps, 1),
-        num_rounds={cap: len(found) for cap, found in seen.items()},
         margin=MARGIN,
     )
     return Raced(sweep, tuple(comparisons))
