@@ -54,13 +54,13 @@ class Compilation:
 
 
 def block_rows(
+    launch: int,
     case_id: str,
     phase: str,
     round_index: int,
     position: int,
     started_s: float,
     times: Sequence[tuple[str, int, BlockTimes]],
-    launch: int = 1,
 ) -> list[dict[str, Any]]:
     """One block: of each rank that took part its host, number and times, as `values_of` reads them again."""
     return [

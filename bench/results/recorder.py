@@ -162,7 +162,7 @@ class Recorder:
 
     def add_block(self, *what: Any) -> None:
         """A block of these workers; `what` as in `block_rows`."""
-        rows = block_rows(*what, launch=self.launch)
+        rows = block_rows(self.launch, *what)
         with self._writing():
             self._writer.append("blocks.csv", rows)
         self._take(rows)

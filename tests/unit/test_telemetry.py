@@ -101,7 +101,7 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     dp = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
     report = decode(encode(Report(value=both.of(block(), [0, 1]))), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
-    rows = block_rows(dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
+    rows = block_rows(1, dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
     times = RoundTimes()
     times.add(rows)
     row = case_rows([Outcome(dp)], times).iloc[0]
