@@ -13,12 +13,13 @@ from ddp_bench.bench.launch import Launch
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
 from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, typical_of, units_per_step
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, units_per_step
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.comparisons import compared as compared_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, COMPARISONS, typed_frame
+from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import RunWriter
 from ddp_bench.bench.settings import Settings
 
@@ -67,7 +68,7 @@ def cap_of(case: Case) -> str:
 def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> list[Comparison]:
     """The comparisons of these cases by these blocks."""
     ok = [case for case in case_results(cases) if case.is_ok]
-    return compared_pairs(pairs_of(ok), typical_of(times), units=units_per_step(ok), margin=margin)
+    return compared_pairs(pairs_of(ok), Typical.of(times), units=units_per_step(ok), margin=margin)
 
 
 def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from ...report.page import Card, Files, Page, data_link
 from ...report.table import Heading, Table
 from ..cli import speaker
 from ..findings.next_step import again
-from ..results.store import csv_bytes
+from ..results.tables import csv_bytes
 from ..text import csv_cell
 from .compare import Gate
 from .judge import VERDICTS, Change, Verdict, cells, change, said

@@ -16,11 +16,12 @@ from ..axes import DDP_DEFAULTS, MODE_AXES, STEP_DEFAULTS
 from ..conditions import UNKNOWN, Difference, Question, differences
 from ..errors import UsageError
 from ..manifest import Manifest
-from ..results.aggregate import estimates_of_cases, metrics_by_round, typical_of, units_per_step
+from ..results.aggregate import estimates_of_cases, metrics_by_round, units_per_step
 from ..results.case_columns import IDENTITY
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound
 from ..results.schema import METRICS
+from ..results.step_time_fit import Typical
 from ..results.store import RunData, load_run
 from ..results.tables import readable
 from ..settings import RANK_PER_DEVICE
@@ -88,7 +89,7 @@ def checked(run: RunData) -> GateRun:
     _check(run)
     cases = run.results
     with readable(run.path / "blocks.csv"):
-        fits = estimates_of_cases(cases, typical_of(run.times), units_per_step(cases))
+        fits = estimates_of_cases(cases, Typical.of(run.times), units_per_step(cases))
         rounds = metrics_by_round(cases, run.times)
     made = (GateCase(case, rounds[case.case_id], fits.get(case.case_id, {})) for case in cases)
     return GateRun(run.path, run.manifest, tuple(made))

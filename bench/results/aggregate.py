@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from .case_result import CaseResult
 from .comparisons import Comparison, over_default
 from .round_times import ByRound, RoundTimes
 from .schema import BUCKETS, CASES, METRICS, typed_frame
-from .step_time_fit import FITTED, NOT_KNOWN, Typical
+from .step_time_fit import NOT_KNOWN, Typical
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""
@@ -100,55 +100,54 @@ def case_rows(
         typical: the fit of the blocks, where it is known already.
     """
     identities = [_identity(outcome) for outcome in outcomes]
-    typical = typical or typical_of(times)
-    singles = {o.planned.case.compile: c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"}
-    units = {c: o.planned.case.units_per_step for c, o in _by_id(outcomes)}
+    typical = typical or Typical.of(times)
+    cases = [outcome.planned.case for outcome in outcomes]
+    singles = {case.compile: case.case_id for case in cases if case.mode == "single"}
+    units = {case.case_id: case.units_per_step for case in cases}
     vs_default = over_default(comparisons, map(CaseResult.of, identities))
     rows = []
-    for (case_id, outcome), identity in zip(_by_id(outcomes), identities, strict=True):
-        case, row = outcome.planned.case, identity | (run or {})
-        caps = caps_mib(case.bucket_cap_mb)
+    for case, identity in zip(cases, identities, strict=True):
+        row, caps = identity | (run or {}), caps_mib(case.bucket_cap_mb)
         row["cap_mib"] = caps[0] if case.mode == "ddp" and len(caps) == 1 else None
-        found = times.of_case(case_id)
-        timed = found.step_ms.get("timed", {})
-        if timed:
-            fitted = fitted_columns(
-                typical,
-                case_id,
-                singles.get(case.compile, ""),
-                units=units,
-                num_devices=case.num_devices,
-                num_rounds=len(timed),
-            )
-            if case.sync_batchnorm:
-                # Its messages are exposed, and not among the buckets that `comm_ms` is of.
-                fitted.pop("hidden_pct", None)
-            for name, interval in fitted.items():
+        found = times.of_case(case.case_id)
+        if timed := found.step_ms.get("timed"):
+            single = singles.get(case.compile, "")
+            estimates = estimates_of(typical, case.case_id, single, units=units, num_devices=case.num_devices)
+            intervals = {
+                **{name: _of_metric(name, one) for name, one in estimates.items()},
+                "step_ms": typical.step_ms(case.case_id),
+                "no_sync_step_ms": typical.step_ms(case.case_id, "no_sync"),
+                "comm_ms": typical.step_ms(case.case_id, "comm"),
+                "anatomy_slowdown_pct": _slowdown_pct(timed, found.step_ms.get("anatomy", {})),
+                "rank_skew_ms": median_interval([*found.skew_ms.values()]),
+                **{name: median_interval([*by_round.values()]) for name, by_round in found.details.items()},
+            }
+            # Few rounds tell nothing of what is hidden. SyncBatchNorm's messages are exposed, and not among
+            # the buckets that `comm_ms` is of.
+            if len(timed) >= MIN_ROUNDS and not case.sync_batchnorm:
+                intervals["hidden_pct"] = typical.hidden_pct(case.case_id)
+            for name, interval in intervals.items():
                 row |= _columns(name, interval)
             row |= {
-                "images_per_s_sustained": units[case_id] * 1000 * found.num_steps / found.timed_ms,
+                "images_per_s_sustained": units[case.case_id] * 1000 * found.num_steps / found.timed_ms,
                 "step_ms_p50": found.percentile_ms(50),
                 "step_ms_p75": found.percentile_ms(75),
                 "step_ms_p95": found.percentile_ms(95),
                 "num_rounds": len(timed),
                 "num_blocks": sum(map(len, found.step_ms.values())),
+                "slowest_rank": found.slowest_rank(),
+                DEVICE_ALLOCS: sum(found.device_allocs) if found.device_allocs else None,
+                **found.gpu_load.columns(timed, units[case.case_id]),
             }
-            row |= _slowdown(timed, found.step_ms.get("anatomy", {}))
-            row |= _columns("rank_skew_ms", _median(found.skew_ms.values()))
-            row["slowest_rank"] = found.slowest_rank()
-            for name, by_round in found.details.items():
-                row |= _columns(name, _median(by_round.values()))
-            row[DEVICE_ALLOCS] = sum(found.device_allocs) if found.device_allocs else None
-            row |= found.gpu_load.columns(timed, units[case_id])
-        if case_id in vs_default:
-            row |= _columns("vs_ddp_default", vs_default[case_id])
+        if case.case_id in vs_default:
+            row |= _columns("vs_ddp_default", vs_default[case.case_id])
         rows.append(row)
     return typed_frame(rows, CASES)
 
 
-def typical_of(times: RoundTimes) -> Typical:
-    """The fit of a run's step times."""
-    return Typical.of({phase: times.step_ms(phase) for phase in FITTED})
+def _of_metric(name: str, estimate: Estimate) -> Interval:
+    found = estimate.interval()
+    return found if METRICS[name].in_parts_of else found.exp()
 
 
 def estimates_of(
@@ -177,29 +176,6 @@ def estimates_of(
     }
 
 
-def fitted_columns(
-    typical: Typical,
-    case_id: str,
-    single: str,
-    *,
-    units: Mapping[str, int],
-    num_devices: int,
-    num_rounds: int,
-) -> dict[str, Interval]:
-    """The columns of a measured case that its run's fit gives; few rounds tell nothing of what is hidden."""
-    estimates = estimates_of(typical, case_id, single, units=units, num_devices=num_devices)
-    of_metrics = {
-        name: one.interval() if METRICS[name].in_parts_of else one.interval().exp()
-        for name, one in estimates.items()
-    }
-    found = of_metrics | {
-        "step_ms": typical.step_ms(case_id),
-        "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
-        "comm_ms": typical.step_ms(case_id, "comm"),
-    }
-    return found | ({"hidden_pct": typical.hidden_pct(case_id)} if num_rounds >= MIN_ROUNDS else {})
-
-
 def estimates_of_cases(
     cases: Iterable[CaseResult], typical: Typical, units: Mapping[str, int]
 ) -> dict[str, dict[str, Estimate]]:
@@ -220,10 +196,8 @@ def estimates_of_cases(
     return found
 
 
-def _slowdown(timed: ByRound, anatomy: ByRound) -> dict[str, float]:
-    ratio = median_of_ratios(anatomy, timed)
-    low, estimate, high = (100 * (value - 1) for value in (ratio.low, ratio.estimate, ratio.high))
-    return _columns("anatomy_slowdown_pct", Interval(estimate, low, high))
+def _slowdown_pct(timed: ByRound, anatomy: ByRound) -> Interval:
+    return median_of_ratios(anatomy, timed).plus(-1).scaled(100)
 
 
 def bucket_rows(layouts: Mapping[str, BucketLayout], times: RoundTimes) -> pd.DataFrame:
@@ -277,7 +251,7 @@ def allreduce_rows(
             "num_devices": num_ranks,
             "backend": backend,
             "bytes": num_bytes,
-            **_columns("time_ms", _median(samples)),
+            **median_interval(samples).columns("time_ms"),
             "busbw_gb_per_s": bus_gb(num_bytes, num_ranks) * 1000 / float(np.median(samples)),
             "num_samples": len(samples),
         }
@@ -307,24 +281,10 @@ def _identity(outcome: Outcome) -> dict[str, Any]:
     return {key: None if value == "" else value for key, value in row.items()}
 
 
-def _by_id(outcomes: Iterable[Outcome]) -> list[tuple[str, Outcome]]:
-    return [(o.planned.case.case_id, o) for o in outcomes]
-
-
 def _columns(name: str, interval: Interval) -> dict[str, float]:
     if name in SHARES:
         interval = Interval(interval.estimate, max(interval.low, 0.0), min(interval.high, 100.0))
     return interval.columns(name)
-
-
-def _median(values: Collection[float]) -> Interval:
-    return median_interval(list(values))
-
-
-def worst_half_width(rows: pd.DataFrame) -> float:
-    """The widest throughput interval of any measured case, as a fraction; NaN where one is unknown."""
-    widths = rate_half_widths(rows, with_single=True)
-    return max(widths.values()) if widths and not any(map(math.isnan, widths.values())) else math.nan
 
 
 def rate_half_widths(rows: pd.DataFrame, *, with_single: bool = False) -> dict[str, float]:

@@ -6,13 +6,16 @@ that names the file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
+import socket
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,6 +38,9 @@ MOST_TABLE_BYTES = 64 * 2**20
 
 MOST_LINE = 2**22
 """Characters of a line of a table; one of thousands of steps or parameters takes some 100,000."""
+
+LOCK = ".lock"
+"""The file that a run holds locked; its text names the process."""
 
 _UNFINISHED = re.compile(r"\.(.+)-[a-z0-9_]{8}")
 """Name of a file that `replace_file` has begun; the group is what it was to replace."""
@@ -157,3 +163,47 @@ def make_folder(path: Path) -> None:
 def reason(error: Exception) -> str:
     """What the kernel, or Python, says of a file."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+@contextlib.contextmanager
+def writable(what: str, kind: str = "folder") -> Iterator[None]:
+    """Within it, an OSError is a UsageError: `what` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what} cannot be written: {error.strerror}; name another {kind}") from None
+
+
+class FolderLock:
+    """One run at a time in a folder: held until `release` or the end of the process.
+
+    The kernel holds the lock, so that of a dead run holds nobody up. Raises UsageError where another process
+    has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        with writable(str(folder)):
+            descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise UsageError(
+                f"{folder} is in use by another run ({owner}); wait for its end or name another folder"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            return  # a file system without locks, as some network ones are: go without
+        self._descriptor = descriptor
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        # A forked loader process would hold the lock beyond our end.
+        os.register_at_fork(after_in_child=self.release)
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

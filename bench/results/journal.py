@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -101,6 +102,16 @@ class End(_Event, frozen=True):
 Event: TypeAlias = Plan | Attempt | UnderWay | Settled | Retry | Layout | Curve | End
 
 
+class Completion(StrEnum):
+    """Why a run ended by itself; without a failed case it has nothing left to do then."""
+
+    ROUNDS = "all rounds done"
+    TARGET = "precision target reached"
+    NARROW = "every comparison is narrow enough for the margin"
+    TIME = "time limit reached"
+    NO_CASE = "no case is left to measure"
+
+
 @dataclass
 class State:
     """What a journal tells."""
@@ -114,6 +125,15 @@ class State:
     attempts: list[Attempt] = field(default_factory=list)
     ended: str = ""
     """Why the run ended, if it was closed since the last attempt."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run came to its end and no case failed."""
+        settled = all(
+            p.skip_reason is not None or (i in self.settled and self.settled[i].status in ("ok", "skipped"))
+            for i, p in enumerate(self.plan)
+        )
+        return self.ended in tuple(Completion) and settled
 
     def take(self, event: Event) -> None:
         """Go on by one line. Raises ValueError for what no run writes."""

@@ -22,8 +22,8 @@ from .case_columns import PUBLIC_REASONS
 from .column_types import Column
 from .disk import MOST_TABLE_BYTES, read_bytes
 from .schema import FILES
-from .store import RunData, csv_bytes, write_output
-from .tables import readable
+from .store import RunData, write_output
+from .tables import csv_bytes, readable
 
 _HOST = "cpu_model num_cores memory_gib gpus gpu_pairs governors huge_pages cgroup"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ from .aggregate import (
     bucket_rows,
     case_rows,
     images_per_s_by_round,
-    typical_of,
-    worst_half_width,
+    rate_half_widths,
 )
 from .block_times import block_rows, values_of
 from .case_columns import BY_PLAN, NOT_REACHED
@@ -34,7 +34,7 @@ from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Layout, Plan, Settled, UnderWay
 from .round_times import ByRound, RoundTimes
 from .schema import COMPARISONS, typed_frame
-from .step_time_fit import FITTED
+from .step_time_fit import FITTED, Typical
 from .store import RUN_FILES, RunWriter, read_manifest
 from .tables import read_blocks, readable, repair_allreduce, repair_blocks
 
@@ -210,7 +210,7 @@ class Recorder:
                 shown.append(Outcome(planned, "skipped", NOT_REACHED_REASON, not_reached))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        typical = typical_of(self.times)
+        typical = Typical.of(self.times)
         units, margin = self._units_per_step, self.manifest.margin
         self.comparisons = compared(self.pairs(), typical, units=units, margin=margin)
         self.cases = case_rows(shown, self.times, self.comparisons, run=self._run, typical=typical)
@@ -248,8 +248,9 @@ class Recorder:
             yield
 
     def half_width(self) -> float:
-        """The widest throughput interval as last written, a fraction; NaN before two rounds."""
-        return worst_half_width(self.cases)
+        """The widest throughput interval as last written, a fraction; NaN where one is unknown."""
+        widths = rate_half_widths(self.cases, with_single=True).values()
+        return math.nan if any(map(math.isnan, widths)) else max(widths, default=math.nan)
 
 
 def _row(planned: Planned) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..stats.interval import Estimate, Interval
 from ..stats.one_run import Array, Function, fit
-from .round_times import ByRound
+from .round_times import ByRound, RoundTimes
 
 Column = tuple[str, str]
 """A case id and a phase."""
@@ -34,9 +34,9 @@ class Typical:
         self._places = {column: place for place, column in enumerate(step_ms)}
 
     @classmethod
-    def of(cls, phases: Mapping[str, Mapping[str, ByRound]]) -> Typical:
-        """From step times by phase, case and round."""
-        return cls({(c, p): rounds for p in FITTED for c, rounds in phases.get(p, {}).items() if rounds})
+    def of(cls, times: RoundTimes) -> Typical:
+        """Of all blocks of a run."""
+        return cls({(c, p): rounds for p in FITTED for c, rounds in times.step_ms(p).items()})
 
     def has(self, *columns: Column) -> bool:
         """Whether all of these were measured, in rounds that connect them."""

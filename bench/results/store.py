@@ -1,15 +1,10 @@
-"""A run's folder: claimed once, locked by one run, synced as results are known, loaded with types."""
+"""A run's folder: claimed once, synced as results are known, loaded with types."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import fcntl
 import hashlib
-import io
-import json
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,15 +20,14 @@ from ..conditions import machine_kind
 from ..errors import UsageError
 from ..manifest import MANIFEST, Manifest, manifest_of
 from ..settings import RANK_PER_DEVICE
-from ..text import csv_cell
 from .archive import opened
 from .case_result import CaseResult, case_results
 from .comparisons import Comparison, of_table
-from .disk import append, make_folder, open_regular, read_json, replace_file
+from .disk import LOCK, append, make_folder, open_regular, read_json, replace_file, writable
 from .journal import JOURNAL
 from .round_times import RoundTimes
 from .schema import FILES, records, typed_frame
-from .tables import is_large, load_blocks, read_table
+from .tables import csv_bytes, csv_value, is_large, load_blocks, read_table
 
 CALIBRATION = "calibration.json"
 FAILURES = "failures"
@@ -41,9 +35,6 @@ FAILURES = "failures"
 
 MOST_FAILURE_BYTES = 4 * 2**20
 """Of one case's file: hundreds of failures of a few ranks, or one of a hundred ranks."""
-
-LOCK = ".lock"
-"""The file that a run holds locked; its text names the process."""
 
 _MOST_NAME = 150
 """Characters of a file's name before its ending; file systems take 255 bytes."""
@@ -134,15 +125,6 @@ def default_folder(*, host: str, name: str) -> Path:
     return Path("results") / f"{stamp}-{safe_host}-{name}"
 
 
-@contextlib.contextmanager
-def writable(what: str, kind: str = "folder") -> Iterator[None]:
-    """Within it, an OSError is a UsageError: `what` cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{what} cannot be written: {error.strerror}; name another {kind}") from None
-
-
 def check_claimable(folder: Path, *, option: str = "--out") -> None:
     """Raise UsageError if `folder`, of `option`, holds anything or cannot be written; leaves no trace."""
     for parent in folder.absolute().parents:
@@ -185,41 +167,6 @@ def claim(folder: Path) -> Path:
     return folder
 
 
-class FolderLock:
-    """One run at a time in a folder: held until `release` or the end of the process.
-
-    The kernel holds the lock, so that of a dead run holds nobody up. Raises UsageError where another process
-    has it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = None
-        with writable(str(folder)):
-            descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-            os.close(descriptor)
-            raise UsageError(
-                f"{folder} is in use by another run ({owner}); wait for its end or name another folder"
-            ) from None
-        except OSError:
-            os.close(descriptor)
-            return  # a file system without locks, as some network ones are: go without
-        self._descriptor = descriptor
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        # A forked loader process would hold the lock beyond our end.
-        os.register_at_fork(after_in_child=self.release)
-
-    def release(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
 class RunWriter:
     """Writes one run's files; only the conductor has one.
 
@@ -237,7 +184,7 @@ class RunWriter:
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to `blocks.csv` or `allreduce.csv`, all or none, and sync them before returning."""
         columns = FILES[name]
-        self._append(name, [[_cell(row.get(column.name)) for column in columns] for row in rows])
+        self._append(name, [[csv_value(row.get(column.name)) for column in columns] for row in rows])
 
     def _append(self, name: str, lines: list[list[str]]) -> None:
         table = self._tables[name]
@@ -287,18 +234,11 @@ class RunWriter:
     def replace(self, name: str, rows: pd.DataFrame) -> None:
         """Replace a table as a whole, so that a reader never sees half of it."""
         names = [column.name for column in FILES[name]]
-        lines = [names, *([_cell(v) for v in row] for row in rows[names].itertuples(index=False))]
+        lines = [names, *([csv_value(v) for v in row] for row in rows[names].itertuples(index=False))]
         replace_file(self.folder / name, lambda path: path.write_bytes(csv_bytes(lines)))
 
     def write_manifest(self, manifest: Manifest) -> None:
         replace_file(self.folder / MANIFEST, lambda path: path.write_bytes(manifest.as_json()))
-
-
-def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
-    """The content of a table's file."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue().encode("utf-8")
 
 
 def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:
@@ -347,15 +287,3 @@ def _load(path: Path) -> RunData:
         longest_only=is_large(path / "blocks.csv"),
         resumable=(path / JOURNAL).is_file(),
     )
-
-
-def _cell(value: Any) -> str:
-    if value is None or value is pd.NA:
-        return ""
-    if isinstance(value, float):
-        return "" if value != value else f"{value:.12g}"  # noqa: PLR0124 - NaN alone differs from itself
-    if isinstance(value, tuple):
-        return " ".join(f"{ms:.5g}" for ms in value)
-    if isinstance(value, Mapping):
-        return csv_cell(json.dumps(value)) if value else ""
-    return csv_cell(value) if isinstance(value, str) else str(value)

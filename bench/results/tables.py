@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -19,7 +21,7 @@ from typing import Any, TextIO
 import pandas as pd
 
 from ..errors import UsageError
-from ..text import csv_text
+from ..text import csv_cell, csv_text
 from .column_types import Column
 from .disk import (
     MOST_CSV_BYTES,
@@ -140,6 +142,26 @@ def _value(column: Column, cell: str) -> Any:
         if column.allows(value):
             return value
     raise ValueError(f"{column.name} is not {column.allowed}: {cell[:40]!r}")
+
+
+def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
+    """The content of a table's file."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode("utf-8")
+
+
+def csv_value(value: Any) -> str:
+    """A cell that `read_table` reads as `value`; missing and NaN are empty."""
+    if value is None or value is pd.NA:
+        return ""
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.12g}"  # noqa: PLR0124 - NaN alone differs from itself
+    if isinstance(value, tuple):
+        return " ".join(f"{ms:.5g}" for ms in value)
+    if isinstance(value, Mapping):
+        return csv_cell(json.dumps(value)) if value else ""
+    return csv_cell(value) if isinstance(value, str) else str(value)
 
 
 @contextlib.contextmanager

@@ -26,11 +26,11 @@ from ..settings import ResolvedSettings
 from ..sharing import TURNS_ENV, TurnClient
 from ..worker import messages as m
 from ..worker.facts import Begun, Proven, Shown, Warmed
-from .failures import LEAST_S, failure_in, preparing_s, turn_s
+from .failures import LEAST_S, RestartError, failure_in, preparing_s, turn_s
 from .open_folder import fail_case
 from .schedule import LiveCase, Schedule
 from .stop_rule import StopRule, least_warmup_s
-from .workers import RestartError, Workers
+from .workers import Workers
 
 T = TypeVar("T")
 

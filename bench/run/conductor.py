@@ -27,7 +27,7 @@ from ..worker import messages as m
 from ..worker.facts import Begun, Profiled
 from .begin import Job, check_alike, new_manifest, resolved_on
 from .close import STOPPED_BY_ERROR, How, close, finish_and_say
-from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, is_stuck
+from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, RestartError, is_stuck
 from .open_folder import (
     begin_attempt,
     check_same,
@@ -37,7 +37,7 @@ from .open_folder import (
     settle_fault,
 )
 from .rounds import Rounds
-from .workers import RestartError, Workers
+from .workers import Workers
 
 STUCK = "a process does not end"
 """Why a run ended; which one is said at its end."""
@@ -187,11 +187,10 @@ class Conductor:
         manifest = new_manifest(job, profiled, how.arguments, begun, load_before=self._load_before)
         if how.resume is not None:
             check_same(how.resume, resumable_manifest(how.resume), manifest)
-        opened = open_run(job.settings, job.plan, manifest, oom_kills, resume=how.resume)
-        self._recorder = opened.recorder
-        for note in opened.notes:
+        self._recorder, _, notes = open_run(job.settings, job.plan, manifest, oom_kills, resume=how.resume)
+        for note in notes:
             self._console.note(note)
-        return opened.recorder
+        return self._recorder
 
     def _progress(self) -> tuple[int, ...]:
         return () if self._recorder is None else progress_in(self._recorder)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..results.journal import State
 from ..settings import ResolvedSettings
 from ..sysfs import ranges
-from ..text import visible_lines
-from ..worker.messages import Report
+from ..text import listed, visible_lines
+from ..worker.messages import Report, Told
 
 MOST_IDLE_ATTEMPTS = 2
 """So many attempts in a row may achieve nothing: one can be chance, two have a cause that stays."""
@@ -41,6 +41,9 @@ TURN_S = 900.0
 """Limit for the blocks of another run's turn; a turn may also be the preparation of a case."""
 
 
+MOST_NAMED = 4
+"""So many ranks a message names; of more it gives the number."""
+
 IDLE = "its wait for the next command"
 """Where a rank died that had not begun with what it was told last."""
 
@@ -62,6 +65,15 @@ class Failure:
     """Whether it came before what is noted as under way had begun, which is not to blame then."""
     reason_code: str | None = None
     """As in cases.csv."""
+
+
+class RestartError(Exception):
+    """These workers can measure no further: all of them have to start again."""
+
+    def __init__(self, failure: Failure | None = None) -> None:
+        super().__init__(failure.reason if failure else "")
+        self.failure = failure
+        """What is to be written down of it; None where that has been done."""
 
 
 def placed(reason: str, *where: str) -> str:
@@ -88,17 +100,43 @@ def cause_in(reports: Mapping[int, Report]) -> int | None:
     return next(own, next(iter(bad), None))
 
 
-def failure_in(reports: Mapping[int, Report]) -> Failure | None:
-    """What ended a case, from the report of each of its ranks; None where all are well.
+def failure_in(reports: Mapping[int, Report], *, waiting: Iterable[int] = ()) -> Failure | None:
+    """What ended a case, from the reports of its ranks; None where all are well.
 
-    A rank that failed because another one did is no cause, unless no other is known.
+    A rank that failed because another one did is no cause, unless no other is known. Where some of the ranks
+    that are `waiting` have not reported, the reason says which rank it was.
     """
     if (first := cause_in(reports)) is None:
         return None
     cause = reports[first]
     any_cause = cause.is_failure and cause.is_cause
-    ranks = {rank: _account(r, any_cause=any_cause) for rank, r in reports.items()}
-    return Failure(cause.status, placed(cause.reason, cause.place), ranks, reason_code=cause.reason_code)
+    ranks = dict.fromkeys(waiting, AFTER_ANOTHER)
+    rank = f"rank {first}" if ranks else ""
+    ranks |= {rank: _account(r, any_cause=any_cause) for rank, r in reports.items()}
+    reason = placed(cause.reason, cause.place, rank)
+    return Failure(cause.status, reason, ranks, reason_code=cause.reason_code)
+
+
+def timed_out(told: Mapping[int, Told], names: Mapping[int, str], what: str, limit_s: float) -> Failure:
+    """What came to no end: who of those with `names` is late, by what the ranks tell that answer at all."""
+    ranks = {
+        rank: f"{f'waited for {one.waits_for}' if one.waits_for else 'was at work'}\n{one.stacks}"
+        for rank, one in sorted(told.items())
+    }
+    silent = [rank for rank in names if rank not in told]
+    working = [f"{names[rank]} {one.where}" for rank, one in sorted(told.items()) if not one.waits_for]
+    # Who is at work may wait, deep in a step, for one that gives no answer.
+    if late := [f"{names[rank]} gave no answer" for rank in sorted(silent)] or working:
+        who = listed(late, MOST_NAMED)
+    else:
+        first = min(told)
+        who = f"{names[first]} waits for {told[first].waits_for}"
+    return Failure(
+        "timeout",
+        f"no end of {what} within {limit_s:g} s: {who}",
+        ranks | dict.fromkeys(silent, "gave no answer"),
+        {rank: one.stacks for rank, one in told.items()},
+    )
 
 
 def _account(report: Report, *, any_cause: bool) -> str:

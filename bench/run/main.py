@@ -192,12 +192,12 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
 
 def _resumed(folder: Path, changes: Mapping[str, Any], *, is_launched: bool) -> tuple[Settings, bool]:
     """The settings to go on with in a folder, and whether nothing is left to do there."""
+    from ..results.disk import FolderLock
     from ..results.journal import read
-    from ..results.store import FolderLock
     from . import open_folder
 
     settings = open_folder.settings_of(folder, changes)
-    complete = not set(changes) & set(open_folder.MAY_CHANGE) and open_folder.has_nothing_left(read(folder))
+    complete = not set(changes) & set(open_folder.MAY_CHANGE) and read(folder).is_complete
     if not complete and not is_launched:
         FolderLock(folder).release()  # in use: said before anything starts
     return settings, complete

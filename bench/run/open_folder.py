@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,18 @@ from ..plan import Planned
 from ..process import host_name
 from ..results import store
 from ..results.case_result import case_results
-from ..results.disk import read_bytes
+from ..results.disk import FolderLock, read_bytes
 from ..results.journal import (
     JOURNAL,
     MOST_JOURNAL_BYTES,
     Attempt,
+    Completion,
     Retry,
-    State,
     UnderWay,
     read,
 )
 from ..results.recorder import Recorder
-from ..results.store import FolderLock, read_manifest
+from ..results.store import read_manifest
 from ..settings import Settings
 from .failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
 
@@ -43,26 +42,6 @@ CODE = "workload"
 """The setting that names code to import: the user says it again, a folder alone is not believed."""
 
 
-class Completion(StrEnum):
-    """Why a run ended by itself; without a failed case it has nothing left to do then."""
-
-    ROUNDS = "all rounds done"
-    TARGET = "precision target reached"
-    NARROW = "every comparison is narrow enough for the margin"
-    TIME = "time limit reached"
-    NO_CASE = "no case is left to measure"
-
-
-@dataclass(frozen=True)
-class Opened:
-    """The results folder of a run under way."""
-
-    recorder: Recorder
-    lock: FolderLock
-    notes: tuple[str, ...] = ()
-    """What the user is told of the attempt before."""
-
-
 def open_run(
     settings: Settings,
     plan: Sequence[Planned],
@@ -70,11 +49,11 @@ def open_run(
     oom_kills: Mapping[str, int],
     *,
     resume: Path | None,
-) -> Opened:
-    """Claim a new folder, or go on in the one of this launch's earlier attempt, or in `resume`.
+) -> tuple[Recorder, FolderLock, list[str]]:
+    """Claim a new folder, or go on in the one of this launch's earlier attempt, or in `resume`, and lock it.
 
-    `oom_kills` are those of each host so far. Raises UsageError where the folder is not to be had,
-    GaveUpError where restarts lead nowhere.
+    `oom_kills` are those of each host so far. The last value is what the user is told of the attempt
+    before. Raises UsageError where the folder is not to be had, GaveUpError where restarts lead nowhere.
     """
     folder = resume or (Path(settings.out) if settings.out else None)
     earlier = _earlier(folder, _run_id())
@@ -100,7 +79,7 @@ def open_run(
         if is_other_code:
             _retry(recorder, ("ok",))
         begin_attempt(recorder, oom_kills)
-    return Opened(recorder, lock, tuple(notes))
+    return recorder, lock, notes
 
 
 def _run_id() -> str:
@@ -305,12 +284,3 @@ def check_same(folder: Path, then: Manifest, now: Manifest) -> None:
         raise NotComparableError(
             f"--resume {folder}: not the same run: {'; '.join(found)}; go where it began, or start anew"
         )
-
-
-def has_nothing_left(state: State) -> bool:
-    """Whether a run came to its end and no case failed."""
-    settled = all(
-        p.skip_reason is not None or (i in state.settled and state.settled[i].status in ("ok", "skipped"))
-        for i, p in enumerate(state.plan)
-    )
-    return state.ended in tuple(Completion) and settled

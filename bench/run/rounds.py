@@ -10,13 +10,12 @@ from ..plan import equal_layout_reason, round_order
 from ..results.aggregate import rate_half_widths
 from ..results.case_columns import EQUAL_LAYOUT
 from ..results.case_result import case_results
-from ..results.journal import State
+from ..results.journal import Completion, State
 from ..sharing import LoadReading, interleaved_id, mean_load, other_loads
 from ..worker import messages as m
 from ..worker.facts import Begun
 from .case_runner import CaseFailedError, CaseRunner
 from .failures import block_s
-from .open_folder import Completion
 from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
 from .standalone import ask_nccl, check_links, measure_curves, measure_rates
 from .stop_rule import FIRST_LOOK, dropped, is_look, resting_cases

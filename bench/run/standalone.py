@@ -14,8 +14,7 @@ from ..nccl import choices_in
 from ..worker import messages as m
 from ..worker.facts import Begun
 from .case_runner import CaseRunner
-from .failures import cause_in, placed, preparing_s
-from .workers import RestartError
+from .failures import RestartError, cause_in, placed, preparing_s
 
 CHECK_S = 20.0
 """Limit of one all-reduce of a few bytes; setting up communicators of eight GPUs takes one or two of them."""

@@ -11,12 +11,12 @@ from scipy.special import stdtrit
 from ..console import format_s
 from ..plan import Planned
 from ..results.comparisons import Comparison
+from ..results.journal import Completion
 from ..results.recorder import Recorder
 from ..results.round_times import ByRound
 from ..settings import ResolvedSettings
 from ..stats.interval import SIGMA_OF_MAD, median_of_ratios
 from ..stats.one_run import MIN_ROUNDS
-from .open_folder import Completion
 
 LEAST_WARMUP_S = 2.0
 """Of a case on a GPU, where there is time: its clock rises with load, and its allocator settles."""

@@ -9,8 +9,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..cli import say
 from ..errors import ExitCode, NotMeasuredError, UsageError
@@ -20,8 +19,9 @@ from ..settings import Settings
 from ..sysfs import oom_kills
 from ..text import listed
 from ..worker import messages as m
-from .failures import AFTER_ANOTHER, IDLE, Failure, cause_in, failure_of, placed
-from .processes import SEND_S, Meeting, Processes, expected_device, modules_for, worker_variables
+from .connections import Meeting, Worker
+from .failures import IDLE, MOST_NAMED, RestartError, failure_in, failure_of, timed_out
+from .processes import Processes, expected_device, modules_for, worker_variables
 
 T = TypeVar("T")
 
@@ -36,46 +36,6 @@ ANSWER_S = 3.0
 
 LINGER_S = 1.0
 """When one worker has gone, others that the same fault has hit go within so long."""
-
-MOST_NAMED = 4
-"""So many ranks a message names; of more it gives the number."""
-
-
-class RestartError(Exception):
-    """These workers can measure no further: all of them have to start again."""
-
-    def __init__(self, failure: Failure | None = None) -> None:
-        super().__init__(failure.reason if failure else "")
-        self.failure = failure
-        """What is to be written down of it; None where that has been done."""
-
-
-@dataclass
-class Worker:
-    """A worker's connection, and what it has said."""
-
-    rank: int
-    connection: socket.socket
-    host: str = ""
-    """Once it has come."""
-    has_left: bool = False
-    """Whether it had gone before it could be sent what it was to do last."""
-    received: bytearray = field(default_factory=bytearray)
-
-    def __str__(self) -> str:
-        """How messages name it."""
-        return f"rank {self.rank} on {self.host}"
-
-    def taken(self, content: bytes) -> list[m.AnyAnswer]:
-        """The answers that are whole with what has come. Raises ValueError for what no worker sends."""
-        self.received += content
-        if b"\n" not in content:
-            if len(self.received) > m.MOST_BYTES:
-                raise ValueError("a line without an end")
-            return []
-        *lines, rest = bytes(self.received).split(b"\n")
-        self.received = bytearray(rest)
-        return [m.decode(line, m.AnyAnswer) for line in lines]
 
 
 class Workers:
@@ -143,7 +103,6 @@ class Workers:
         self._await(ranks)
 
     def _take(self, worker: Worker) -> Worker:
-        worker.connection.settimeout(SEND_S)
         self._workers[worker.rank] = worker
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         return worker
@@ -176,10 +135,8 @@ class Workers:
     def values(self, commands: Mapping[int, m.Command[T]], what: str, limit_s: float) -> dict[int, T]:
         """What workers answer, outside all cases, by rank. Raises UsageError, RestartError."""
         reports = self.ask(commands, what, limit_s)
-        for rank, report in reports.items():
-            if report.status != "ok":
-                ranks = {rank: f"raised\n{report.traceback}"}
-                raise RestartError(Failure(report.status, placed(report.reason, report.place), ranks))
+        if (failure := failure_in(reports)) is not None:
+            raise RestartError(failure)
         return {rank: commands[rank].reply_in(report) for rank, report in reports.items()}
 
     def ask(self, commands: m.Commands, what: str, limit_s: float) -> dict[int, m.Report]:
@@ -194,8 +151,10 @@ class Workers:
         while missing := commands.keys() - reports.keys():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                has_failed = any(r.is_failure for r in reports.values())
-                raise self._raised(reports) if has_failed else self._timed_out(commands, what, limit_s)
+                failed = {k: r for k, r in reports.items() if r.is_failure}
+                if (failure := failure_in(failed, waiting=self._workers)) is not None:
+                    raise RestartError(failure)
+                raise self._timed_out(commands, what, limit_s)
             for rank, answer in self._poll(left_s):
                 if answer is None:
                     raise self.died(what)
@@ -218,41 +177,28 @@ class Workers:
             raise self.died(IDLE)
         self._told_last = commands
         for rank, command in commands.items():
-            self._send(rank, command)
-
-    def _send(self, rank: int, command: m.Command[Any]) -> None:
-        worker = self._workers[rank]
-        try:
-            worker.connection.sendall(m.encode(command))
-        except ConnectionError:
-            worker.has_left = True
-        except OSError:  # it takes nothing: that is found where its answer is awaited
-            pass
+            self._workers[rank].send(command)
 
     def _poll(self, timeout_s: float) -> list[tuple[int, m.AnyAnswer | None]]:
         """Sleep until something comes: answers by rank; None from a worker that has gone."""
         found: list[tuple[int, m.AnyAnswer | None]] = []
         for key, _ in self._selector.select(max(timeout_s, 0.0)):
             worker: Worker = key.data
-            content = _received(worker.connection)
-            try:
-                answers = worker.taken(content or b"")
-            except ValueError:  # no worker sends that: as one that has gone
-                answers, content = [], b""
+            answers, has_gone = worker.receive()
             for answer in answers:
                 if isinstance(answer, m.Hello):
                     self._greet(worker, answer)
                 found.append((worker.rank, answer))
-            if not content:
+            if has_gone:
                 self._forget(worker.connection)
                 self._lost[worker.rank] = None
-                self._was_idle |= content is None or worker.has_left
+                self._was_idle |= worker.was_idle
                 found.append((worker.rank, None))
         return found
 
     def _greet(self, worker: Worker, hello: m.Hello) -> None:
         worker.host = hello.host
-        self._send(worker.rank, m.Tell())
+        worker.send(m.Tell())
 
     def _forget(self, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -265,16 +211,13 @@ class Workers:
         while (left_s := deadline_s - time.monotonic()) > 0 and len(self._lost) < len(self._workers):
             self._poll(left_s)
         self._lost |= self._processes.codes(self._lost)
-        out_of_memory = self._ran_out_of_memory()
+        now, before = oom_kills(), self._oom_kills
+        out_of_memory = now is not None and before is not None and now > before
         killed = [rank for rank, code in self._lost.items() if code is not None and code < 0]
         first = killed or [*self._lost][:1]
         took_no_part = not out_of_memory and all(isinstance(self._told_last.get(k), m.Wait) for k in first)
         what = IDLE if self._was_idle or took_no_part else what
         return RestartError(failure_of(self._lost, what=what, out_of_memory=out_of_memory))
-
-    def _ran_out_of_memory(self) -> bool:
-        now = oom_kills()
-        return now is not None and self._oom_kills is not None and now > self._oom_kills
 
     def is_anyone_lost(self) -> bool:
         """After a launcher's signal, tell whether a worker's end came before it, or comes now."""
@@ -283,40 +226,15 @@ class Workers:
             self._poll(left_s)
         return bool(self._lost)
 
-    def _raised(self, reports: Mapping[int, m.Report]) -> RestartError:
-        """What an error of a rank ends that leaves others waiting."""
-        failed = {k: r for k, r in reports.items() if r.is_failure}
-        rank = cause_in(failed)
-        assert rank is not None  # one has failed
-        ranks = dict.fromkeys(self._workers, AFTER_ANOTHER)
-        ranks |= {k: f"raised\n{r.traceback}" for k, r in failed.items()}
-        cause = failed[rank]
-        return RestartError(Failure(cause.status, placed(cause.reason, cause.place, f"rank {rank}"), ranks))
-
     def _timed_out(self, commands: m.Commands, what: str, limit_s: float) -> RestartError:
         """Ask for the stacks of all, and say who is late."""
-        told = self._told(list(commands))
-        silent = [rank for rank in commands if rank not in told]
-        ranks = dict.fromkeys(silent, "gave no answer")
-        for rank, answer in sorted(told.items()):
-            did = f"waited for {answer.waits_for}" if answer.waits_for else "was at work"
-            ranks[rank] = f"{did}\n{answer.stacks}"
-        working = [f"{self._workers[k]} {one.where}" for k, one in sorted(told.items()) if not one.waits_for]
-        # Who is at work may wait, deep in a step, for one that gives no answer.
-        if late := [f"{self._workers[rank]} gave no answer" for rank in sorted(silent)] or working:
-            who = listed(late, MOST_NAMED)
-        else:
-            first = min(told)
-            who = f"{self._workers[first]} waits for {told[first].waits_for}"
-        stacks = {rank: one.stacks for rank, one in told.items()}
-        return RestartError(
-            Failure("timeout", f"no end of {what} within {limit_s:g} s: {who}", ranks, stacks)
-        )
+        names = {rank: str(self._workers[rank]) for rank in commands}
+        return RestartError(timed_out(self._told([*commands]), names, what, limit_s))
 
     def _told(self, ranks: Sequence[int]) -> dict[int, m.Told]:
         """What workers say that they do."""
         for rank in ranks:
-            self._send(rank, m.Tell())
+            self._workers[rank].send(m.Tell())
         told: dict[int, m.Told] = {}
         deadline_s = time.monotonic() + ANSWER_S
         while len(told) < len(ranks) and (left_s := deadline_s - time.monotonic()) > 0:
@@ -325,8 +243,8 @@ class Workers:
 
     def end(self) -> None:
         """Have all leave, and forget them."""
-        for rank in self._workers:
-            self._send(rank, m.Quit())
+        for worker in self._workers.values():
+            worker.send(m.Quit())
         self._processes.codes(self._workers)
         self.end_at_once()
 
@@ -374,27 +292,8 @@ def running_workers(settings: Settings) -> Iterator[Workers]:
         remove_abandoned()
 
 
-def _received(connection: socket.socket) -> bytes | None:
-    """What has come: nothing from a worker that has gone, None where it had not read what it was sent.
-
-    A worker reads a command at once. So one that has not had died before, however late its end is seen: the
-    kernel takes back a process's memory first. TCP resets what is closed with something unread (RFC 2525).
-    What was sent to one that had closed leaves an error, behind the end that it had sent.
-    """
-    try:
-        content = connection.recv(2**20)
-    except ConnectionResetError:
-        return None
-    except OSError:
-        return b""
-    if not content and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-        return None
-    return content
-
-
 def _usage_error(report: m.Report) -> UsageError:
-    error = UsageError()
-    error.args = (report.reason,)
+    error = UsageError(report.reason)
     error.exit_code, error.label = ExitCode(report.exit_code), report.label
     error.add_note(report.traceback)
     return error

@@ -22,10 +22,11 @@ from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, expand, round_order
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, typical_of
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import compared, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.results.tables import read_blocks
 from ddp_bench.bench.settings import Settings
@@ -93,7 +94,7 @@ def main(num_caps, num_rounds, num_ranks, folder):
             {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
             for p in planned
         ]
-        typical = typical_of(times)
+        typical = Typical.of(times)
         pairs = pairs_of(map(CaseResult.of, rows))
         comparisons = compared(pairs, typical, units=batches, margin=0.05)
         cases = case_rows(outcomes, times, comparisons, typical=typical)

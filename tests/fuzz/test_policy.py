@@ -16,10 +16,10 @@ from commands import ROOT
 
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison, compared
+from ddp_bench.bench.results.journal import Completion
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.tables import load_blocks
-from ddp_bench.bench.run.open_folder import Completion
 from ddp_bench.bench.run.stop_rule import StopRule, is_look, resting_cases
 from ddp_bench.bench.settings import Settings
 

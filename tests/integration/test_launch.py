@@ -13,8 +13,9 @@ from commands import ROOT, bench_run, eventually, has_ended
 from selection import in_campaign
 
 from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.run.failures import RestartError
 from ddp_bench.bench.run.processes import INTERFACE, Processes, modules_for, worker_variables
-from ddp_bench.bench.run.workers import RestartError, Workers
+from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 

@@ -104,23 +104,23 @@ def measure(tmp_path, monkeypatch):
         manifest = Manifest(settings=replace(settings, out=str(folder)), plan_hash=plan_hash(plan))
         resume = folder if folder.exists() else None
         monkeypatch.chdir(tmp_path)
-        opened = open_run(settings, plan, manifest, {}, resume=resume)
+        recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=resume)
         begun = [Begun(place=RankPlace(rank=r, host="here", device_name="a GPU")) for r in range(4)]
         made = FakeRounds(
             workers=FakeWorkers(4, most),
             settings=settings,
             plan=plan,
             begun=begun,
-            recorder=opened.recorder,
+            recorder=recorder,
             console=Console(silent=silent),
             start_anew=list,
         )
         try:
-            opened.recorder.close(made.run())
+            recorder.close(made.run())
         except BrokenOffError:
             pass
         finally:
-            opened.lock.release()
+            lock.release()
         rows = pd.read_csv(folder / "blocks.csv")[["case_id", "phase", "round"]]
         return [tuple(row) for row, _ in itertools.groupby(rows.itertuples(index=False, name=None))]
 

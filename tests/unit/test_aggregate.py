@@ -1,6 +1,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import made
 import numpy as np
@@ -16,8 +17,8 @@ from ddp_bench.bench.results.aggregate import (
     bucket_rows,
     case_rows,
     rate_half_widths,
-    worst_half_width,
 )
+from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 
@@ -261,6 +262,9 @@ def test_the_worst_half_width_is_of_the_widest_case_and_unknown_where_one_is():
         names = ("status", "images_per_s", "images_per_s_low", "images_per_s_high")
         found = pd.DataFrame(cases, columns=names)
         return found.assign(mode="ddp", case_id=[str(i) for i in range(len(cases))])
+
+    def worst_half_width(cases):
+        return Recorder.half_width(SimpleNamespace(cases=cases))
 
     assert worst_half_width(rows(("ok", 100, 90, 110), ("ok", 50, 49, 52))) == pytest.approx(0.1)
     assert worst_half_width(rows(("ok", 50, 49, 52), ("failed", 100, 10, 190))) == pytest.approx(0.03)

@@ -13,7 +13,7 @@ from test_aggregate import DRIFTING, IDS, PLAN, frames
 
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import equal_layout_reason
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, typical_of
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import (
@@ -200,7 +200,7 @@ def test_dp_stands_below_the_line_in_its_comparison():
     times = RoundTimes.of(blocks)
     dp, ddp, cap = (IDS[key] for key in (("dp", 2, ""), ("ddp", 2, "default"), ("ddp", 2, "1")))
     batch = {p.case.case_id: p.case.global_batch for p in PLAN}
-    found = compared([(ddp, dp), (cap, ddp)], typical_of(times), units=batch, margin=0.05)
+    found = compared([(ddp, dp), (cap, ddp)], Typical.of(times), units=batch, margin=0.05)
     measured = {IDS[key] for key in DRIFTING}
     outcomes = [Outcome(p) for p in PLAN if p.case.case_id in measured]
     rows = case_rows(outcomes, times, found).set_index("case_id")["vs_ddp_default"]

@@ -7,9 +7,8 @@ from made import planned, resolved, torchrun
 
 from ddp_bench.bench.errors import GaveUpError
 from ddp_bench.bench.manifest import RankPlace
-from ddp_bench.bench.run.failures import Failure
+from ddp_bench.bench.run.failures import Failure, RestartError
 from ddp_bench.bench.run.standalone import check_links
-from ddp_bench.bench.run.workers import RestartError
 from ddp_bench.bench.worker import messages as m
 
 

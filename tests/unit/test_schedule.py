@@ -13,7 +13,7 @@ from made import cap_of, planned
 from ddp_bench.bench.findings.wording import case_label
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.run.open_folder import Completion
+from ddp_bench.bench.results.journal import Completion
 from ddp_bench.bench.run.schedule import INSTRUMENTED, SHARES, LiveCase, Schedule, fixed_phases
 from ddp_bench.bench.run.stop_rule import (
     FIRST_LOOK,

@@ -19,6 +19,7 @@ from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
 from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.results import store
+from ddp_bench.bench.results.disk import FolderLock
 from ddp_bench.bench.results.journal import Journal, Plan, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.results.schema import CASES, FILES, typed_frame
@@ -136,7 +137,7 @@ def test_a_failure_is_not_written_through_a_link(tmp_path):
 
 def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):
     code = (
-        "import sys, pathlib; from ddp_bench.bench.results.store import FolderLock;"
+        "import sys, pathlib; from ddp_bench.bench.results.disk import FolderLock;"
         "x = FolderLock(pathlib.Path(sys.argv[1]));"
         "print('held', flush=True); sys.stdin.read()"
     )
@@ -144,10 +145,10 @@ def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(UsageError, match=f"process {other.pid}"):
-            store.FolderLock(tmp_path)
+            FolderLock(tmp_path)
         other.kill()
         other.wait()
-    store.FolderLock(tmp_path).release()
+    FolderLock(tmp_path).release()
 
 
 MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}
@@ -248,9 +249,9 @@ def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
     plan = planned(settings, devices=cores, arch="resnet20", image_size=32)
     ranks = [{"rank": rank, "gpu": gpu, "device_name": f"GPU {gpu}"} for rank, gpu in enumerate(gpus)]
     manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan), "ranks": ranks})
-    found = open_run(settings, plan, manifest, {}, resume=None)
-    found.lock.release()
-    return found.recorder.folder.absolute()
+    recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=None)
+    lock.release()
+    return recorder.folder.absolute()
 
 
 @pytest.mark.parametrize(
@@ -305,15 +306,15 @@ def test_a_run_for_which_there_is_no_room_claims_nothing(sizes_kib, is_there, di
         plan = planned(settings, devices=1, arch="resnet20", image_size=32)
         manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan)})
         try:
-            found = open_run(settings, plan, manifest, {}, resume=None)
+            recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=None)
         except UsageError as error:
             said.append(str(error))
             left = [path.name for path in out.parent.rglob("*")]
             assert left == ["run"] * is_there
         else:
             said.append("")
-            found.recorder.close("test")
-            found.lock.release()
+            recorder.close("test")
+            lock.release()
         subprocess.run(["umount", "--lazy", str(out.parent)], check=True)
     refused = f"--out {out} cannot be written: No space left on device; name another folder"
     assert set(said) == {refused, ""}
@@ -345,7 +346,7 @@ def test_nothing_is_written_into_a_folder_that_has_come_to_the_place_of_a_runs(t
     out, other = tmp_path / "run", tmp_path / "other"
     settings = replace(settings, out=str(out))
     manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan)})
-    recorder = open_run(settings, plan, manifest, {}, resume=None).recorder
+    recorder, *_ = open_run(settings, plan, manifest, {}, resume=None)
     shutil.copytree(out, other)
     before = {path: path.read_bytes() for path in other.iterdir()}
     out.rename(tmp_path / "renamed")
