@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from rich.console import Console as RichConsole
 from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -38,7 +38,6 @@ class Console:
         self._silent = silent
         self._rich = RichConsole(stderr=True)
         self._live: Live | None = None
-        self._progress: Progress | None = None
         self._table: Table | None = None
         self._last_plain = -PLAIN_EVERY_S
 
@@ -57,9 +56,11 @@ class Console:
         if self._silent:
             return
         if self._rich.is_terminal:
-            bar = self._started()
-            bar.update(bar.task_ids[0], description=how_far, completed=done)
-            assert self._live is not None  # just started
+            if self._live is None:
+                self._live = Live(console=self._rich, transient=True)
+                self._live.start()
+            bar = Table.grid(padding=(0, 1))
+            bar.add_row(ProgressBar(1.0, done, width=40), Text(how_far))
             above = [self._table] if self._table is not None else []
             self._live.update(Group(*above, bar, Text(visible(what))))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
@@ -74,15 +75,7 @@ class Console:
         """Take the live line and its table away."""
         if self._live is not None:
             self._live.stop()
-            self._live = self._progress = self._table = None
-
-    def _started(self) -> Progress:
-        if self._progress is None:
-            self._progress = Progress(BarColumn(), TextColumn("{task.description}", markup=False))
-            self._progress.add_task("", total=1.0)
-            self._live = Live(console=self._rich, transient=True)
-            self._live.start()
-        return self._progress
+            self._live = self._table = None
 
 
 MOST_ANNOTATIONS = 10

@@ -1,11 +1,13 @@
 """Processes: the memory that a rank gets, signals, how they end, and temporary folders that go with them.
 
-What a killed command left of its folders, the next one removes.
+What a killed command left of its folders, the next one removes. As a script this becomes a command that ends
+with its parent; it then runs without this project's packages.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import shutil
@@ -21,12 +23,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from . import parent_death
-
 KILLED_S = 10.0
 """So long a process that was killed may take to end."""
 
 POLL_S = 0.01
+
+PR_SET_PDEATHSIG = 1
+"""Number of Linux's prctl that names the signal for the end of the parent's thread that started a process."""
 
 RUN_POLL_S = 0.2
 """How often it is asked whether a run has ended: seldom, for it is measuring."""
@@ -80,7 +83,16 @@ def ended_with_us(command: Sequence[str]) -> list[str]:
     """`command` so that it gets SIGTERM at the end of this process, whatever ends it; only on Linux."""
     if sys.platform != "linux":
         return list(command)
-    return [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def end_with(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:
+    """Get the signal `by`, on Linux, when the process `parent` ends, even killed; end at once if it has."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class _Interruption:
@@ -261,3 +273,12 @@ def _remove_if_abandoned(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
+
+
+if __name__ == "__main__":
+    number, *command = sys.argv[1:]
+    end_with(int(number), by=signal.SIGTERM)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"{command[0]} cannot be started: {error.strerror}")

@@ -1,4 +1,4 @@
-"""From what a user gives to the settings of a run: layers of text, then the defaults of the device."""
+"""From what a user gives to the settings of a run, layers of text and the device's defaults, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import Any
 from . import cli
 from .axes import STEP_DEFAULTS
 from .errors import UsageError
-from .settings import COMPOSABLE, LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of
+from .settings import (
+    COMPOSABLE,
+    LEAST_BLOCK_S,
+    MARGINS,
+    ResolvedSettings,
+    Settings,
+    as_text,
+    options_of,
+    stored_text,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"arch": "resnet20", "batch_size": 32, "max_time": "30s", "bucket_cap_mb": "default,0.25"},
@@ -146,3 +155,15 @@ def _batch_size(settings: Settings, counts: Iterable[int], gpu: GpuKind | None) 
     size = 16 if gpu is None else next(size for least, size in BATCH_BY_MEMORY if gpu.memory_gib >= least)
     step = math.lcm(*counts) if settings.scaling == "strong" else 1
     return -(-size // step) * step
+
+
+def as_options(settings: Settings, names: Iterable[str]) -> list[str]:
+    """The command line of those of `names` that are not the default."""
+    found: list[str] = []
+    plain = {} if settings.device == "cuda" else {"precision": "fp32", **STEP_DEFAULTS}
+    values = settings.stored()
+    for one in options_of():
+        value, usual = values[one.name], plain.get(one.name) if one.default is None else one.default
+        if one.name in names and value is not None and as_text(value) != as_text(usual):
+            found += [f"--{one.name.replace('_', '-')}", stored_text(value, one.parse)]
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
@@ -246,7 +246,7 @@ class Settings:
             if name not in parsers:
                 raise UsageError(f"another version of ddp-bench has set {name}; use that one")
             if value is not None:
-                found[name] = cli.named(name, parsers[name], _stored_text(value, parsers[name]))
+                found[name] = cli.named(name, parsers[name], stored_text(value, parsers[name]))
         return cls.of(found)
 
 
@@ -294,19 +294,7 @@ def _option(setting: Field[Any], default: Any) -> Option:
     return Option(setting.name, default, facts["parse"], facts["help"], facts["metavar"])
 
 
-def as_options(settings: Settings, names: Iterable[str]) -> list[str]:
-    """The command line of those of `names` that are not the default."""
-    found: list[str] = []
-    plain = {} if settings.device == "cuda" else {"precision": "fp32", **STEP_DEFAULTS}
-    values = settings.stored()
-    for one in options_of():
-        value, usual = values[one.name], plain.get(one.name) if one.default is None else one.default
-        if one.name in names and value is not None and as_text(value) != as_text(usual):
-            found += [f"--{one.name.replace('_', '-')}", _stored_text(value, one.parse)]
-    return found
-
-
-def _stored_text(raw: Any, parse: object) -> str:
+def stored_text(raw: Any, parse: object) -> str:
     """A stored value as its option takes it: durations are stored in seconds."""
     return as_text(raw) + ("s" if parse is cli.duration_s and isinstance(raw, int | float) else "")
 

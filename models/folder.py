@@ -25,7 +25,7 @@ from torchvision.datasets.folder import (
 )
 
 from ..bench.errors import UsageError
-from ..bench.parent_death import end_with
+from ..bench.process import end_with
 from .data import BatchSource, mixed
 from .workload import Batch, Workload, in_format, one_line
 

@@ -13,12 +13,12 @@ from typing import Any
 from ..axes import STEP_DEFAULTS
 from ..cli import command, quoted
 from ..manifest import Manifest
-from ..resolve import with_device_defaults
+from ..resolve import as_options, with_device_defaults
 from ..results.case_columns import UNUSED_PARAMETERS
 from ..results.case_result import CaseResult
 from ..results.comparisons import EQUAL
 from ..results.recorder import resume_command
-from ..settings import Settings, as_options, options_of
+from ..settings import Settings, options_of
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import visible

@@ -10,7 +10,7 @@ from scipy.special import chdtri, stdtrit
 from ..cli import command
 from ..findings.next_step import ALL_BUT_WHERE, NextStep, again
 from ..manifest import Manifest, Record
-from ..settings import as_options
+from ..resolve import as_options
 from ..text import visible
 from .judge import Change
 from .main import DEFAULT_LAUNCHES

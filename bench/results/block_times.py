@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 GPUS = "gpus"
@@ -39,6 +40,22 @@ class DeviceMemory:
     """In tensors."""
     reserved_mib: float
     """Held by torch's allocator: tensors, gaps between them, and what it keeps for the next."""
+
+
+def memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dict[str, Any]:
+    """The columns of a case's memory, by the devices of each rank; none where one knows nothing."""
+    if not all(by_rank):
+        return {}
+    devices = [device for rank in by_rank for device in rank]
+    peaks = [device.peak_mib for device in devices]
+    columns: dict[str, Any] = {
+        "peak_mem_mib": max(peaks),
+        "reserved_mem_mib": max(device.reserved_mib for device in devices),
+        "mem_by_device_mib": "/".join(f"{mib:.1f}" for mib in peaks),
+    }
+    if mode == "dp" and any(peaks[1:]):
+        columns["dp_device0_mem_ratio"] = peaks[0] / fmean(peaks[1:])
+    return columns
 
 
 @dataclass(frozen=True)

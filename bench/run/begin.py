@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -85,9 +84,8 @@ def job_of(
         )
     seen = tuple(one.gpus for one in devices if one.gpus is not None) if launched else ()
     machine = _machine(first, launched, seen)
-    num_devices = machine.devices_per_node
-    if machine.num_nodes > 1:
-        num_devices = max(num_devices, (machine.ranks_per_node or 0) * machine.num_nodes)
+    started = launched.world_size if launched and machine.num_nodes > 1 else 0
+    num_devices = max(machine.devices_per_node, started)
     settings = with_device_defaults(
         asked, device_type=machine.device_type, num_local_devices=num_devices, gpu=first.kind
     )
@@ -117,7 +115,7 @@ def _machine(first: Devices, launched: Launch | None, seen: Sequence[SeenGpus]) 
     if launched is None:
         return machine
     per_node = launched.local_world_size
-    machine = dataclasses.replace(machine, ranks_per_node=per_node, num_nodes=launched.world_size // per_node)
+    machine = replace(machine, ranks_per_node=per_node, num_nodes=launched.world_size // per_node)
     return as_seen(machine, seen)
 
 
@@ -126,7 +124,7 @@ def as_seen(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
     if not seen:
         return machine
     on_first_host = {uuid for one in seen if one.host == seen[0].host for uuid in one.uuids}
-    return dataclasses.replace(
+    return replace(
         machine,
         devices_per_node=len(on_first_host),
         devices_per_process=len(seen[0].uuids),
@@ -144,7 +142,7 @@ def _as_the_workload_allows(
     channels_last = settings.first("channels_last") and (
         "channels_last" in asked.axes or workload.takes_images
     )
-    settings = dataclasses.replace(settings, image_size=workload.image_size)
+    settings = replace(settings, image_size=workload.image_size)
     return settings.sweeping(fused_optimizer=(fused,), channels_last=(channels_last,))
 
 

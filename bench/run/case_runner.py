@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from dataclasses import asdict
+from statistics import median
 from typing import Any, TypeVar
 
 from ..case import Case, split_of
@@ -14,12 +15,7 @@ from ..errors import GaveUpError
 from ..findings.wording import planned_label
 from ..manifest import RankPlace
 from ..plan import Planned
-from ..results.block_times import (
-    TELEMETRY_FAILED,
-    TRACE_FAILED,
-    BlockTimes,
-    DeviceMemory,
-)
+from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, memory_columns
 from ..results.column_types import LEAST
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
@@ -38,9 +34,6 @@ LAST_STEPS = 3
 """Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""
 
 PREPARATION = "its preparation"
-
-PROVEN = "Parameters after 2 steps prove nothing of"
-"""What is said of a case whose first steps tell nothing."""
 
 FAILED = {TELEMETRY_FAILED: "GPU telemetry (--telemetry)", TRACE_FAILED: "trace"}
 """What a block's detail may say it lacks; its case is measured all the same."""
@@ -104,7 +97,8 @@ class CaseRunner:
         try:
             self._make_group(live)
             if settled is not None and settled.status == "ok":
-                live.by_device = _by_device(settled.facts)
+                if told := settled.facts.get("layers_by_device"):
+                    live.by_device = tuple(map(int, str(told).split("/")))
                 self._warmed(live, compares=False)
             else:
                 self._prove(live)
@@ -125,8 +119,11 @@ class CaseRunner:
         warmed = self._warmed(live, compares=True)
         update = self._done(live, PREPARATION, m.Compare(index=index), limit_s)[0]
         if update.why_silent and not shown.shown.not_proved:
-            line = f"{PROVEN} {case.case_id}: {update.why_silent}; its gradients are proven"
-            self._say_once("unproven", f"{line}. So it is of every case without update_error")
+            self._say_once(
+                "unproven",
+                f"Parameters after 2 steps prove nothing of {case.case_id}: {update.why_silent}; its "
+                "gradients are proven. So it is of every case without update_error",
+            )
         facts = {
             "device_name": self.places[0].device_name,
             "link": self.places[0].link,
@@ -169,13 +166,7 @@ class CaseRunner:
         return {rank: command if rank < num_ranks else wait for rank in range(len(self.workers))}
 
     def _done(
-        self,
-        live: LiveCase,
-        what: str,
-        command: m.Command[T],
-        limit_s: float,
-        *,
-        num_ranks: int | None = None,
+        self, live: LiveCase, what: str, command: m.Command[T], limit_s: float, num_ranks: int | None = None
     ) -> list[T]:
         """What the case's ranks, or the first `num_ranks`, give for it.
 
@@ -276,22 +267,22 @@ def _preparing_s(case: Case, settings: ResolvedSettings) -> float:
 
 
 def facts_of(
-    case: Case,
-    proven: Proven,
-    warmed: Sequence[Warmed],
-    update: Shown,
-    by_device: Sequence[int] | None,
+    case: Case, proven: Proven, warmed: Sequence[Warmed], update: Shown, by_device: Sequence[int] | None
 ) -> dict[str, Any]:
     """Return what is known of a case once every rank has prepared it, for its row in cases.csv."""
     doubt = proven.shown.not_proved or update.not_proved
+    errors = {
+        "gradient_error": proven.shown.error,
+        "split_effect": proven.split_effect,
+        "update_error": update.error,
+    }
     facts: dict[str, Any] = {
-        "gradient_error": _cell(proven.shown.error),
-        "split_effect": _cell(proven.split_effect),
-        "update_error": _cell(update.error),
+        # As a file holds it: what is next to nothing is 0.
+        **{name: 0.0 if error is not None and error < LEAST else error for name, error in errors.items()},
         "not_proved": doubt and doubt.reason,
         "proved_by": doubt and doubt.remedy,
         "making_s": proven.making_s,
-        **_memory_columns([one.memory for one in warmed], case.mode),
+        **memory_columns([one.memory for one in warmed], case.mode),
     }
     layout, compiled = warmed[0].layout, warmed[0].compilation
     if layout is not None:
@@ -300,31 +291,5 @@ def facts_of(
     if by_device:
         facts["layers_by_device"] = "/".join(map(str, by_device))
     if compiled is not None:
-        facts |= {name: getattr(compiled, name) for name in ("compile_s", "num_graphs", "graph_breaks")}
+        facts |= asdict(compiled)
     return facts
-
-
-def _by_device(facts: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Layers of each device, from what `facts_of` gave."""
-    told = facts.get("layers_by_device")
-    return tuple(map(int, str(told).split("/"))) if told else None
-
-
-def _cell(error: float | None) -> float | None:
-    """An error as a file holds it: what is next to nothing is 0."""
-    return 0.0 if error is not None and error < LEAST else error
-
-
-def _memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dict[str, Any]:
-    if not all(by_rank):
-        return {}
-    devices = [device for rank in by_rank for device in rank]
-    peaks = [device.peak_mib for device in devices]
-    columns: dict[str, Any] = {
-        "peak_mem_mib": max(peaks),
-        "reserved_mem_mib": max(device.reserved_mib for device in devices),
-        "mem_by_device_mib": "/".join(f"{mib:.1f}" for mib in peaks),
-    }
-    if mode == "dp" and any(peaks[1:]):
-        columns["dp_device0_mem_ratio"] = peaks[0] / fmean(peaks[1:])
-    return columns

@@ -46,22 +46,15 @@ STUCK = "a process does not end"
 class Conductor:
     """Conducts a run of what was `asked` for on `workers`."""
 
-    def __init__(
-        self,
-        asked: Settings,
-        how: How,
-        workers: Workers,
-        *,
-        began_s: float,
-    ) -> None:
+    def __init__(self, asked: Settings, how: How, workers: Workers, *, began_s: float) -> None:
         """Know what is to be done; `began_s` is when the command began, on the monotonic clock."""
         self._asked = asked
         self._how = how
         self._workers = workers
         self._began_s = began_s
         self._load_before = load_average()
-        self._job: Job | None = None
-        self._profiled: Profiled | None = None
+        self._known: tuple[Job, Profiled] | None = None
+        """What the first attempt has found."""
         self._recorder: Recorder | None = None
         self._console = Console(silent=how.quiet)
         self._startup_s: float | None = None
@@ -105,18 +98,26 @@ class Conductor:
 
     def _attempt(self) -> str:
         """Start the workers and measure until there is a reason to stop: that reason."""
-        if self._job is None:
-            self._job = resolved_on(self._workers, self._asked)
-        job, workers = self._job, self._workers
-        self._start_workers(job)
-        if self._profiled is None:
+        workers = self._workers
+        if self._known is None:
+            job = resolved_on(workers, self._asked)
             profile = m.Profile(settings=job.settings)
-            self._profiled = workers.value(0, profile, "start-up", START_LIMIT_S)
-        begun = self._begin(job)
-        recorder = self._opened(job, self._profiled, begun)
+            self._known = job, workers.value(0, profile, "start-up", START_LIMIT_S)
+        job, profiled = self._known
+        begun = self._start(job)
+        recorder = self._opened(job, profiled, begun)
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
         self._over_s = time.monotonic() - recorder.elapsed_s
+
+        def start_anew() -> list[Begun]:
+            workers.end()
+            if workers.stuck:
+                raise GaveUpError(STUCK)
+            begun = self._start(job)
+            begin_attempt(recorder, _oom_kills(begun))
+            return begun
+
         rounds = Rounds(
             workers=workers,
             settings=job.settings,
@@ -124,46 +125,18 @@ class Conductor:
             begun=begun,
             recorder=recorder,
             console=self._console,
-            start_anew=self._start_anew,
+            start_anew=start_anew,
         )
         return rounds.run()
 
-    def _start_workers(self, job: Job) -> None:
-        self._workers.open()
-        self._workers.grow(plan.world_size(job.plan))
-
-    def _start_anew(self) -> list[Begun]:
-        """End the workers and start others, which meet."""
-        assert self._job is not None  # what the first attempt has found
-        assert self._recorder is not None
-        self._workers.end()
-        if self._workers.stuck:
-            raise GaveUpError(STUCK)
-        self._start_workers(self._job)
-        begun = self._begin(self._job)
-        begin_attempt(self._recorder, _oom_kills(begun))
-        return begun
-
-    def _closed(self, stopped_because: str) -> int:
-        assert self._recorder is not None  # this and the others by the first attempt
-        assert self._job is not None
-        assert self._profiled is not None
-        return close(
-            self._recorder,
-            self._job.settings,
-            self._profiled.parameters,
-            self._how,
-            startup_s=self._startup_s or 0.0,
-            over_s=self._over_s,
-            stopped_because=stopped_because,
-        )
-
-    def _begin(self, job: Job) -> list[Begun]:
-        """Have all workers take their devices and meet. Raises UsageError where their hosts differ."""
-        workers, settings = self._workers, job.settings
+    def _start(self, job: Job) -> list[Begun]:
+        """Have all workers start, take their devices and meet. Raises UsageError where their hosts differ."""
+        workers = self._workers
+        workers.open()
+        workers.grow(plan.world_size(job.plan))
         local_size = len(workers) if workers.launched is None else job.machine.ranks_per_node
         begin = m.Begin(
-            settings=settings,
+            settings=job.settings,
             cases=tuple(p.case for p in job.plan if p.skip_reason is None),
             world_size=len(workers),
             local_world_size=local_size or len(workers),
@@ -175,6 +148,20 @@ class Conductor:
         begun = [*workers.values(everyone, "start-up", START_LIMIT_S).values()]
         check_alike(begun)
         return begun
+
+    def _closed(self, stopped_because: str) -> int:
+        assert self._recorder is not None  # this and the others by the first attempt
+        assert self._known is not None
+        job, profiled = self._known
+        return close(
+            self._recorder,
+            job.settings,
+            profiled.parameters,
+            self._how,
+            startup_s=self._startup_s or 0.0,
+            over_s=self._over_s,
+            stopped_because=stopped_because,
+        )
 
     def _opened(self, job: Job, profiled: Profiled, begun: Sequence[Begun]) -> Recorder:
         """The record of the run, whose folder is opened with the first attempt."""

@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ..nccl import VARIABLES
 from ..package import own_command
-from ..parent_death import end_with
+from ..process import end_with
 from .messages import AskNccl
 
 LIMIT_S = 60.0

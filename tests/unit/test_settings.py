@@ -6,8 +6,8 @@ import pytest
 from ddp_bench.bench.axes import DDP_SETTINGS, STEP_DEFAULTS
 from ddp_bench.bench.buckets import BucketLayout, bucket_caps, cap_arguments, cap_code
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.resolve import PRESETS, GpuKind, resolve, with_device_defaults
-from ddp_bench.bench.settings import Settings, as_options, options_of
+from ddp_bench.bench.resolve import PRESETS, GpuKind, as_options, resolve, with_device_defaults
+from ddp_bench.bench.settings import Settings, options_of
 
 
 def test_later_layers_win(tmp_path):
