@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
 from . import cli
@@ -83,10 +83,7 @@ class Settings:
         "package.module:name",
     )
     batch_size: int | None = option(
-        None,
-        cli.positive_int,
-        "samples per device (default: CPU 16, GPU by its memory)",
-        "N",
+        None, cli.positive_int, "samples per device (default: CPU 16, GPU by its memory)", "N"
     )
     image_size: int | None = option(
         None, cli.positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N"
@@ -102,10 +99,7 @@ class Settings:
         True, cli.switch, "copy the next batch of host or folder data to a GPU during the step", "on|off"
     )
     scaling: str = option(
-        "weak",
-        cli.choice(("weak", "strong")),
-        "what stays fixed: batch per device, or in all",
-        "weak|strong",
+        "weak", cli.choice(("weak", "strong")), "what stays fixed: batch per device, or in all", "weak|strong"
     )
     precision: str | None = option(
         None,
@@ -121,16 +115,10 @@ class Settings:
         True, cli.switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off"
     )
     share_gpus: bool = option(
-        False,
-        cli.switch,
-        "more ranks than GPUs: shows that it works, not speed",
-        "on|off",
+        False, cli.switch, "more ranks than GPUs: shows that it works, not speed", "on|off"
     )
     rounds: int | None = option(
-        None,
-        cli.positive_int,
-        "exactly N rounds (default: as many as are needed, or fit)",
-        "N",
+        None, cli.positive_int, "exactly N rounds (default: as many as are needed, or fit)", "N"
     )
     precision_target: float | None = option(
         None,
@@ -151,10 +139,7 @@ class Settings:
         False, cli.switch, "drop the slowest cases one after another: more rounds for the others", "on|off"
     )
     case_timeout: float | None = option(
-        None,
-        cli.duration_s,
-        "give a case up that hangs this long (default: 20 times the usual)",
-        "60s",
+        None, cli.duration_s, "give a case up that hangs this long (default: 20 times the usual)", "60s"
     )
     steps: int | None = option(
         None, cli.positive_int, "steps per block (default: CPU 1, GPU as many as take 1 s)", "N"
@@ -283,15 +268,15 @@ def options_of() -> list[Option]:
 
     In the order in which commands repeat them: what is trained, how a step is computed, the axes, the rest.
     """
-    own = [_option(f, f.default) for f in fields(Settings) if "parse" in f.metadata]
-    rest = next(place for place, one in enumerate(own) if one.name == "device")
-    step = [_option(f, None) for f in STEP_SETTINGS]
-    return [*own[:rest], *step, *(_option(f, SWEPT[f.name]) for f in MODE_SETTINGS), *own[rest:]]
-
-
-def _option(setting: Field[Any], default: Any) -> Option:
-    facts = setting.metadata
-    return Option(setting.name, default, facts["parse"], facts["help"], facts["metavar"])
+    own = [f for f in fields(Settings) if "parse" in f.metadata]
+    rest = [f.name for f in own].index("device")
+    usual = dict.fromkeys(STEP_DEFAULTS) | SWEPT
+    return [
+        Option(
+            f.name, usual.get(f.name, f.default), *(f.metadata[fact] for fact in ("parse", "help", "metavar"))
+        )
+        for f in (*own[:rest], *STEP_SETTINGS, *MODE_SETTINGS, *own[rest:])
+    ]
 
 
 def stored_text(raw: Any, parse: object) -> str:
