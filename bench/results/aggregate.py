@@ -99,15 +99,15 @@ def case_rows(
         run: columns that are the same for every case of the run.
         typical: the fit of the blocks, where it is known already.
     """
-    identities = [_identity(outcome) for outcome in outcomes]
+    identities = [identity(outcome) for outcome in outcomes]
     typical = typical or Typical.of(times)
     cases = [outcome.planned.case for outcome in outcomes]
     singles = {case.compile: case.case_id for case in cases if case.mode == "single"}
     units = {case.case_id: case.units_per_step for case in cases}
     vs_default = over_default(comparisons, map(CaseResult.of, identities))
     rows = []
-    for case, identity in zip(cases, identities, strict=True):
-        row, caps = identity | (run or {}), caps_mib(case.bucket_cap_mb)
+    for case, known in zip(cases, identities, strict=True):
+        row, caps = known | (run or {}), caps_mib(case.bucket_cap_mb)
         row["cap_mib"] = caps[0] if case.mode == "ddp" and len(caps) == 1 else None
         found = times.of_case(case.case_id)
         if timed := found.step_ms.get("timed"):
@@ -259,7 +259,8 @@ def allreduce_rows(
     ]
 
 
-def _identity(outcome: Outcome) -> dict[str, Any]:
+def identity(outcome: Outcome) -> dict[str, Any]:
+    """What a row of cases.csv holds of a case before it is measured."""
     planned, case = outcome.planned, outcome.planned.case
     row = {
         **case.stored(),

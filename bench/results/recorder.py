@@ -23,6 +23,7 @@ from .aggregate import (
     allreduce_rows,
     bucket_rows,
     case_rows,
+    identity,
     images_per_s_by_round,
     rate_half_widths,
 )
@@ -190,7 +191,7 @@ class Recorder:
         settled = self.journal.state.settled
         skipped = {index for index, known in settled.items() if known.status == "skipped"}
         plan = [p for index, p in enumerate(self._plan) if p.skip_reason is None and index not in skipped]
-        return pairs_of(CaseResult.of(_row(p)) for p in plan)
+        return pairs_of(CaseResult.of(identity(Outcome(p))) for p in plan)
 
     def images_per_s(self) -> dict[str, ByRound]:
         return images_per_s_by_round(self.times, self._units_per_step)
@@ -251,12 +252,6 @@ class Recorder:
         """The widest throughput interval as last written, a fraction; NaN where one is unknown."""
         widths = rate_half_widths(self.cases, with_single=True).values()
         return math.nan if any(map(math.isnan, widths)) else max(widths, default=math.nan)
-
-
-def _row(planned: Planned) -> dict[str, Any]:
-    """What names a case among those of its run."""
-    case = planned.case
-    return {**case.stored(), "case_id": case.case_id, "oversubscribed": planned.oversubscribed}
 
 
 def resume_command(folder: Path) -> str:

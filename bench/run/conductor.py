@@ -58,8 +58,6 @@ class Conductor:
         self._recorder: Recorder | None = None
         self._console = Console(silent=how.quiet)
         self._startup_s: float | None = None
-        self._over_s = 0.0
-        """When start-up was over, had all attempts followed it without a break."""
 
     def run(self) -> int:
         """Measure; the exit code. Raises UsageError for what a user can mend before anything is measured."""
@@ -81,23 +79,22 @@ class Conductor:
         progress: list[tuple[int, ...]] = [self._progress()]
         while True:
             try:
-                reason = self._attempt()
+                code = self._attempt()
             except RestartError as lost:
                 self._console.progress_done()
-                if (code := self._lost(lost)) is not None:
-                    return code
+                if (given_up := self._lost(lost)) is not None:
+                    return given_up
                 progress.append(self._progress())
                 if is_stuck(progress):
                     why = lost.failure.reason if lost.failure else "the workers cannot go on"
                     said = f"gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row"
                     return self._ended("the ranks died", ExitCode.NOT_MEASURED, said)
             else:
-                code = self._closed(reason)
                 self._workers.end()
                 return code
 
-    def _attempt(self) -> str:
-        """Start the workers and measure until there is a reason to stop: that reason."""
+    def _attempt(self) -> int:
+        """Start the workers, measure until there is a reason to stop, and close the run; the exit code."""
         workers = self._workers
         if self._known is None:
             job = resolved_on(workers, self._asked)
@@ -108,7 +105,8 @@ class Conductor:
         recorder = self._opened(job, profiled, begun)
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
-        self._over_s = time.monotonic() - recorder.elapsed_s
+        # When start-up was over, had all attempts followed it without a break.
+        over_s = time.monotonic() - recorder.elapsed_s
 
         def start_anew() -> list[Begun]:
             workers.end()
@@ -127,7 +125,15 @@ class Conductor:
             console=self._console,
             start_anew=start_anew,
         )
-        return rounds.run()
+        return close(
+            recorder,
+            job.settings,
+            profiled.parameters,
+            self._how,
+            startup_s=self._startup_s,
+            over_s=over_s,
+            stopped_because=rounds.run(),
+        )
 
     def _start(self, job: Job) -> list[Begun]:
         """Have all workers start, take their devices and meet. Raises UsageError where their hosts differ."""
@@ -148,20 +154,6 @@ class Conductor:
         begun = [*workers.values(everyone, "start-up", START_LIMIT_S).values()]
         check_alike(begun)
         return begun
-
-    def _closed(self, stopped_because: str) -> int:
-        assert self._recorder is not None  # this and the others by the first attempt
-        assert self._known is not None
-        job, profiled = self._known
-        return close(
-            self._recorder,
-            job.settings,
-            profiled.parameters,
-            self._how,
-            startup_s=self._startup_s or 0.0,
-            over_s=self._over_s,
-            stopped_because=stopped_because,
-        )
 
     def _opened(self, job: Job, profiled: Profiled, begun: Sequence[Begun]) -> Recorder:
         """The record of the run, whose folder is opened with the first attempt."""

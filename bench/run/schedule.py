@@ -9,7 +9,6 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ..buckets import BucketLayout
 from ..case import Case
@@ -30,16 +29,6 @@ AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
 
 
-class Placed(Protocol):
-    """A case of a plan, prepared or not."""
-
-    @property
-    def case(self) -> Case: ...
-
-    @property
-    def oversubscribed(self) -> bool: ...
-
-
 def passes_of(case: Case, settings: ResolvedSettings) -> list[str]:
     """What is measured of a case beside timed steps, within the rounds."""
     found = ["no_sync", "comm", "anatomy"] if case.communicates else ["anatomy"]
@@ -50,7 +39,7 @@ def passes_of(case: Case, settings: ResolvedSettings) -> list[str]:
     return [*found, "calibration"] if is_calibrated(case, settings) else found
 
 
-def fixed_phases(one: Placed, *, round_index: int, settings: ResolvedSettings) -> list[str]:
+def fixed_phases(one: Planned | LiveCase, *, round_index: int, settings: ResolvedSettings) -> list[str]:
     """The phases of a case in a round of a run with `--rounds`, in their order."""
     # Devices that share a core time each other: one look at those is enough.
     looks = round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not one.oversubscribed)

@@ -57,7 +57,7 @@ OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 """What cases that share devices say nothing about."""
 
 RATIOS = ("speedup", "efficiency")
-"""What a case is ranked by."""
+"""What a case is ranked by, which DP's stand-in is not."""
 
 TABLE_WIDTH = 100
 
@@ -201,15 +201,15 @@ def case_table(cases: Sequence[CaseResult], fastest_id: str = "") -> Table:
     return table
 
 
-def _tells_nothing(case: CaseResult, name: str) -> bool:
-    """Whether a column is left empty: of what shares devices, and of DP's stand-in, which is not ranked."""
-    return (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in and name in RATIOS)
-
-
 def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
     """A column's cells, with as many decimal places as the narrowest interval of the column bears."""
     how = COLUMNS[name]
-    found = [None if _tells_nothing(case, name) else case.interval(name) for case in cases]
+    found = [
+        None
+        if (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in and name in RATIOS)
+        else case.interval(name)
+        for case in cases
+    ]
     scaled = [one and one.scaled(how.factor) for one in found]
     digits = 4 if how.form == "rate" else 3
     needed = ratio_places if how.form == "ratio" else partial(places, digits=digits)
