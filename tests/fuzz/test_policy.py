@@ -82,12 +82,8 @@ def run_of(log_ms):
                 step_ms[name, "timed"][r] = 100 * math.exp(value)
         if not is_look(r):
             continue
-        recorder.comparisons = compared(
-            pairs,
-            Typical(step_ms),
-            units=dict.fromkeys(names, 16),
-            margin=MARGIN,
-        )
+        units = dict.fromkeys(names, 16)
+        recorder.comparisons = compared(pairs, Typical(step_ms), units=units, margin=MARGIN)
         if reason := rule.reason(r):
             return End(recorder.comparisons, reason, r)
         resting = resting_cases(recorder.comparisons, {})

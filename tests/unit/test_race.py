@@ -62,17 +62,12 @@ def test_the_winner_of_a_race_needs_no_fresh_rounds(tries):
     for _ in range(tries):
         rates = raced(dict.fromkeys(("default", *"abcd"), 100.0), 200, chance, together=0.05)
         ms = {(case, "timed"): {r: 1000 / rate for r, rate in found.items()} for case, found in rates.items()}
-        comparisons = compared(
-            OF_FOUR,
-            Typical(ms),
-            units=dict.fromkeys(rates, 1),
-            margin=0.01,
-        )
+        comparisons = compared(OF_FOUR, Typical(ms), units=dict.fromkeys(rates, 1), margin=0.01)
         wrong += any(one.answer in (FASTER, SLOWER) for one in comparisons)
     assert wrong <= 0.08 * tries, "5%, and what chance adds in so many tries"
 
 
-def raced(truth, budget, chance, *, drop=True, together=0.0):
+def raced(truth, budget, chance, *, together):
     """Throughput by round until the steps are spent, each step with a noise of 5%."""
     live, spent, round_index = list(truth), 0, 0
     found = {case: {} for case in truth}
@@ -82,9 +77,8 @@ def raced(truth, budget, chance, *, drop=True, together=0.0):
         for case in live:
             found[case][round_index] = 1000 / (truth[case] * common * chance.gauss(1, 0.05))
         spent += len(live)
-        if drop:
-            out = dropped(OF_FOUR, {case: found[case] for case in live}, 1 - spent / budget)
-            live = [case for case in live if case not in out]
+        out = dropped(OF_FOUR, {case: found[case] for case in live}, 1 - spent / budget)
+        live = [case for case in live if case not in out]
     return found
 
 

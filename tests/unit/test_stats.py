@@ -26,22 +26,6 @@ def test_no_value_and_one_value_have_no_interval():
     assert not one.excludes(1.0)
 
 
-def sample(rng, shape, size):
-    if shape == "normal":
-        return 100 + 3 * rng.normal(size=size)
-    return 100 * np.exp(0.02 * rng.standard_t(3, size=size))
-
-
-def check_coverage(make, truth, *, trials, least):
-    """The intervals that `make` makes hold the truth as often as they say, but for chance."""
-    hits = 0
-    for _ in range(trials):
-        interval = make()
-        assert interval.low <= interval.estimate <= interval.high
-        hits += interval.low <= truth <= interval.high
-    assert scipy_stats.binomtest(hits, trials, least, alternative="less").pvalue > 0.01
-
-
 def test_only_common_rounds_are_paired():
     assert median_of_ratios({1: 2.0, 2: 9.0}, {1: 1.0, 3: 5.0}).estimate == 2.0
 

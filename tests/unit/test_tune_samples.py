@@ -51,9 +51,6 @@ class Sweep:
             *({r: 1000 / ms for r, ms in self.step_ms[one].items()} for one in (cap, other))
         )
 
-    def gain(self, cap):
-        return self.over(cap, "default").estimate - 1
-
 
 @dataclass(frozen=True)
 class Raced:
