@@ -209,18 +209,30 @@ def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) 
 
 
 def _senseless(case: Case) -> str | None:
-    """Why a case is measured on no machine: another one is the same, or torch.compile would break it."""
-    if case.mode == "dp" and case.num_devices == 1:
-        return "DataParallel on one device is the plain module; see single"
-    if case.is_staged and (reason := _no_stages(case)):
-        return reason
-    if case.skip_all_reduce_unused_params and not (case.find_unused_parameters or case.static_graph):
-        ways = "--find-unused-parameters on or --static-graph on"
-        return f"nothing looks for unused parameters; {ways} measures it"
-    if case.mp_policy not in ("none", case.precision):
-        return f"its parameters are {case.mp_policy}; --precision {case.mp_policy} compares it with autocast"
-    caps = caps_mib(case.bucket_cap_mb)
+    """Why a case is measured on no machine: another one is the same, or it cannot be; None where it can."""
+    n, parts, caps = case.num_devices, case.num_micro_batches, caps_mib(case.bucket_cap_mb)
+    ways = "--find-unused-parameters on or --static-graph on"
+    looks_for_unused = case.find_unused_parameters or case.static_graph
     refusals = {
+        "DataParallel on one device is the plain module; see single": case.mode == "dp" and n == 1,
+        "on one device it is the plain module; see single": case.is_staged and n == 1,
+        f"a batch of {case.global_batch} does not divide into {parts} micro-batches": (
+            case.is_staged and case.global_batch % parts > 0
+        ),
+        f"1F1B keeps {n} devices busy with {n} micro-batches or more": (
+            case.is_staged and case.pipeline_schedule == "1f1b" and parts < n
+        ),
+        "loss scaling skips a step by all gradients, and a stage has its own; --precision bf16": (
+            case.is_staged and case.precision == "fp16"
+        ),
+        f"nothing looks for unused parameters; {ways} measures it": (
+            case.skip_all_reduce_unused_params and not looks_for_unused
+        ),
+        f"its parameters are {case.mp_policy}; --precision {case.mp_policy} compares it with autocast": (
+            case.mp_policy not in ("none", case.precision)
+        ),
+    }
+    of_compiled = {
         "DataParallel cannot replicate a compiled module": case.mode == "dp",
         f"{case.mode} is compared uncompiled": case.mode in COMPARATORS,
         f"CUDA graphs ({case.compile}) overwrite the gradients of earlier micro-batches": (
@@ -230,25 +242,8 @@ def _senseless(case: Case) -> str | None:
             case.mode == "ddp" and len(caps) == 1 and caps[0] < 1 and case.optimize_ddp == DDP_OPTIMIZER
         ),
     }
-    found = next((why for why, holds in refusals.items() if holds), None)
-    return None if found is None or case.compile == "off" else f"{found}; --compile off measures it"
-
-
-def _no_stages(case: Case) -> str | None:
-    """Why a model cannot be split over devices in this way; None where it can."""
-    parts, n = case.num_micro_batches, case.num_devices
-    refusals = {
-        "on one device it is the plain module; see single": n == 1,
-        f"a batch of {case.global_batch} does not divide into {parts} micro-batches": (
-            case.global_batch % parts > 0
-        ),
-        f"1F1B keeps {n} devices busy with {n} micro-batches or more": (
-            case.pipeline_schedule == "1f1b" and parts < n
-        ),
-        "loss scaling skips a step by all gradients, and a stage has its own; --precision bf16": (
-            case.precision == "fp16"
-        ),
-    }
+    if case.compile != "off":
+        refusals |= {f"{why}; --compile off measures it": holds for why, holds in of_compiled.items()}
     return next((why for why, holds in refusals.items() if holds), None)
 
 

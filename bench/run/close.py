@@ -107,30 +107,24 @@ def write_page(folder: Path) -> Path | None:
     return page
 
 
-def finish(folder: Path, because: str) -> str:
-    """Bring every file of a broken-off run up to date and build its page; what is kept.
+def finish(folder: Path, because: str) -> None:
+    """Bring every file of a broken-off run up to date, build its page, and tell on stderr what is kept.
 
-    Empty where nothing is to be done. Raises UsageError where the folder cannot be written.
+    Never raises for a folder in a bad way.
     """
-    if not os.path.lexists(folder / JOURNAL) or read(folder).ended:
-        return ""
-    recorder = Recorder.reopen(folder)
-    recorder.tell(timing=timing_of(recorder, recorder.elapsed_s, because))
-    num_measured = recorder.cases["images_per_s"].notna().sum()
-    recorder.close(because)
-    write_page(folder)
-    return f"{because}; {num_measured} of {len(recorder.cases)} cases have results in {folder}"
-
-
-def finish_and_say(folder: Path, because: str) -> None:
-    """`finish`, and tell on stderr what came of it; never raises for a folder in a bad way."""
     try:
-        said = finish(folder, because)
+        if not os.path.lexists(folder / JOURNAL) or read(folder).ended:
+            return
+        recorder = Recorder.reopen(folder)
+        recorder.tell(timing=timing_of(recorder, recorder.elapsed_s, because))
+        num_measured = recorder.cases["images_per_s"].notna().sum()
+        recorder.close(because)
+        write_page(folder)
     except UsageError as error:
         say(f"error: {error}")
         return
-    if said and because != STOPPED_BY_ERROR:
-        say(said)
+    if because != STOPPED_BY_ERROR:
+        say(f"{because}; {num_measured} of {len(recorder.cases)} cases have results in {folder}")
         say(f"to finish the rest: {resume_command(folder)}")
 
 

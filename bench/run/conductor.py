@@ -26,7 +26,7 @@ from ..text import visible
 from ..worker import messages as m
 from ..worker.facts import Begun, Profiled
 from .begin import Job, check_alike, new_manifest, resolved_on
-from .close import STOPPED_BY_ERROR, How, close, finish_and_say
+from .close import STOPPED_BY_ERROR, How, close, finish
 from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, RestartError, is_stuck
 from .open_folder import (
     begin_attempt,
@@ -215,7 +215,7 @@ class Conductor:
     def _finish(self, why: str) -> None:
         """Nothing is written where another folder has come to the place of the run's."""
         if self._recorder is not None and self._recorder.is_in_place():
-            finish_and_say(self._recorder.folder, why)
+            finish(self._recorder.folder, why)
 
     def _interrupted(self) -> int:
         """After Ctrl-C, or after a launcher's signal, which may be about a worker that has died."""

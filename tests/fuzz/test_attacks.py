@@ -38,8 +38,8 @@ from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.lab import main as lab
 from ddp_bench.bench.lab import namespaces, rates
 from ddp_bench.bench.predict.main import main as predict
+from ddp_bench.bench.run import close
 from ddp_bench.bench.run import main as run
-from ddp_bench.bench.run.close import finish_and_say
 from ddp_bench.bench.tune import main as tune
 from ddp_bench.report.main import main as report
 
@@ -210,7 +210,7 @@ ODD = {
 
 
 def finish(arguments):
-    finish_and_say(Path(arguments[0]), "broken off")
+    close.finish(Path(arguments[0]), "broken off")
     return 0
 
 

@@ -12,7 +12,7 @@ from commands import SMALL, TINY, python
 from in_process import Reached
 
 from ddp_bench import load_run
-from ddp_bench.bench.run.close import finish, finish_and_say
+from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.run.main import GROUPS, main
 from ddp_bench.bench.run.stop_rule import FIRST_LOOK
 from ddp_bench.bench.settings import options_of
@@ -170,7 +170,7 @@ def broken_off(real_run, tmp_path):
 
 
 def test_its_files_are_brought_up_to_date_once(broken_off, real_run, capsys):
-    finish_and_say(broken_off, "interrupted")
+    finish(broken_off, "interrupted")
     said = capsys.readouterr().err.splitlines()
     assert said[-1].endswith(f"python -m bench.run --resume {broken_off}")
     assert "interrupted; 6 of 8 cases have results in " in said[-2]
@@ -181,7 +181,8 @@ def test_its_files_are_brought_up_to_date_once(broken_off, real_run, capsys):
     pd.testing.assert_frame_equal(run.cases[same], whole.cases[same])
     assert len(run.blocks) < len(whole.blocks)
     assert "<svg" in (broken_off / "report.html").read_text(encoding="utf-8")
-    assert finish(broken_off, "interrupted") == ""
+    finish(broken_off, "interrupted")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("in_process")

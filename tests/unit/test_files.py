@@ -268,11 +268,11 @@ def test_a_journal_without_its_plan_makes_no_empty_tables(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", ""])
-def test_a_manifest_that_cannot_be_read_is_not_replaced(content, tmp_path):
+def test_a_manifest_that_cannot_be_read_is_not_replaced(content, tmp_path, capsys):
     written(tmp_path)
     (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(UsageError, match="manifest"):
-        finish(tmp_path, "the ranks died")
+    finish(tmp_path, "the ranks died")
+    assert "manifest" in capsys.readouterr().err
     assert (tmp_path / "manifest.json").read_text() == content
 
 
