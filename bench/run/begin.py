@@ -26,7 +26,7 @@ from ..resolve import with_device_defaults
 from ..results.case_result import CaseResult
 from ..settings import ResolvedSettings, Settings
 from ..sharing import interleaved_id
-from ..text import visible
+from ..text import listed, visible
 from ..worker import messages as m
 from ..worker.facts import Begun, Devices, Inspected, Profiled, SeenGpus
 from .failures import START_LIMIT_S
@@ -254,10 +254,6 @@ def check_alike(found: Sequence[Begun]) -> None:
         for host, told in hosts.items():
             values.setdefault(told.get(name, "none"), []).append(host)
         if len(values) > 1:
-            differences.append(", ".join(f"{_named(h)}: {name} {value}" for value, h in values.items()))
+            differences.append(", ".join(f"{listed(h, 1)}: {name} {value}" for value, h in values.items()))
     if differences:
         raise UsageError(f"the hosts differ: {'; '.join(differences)}; make them alike or leave some out")
-
-
-def _named(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan import equal_layout_reason, round_order
@@ -107,34 +107,34 @@ class Rounds(CaseRunner):
         by_index = {live.index: live for live in self.live}
         in_order = [by_index[runnable[i]] for i in order if runnable[i] in by_index]
         chosen = self._schedule.round(self.live, round_index, resting=self._resting)
-        missing = {live.index: self._missing(live, round_index, chosen) for live in in_order}
-        in_order = [live for live in in_order if missing[live.index]]
-        if not in_order:
-            return
-        cases = [live.case for live in in_order]
-        for position, live in enumerate(in_order):
-            self._show(f"round {round_index},", cases, position, num_rounds=round_index - 1)
-            self.next_turn()
-            self._measure_case(live, round_index, position, missing[live.index])
-            if round_index > 1 and self._stop_rule.out_of_time():
-                break
-        self.recorder.note(None, "between rounds")
-        self._look(round_index)
+        wanted = [(live, chosen.get(live.index, [])) for live in in_order]
+        if self._visit(wanted, round_index, f"round {round_index},", num_rounds=round_index - 1):
+            self._look(round_index)
 
     def _trace_last(self) -> None:
         """Trace every case that is traced after all rounds, once, whatever the time."""
-        wanted = [
-            live
-            for live in self.live
-            if is_traced(live.case, self.settings, last=True)
-            and (live.case.case_id, "trace", AFTER_ROUNDS) not in self._earlier
+        traced = [live for live in self.live if is_traced(live.case, self.settings, last=True)]
+        wanted = [(live, ["trace"]) for live in traced]
+        self._visit(wanted, AFTER_ROUNDS, "trace", num_rounds=self.recorder.rounds)
+
+    def _visit(
+        self, wanted: Sequence[tuple[LiveCase, list[str]]], round_index: int, what: str, *, num_rounds: int
+    ) -> bool:
+        """Measure of each case the phases that no earlier attempt has; whether any was lacking."""
+        lacking = [
+            (live, missing)
+            for live, phases in wanted
+            if (missing := [p for p in phases if (live.case.case_id, p, round_index) not in self._earlier])
         ]
-        for position, live in enumerate(wanted):
-            self._show("trace", [one.case for one in wanted], position, num_rounds=self.recorder.rounds)
+        for position, (live, phases) in enumerate(lacking):
+            self._show(what, [one.case for one, _ in lacking], position, num_rounds=num_rounds)
             self.next_turn()
-            self._measure_case(live, AFTER_ROUNDS, position, ["trace"])
-        if wanted:
+            self._measure_case(live, round_index, position, phases)
+            if round_index > 1 and self._stop_rule.out_of_time():
+                break
+        if lacking:
             self.recorder.note(None, "between rounds")
+        return bool(lacking)
 
     def _say_if_too_short(self) -> None:
         """Before the rounds, say where preparation has left too little time for intervals."""
@@ -158,10 +158,6 @@ class Rounds(CaseRunner):
         self.console.note(
             f"About ±{reached:.1f}% is what comparisons can reach here in the time given{help_}"
         )
-
-    def _missing(self, live: LiveCase, round_index: int, chosen: Mapping[int, list[str]]) -> list[str]:
-        found = chosen.get(live.index, [])
-        return [p for p in found if (live.case.case_id, p, round_index) not in self._earlier]
 
     def _count_earlier(self) -> None:
         """Let the schedule know of the blocks of earlier attempts."""
