@@ -1,6 +1,7 @@
 """Folders of runs: claimed, locked, written and read; what `--resume` accepts: the same run, nothing else."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
 from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.results import store
+from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.disk import FolderLock
 from ddp_bench.bench.results.journal import Journal, Plan, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
@@ -416,6 +418,21 @@ def test_a_failed_case_keeps_what_its_ranks_say(tmp_path, monkeypatch):
     fail_case(recorder, 0, Failure("timeout", "no end"))
     assert Path(path).read_text().startswith(kept)
     recorder.close("test")
+
+
+def test_what_a_run_knows_is_what_a_reader_of_its_files_finds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder.reopen(opened("job-7", monkeypatch))
+    case_id = recorder.journal.state.plan[0].case.case_id
+    for r, phase in itertools.product(range(1, 7), ("timed", "anatomy")):
+        times = BlockTimes(100 / 3 + r, (50 / 3, 50 / 3 + r), {"forward_ms": 1 / 3 + r, "gpus": {}})
+        recorder.add_block(case_id, phase, r, 0, r / 3, [("h", 0, times)])
+    known = recorder.write()
+    recorder.close("test")
+    again = Recorder.reopen(recorder.folder)
+    pd.testing.assert_frame_equal(again.cases, known, check_exact=True)
+    assert known["forward_ms"].notna().any()
+    assert (again.times.cases, again.elapsed_s) == (recorder.times.cases, recorder.elapsed_s)
 
 
 def test_a_rank_that_died_before_a_case_had_begun_costs_none(tmp_path, monkeypatch):

@@ -247,18 +247,6 @@ def test_details_are_medians_over_ranks_and_moments_those_of_every_block():
     assert case.bucket_moments(3) == {}, "of another layout"
 
 
-def test_a_file_read_block_by_block_gives_the_same_times(tmp_path):
-    writer = RunWriter(tmp_path)
-    for rows in BLOCKS_MADE:
-        writer.append("blocks.csv", rows)
-    read, kept = RoundTimes(tables.read_blocks(tmp_path / "blocks.csv")), RoundTimes(BLOCKS_MADE)
-    assert read.cases.keys() == kept.cases.keys()
-    for case_id, case in kept.cases.items():
-        assert read.of_case(case_id).step_ms == case.step_ms
-        assert read.of_case(case_id).steps_ms == case.steps_ms
-        assert read.of_case(case_id).details == case.details
-
-
 @pytest.mark.parametrize(
     "line",
     [
