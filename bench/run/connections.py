@@ -42,7 +42,6 @@ class Worker:
     received: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
-        """A worker reads at once what it is sent. Of one that does not, the missing answer tells."""
         self.connection.settimeout(SEND_S)
 
     def __str__(self) -> str:
