@@ -183,20 +183,17 @@ def check_traced_last(blocks, wanted):
 
 
 @pytest.mark.parametrize(
-    "length", [{"rounds": 6}, {"max_time": 4}, {"max_time": 4, "passes": ["trace"]}], ids=str
+    "asked",
+    [{"rounds": 6}, {"max_time": 4}, {"max_time": 4, "passes": ["trace"]}, {"rounds": 2, "trace": True}],
+    ids=str,
 )
-def test_each_case_once_after_all_rounds(measure, tmp_path, length):
-    settings = with_out(tmp_path, **length)
-    blocks = measure(settings)
-    check_traced_last(blocks, communicating(settings))
-    assert {r for _, phase, r in blocks if phase == "timed"} >= {1, 2}
-
-
-def test_every_case_where_traces_are_kept(measure, tmp_path):
-    settings = with_out(tmp_path, rounds=2, trace=True)
+def test_each_case_once_after_all_rounds_and_every_one_where_traces_are_kept(measure, tmp_path, asked):
+    settings = with_out(tmp_path, **asked)
     every = {p.case.case_id for p in plan_of(settings) if p.skip_reason is None}
     assert every > communicating(settings)
-    check_traced_last(measure(settings), every)
+    blocks = measure(settings)
+    check_traced_last(blocks, every if settings.trace else communicating(settings))
+    assert {r for _, phase, r in blocks if phase == "timed"} >= {1, 2}
 
 
 def test_none_where_the_pass_is_left_out(measure, tmp_path):

@@ -209,13 +209,22 @@ def test_rounds_are_permutations_and_differ():
     assert orders[0] == round_order(12, seed=3, round_index=0)
 
 
-def test_the_estimate_counts_shared_cores_and_obeys_the_limit():
-    plan = make(gpus=(4,), modes=("ddp",), bucket_cap_mb=("default",))
-    settings = resolved(rounds=10, steps=1)
-    # single: 16 images; ddp on 4 shared cores: 64 images' worth per step; 5 warm-up + 10 steps of both
-    assert estimate_s(plan, step_s=1.0, single_batch=16, settings=settings) == pytest.approx(75.0)
-    limited = resolved(max_time=40.0, steps=1)
-    assert estimate_s(plan, step_s=1.0, single_batch=16, settings=limited) == pytest.approx(40.0)
+@pytest.mark.parametrize(
+    ("gpus", "accumulate", "asked", "step_s", "expected_s"),
+    [
+        # single and DDP, whose step on 4 shared cores takes 4; 5 warm-up steps and 10 of both
+        (4, 1, {"rounds": 10}, 1.0, 75.0),
+        (4, 1, {"max_time": 40.0}, 1.0, 40.0),
+        # on two cores of their own: a step each, 3 a round; the first round is always finished
+        (2, 1, {"rounds": 4, "steps": 3}, 0.5, 5 + 4 * 3),
+        (2, 1, {"rounds": 4, "steps": 3, "max_time": 1.0}, 0.5, 5 + 3),
+        (2, 4, {"rounds": 4, "steps": 3}, 0.5, (1 + 4) * (2.5 + 4 * 1.5)),
+    ],
+)
+def test_the_estimate_is_of_the_rounds_or_the_limit(gpus, accumulate, asked, step_s, expected_s):
+    plan = make(gpus=(gpus,), modes=("ddp",), bucket_cap_mb=("default",), accumulate=(accumulate,))
+    settings = resolved(**{"steps": 1, **asked})
+    assert estimate_s(plan, step_s=step_s, single_batch=16, settings=settings) == pytest.approx(expected_s)
 
 
 def test_warm_ups_on_gpus_take_two_seconds_or_a_tenth_of_the_time_together():
@@ -285,19 +294,6 @@ def test_ranks_spread_over_nodes_share_no_device():
     first = make(crowded, gpus=(8,), modes=("ddp",), bucket_cap_mb=("default",), backend="nccl")[1]
     assert first.skip_reason == "needs 4 GPUs per machine, there are 2"
     assert first.oversubscribed
-
-
-def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_first():
-    plan = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("default",))
-    # single and ddp on two cores of their own: a step each; 5 warm-up steps and 3 a round
-    rounds = resolved(rounds=4, steps=3)
-    assert estimate_s(plan, step_s=0.5, single_batch=16, settings=rounds) == pytest.approx(5 + 4 * 3)
-    hurried = resolved(rounds=4, max_time=1.0, steps=3)
-    assert estimate_s(plan, step_s=0.5, single_batch=16, settings=hurried) == pytest.approx(5 + 3)
-    accumulated = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("default",), accumulate=(4,))
-    assert estimate_s(accumulated, step_s=0.5, single_batch=16, settings=rounds) == pytest.approx(
-        (1 + 4) * (2.5 + 4 * 1.5)
-    )
 
 
 def test_ids_and_hashes_stay_as_they_are():
