@@ -6,8 +6,10 @@ By its path it finds the package in any folder and puts nothing on `sys.path`: w
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
+import platform
 import runpy
 import sys
 from pathlib import Path
@@ -29,6 +31,19 @@ if not __package__ and "ddp_bench" not in sys.modules:  # also where multiproces
     _load_package()
 
 
+COMMANDS = {
+    "run": "measure training in every mode, and how it scales",
+    "tune": "find the bucket cap with which DDP trains fastest here",
+    "predict": "predict step times on more devices or another network",
+    "gate": "compare two runs, or two commits: did it become slower?",
+    "doctor": "check whether this machine is fit to measure on",
+    "lab": "run a command on several hosts made on this machine",
+    "export": "write a run for another tool, or as one file to hand on",
+    "report": "write the page of one or more runs again",
+}
+"""What each command does, in the order of `--help`."""
+
+
 def console(typed: str = "ddp-bench") -> NoReturn:
     """Run the command that the arguments name; `typed` is how messages name commands."""
     from ddp_bench.bench.cli import TYPED_ENV  # the package may just be loaded
@@ -43,9 +58,39 @@ def run(arguments: list[str]) -> NoReturn:
         sys.argv[1:] = arguments[2:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         sys.exit()
-    from ddp_bench.bench.commands import main
+    name = arguments[0] if arguments else ""
+    if name not in COMMANDS:
+        from ddp_bench.bench.cli import guarded
 
-    sys.exit(main(arguments))
+        sys.exit(guarded("", lambda: _without_command(arguments)))
+    sys.argv[1:] = arguments[1:]
+    module = "report" if name == "report" else f"bench.{name}"
+    sys.exit(importlib.import_module(f"ddp_bench.{module}.main").main(arguments[1:]))
+
+
+def _without_command(arguments: list[str]) -> int:
+    from ddp_bench.bench.cli import Parser, command, did_you_mean
+    from ddp_bench.bench.errors import ExitCode, UsageError
+    from ddp_bench.bench.package import version_of
+
+    parser = Parser(
+        prog=command(),
+        usage="%(prog)s COMMAND [options]",
+        description="Measure data-parallel training in PyTorch.",
+        epilog="COMMAND --help lists the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the versions of ddp-bench and torch")
+    group = parser.add_argument_group("commands")
+    for name, what in COMMANDS.items():
+        group.add_argument(name, nargs="?", help=what)
+    if arguments and not arguments[0].startswith("-"):
+        raise UsageError(f"unknown command {arguments[0]!r}; {did_you_mean(arguments[0], COMMANDS)}")
+    if not parser.parse_args(arguments).version:
+        raise UsageError(f"name a command: {', '.join(COMMANDS)}; see {command()} --help")
+    found = [f"{package} {version_of(package) or 'not installed'}" for package in ("ddp-bench", "torch")]
+    print(", ".join([*found, f"Python {platform.python_version()}"]))
+    return ExitCode.OK
 
 
 if __name__ == "__main__":
