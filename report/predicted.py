@@ -15,8 +15,7 @@ from ..bench.predict.calibration import differences
 from ..bench.predict.output import WORDS, Predictions, table
 from ..bench.predict.prediction import Prediction
 from ..bench.predict.runs import ddp_cases, identity
-from ..bench.results.case_result import CaseResult, text
-from ..bench.results.case_result import Cells as Row
+from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
 from .cases import mark
 from .chart import MOST_RUNS, Line, Mark, ideal
@@ -85,9 +84,9 @@ def _figure(
         f"measured, {link_name(link)}" if link else "measured",
         "single",
         tuple(
-            mark(float(row["num_devices"]), found.scaled(100), CaseResult.of(row), "")
-            for row in _measured(run, predictions, first)
-            if (found := CaseResult.of(row).efficiency) is not None
+            mark(float(case.num_devices), case.efficiency.scaled(100), case, "")
+            for case in _measured(run, predictions, first)
+            if case.efficiency is not None
         ),
         joined=False,
     )
@@ -105,21 +104,21 @@ def _figure(
     )
 
 
-def _measured(run: RunData, predictions: Predictions, p: Prediction) -> list[Row]:
+def _measured(run: RunData, predictions: Predictions, p: Prediction) -> list[CaseResult]:
     """Return the run's own cases of what `p` predicts, possibly on another network."""
     asked = {name: getattr(p, name) for name in ("bucket_cap_mb", "comm_hook", "accumulate")}
     usual = CaseResult.of({**DDP_DEFAULTS, **asked})
 
-    def batch(row: Row) -> int:
-        return int(row["batch_per_device"]) * (int(row["num_devices"]) if row["scaling"] == "strong" else 1)
+    def batch(case: CaseResult) -> float:
+        return (case.batch_per_device or 0) * (case.num_devices if case.scaling == "strong" else 1)
 
     # Under strong scaling the batch is another at every count, and lines tell theirs.
     wanted = replace(predictions.identity, batch_per_device=1)
-    rows: list[Row] = [
-        row
-        for row in ddp_cases(run)
-        if not differences(replace(identity(run, row), batch_per_device=1), wanted)
-        and (text(row["scaling"]), batch(row)) == (p.scaling, p.batch_size)
-        and not CaseResult.of(row).changed(usual)
+    found = [
+        case
+        for case in ddp_cases(run)
+        if not differences(replace(identity(run, case), batch_per_device=1), wanted)
+        and (case.scaling, batch(case)) == (p.scaling, p.batch_size)
+        and not case.changed(usual)
     ]
-    return sorted(rows, key=lambda row: int(row["num_devices"]))
+    return sorted(found, key=lambda case: case.num_devices)

@@ -22,6 +22,7 @@ from ..cli import speaker
 from ..errors import UsageError
 from ..findings.numbers import plural
 from ..manifest import MANIFEST
+from ..results.case_result import CaseResult
 from ..results.store import RunData, load_run
 from .allreduce import Samples
 from .calibration import Calibration, Parameter, check_same, load_calibration, save_calibration
@@ -106,7 +107,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
             f"{run.path} has no calibration blocks: {speaker('run')} --calibrate looks into a DDP case, and "
             "takes time (--max-time)"
         )
-    blocks, where = run.blocks[run.blocks["case_id"] == case["case_id"]], f"{run.path}: {case['case_id']}"
+    blocks, where = run.blocks[run.blocks["case_id"] == case.case_id], f"{run.path}: {case.case_id}"
     looked = _details(blocks, where)
 
     def by_round(figure: Callable[[Detail], float]) -> Samples:
@@ -114,7 +115,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         return tuple(median(map(figure, details)) for details in looked.values())
 
     every = [detail for details in looked.values() for detail in details]
-    case_id, num_ranks, accumulate = str(case["case_id"]), int(case["num_devices"]), int(case["accumulate"])
+    case_id, num_ranks, accumulate = case.case_id, case.num_devices, int(case.setting("accumulate"))
     own = identity(run, case)
     single = single_steps(run, own)
     # On one device the plain module is the step without communication, and measured most often.
@@ -151,11 +152,11 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         optimizer_ms=lengths("optimizer", 1),
         copy_ms=by_round(lambda d: d.get("copy_ms", 0.0)),
         notes=notes if num_ranks > 1 else (*notes, FITTED),
-        scaling="strong" if case["scaling"] == "strong" else "weak",
+        scaling="strong" if case.scaling == "strong" else "weak",
         **more,
     )
     # The calibrated case gives the residual, where a scenario describes it.
-    if case["comm_hook"] != "none" or accumulate > 1:
+    if case.setting("comm_hook") != "none" or accumulate > 1:
         return found
     if samples := _residual_ms(found, run, case):
         note = f"its residual is the step of {case_id}, less the simulated one"
@@ -193,14 +194,14 @@ def _parameters(
     )
 
 
-def _looked_into(run: RunData) -> list[dict[str, Any]]:
+def _looked_into(run: RunData) -> list[CaseResult]:
     """List the cases that the calibration pass measured.
 
     Raises UsageError where ranks of one shared a device: what they took says nothing of others.
     """
     seen = set(run.blocks.loc[run.blocks["phase"] == PHASE, "case_id"])
-    cases = [case for case in ddp_cases(run, least=1) if case["case_id"] in seen]
-    if shared := next((case["case_id"] for case in cases if case["oversubscribed"] is True), None):
+    cases = [case for case in ddp_cases(run, least=1) if case.case_id in seen]
+    if shared := next((case.case_id for case in cases if case.oversubscribed), None):
         raise UsageError(
             f"{run.path}: the ranks of {shared} shared devices, and nothing follows for ranks with one each; "
             "calibrate with fewer: --gpus 1"
@@ -208,19 +209,19 @@ def _looked_into(run: RunData) -> list[dict[str, Any]]:
     return cases
 
 
-def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
+def _residual_ms(found: Calibration, run: RunData, case: CaseResult) -> Samples:
     """Measure by round what a case's step takes beyond the simulated one; nothing of an unknown layout."""
-    case_id = str(case["case_id"])
+    case_id = case.case_id
     timed = run.times.step_ms("timed").get(case_id, {})
     local = run.times.step_ms("no_sync").get(case_id, {})
     local = single_steps(run, found.identity) if found.num_ranks == 1 else local
     curve = found.curve()
     comm = bucket_ms_by_round(run, case_id) if curve.points else dict.fromkeys(timed, 0.0)
     sizes = [p.num_bytes for p in found.parameters]
-    caps = bucket_caps(str(case["bucket_cap_mb"]))
+    caps = bucket_caps(case.setting("bucket_cap_mb"))
     layout = assign_cap(sizes, caps, kinds=[p.kind for p in found.parameters])
     in_layout = bucket_bytes(sizes, layout)
-    if BucketLayout(in_layout) != BucketLayout.of_cell(case["bucket_bytes"]):
+    if BucketLayout(in_layout) != BucketLayout.of_cell(case.bucket_bytes):
         return ()
     compute, alone_ms = found.compute(), sum(map(curve, in_layout)) or 1.0
     samples = []

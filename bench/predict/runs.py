@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -18,9 +18,8 @@ from ..case import HALF_HOOKS, wire_share
 from ..conditions import machine_name
 from ..errors import UsageError
 from ..findings.wording import step_labels
-from ..results.case_result import CaseResult, text
+from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
-from ..results.schema import records
 from ..results.store import RunData
 from ..stats.interval import Interval
 from .allreduce import AllReduceTimes, measured_curve
@@ -30,41 +29,39 @@ from .prediction import predict
 from .scenario import Scenario
 
 
-def ddp_cases(run: RunData, *, least: int = 2) -> list[dict[str, Any]]:
+def ddp_cases(run: RunData, *, least: int = 2) -> list[CaseResult]:
     """List the measured DDP cases of `least` devices or more whose layout is known."""
-    cases = run.cases
-    chosen = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["num_devices"] >= least)]
-    return records(chosen[chosen["bucket_bytes"].notna()])
+    ok = (case for case in run.results if case.is_ok and case.mode == "ddp" and case.bucket_bytes)
+    return [case for case in ok if case.num_devices >= least]
 
 
 def single_steps(run: RunData, wanted: Identity) -> ByRound:
     """Give the step of `single` with that batch and step by round, ms; empty where it was not measured."""
-    cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
-    rows = records(cases[cases["batch_per_device"] == wanted.batch_per_device])
-    case_id = next((str(row["case_id"]) for row in rows if _step(row) == wanted.step), "")
+    singles = (case for case in run.results if case.is_ok and case.mode == "single")
+    alike = (case for case in singles if case.batch_per_device == wanted.batch_per_device)
+    case_id = next((case.case_id for case in alike if _step(case) == wanted.step), "")
     return run.times.step_ms("timed").get(case_id, {})
 
 
-def _step(case: Mapping[Any, Any]) -> str:
-    return ", ".join(step_labels(CaseResult.of(case))[1:])
+def _step(case: CaseResult) -> str:
+    return ", ".join(step_labels(case)[1:])
 
 
-def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
+def identity(run: RunData, case: CaseResult) -> Identity:
     """Identify the workload and machine of a run's case."""
-    counted = CaseResult.of(case)
     return Identity(
-        arch=str(case["arch"]),
-        image_size=None if pd.isna(case["image_size"]) else int(case["image_size"]),
-        batch_per_device=int(case["batch_per_device"]),
-        precision=str(case["precision"]),
-        device_type=str(case["device_type"]),
-        device_name=str(case["device_name"]),
+        arch=case.arch,
+        image_size=None if case.image_size is None else int(case.image_size),
+        batch_per_device=int(case.batch_per_device or 0),
+        precision=case.precision,
+        device_type=case.device_type,
+        device_name=case.device_name,
         torch=run.manifest.versions.get("torch", ""),
         host=machine_name(run.manifest.environment),
-        link=None if pd.isna(case["link"]) else str(case["link"]),
+        link=case.link or None,
         step=_step(case),
-        unit=counted.unit,
-        units_per_sample=counted.units_per_sample,
+        unit=case.unit,
+        units_per_sample=case.units_per_sample,
     )
 
 
@@ -89,16 +86,16 @@ def local_steps(blocks: pd.DataFrame, *phases: str) -> tuple[ByRound, float]:
     return typical, median(longest[r] / typical[r] for r in steps) if steps else 1.0
 
 
-def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
+def allreduce_times(run: RunData, case: CaseResult) -> AllReduceTimes:
     """Bring the measured curve in line with what the case's buckets took.
 
     The curve is taken once and in one go, the buckets in every round: what held the network up just then
     is no part of any step. Raises UsageError where there is no curve.
     """
-    replay = list(bucket_ms_by_round(run, str(case["case_id"])).values())
-    share = wire_share(str(case["comm_hook"]))
-    sent = [size * share for size in BucketLayout.parse(str(case["bucket_bytes"])).num_bytes]
-    num_ranks, backend = int(case["num_devices"]), str(case["backend"])
+    replay = list(bucket_ms_by_round(run, case.case_id).values())
+    share = wire_share(case.setting("comm_hook"))
+    sent = [size * share for size in BucketLayout.parse(case.bucket_bytes).num_bytes]
+    num_ranks, backend = case.num_devices, case.backend
     rows = run.allreduce[(run.allreduce["num_devices"] == num_ranks) & (run.allreduce["backend"] == backend)]
     columns = ["bytes", "time_ms_low", "time_ms", "time_ms_high"]
     points = tuple(
@@ -107,7 +104,7 @@ def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
     )
     if not points:
         raise UsageError(
-            f"{run.path}: {case['case_id']} has no communication measured by itself; measure it again"
+            f"{run.path}: {case.case_id} has no communication measured by itself; measure it again"
         )
     by_curve_ms = sum(map(measured_curve(points), sent))
     factor = median(replay) / by_curve_ms if replay and by_curve_ms else 0.0
@@ -151,28 +148,22 @@ def held_out(
     `network` joins the nodes of `run` where it is another than the calibration's.
     """
     found = []
-    for row in ddp_cases(run):
-        described = row["comm_hook"] in ("none", *HALF_HOOKS) and not row["sync_batchnorm"]
-        if row["case_id"] == fitted or not described or pd.isna(row["images_per_s"]):
+    for case in ddp_cases(run):
+        hook, rate = case.setting("comm_hook"), case.images_per_s
+        described = hook in ("none", *HALF_HOOKS) and case.setting("sync_batchnorm") == "False"
+        if case.case_id == fitted or not described or rate is None:
             continue
         scenario = Scenario(
-            num_devices=int(row["num_devices"]),
+            num_devices=case.num_devices,
             network=network,
-            bucket_cap_mb=bucket_caps(str(row["bucket_cap_mb"])),
-            batch_size=int(row["batch_per_device"]),
-            comm_hook=str(row["comm_hook"]),
-            accumulate=int(row["accumulate"]),
+            bucket_cap_mb=bucket_caps(case.setting("bucket_cap_mb")),
+            batch_size=int(case.batch_per_device or 0),
+            comm_hook=hook,
+            accumulate=int(case.setting("accumulate")),
         )
-        each = CaseResult.of(row).units_per_sample
-        found.append(
-            HeldOut(
-                str(row["case_id"]),
-                scenario.num_devices,
-                float(row["global_batch"]) * each * 1000 / float(row["images_per_s"]),
-                predict(calibration, scenario).step_ms,
-                text(row["link"]),
-            )
-        )
+        measured_ms = 1000 * (case.global_batch or 0.0) * case.units_per_sample / rate.estimate
+        predicted_ms = predict(calibration, scenario).step_ms
+        found.append(HeldOut(case.case_id, case.num_devices, measured_ms, predicted_ms, case.link))
     return found
 
 

@@ -2,7 +2,8 @@
 
 `python tests/benchmarks/mended.py [NAME …]` runs DDP on two CPU cores with one thing slow on purpose and with
 that thing mended, some 40 s a run, and prints a row of Markdown for each: what the slow run said of its first
-cause, less what the mended one still says of it, and by how much its step got shorter. A link takes root.
+cause, less what the mended one still says of it, and by how much its step got shorter. With fewer parameters
+one device is faster too: there it is DDP's step less that of one device. A link takes root.
 """
 
 import math
@@ -57,8 +58,9 @@ def measured(lab, options, out):
     run = load_run(out)
     cases = case_results(run.cases)
     named = causes(cases, slow_ranks(run.manifest, cases, run.times))
-    reference = ddp_reference(headline(cases))
-    return reference or next(c for c in cases if c.mode == "ddp" and c.num_devices == 2), named
+    single = next(c for c in cases if c.mode == "single")
+    ddp = ddp_reference(headline(cases)) or next(c for c in cases if c.mode == "ddp" and c.num_devices == 2)
+    return less(ddp.step_ms, single.step_ms) if "Parameters" in options else ddp.step_ms, named
 
 
 def less(whole, part):
@@ -82,7 +84,7 @@ def main():
             )
             first = next(iter(named))
             still = left.get(first, Interval(0.0, 0.0, 0.0))
-            said, gained = less(named[first], still), less(slow.step_ms, quick.step_ms)
+            said, gained = less(named[first], still), less(slow, quick)
             meet = said.low <= gained.high and gained.low <= said.high
             row = (name, first, with_interval(said), with_interval(gained), "yes" if meet else "no")
             print("|", " | ".join(row), "|", flush=True)
