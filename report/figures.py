@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..bench.findings.numbers import per_second, plural, quantity, with_interval
+from ..bench.findings.answers import ddp_reference, headline
+from ..bench.findings.numbers import per_second, plural, quantity, ratio, with_interval
 from ..bench.findings.stability import pace
 from ..bench.findings.wording import DEFAULT_CAP, cap_label, case_label, settings_label, short_mode
 from ..bench.results.aggregate import images_per_s_by_round, units_per_step
@@ -37,12 +38,17 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     (best, name), *others = _at_headline(lines)
     unit = per_second(workload.unit)
     rest = "".join(f"; {label} {with_interval(m.value, unit)}" for m, label in others)
+    ddp = ddp_reference(headline(workload.cases))
+    gain = (
+        f"; DDP's speed-up {ratio(ddp.speedup)}" if ddp and ddp.speedup and ddp.num_devices == best.x else ""
+    )
     return over_devices(
         key=f"{key}-throughput",
         title="Scaling curve",
         panels={f"throughput ({unit})": [*lines, *dotted]},
         x_label=workload.devices_label,
-        caption=f"At {on_devices(best, workload.device)}: {name} {with_interval(best.value, unit)}{rest}.",
+        caption=f"At {on_devices(best, workload.device)}: {name} {with_interval(best.value, unit)}"
+        f"{rest}{gain}.",
         how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
         f"{BARS}",
         log_y=True,
@@ -106,7 +112,9 @@ def on_devices(at: Mark, device: str) -> str:
 
 def _at_headline(lines: Sequence[Line]) -> list[tuple[Mark, str]]:
     """Return the modes at the most devices that are not shared, best first; shared ones where all are."""
-    marks = [(m, line.label) for line in lines if line.look in {"dp", "ddp"} for m in line.marks]
+    modes = [line for line in lines if line.look in {"dp", "ddp"}]
+    ranked = [line for line in modes if "stand-in" not in line.label] or modes
+    marks = [(m, line.label) for line in ranked for m in line.marks]
     at = max((m for m, _ in marks), key=lambda m: (m.x > 1, not m.hollow, m.x)).x
     return sorted(((m, label) for m, label in marks if m.x == at), key=lambda pair: -pair[0].value.estimate)
 

@@ -56,7 +56,7 @@ def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], 
         ratios,
         margin,
         key=f"{key}-forest",
-        title="Every case against DDP's default",
+        title="Against DDP's default",
         caption=f"On {count} "
         + (compared if math.isfinite(first.interval.low) else "there are too few rounds to compare."),
         how_to_read="Each mark is a case's throughput over that of DDP with its defaults on as many devices; "

@@ -63,7 +63,7 @@ def status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[V
     interrupted = why == "interrupted"
     parts = (
         f"Interrupted, {said}" if interrupted else f"{said[:1].upper()}{said[1:]}",
-        f"{len(ok):,d} of {plural(len(cases) - num_skipped, 'case')} measured",
+        f"{len(ok):,d} of {plural(len(cases), 'case')} measured",
         f"{num_skipped:,d} skipped" if num_skipped else "",
         plural(rounds, "round") if rounds else "",
         f"{about(took)} of measuring" if took else "",

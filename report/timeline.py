@@ -132,7 +132,7 @@ def whole(tracks: Sequence[Track]) -> tuple[list[Track], str]:
             else ""
         )
     elif not all(track.is_causal for track in known):
-        why = "readiness of gradients and all-reduces are of different steps, which contradict each other"
+        why = "its parts were recorded in different steps, and do not fit together"
     elif wrong := next((track for track in known if not track.agrees), None):
         waits, table = quantity(wrong.waited_ms, "ms", 2), with_interval(wrong.exposed, "ms")
         why = (

@@ -141,7 +141,8 @@ def _alone(case: CaseResult, speedup: Interval, margin: float, stand_ins: Sequen
     own = OWN_COST if case.num_devices == 1 and one.answer in (FASTER, SLOWER) else ""
     notes = (own, *map(_stages, stand_ins[:1]), NOT_MEASURABLE if stand_ins else "")
     names = f"{mode_name(case)} on {place(case)}", ONE_DEVICE
-    return _compared(WRAPPER, one, names, notes=tuple(filter(None, notes)))
+    said = tuple(filter(None, notes))
+    return _compared(WRAPPER, one, names, notes=said, without_dp=case.device_type == "cpu")
 
 
 def _stages(stand_in: CaseResult) -> str:

@@ -14,7 +14,7 @@ from ..results.comparisons import Comparison
 from ..results.round_times import RoundTimes
 from ..stats.interval import Interval
 from .answers import by_compile_label, ddp_reference, headline
-from .numbers import plural
+from .numbers import plural, quantity
 from .numbers import with_interval as written
 from .wording import place
 
@@ -27,7 +27,7 @@ OWN_WORK, RANKS, DATA = "DDP's own work on one device", "uneven ranks", "the wai
 BESIDE = "waiting beside communication, for other ranks or for the cores that it takes"
 
 MENDS = {
-    ALL_REDUCE: "half the bytes by --comm-hook bf16, another cap, a larger batch, a faster link",
+    ALL_REDUCE: "half the bytes by --comm-hook bf16, a larger batch, a faster link",
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     BESIDE: "cores or GPUs that nothing else uses",
     COPIES: "--gradient-as-bucket-view on",
@@ -91,16 +91,19 @@ def said(
 ) -> str:
     """The causes in a sentence, with what mends each; empty where none is known."""
     ddp, found = ddp_reference(headline(cases)), causes(cases, slow, comparisons)
-    if not found or ddp is None:
+    if not found or ddp is None or ddp.step_ms is None:
         return ""
     parts = "; ".join(f"{written(ms, 'ms')} {what} ({MENDS[what]})" for what, ms in found.items())
     alike = [c for c in cases if c.compile == ddp.compile and c.step_ms and not c.is_stand_in]
-    one = (c.step_ms for c in alike if c.mode == "single" and c.scaling == "weak")
+    one = next((c.step_ms for c in alike if c.mode == "single" and c.scaling == "weak"), None)
     dp = (c.step_ms for c in alike if c.mode == "dp" and c.num_devices == ddp.num_devices)
-    others = {"on one device": next(one, None), "under DP": next(dp, None)}
+    others = {"on one device": one, "under DP": next(dp, None)}
     beside = "".join(f", {what} {written(ms, 'ms')}" for what, ms in others.items() if ms)
-    took = written(ddp.step_ms, "ms")
-    return f"A step of DDP on {place(ddp)} takes {took}{beside}. What it loses, the most first: {parts}."
+    took, step_ms = written(ddp.step_ms, "ms"), ddp.step_ms.estimate
+    rest_ms = step_ms - one.estimate - sum(ms.estimate for ms in found.values()) if one else 0.0
+    rest = f"; another {quantity(rest_ms, 'ms')} is not told apart"
+    told = f"{parts}{rest if rest_ms > LEAST_SHARE * step_ms else ''}"
+    return f"A step of DDP on {place(ddp)} takes {took}{beside}. What it loses, the most first: {told}."
 
 
 def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:

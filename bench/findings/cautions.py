@@ -56,6 +56,8 @@ class Caution:
     text: str
     advice: str
     case_id: str | None = None
+    short: str = ""
+    """What trust names it by, with its size; by default its kind."""
 
     @property
     def sentence(self) -> str:
@@ -97,7 +99,7 @@ def trust(
         return None
     against: dict[str, list[str]] = {DIRECTION: [], SIZES: [], TRANSFER: []}
     for one in cautions:
-        against[WEAKENS[one.kind]].append(one.kind)
+        against[WEAKENS[one.kind]].append(one.short or one.kind)
     direction, weak, transfer = (", ".join(kinds) for kinds in against.values())
     nothing = set(answers) <= set(OPEN)
     order = "nothing is resolved" if nothing else "holds"
@@ -138,11 +140,7 @@ def load_shares(manifest: Manifest) -> LoadShares | None:
 def said_load(manifest: Manifest) -> str:
     """Say what others used of the cores; empty where that is not known."""
     shares, before = load_shares(manifest), manifest.load_before
-    first = (
-        ""
-        if before is None
-        else f"; in the minute before all programs wanted {100 * before:.0f}% (load average)"
-    )
+    first = "" if before is None else f"; load in the minute before: {100 * before:.0f}%"
     return "" if shares is None else f"{shares.said}{first}"
 
 

@@ -10,7 +10,7 @@ from ..text import listed
 from . import causes
 from .answers import headline
 from .causes import SlowRank
-from .numbers import per_second, plural, with_interval
+from .numbers import plural
 from .verdicts import Verdict
 from .wording import case_parts, place, short_mode
 
@@ -45,12 +45,8 @@ def _shared(cases: Sequence[CaseResult]) -> str:
     shared = [case for case in cases if case.is_ok and case.oversubscribed and case.case_id not in answering]
     if not shared:
         return ""
-    first = {(place(case), short_mode(case)): case for case in reversed(shared)}
-    rates = "; ".join(
-        f"{mode} on {where} {with_interval(case.images_per_s, per_second(case.unit))}"
-        for (where, mode), case in first.items()
-    )
-    return f"Devices that are shared tell nothing about scaling: {rates}."
+    named = dict.fromkeys(f"{short_mode(case)} on {place(case)}" for case in shared)
+    return f"Cases that share devices tell nothing about scaling: {listed([*named])}."
 
 
 def _skipped(cases: Sequence[CaseResult]) -> str:

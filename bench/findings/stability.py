@@ -58,12 +58,14 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
     per_round = 0.0
     if (change := _drift(paces)) is not None:
         per_round, first, last = change.estimate, min(paces), max(paces)
+        grown = per_round * (last - first)
         percent, low, high = (
             f"{100 * math.expm1(slope * (last - first)):+.1f}"
             for slope in (per_round, change.low, change.high)
         )
         yield Caution(
             kind="drift",
+            short=f"the machine became {abs(math.expm1(grown)):.0%} {'faster' if grown > 0 else 'slower'}",
             text=f"the pace of all cases changed by {percent}% [{low}, {high}] from round {first} to {last}; "
             "speed-up and efficiency are formed inside rounds and stand, "
             f"{per_second(ok[0].unit)} and ms do not carry over to another run",
@@ -81,6 +83,7 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
         yield Caution(
             kind="scattered rounds",
             case_id=worst.case_id,
+            short=f"rounds scatter by {math.expm1(beyond[worst]):.0%}",
             text=f"rounds scatter by {100 * math.expm1(beyond[worst]):.0f}% about the median "
             f"({case_label(worst)}; {plural(num_wide, 'case')} of {len(beyond)} by more than "
             f"{100 * SCATTERED:.0f}%)",

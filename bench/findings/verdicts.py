@@ -16,6 +16,9 @@ WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication
 TITLES = {WRAPPER: "DP, DDP or one device", CAP: "DDP's settings", COMMUNICATION: "Communication"}
 """What a question is called on the terminal and on the page."""
 
+ALONE = "DDP or one device"
+"""The wrapper's, where DP is not measurable."""
+
 RESOLVED = "resolved"
 """Answer of a question that compares nothing."""
 
@@ -81,6 +84,8 @@ class Verdict:
     slower: str = ""
     where: str = ""
     """Such as ` on 2 GPUs`."""
+    without_dp: bool = False
+    """Whether nothing can be said of DP."""
     ratio: Interval | None = None
     """Of the faster's rate over the slower's."""
     faster_id: str = ""
@@ -100,7 +105,8 @@ class Verdict:
     @property
     def title(self) -> str:
         """The question in words, and which cases it is of."""
-        return ", ".join(filter(None, (TITLES.get(self.question, self.question), self.of)))
+        title = ALONE if self.without_dp else TITLES.get(self.question, self.question)
+        return ", ".join(filter(None, (title, self.of)))
 
     @property
     def is_open(self) -> bool:

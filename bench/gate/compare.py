@@ -67,6 +67,15 @@ class Gate:
             c.verdict == "undecided" for c in self.undecided
         )
 
+    @property
+    def shown(self) -> list[Change]:
+        """What a table has: all but what neither decides nor is known, such as a vague speed-up."""
+        return [
+            c
+            for c in self.comparisons
+            if c.verdict != "undecided" or c in self.undecided or not c.is_repeated
+        ]
+
     def having(self, verdict: Verdict) -> list[Change]:
         return [c for c in self.comparisons if c.verdict == verdict]
 

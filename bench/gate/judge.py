@@ -25,7 +25,7 @@ from ..text import visible
 from .runs import LAUNCH, GateCase
 
 Verdict: TypeAlias = Literal[
-    "regressed", "missing", "not comparable", "undecided", "unchanged", "improved", "not judged"
+    "regressed", "missing", "not comparable", "undecided", "no worse", "unchanged", "improved", "not judged"
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
@@ -75,7 +75,7 @@ class Change(Record, frozen=True, omit_defaults=False):
     @property
     def is_pass(self) -> bool:
         """Whether a gate can pass with it: it is known not to be slower by more than is allowed."""
-        return self.verdict in ("improved", "unchanged")
+        return self.verdict in ("improved", "unchanged", "no worse")
 
     @property
     def is_repeated(self) -> bool:
@@ -192,12 +192,14 @@ def _judged(measured: Change, ratio: Interval, *, metric: Metric, threshold: flo
     before, after = measured.baseline, measured.candidate
     if before is not None and after is not None and abs(after - before) < metric.least_change:
         verdict = "unchanged"
-    if verdict != "undecided":
+    if verdict == "no worse":
+        reason = f"it is not worse by {100 * threshold:g}%, and may be better by more"
+    elif verdict != "undecided":
         reason = "" if metric.repeated else "one reading, no interval"
     elif ratio.excludes(1.0):
         reason = f"a change, but not clearly beyond {100 * threshold:g}%"
     else:
-        reason = "the interval is too wide"
+        reason = f"the interval holds no change and a change of {100 * threshold:g}% alike"
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
 
 
@@ -227,7 +229,7 @@ def typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -> tup
 
 
 def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdict:
-    """`regressed`, `improved`, `unchanged` or `undecided`, for candidate / baseline with its interval.
+    """`regressed`, `improved`, `unchanged`, `no worse` or `undecided`, for candidate / baseline.
 
     Without ends (nothing was repeated) the ratio is taken as exact.
     """
@@ -235,7 +237,10 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdi
     found = answer_of(known, (1 - threshold, 1 + threshold), least_change=threshold)
     if found in (FASTER, SLOWER):
         return "improved" if (found == FASTER) == higher_is_better else "regressed"
-    return "unchanged" if found == EQUAL else "undecided"
+    if found == EQUAL:
+        return "unchanged"
+    within = known.low >= 1 - threshold if higher_is_better else known.high <= 1 + threshold
+    return "no worse" if within else "undecided"
 
 
 _MOST_PERCENT = 999

@@ -106,10 +106,10 @@ def interleave_command(baseline: Manifest, candidate: Manifest) -> str:
 
 def _launches_for(one: Change, launches: int, confidence: float) -> int:
     """So many launches, of as many rounds as before, are likely to decide it."""
-    if one.ratio is None or one.threshold is None or one.error is None:
+    if one.ratio is None or one.threshold is None or one.error is None or one.column is None:
         return DEFAULT_LAUNCHES[-1]
-    change = abs(one.ratio.estimate - 1)
-    reach = change if change > one.threshold else max(one.threshold - change, NEAR * one.threshold)
+    worse = (one.ratio.estimate - 1) * (-1 if one.column.higher_is_better else 1)
+    reach = worse if worse > one.threshold else max(one.threshold - worse, NEAR * one.threshold)
     freedom = launches - 1 if launches > 1 else math.inf
     scatter = one.error * math.sqrt(max(launches, 1))
     if math.isfinite(freedom):

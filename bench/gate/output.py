@@ -39,7 +39,7 @@ def table(gate: Gate) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in HEADINGS:
         made.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=heading != "case")
-    for comparison in gate.comparisons:
+    for comparison in gate.shown:
         made.add_row(*(Text(visible(cell)) for cell in cells(comparison)))
     return made
 
@@ -73,6 +73,9 @@ def notes(gate: Gate) -> list[str]:
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += filter(None, [allowed(gate)])
     lines += reasons(gate)
+    if hidden := len(gate.comparisons) - len(gate.shown):
+        left_out = f"{plural(hidden, 'change')} of speed-up, efficiency or exposed communication"
+        lines.append(f"Undecided too, and not asked for: {left_out}; --strict shows and judges them.")
     if gate.only_in_candidate:
         lines.append(f"Only in the candidate, not gated: {'; '.join(gate.only_in_candidate)}.")
     if gate.only_in_baseline:
@@ -81,19 +84,20 @@ def notes(gate: Gate) -> list[str]:
 
 
 def allowed(gate: Gate) -> str:
-    """The thresholds: `Allowed change: 5%; exposed communication 10%.`; empty where none was needed."""
+    """The thresholds, as `5%; exposed communication 10%`, and the rule; empty where none was needed."""
     found = {c.column.label: c.threshold for c in gate.comparisons if c.column and c.threshold is not None}
     if not found:
         return ""
     usual = found.get("throughput", next(iter(found.values())))
     others = [f"; {label} {100 * share:g}%" for label, share in found.items() if share != usual]
-    return f"Allowed change: {100 * usual:g}%{''.join(others)}."
+    rule = "What is worse by more, with an interval that leaves out 0, has regressed."
+    return f"Allowed change: {100 * usual:g}%{''.join(others)}. {rule}"
 
 
 def reasons(gate: Gate) -> list[str]:
     """Why rows have their verdicts, each once, with the rows where there are several reasons."""
     found: dict[str, dict[str, list[str]]] = {}
-    for c in gate.comparisons:
+    for c in gate.shown:
         if c.reason:
             metric = f"{c.column.label} of " if c.column is not None else ""
             found.setdefault(c.verdict, {}).setdefault(c.reason, []).append(f"{metric}{c.name}")
@@ -152,7 +156,9 @@ def _failed(gate: Gate) -> str:
     regressed = gate.having("regressed")
     if not regressed:
         return f"{named(gate.having('missing'))}; --allow-missing passes without them"
-    return f"{named(regressed)}{_apart(gate)}"
+    others = len({c.case_id for c in gate.undecided} - {c.case_id for c in regressed})
+    undecided = f"; {plural(others, 'other case')} undecided" if others else ""
+    return f"{named(regressed)}{undecided}{_apart(gate)}"
 
 
 def _passed(gate: Gate) -> str:
@@ -193,8 +199,9 @@ def _launches(gate: Gate) -> str:
     """What the intervals of a gate in turns hold."""
     if gate.num_launches == 1:
         return "One launch: they hold within it, another may differ by more."
-    looked = f", looked at after {listed([str(one) for one in gate.looks])}" if len(gate.looks) > 1 else ""
-    return f"They hold what {gate.num_launches} launches differ by{looked}."
+    after = listed([str(one) for one in gate.looks])
+    looked = f", and are wider for possible ends after {after}" if len(gate.looks) > 1 else ""
+    return f"They include what {gate.num_launches} launches differ by{looked}."
 
 
 def sentence(step: NextStep) -> str:

@@ -20,7 +20,12 @@ from .judge import VERDICTS, Change, Verdict, cells, change, said
 from .output import HEADINGS, NUMBERS, conditions, decides, named, notes, verdict, word
 from .runs import GateRun
 
-_STATES: dict[Verdict, str] = {"regressed": "found", "improved": "found", "unchanged": "equal"}
+_STATES: dict[Verdict, str] = {
+    "regressed": "found",
+    "improved": "found",
+    "unchanged": "equal",
+    "no worse": "equal",
+}
 
 
 def html(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
@@ -60,7 +65,7 @@ def _name(side: GateRun) -> str:
 def cards(gate: Gate) -> list[Card]:
     """A card for each metric, of its worst verdict."""
     by_metric: dict[str, list[Change]] = {"throughput": []}  # comes first
-    for one in gate.comparisons:
+    for one in gate.shown:
         by_metric.setdefault(one.column.label if one.column else "cases", []).append(one)
     made = []
     for label, found in by_metric.items():
@@ -68,8 +73,9 @@ def cards(gate: Gate) -> list[Card]:
             continue
         worst = min((one.verdict for one in found), key=VERDICTS.index)
         those = [one for one in found if one.verdict == worst]
-        if worst == "unchanged":
-            sentence = f"No case changed by more than {100 * (those[0].threshold or 0):g}%."
+        if worst in ("unchanged", "no worse"):
+            changed = "changed" if worst == "unchanged" else "is worse"
+            sentence = f"No case {changed} by more than {100 * (those[0].threshold or 0):g}%."
         elif worst == "not comparable":
             differing = ", ".join(d.name for d in gate.differences if d.blocking)
             why = f"the runs differ in {differing}" if differing else those[0].reason
@@ -83,7 +89,7 @@ def cards(gate: Gate) -> list[Card]:
 
 def _figure(gate: Gate, metric: str) -> Figure | None:
     """Draw how one metric of every case changed; None where it was not compared."""
-    found = [c for c in gate.comparisons if c.metric == metric and c.ratio is not None]
+    found = [c for c in gate.shown if c.metric == metric and c.ratio is not None]
     if not found or found[0].column is None:
         return None
     label, threshold, sentence = found[0].column.label, found[0].threshold or 0.0, said(found[0])
@@ -114,7 +120,7 @@ def _look(c: Change) -> str:
 def _table(gate: Gate) -> Table:
     """Every case and metric, worst first, as on the terminal."""
     columns = tuple(Heading(name.capitalize(), "number" if name in NUMBERS else "") for name in HEADINGS)
-    return Table("Every comparison", "The worst first.", columns, tuple(map(cells, gate.comparisons)))
+    return Table("Every comparison", "The worst first.", columns, tuple(map(cells, gate.shown)))
 
 
 def _facts(side: GateRun) -> list[Fact]:

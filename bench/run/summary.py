@@ -76,7 +76,10 @@ def print_summary(folder: Path, conclusion: Conclusion, timing: Timing, page: Pa
             kept = folder / failure_file(case.case_id)
             print(visible(f"{case.case_id}: {case.status}: {shown(kept) if kept.is_file() else case.reason}"))
     if any(case.exposed_comm_ms for case in cases):
-        print("exposed: what communication adds to the step; hidden: what of its time alone it does not add")
+        print("speed-up: over single; eff.: speed-up / devices; exposed: what communication adds to the step")
+        print(
+            "hidden: share of communication's own time that adds nothing; none: it adds more than that time"
+        )
     if {"default"} < {case.setting("bucket_cap_mb") for case in cases if case.mode == "ddp"}:
         print(DEFAULT_CAP)
     for line in stand_ins(cases):

@@ -52,7 +52,7 @@ def simulated(rng, *, slower=1.0, drift=0.0, num_rounds=20, sd=0.02, tail=30.0):
         (0.85, 0.95, 1.05, "undecided"),
         (0.80, 0.90, 1.01, "undecided"),  # beyond the threshold, but may be no change
         (0.93, 0.96, 0.99, "undecided"),  # a change, but perhaps within the threshold
-        (1.00, 1.00, 1.06, "undecided"),
+        (0.96, 1.00, 1.06, "no worse"),  # surely not slower by the threshold
         (-np.inf, np.nan, np.inf, "undecided"),
         (np.nan, 0.94, np.nan, "regressed"),  # one exact reading
         (np.nan, 0.96, np.nan, "unchanged"),
@@ -61,7 +61,10 @@ def simulated(rng, *, slower=1.0, drift=0.0, num_rounds=20, sd=0.02, tail=30.0):
 def test_a_regression_needs_the_interval_and_the_threshold(low, estimate, high, expected):
     assert judge(Interval(estimate, low, high), higher_is_better=True, threshold=0.05) == expected
     turned = {"regressed": "improved", "improved": "regressed"}.get(expected, expected)
-    assert judge(Interval(estimate, low, high), higher_is_better=False, threshold=0.05) == turned
+    mirrored = Interval(2 - estimate, 2 - high, 2 - low)
+    assert judge(mirrored, higher_is_better=False, threshold=0.05) == expected
+    if expected in ("regressed", "improved"):
+        assert judge(Interval(estimate, low, high), higher_is_better=False, threshold=0.05) == turned
 
 
 @pytest.mark.parametrize("noise", [{"sd": 0.02}, {"sd": 0.015, "tail": 2.0}, {"sd": 0.01, "drift": 0.05}])

@@ -147,6 +147,17 @@ def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too()
         assert not gated(together[0], made_run(slow, **others)).interleaved
 
 
+def test_a_table_leaves_out_what_is_undecided_and_decides_nothing():
+    gate = gated(STEADY, STEADY)
+    every = [
+        structs.replace(c, verdict="undecided") if c.metric == "speedup" else c for c in gate.comparisons
+    ]
+    vague = replace(gate, comparisons=tuple(every))
+    assert {c.metric for c in gate.shown} - {c.metric for c in vague.shown} == {"speedup"}
+    assert "2 changes of speed-up, efficiency or exposed communication" in " ".join(gate_output.notes(vague))
+    assert vague.shown != replace(vague, undecided=tuple(every)).shown, "those that decide are shown"
+
+
 CLEAN = {"git": {"commit": "0123456789abcdef", "dirty": False}}
 
 

@@ -223,7 +223,7 @@ def test_a_step_without_its_gradients_or_its_all_reduces_is_not_drawn(which):
 @pytest.mark.parametrize(
     ("ends", "why"),
     [
-        ((60.0, 59.0, 80.0), "contradict each other"),
+        ((60.0, 59.0, 80.0), "do not fit together"),
         ((85.0, 86.0, 84.0), None),
         (
             (60.0, 61.0, 95.0),
