@@ -79,7 +79,7 @@ class Settings:
     workload: str | None = option(
         None,
         str,
-        "your model: a Workload, or a function that returns an nn.Module from images to logits",
+        "your model: a Workload (docs/own-model.md), or a function that returns an nn.Module of images",
         "package.module:name",
     )
     batch_size: int | None = option(
@@ -132,7 +132,7 @@ class Settings:
     max_time: float | None = option(
         None,
         cli.duration_s,
-        "limit of measuring; start-up is extra (default: CPU 200s, GPU 10m, tune 150s; with --rounds none)",
+        "limit of measuring; start-up is extra (default: CPU 200s, GPU 10m, tune 150s; no limit with --rounds)",
         "10m",
     )
     race: bool = option(

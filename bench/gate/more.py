@@ -42,7 +42,10 @@ class More(Record, frozen=True, omit_defaults=False):
     def step(self) -> NextStep:
         """The same as what to do next."""
         if self.command == command("doctor"):
-            return NextStep("the machine is too noisy; what disturbs it", self.command)
+            return NextStep(
+                "the change lies near what is allowed, or the machine is too noisy; what disturbs it",
+                self.command,
+            )
         took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
         where = f", {UNKNOWN_REF} being the baseline's commit" if f" {UNKNOWN_REF} " in self.command else ""
         return NextStep(f"{took} would decide{where}", self.command)

@@ -63,8 +63,9 @@ def notes(gate: Gate) -> list[str]:
             f"Change: candidate / baseline - 1, in parentheses its {100 * gate.confidence:.4g}% interval; "
             f"all of them hold at once with {100 * FAMILY_CONFIDENCE:g}%. "
             + (
-                "The two sides took turns on one machine: ratios are formed within rounds, baseline and "
-                f"candidate are those of a typical round of both. {_launches(gate)}"
+                "The two sides took turns on one machine: ratios are formed within rounds, and each row is "
+                "of its own typical round, so a speed-up is not the quotient of two rows. "
+                f"{_launches(gate)}"
                 if gate.interleaved
                 else "They hold for these launches; others may differ by more."
             )
@@ -90,7 +91,9 @@ def allowed(gate: Gate) -> str:
         return ""
     usual = found.get("throughput", next(iter(found.values())))
     others = [f"; {label} {100 * share:g}%" for label, share in found.items() if share != usual]
-    rule = "What is worse by more, with an interval that leaves out 0, has regressed."
+    rule = (
+        "Regressed: worse by more, and the interval leaves out 0. Unchanged: all of the interval is within."
+    )
     return f"Allowed change: {100 * usual:g}%{''.join(others)}. {rule}"
 
 
@@ -200,8 +203,8 @@ def _launches(gate: Gate) -> str:
     if gate.num_launches == 1:
         return "One launch: they hold within it, another may differ by more."
     after = listed([str(one) for one in gate.looks])
-    looked = f", and are wider for possible ends after {after}" if len(gate.looks) > 1 else ""
-    return f"They include what {gate.num_launches} launches differ by{looked}."
+    looked = f"; they allow for looks after {after}" if len(gate.looks) > 1 else ""
+    return f"{gate.num_launches} launches of each side: intervals include what these differ by{looked}."
 
 
 def sentence(step: NextStep) -> str:
