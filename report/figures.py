@@ -32,10 +32,13 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     counts = counts_of(lines)
     if len(counts) < 2:
         return None
+    stands_in = any(case.is_stand_in for case in workload.cases)
     one = next((line.marks[0].value.estimate for line in lines if line.look == "single"), None)
     own = {mark.x for line in lines for mark in line.marks if not mark.hollow} or {*counts}
     dotted = [] if one is None else [ideal("ideal", {n: n * one for n in {1.0, *own}})]
-    (best, name), *others = _at_headline(lines)
+    # What stands in for DP is drawn, and ranked against nothing.
+    ranked = [line for line in lines if line.look == "ddp" or (line.look == "dp" and not stands_in)]
+    (best, name), *others = _at_headline(ranked or lines)
     unit = per_second(workload.unit)
     rest = "".join(f"; {label} {with_interval(m.value, unit)}" for m, label in others)
     ddp = ddp_reference(headline(workload.cases))
@@ -112,9 +115,7 @@ def on_devices(at: Mark, device: str) -> str:
 
 def _at_headline(lines: Sequence[Line]) -> list[tuple[Mark, str]]:
     """Return the modes at the most devices that are not shared, best first; shared ones where all are."""
-    modes = [line for line in lines if line.look in {"dp", "ddp"}]
-    ranked = [line for line in modes if "stand-in" not in line.label] or modes
-    marks = [(m, line.label) for line in ranked for m in line.marks]
+    marks = [(m, line.label) for line in lines if line.look in {"dp", "ddp"} for m in line.marks]
     at = max((m for m, _ in marks), key=lambda m: (m.x > 1, not m.hollow, m.x)).x
     return sorted(((m, label) for m, label in marks if m.x == at), key=lambda pair: -pair[0].value.estimate)
 

@@ -3,7 +3,9 @@
 import os
 import time
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 
@@ -56,3 +58,13 @@ class FewParameters(Small):
 
     def forward(self, x):
         return super().forward(x) + torch.cat([*self.more.split(1)]).sum()
+
+
+def pictures(folder):
+    """Fill a folder of one class with large pictures, which take long to decode."""
+    place = folder / "images" / "one"
+    place.mkdir(parents=True)
+    noise = np.random.default_rng(0).integers(0, 255, (1500, 1500, 3), dtype=np.uint8)
+    for i in range(16):
+        Image.fromarray(noise).save(place / f"{i}.jpg")
+    return place.parent

@@ -78,12 +78,12 @@ def evidence(
         return AGAIN
     held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
     apart = f", ratios {_typical(ratios)}" if ratios else ""
-    hold = f"; {held} of {total} intervals of ratios hold the common value" if ratios else ""
-    share = f", {short_percent(held / total)} where 95% are meant to" if ratios else ""
+    hold = ""
+    if ratios:
+        share = f"{short_percent(held / total)} where 95% are meant to"
+        hold = f"; {held} of {total} intervals of ratios hold the common value, {share}"
     others = plural(len(runs) - 1, "earlier run")
-    return (
-        f"with {others} of this plan: rates {_typical(rates)}{apart} apart (standard deviation){hold}{share}"
-    )
+    return f"with {others} of this plan: rates {_typical(rates)}{apart} apart (standard deviation){hold}"
 
 
 def _typical(found: Sequence[Agreement]) -> str:

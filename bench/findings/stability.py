@@ -58,16 +58,13 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
     per_round = 0.0
     if (change := _drift(paces)) is not None:
         per_round, first, last = change.estimate, min(paces), max(paces)
-        grown = per_round * (last - first)
-        percent, low, high = (
-            f"{100 * math.expm1(slope * (last - first)):+.1f}"
-            for slope in (per_round, change.low, change.high)
-        )
+        slopes = per_round, change.low, change.high
+        percent, low, high = (100 * math.expm1(slope * (last - first)) for slope in slopes)
         yield Caution(
             kind="drift",
-            short=f"the machine became {abs(math.expm1(grown)):.0%} {'faster' if grown > 0 else 'slower'}",
-            text=f"the pace of all cases changed by {percent}% [{low}, {high}] from round {first} to {last}; "
-            "speed-up and efficiency are formed inside rounds and stand, "
+            short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'}",
+            text=f"the pace of all cases changed by {percent:+.1f}% [{low:+.1f}, {high:+.1f}] from round "
+            f"{first} to {last}; speed-up and efficiency are formed inside rounds and stand, "
             f"{per_second(ok[0].unit)} and ms do not carry over to another run",
             advice=f"{command('doctor')} for the cause; compare versions with {speaker('gate')} --interleave",
         )
@@ -80,11 +77,12 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
     worst = max(beyond, key=beyond.__getitem__, default=None)
     if worst is not None and beyond[worst] > SCATTERED:
         num_wide = sum(share > SCATTERED for share in beyond.values())
+        said = f"rounds scatter by {math.expm1(beyond[worst]):.0%}"
         yield Caution(
             kind="scattered rounds",
             case_id=worst.case_id,
-            short=f"rounds scatter by {math.expm1(beyond[worst]):.0%}",
-            text=f"rounds scatter by {100 * math.expm1(beyond[worst]):.0f}% about the median "
+            short=said,
+            text=f"{said} about the median "
             f"({case_label(worst)}; {plural(num_wide, 'case')} of {len(beyond)} by more than "
             f"{100 * SCATTERED:.0f}%)",
             advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",

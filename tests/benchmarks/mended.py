@@ -11,12 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from commands import python
+from slow_workloads import pictures
 
 from ddp_bench.bench.findings.answers import ddp_reference, headline
 from ddp_bench.bench.findings.causes import causes, slow_ranks
@@ -36,16 +34,6 @@ KINDS = {
     "slow data": (("", f"{PICTURES} {{folder}} --data-workers 1"), ("", f"{PICTURES} device")),
     "1 Gbit/s link": ((LAB.format("1gbit"), "--gpus 2"), (LAB.format("10gbit"), "--gpus 2")),
 }
-
-
-def pictures(folder):
-    """Large ones, of one class."""
-    place = folder / "images" / "one"
-    place.mkdir(parents=True)
-    noise = np.random.default_rng(0).integers(0, 255, (1500, 1500, 3), dtype=np.uint8)
-    for i in range(16):
-        Image.fromarray(noise).save(place / f"{i}.jpg")
-    return place.parent
 
 
 def measured(lab, options, out):

@@ -1,10 +1,9 @@
 """Runs of which one thing is slow on purpose: what they name first is that thing."""
 
-import numpy as np
 import pytest
 from commands import bench_run
-from PIL import Image
 from real_lab import buckets_at_1_gbit
+from slow_workloads import pictures
 
 from ddp_bench.bench.findings.causes import ALL_REDUCE, BUFFERS, DATA, OWN_WORK, RANKS, causes, slow_ranks
 from ddp_bench.bench.results.case_result import case_results
@@ -46,13 +45,8 @@ def test_a_workload_that_is_slow_in_one_way(tmp_path, model, cause):
 
 def test_slow_data(tmp_path):
     """Every batch of a small model is decoded by one process from large pictures."""
-    folder = tmp_path / "images" / "one"
-    folder.mkdir(parents=True)
-    noise = np.random.default_rng(0).integers(0, 255, (1500, 1500, 3), dtype=np.uint8)
-    for i in range(16):
-        Image.fromarray(noise).save(folder / f"{i}.jpg")
     options = ("--arch", "resnet20", "--image-size", "16", "--batch-size", "4", "--data-workers", "1")
-    assert named(measured(tmp_path / "out", *options, "--data", str(folder.parent)))[0] == DATA
+    assert named(measured(tmp_path / "out", *options, "--data", str(pictures(tmp_path))))[0] == DATA
 
 
 @pytest.mark.lab
