@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..cli import command
 from ..gpus import FAULTS
-from ..manifest import Manifest, Record
+from ..manifest import Manifest, RankPlace, Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import OPEN
 from ..sharing import MOST_BUSY, MOST_STEAL
@@ -30,6 +31,9 @@ UNEQUAL_CLOCKS = 1.02
 LEAST_STEAL = 0.005
 """Share of the time that is no rounding of 0%."""
 
+Pair: TypeAlias = tuple[str, int, int]
+"""A host, and the places of two GPUs among those that its ranks saw, the lower one first."""
+
 DIRECTION, SIZES, TRANSFER = "direction", "sizes", "transfer"
 
 WEAKENS = {
@@ -42,6 +46,7 @@ WEAKENS = {
     "slowed GPUs": SIZES,
     "scattered rounds": SIZES,
     "drift": TRANSFER,
+    "slow links": TRANSFER,
 }
 """The first claim that a kind of caution weakens: which is faster; by how much, in this run; whether times
 and rates are those of another run. Ratios are formed within rounds, so drift leaves them as they are."""
@@ -203,3 +208,50 @@ def of_conditions(
             "comparison is partly one of clocks",
             advice="lock the clocks (sudo nvidia-smi -lgc) at a value that every case can hold",
         )
+    if (links := slow_links(manifest, cases)) is not None:
+        yield links
+
+
+def slow_links(manifest: Manifest, cases: Iterable[CaseResult]) -> Caution | None:
+    """Find slow pairs of GPUs that measured cases used; what is not known is not told."""
+    known = {
+        (name, pair.first, pair.second): pair
+        for name, host in manifest.hosts.items()
+        for pair in host.gpu_pairs
+    }
+    with_nvlink = {host for (host, _, _), pair in known.items() if pair.nvlink}
+    slow = {
+        place
+        for place, pair in known.items()
+        if pair.peer_access is False or (pair.nvlink is False and place[0] in with_nvlink)
+    }
+    on_gpus = [case for case in cases if case.is_ok and case.device_type == "cuda" and case.num_devices > 1]
+    used = {case.case_id: _used(manifest, case) & slow for case in on_gpus}
+    count = len(set().union(*used.values()))
+    if not count:
+        return None
+    return Caution(
+        kind="slow links",
+        case_id=max(used, key=lambda case_id: len(used[case_id])),
+        text=f"cases used {plural(count, 'pair')} of GPUs without peer access, or without NVLink that "
+        "others of the machine have: the slowest link sets the pace of an all-reduce",
+        advice=f"{command('doctor')}, line GPU links; choose GPUs with CUDA_VISIBLE_DEVICES",
+    )
+
+
+def _used(manifest: Manifest, case: CaseResult) -> set[Pair]:
+    """The pairs of GPUs between which a case copies: any two of its ranks on a host, or of DP's replicas."""
+    ranks = manifest.ranks
+    if case.mode == "dp":
+        host = ranks[0].host if ranks else ""
+        return {(host, a, b) for a, b in itertools.combinations(range(case.num_devices), 2)}
+    places = [_place(manifest, rank) for rank in ranks[: case.num_devices]]
+    own = sorted({place for place in places if place is not None})
+    return {(host, a, b) for (host, a), (other, b) in itertools.combinations(own, 2) if host == other}
+
+
+def _place(manifest: Manifest, rank: RankPlace) -> tuple[str, int] | None:
+    """Host and place of the GPU that a rank trained on; None where its UUID is not known."""
+    host = manifest.hosts.get(rank.host)
+    uuids = [gpu.uuid for gpu in (host.gpus if host else None) or ()]
+    return (rank.host, uuids.index(rank.gpu)) if rank.gpu and rank.gpu in uuids else None

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
-from made import case_of
+from made import case_of, made_manifest
 from msgspec import structs
 from report_runs import case, run
 
+from ddp_bench.bench.findings.cautions import slow_links
 from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.manifest import Load
@@ -20,13 +21,64 @@ from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.sharing import LoadReading, mean_load, other_loads, read_load
 from ddp_bench.bench.worker.facts import NotProved, Proven, Shown, Warmed
 from ddp_bench.report.conditions import groups
 
+NVLINK = {"nvlink": True, "peer_access": True}
+PCIE = {"nvlink": False, "peer_access": True}
+HOST_MEMORY = {"nvlink": False, "peer_access": False, "path": "SYS"}
+
+
+def told_of(pairs, *, hosts=("h",)):
+    """Hosts of four GPUs with a rank each; `pairs` by host and places, as `h 0-1`, all others on NVLink."""
+
+    def host(name):
+        places = [(a, b) for a in range(4) for b in range(a + 1, 4)]
+        known = [pairs.get(f"{name} {a}-{b}", NVLINK) | {"first": a, "second": b} for a, b in places]
+        return {"gpus": [{"uuid": f"{name}{i}", "name": "A"} for i in range(4)], "gpu_pairs": known}
+
+    return {
+        "hosts": {name: host(name) for name in hosts},
+        "ranks": ranks_on(*((name, f"{name}{i}") for name in hosts for i in range(4))),
+    }
+
+
+def ranks_on(*places):
+    return [{"rank": rank, "host": host, "gpu": gpu} for rank, (host, gpu) in enumerate(places)]
+
+
+PCIE_4 = {f"h {a}-{b}": PCIE for a in range(4) for b in range(a + 1, 4)}
 TWO, FOUR = case("ddp", 2, 100.0), case("ddp", 4, 100.0)
+LATER = {"h 2-3": HOST_MEMORY}
+TURNED = told_of({"h 0-1": HOST_MEMORY}) | {"ranks": ranks_on(*(("h", f"h{i}") for i in (2, 3, 0, 1)))}
+TWO_HOSTS = told_of({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("told", "cases", "num_pairs"),
+    [
+        (told_of(LATER), [TWO, case("ddp", 4, status="failed")], 0),  # of measured cases alone
+        (told_of(PCIE_4), [FOUR], 0),  # there is no better choice
+        (told_of(PCIE_4 | {"h 2-3": NVLINK}), [TWO], 1),
+        (told_of(PCIE_4 | {"h 2-3": NVLINK}), [FOUR], 5),
+        (TURNED, [TWO], 0),  # ranks are found by UUID
+        (TURNED, [case("dp", 2, 100.0)], 1),  # and replicas by their place
+        (TWO_HOSTS, [case("ddp", 8, 100.0)], 2),
+        (TWO_HOSTS | {"ranks": ranks_on(("a", "a0"), ("b", "b1"))}, [TWO], 0),  # between hosts is a network
+        ({}, [FOUR], 0),
+        ({**told_of({"h 0-1": HOST_MEMORY}), "ranks": ranks_on(*[("h", None)] * 4)}, [FOUR], 0),  # no UUID
+        (told_of({"h 0-1": HOST_MEMORY}), [case("ddp", 2, 100.0, device_type="cpu")], 0),
+    ],
+)
+def test_pairs_of_gpus_without_the_best_link_that_were_used(told, cases, num_pairs):
+    found = slow_links(made_manifest(**told), case_results(typed_frame(cases, CASES)))
+    assert (found is None) == (num_pairs == 0)
+    if found is not None:
+        assert f"used {num_pairs} pair" in found.text
+        assert found.case_id == cases[-1]["case_id"]
 
 
 BURN = """

@@ -295,6 +295,7 @@ DOUBT = "is in doubt (few rounds)"
         (["few rounds", "scattered rounds"], DOUBT, "only roughly (scattered rounds)", ""),
         (["other load", "drift"], OPEN_YET, "only roughly (other load)", "drift"),
         (["few rounds", "drift"], DOUBT, "within the intervals", "drift"),
+        (["few rounds", "slow links"], DOUBT, "within the intervals", "slow links"),
     ],
 )
 def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
