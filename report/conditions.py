@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..bench.conditions import variables_of
-from ..bench.findings.cautions import load_shares
+from ..bench.findings.cautions import said_load
 from ..bench.findings.numbers import TIMES, count, duration, mib, plain, quantity, singular
 from ..bench.findings.wording import link_name, samples_noun
 from ..bench.manifest import Manifest, WorkloadCode
@@ -45,7 +45,7 @@ def groups(manifest: Manifest, cases: Sequence[CaseResult]) -> list[Group]:
     model, code = manifest.model, manifest.workload or WorkloadCode()
     flops = model.forward_flops_per_image
     first = cases[0] if cases else CaseResult.of({})
-    each, shares = first.units_per_sample, load_shares(manifest)
+    each = first.units_per_sample
     gpus = Counter(
         ", ".join(filter(None, (gpu.name, quantity(gpu.memory_mib, "MiB")))) for gpu in machine.gpus or ()
     )
@@ -58,9 +58,7 @@ def groups(manifest: Manifest, cases: Sequence[CaseResult]) -> list[Group]:
                 "total time": duration(timing.total_s),
                 "start-up": duration(timing.startup_s),
                 "share of time measured": quantity(timing.timed_share_pct, "%"),
-                "cores used by others": f"{100 * shares.busy:.0f}%, other guests {100 * shares.steal:.0f}%"
-                if shares
-                else "",
+                "load": said_load(manifest),
                 "rounds": timing.rounds,
                 "stopped because": timing.stopped_because,
                 "seed": manifest.seed,

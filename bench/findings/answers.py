@@ -34,7 +34,7 @@ ONE_DEVICE = "one device"
 OWN_COST = "On one device nothing is communicated: what DDP costs there is its own work"
 
 NOT_MEASURABLE = (
-    "DP against DDP is not measurable without GPUs; published of GPT-2 on 2 TITAN RTX: one GPU 102 s, "
+    "DP against DDP is not measurable without GPUs; published of 200 steps of GPT-2 on 2 TITAN RTX: "
     "DP 111 s, DDP 102 s with NVLink, 131 s without (transformers documentation)"
 )
 """On CPU cores PyTorch has no DataParallel: what is measured there is this suite's own code."""
@@ -152,7 +152,8 @@ def _stages(stand_in: CaseResult) -> str:
     if stand_in.step_ms is None or len(stages) < len(names):
         return ""
     parts = ", ".join(f"{name} {written(ms, 'ms', digits=2)}" for name, ms in stages.items())
-    return f"Of the {written(stand_in.step_ms, 'ms')} of a step of DP's stand-in its stages take: {parts}"
+    few = " (too few rounds for intervals)" * any(math.isnan(ms.low) for ms in stages.values())
+    return f"Stages of DP's stand-in, in a step of {written(stand_in.step_ms, 'ms')}: {parts}{few}"
 
 
 def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -> Verdict:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 
 import scipy
 
@@ -44,25 +43,14 @@ BY_CHANCE = 0.05
 """Nor is a rank named that would be the slowest so often among equal ones with more than this probability."""
 
 
-@dataclass(frozen=True)
-class SlowRank:
-    """The rank that others wait for, where ranks differ by a good part of the step."""
-
-    rank: int
-    sentence: str
-    """Which rank it is, how often, and by how much."""
-    is_chance: bool
-    """Whether equal ranks could look so."""
-
-
 def causes(
-    cases: Sequence[CaseResult], slow: Iterable[SlowRank] = (), comparisons: Iterable[Comparison] = ()
+    cases: Sequence[CaseResult], slow: Collection[str] = (), comparisons: Iterable[Comparison] = ()
 ) -> dict[str, Interval]:
     """Milliseconds of what a run measured of DDP without settings, the most first; the small is left out.
 
     Each part has a measurement of its own: what `no_sync` saves, of which all-reduces are no more than they
     take alone, and DDP's own work what it adds on one device; the broadcast of buffers alone; what views of
-    the buckets save; how far behind the rank is that is always the slowest (of `slow`); and the time in the
+    the buckets save; how far behind the rank is that is always the slowest (if `slow`); and the time in the
     loader. They need not add up: the data of a slow rank is in two of them. Each is the most that mending it
     gains.
     """
@@ -77,7 +65,7 @@ def causes(
         BUFFERS: ddp.buffers_ms,
         COPIES: copies,
         OWN_WORK: _less(own, copies),
-        RANKS: ddp.rank_skew_ms if any(not one.is_chance for one in slow) else None,
+        RANKS: ddp.rank_skew_ms if slow else None,
         DATA: ddp.data_ms,
     }
     least = LEAST_SHARE * ddp.step_ms.estimate
@@ -87,23 +75,26 @@ def causes(
 
 
 def said(
-    cases: Sequence[CaseResult], slow: Iterable[SlowRank] = (), comparisons: Iterable[Comparison] = ()
+    cases: Sequence[CaseResult], slow: Collection[str] = (), comparisons: Iterable[Comparison] = ()
 ) -> str:
     """The causes in a sentence, with what mends each; empty where none is known."""
     ddp, found = ddp_reference(headline(cases)), causes(cases, slow, comparisons)
     if not found or ddp is None or ddp.step_ms is None:
         return ""
-    parts = "; ".join(f"{written(ms, 'ms')} {what} ({MENDS[what]})" for what, ms in found.items())
     alike = [c for c in cases if c.compile == ddp.compile and c.step_ms and not c.is_stand_in]
+    dp = next((c.step_ms for c in alike if c.mode == "dp" and c.num_devices == ddp.num_devices), None)
     one = next((c.step_ms for c in alike if c.mode == "single" and c.scaling == "weak"), None)
-    dp = (c.step_ms for c in alike if c.mode == "dp" and c.num_devices == ddp.num_devices)
-    others = {"on one device": one, "under DP": next(dp, None)}
-    beside = "".join(f", {what} {written(ms, 'ms')}" for what, ms in others.items() if ms)
-    took, step_ms = written(ddp.step_ms, "ms"), ddp.step_ms.estimate
-    rest_ms = step_ms - one.estimate - sum(ms.estimate for ms in found.values()) if one else 0.0
-    rest = f"; another {quantity(rest_ms, 'ms')} is not told apart"
-    told = f"{parts}{rest if rest_ms > LEAST_SHARE * step_ms else ''}"
-    return f"A step of DDP on {place(ddp)} takes {took}{beside}. What it loses, the most first: {told}."
+    parts = [f"{written(ms, 'ms')} {what} ({MENDS[what]})" for what, ms in found.items()]
+    took, under_dp = written(ddp.step_ms, "ms"), f", under DP {written(dp, 'ms')}" if dp else ""
+    begun = f"A step of DDP on {place(ddp)} takes {took}{under_dp}"
+    if one is None:
+        return f"{begun}. What it loses, the most first: {'; '.join(parts)}."
+    more_ms = ddp.step_ms.estimate - one.estimate
+    rest_ms = more_ms - sum(ms.estimate for ms in found.values())
+    if rest_ms > LEAST_SHARE * ddp.step_ms.estimate:
+        parts.append(f"{quantity(rest_ms, 'ms', 2)} of waiting and what else is not told apart")
+    beside = f", {quantity(more_ms, 'ms', 2)} more than one device's {written(one, 'ms')}"
+    return f"{begun}{beside}. Of these: {'; '.join(parts)}."
 
 
 def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:
@@ -138,8 +129,11 @@ def _less(whole: Interval | None, part: Interval | None) -> Interval | None:
     return Interval(whole.estimate - part.estimate, whole.low - part.high, whole.high - part.low)
 
 
-def slow_ranks(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[SlowRank]:
-    """The slowest ranks of DDP, by mode of torch.compile, where ranks differ by a good part of the step."""
+def slow_ranks(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[str]:
+    """Say which rank of DDP the others wait for, how often and by how much, by mode of torch.compile.
+
+    None is named where ranks differ by little of the step, or where equal ones could look so by chance.
+    """
     hosts = {rank.rank: f" on {rank.host}" for rank in manifest.ranks if rank.host}
     found = []
     for _, group in by_compile_label(cases):
@@ -152,14 +146,11 @@ def slow_ranks(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTime
             continue
         often, num_rounds = own.slowest[rank], own.slowest.total()
         among_equals = scipy.stats.binom.sf(often - 1, num_rounds, 1 / case.num_devices)
-        is_chance = bool(often < OFTEN * num_rounds or case.num_devices * among_equals > BY_CHANCE)
-        if is_chance and often < num_rounds:  # another one from round to round
+        if often < OFTEN * num_rounds or case.num_devices * among_equals > BY_CHANCE:
             continue
-        few = ", too few to say whether it stays so" if is_chance else "; the others wait for it"
-        sentence = (
+        found.append(
             f"Rank {rank}{hosts.get(rank, '')} is the slowest of {place(case)} in {often} of "
             f"{plural(num_rounds, 'round')}, by {written(skew, 'ms')} per step "
-            f"({100 * skew.estimate / step.estimate:.0f}%) of its own work{few}."
+            f"({100 * skew.estimate / step.estimate:.0f}%) of its own work; the others wait for it."
         )
-        found.append(SlowRank(rank, sentence, is_chance))
     return found

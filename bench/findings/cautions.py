@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
 
 from ..cli import command
 from ..gpus import FAULTS
-from ..manifest import Manifest, RankPlace, Record
+from ..manifest import Manifest, Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import OPEN
 from ..sharing import MOST_BUSY, MOST_STEAL
@@ -30,9 +28,6 @@ UNEQUAL_CLOCKS = 1.02
 
 LEAST_STEAL = 0.005
 """Share of the time that is no rounding of 0%."""
-
-Pair: TypeAlias = tuple[str, int, int]
-"""A host, and the places of two GPUs among those that its ranks saw, the lower one first."""
 
 DIRECTION, SIZES, TRANSFER = "direction", "sizes", "transfer"
 
@@ -106,9 +101,8 @@ def trust(
     for one in cautions:
         against[WEAKENS[one.kind]].append(one.short or one.kind)
     direction, weak, transfer = (", ".join(kinds) for kinds in against.values())
-    nothing = set(answers) <= set(OPEN)
-    order = "nothing is resolved" if nothing else "holds"
-    size = f"holds only roughly ({weak})" if weak else "holds within the intervals"
+    order = "nothing is resolved" if set(answers) <= set(OPEN) else "holds"
+    size = f"holds within the intervals{f', under these conditions ({weak})' if weak else ''}"
     changed = f"; ms and rates do not carry over ({transfer})" if transfer else ""
     return Trust(
         order=f"is in doubt ({direction})" if direction else order,
@@ -120,33 +114,25 @@ def trust(
     )
 
 
-class LoadShares(NamedTuple):
-    """What others used of the cores of a run's ranks during the rounds; fractions."""
+def load_shares(manifest: Manifest) -> tuple[float, float] | None:
+    """What others used of the cores of a run's ranks in its rounds, and other guests of the hypervisor.
 
-    busy: float
-    steal: float
-    """Other guests of the hypervisor."""
-
-    @property
-    def said(self) -> str:
-        """Both in words, the guests where there are any."""
-        guests = f", other guests {100 * self.steal:.0f}%" if self.steal >= LEAST_STEAL else ""
-        return f"other programs used {100 * self.busy:.0f}% of the cores{guests}"
-
-
-def load_shares(manifest: Manifest) -> LoadShares | None:
-    """Return the largest shares of any machine of a run; None where the manifest does not tell."""
-    shares = [
-        LoadShares(load.others / load.cores, load.steal / load.cores) for load in manifest.load if load.cores
-    ]
-    return LoadShares(*map(max, zip(*shares, strict=True))) if shares else None
+    Fractions, the largest of any machine; None where the manifest does not tell.
+    """
+    found = [(load.others / load.cores, load.steal / load.cores) for load in manifest.load if load.cores]
+    return (max(busy for busy, _ in found), max(steal for _, steal in found)) if found else None
 
 
 def said_load(manifest: Manifest) -> str:
     """Say what others used of the cores; empty where that is not known."""
-    shares, before = load_shares(manifest), manifest.load_before
-    first = "" if before is None else f"; load in the minute before: {100 * before:.0f}%"
-    return "" if shares is None else f"{shares.said}{first}"
+    if (shares := load_shares(manifest)) is None:
+        return ""
+    busy, steal = (f"{100 * share:.0f}%" for share in shares)
+    guests = f", other guests {steal}" if shares[1] >= LEAST_STEAL else ""
+    before = (
+        "" if manifest.load_before is None else f" ({100 * manifest.load_before:.0f}% in the minute before)"
+    )
+    return f"other programs used {busy} of the cores{guests}{before}"
 
 
 def of_conditions(
@@ -169,10 +155,10 @@ def of_conditions(
             advice="call train() on it in module(), unless your training has it so",
         )
     load, on_cpu = load_shares(manifest), any(case.device_type == "cpu" for case in cases)
-    if load and on_cpu and (load.busy > MOST_BUSY or load.steal > MOST_STEAL):
+    if load and on_cpu and (load[0] > MOST_BUSY or load[1] > MOST_STEAL):
         yield Caution(
             kind="other load",
-            text=f"{load.said} during the rounds: steps are longer than on an idle machine, and vary more",
+            text=f"{said_load(manifest)} during the rounds: steps are longer than on an idle machine",
             advice=f"stop other programs, or use a dedicated machine; {command('doctor')} shows the load",
         )
     split_effect = max((case.split_effect or 0.0 for case in cases), default=0.0)
@@ -214,44 +200,32 @@ def of_conditions(
 
 def slow_links(manifest: Manifest, cases: Iterable[CaseResult]) -> Caution | None:
     """Find slow pairs of GPUs that measured cases used; what is not known is not told."""
-    known = {
-        (name, pair.first, pair.second): pair
-        for name, host in manifest.hosts.items()
-        for pair in host.gpu_pairs
-    }
-    with_nvlink = {host for (host, _, _), pair in known.items() if pair.nvlink}
-    slow = {
-        place
-        for place, pair in known.items()
-        if pair.peer_access is False or (pair.nvlink is False and place[0] in with_nvlink)
-    }
+    pairs = [(name, pair) for name, host in manifest.hosts.items() for pair in host.gpu_pairs]
+    with_nvlink = {name for name, pair in pairs if pair.nvlink}
+    slow = [
+        {(name, pair.first), (name, pair.second)}
+        for name, pair in pairs
+        if pair.peer_access is False or (pair.nvlink is False and name in with_nvlink)
+    ]
     on_gpus = [case for case in cases if case.is_ok and case.device_type == "cuda" and case.num_devices > 1]
-    used = {case.case_id: _used(manifest, case) & slow for case in on_gpus}
-    count = len(set().union(*used.values()))
-    if not count:
+    used = {case: sum(pair <= _gpus(manifest, case) for pair in slow) for case in on_gpus}
+    worst = max(used, key=used.__getitem__, default=None)
+    if worst is None or not used[worst]:
         return None
     return Caution(
         kind="slow links",
-        case_id=max(used, key=lambda case_id: len(used[case_id])),
-        text=f"cases used {plural(count, 'pair')} of GPUs without peer access, or without NVLink that "
-        "others of the machine have: the slowest link sets the pace of an all-reduce",
+        case_id=worst.case_id,
+        text=f"{case_label(worst)} used {plural(used[worst], 'pair')} of GPUs without peer access, or "
+        "without the NVLink that others of the machine have: the slowest link sets the pace of an all-reduce",
         advice=f"{command('doctor')}, line GPU links; choose GPUs with CUDA_VISIBLE_DEVICES",
     )
 
 
-def _used(manifest: Manifest, case: CaseResult) -> set[Pair]:
-    """The pairs of GPUs between which a case copies: any two of its ranks on a host, or of DP's replicas."""
-    ranks = manifest.ranks
+def _gpus(manifest: Manifest, case: CaseResult) -> set[tuple[str, int]]:
+    """Host and place there of each GPU of a case, as far as UUIDs tell; DP's replicas are on the first."""
+    ranks = manifest.ranks[: case.num_devices]
     if case.mode == "dp":
-        host = ranks[0].host if ranks else ""
-        return {(host, a, b) for a, b in itertools.combinations(range(case.num_devices), 2)}
-    places = [_place(manifest, rank) for rank in ranks[: case.num_devices]]
-    own = sorted({place for place in places if place is not None})
-    return {(host, a, b) for (host, a), (other, b) in itertools.combinations(own, 2) if host == other}
-
-
-def _place(manifest: Manifest, rank: RankPlace) -> tuple[str, int] | None:
-    """Host and place of the GPU that a rank trained on; None where its UUID is not known."""
-    host = manifest.hosts.get(rank.host)
-    uuids = [gpu.uuid for gpu in (host.gpus if host else None) or ()]
-    return (rank.host, uuids.index(rank.gpu)) if rank.gpu and rank.gpu in uuids else None
+        return {(ranks[0].host if ranks else "", i) for i in range(case.num_devices)}
+    hosts = manifest.hosts.items()
+    places = {gpu.uuid: (name, i) for name, host in hosts for i, gpu in enumerate(host.gpus or ())}
+    return {places[rank.gpu] for rank in ranks if rank.gpu in places}

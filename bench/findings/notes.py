@@ -9,7 +9,6 @@ from ..results.comparisons import Comparison
 from ..text import listed
 from . import causes
 from .answers import headline
-from .causes import SlowRank
 from .numbers import plural
 from .verdicts import Verdict
 from .wording import case_parts, place, short_mode
@@ -20,18 +19,18 @@ _REASONS = 3
 def notes(
     cases: Sequence[CaseResult],
     verdicts: Iterable[Verdict] = (),
-    slow: Sequence[SlowRank] = (),
+    slow: Sequence[str] = (),
     comparisons: Sequence[Comparison] = (),
 ) -> list[str]:
     """What stands below the answers of a run, a sentence each; none where there is nothing to add.
 
-    In this order: what belongs to each answer, what DDP's step loses, which of the `slow` ranks others wait
-    for, cases that share devices, cases that were skipped.
+    In this order: what DDP's step loses, which of the `slow` ranks others wait for, what belongs to each
+    answer, cases that share devices, cases that were skipped.
     """
     found = (
-        *(f"{note}." for verdict in verdicts for note in verdict.notes),
         causes.said(cases, slow, comparisons),
-        *(one.sentence for one in slow),
+        *slow,
+        *(f"{note}." for verdict in verdicts for note in verdict.notes),
         _shared(cases),
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",
         _skipped(cases),

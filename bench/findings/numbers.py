@@ -115,8 +115,9 @@ def count(value: float | None) -> str:
 
 
 def plural(how_many: float, noun: str) -> str:
-    """Write `1 device`, `2 devices`."""
-    return f"{count(how_many)} {noun}{'' if how_many == 1 else 's'}"
+    """Write `1 device`, `2 devices`, `2 launches`."""
+    ending = "" if how_many == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count(how_many)} {noun}{ending}"
 
 
 def mib(num_bytes: float | None) -> str:

@@ -49,13 +49,13 @@ TEMPLATES = {
     COMPILE: _OF_RATIO,
     CAP: {
         FASTER: _OF_RATIO[FASTER],
-        EQUAL: ("keep {slower}", "keep {slower}: {tried}{faster} is {ratio} as fast"),
-        UNRESOLVED: (UNRESOLVED, f"unresolved: {{tried}}{_IS_FASTER}"),
+        EQUAL: ("keep {slower}", "keep {slower}: {tried} is {ratio} as fast"),
+        UNRESOLVED: (UNRESOLVED, "unresolved: {tried} is {ratio} as fast as {slower}"),
         TOO_FEW: (TOO_FEW, f"{_TOO_FEW} {{open}} with {{slower}}"),
     },
     COMMUNICATION: {
         RESOLVED: ("adds {exposed}", _ADDED),
-        HIDDEN: ("adds {exposed}", f"{_ADDED}; alone it takes {{alone}}, of which {{hidden}} is hidden"),
+        HIDDEN: ("adds {exposed}", f"{_ADDED}; alone it takes {{alone}}, {{hidden}}"),
         VAGUE: ("adds {exposed}", f"{_ADDED}; how much is hidden is not known yet"),
         EQUAL: ("adds little", _AT_MOST),
         UNRESOLVED: (UNRESOLVED, f"unresolved: {_AT_MOST}"),
@@ -167,11 +167,15 @@ class Verdict:
             "alone": with_interval(self.alone_ms, "ms"),
         }
         if self.hidden_pct:
-            facts["hidden"] = "none" if self.hidden_pct.estimate < 0 else to_places(self.hidden_pct, 0, "%")
+            part = f"of which {to_places(self.hidden_pct, 0, '%')} is hidden"
+            facts["hidden"] = (
+                "none of it hidden: the rest is waiting" if self.hidden_pct.estimate < 0 else part
+            )
         if self.ratio and self.comparisons:
             gain = short_percent(max(self.ratio.high - 1, _LEAST_GAIN)) if self.ratio.high > 1 else ""
             gains = f"can gain more than {gain}" if gain else "is faster"
-            tried = f"none of {self.num_tried} {self.noun}s {gains}; " if self.num_tried > 1 else ""
+            several = f"none of {self.num_tried} {self.noun}s {gains}; the best, {self.faster},"
+            tried = several if self.num_tried > 1 else self.faster
             margin = short_percent(self.comparisons[0].margin)
             facts |= {"ratio": ratio(self.ratio), "margin": margin, "tried": tried}
         if (added := self.exposed_ms) and not math.isnan(added.high):

@@ -30,6 +30,15 @@ Verdict: TypeAlias = Literal[
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
 
+RULES = {
+    "regressed": "worse by more than {allowed}, and all of the interval is worse",
+    "improved": "better by more than {allowed}, and all of the interval is better",
+    "unchanged": "all of the interval is within {allowed}",
+    "no worse": "no end of the interval is worse by {allowed}; how much better it is, is not known",
+    "undecided": "one end of the interval is worse by more than {allowed}, the other is not",
+}
+"""When a metric that every round gives has a verdict."""
+
 
 class Change(Record, frozen=True, omit_defaults=False):
     """What changed of one metric of one case; without a metric, of the whole case."""
@@ -192,14 +201,8 @@ def _judged(measured: Change, ratio: Interval, *, metric: Metric, threshold: flo
     before, after = measured.baseline, measured.candidate
     if before is not None and after is not None and abs(after - before) < metric.least_change:
         verdict = "unchanged"
-    if verdict == "no worse":
-        reason = f"it is not worse by {100 * threshold:g}%, and may be better by more"
-    elif verdict != "undecided":
-        reason = "" if metric.repeated else "one reading, no interval"
-    elif ratio.excludes(1.0):
-        reason = f"a change, but not clearly beyond {100 * threshold:g}%"
-    else:
-        reason = f"the interval holds no change and a change of {100 * threshold:g}% alike"
+    rule = RULES[verdict].format(allowed=f"{100 * threshold:g}%")
+    reason = rule if metric.repeated else "one reading, no interval"
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
 
 

@@ -35,15 +35,20 @@ class More(Record, frozen=True, omit_defaults=False):
     """What decides it."""
 
     command: str
-    minutes: float | None
+    minutes: float | None = None
     """That it takes, about; None where the runs do not tell."""
+    passes_at: float | None = None
+    """A threshold, a fraction, with which all would pass; None where more launches decide."""
 
     @property
     def step(self) -> NextStep:
         """The same as what to do next."""
         if self.command == command("doctor"):
+            other = (
+                "" if self.passes_at is None else f": it passes with --threshold {100 * self.passes_at:g}%"
+            )
             return NextStep(
-                "the change lies near what is allowed, or the machine is too noisy; what disturbs it",
+                f"deciding takes more than an hour{other}; what disturbs this machine",
                 self.command,
             )
         took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
@@ -70,9 +75,10 @@ def more(
     """
     wanted = max(_launches_for(one, launches, confidence) for one in undecided)
     if wanted > MOST_LAUNCHES:
-        return More(command=command("doctor"), minutes=None)
+        ends = [_worst(one) for one in undecided]
+        return More(command=command("doctor"), passes_at=math.ceil(100 * max(ends)) / 100 if ends else None)
     if asked is None and sides[1].link:
-        return More(command=f"{again(sides[1])} --rounds {MOST_LAUNCHES}", minutes=None)
+        return More(command=f"{again(sides[1])} --rounds {MOST_LAUNCHES}")
     if asked is None:
         first, behind = interleave_command(*sides).split(" -- ", 1)
         whole = f"{first} --launches {wanted} -- {behind}"
@@ -82,6 +88,13 @@ def more(
     # Those in turns wait for each other: each has taken as long as both.
     minutes = wanted * (max(seconds) if launches else sum(seconds)) / 60
     return More(command=visible(whole), minutes=None if math.isnan(minutes) else round(minutes, 1))
+
+
+def _worst(one: Change) -> float:
+    """How much worse it may be, a fraction."""
+    assert one.ratio is not None
+    assert one.column is not None
+    return 1 - one.ratio.low if one.column.higher_is_better else one.ratio.high - 1
 
 
 def took_turns(runs: Sequence[Manifest]) -> bool:

@@ -60,19 +60,12 @@ def notes(gate: Gate) -> list[str]:
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         lines.append(
-            f"Change: candidate / baseline - 1, in parentheses its {100 * gate.confidence:.4g}% interval; "
-            f"all of them hold at once with {100 * FAMILY_CONFIDENCE:g}%. "
-            + (
-                "The two sides took turns on one machine: ratios are formed within rounds, and each row is "
-                "of its own typical round, so a speed-up is not the quotient of two rows. "
-                f"{_launches(gate)}"
-                if gate.interleaved
-                else "They hold for these launches; others may differ by more."
-            )
+            f"Change: candidate over baseline, each with a {100 * gate.confidence:.4g}% interval: all hold "
+            f"together with {100 * FAMILY_CONFIDENCE:g}%."
         )
+        lines += _launches(gate)
     if any(c.column is not None and c.column.in_parts_of for c in compared):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
-    lines += filter(None, [allowed(gate)])
     lines += reasons(gate)
     if hidden := len(gate.comparisons) - len(gate.shown):
         left_out = f"{plural(hidden, 'change')} of speed-up, efficiency or exposed communication"
@@ -82,19 +75,6 @@ def notes(gate: Gate) -> list[str]:
     if gate.only_in_baseline:
         lines.append(f"Not measured in the candidate, not gated: {', '.join(gate.only_in_baseline)}.")
     return [*lines, f"{CPU_STAND_IN}."] if gate.on_cpu else lines
-
-
-def allowed(gate: Gate) -> str:
-    """The thresholds, as `5%; exposed communication 10%`, and the rule; empty where none was needed."""
-    found = {c.column.label: c.threshold for c in gate.comparisons if c.column and c.threshold is not None}
-    if not found:
-        return ""
-    usual = found.get("throughput", next(iter(found.values())))
-    others = [f"; {label} {100 * share:g}%" for label, share in found.items() if share != usual]
-    rule = (
-        "Regressed: worse by more, and the interval leaves out 0. Unchanged: all of the interval is within."
-    )
-    return f"Allowed change: {100 * usual:g}%{''.join(others)}. {rule}"
 
 
 def reasons(gate: Gate) -> list[str]:
@@ -176,7 +156,7 @@ def _undecided(gate: Gate) -> str:
     if suspected := [c for c in gate.comparisons if c.suspected]:
         return f"{said(suspected[0])}, but {suspected[0].reason}"
     if gate.undecided:
-        return named(gate.undecided)
+        return f"{named(gate.undecided)}; {100 * (gate.undecided[0].threshold or 0):g}% is allowed"
     return "every case shares its devices, so none is judged"
 
 
@@ -198,13 +178,18 @@ def named(found: Sequence[Change]) -> str:
     return said(first) + (f"; likewise {plural(others, 'other case')}" if others else "")
 
 
-def _launches(gate: Gate) -> str:
-    """What the intervals of a gate in turns hold."""
+def _launches(gate: Gate) -> list[str]:
+    """What the intervals hold of other launches."""
+    if not gate.interleaved:
+        return ["Intervals are of these launches; others may differ by more."]
+    turns = f"Measured in turns, {plural(gate.num_launches, 'launch')} of each side"
     if gate.num_launches == 1:
-        return "One launch: they hold within it, another may differ by more."
-    after = listed([str(one) for one in gate.looks])
-    looked = f"; they allow for looks after {after}" if len(gate.looks) > 1 else ""
-    return f"{gate.num_launches} launches of each side: intervals include what these differ by{looked}."
+        return [f"{turns}: another may differ by more."]
+    looked = f", and for looks after {listed([*map(str, gate.looks)])}" if len(gate.looks) > 1 else ""
+    return [
+        f"{turns}: intervals allow for how launches differ{looked}.",
+        "A row's figures are of its own typical round, so no row is a quotient of others.",
+    ]
 
 
 def sentence(step: NextStep) -> str:

@@ -59,6 +59,8 @@ OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 RATIOS = ("speedup", "efficiency")
 """What a case is ranked by, which DP's stand-in is not."""
 
+NOT_RANKED = "not ranked"
+
 TABLE_WIDTH = 100
 
 LABEL_WIDTH = 24
@@ -76,36 +78,37 @@ def print_summary(folder: Path, conclusion: Conclusion, timing: Timing, page: Pa
             kept = folder / failure_file(case.case_id)
             print(visible(f"{case.case_id}: {case.status}: {shown(kept) if kept.is_file() else case.reason}"))
     if any(case.exposed_comm_ms for case in cases):
-        print("speed-up: over single; eff.: speed-up / devices; exposed: what communication adds to the step")
         print(
-            "hidden: share of communication's own time that adds nothing; none: it adds more than that time"
+            "speed-up: over single; eff.: speed-up / devices; exposed: what communication adds to the step;"
+        )
+        print(
+            "hidden: share of communication's own time that adds nothing (none: it adds more than that time)"
         )
     if {"default"} < {case.setting("bucket_cap_mb") for case in cases if case.mode == "ddp"}:
         print(DEFAULT_CAP)
-    for line in stand_ins(cases):
-        print(line)
+    print(*stand_ins(cases), sep="\n")
     print(
         f"{plural(timing.rounds or 0, 'round')} in {duration(timing.measuring_s)} of measuring, "
         f"{duration(timing.total_s)} in all with {timing.startup_s:.0f} s of start-up and preparation, "
         f"{timing.timed_share_pct:.0f}% in timed steps; ended: {timing.stopped_because}"
     )
     if conclusion.notes:
-        print(*("", *map(_bullet, conclusion.notes)), sep="\n")
+        print(*("", *(_filled("- ", note) for note in conclusion.notes)), sep="\n")
     # What a terminal shows last is read first.
     print()
     for label, said in conclusion.lines:
-        print(visible(f"{label:<{LABEL_WIDTH}}{said}" if label else f"  {said}"))
+        print(_filled(f"{label:<{LABEL_WIDTH}}", said) if label else visible(f"  {said}"))
     if page is not None:
         print(visible(f"{'report':<{LABEL_WIDTH}}{page}"))
 
 
-def _bullet(note: str) -> str:
-    """A note that is as wide as the table at most."""
+def _filled(label: str, said: str) -> str:
+    """A text behind its label, as wide as the table at most."""
     return textwrap.fill(
-        visible_lines(note),
+        visible_lines(said),
         TABLE_WIDTH,
-        initial_indent="- ",
-        subsequent_indent="  ",
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -182,6 +185,7 @@ def case_table(cases: Sequence[CaseResult], fastest_id: str = "") -> Table:
     measured = [case for case in cases if case.is_ok]
     own = [case for case in measured if not case.oversubscribed]
     shown = own if any(case.num_devices > 1 for case in own) else measured
+    shown = sorted(shown, key=lambda case: case.is_stand_in)
     on_cpu = any(case.device_type == "cpu" for case in shown)
     rate = f"{escape(visible(per_second(unit_of_cases(cases))))} (95%)"
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
@@ -198,7 +202,10 @@ def case_table(cases: Sequence[CaseResult], fastest_id: str = "") -> Table:
             ", ".join(filter(None, parts)),
             f"{case.num_devices}",
             case.setting("bucket_cap_mb") if case.mode == "ddp" else "",
-            *cells,
+            *(
+                NOT_RANKED if case.is_stand_in and name == "speedup" else cell
+                for name, cell in zip(COLUMNS, cells, strict=True)
+            ),
             style="bold green" if case.case_id == fastest_id else None,
         )
     return table
