@@ -132,7 +132,7 @@ class Settings:
     max_time: float | None = option(
         None,
         cli.duration_s,
-        "limit of measuring; start-up is extra (default: CPU 200s, GPU 10m, tune 150s; none with --rounds)",
+        "limit of measuring; start-up is extra (default: CPU 200s, GPU 10m; none with --rounds)",
         "10m",
     )
     race: bool = option(

@@ -19,12 +19,11 @@ from ..results.case_result import CaseResult
 from ..results.comparisons import EQUAL
 from ..results.recorder import resume_command
 from ..settings import Settings, options_of
-from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import visible
 from .answers import by_compile_label, headline
 from .notes import failed_modes
-from .numbers import about, short, with_interval
+from .numbers import about, short
 from .verdicts import Verdict
 
 MOST_S = 7200.0
@@ -167,11 +166,11 @@ def _less_exposed(
     """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
     settings = manifest.settings
     exposing = [case for case in here if case.mode == "ddp" and case.exposed_comm_ms]
-    shares = [share for case in exposing if (share := _exposed_share(case))]
-    least = min(shares, key=lambda share: share.estimate, default=None)
-    if least is None or least.estimate < 100 * WORTH_TUNING:
+    shares = (
+        c.exposed_comm_ms.estimate / c.step_ms.estimate for c in exposing if c.exposed_comm_ms and c.step_ms
+    )
+    if min(shares, default=0.0) < WORTH_TUNING:
         return None
-    left = f"the best so far leaves {with_interval(least, '%')} of the step to communication"
     # One way to compile is measured; where a run compared several, eager, which is the first.
     first = settings.sweeping(compile=settings.axes.get("compile", ("off",))[:1])
     if any(one.noun == "cap" and one.answer == EQUAL and one.num_tried >= ENOUGH_CAPS for one in verdicts):
@@ -180,17 +179,11 @@ def _less_exposed(
         of_ddp = replace(first, modes=("ddp",), gpus=(here[0].num_devices,))
         caps = settings.axes["bucket_cap_mb"][:1]
         halved = _run(manifest, of_ddp.sweeping(bucket_cap_mb=caps, comm_hook=("none", "bf16")))
-        return NextStep(f"gradients in 16 bits, as no cap helps: {left}", halved)
+        return NextStep("16-bit gradients, as no cap helps", halved)
     if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
         return None
     search = command("tune", "--gpus", f"{here[0].num_devices}", *_options(manifest, first, CARRIED))
-    return NextStep(f"search for better buckets: {left}", in_lab(manifest, search))
-
-
-def _exposed_share(case: CaseResult) -> Interval | None:
-    """What communication adds, in percent of the step."""
-    exposed, step = case.exposed_comm_ms, case.step_ms
-    return exposed.scaled(100 / step.estimate) if exposed and step else None
+    return NextStep("search for better buckets", in_lab(manifest, search))
 
 
 def _more(

@@ -77,12 +77,12 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
     worst = max(beyond, key=beyond.__getitem__, default=None)
     if worst is not None and beyond[worst] > SCATTERED:
         num_wide = sum(share > SCATTERED for share in beyond.values())
-        said = f"rounds scatter by {math.expm1(beyond[worst]):.0%}"
+        size = f"{math.expm1(beyond[worst]):.0%}"
         yield Caution(
             kind="scattered rounds",
             case_id=worst.case_id,
-            short=said,
-            text=f"{said} about the median "
+            short=f"rounds that scatter by {size}",
+            text=f"rounds scatter by {size} about the median "
             f"({case_label(worst)}; {plural(num_wide, 'case')} of {len(beyond)} by more than "
             f"{100 * SCATTERED:.0f}%)",
             advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",

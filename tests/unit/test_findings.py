@@ -286,9 +286,9 @@ DOUBT = "is in doubt (few rounds)"
     ("kinds", "order", "size", "alone"),
     [
         ([], OPEN_YET, "within the intervals", ""),
-        (["slowed GPUs"], OPEN_YET, "within the intervals, under these conditions (slowed GPUs)", ""),
-        (["few rounds", "scattered rounds"], DOUBT, "within the intervals, under these conditions (scattered rounds)", ""),
-        (["other load", "drift"], OPEN_YET, "within the intervals, under these conditions (other load)", "drift"),
+        (["slowed GPUs"], OPEN_YET, "within the intervals, with slowed GPUs", ""),
+        (["few rounds", "scattered rounds"], DOUBT, "within the intervals, with scattered rounds", ""),
+        (["other load", "drift"], OPEN_YET, "within the intervals, with other load", "drift"),
         (["few rounds", "drift"], DOUBT, "within the intervals", "drift"),
         (["few rounds", "slow links"], DOUBT, "within the intervals", "slow links"),
     ],
