@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..bench.buckets import MIB, BucketLayout
 from ..bench.findings.numbers import TIMES, number, per_second, plural, singular, with_interval
-from ..bench.findings.wording import hidden_percent, unit_of_cases
+from ..bench.findings.wording import hidden_percent, hidden_share, unit_of_cases
 from ..bench.results.case_columns import EXPOSED_COMM
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import Comparison, over_eager
@@ -26,7 +26,7 @@ def _ranked(column: Column) -> Column:
 
 
 _EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
-_HIDDEN = words("Hidden (%)", lambda case: hidden_percent(case, with_interval), "number")
+_HIDDEN = words("Hidden (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number")
 _PEAK = figures(
     "Peak memory",
     "peak_mem_mib",

@@ -31,23 +31,15 @@ MOST_HIDDEN_WIDTH_PCT = 100.0
 """A wider interval holds both that all is hidden and that none is."""
 
 
-def hidden_percent(case: CaseResult, written: Callable[[Interval], str]) -> str:
-    """Write the hidden share if it is known; `none` where communication adds more than it takes alone."""
-    found = hidden_share(case)
-    if found is None:
-        return ""
-    return "none" if hides_none(found) else written(found)
-
-
-def hides_none(hidden: Interval | None) -> bool:
-    """Whether communication adds more than it takes alone."""
-    return hidden is not None and hidden.estimate < 0
-
-
 def hidden_share(case: CaseResult) -> Interval | None:
-    """Return which share of communication is hidden, in percent; None where it is not known to 50 points."""
+    """Which share of communication is hidden, in percent; None where it is not known to 50 points."""
     found = case.hidden_pct
     return None if found is None or found.high - found.low > MOST_HIDDEN_WIDTH_PCT else found
+
+
+def hidden_percent(found: Interval | None, written: Callable[[Interval], str]) -> str:
+    """Write such a share if it is known; `none` where communication adds more than it takes alone."""
+    return "" if found is None else "none" if found.estimate < 0 else written(found)
 
 
 def unit_of_cases(cases: Sequence[CaseResult]) -> str:

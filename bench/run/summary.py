@@ -33,9 +33,9 @@ from ..findings.numbers import (
 )
 from ..findings.wording import (
     DEFAULT_CAP,
-    MOST_HIDDEN_WIDTH_PCT,
     compile_label,
-    hides_none,
+    hidden_percent,
+    hidden_share,
     settings_label,
     short_mode,
     stand_ins,
@@ -214,10 +214,11 @@ def case_table(cases: Sequence[CaseResult], fastest_id: str = "") -> Table:
 def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
     """A column's cells, with as many decimal places as the narrowest interval of the column bears."""
     how = COLUMNS[name]
+    read = hidden_share if name == "hidden_pct" else lambda case: case.interval(name)
     found = [
         None
         if (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in and name in RATIOS)
-        else case.interval(name)
+        else read(case)
         for case in cases
     ]
     scaled = [one and one.scaled(how.factor) for one in found]
@@ -227,10 +228,10 @@ def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
     unit = {"ratio": TIMES, "percent": "%"}.get(how.form, "")
 
     def cell(one: Interval | None) -> str:
-        if one is None or (name == "hidden_pct" and one.high - one.low > MOST_HIDDEN_WIDTH_PCT):
+        if name == "hidden_pct":
+            return hidden_percent(one, lambda share: to_places(replace(share, low=math.nan), behind, unit))
+        if one is None:
             return ""
-        if name == "hidden_pct" and hides_none(one):
-            return "none"
         shown = one if how.form in ("rate", "ratio", "interval") else replace(one, low=math.nan)
         return to_places(shown, behind, unit)
 
