@@ -34,8 +34,8 @@ ONE_DEVICE = "one device"
 OWN_COST = "On one device nothing is communicated: what DDP costs there is its own work"
 
 NOT_MEASURABLE = (
-    "DP against DDP is not measurable without GPUs; published of 200 steps of GPT-2 on 2 TITAN RTX: "
-    "DP 111 s, DDP 102 s with NVLink, 131 s without (transformers documentation)"
+    "DP against DDP is not measurable without GPUs; published of 200 steps of GPT-2 on 2 TITAN RTX: with "
+    "NVLink DP 111 s, DDP 102 s; without it DDP 131 s (transformers documentation)"
 )
 """On CPU cores PyTorch has no DataParallel: what is measured there is this suite's own code."""
 
@@ -152,7 +152,7 @@ def _stages(stand_in: CaseResult) -> str:
     if stand_in.step_ms is None or len(stages) < len(names):
         return ""
     parts = ", ".join(f"{name} {written(ms, 'ms', digits=2)}" for name, ms in stages.items())
-    few = " (too few rounds for intervals)" * any(math.isnan(ms.low) for ms in stages.values())
+    few = " (few rounds: no intervals)" * any(math.isnan(ms.low) for ms in stages.values())
     return f"Stages of DP's stand-in, in a step of {written(stand_in.step_ms, 'ms')}: {parts}{few}"
 
 
@@ -218,8 +218,8 @@ def _communication(case: CaseResult, exposed: Interval, step: Interval) -> Verdi
     if answer == RESOLVED and hidden is not None and hidden.high < 0:
         on_cpu = case.device_type == "cpu"
         why = "all-reduces run on the cores that compute" if on_cpu else "it slows the compute"
-        apart = f": their own work is {written(skew, 'ms')} apart" if skew and skew.low > 0 else ""
-        note = f"Communication adds more than it takes alone: {why}, or ranks wait for each other{apart}"
+        apart = f": ranks' own work is {written(skew, 'ms')} apart" if skew and skew.low > 0 else ""
+        note = f"Communication adds more than it takes alone: {why}, or ranks wait{apart}"
     return Verdict(
         question=COMMUNICATION,
         answer=answer,

@@ -30,7 +30,7 @@ MENDS = {
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     BESIDE: "cores or GPUs that nothing else uses",
     COPIES: "--gradient-as-bucket-view on",
-    OWN_WORK: "a larger batch, with which it does not grow",
+    OWN_WORK: "a larger batch: it does not grow with it",
     RANKS: "the same cores, clocks and batches for all ranks",
     DATA: "more --data-workers, or a faster source",
 }
@@ -58,17 +58,18 @@ def causes(
     if ddp is None or ddp.step_ms is None:
         return {}
     own, copies = _own_work(ddp, cases), _copies(ddp, cases, comparisons)
-    exposed, alone = (_less(whole, ddp.buffers_ms) for whole in (ddp.exposed_comm_ms, ddp.comm_ms))
+    least = LEAST_SHARE * ddp.step_ms.estimate
+    buffers = ddp.buffers_ms if ddp.buffers_ms and ddp.buffers_ms.estimate > least else None
+    exposed, alone = (_less(whole, buffers) for whole in (ddp.exposed_comm_ms, ddp.comm_ms))
     found = {
         ALL_REDUCE: exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate),
         BESIDE: alone and _less(_less(exposed, alone), own),
-        BUFFERS: ddp.buffers_ms,
+        BUFFERS: buffers,
         COPIES: copies,
         OWN_WORK: _less(own, copies),
         RANKS: ddp.rank_skew_ms if slow else None,
         DATA: ddp.data_ms,
     }
-    least = LEAST_SHARE * ddp.step_ms.estimate
     # An interval that is not known, of too few rounds, holds nothing against it.
     named = [(what, ms) for what, ms in found.items() if ms and not ms.low <= 0 and ms.estimate > least]
     return dict(sorted(named, key=lambda cause: -cause[1].estimate))
@@ -84,17 +85,16 @@ def said(
     alike = [c for c in cases if c.compile == ddp.compile and c.step_ms and not c.is_stand_in]
     dp = next((c.step_ms for c in alike if c.mode == "dp" and c.num_devices == ddp.num_devices), None)
     one = next((c.step_ms for c in alike if c.mode == "single" and c.scaling == "weak"), None)
-    parts = [f"{written(ms, 'ms')} {what} ({MENDS[what]})" for what, ms in found.items()]
-    took, under_dp = written(ddp.step_ms, "ms"), f", under DP {written(dp, 'ms')}" if dp else ""
-    begun = f"A step of DDP on {place(ddp)} takes {took}{under_dp}"
-    if one is None:
-        return f"{begun}. What it loses, the most first: {'; '.join(parts)}."
-    more_ms = ddp.step_ms.estimate - one.estimate
-    rest_ms = more_ms - sum(ms.estimate for ms in found.values())
-    if rest_ms > LEAST_SHARE * ddp.step_ms.estimate:
-        parts.append(f"{quantity(rest_ms, 'ms', 2)} of waiting and what else is not told apart")
-    beside = f", {quantity(more_ms, 'ms', 2)} more than one device's {written(one, 'ms')}"
-    return f"{begun}{beside}. Of these: {'; '.join(parts)}."
+    took = f"A step of DDP on {place(ddp)} takes {written(ddp.step_ms, 'ms')}"
+    took += f", under DP {written(dp, 'ms')}" if dp else ""
+    if one is not None and ddp.exposed_comm_ms:
+        more_ms = ddp.step_ms.estimate - one.estimate
+        other_ms = more_ms - ddp.exposed_comm_ms.estimate
+        other = f", the rest {quantity(other_ms, 'ms', 2)}" if other_ms > 0 else ""
+        took += f", {quantity(more_ms, 'ms', 2)} more than one device's {written(one, 'ms')}"
+        took += f": communication adds {written(ddp.exposed_comm_ms, 'ms')} of them{other}"
+    parts = (f"{written(ms, 'ms')} {what} ({MENDS[what]})" for what, ms in found.items())
+    return f"{took}. Mending gains at most: {'; '.join(parts)}."
 
 
 def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:

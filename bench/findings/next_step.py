@@ -179,7 +179,7 @@ def _less_exposed(
         of_ddp = replace(first, modes=("ddp",), gpus=(here[0].num_devices,))
         caps = settings.axes["bucket_cap_mb"][:1]
         halved = _run(manifest, of_ddp.sweeping(bucket_cap_mb=caps, comm_hook=("none", "bf16")))
-        return NextStep("16-bit gradients, as no cap helps", halved)
+        return NextStep("no cap helps; 16-bit gradients halve the bytes", halved)
     if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
         return None
     search = command("tune", "--gpus", f"{here[0].num_devices}", *_options(manifest, first, CARRIED))

@@ -62,7 +62,7 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
         percent, low, high = (100 * math.expm1(slope * (last - first)) for slope in slopes)
         yield Caution(
             kind="drift",
-            short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'}",
+            short=f"the machine became {abs(percent):.0f}% {'faster' if percent > 0 else 'slower'} during it",
             text=f"the pace of all cases changed by {percent:+.1f}% [{low:+.1f}, {high:+.1f}] from round "
             f"{first} to {last}; speed-up and efficiency are formed inside rounds and stand, "
             f"{per_second(ok[0].unit)} and ms do not carry over to another run",
@@ -81,7 +81,7 @@ def cautions(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
         yield Caution(
             kind="scattered rounds",
             case_id=worst.case_id,
-            short=f"rounds that scatter by {size}",
+            short=f"rounds that vary by up to {size}",
             text=f"rounds scatter by {size} about the median "
             f"({case_label(worst)}; {plural(num_wide, 'case')} of {len(beyond)} by more than "
             f"{100 * SCATTERED:.0f}%)",

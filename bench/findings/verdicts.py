@@ -9,7 +9,7 @@ from ..results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLV
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
-from .numbers import ratio, short_percent, to_places, with_interval
+from .numbers import quantity, ratio, short_percent, to_places, with_interval
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
 
@@ -49,7 +49,7 @@ TEMPLATES = {
     COMPILE: _OF_RATIO,
     CAP: {
         FASTER: _OF_RATIO[FASTER],
-        EQUAL: ("keep {slower}", "keep {slower}: {tried} is {ratio} as fast"),
+        EQUAL: ("keep {slower}", "keep {slower}: {gains}"),
         UNRESOLVED: (UNRESOLVED, "unresolved: {tried} is {ratio} as fast as {slower}"),
         TOO_FEW: (TOO_FEW, f"{_TOO_FEW} {{open}} with {{slower}}"),
     },
@@ -167,15 +167,18 @@ class Verdict:
             "alone": with_interval(self.alone_ms, "ms"),
         }
         if self.hidden_pct:
-            part = f"of which {to_places(self.hidden_pct, 0, '%')} is hidden"
-            facts["hidden"] = (
-                "none of it hidden: the rest is waiting" if self.hidden_pct.estimate < 0 else part
-            )
+            facts["hidden"] = f"of which {to_places(self.hidden_pct, 0, '%')} is hidden"
+            if self.hidden_pct.estimate < 0 and self.exposed_ms and self.alone_ms:
+                on_top = quantity(self.exposed_ms.estimate - self.alone_ms.estimate, "ms", 2)
+                facts["hidden"] = f"none of it hidden; {on_top} come on top"
         if self.ratio and self.comparisons:
             gain = short_percent(max(self.ratio.high - 1, _LEAST_GAIN)) if self.ratio.high > 1 else ""
             gains = f"can gain more than {gain}" if gain else "is faster"
-            several = f"none of {self.num_tried} {self.noun}s {gains}; the best, {self.faster},"
-            tried = several if self.num_tried > 1 else self.faster
+            several = f"none of {self.num_tried} {self.noun}s {gains}"
+            tried = f"{several}; the best, {self.faster}," if self.num_tried > 1 else self.faster
+            facts["gains"] = (
+                several if self.num_tried > 1 else f"{self.faster} is {ratio(self.ratio)} as fast"
+            )
             margin = short_percent(self.comparisons[0].margin)
             facts |= {"ratio": ratio(self.ratio), "margin": margin, "tried": tried}
         if (added := self.exposed_ms) and not math.isnan(added.high):

@@ -55,8 +55,8 @@ class Gate:
     looks: tuple[int, ...]
     """After how many launches it could have ended."""
     exit_code: ExitCode
-    undecided: tuple[Change, ...]
-    """What stands between it and a pass, but for regressions."""
+    deciding: frozenset[tuple[str, str | None]]
+    """Cases and metrics that a pass needs decided."""
     more: More | None = None
     """What would decide that."""
 
@@ -68,12 +68,16 @@ class Gate:
         )
 
     @property
+    def undecided(self) -> list[Change]:
+        """What stands between it and a pass, but for regressions."""
+        return [c for c in self.comparisons if c.suspected or (c.key in self.deciding and not c.is_pass)]
+
+    @property
     def shown(self) -> list[Change]:
-        """What a table has: all but what neither decides nor is known, such as a vague speed-up."""
+        """What a table has: what decides, and of the rest what is surely more than the threshold."""
+        quiet = ("undecided", "allowed")
         return [
-            c
-            for c in self.comparisons
-            if c.verdict != "undecided" or c in self.undecided or not c.is_repeated
+            c for c in self.comparisons if c.suspected or c.key in self.deciding or c.verdict not in quiet
         ]
 
     def having(self, verdict: Verdict) -> list[Change]:
@@ -181,7 +185,7 @@ def compare(
         num_launches=len(launches) if interleaved else 1,
         looks=tuple(looks),
         exit_code=exit_code,
-        undecided=tuple(c for c in found if c.suspected or (c in deciding and not c.is_pass)),
+        deciding=frozenset(c.key for c in deciding),
     )
 
 

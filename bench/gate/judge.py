@@ -11,11 +11,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..case import STAND_IN
-from ..findings.numbers import DASH, number, per_second, places
+from ..findings.numbers import DASH, number, per_second
 from ..findings.wording import case_label, case_name
 from ..manifest import Count, Record
 from ..results.column_types import Metric
-from ..results.comparisons import EQUAL, FASTER, SLOWER, answer_of
+from ..results.comparisons import FASTER, SLOWER, answer_of
 from ..results.round_times import ByRound
 from ..results.schema import GATED
 from ..settings import IMAGES
@@ -25,17 +25,16 @@ from ..text import visible
 from .runs import LAUNCH, GateCase
 
 Verdict: TypeAlias = Literal[
-    "regressed", "missing", "not comparable", "undecided", "no worse", "unchanged", "improved", "not judged"
+    "regressed", "missing", "not comparable", "undecided", "allowed", "improved", "not judged"
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
 
 RULES = {
-    "regressed": "worse by more than {allowed}, and all of the interval is worse",
-    "improved": "better by more than {allowed}, and all of the interval is better",
-    "unchanged": "all of the interval is within {allowed}",
-    "no worse": "no end of the interval is worse by {allowed}; how much better it is, is not known",
-    "undecided": "one end of the interval is worse by more than {allowed}, the other is not",
+    "regressed": "the estimate is worse by more than {allowed}, and all of the interval is worse than 0%",
+    "improved": "the estimate is better by more than {allowed}, and all of the interval is better than 0%",
+    "allowed": "no end of the interval is worse by more than {allowed}",
+    "undecided": "an end of the interval is worse by more than {allowed}, and it is not regressed",
 }
 """When a metric that every round gives has a verdict."""
 
@@ -78,13 +77,17 @@ class Change(Record, frozen=True, omit_defaults=False):
     """A regression that may be the machine's; reason says why."""
 
     @property
+    def key(self) -> tuple[str, str | None]:
+        return self.case_id, self.metric
+
+    @property
     def column(self) -> Metric | None:
         return None if self.metric is None else GATED[self.metric]
 
     @property
     def is_pass(self) -> bool:
         """Whether a gate can pass with it: it is known not to be slower by more than is allowed."""
-        return self.verdict in ("improved", "unchanged", "no worse")
+        return self.verdict in ("improved", "allowed")
 
     @property
     def is_repeated(self) -> bool:
@@ -200,7 +203,7 @@ def _judged(measured: Change, ratio: Interval, *, metric: Metric, threshold: flo
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
     before, after = measured.baseline, measured.candidate
     if before is not None and after is not None and abs(after - before) < metric.least_change:
-        verdict = "unchanged"
+        verdict = "allowed"
     rule = RULES[verdict].format(allowed=f"{100 * threshold:g}%")
     reason = rule if metric.repeated else "one reading, no interval"
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
@@ -232,7 +235,7 @@ def typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -> tup
 
 
 def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdict:
-    """`regressed`, `improved`, `unchanged`, `no worse` or `undecided`, for candidate / baseline.
+    """`regressed`, `improved`, `allowed` or `undecided`, for candidate / baseline.
 
     Without ends (nothing was repeated) the ratio is taken as exact.
     """
@@ -240,10 +243,8 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdi
     found = answer_of(known, (1 - threshold, 1 + threshold), least_change=threshold)
     if found in (FASTER, SLOWER):
         return "improved" if (found == FASTER) == higher_is_better else "regressed"
-    if found == EQUAL:
-        return "unchanged"
     within = known.low >= 1 - threshold if higher_is_better else known.high <= 1 + threshold
-    return "no worse" if within else "undecided"
+    return "allowed" if within else "undecided"
 
 
 _MOST_PERCENT = 999
@@ -294,7 +295,7 @@ def said(c: Change) -> str:
 def _percents(ratio: Interval, *, sign: str = "") -> list[str]:
     """How far estimate and ends lie from 1, in percent, with a sign where one is asked for."""
     found = ratio.plus(-1.0).scaled(100)
-    behind = min(max(places(found, 2), 0), 1)
+    behind = 0 if found.high - found.low > 10 else 1
     ends = [round(end, behind) + 0.0 for end in (found.estimate, found.low, found.high)]  # never -0
     return [
         f">{_MOST_PERCENT}" if end > _MOST_PERCENT else f"{end if sign else abs(end):{sign}.{behind}f}"

@@ -44,13 +44,7 @@ class More(Record, frozen=True, omit_defaults=False):
     def step(self) -> NextStep:
         """The same as what to do next."""
         if self.command == command("doctor"):
-            other = (
-                "" if self.passes_at is None else f": it passes with --threshold {100 * self.passes_at:g}%"
-            )
-            return NextStep(
-                f"deciding takes more than an hour{other}; what disturbs this machine",
-                self.command,
-            )
+            return NextStep("deciding takes more than an hour; what disturbs this machine", self.command)
         took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
         where = f", {UNKNOWN_REF} being the baseline's commit" if f" {UNKNOWN_REF} " in self.command else ""
         return NextStep(f"{took} would decide{where}", self.command)
@@ -75,8 +69,7 @@ def more(
     """
     wanted = max(_launches_for(one, launches, confidence) for one in undecided)
     if wanted > MOST_LAUNCHES:
-        ends = [_worst(one) for one in undecided]
-        return More(command=command("doctor"), passes_at=math.ceil(100 * max(ends)) / 100 if ends else None)
+        return More(command=command("doctor"))
     if asked is None and sides[1].link:
         return More(command=f"{again(sides[1])} --rounds {MOST_LAUNCHES}")
     if asked is None:
@@ -88,13 +81,6 @@ def more(
     # Those in turns wait for each other: each has taken as long as both.
     minutes = wanted * (max(seconds) if launches else sum(seconds)) / 60
     return More(command=visible(whole), minutes=None if math.isnan(minutes) else round(minutes, 1))
-
-
-def _worst(one: Change) -> float:
-    """How much worse it may be, a fraction."""
-    assert one.ratio is not None
-    assert one.column is not None
-    return 1 - one.ratio.low if one.column.higher_is_better else one.ratio.high - 1
 
 
 def took_turns(runs: Sequence[Manifest]) -> bool:

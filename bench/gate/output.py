@@ -31,6 +31,9 @@ NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 """A commit; twelve digits name it."""
 
+MOST_NAMED = 2
+"""Cases in one sentence."""
+
 HEADINGS = ("case", "metric", *(NUMBERS := ("baseline", "candidate", "change")), "verdict")
 
 
@@ -60,16 +63,16 @@ def notes(gate: Gate) -> list[str]:
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         lines.append(
-            f"Change: candidate over baseline, each with a {100 * gate.confidence:.4g}% interval: all hold "
-            f"together with {100 * FAMILY_CONFIDENCE:g}%."
+            f"Change: candidate over baseline, each with a {100 * gate.confidence:.4g}% interval; all are "
+            f"right at once with {100 * FAMILY_CONFIDENCE:g}%."
         )
         lines += _launches(gate)
     if any(c.column is not None and c.column.in_parts_of for c in compared):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += reasons(gate)
     if hidden := len(gate.comparisons) - len(gate.shown):
-        left_out = f"{plural(hidden, 'change')} of speed-up, efficiency or exposed communication"
-        lines.append(f"Undecided too, and not asked for: {left_out}; --strict shows and judges them.")
+        changes = plural(hidden, "other change")
+        lines.append(f"Not shown: {changes}, allowed or not known; --strict shows and judges all.")
     if gate.only_in_candidate:
         lines.append(f"Only in the candidate, not gated: {'; '.join(gate.only_in_candidate)}.")
     if gate.only_in_baseline:
@@ -141,7 +144,11 @@ def _failed(gate: Gate) -> str:
         return f"{named(gate.having('missing'))}; --allow-missing passes without them"
     others = len({c.case_id for c in gate.undecided} - {c.case_id for c in regressed})
     undecided = f"; {plural(others, 'other case')} undecided" if others else ""
-    return f"{named(regressed)}{undecided}{_apart(gate)}"
+    return f"{named(regressed)}{undecided}{_allowed(regressed)}{_apart(gate)}"
+
+
+def _allowed(found: Sequence[Change]) -> str:
+    return f"; {100 * (found[0].threshold or 0):g}% is allowed"
 
 
 def _passed(gate: Gate) -> str:
@@ -156,7 +163,7 @@ def _undecided(gate: Gate) -> str:
     if suspected := [c for c in gate.comparisons if c.suspected]:
         return f"{said(suspected[0])}, but {suspected[0].reason}"
     if gate.undecided:
-        return f"{named(gate.undecided)}; {100 * (gate.undecided[0].threshold or 0):g}% is allowed"
+        return f"{named(gate.undecided)}{_allowed(gate.undecided)}"
     return "every case shares its devices, so none is judged"
 
 
@@ -172,10 +179,11 @@ def _apart(gate: Gate) -> str:
 
 
 def named(found: Sequence[Change]) -> str:
-    """Say the first throughput, or without one the first, and how many other cases there are."""
-    first = next((c for c in found if c.metric == "images_per_s"), found[0])
-    others = len({c.case_id for c in found}) - 1
-    return said(first) + (f"; likewise {plural(others, 'other case')}" if others else "")
+    """Say what became of two cases, by their throughput if it is among it, and how many others there are."""
+    by_case = {c.case_id: c for c in sorted(found, key=lambda c: c.metric == "images_per_s")}
+    first = list(dict.fromkeys(by_case[c.case_id] for c in found))
+    others = [f"and {plural(len(first) - MOST_NAMED, 'other case')}"] if len(first) > MOST_NAMED else []
+    return "; ".join([*map(said, first[:MOST_NAMED]), *others])
 
 
 def _launches(gate: Gate) -> list[str]:
@@ -185,11 +193,8 @@ def _launches(gate: Gate) -> list[str]:
     turns = f"Measured in turns, {plural(gate.num_launches, 'launch')} of each side"
     if gate.num_launches == 1:
         return [f"{turns}: another may differ by more."]
-    looked = f", and for looks after {listed([*map(str, gate.looks)])}" if len(gate.looks) > 1 else ""
-    return [
-        f"{turns}: intervals allow for how launches differ{looked}.",
-        "A row's figures are of its own typical round, so no row is a quotient of others.",
-    ]
+    looked = f", and that it ends after {listed([*map(str, gate.looks)])}" if len(gate.looks) > 1 else ""
+    return [f"{turns}: intervals hold how launches differ{looked}."]
 
 
 def sentence(step: NextStep) -> str:

@@ -23,8 +23,7 @@ from .runs import GateRun
 _STATES: dict[Verdict, str] = {
     "regressed": "found",
     "improved": "found",
-    "unchanged": "equal",
-    "no worse": "equal",
+    "allowed": "equal",
 }
 
 
@@ -73,9 +72,8 @@ def cards(gate: Gate) -> list[Card]:
             continue
         worst = min((one.verdict for one in found), key=VERDICTS.index)
         those = [one for one in found if one.verdict == worst]
-        if worst in ("unchanged", "no worse"):
-            changed = "changed" if worst == "unchanged" else "is worse"
-            sentence = f"No case {changed} by more than {100 * (those[0].threshold or 0):g}%."
+        if worst == "allowed":
+            sentence = f"No case is worse by more than {100 * (those[0].threshold or 0):g}%."
         elif worst == "not comparable":
             differing = ", ".join(d.name for d in gate.differences if d.blocking)
             why = f"the runs differ in {differing}" if differing else those[0].reason

@@ -165,8 +165,8 @@ def test_how_far_ranks_are_apart_is_told_where_communication_hides_nothing():
     known, unknown = (
         found(SINGLE, row | ends | {"rank_skew_ms_low": low})[COMMUNICATION].notes[0] for low in (12, -1)
     )
-    assert known.endswith("or ranks wait for each other: their own work is 17 (12\N{EN DASH}22) ms apart")
-    assert unknown.endswith("or ranks wait for each other")
+    assert known.endswith("or ranks wait: ranks' own work is 17 (12\N{EN DASH}22) ms apart")
+    assert unknown.endswith("or ranks wait")
 
 
 def test_the_answers_are_those_of_the_largest_count_of_their_own():

@@ -47,15 +47,15 @@ def simulated(rng, *, slower=1.0, drift=0.0, num_rounds=20, sd=0.02, tail=30.0):
     [
         (0.85, 0.90, 0.95, "regressed"),
         (1.06, 1.10, 1.14, "improved"),
-        (0.98, 1.00, 1.02, "unchanged"),
-        (0.97, 0.98, 0.99, "unchanged"),  # surely a change, surely within the threshold
+        (0.98, 1.00, 1.02, "allowed"),
+        (0.97, 0.98, 0.99, "allowed"),  # surely a change, surely within the threshold
         (0.85, 0.95, 1.05, "undecided"),
         (0.80, 0.90, 1.01, "undecided"),  # beyond the threshold, but may be no change
         (0.93, 0.96, 0.99, "undecided"),  # a change, but perhaps within the threshold
-        (0.96, 1.00, 1.06, "no worse"),  # surely not slower by the threshold
+        (0.96, 1.00, 1.06, "allowed"),  # surely not slower by the threshold
         (-np.inf, np.nan, np.inf, "undecided"),
         (np.nan, 0.94, np.nan, "regressed"),  # one exact reading
-        (np.nan, 0.96, np.nan, "unchanged"),
+        (np.nan, 0.96, np.nan, "allowed"),
     ],
 )
 def test_a_regression_needs_the_interval_and_the_threshold(low, estimate, high, expected):
@@ -76,7 +76,7 @@ def test_ten_percent_slower_is_caught(noise):
         assert {c.case_id for c in gate.having("regressed")} == {"dp-n2", "ddp-n2"}, "single is as before"
 
 
-def test_faster_passes_as_improved_and_a_quiet_copy_as_unchanged():
+def test_faster_passes_as_improved_and_a_quiet_copy_as_allowed():
     rng = np.random.default_rng(3)
     base = simulated(rng, sd=0.005)
     faster = gated(base, simulated(rng, sd=0.005, slower=0.8))
@@ -84,7 +84,7 @@ def test_faster_passes_as_improved_and_a_quiet_copy_as_unchanged():
     assert {c.case_id for c in faster.having("improved")} == {"dp-n2", "ddp-n2"}
     same = gated(base, base)
     assert same.exit_code == 0
-    assert {c.verdict for c in same.comparisons} == {"unchanged"}
+    assert {c.verdict for c in same.comparisons} == {"allowed"}
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -96,7 +96,7 @@ def test_a_pass_needs_the_throughput_of_every_case(interleaved, quiet):
     sides = (steady, wild) if quiet == "baseline" else (wild, steady)
     gate = gated(*sides, interleaved=interleaved, thresholds={**dict.fromkeys(GATED, 0.05)})
     rates = {c.case_id: c.verdict for c in of_metric(gate, "images_per_s")}
-    assert rates == {"single-n1": "unchanged", "dp-n2": "unchanged", "ddp-n2": rates["ddp-n2"]}
+    assert rates == {"single-n1": "allowed", "dp-n2": "allowed", "ddp-n2": rates["ddp-n2"]}
     assert rates["ddp-n2"] in ("undecided", "regressed", "improved")
     assert gate.exit_code != 0 or rates["ddp-n2"] == "improved"
 
@@ -229,7 +229,7 @@ def test_more_comparisons_make_each_interval_wider():
 def test_worst_first():
     worse = slowed(1.5, "ddp", steps=slowed(1.2, "dp"))
     order = [(c.case_id, c.verdict) for c in of_metric(gated(STEADY, worse), "images_per_s")]
-    assert order == [("ddp-n2", "regressed"), ("dp-n2", "regressed"), ("single-n1", "unchanged")]
+    assert order == [("ddp-n2", "regressed"), ("dp-n2", "regressed"), ("single-n1", "allowed")]
 
 
 def test_a_case_that_failed_or_is_gone_fails_the_gate():
@@ -330,7 +330,7 @@ def test_exposed_communication_from_nothing_to_much_is_a_regression():
 
 
 @pytest.mark.parametrize(
-    ("mib", "verdict"), [(1000.0, "unchanged"), (1060.0, "regressed"), (900.0, "improved")]
+    ("mib", "verdict"), [(1000.0, "allowed"), (1060.0, "regressed"), (900.0, "improved")]
 )
 def test_peak_memory_is_exact(mib, verdict):
     gate = gated(*(with_rounds(made_run(STEADY), peak_mem_mib={0: value}) for value in (1000.0, mib)))
