@@ -1,4 +1,4 @@
-"""Measure single, DataParallel and DistributedDataParallel training and report how each scales."""
+"""Time training on one device, under DataParallel and under DistributedDataParallel; say how each scales."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ FIRST_WEEK = (
 """Options that `--help` shows; `--help-all` shows all."""
 
 EXAMPLES = """examples:
-  {run} --dry-run                    the plan and its time
-  {run} --modes dp,ddp --gpus 1,2    DP and DDP beside one device
-  {run} --workload net:make          your model: make() in net.py
-  {run} --preset ddp-paper           the DDP paper's figures
+  {run} --dry-run              the plan and its time
+  {run} --gpus 1,2,4           DP and DDP on 1, 2 and 4 devices
+  {run} --workload net:make    your model: make() in net.py
+  {run} --preset ddp-paper     what the DDP paper varies
 
-A run ends with its table and answers, and writes them to its folder: report.html to open first, cases.csv
-for figures of your own. Exit status: 0, 2 for what you can mend, 4 where a mode has no number.
-Several machines: docs/clusters.md. Two versions: {gate}
+Results: table and answers here; report.html (open first) and cases.csv in the folder.
+Exit status: 0 done, 2 your input or setup, 4 a mode could not be measured.
+Several machines: docs/clusters.md. Two versions of code or torch: {gate}
 """
 
 ORDER = """An option on|off may stand alone for on; of one with ,… each value is measured.
@@ -93,11 +93,11 @@ def parser(name: str = "run", description: str | None = __doc__, *, whole: bool 
             alone = {"nargs": "?", "const": "on"} if metavar.startswith("on|off") else {}
             add(group, option.name, meaning, metavar=metavar, default=argparse.SUPPRESS, **alone)
     # What concerns no measurement goes to the last group, and to the first, which is argparse's own.
-    finish = "finish a run's folder with its own options; only --workload is named again"
+    finish = "finish a run's folder with its own options; repeat only --workload"
     add(group, "resume", finish, type=Path, metavar="DIR")
     add(group, "quiet", "no progress, no table; only errors", action="store_true")
     add(group, "json", "the summary as JSON on stdout", action="store_true")
-    add(made, "preset", f"a named bundle of settings: {', '.join(PRESETS)}", metavar="NAME")
+    add(made, "preset", f"settings by name: {', '.join(PRESETS)} (docs/settings.md)", metavar="NAME")
     add(made, "config", "settings from a TOML file", type=Path, metavar="FILE.toml")
     add(made, "dry_run", "print the plan and its expected time; run nothing", action="store_true")
     every = "every option, with values and defaults"

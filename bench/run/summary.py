@@ -56,7 +56,7 @@ COLUMNS = {column.name: column.summary for column in CASES if column.summary is 
 OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 """What cases that share devices say nothing about."""
 
-RATIOS = ("speedup", "efficiency")
+RANKING = ("images_per_s", "speedup", "efficiency")
 """What a case is ranked by, which DP's stand-in is not."""
 
 NOT_RANKED = "not ranked"
@@ -217,7 +217,7 @@ def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
     read = hidden_share if name == "hidden_pct" else lambda case: case.interval(name)
     found = [
         None
-        if (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in and name in RATIOS)
+        if (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in and name in RANKING)
         else read(case)
         for case in cases
     ]
