@@ -10,10 +10,10 @@ from ..errors import UsageError
 from ..findings.numbers import per_second
 from ..findings.wording import CPU_STAND_IN, place
 from ..results.aggregate import metrics_by_round
+from ..results.archive import data_kind
 from ..results.case_columns import IDENTITY
 from ..results.case_result import CaseResult, text
 from ..results.column_types import Metric
-from ..results.public import data_kind
 from ..results.schema import EXPORTED
 from ..results.store import RunData
 from ..stats.interval import Interval

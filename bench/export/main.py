@@ -25,7 +25,7 @@ FORMATS = {
     "pytest-benchmark": "JSON for `pytest-benchmark compare`, in seconds per step",
     ZIP: "one file to hand on, without names of hosts, folders and users; commands read it as a run",
 }
-"""By the name of the function that writes it, in `formats`; zip by `results.public`."""
+"""By the name of the function that writes it, in `formats`; zip by `results.archive`."""
 
 TAKERS = {"metric": ("github-action",), "host_names": ("pytorch", "pytest-benchmark")}
 """The formats that take an option."""
@@ -72,13 +72,15 @@ def _main(argv: Sequence[str] | None) -> int:
     name = cli.named("format", cli.choice(FORMATS), options.format)
     asked = _asked(options, name)
     # pandas takes a second
-    from ..results import public
+    from ..results import archive
     from ..results.store import load_run, shown, write_output
     from . import formats
 
     run = load_run(options.run)
     if name == ZIP:
-        print(shown(public.write_zip(run, options.out)))
+        target, content = archive.place_for(run, options.out), archive.packed(archive.public_members(run))
+        write_output(target, lambda part: part.write_bytes(content), option="--out")
+        print(shown(target))
         return ExitCode.OK
     text: str = vars(formats)[name.replace("-", "_")](run, **asked)
     if options.out is None:

@@ -12,8 +12,8 @@ from ..cli import command
 from ..conditions import machine_kind
 from ..errors import NotComparableError, UsageError
 from ..manifest import MANIFEST, Manifest
+from ..results.archive import public_members
 from ..results.disk import writable
-from ..results.public import public_members
 from ..results.store import check_claimable, load_run
 from .compare import require_rounds
 from .runs import checked, read_run

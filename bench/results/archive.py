@@ -1,38 +1,55 @@
-"""The file of an archived run: a zip of its manifest and tables, the same bytes for the same content.
+"""An archive of a run, to hand on: a zip of its manifest and tables, in which nobody's names are.
 
-An archive may be anyone's. It is unpacked by names that are known beforehand, within limits of size.
+One may be anybody's. It is unpacked by names that are known beforehand, within limits of size.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import stat
+import json
+import re
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
+from ..cli import to_json
 from ..errors import UsageError
-from .disk import read_bytes
+from ..manifest import MANIFEST
+from ..settings import options_of
+from .case_columns import PUBLIC_REASONS
+from .column_types import Column
+from .disk import MOST_TABLE_BYTES, read_bytes
 from .schema import FILES
+from .tables import table_bytes
+
+if TYPE_CHECKING:
+    from .store import RunData
 
 SUFFIX = ".zip"
-
-MEMBERS = ("manifest.json", *FILES)
-"""Files of a results folder that an archive may hold, in its order."""
-
-MOST_ARCHIVE_BYTES = 64 * 2**20
-"""Of the file; tables of a run pack to a fifth."""
 
 MOST_UNPACKED_BYTES = 256 * 2**20
 """Of all members together: more is no archive of ours, or would fill the disk."""
 
-_PREFIX = "unpacked-ddp-bench-"
-"""Of temporary folders. `bench.process` removes those of its prefix that nobody holds locked."""
+LEFT_OUT = "left out of the public file"
+"""Stands for a reason: it may quote a traceback of the user's code."""
 
-_DATE = (1980, 1, 1, 0, 0, 0)
-"""Of every member, as zip needs one: the time of packing must not change the bytes."""
+_TEXTS = (
+    "run_id interleaved_id preset created_utc utc plan_hash version versions git commit sha256 code_sha256 "
+    "os cpu_model governors huge_pages cgroup gpus gpu_pairs device gpu bound_cores model timing nccl "
+    "case_id status reason_code mode impl device_type device_name backend link arch unit scaling precision "
+    "bucket_bytes layers_by_device mem_by_device_mib throttle_reasons not_proved proved_by started_at "
+    "torch_version phase steps_ms detail reference_id metric answer"
+)
+PUBLIC = {*_TEXTS.split(), *(option.name for option in options_of() if option.parse is not str)}
+"""Of what fields and columns, and of all in which records, texts are kept; numbers always are.
+
+What is not named stays private until somebody decides that it names neither a person nor a machine.
+"""
 
 
 def is_archive(path: Path) -> bool:
@@ -40,20 +57,76 @@ def is_archive(path: Path) -> bool:
     return path.suffix == SUFFIX and path.is_file()
 
 
+def data_kind(data: str) -> str:
+    """Where batches come from, without the path of a folder, which names a user or a machine."""
+    return data if data in ("", "device", "host") else "folder"
+
+
+def _public(value: Any, name: str, hosts: dict[str, str]) -> Any:
+    """What is kept of the value of a field or column; of a text that is not public None.
+
+    Names of hosts become `host0`, `host1`, …, in the order in which `hosts` gets to know them.
+    """
+    match value:
+        case dict():
+            if name == "hosts":
+                value = {hosts.setdefault(host, f"host{len(hosts)}"): one for host, one in value.items()}
+            kept = {key: _public(one, name if name in PUBLIC else key, hosts) for key, one in value.items()}
+            return {key: one for key, one in kept.items() if one is not None}
+        case list():
+            return [one for item in value if (one := _public(item, name, hosts)) is not None]
+        case str() if name == "host":
+            return hosts.setdefault(value, f"host{len(hosts)}")
+        case str():
+            in_part = {"data": data_kind(value), "workload": "WORKLOAD"}
+            return in_part.get(name, value if name in PUBLIC else None)
+    return value
+
+
+def _public_table(frame: pd.DataFrame, columns: Sequence[Column], hosts: dict[str, str]) -> bytes:
+    in_part = ("host", "data", "reason")
+    kept = frame[[c.name for c in columns if c.kind != "text" or c.name in (*PUBLIC, *in_part)]].copy()
+    if "reason" in kept:
+        is_ours = kept["reason_code"].isin(PUBLIC_REASONS) | kept["reason"].isna()
+        kept["reason"] = kept["reason"].where(is_ours, LEFT_OUT)
+    for name in {"host", "data"} & {*kept}:
+        kept[name] = [_public(cell, name, hosts) for cell in kept[name]]
+    return table_bytes(kept)
+
+
+def public_members(run: RunData) -> dict[str, bytes]:
+    """The files of a run's folder by name, its manifest first, with what of them is public."""
+    hosts: dict[str, str] = {}
+    manifest = _public(json.loads(run.manifest.as_json()), "", hosts)
+    members = {MANIFEST: f"{to_json(manifest, indent=1)}\n".encode()}
+    members |= {n: _public_table(getattr(run, Path(n).stem), columns, hosts) for n, columns in FILES.items()}
+    if run.longest_only or sum(map(len, members.values())) > MOST_UNPACKED_BYTES:
+        raise UsageError(f"the tables of {run.path} are too large for an archive; hand the folder on")
+    return members
+
+
+def place_for(run: RunData, out: Path | None) -> Path:
+    """Where the archive of a run goes: `out`, or beside the run by its id, for its folder names the host.
+
+    Raises UsageError for what is no archive's name, or is taken though the user did not name it.
+    """
+    run_id = run.manifest.run_id or ""
+    target = out or run.path.absolute().parent / f"{run_id}{SUFFIX}"
+    if target.suffix != SUFFIX:
+        raise UsageError(f"--out {target} does not end with {SUFFIX}; name the archive so")
+    if out is None and (target.exists() or not re.fullmatch(r"[0-9a-f]{12}", run_id)):
+        raise UsageError(f"{target} is there already, or no run's id; name another file with --out")
+    return target
+
+
 def packed(members: Mapping[str, bytes]) -> bytes:
-    """An archive of `members`, which are among `MEMBERS`. Raises UsageError for more than would be read."""
+    """An archive of files by name, the same bytes for the same content."""
     content = io.BytesIO()
-    size = sum(map(len, members.values()))
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
-        for name in MEMBERS:
-            if name in members:
-                info = zipfile.ZipInfo(name, _DATE)
-                info.compress_type = zipfile.ZIP_DEFLATED
-                info.create_system = 3  # Unix everywhere: Python writes the platform's
-                info.external_attr = (stat.S_IFREG | 0o644) << 16
-                file.writestr(info, members[name])
-    if size > MOST_UNPACKED_BYTES or content.tell() > MOST_ARCHIVE_BYTES:
-        raise UsageError(f"{size} bytes of tables are too many for an archive; hand the folder on")
+    with zipfile.ZipFile(content, "w") as file:
+        for name, data in members.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = 0o644 << 16
+            file.writestr(info, data, zipfile.ZIP_DEFLATED)
     return content.getvalue()
 
 
@@ -67,12 +140,12 @@ def opened(path: Path) -> Iterator[Path]:
         yield path
         return
     members = unpacked(path)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
-        folder = Path(name)
+    # Not by the prefix of `bench.process`, which removes what nobody holds locked.
+    with tempfile.TemporaryDirectory(prefix="unpacked-ddp-bench-") as name:
         for member, content in members.items():
-            (folder / member).write_bytes(content)
+            (Path(name) / member).write_bytes(content)
         try:
-            yield folder
+            yield Path(name)
         except UsageError as error:
             # The user knows the archive, not the folder.
             error.args = (str(error).replace(name, str(path)),)
@@ -81,33 +154,17 @@ def opened(path: Path) -> Iterator[Path]:
 
 def unpacked(path: Path) -> dict[str, bytes]:
     """The members of an archive, by name."""
-    content = read_bytes(path, most_bytes=MOST_ARCHIVE_BYTES, follow=True)
+    content = read_bytes(path, most_bytes=MOST_TABLE_BYTES, follow=True)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
-            infos = file.infolist()
-            _check(path, infos)
-            # Nothing longer than its header says is read, and nothing by a name that is not known.
-            return {info.filename: file.read(info) for info in infos}
-    except UsageError:
-        raise
+            found = {info.filename: info for info in file.infolist()}
+            if strange := found.keys() - {MANIFEST, *FILES}:
+                raise ValueError(f"it holds {min(strange)!r}")
+            if {info.compress_type for info in found.values()} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+                raise ValueError("it is packed in another way")
+            if (size := sum(info.file_size for info in found.values())) > MOST_UNPACKED_BYTES:
+                raise ValueError(f"{size} bytes unpacked are more than {MOST_UNPACKED_BYTES}")
+            # Nothing longer than its header says is read.
+            return {name: file.read(info) for name, info in found.items()}
     except Exception as error:  # noqa: BLE001 - a wrong offset, name or length: zipfile raises anything
         raise UsageError(f"{path} is no archive of a run, or damaged: {error}; fetch it again") from None
-
-
-def _check(path: Path, infos: list[zipfile.ZipInfo]) -> None:
-    names = [info.filename for info in infos]
-    if {info.compress_type for info in infos} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise UsageError(f"{path} is no archive of a run: it is packed in another way; name another file")
-    strange = [name for name in names if name not in MEMBERS]
-    if strange:
-        raise UsageError(f"{path} is no archive of a run: it holds {strange[0]!r}; name another file")
-    if len(set(names)) != len(names) or MEMBERS[0] not in names:
-        raise UsageError(
-            f"{path} is no archive of a run: it needs {MEMBERS[0]}, and each file once; name another file"
-        )
-    size = sum(info.file_size for info in infos)
-    if size > MOST_UNPACKED_BYTES:
-        raise UsageError(
-            f"{path} is too large: {size} bytes unpacked, at most {MOST_UNPACKED_BYTES} are read; is it "
-            "the one?"
-        )

@@ -27,7 +27,7 @@ from .disk import LOCK, append, make_folder, open_regular, read_json, replace_fi
 from .journal import JOURNAL
 from .round_times import RoundTimes
 from .schema import FILES, records, typed_frame
-from .tables import csv_bytes, csv_value, is_large, load_blocks, read_table
+from .tables import csv_bytes, csv_value, is_large, load_blocks, read_table, table_bytes
 
 CALIBRATION = "calibration.json"
 FAILURES = "failures"
@@ -233,9 +233,7 @@ class RunWriter:
 
     def replace(self, name: str, rows: pd.DataFrame) -> None:
         """Replace a table as a whole, so that a reader never sees half of it."""
-        names = [column.name for column in FILES[name]]
-        lines = [names, *([csv_value(v) for v in row] for row in rows[names].itertuples(index=False))]
-        replace_file(self.folder / name, lambda path: path.write_bytes(csv_bytes(lines)))
+        replace_file(self.folder / name, lambda path: path.write_bytes(table_bytes(rows)))
 
     def write_manifest(self, manifest: Manifest) -> None:
         replace_file(self.folder / MANIFEST, lambda path: path.write_bytes(manifest.as_json()))

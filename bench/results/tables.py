@@ -151,6 +151,11 @@ def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
     return text.getvalue().encode("utf-8")
 
 
+def table_bytes(rows: pd.DataFrame) -> bytes:
+    """The content of a table's file, of a frame."""
+    return csv_bytes([[*rows], *([csv_value(cell) for cell in row] for row in rows.itertuples(index=False))])
+
+
 def csv_value(value: Any) -> str:
     """A cell that `read_table` reads as `value`; missing and NaN are empty."""
     if value is None or value is pd.NA:
