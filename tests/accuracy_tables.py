@@ -22,8 +22,7 @@ from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import estimate
 from ddp_bench.bench.predict.runs import held_out
 from ddp_bench.bench.predict.scenario import Scenario, as_calibrated, cost_band
-from ddp_bench.bench.results.aggregate import estimates_of_cases, units_per_step
-from ddp_bench.bench.results.step_time_fit import Typical
+from ddp_bench.bench.results.aggregate import estimates_of_cases
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 
@@ -70,8 +69,7 @@ def figures_of(name, run, source):
     """A row for each case; where `source` is a calibration that was not fitted to it, with its prediction."""
     environment = run.manifest.environment
     held = {case.case_id: case for case in predicted(run, source)} if source else {}
-    by_rounds = Typical.of(run.times)
-    fitted = estimates_of_cases(run.results, by_rounds, units_per_step(run.results))
+    fitted = estimates_of_cases(run.results, run.times.fitted())
     for row in run.cases.to_dict("records"):
         case_id = str(row["case_id"])
         found = {

@@ -19,7 +19,6 @@ from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.comparisons import compared as compared_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, COMPARISONS, typed_frame
-from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import RunWriter
 from ddp_bench.bench.settings import Settings
 
@@ -68,14 +67,14 @@ def cap_of(case: Case) -> str:
 def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> list[Comparison]:
     """The comparisons of these cases by these blocks."""
     ok = [case for case in case_results(cases) if case.is_ok]
-    return compared_pairs(pairs_of(ok), Typical.of(times), units=units_per_step(ok), margin=margin)
+    return compared_pairs(pairs_of(ok), times.fitted(), units=units_per_step(ok), margin=margin)
 
 
 def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:
     """The tables of a run that has ended so."""
     times = RoundTimes.of(typed_frame(blocks, BLOCKS))
     comparisons = compared(case_rows(outcomes, times), times)
-    writer.append("blocks.csv", blocks)
+    writer.append(blocks)
     writer.replace("cases.csv", case_rows(outcomes, times, comparisons))
     writer.replace("comparisons.csv", typed_frame([one.row() for one in comparisons], COMPARISONS))
 

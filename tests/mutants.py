@@ -34,7 +34,6 @@ from coverage import CoverageData
 
 TARGETS = (
     "bench/stats/interval.py",
-    "bench/stats/two_runs.py",
     "bench/stats/one_run.py",
     "bench/case.py",
     "bench/plan.py",

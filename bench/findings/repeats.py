@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison
-from ..stats.interval import Interval
-from ..stats.two_runs import common_value
+from ..stats.interval import Interval, common_value
 from .numbers import plural, short_percent
 
 LEAST_RUNS = 3

@@ -19,8 +19,8 @@ from ..results.comparisons import FASTER, SLOWER, answer_of
 from ..results.round_times import ByRound
 from ..results.schema import GATED
 from ..settings import IMAGES
-from ..stats.interval import Estimate, Interval
-from ..stats.two_runs import in_pairs, over_launches, with_change_of_runs
+from ..stats.interval import Estimate, Interval, over_launches, with_change_of_runs
+from ..stats.one_run import in_pairs
 from ..text import visible
 from .runs import LAUNCH, GateCase
 

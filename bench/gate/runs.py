@@ -5,6 +5,7 @@ Figures come from blocks.csv; cases.csv says what the cases are, how they ended 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,12 +17,11 @@ from ..axes import DDP_DEFAULTS, MODE_AXES, STEP_DEFAULTS
 from ..conditions import UNKNOWN, Difference, Question, differences
 from ..errors import UsageError
 from ..manifest import Manifest
-from ..results.aggregate import estimates_of_cases, metrics_by_round, units_per_step
+from ..results.aggregate import estimates_of_cases, metrics_by_round
 from ..results.case_columns import IDENTITY
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound
 from ..results.schema import METRICS
-from ..results.step_time_fit import Typical
 from ..results.store import RunData, load_run
 from ..results.tables import readable
 from ..settings import RANK_PER_DEVICE
@@ -89,9 +89,13 @@ def checked(run: RunData) -> GateRun:
     _check(run)
     cases = run.results
     with readable(run.path / "blocks.csv"):
-        fits = estimates_of_cases(cases, Typical.of(run.times), units_per_step(cases))
+        fits = estimates_of_cases([case for case in cases if case.is_ok], run.times.fitted())
         rounds = metrics_by_round(cases, run.times)
-    made = (GateCase(case, rounds[case.case_id], fits.get(case.case_id, {})) for case in cases)
+    known = {
+        case_id: {name: one for name, one in found.items() if not math.isnan(one.error)}
+        for case_id, found in fits.items()
+    }
+    made = (GateCase(case, rounds[case.case_id], known.get(case.case_id, {})) for case in cases)
     return GateRun(run.path, run.manifest, tuple(made))
 
 

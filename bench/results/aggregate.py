@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,13 @@ from ..buckets import BucketLayout, caps_mib
 from ..plan import Planned
 from ..settings import RANK_PER_DEVICE
 from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
-from ..stats.one_run import MIN_ROUNDS
+from ..stats.one_run import MIN_ROUNDS, Typical
 from .block_times import DEVICE_ALLOCS
 from .case_columns import EXPOSED_COMM
 from .case_result import CaseResult
-from .comparisons import Comparison, over_default
+from .comparisons import ONE, Comparison, over_default
 from .round_times import ByRound, RoundTimes
 from .schema import BUCKETS, CASES, METRICS, typed_frame
-from .step_time_fit import NOT_KNOWN, Typical
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""
@@ -87,7 +87,7 @@ def case_rows(
     times: RoundTimes,
     comparisons: Sequence[Comparison] = (),
     *,
-    run: dict[str, Any] | None = None,
+    run: Mapping[str, Any] = MappingProxyType({}),
     typical: Typical | None = None,
 ) -> pd.DataFrame:
     """cases.csv: one row per planned case, measured or not.
@@ -99,48 +99,44 @@ def case_rows(
         run: columns that are the same for every case of the run.
         typical: the fit of the blocks, where it is known already.
     """
+    typical = typical or times.fitted()
     identities = [identity(outcome) for outcome in outcomes]
-    typical = typical or Typical.of(times)
-    cases = [outcome.planned.case for outcome in outcomes]
-    singles = {case.compile: case.case_id for case in cases if case.mode == "single"}
-    units = {case.case_id: case.units_per_step for case in cases}
-    vs_default = over_default(comparisons, map(CaseResult.of, identities))
+    cases = [*map(CaseResult.of, identities)]
+    estimates, vs_default = estimates_of_cases(cases, typical), over_default(comparisons, cases)
+    units = units_per_step(cases)
     rows = []
     for case, known in zip(cases, identities, strict=True):
-        row, caps = known | (run or {}), caps_mib(case.bucket_cap_mb)
-        row["cap_mib"] = caps[0] if case.mode == "ddp" and len(caps) == 1 else None
-        found = times.of_case(case.case_id)
+        row, case_id = {**known, **run}, case.case_id
+        found = times.of_case(case_id)
         if timed := found.step_ms.get("timed"):
-            single = singles.get(case.compile, "")
-            estimates = estimates_of(typical, case.case_id, single, units=units, num_devices=case.num_devices)
+            slowdown = median_of_ratios(found.step_ms.get("anatomy", {}), timed)
             intervals = {
-                **{name: _of_metric(name, one) for name, one in estimates.items()},
-                "step_ms": typical.step_ms(case.case_id),
-                "no_sync_step_ms": typical.step_ms(case.case_id, "no_sync"),
-                "comm_ms": typical.step_ms(case.case_id, "comm"),
-                "anatomy_slowdown_pct": _slowdown_pct(timed, found.step_ms.get("anatomy", {})),
+                **dict.fromkeys(("speedup", "efficiency") if case.mode == "single" else (), ONE),
+                **{name: _of_metric(name, one) for name, one in estimates.get(case_id, {}).items()},
+                "step_ms": typical.step_ms(case_id),
+                "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
+                "comm_ms": typical.step_ms(case_id, "comm"),
+                "anatomy_slowdown_pct": slowdown.plus(-1).scaled(100),
                 "rank_skew_ms": median_interval([*found.skew_ms.values()]),
                 **{name: median_interval([*by_round.values()]) for name, by_round in found.details.items()},
             }
             # Few rounds tell nothing of what is hidden. SyncBatchNorm's messages are exposed, and not among
             # the buckets that `comm_ms` is of.
-            if len(timed) >= MIN_ROUNDS and not case.sync_batchnorm:
-                intervals["hidden_pct"] = typical.hidden_pct(case.case_id)
+            if len(timed) >= MIN_ROUNDS and not known["sync_batchnorm"]:
+                intervals["hidden_pct"] = typical.hidden_pct(case_id)
             for name, interval in intervals.items():
                 row |= _columns(name, interval)
             row |= {
-                "images_per_s_sustained": units[case.case_id] * 1000 * found.num_steps / found.timed_ms,
-                "step_ms_p50": found.percentile_ms(50),
-                "step_ms_p75": found.percentile_ms(75),
-                "step_ms_p95": found.percentile_ms(95),
+                "images_per_s_sustained": units[case_id] * 1000 * found.num_steps / found.timed_ms,
+                **{f"step_ms_p{percent}": found.percentile_ms(percent) for percent in (50, 75, 95)},
                 "num_rounds": len(timed),
                 "num_blocks": sum(map(len, found.step_ms.values())),
                 "slowest_rank": found.slowest_rank(),
                 DEVICE_ALLOCS: sum(found.device_allocs) if found.device_allocs else None,
-                **found.gpu_load.columns(timed, units[case.case_id]),
+                **found.gpu_load.columns(timed, units[case_id]),
             }
-        if case.case_id in vs_default:
-            row |= _columns("vs_ddp_default", vs_default[case.case_id])
+        if case_id in vs_default:
+            row |= _columns("vs_ddp_default", vs_default[case_id])
         rows.append(row)
     return typed_frame(rows, CASES)
 
@@ -150,54 +146,25 @@ def _of_metric(name: str, estimate: Estimate) -> Interval:
     return found if METRICS[name].in_parts_of else found.exp()
 
 
-def estimates_of(
-    typical: Typical, case_id: str, single: str, *, units: Mapping[str, int], num_devices: int
-) -> dict[str, Estimate]:
-    """The repeated metrics of a measured case as its run's fit gives them; all but ms are logarithms.
+def estimates_of_cases(cases: Sequence[CaseResult], typical: Typical) -> dict[str, dict[str, Estimate]]:
+    """The repeated metrics of measured cases as their run's fit gives them; all but ms are logarithms.
 
-    Args:
-        typical: the fit.
-        case_id: the case.
-        single: the case that speed-ups refer to, compiled alike; empty without one.
-        units: units per step by case.
-        num_devices: of the case.
+    Speed-up and efficiency are over the case of `single` that is compiled alike, which itself has none.
     """
-    speedup = Estimate(0.0, 0.0)
-    if case_id != single:
-        gain = typical.log_ratio(single, case_id) if single else NOT_KNOWN
-        speedup = gain.plus(math.log(units[case_id] / units[single])) if single else gain
-    step = typical.log_step(case_id)
-    rate = replace(step, value=math.log(units[case_id] * 1000) - step.value)
-    return {
-        "images_per_s": rate,
-        "speedup": speedup,
-        "efficiency": speedup.plus(-math.log(num_devices)),
-        EXPOSED_COMM: typical.exposed(case_id),
-    }
-
-
-def estimates_of_cases(
-    cases: Iterable[CaseResult], typical: Typical, units: Mapping[str, int]
-) -> dict[str, dict[str, Estimate]]:
-    """The same of every measured case, by case id.
-
-    What is not known is left out, and speed-up and efficiency of `single`.
-    """
-    ok = [case for case in cases if case.is_ok and typical.has((case.case_id, "timed"))]
-    singles = {case.compile: case.case_id for case in ok if case.mode == "single"}
-    found = {}
-    for case in ok:
-        case_id, single = case.case_id, singles.get(case.compile, "")
-        every = estimates_of(typical, case_id, single, units=units, num_devices=case.num_devices)
-        left_out = ("speedup", "efficiency") if single == case_id else ()
-        found[case_id] = {
-            name: one for name, one in every.items() if name not in left_out and not math.isnan(one.error)
-        }
+    units, singles = units_per_step(cases), {c.compile: c.case_id for c in cases if c.mode == "single"}
+    found: dict[str, dict[str, Estimate]] = {}
+    for case in cases:
+        case_id, single = case.case_id, singles.get(case.compile)
+        if not typical.has((case_id, "timed")):
+            continue
+        step = typical.log_step(case_id)
+        rate = replace(step, value=math.log(units[case_id] * 1000) - step.value)
+        found[case_id] = {"images_per_s": rate, EXPOSED_COMM: typical.exposed(case_id)}
+        if single and single != case_id:
+            speedup = typical.log_ratio(single, case_id).plus(math.log(units[case_id] / units[single]))
+            efficiency = speedup.plus(-math.log(case.num_devices))
+            found[case_id] |= {"speedup": speedup, "efficiency": efficiency}
     return found
-
-
-def _slowdown_pct(timed: ByRound, anatomy: ByRound) -> Interval:
-    return median_of_ratios(anatomy, timed).plus(-1).scaled(100)
 
 
 def bucket_rows(layouts: Mapping[str, BucketLayout], times: RoundTimes) -> pd.DataFrame:
@@ -273,6 +240,8 @@ def identity(outcome: Outcome) -> dict[str, Any]:
         "reason": outcome.reason,
         **outcome.facts,
     }
+    caps = caps_mib(case.bucket_cap_mb)
+    row["cap_mib"] = caps[0] if case.mode == "ddp" and len(caps) == 1 else None
     of_others = {
         "backend": RANK_PER_DEVICE,
         **{s.name: [mode for mode, own in SETTINGS_OF.items() if s in own] for s in MODE_SETTINGS},

@@ -73,18 +73,6 @@ class Column:
         found = ((re.fullmatch(pattern, plain), unit) for pattern, unit in _UNITS)
         return next((match.expand(unit) for match, unit in found if match is not None), "")
 
-    @property
-    def allowed(self) -> str:
-        """What the cells may hold, in words."""
-        if self.among:
-            return f"one of {', '.join(self.among)}"
-        if self.kind == "bool":
-            return "True or False"
-        if self.kind == "text":
-            return "given"
-        number = "whole number" if self.kind == "int" else "number"
-        return f"a {number} above {self.above:g}" if self.above > -MOST else f"a possible {number}"
-
     def allows(self, value: Any) -> bool:
         """Whether a cell may hold `value`; None is an empty one."""
         if value is None:

@@ -9,9 +9,8 @@ from typing import Any
 
 from ..settings import IMAGES
 from ..stats.interval import Interval
-from ..stats.one_run import MIN_ROUNDS
+from ..stats.one_run import MIN_ROUNDS, Typical
 from .case_result import CaseResult
-from .step_time_fit import Typical
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
     "faster",

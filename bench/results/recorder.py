@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..plan import Planned, plan_hash
 from ..process import uninterrupted
 from ..settings import IMAGES, OWN_PRECISIONS
+from ..stats.one_run import FITTED
 from ..text import visible
 from .aggregate import (
     Outcome,
@@ -34,10 +35,9 @@ from .comparisons import Comparison, compared, pairs_of
 from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Layout, Plan, Settled, UnderWay
 from .round_times import ByRound, RoundTimes
-from .schema import COMPARISONS, typed_frame
-from .step_time_fit import FITTED, Typical
+from .schema import ALLREDUCE, COMPARISONS, records, typed_frame
 from .store import RUN_FILES, RunWriter, read_manifest
-from .tables import read_blocks, readable, repair_allreduce, repair_blocks
+from .tables import read_blocks, read_table, readable, repair_blocks
 
 NOT_REACHED_REASON = "not measured: the run ended before this case's first block"
 """Of a case that is shown as skipped because its turn never came."""
@@ -82,6 +82,9 @@ class Recorder:
         with readable(blocks):
             for rows in read_blocks(blocks):
                 self._take([*map(values_of, rows)])
+        curves = records(read_table(self.folder / "allreduce.csv", ALLREDUCE))
+        self._curves = [row for row in curves if (row["num_devices"], row["backend"]) in journal.state.curves]
+        """The rows of allreduce.csv."""
         self.comparisons: list[Comparison] = []
         """Of the cases as last written."""
         self.cases = self.write()
@@ -106,7 +109,6 @@ class Recorder:
             plan = [p.case for p in journal.state.plan]
             num_ranks = {case.case_id: case.num_ranks for case in plan}
             repair_blocks(folder / "blocks.csv", num_ranks)
-            repair_allreduce(folder / "allreduce.csv", journal.state.curves)
             writer = RunWriter(folder)
         except OSError as error:
             raise UsageError(f"{folder} cannot be opened: {error.strerror}; free or restore it") from None
@@ -165,7 +167,7 @@ class Recorder:
         """A block of these workers; `what` as in `block_rows`."""
         rows = block_rows(self.launch, *what)
         with self._writing():
-            self._writer.append("blocks.csv", rows)
+            self._writer.append(rows)
         self._take(rows)
 
     def _take(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -182,8 +184,9 @@ class Recorder:
 
     def add_allreduce(self, num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]) -> None:
         """Times of the all-reduce by itself, by message size in bytes; none where it failed."""
+        self._curves += allreduce_rows(num_ranks, backend, times_ms)
         with self._writing():
-            self._writer.append("allreduce.csv", allreduce_rows(num_ranks, backend, times_ms))
+            self._writer.replace("allreduce.csv", typed_frame(self._curves, ALLREDUCE))
             self.journal.write(Curve(num_ranks=num_ranks, backend=backend), sync=True)
 
     def pairs(self) -> list[tuple[str, str]]:
@@ -211,7 +214,7 @@ class Recorder:
                 shown.append(Outcome(planned, "skipped", NOT_REACHED_REASON, not_reached))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        typical = Typical.of(self.times)
+        typical = self.times.fitted()
         units, margin = self._units_per_step, self.manifest.margin
         self.comparisons = compared(self.pairs(), typical, units=units, margin=margin)
         self.cases = case_rows(shown, self.times, self.comparisons, run=self._run, typical=typical)
@@ -221,6 +224,7 @@ class Recorder:
             self._writer.replace("cases.csv", self.cases)
             self._writer.replace("comparisons.csv", comparisons)
             self._writer.replace("buckets.csv", bucket_rows(state.layouts, self.times))
+            self._writer.replace("allreduce.csv", typed_frame(self._curves, ALLREDUCE))
         return self.cases
 
     def tell(self, **facts: Any) -> None:

@@ -21,6 +21,7 @@ import pandas as pd
 
 from ..gpus import ClockReason
 from ..stats.interval import Samples, median_interval
+from ..stats.one_run import FITTED, Typical
 from .block_times import DEVICE_ALLOCS, GPUS, values_of
 from .schema import CASES
 
@@ -215,6 +216,10 @@ class RoundTimes:
     def step_ms(self, phase: str) -> dict[str, ByRound]:
         """Milliseconds per step of every case that has such blocks, by round: the longest rank's."""
         return {name: case.step_ms[phase] for name, case in self.cases.items() if phase in case.step_ms}
+
+    def fitted(self) -> Typical:
+        """The typical step times of all cases, of one fit."""
+        return Typical({(c, p): rounds for p in FITTED for c, rounds in self.step_ms(p).items()})
 
 
 def blocks(rows: Iterable[R]) -> Iterator[list[R]]:

@@ -26,7 +26,7 @@ from .comparisons import Comparison, of_table
 from .disk import LOCK, append, make_folder, open_regular, read_json, replace_file, writable
 from .journal import JOURNAL
 from .round_times import RoundTimes
-from .schema import FILES, records, typed_frame
+from .schema import BLOCKS, FILES, records, typed_frame
 from .tables import csv_bytes, csv_value, is_large, load_blocks, read_table, table_bytes
 
 CALIBRATION = "calibration.json"
@@ -175,39 +175,32 @@ class RunWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._tables: dict[str, int] = {}
-        for name in ("blocks.csv", "allreduce.csv"):
-            self._tables[name] = open_regular(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            if os.fstat(self._tables[name]).st_size == 0:
-                self._append(name, [[column.name for column in FILES[name]]])
+        self._blocks = open_regular(folder / "blocks.csv", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if os.fstat(self._blocks).st_size == 0:
+            self._append([[column.name for column in BLOCKS]])
 
-    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows to `blocks.csv` or `allreduce.csv`, all or none, and sync them before returning."""
-        columns = FILES[name]
-        self._append(name, [[csv_value(row.get(column.name)) for column in columns] for row in rows])
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows to blocks.csv, all or none, and sync them before returning."""
+        self._append([[csv_value(row.get(column.name)) for column in BLOCKS] for row in rows])
 
-    def _append(self, name: str, lines: list[list[str]]) -> None:
-        table = self._tables[name]
-        before = os.fstat(table)
+    def _append(self, lines: list[list[str]]) -> None:
+        before = os.fstat(self._blocks)
         try:
-            append(table, csv_bytes(lines))
-            os.fsync(table)
+            append(self._blocks, csv_bytes(lines))
+            os.fsync(self._blocks)
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(table, before.st_size)
+                os.ftruncate(self._blocks, before.st_size)
             raise
 
     def is_in_place(self) -> bool:
         """Whether the folder has not been removed, and no other is at its place by now."""
         with contextlib.suppress(OSError):
-            there = ((os.lstat(self.folder / name), table) for name, table in self._tables.items())
-            return all(os.path.samestat(found, os.fstat(table)) for found, table in there)
+            return os.path.samestat(os.lstat(self.folder / "blocks.csv"), os.fstat(self._blocks))
         return False
 
     def close(self) -> None:
-        for table in self._tables.values():
-            os.close(table)
-        self._tables.clear()
+        os.close(self._blocks)
 
     def write_trace(self, name: str, content: bytes) -> None:
         folder = self.folder / "traces"

@@ -1,7 +1,7 @@
 """Tables of a results folder, read within limits and checked against the schema: the folder may be anyone's.
 
-Every failure to read is a UsageError that names the file. Tables that grow while a run measures are repaired
-where it goes on: cut off behind the last whole block or curve.
+Every failure to read is a UsageError that names the file. blocks.csv, which grows while a run measures, is
+repaired where it goes on: cut off behind the last whole block.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from .disk import (
     MOST_TABLE_BYTES,
     open_regular,
     open_text,
-    replace_file,
 )
 from .round_times import blocks
-from .schema import ALLREDUCE, BLOCKS, typed_frame
+from .schema import BLOCKS, typed_frame
 
 _PIECE_ROWS = 50_000
 
@@ -141,7 +140,7 @@ def _value(column: Column, cell: str) -> Any:
         value = _READERS[column.kind](cell) if cell else None
         if column.allows(value):
             return value
-    raise ValueError(f"{column.name} is not {column.allowed}: {cell[:40]!r}")
+    raise ValueError(f"{column.name} cannot be {cell[:40]!r}")
 
 
 def csv_bytes(lines: Iterable[Iterable[str]]) -> bytes:
@@ -181,94 +180,44 @@ def readable(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} cannot be read: {first}; restore the file or leave the run out") from None
 
 
-MOST_DROPPED = 10_000
-"""Rows that a repair leaves out; a curve that was cut off has tens."""
-
-_TAIL_BYTES = 2**18
 _PHASE, _ROUND, _RANK = map([column.name for column in BLOCKS].index, ("phase", "round", "rank"))
-_HEADERS = {
-    name: ",".join(column.name for column in columns).encode() + b"\n"
-    for name, columns in (("blocks.csv", BLOCKS), ("allreduce.csv", ALLREDUCE))
-}
 
 
-def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> int:
-    """Cut blocks.csv behind its last whole block; the number of bytes that went.
+def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> None:
+    """Cut blocks.csv behind its last whole block, which has a row of every rank: `num_ranks` by case.
 
-    A block is whole with a row of every rank: `num_ranks` by case. Only the end of the file is read: rows are
-    appended and synced block by block, so no crash damages more than the last. Raises OSError, and UsageError
-    for the columns of another version.
-    """
-    if not os.path.lexists(path):
-        return 0
-    with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
-        header = file.readline(MOST_LINE)
-        if header.startswith(b"case_id,") and header.endswith(b"\n") and header != _HEADERS["blocks.csv"]:
-            raise UsageError(f"{path} has other columns; go on with the ddp-bench that began the run")
-        size = file.seek(0, os.SEEK_END)
-        tail_bytes = _TAIL_BYTES
-        while True:
-            start = max(0, size - tail_bytes)
-            file.seek(start)
-            keep = _whole_bytes(file.read(), at_start=start == 0, num_ranks=num_ranks)
-            if keep is not None:
-                break
-            tail_bytes *= 4
-        if start + keep < size:
-            file.truncate(start + keep)
-            os.fsync(file.fileno())
-        return size - start - keep
-
-
-def _whole_bytes(tail: bytes, *, at_start: bool, num_ranks: Mapping[str, int]) -> int | None:
-    """Bytes of `tail` up to the end of the last whole block; None where it begins before the tail."""
-    lines = tail.splitlines(keepends=True)
-    if at_start and lines[:1] != [_HEADERS["blocks.csv"]]:
-        return 0
-    # Before the rows stands the header, or the end of a row that begins before the tail.
-    begin, lines = len(lines[0]), lines[1:]
-    found = list(_places(lines))
-    if not found:
-        return begin if at_start else None
-    first = len(found)
-    while first and found[first - 1] == found[-1]:
-        first -= 1
-    if first == 0 and not at_start:
-        return None
-    is_whole = len(found) - first >= num_ranks.get(found[-1][0], 1)
-    return begin + sum(map(len, lines[: len(found) if is_whole else first]))
-
-
-def _places(lines: Iterable[bytes]) -> Iterator[tuple[str, str, str]]:
-    """Case, phase and round of each row before the first broken one: a loss of power may leave zeros."""
-    for line in lines:
-        if not line.endswith(b"\n") or b"\0" in line:
-            return
-        try:
-            cells = next(csv.reader([line.decode("utf-8")], strict=True))
-        except (csv.Error, UnicodeDecodeError, StopIteration):
-            return
-        if len(cells) != len(BLOCKS) or not cells[_RANK].isdigit():
-            return
-        yield cells[0], cells[_PHASE], cells[_ROUND]
-
-
-def repair_allreduce(path: Path, done: set[tuple[int, str]]) -> None:
-    """Keep the rows of curves that are `done` (rank count, backend), in the file's order.
-
-    Raises OSError, and UsageError for what is no table of all-reduces.
+    Rows are appended and synced block by block, so no crash damages more than the last. What is broken before
+    a whole block stays for its reader to refuse. Raises OSError, and UsageError for the columns of another
+    version.
     """
     if not os.path.lexists(path):
         return
-    header = _HEADERS["allreduce.csv"].decode()
-    kept, dropped = [header], 0
-    with open_text(path, most_bytes=MOST_TABLE_BYTES, errors="replace") as file:
-        damaged = file.readline(MOST_LINE) != header
+    with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
+        header = file.readline(MOST_LINE)
+        known = ",".join(column.name for column in BLOCKS).encode() + b"\n"
+        if header != known and header.endswith(b"\n"):
+            raise UsageError(f"{path} has other columns; go on with the ddp-bench that began the run")
+        keep = end = len(header) if header == known else 0
+        block, count = None, 0
         while line := file.readline(MOST_LINE):
-            cells = line.split(",")
-            if line.endswith("\n") and cells[0].isdigit() and (int(cells[0]), cells[1]) in done:
-                kept.append(line)
-            elif (dropped := dropped + 1) > MOST_DROPPED:
-                raise UsageError(f"{path} is no table of all-reduces; restore it, or remove it")
-    if damaged or dropped:
-        replace_file(path, lambda part: part.write_text("".join(kept), encoding="utf-8"))
+            end += len(line)
+            before, block = block, _block_of(line)
+            count = count + 1 if block == before else 1
+            if block and count >= num_ranks.get(block[0], 1):
+                keep = end
+        if keep < end:
+            file.truncate(keep)
+            os.fsync(file.fileno())
+
+
+def _block_of(line: bytes) -> tuple[str, str, str] | None:
+    """Case, phase and round of a row; None of a broken one: a loss of power may leave zeros."""
+    if not line.endswith(b"\n") or b"\0" in line:
+        return None
+    try:
+        cells = next(csv.reader([line.decode("utf-8")], strict=True))
+    except (csv.Error, UnicodeDecodeError, StopIteration):
+        return None
+    if len(cells) != len(BLOCKS) or not cells[_RANK].isdigit():
+        return None
+    return cells[0], cells[_PHASE], cells[_ROUND]

@@ -14,7 +14,7 @@ from .. import plan
 from ..cli import command, say
 from ..console import format_s
 from ..errors import UsageError
-from ..findings.numbers import plural, short
+from ..findings.numbers import plural
 from ..findings.wording import devices, samples_noun, workload_parts
 from ..gpus import gpus
 from ..launch import Launch
@@ -30,7 +30,7 @@ from ..text import listed, visible
 from ..worker import messages as m
 from ..worker.facts import Begun, Devices, Inspected, Profiled, SeenGpus
 from .failures import START_LIMIT_S
-from .stop_rule import estimate_s, expected_half_width
+from .stop_rule import estimate_s
 from .workers import Workers
 
 
@@ -203,11 +203,6 @@ def print_plan(job: Job, steps_ms: Sequence[float]) -> None:
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
     print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
-    if (known := expected_half_width(job.plan, job.settings, steps_ms, expected_s=expected)) is not None:
-        print(
-            f"Comparisons will be known to about ±{short(100 * known, 2)}% by then, if all cases scatter as "
-            f"the probe does; what counts as equal is {100 * job.settings.margin:g}% (--margin)."
-        )
 
 
 def new_manifest(

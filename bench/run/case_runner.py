@@ -59,7 +59,8 @@ class CaseRunner:
         self.workers = workers
         self.settings = settings
         self.plan = plan
-        self.began(begun)
+        self.places: Sequence[RankPlace] = [one.place for one in begun]
+        self._groups: set[m.GroupKey] = set()
         self.recorder = recorder
         self.console = console
         self._earlier = recorder.measured()
@@ -76,11 +77,6 @@ class CaseRunner:
         """Whether every case may need the GPU memory that other processes have cached."""
         self._follows_dp = False
         """Whether the case that was measured last is one of DP: rank 0 has cached memory of every GPU."""
-
-    def began(self, begun: Sequence[Begun]) -> None:
-        """Take workers that have met and hold nothing yet."""
-        self.places: Sequence[RankPlace] = [one.place for one in begun]
-        self._groups: set[m.GroupKey] = set()
 
     def elapsed_s(self) -> float:
         """Seconds since the run began, attempts before this one included, breaks between them not."""

@@ -7,17 +7,14 @@ the attempt, for another process has to start it again.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from .. import plan
 from ..cli import say, speaker
 from ..console import Console
-from ..errors import ExitCode, GaveUpError, UsageError
+from ..errors import ExitCode, UsageError
 from ..process import ignore_signals, interrupted_by_signals
 from ..results.recorder import Recorder
 from ..settings import Settings
@@ -108,14 +105,6 @@ class Conductor:
         # When start-up was over, had all attempts followed it without a break.
         over_s = time.monotonic() - recorder.elapsed_s
 
-        def start_anew() -> list[Begun]:
-            workers.end()
-            if workers.stuck:
-                raise GaveUpError(STUCK)
-            begun = self._start(job)
-            begin_attempt(recorder, _oom_kills(begun))
-            return begun
-
         rounds = Rounds(
             workers=workers,
             settings=job.settings,
@@ -123,7 +112,6 @@ class Conductor:
             begun=begun,
             recorder=recorder,
             console=self._console,
-            start_anew=start_anew,
         )
         return close(
             recorder,
@@ -195,8 +183,6 @@ class Conductor:
             return
         said: list[str] = []
         if self._recorder is not None:
-            if failure.stacks and self._recorder.is_in_place():
-                failure = _with_stacks(failure, self._recorder.folder)
             said = settle_fault(self._recorder, failure)
         for line in said or [f"{speaker()}: error: {failure.reason}"]:
             print(visible(line), file=sys.stderr, flush=True)
@@ -233,12 +219,3 @@ class Conductor:
 def _oom_kills(begun: Sequence[Begun]) -> dict[str, int]:
     """Of each host so far."""
     return {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}
-
-
-def _with_stacks(failure: Failure, folder: Path) -> Failure:
-    """Keep the stacks of ranks that were stuck in the folder, and say so."""
-    with contextlib.suppress(OSError):
-        (folder / "logs").mkdir(exist_ok=True)
-        for rank, text in failure.stacks.items():
-            (folder / "logs" / f"rank{rank}.txt").write_text(text, encoding="utf-8")
-    return dataclasses.replace(failure, reason=f"{failure.reason}; stacks are in logs/")

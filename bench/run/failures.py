@@ -59,8 +59,6 @@ class Failure:
     reason: str
     ranks: Mapping[int, str] = field(default_factory=dict, compare=False)
     """How it went on each rank that is known of, for the kept file: one line, then a traceback or stacks."""
-    stacks: Mapping[int, str] = field(default_factory=dict, compare=False)
-    """Of ranks that were stuck, by rank."""
     was_idle: bool = False
     """Whether it came before what is noted as under way had begun, which is not to blame then."""
     reason_code: str | None = None
@@ -135,7 +133,6 @@ def timed_out(told: Mapping[int, Told], names: Mapping[int, str], what: str, lim
         "timeout",
         f"no end of {what} within {limit_s:g} s: {who}",
         ranks | dict.fromkeys(silent, "gave no answer"),
-        {rank: one.stacks for rank, one in told.items()},
     )
 
 

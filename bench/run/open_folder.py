@@ -38,6 +38,9 @@ from .failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
 """Settings that `--resume` takes anew: how long to measure, not what is measured."""
 
+RUN = "run"
+"""Names the file in failures/ of what befalls ranks in no case."""
+
 CODE = "workload"
 """The setting that names code to import: the user says it again, a folder alone is not believed."""
 
@@ -181,7 +184,9 @@ def settle_fault(recorder: Recorder, found: Failure) -> list[str]:
     if under_way.curve is not None:
         num_ranks, backend = under_way.curve
         recorder.add_allreduce(num_ranks, backend, {})
-        return [f"all-reduce curve left out: {found.reason}"]
+        return [f"all-reduce curve left out: {found.reason}; {_keep(recorder, RUN, found, under_way.what)}"]
+    if found.ranks:
+        _keep(recorder, RUN, found, under_way.what)
     return []
 
 
@@ -196,9 +201,13 @@ def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
     said = f"{case_id}: {found.status}: {reason}"
     if found.status == "skipped":
         return said
+    return f"{said}; {_keep(recorder, case_id, found, what)}"
+
+
+def _keep(recorder: Recorder, name: str, found: Failure, what: str) -> str:
+    """Keep what ranks say of a failure in the file of a case, or of the run; the file."""
     now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-    path = recorder.add_failure(case_id, written(f"{now}  {case_id}: {found.status} in {what}", found))
-    return f"{said}; {store.shown(path)}"
+    return store.shown(recorder.add_failure(name, written(f"{now}  {name}: {found.status} in {what}", found)))
 
 
 def _retry(recorder: Recorder, statuses: Collection[str]) -> None:

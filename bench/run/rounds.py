@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..plan import equal_layout_reason, round_order
@@ -13,7 +13,6 @@ from ..results.case_result import case_results
 from ..results.journal import Completion, State
 from ..sharing import LoadReading, interleaved_id, mean_load, other_loads
 from ..worker import messages as m
-from ..worker.facts import Begun
 from .case_runner import CaseFailedError, CaseRunner
 from .failures import block_s
 from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
@@ -28,10 +27,8 @@ WRITE_EVERY_S = 30.0
 class Rounds(CaseRunner):
     """Measures a run, from the first case to the last block."""
 
-    def __init__(self, *, start_anew: Callable[[], Sequence[Begun]], **more: Any) -> None:
-        """As `CaseRunner`; `start_anew` ends the workers and starts others."""
+    def __init__(self, **more: Any) -> None:
         super().__init__(**more)
-        self._start_anew = start_anew
         self._resting: frozenset[str] = frozenset()
         self._written_s = 0.0
         self._before: Sequence[LoadReading | None] = []
@@ -48,14 +45,15 @@ class Rounds(CaseRunner):
 
     def _measured(self) -> str:
         if not self._earlier:
-            check_links(self, self._start_anew)
+            check_links(self)
         measure_rates(self)
         self._prepare_cases()
         self._drop_equal_layouts()
         self.between(m.Freeze(), "the work between cases")
         measure_curves(self)
         self._count_earlier()
-        self._say_if_too_short()
+        if short := self._schedule.shortage(self.live, self._stop_rule.left_s()):
+            self.console.note(short)
         self._before = self._load()
         num_rounds = earlier_rounds = self.recorder.rounds
         if self.settings.rounds is not None:
@@ -135,14 +133,6 @@ class Rounds(CaseRunner):
         if lacking:
             self.recorder.note(None, "between rounds")
         return bool(lacking)
-
-    def _say_if_too_short(self) -> None:
-        """Before the rounds, say where preparation has left too little time for intervals."""
-        left_s = self._stop_rule.left_s()
-        if left_s is None or not self.live:
-            return
-        if short := self._schedule.shortage(self.live, left_s):
-            self.console.note(short)
 
     def _say_what_can_be_told(self) -> None:
         """After two looks, or the only one: what differences the time given can tell here."""

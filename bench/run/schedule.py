@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from ..buckets import BucketLayout
 from ..case import Case
 from ..console import format_s
-from ..findings.wording import planned_label
 from ..plan import Planned, is_calibrated
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
@@ -188,27 +187,22 @@ class Schedule:
         seed = f"{self.settings.seed}/{round_index}"
         return {index: shuffled(phases, f"{seed}/{index}") for index, phases in chosen.items()}
 
-    def shortage(self, live: Sequence[LiveCase], left_s: float) -> str:
+    def shortage(self, live: Sequence[LiveCase], left_s: float | None) -> str:
         """Say that the time left gives no intervals, and what would; empty where it is enough."""
-        if self.settings.rounds is not None:
+        if self.settings.rounds is not None or left_s is None or not live:
             return ""
-        round_s = sum(self._expected_s(one, "timed") for one in live)
-        open_s = sum(self._expected_s(one, "timed") for one in live if not self.has_enough(one))
-        calibration_s = LEAST_VISITS["calibration"] * sum(
+        timed_s = sum(self._expected_s(one, "timed") for one in live if not self.has_enough(one))
+        calibration_s = sum(
             self._expected_s(one, "calibration")
             for one in live
             if is_calibrated(one.case, self.settings) and not self.visits[one.case.case_id, "calibration"]
         )
-        needed_s = MIN_ROUNDS * open_s + calibration_s
+        needed_s = MIN_ROUNDS * timed_s + LEAST_VISITS["calibration"] * calibration_s
         if needed_s <= left_s:
             return ""
-        longest = max(live, key=lambda one: self._expected_s(one, "timed"))
-        calibrated = " and a calibration" if calibration_s else ""
         return (
             f"The time is too short: {format_s(left_s)} are left after preparation, and intervals take "
-            f"{MIN_ROUNDS} rounds{calibrated}, about {format_s(needed_s)}; give "
-            f"a longer --max-time or fewer cases ({planned_label(longest.case)} takes "
-            f"{100 * self._expected_s(longest, 'timed') / round_s:.0f}% of a round)"
+            f"{MIN_ROUNDS} rounds, about {format_s(needed_s)}; give a longer --max-time or fewer cases"
         )
 
     def has_enough(self, one: LiveCase) -> bool:

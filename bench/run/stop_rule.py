@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-from scipy.special import stdtrit
-
 from ..console import format_s
 from ..plan import Planned
 from ..results.comparisons import Comparison
@@ -15,7 +12,7 @@ from ..results.journal import Completion
 from ..results.recorder import Recorder
 from ..results.round_times import ByRound
 from ..settings import ResolvedSettings
-from ..stats.interval import SIGMA_OF_MAD, median_of_ratios
+from ..stats.interval import median_of_ratios
 from ..stats.one_run import MIN_ROUNDS
 
 LEAST_WARMUP_S = 2.0
@@ -34,32 +31,25 @@ def least_warmup_s(plan: Sequence[Planned], settings: ResolvedSettings) -> float
     return min(LEAST_WARMUP_S, WARMUP_SHARE * limit / max(runnable, 1))
 
 
-def step_s_of(planned: Planned, *, step_s: float, single_batch: int) -> float:
-    """Expected seconds of a step of a case, from those of `single_batch` samples on one device.
-
-    Ranks that share a device are taken to run one after the other; communication is not counted.
-    """
-    sharing = planned.case.num_devices if planned.oversubscribed else 1
-    return step_s * planned.case.batch_per_device * planned.case.accumulate * sharing / single_batch
-
-
-def timed_block_s(planned: Planned, settings: ResolvedSettings, *, step_s: float, single_batch: int) -> float:
-    """Expected seconds of a timed block of a case; arguments as of `step_s_of`."""
-    own_s = step_s_of(planned, step_s=step_s, single_batch=single_batch)
-    return settings.steps_per_block(own_s) * own_s
-
-
 def estimate_s(
     plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: ResolvedSettings
 ) -> float:
     """Expected seconds of measuring, from one measured step of `single_batch` samples on one device.
 
-    Without communication (`step_s_of`), so a lower bound, cut off at the time limit.
+    Ranks that share a device are taken to run one after the other, and communication is not counted: a lower
+    bound, cut off at the time limit.
     """
     run = [p for p in plan if not p.skip_reason]
-    least = least_warmup_s(plan, settings)
-    warmup = sum(max(5 * step_s_of(p, step_s=step_s, single_batch=single_batch), least) for p in run)
-    per_round = sum(timed_block_s(p, settings, step_s=step_s, single_batch=single_batch) for p in run)
+    per_sample_s, least_s = step_s / single_batch, least_warmup_s(plan, settings)
+    steps_s = [
+        per_sample_s
+        * p.case.batch_per_device
+        * p.case.accumulate
+        * (p.case.num_devices if p.oversubscribed else 1)
+        for p in run
+    ]
+    warmup = sum(max(5 * own_s, least_s) for own_s in steps_s)
+    per_round = sum(settings.steps_per_block(own_s) * own_s for own_s in steps_s)
     limit = math.inf if settings.max_time is None else settings.max_time
     wanted = math.inf if settings.rounds is None else warmup + settings.rounds * per_round
     # The first round is always finished.
@@ -68,9 +58,6 @@ def estimate_s(
 
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""
-
-TIMED_SHARE = 0.55
-"""Share of the measuring time that timed steps took where all kinds of blocks were due; for a forecast."""
 
 
 def is_look(num_rounds: int) -> bool:
@@ -160,32 +147,6 @@ class StopRule:
     def out_of_time(self) -> bool:
         left = self.left_s()
         return left is not None and left <= 0
-
-
-def expected_half_width(
-    plan: Sequence[Planned], settings: ResolvedSettings, probe_ms: Sequence[float], *, expected_s: float
-) -> float | None:
-    """Half the interval of a ratio of two cases, as a fraction; None where nothing is known or compared.
-
-    Every case is taken to scatter as the steps of a probe do, from round to round by chance alone.
-
-    Args:
-        plan: the cases.
-        settings: of the run.
-        probe_ms: steps of `single`.
-        expected_s: seconds of measuring.
-    """
-    own = [p for p in plan if not p.skip_reason and not p.oversubscribed]
-    logs = np.log(probe_ms)
-    if len(own) < 2 or len(logs) < FIRST_LOOK:
-        return None
-    scatter = SIGMA_OF_MAD * float(np.median(np.abs(logs - np.median(logs))))
-    batch, step_s = own[0].case.global_batch, math.exp(float(np.median(logs))) / 1000
-    round_s = sum(timed_block_s(p, settings, step_s=step_s, single_batch=batch) for p in own)
-    rounds = settings.rounds or int(TIMED_SHARE * expected_s / round_s)
-    if rounds < MIN_ROUNDS:
-        return None
-    return float(stdtrit(rounds - 1, 0.975)) * scatter * math.sqrt(2 / rounds)
 
 
 FINALISTS = 2

@@ -11,14 +11,14 @@ would add is not in it. `docs/measuring.md` has the coverage.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse.csgraph import connected_components
 
-from .interval import SIGMA_OF_MAD, Estimate
+from .interval import SIGMA_OF_MAD, Estimate, Figures, Interval
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], float]
@@ -208,3 +208,87 @@ def _row_sums(ratio: float, n: int) -> Array:
     place = np.arange(n)
     sums: Array = (1 + ratio - ratio ** (place + 1.0) - ratio ** (n - place + 0.0)) / (1 - ratio)
     return sums
+
+
+Column = tuple[str, str]
+"""A case id and a phase."""
+
+FITTED = ("timed", "no_sync", "comm")
+"""Phases whose step times are compared with each other."""
+
+NOT_KNOWN = Estimate(math.nan, math.nan, 1.0)
+
+
+class Typical:
+    """Fitted step times, in ms, of cases and phases that were visited in common rounds."""
+
+    def __init__(self, step_ms: Mapping[Column, Mapping[int, float]]) -> None:
+        """Fit what was measured: ms per step by case, phase and round."""
+        rounds = sorted({r for by_round in step_ms.values() for r in by_round})
+        table = [[by_round.get(r, math.nan) for by_round in step_ms.values()] for r in rounds]
+        self._fit = fit(np.array(table)) if rounds else None
+        self._rounds = {
+            case_id: len(found) for (case_id, phase), found in step_ms.items() if phase == "timed"
+        }
+        self._places = {column: place for place, column in enumerate(step_ms)}
+
+    def has(self, *columns: Column) -> bool:
+        """Whether all of these were measured, in rounds that connect them."""
+        visits = () if self._fit is None else self._fit.visits
+        return all(column in self._places and visits[self._places[column]] for column in columns)
+
+    def num_rounds(self, case_id: str) -> int:
+        """Timed rounds of a case."""
+        return self._rounds.get(case_id, 0)
+
+    def log_step(self, case_id: str, phase: str = "timed") -> Estimate:
+        """The logarithm of a step's ms."""
+        return self._estimate(lambda log_step: log_step[0], (case_id, phase))
+
+    def log_ratio(self, case_id: str, reference_id: str) -> Estimate:
+        """The logarithm of the step time of a case over that of another."""
+        columns = (case_id, "timed"), (reference_id, "timed")
+        return self._estimate(lambda log_step: log_step[0] - log_step[1], *columns)
+
+    def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Interval]:
+        """Step time of the first case of each pair over the second's; all intervals hold at once with 95%.
+
+        Each is a Bonferroni interval.
+        """
+        return [self.log_ratio(*pair).interval(1 - 0.05 / len(pairs)).exp() for pair in pairs]
+
+    def step_ms(self, case_id: str, phase: str = "timed") -> Interval:
+        return self.log_step(case_id, phase).interval().exp()
+
+    def exposed(self, case_id: str) -> Estimate:
+        """The step less the step under `no_sync`, in ms."""
+        columns = (case_id, "timed"), (case_id, "no_sync")
+        return self._estimate(lambda log_ms: math.exp(log_ms[0]) - math.exp(log_ms[1]), *columns)
+
+    def hidden_pct(self, case_id: str) -> Interval:
+        """100 x (1 - exposed / communication alone)."""
+
+        def hidden(log_ms: Array) -> float:
+            step_ms, local_ms, comm_ms = map(math.exp, log_ms)
+            return 100 * (1 - (step_ms - local_ms) / comm_ms)
+
+        return self._estimate(hidden, *((case_id, phase) for phase in FITTED)).interval()
+
+    def _estimate(self, function: Function, *columns: Column) -> Estimate:
+        """A function of the log ms of some columns; unknown where one of them was not measured."""
+        if self._fit is None or not self.has(*columns):
+            return NOT_KNOWN
+        return self._fit.estimate(function, *(self._places[column] for column in columns))
+
+
+def in_pairs(differences: Sequence[float] | Figures) -> Estimate:
+    """What differences formed within rounds typically are, robustly, by the fit of a run.
+
+    Of two columns that share their rounds, nothing but the differences counts.
+
+    Args:
+        differences: one per round, in the order of time, such as logarithms of ratios.
+    """
+    values = np.asarray(differences, dtype=float)
+    found = fit(np.exp(np.column_stack([values, np.zeros(len(values))])))
+    return found.estimate(lambda log_ms: log_ms[0] - log_ms[1], 0, 1)

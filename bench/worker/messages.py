@@ -177,9 +177,8 @@ class Group(Command[None], frozen=True):
 
 
 class Link(Command[None], frozen=True):
-    """See that `num_ranks` ranks, from `first` on, can communicate; all ranks together."""
+    """See that the first `num_ranks` ranks can communicate; all ranks together."""
 
-    first: int
     num_ranks: int
     backend: str
 

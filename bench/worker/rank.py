@@ -107,8 +107,8 @@ class Rank:
             case m.Group(group=(num_ranks, backend) as key):
                 self._groups[key] = new_group(range(num_ranks), backend)
                 return None
-            case m.Link(first=first, num_ranks=num_ranks):
-                return check_link(range(first, first + num_ranks), command.backend, self.place.device)
+            case m.Link():
+                return check_link(range(command.num_ranks), command.backend, self.place.device)
             case m.Split():
                 return self._prover.splitter.split(command.case)
             case m.Prove():

@@ -26,7 +26,6 @@ from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import compared, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.results.tables import read_blocks
 from ddp_bench.bench.settings import Settings
@@ -82,7 +81,7 @@ def main(num_caps, num_rounds, num_ranks, folder):
         for index in round_order(len(planned), seed=0, round_index=round_index):
             rows = block(ids[index], index, round_index, ranks[index])
             with timed("store"):
-                writer.append("blocks.csv", rows)
+                writer.append(rows)
                 times.add(rows)
         with timed("summarise"):
             writer.replace("cases.csv", case_rows(outcomes, times))
@@ -94,7 +93,7 @@ def main(num_caps, num_rounds, num_ranks, folder):
             {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
             for p in planned
         ]
-        typical = Typical.of(times)
+        typical = times.fitted()
         pairs = pairs_of(map(CaseResult.of, rows))
         comparisons = compared(pairs, typical, units=batches, margin=0.05)
         cases = case_rows(outcomes, times, comparisons, typical=typical)

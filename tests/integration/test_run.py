@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from in_process import Reached
 from ddp_bench import load_run
 from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.run.main import GROUPS, main
-from ddp_bench.bench.run.stop_rule import FIRST_LOOK
 from ddp_bench.bench.settings import options_of
 
 
@@ -147,8 +145,6 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     assert "skipped: DataParallel on one device is the plain module" in text
     assert "place 1 in round 1" in text
     assert "Expected time: about" in text
-    (probed,) = re.findall(r"probe of (\d+) steps", text)
-    assert ("Comparisons will be known to about ±" in text) == (int(probed) >= FIRST_LOOK), "busy machine"
     assert not out.exists()
 
 

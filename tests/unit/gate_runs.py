@@ -1,5 +1,6 @@
 """Runs made of numbers: a real results folder, or its checked cases, from step times by round."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,8 @@ from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.results.aggregate import Outcome, estimates_of_cases
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.schema import GATED
-from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import RunWriter, claim
-from ddp_bench.bench.stats.two_runs import in_pairs
+from ddp_bench.bench.stats.one_run import Typical, in_pairs
 
 MANIFEST = {
     "versions": {"torch": "2.15.0", "python": "3.12.1"},
@@ -116,9 +116,8 @@ def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
     }
     single = rates["single", 1]
     typical = Typical({(f"{mode}-n{n}", "timed"): steps[mode, n] for mode, n in steps})
-    units = {f"{mode}-n{n}": num_images * n for mode, n in steps}
-    results = {(mode, n): made_result(mode, n) for mode, n in steps}
-    fitted = estimates_of_cases(results.values(), typical, units)
+    results = {(mode, n): made_result(mode, n, global_batch=num_images * n) for mode, n in steps}
+    fitted = estimates_of_cases([*results.values()], typical)
     cases = tuple(
         GateCase(
             results[mode, n],
@@ -127,7 +126,7 @@ def made_run(steps, *, path="made", num_images=16, numbers=None, **manifest):
                 {} if mode == "single" else {r: rate / single[r] for r, rate in rates[mode, n].items()},
                 step_ms=steps[mode, n],
             ),
-            fitted=fitted.get(f"{mode}-n{n}", {}),
+            fitted={k: one for k, one in fitted[f"{mode}-n{n}"].items() if not math.isnan(one.error)},
         )
         for mode, n in steps
     )

@@ -113,7 +113,6 @@ def measure(tmp_path, monkeypatch):
             begun=begun,
             recorder=recorder,
             console=Console(silent=silent),
-            start_anew=list,
         )
         try:
             recorder.close(made.run())

@@ -1,25 +1,28 @@
-"""What a device or a link does by itself: curves of all-reduces, rates of products."""
+"""What a device or a link does by itself: the first all-reduce, curves of all-reduces, rates of products."""
 
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
-from made import case_of
+from made import case_of, planned, resolved
 
 from ddp_bench.bench.buckets import BucketLayout
+from ddp_bench.bench.errors import GaveUpError
+from ddp_bench.bench.manifest import RankPlace
 from ddp_bench.bench.measure import standalone
 from ddp_bench.bench.measure.standalone import MATRIX_SIZE, MOST_REPETITIONS
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.run.case_runner import CaseRunner
-from ddp_bench.bench.run.failures import preparing_s
+from ddp_bench.bench.run.failures import Failure, RestartError, preparing_s
 from ddp_bench.bench.run.standalone import (
     CURVE_BYTES,
     CURVE_REPETITIONS,
     LEAST_REPETITIONS,
     _curve,
     ask_nccl,
+    check_links,
     measure_rates,
 )
 from ddp_bench.bench.settings import Settings
@@ -68,6 +71,40 @@ def test_a_slow_link_is_measured_less_often_and_a_size_that_fails_has_no_time():
     found = measured(1e6, 200 * MIB, fails=MIB)
     assert MIB not in found
     assert Counter(map(len, found.values())) == {CURVE_REPETITIONS: len(found)}
+
+
+class Four(SimpleNamespace):
+    def __len__(self):
+        return 4
+
+
+def link_checked(answer):
+    """The first all-reduce of four ranks, which answer so; how often they were asked."""
+    asked = []
+    run = SimpleNamespace(
+        workers=Four(ask=lambda commands, *_: asked.append(commands) or answer()),
+        plan=planned(resolved(gpus=(1, 4), modes=("ddp",), bucket_cap_mb=("default",))),
+        recorder=SimpleNamespace(note=lambda *_: None),
+        places=[RankPlace(rank=rank, host="h", device=f"cuda:{rank}") for rank in range(4)],
+    )
+    check_links(run)
+    return [{m.Link(num_ranks=4, backend="gloo")} == {*commands.values()} for commands in asked]
+
+
+def hangs():
+    raise RestartError(Failure("timeout", "no end of it within 20 s"))
+
+
+def test_the_first_all_reduce_is_asked_for_once_and_ranks_that_do_not_communicate_are_named():
+    assert link_checked(lambda: {rank: m.Report() for rank in range(4)}) == [True]
+    bad = m.Report(status="failed", reason="unhandled system error")
+    for answer, why in (
+        (hangs, "no end of it within 20 s"),
+        (lambda: {0: m.Report(), 3: bad}, r"unhandled system error \(rank 3\)"),
+    ):
+        who = r"^4 ranks, rank 0 \(cuda:0 on h\) to rank 3 \(cuda:3 on h\), do not communicate by gloo: "
+        with pytest.raises(GaveUpError, match=who + why):
+            link_checked(answer)
 
 
 SETTINGS = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)

@@ -31,9 +31,9 @@ from ddp_bench.bench.results.comparisons import (
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import CASES, COMPARISONS, typed_frame
-from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.one_run import Typical
 
 NAN = math.nan
 
@@ -200,7 +200,7 @@ def test_dp_stands_below_the_line_in_its_comparison():
     times = RoundTimes.of(blocks)
     dp, ddp, cap = (IDS[key] for key in (("dp", 2, ""), ("ddp", 2, "default"), ("ddp", 2, "1")))
     batch = {p.case.case_id: p.case.global_batch for p in PLAN}
-    found = compared([(ddp, dp), (cap, ddp)], Typical.of(times), units=batch, margin=0.05)
+    found = compared([(ddp, dp), (cap, ddp)], times.fitted(), units=batch, margin=0.05)
     measured = {IDS[key] for key in DRIFTING}
     outcomes = [Outcome(p) for p in PLAN if p.case.case_id in measured]
     rows = case_rows(outcomes, times, found).set_index("case_id")["vs_ddp_default"]

@@ -25,7 +25,7 @@ from ddp_bench.bench.results.disk import LOCK, FolderLock
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import CASES, typed_frame
 from ddp_bench.bench.results.store import RUN_FILES, RunWriter, claim, load_run
-from ddp_bench.bench.results.tables import read_blocks, repair_allreduce, repair_blocks
+from ddp_bench.bench.results.tables import read_blocks, repair_blocks
 from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.text import csv_cell, csv_text, markdown, visible
 
@@ -41,10 +41,9 @@ def outside(tmp_path):
 WRITES = {
     "the lock": (LOCK, FolderLock),
     "blocks": ("blocks.csv", RunWriter),
-    "curves": ("allreduce.csv", RunWriter),
+    "a table": ("cases.csv", lambda folder: RunWriter(folder).replace("cases.csv", typed_frame([], CASES))),
     "the journal": (journal.JOURNAL, lambda folder: journal.Journal(folder).write(journal.Plan(cases=()))),
     "a repair of blocks": ("blocks.csv", lambda folder: repair_blocks(folder / "blocks.csv", {})),
-    "a repair of curves": ("allreduce.csv", lambda folder: repair_allreduce(folder / "allreduce.csv", set())),
 }
 
 
@@ -320,7 +319,7 @@ def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text, tmp_
     writer.write_manifest(made_manifest(environment={"host": text}))
     failed = case("single", 1, status="failed", reason=text, device_name=text)
     writer.replace("cases.csv", typed_frame([failed], CASES))
-    writer.append("blocks.csv", [block(failed["case_id"], 1, 5.0, host=text)])
+    writer.append([block(failed["case_id"], 1, 5.0, host=text)])
     for name in ("cases.csv", "blocks.csv"):
         with (tmp_path / "run" / name).open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))

@@ -31,11 +31,10 @@ from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.more import interleave_command
 from ddp_bench.bench.gate.output import NOT_INTERLEAVED
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
-from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.results.store import load_run, read_manifest
 from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.stats.interval import Estimate
-from ddp_bench.bench.stats.two_runs import with_change_of_runs
+from ddp_bench.bench.stats.interval import Estimate, with_change_of_runs
+from ddp_bench.bench.stats.one_run import Typical
 
 
 @cache

@@ -22,10 +22,10 @@ from ddp_bench.bench.predict.main import parser as predict_parser
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import UNRESOLVED, compared
-from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.stats.one_run import Typical
 
 
 def parsed(step):

@@ -7,8 +7,8 @@ from selection import in_campaign
 
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
-from ddp_bench.bench.results.step_time_fit import Typical
 from ddp_bench.bench.run.stop_rule import FINAL_SHARE, LEAST_ROUNDS, dropped, num_kept
+from ddp_bench.bench.stats.one_run import Typical
 
 OF_FOUR = [(case, "default") for case in "abcd"]
 

@@ -46,7 +46,7 @@ def write(folder, cases, manifest=None):
     writer = RunWriter(folder)
     writer.write_manifest(made_manifest(**manifest or {}))
     made = run(cases)
-    writer.append("blocks.csv", blocks(cases))
+    writer.append(blocks(cases))
     writer.replace("cases.csv", made.cases)
     writer.replace("comparisons.csv", made.comparisons)
     return folder

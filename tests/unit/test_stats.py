@@ -12,8 +12,9 @@ from ddp_bench.bench.stats.interval import (
     median_interval,
     median_intervals,
     median_of_ratios,
+    over_launches,
 )
-from ddp_bench.bench.stats.two_runs import in_pairs, over_launches
+from ddp_bench.bench.stats.one_run import in_pairs
 
 
 def test_no_value_and_one_value_have_no_interval():

@@ -41,7 +41,7 @@ def written(folder):
 
 def test_what_is_written_comes_back_with_its_types(tmp_path):
     writer = written(tmp_path / "run")
-    writer.append("blocks.csv", [BLOCK, {**BLOCK, "round": 2}])
+    writer.append([BLOCK, {**BLOCK, "round": 2}])
     case = {"case_id": "single-n1", "status": "ok", "mode": "single", "num_devices": 1, "global_batch": 16}
     case |= {"unit": "images", "units_per_sample": 1, "oversubscribed": False, "images_per_s": 1 / 3}
     writer.replace("cases.csv", typed_frame([case], CASES))
@@ -427,10 +427,14 @@ def test_what_a_run_knows_is_what_a_reader_of_its_files_finds(tmp_path, monkeypa
     for r, phase in itertools.product(range(1, 7), ("timed", "anatomy")):
         times = BlockTimes(100 / 3 + r, (50 / 3, 50 / 3 + r), {"forward_ms": 1 / 3 + r, "gpus": {}})
         recorder.add_block(case_id, phase, r, 0, r / 3, [("h", 0, times)])
+    recorder.add_allreduce(2, "gloo", {4096: [1.0, 2.0]})
     known = recorder.write()
     recorder.close("test")
+    with (recorder.folder / "allreduce.csv").open("a") as file:  # of a curve that is not done
+        file.write("4,gloo,4096,1,1,1,1,5\n")
     again = Recorder.reopen(recorder.folder)
     pd.testing.assert_frame_equal(again.cases, known, check_exact=True)
+    assert store.load_run(recorder.folder).allreduce["num_devices"].tolist() == [2]
     assert known["forward_ms"].notna().any()
     assert (again.times.cases, again.elapsed_s) == (recorder.times.cases, recorder.elapsed_s)
 

@@ -204,7 +204,6 @@ def test_one_that_does_not_answer_is_named(started):
     failure = lost.value.failure
     assert failure.reason == f"{NO_END}: rank 1 on here gave no answer"
     assert failure.ranks == {0: "waited for the other ranks\nstacks", 1: "gave no answer"}
-    assert failure.stacks == {0: "stacks"}
 
 
 def test_errors_of_all_are_reports_of_all(started):
