@@ -17,6 +17,7 @@ from ..console import Console
 from ..errors import ExitCode, UsageError
 from ..process import ignore_signals, interrupted_by_signals
 from ..results.recorder import Recorder
+from ..results.store import read_manifest
 from ..settings import Settings
 from ..sharing import load_average
 from ..text import visible
@@ -30,7 +31,6 @@ from .open_folder import (
     check_same,
     open_run,
     progress_in,
-    resumable_manifest,
     settle_fault,
 )
 from .rounds import Rounds
@@ -153,7 +153,7 @@ class Conductor:
         how = self._how
         manifest = new_manifest(job, profiled, how.arguments, begun, load_before=self._load_before)
         if how.resume is not None:
-            check_same(how.resume, resumable_manifest(how.resume), manifest)
+            check_same(how.resume, read_manifest(how.resume), manifest)
         self._recorder, _, notes = open_run(job.settings, job.plan, manifest, oom_kills, resume=how.resume)
         for note in notes:
             self._console.note(note)

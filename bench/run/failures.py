@@ -209,7 +209,10 @@ def _end(code: int | None) -> str:
     """How a rank ended, by its exit code."""
     if code is None:
         return "ended unexpectedly"
-    return f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = next((known.name for known in signal.Signals if known == -code), "unknown")
+    return f"was killed by signal {-code} ({name})"
 
 
 def _cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bool) -> Failure:
@@ -222,11 +225,3 @@ def _cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bo
     if out_of_memory and (not killed or -signal.SIGKILL in known.values()):
         return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")
     return Failure("failed", f"{who} {how} in {what}")
-
-
-def _signal(number: int) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = "unknown"
-    return f"signal {int(number)} ({name})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -15,21 +15,13 @@ from ..conditions import Question, devices_of, differences
 from ..errors import GaveUpError, NotComparableError, UsageError
 from ..findings.notes import why_not_measured
 from ..launch import launch
-from ..manifest import MANIFEST, Manifest, Resumed, WorkloadCode
+from ..manifest import Manifest, Resumed, WorkloadCode
 from ..plan import Planned
 from ..process import host_name
 from ..results import store
 from ..results.case_result import case_results
-from ..results.disk import FolderLock, read_bytes
-from ..results.journal import (
-    JOURNAL,
-    MOST_JOURNAL_BYTES,
-    Attempt,
-    Completion,
-    Retry,
-    UnderWay,
-    read,
-)
+from ..results.disk import FolderLock
+from ..results.journal import Attempt, Completion, Retry, UnderWay, read
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
 from ..settings import Settings
@@ -138,24 +130,17 @@ def _earlier(folder: Path | None, run_id: str) -> Path | None:
     if not run_id or (run_id == "none" and not (there and there.torchelastic_restart_count)):
         return None  # torchrun calls every run of one node "none"
     if folder is not None:
-        return folder if (folder / JOURNAL).is_file() and _is_of(folder, run_id) else None
+        return folder if _is_of(folder, run_id) else None
     others = sorted(Path("results").glob("*"), reverse=True)
-    return next((one for one in others if _is_own(one, run_id)), None)
-
-
-def _is_own(folder: Path, run_id: str) -> bool:
-    """Whether this launch has begun a folder that may be another run's, and hold anything."""
-    try:
-        # Looked for first: to take in every journal would take long.
-        journal = read_bytes(folder / JOURNAL, most_bytes=MOST_JOURNAL_BYTES)
-        return json.dumps(run_id).encode() in journal and _is_of(folder, run_id)
-    except UsageError:
-        return False
+    return next((one for one in others if _is_of(one, run_id)), None)
 
 
 def _is_of(folder: Path, run_id: str) -> bool:
-    attempts = read(folder).attempts
-    return bool(attempts) and attempts[-1].run_id == run_id
+    """Whether this launch has begun a folder that may be another run's, and hold anything."""
+    with contextlib.suppress(UsageError):
+        attempts = read(folder).attempts
+        return bool(attempts) and attempts[-1].run_id == run_id
+    return False
 
 
 def _check_devices(then: Manifest, now: Manifest) -> None:
@@ -246,7 +231,8 @@ def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
 
     Raises UsageError where there is no run to resume, or for a change of what is measured.
     """
-    stored = resumable_manifest(folder).settings
+    read(folder)
+    stored = read_manifest(folder).settings
     refused = [f"--{name.replace('_', '-')}" for name in changes if name not in (*MAY_CHANGE, CODE)]
     if refused:
         allowed = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
@@ -271,17 +257,6 @@ def _check_workload(folder: Path, stored: str | None, given: str | None) -> None
             f"--resume {folder}: not the same run: workload: then {stored or 'none'}, now {given}; go where "
             "it began, or start anew"
         )
-
-
-def resumable_manifest(folder: Path) -> Manifest:
-    """The manifest of a run that can be resumed. Raises UsageError where there is none."""
-    if not (folder / MANIFEST).is_file():
-        raise UsageError(f"--resume {folder}: it has no {MANIFEST}; name a run's folder")
-    read(folder)
-    manifest = read_manifest(folder)
-    if manifest.plan_hash is None:
-        raise UsageError(f"--resume {folder}: its {MANIFEST} tells of no plan; start the run anew")
-    return manifest
 
 
 def check_same(folder: Path, then: Manifest, now: Manifest) -> None:

@@ -1,4 +1,8 @@
-"""The workers' processes: forks of one that has imported torch, or each by itself."""
+"""Workers' processes and the connections to them: forks of one that has imported torch, or a launcher's.
+
+A launcher's connect to the one place that others can reach, open until all have come: who knows no token is
+refused; who says nothing is few, and short.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,15 @@ import contextlib
 import itertools
 import json
 import os
+import secrets
+import selectors
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +26,7 @@ from ..gpus import gpus
 from ..package import own_command
 from ..process import Child, ended, rank_variables
 from ..settings import Settings
+from ..worker import messages as m
 
 ANSWER_S = 10.0
 """The process with torch only forks and looks: it answers sooner, or it is stopped or stuck."""
@@ -40,11 +49,11 @@ class Processes:
         self.stuck: list[int] = []
         """Processes that have been killed and do not end: the kernel holds them."""
         self._children: dict[int, Child] = {}
-        self._server: subprocess.Popen[bytes] | None = None
+        self.server: subprocess.Popen[bytes] | None = None
         self._requests, theirs = socket.socketpair()
         with theirs:
             if sys.platform == "linux":
-                self._server = subprocess.Popen(
+                self.server = subprocess.Popen(
                     own_command("-m", "ddp_bench.bench.worker.forks", str(theirs.fileno()), *modules),
                     env=os.environ | self.variables,
                     pass_fds=[theirs.fileno()],
@@ -52,11 +61,6 @@ class Processes:
                 )
         self._answers = self._requests.makefile("rb")
         self._asks = itertools.count()
-
-    @property
-    def forks(self) -> bool:
-        """Whether the process with torch is there."""
-        return self._server is not None
 
     def start(self, rank: int, connection: socket.socket, environment: Mapping[str, str]) -> None:
         """Start a worker that has the other end of a connection: nobody else can connect in its place."""
@@ -73,42 +77,33 @@ class Processes:
         )
 
     def codes(self, ranks: Iterable[int], *, within_s: float = 2.0) -> dict[int, int]:
-        """The exit codes of workers, or minus their signals; those that live on are killed.
-
-        Those that another process has started are left out, and those that do not end, which are `stuck`.
-        """
-        found = {rank: self._children[rank] for rank in ranks if rank in self._children}
+        """The exit codes of workers started here, or minus their signals; those that live on are killed."""
+        found = {rank: self._children.pop(rank) for rank in [*ranks] if rank in self._children}
         codes = ended([*found.values()], within_s=within_s)
-        self._children = {rank: child for rank, child in self._children.items() if rank not in found}
         self.stuck += [one.pid for one, code in zip(found.values(), codes, strict=True) if code is None]
         return {rank: code for rank, code in zip(found, codes, strict=True) if code is not None}
-
-    def restart(self, variables: Mapping[str, str]) -> None:
-        """Start those that follow, each by itself, with other variables."""
-        self.close()
-        self.variables = dict(variables)
 
     def end_all(self) -> None:
         """End those that are left, whatever they do."""
         self.codes([*self._children], within_s=0.0)
 
     def close(self) -> None:
-        """End all, and what they are forks of."""
+        """End all, and what they are forks of; those that are started later start each by itself."""
         self.end_all()
         self._answers.close()
         self._requests.close()
         self._end_server()
 
     def _end_server(self) -> None:
-        if self._server is not None and ended([self._server], within_s=0.0) == [None]:
-            self.stuck.append(self._server.pid)
-        self._server = None
+        if self.server is not None and ended([self.server], within_s=0.0) == [None]:
+            self.stuck.append(self.server.pid)
+        self.server = None
 
     def asked(
         self, request: Mapping[str, Any], descriptors: Sequence[int] = (), *, within_s: float = ANSWER_S
     ) -> int | None:
         """What the process with torch answers; None where it has gone, or is ended as it does not answer."""
-        if self._server is None:
+        if self.server is None:
             return None
         number = next(self._asks)
         line = json.dumps({"ask": number, **request}).encode() + b"\n"
@@ -119,8 +114,7 @@ class Processes:
             while answer := self._answers.readline():
                 asked, value = json.loads(answer)
                 if asked == number:  # an answer before it was not waited for: Ctrl-C came
-                    found: int | None = value
-                    return found
+                    return None if value is None else int(value)
         self._end_server()
         return None
 
@@ -136,7 +130,7 @@ class _Forked:
         """Its exit code; SIGKILL, with which the kernel ends it, where its parent has gone."""
         if self._code is None:
             self._code = self._processes.asked({"pid": self.pid})
-        if self._code is None and not self._processes.forks:
+        if self._code is None and self._processes.server is None:
             self._code = -signal.SIGKILL
         return self._code
 
@@ -162,3 +156,145 @@ def modules_for(settings: Settings) -> list[str]:
     """
     more = ["torchvision.models"] if settings.workload is None and settings.arch != "resnet20" else []
     return ["numpy", "ddp_bench.bench.worker.main", "torch._dynamo", *more]
+
+
+HELLO_S = 10.0
+"""A worker says who it is as soon as it has connected."""
+
+MOST_SILENT = 64
+"""So many connections may not have said so yet; of more the oldest is closed. A worker connects again."""
+
+MOST_HELLO = 2**16
+"""Bytes of the first line of a worker."""
+
+SEND_S = 10.0
+"""A worker reads at once what it is sent; of one that does not, the missing answer tells."""
+
+
+@dataclass
+class Worker:
+    """A worker's connection, and what it has said."""
+
+    rank: int
+    connection: socket.socket
+    host: str = ""  # until it has come
+    was_idle: bool = False
+    """Whether it had gone before it could be sent, or had read, what it was to do last."""
+    received: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        self.connection.settimeout(SEND_S)
+
+    def __str__(self) -> str:
+        """How messages name it."""
+        return f"rank {self.rank} on {self.host}"
+
+    def send(self, command: m.Command[Any]) -> None:
+        """Send it what to do; one that takes nothing is found where its answer is awaited."""
+        try:
+            self.connection.sendall(m.encode(command))
+        except ConnectionError:
+            self.was_idle = True
+        except OSError:
+            pass
+
+    def receive(self) -> tuple[list[m.AnyAnswer], bool]:
+        """The answers that are whole with what has come, and whether it has gone."""
+        content = _received(self.connection)
+        self.was_idle |= content is None
+        self.received += content or b""
+        lines: list[bytes] = []
+        if b"\n" in (content or b""):
+            *lines, rest = bytes(self.received).split(b"\n")
+            self.received = bytearray(rest)
+        try:
+            if len(self.received) > m.MOST_BYTES:
+                raise ValueError("a line without an end")
+            return [m.decode(line, m.AnyAnswer) for line in lines], not content
+        except ValueError:  # no worker sends that: as one that has gone
+            return [], True
+
+
+def _received(connection: socket.socket) -> bytes | None:
+    """What has come: nothing from a worker that has gone, None where it had not read what it was sent.
+
+    A worker reads a command at once; one that has not had died before. TCP resets what is closed with
+    something unread (RFC 2525); what was sent to one that had closed leaves an error behind its end.
+    """
+    try:
+        content = connection.recv(2**20)
+    except ConnectionResetError:
+        return None
+    except OSError:
+        return b""
+    if not content and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        return None
+    return content
+
+
+class Meeting:
+    """Listens until it is closed."""
+
+    def __init__(self, *, one_host: bool) -> None:
+        self._token = secrets.token_hex(16)
+        both = not one_host and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        interface = m.LOOPBACK if one_host else ""
+        self._listener = socket.create_server((interface, 0), family=family, dualstack_ipv6=both)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._silent: dict[socket.socket, tuple[bytearray, float]] = {}
+        """What has come of each one's hello, and when it has to be whole; the oldest first."""
+        host = m.LOOPBACK if one_host else "master"
+        self.address = f"{host} {self._listener.getsockname()[1]} {self._token}"
+        """For the launcher's store, where the workers find it."""
+
+    def arrived(self, within_s: float) -> list[tuple[m.Hello, socket.socket]]:
+        """Workers that have said who they are, with their connections."""
+        found = []
+        for key, _ in self._selector.select(within_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif (come := key.data) in self._silent and (hello := self._said(come)) is not None:
+                self._selector.unregister(come)
+                del self._silent[come]
+                found.append((hello, come))
+        late = [one for one, (_, until_s) in self._silent.items() if time.monotonic() > until_s]
+        self._refuse(*late, *[*self._silent][:-MOST_SILENT])
+        return found
+
+    def _accept(self) -> None:
+        try:
+            connection = m.quick(self._listener.accept()[0])
+        except OSError:  # it has gone again, or there are no descriptors left
+            self._refuse(*[*self._silent][:1])
+            return
+        connection.settimeout(SEND_S)
+        self._silent[connection] = bytearray(), time.monotonic() + HELLO_S
+        self._selector.register(connection, selectors.EVENT_READ, connection)
+
+    def _said(self, connection: socket.socket) -> m.Hello | None:
+        """The hello of a worker, once it is whole; whoever says anything else is refused."""
+        said, _ = self._silent[connection]
+        with contextlib.suppress(OSError, ValueError):
+            content = connection.recv(MOST_HELLO)
+            said += content
+            if content and len(said) < MOST_HELLO and not said.endswith(b"\n"):
+                return None
+            hello: m.Hello = m.decode(bytes(said), m.Hello)
+            if secrets.compare_digest(hello.token.encode(), self._token.encode()):
+                return hello
+        self._refuse(connection)
+        return None
+
+    def _refuse(self, *connections: socket.socket) -> None:
+        for connection in self._silent.keys() & connections:
+            del self._silent[connection]
+            self._selector.unregister(connection)
+            connection.close()
+
+    def close(self) -> None:
+        """Refuse all that follow."""
+        self._refuse(*self._silent)
+        self._selector.close()
+        self._listener.close()

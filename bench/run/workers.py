@@ -19,9 +19,8 @@ from ..settings import Settings
 from ..sysfs import oom_kills
 from ..text import listed
 from ..worker import messages as m
-from .connections import Meeting, Worker
 from .failures import IDLE, MOST_NAMED, RestartError, failure_in, failure_of, timed_out
-from .processes import Processes, expected_device, modules_for, worker_variables
+from .processes import Meeting, Processes, Worker, expected_device, modules_for, worker_variables
 
 T = TypeVar("T")
 
@@ -85,7 +84,8 @@ class Workers:
         if self.launched is not None or self._processes.variables == variables:
             return True
         self.end_at_once()
-        self._processes.restart(variables)
+        self._processes.close()
+        self._processes.variables = variables
         return False
 
     def grow(self, num_ranks: int) -> None:

@@ -20,10 +20,10 @@ from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Cgroup, FirstHost, Gpu, RankPlace
 from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
-from ddp_bench.bench.run import connections
+from ddp_bench.bench.run import processes
 from ddp_bench.bench.run import workers as module
-from ddp_bench.bench.run.connections import Meeting
 from ddp_bench.bench.run.failures import RestartError
+from ddp_bench.bench.run.processes import Meeting
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.facts import Begun, SeenGpus, Warmed
@@ -312,7 +312,7 @@ sys.stdin.readline()
 
 
 def test_one_that_says_nothing_has_little_time(meeting, monkeypatch):
-    monkeypatch.setattr(connections, "HELLO_S", 0.1)
+    monkeypatch.setattr(processes, "HELLO_S", 0.1)
     with connected(meeting)[0] as idle:
         heard(meeting, 0.5)
         assert idle.recv(1) == b""
