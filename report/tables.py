@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from ..bench.buckets import MIB, BucketLayout
 from ..bench.findings.numbers import TIMES, number, per_second, plural, singular, with_interval
 from ..bench.findings.wording import hidden_percent, hidden_share, unit_of_cases
-from ..bench.results.case_columns import EXPOSED_COMM
 from ..bench.results.case_result import CaseResult
+from ..bench.results.columns import EXPOSED_COMM
 from ..bench.results.comparisons import Comparison, over_eager
 from ..bench.results.store import failure_file
 from .cases import EPOCH_IMAGES, unshared

@@ -18,7 +18,7 @@ from ..bench.buckets import BucketLayout
 from ..bench.findings.numbers import mib, plural, quantity, with_interval
 from ..bench.findings.wording import cap_label, devices
 from ..bench.results.case_result import CaseResult
-from ..bench.results.schema import records
+from ..bench.results.columns import records
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases, caps_at_headline
 from .drawing import COLOURS, INK, MUTED, PAPER, Figure, time_axis

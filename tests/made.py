@@ -15,10 +15,10 @@ from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, units_per_step
 from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.columns import BLOCKS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.comparisons import compared as compared_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import BLOCKS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunWriter
 from ddp_bench.bench.settings import Settings
 

@@ -11,10 +11,9 @@ from ..findings.numbers import per_second
 from ..findings.wording import CPU_STAND_IN, place
 from ..results.aggregate import metrics_by_round
 from ..results.archive import data_kind
-from ..results.case_columns import IDENTITY
 from ..results.case_result import CaseResult, text
-from ..results.column_types import Metric
-from ..results.schema import EXPORTED
+from ..results.columns import Metric
+from ..results.schema import EXPORTED, IDENTITY
 from ..results.store import RunData
 from ..stats.interval import Interval
 

@@ -14,8 +14,8 @@ from ..axes import STEP_DEFAULTS
 from ..cli import command, quoted
 from ..manifest import Manifest
 from ..resolve import as_options, with_device_defaults
-from ..results.case_columns import UNUSED_PARAMETERS
 from ..results.case_result import CaseResult
+from ..results.columns import UNUSED_PARAMETERS
 from ..results.comparisons import EQUAL
 from ..results.recorder import resume_command
 from ..settings import Settings, options_of

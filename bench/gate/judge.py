@@ -14,7 +14,7 @@ from ..case import STAND_IN
 from ..findings.numbers import DASH, number, per_second
 from ..findings.wording import case_label, case_name
 from ..manifest import Count, Record
-from ..results.column_types import Metric
+from ..results.columns import Metric
 from ..results.comparisons import FASTER, SLOWER, answer_of
 from ..results.round_times import ByRound
 from ..results.schema import GATED

@@ -18,10 +18,9 @@ from ..conditions import UNKNOWN, Difference, Question, differences
 from ..errors import UsageError
 from ..manifest import Manifest
 from ..results.aggregate import estimates_of_cases, metrics_by_round
-from ..results.case_columns import IDENTITY
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound
-from ..results.schema import METRICS
+from ..results.schema import IDENTITY, METRICS
 from ..results.store import RunData, load_run
 from ..results.tables import readable
 from ..settings import RANK_PER_DEVICE
@@ -123,7 +122,7 @@ def _check(run: RunData) -> None:
     for case in (one for one in cases if one.is_ok):
         case_id: Any = case.case_id
         num_ranks = case.num_devices if case.mode in RANK_PER_DEVICE else 1
-        if case_id in ranks.index and not run.longest_only:
+        if case_id in ranks.index:
             seen = ranks.loc[case_id].tolist()
             refuse(seen != [num_ranks] * 2 + [num_ranks - 1] * 2, f"blocks.csv lacks ranks of {case_id}")
         own = counts[case_id] if case_id in counts.index else {}

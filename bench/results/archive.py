@@ -21,8 +21,7 @@ from ..cli import to_json
 from ..errors import UsageError
 from ..manifest import MANIFEST
 from ..settings import options_of
-from .case_columns import PUBLIC_REASONS
-from .column_types import Column
+from .columns import PUBLIC_REASONS, Column
 from .disk import MOST_TABLE_BYTES, read_bytes
 from .schema import FILES
 from .tables import table_bytes
@@ -100,7 +99,7 @@ def public_members(run: RunData) -> dict[str, bytes]:
     manifest = _public(json.loads(run.manifest.as_json()), "", hosts)
     members = {MANIFEST: f"{to_json(manifest, indent=1)}\n".encode()}
     members |= {n: _public_table(getattr(run, Path(n).stem), columns, hosts) for n, columns in FILES.items()}
-    if run.longest_only or sum(map(len, members.values())) > MOST_UNPACKED_BYTES:
+    if sum(map(len, members.values())) > MOST_UNPACKED_BYTES:
         raise UsageError(f"the tables of {run.path} are too large for an archive; hand the folder on")
     return members
 

@@ -13,7 +13,7 @@ from ..axes import MODE_DEFAULTS, SETTINGS_OF
 from ..case import STAND_IN
 from ..settings import IMAGES
 from ..stats.interval import Interval
-from .schema import records
+from .columns import records
 
 Cells: TypeAlias = Mapping[Any, Any]
 """A row of a results table, by column."""

@@ -30,8 +30,8 @@ MOST_CALIBRATION_BYTES = 16 * 2**20
 MOST_TRACE_BYTES = 2 * 2**30
 """Of a trace, not packed; a few steps make some tens of MiB."""
 
-MOST_CSV_BYTES = 8 * 2**30
-"""5,000 cases x 30 rounds x 64 ranks of ten steps take 2 GiB."""
+MOST_CSV_BYTES = 2**30
+"""Of blocks.csv; 1,000 cases x 30 rounds x 64 ranks of ten steps take 400 MiB."""
 
 MOST_TABLE_BYTES = 64 * 2**20
 """A larger table is not held whole: in memory it takes several times its size."""

@@ -21,7 +21,7 @@ from ..cli import to_json
 from ..errors import UsageError
 from ..manifest import Count, Record
 from ..plan import Planned
-from .case_columns import STATUSES
+from .columns import STATUSES
 from .disk import MOST_JSON_BYTES, append, open_regular, open_text
 from .schema import CASES
 

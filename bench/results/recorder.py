@@ -29,13 +29,12 @@ from .aggregate import (
     rate_half_widths,
 )
 from .block_times import block_rows, values_of
-from .case_columns import BY_PLAN, NOT_REACHED
 from .case_result import CaseResult
+from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, typed_frame
 from .comparisons import Comparison, compared, pairs_of
 from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Layout, Plan, Settled, UnderWay
 from .round_times import ByRound, RoundTimes
-from .schema import ALLREDUCE, COMPARISONS, records, typed_frame
 from .store import RUN_FILES, RunWriter, read_manifest
 from .tables import read_blocks, read_table, readable, repair_blocks
 

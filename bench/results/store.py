@@ -22,12 +22,13 @@ from ..manifest import MANIFEST, Manifest, manifest_of
 from ..settings import RANK_PER_DEVICE
 from .archive import opened
 from .case_result import CaseResult, case_results
+from .columns import BLOCKS, records, typed_frame
 from .comparisons import Comparison, of_table
 from .disk import LOCK, append, make_folder, open_regular, read_json, replace_file, writable
 from .journal import JOURNAL
 from .round_times import RoundTimes
-from .schema import BLOCKS, FILES, records, typed_frame
-from .tables import csv_bytes, csv_value, is_large, load_blocks, read_table, table_bytes
+from .schema import FILES
+from .tables import csv_bytes, csv_value, load_blocks, read_table, table_bytes
 
 CALIBRATION = "calibration.json"
 FAILURES = "failures"
@@ -54,8 +55,6 @@ class RunData:
     buckets: pd.DataFrame
     allreduce: pd.DataFrame
     comparisons: pd.DataFrame = field(default_factory=lambda: typed_frame([], FILES["comparisons.csv"]))
-    longest_only: bool = False
-    """Whether `blocks` has only the longest rank of each block: all of them would not fit into memory."""
     resumable: bool = True
     """Whether its journal is there; baselines and archives have none."""
 
@@ -275,6 +274,5 @@ def _load(path: Path) -> RunData:
         read_table(path / "buckets.csv", FILES["buckets.csv"]),
         read_table(path / "allreduce.csv", FILES["allreduce.csv"]),
         read_table(path / "comparisons.csv", FILES["comparisons.csv"]),
-        longest_only=is_large(path / "blocks.csv"),
         resumable=(path / JOURNAL).is_file(),
     )

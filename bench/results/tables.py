@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from itertools import chain, islice, pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +21,7 @@ import pandas as pd
 
 from ..errors import UsageError
 from ..text import csv_cell, csv_text
-from .column_types import Column
+from .columns import BLOCKS, Column, typed_frame
 from .disk import (
     MOST_CSV_BYTES,
     MOST_LINE,
@@ -31,7 +30,6 @@ from .disk import (
     open_text,
 )
 from .round_times import blocks
-from .schema import BLOCKS, typed_frame
 
 _PIECE_ROWS = 50_000
 
@@ -58,29 +56,20 @@ def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     return _frame(_rows(path, columns, most_bytes=MOST_TABLE_BYTES), path, columns)
 
 
-def is_large(path: Path) -> bool:
-    """Whether a blocks.csv is too large for a frame of all its rows."""
-    return path.exists() and path.stat().st_size > MOST_TABLE_BYTES
+def load_blocks(path: Path, num_ranks: Mapping[str, int]) -> pd.DataFrame:
+    """A blocks.csv; the last block is left out where it lacks ranks of its case's `num_ranks`.
 
-
-def load_blocks(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.DataFrame:
-    """A blocks.csv of any size: all rows, or where they are too many the longest rank's of each block.
-
-    The last block is left out where it lacks ranks of its case's `num_ranks`: its writer was killed.
+    Then its writer was killed, or still writes.
     """
-    whole = _whole_blocks(path, num_ranks or {})
-    longest = (max(rows, key=itemgetter("block_ms")) for rows in whole)  # which alone makes its throughput
-    return _frame(longest if is_large(path) else chain.from_iterable(whole), path, BLOCKS)
-
-
-def _whole_blocks(path: Path, num_ranks: Mapping[str, int]) -> Iterator[list[dict[str, Any]]]:
-    for rows, after in pairwise(chain(read_blocks(path), [None])):
-        if rows and (after or len(rows) >= num_ranks.get(rows[0]["case_id"], 1)):
-            yield rows
+    known = pairwise(chain(read_blocks(path), [None]))
+    whole = (
+        rows for rows, after in known if rows and (after or len(rows) >= num_ranks.get(rows[0]["case_id"], 1))
+    )
+    return _frame(chain.from_iterable(whole), path, BLOCKS)
 
 
 def read_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Block after block of a blocks.csv of any size: the rows of all its ranks together."""
+    """Block after block of a blocks.csv: the rows of all its ranks together."""
     return blocks(_rows(path, BLOCKS, most_bytes=MOST_CSV_BYTES))
 
 

@@ -16,7 +16,7 @@ from ..findings.wording import planned_label
 from ..manifest import RankPlace
 from ..plan import Planned
 from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, memory_columns
-from ..results.column_types import LEAST
+from ..results.columns import LEAST
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
 from ..sharing import TURNS_ENV, TurnClient

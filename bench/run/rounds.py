@@ -8,8 +8,8 @@ from typing import Any
 
 from ..plan import equal_layout_reason, round_order
 from ..results.aggregate import rate_half_widths
-from ..results.case_columns import EQUAL_LAYOUT
 from ..results.case_result import case_results
+from ..results.columns import EQUAL_LAYOUT
 from ..results.journal import Completion, State
 from ..sharing import LoadReading, interleaved_id, mean_load, other_loads
 from ..worker import messages as m
@@ -27,11 +27,9 @@ WRITE_EVERY_S = 30.0
 class Rounds(CaseRunner):
     """Measures a run, from the first case to the last block."""
 
-    def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
-        self._resting: frozenset[str] = frozenset()
-        self._written_s = 0.0
-        self._before: Sequence[LoadReading | None] = []
+    _resting: frozenset[str] = frozenset()
+    _written_s = 0.0
+    _before: Sequence[LoadReading | None] = ()
 
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""

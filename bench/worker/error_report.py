@@ -22,7 +22,7 @@ from ..modes import Unsupported
 from ..modes.base import UnusedParametersError
 from ..package import OWN_FOLDERS
 from ..provenance import INSTALLED
-from ..results.case_columns import UNUSED_PARAMETERS
+from ..results.columns import UNUSED_PARAMETERS
 from .messages import Report
 
 MOST_CHARACTERS = 32_768

@@ -8,9 +8,10 @@ from report_runs import case, measured
 
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.stats.interval import Interval
 
 CPU = {"device_type": "cpu"}

@@ -18,9 +18,9 @@ from ddp_bench.bench.results.aggregate import (
     case_rows,
     rate_half_widths,
 )
+from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 
 PLAN = planned(resolved(gpus=(1, 2), bucket_cap_mb=("default", "1")))
 IDS = {(p.case.mode, p.case.num_devices, cap_of(p.case)): p.case.case_id for p in PLAN}

@@ -6,7 +6,8 @@ from report_runs import case, measured
 
 from ddp_bench.bench.findings.causes import MENDS, causes
 from ddp_bench.bench.results.case_result import case_results
-from ddp_bench.bench.results.schema import CASES, typed_frame
+from ddp_bench.bench.results.columns import typed_frame
+from ddp_bench.bench.results.schema import CASES
 
 STEP = {"step_ms": 100.0, "exposed_comm_ms": 3.0, "buffers_ms": 1.0, "data_ms": 0.1, "rank_skew_ms": 2.0}
 

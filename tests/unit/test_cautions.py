@@ -20,8 +20,9 @@ from ddp_bench.bench.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.sharing import LoadReading, mean_load, other_loads, read_load
 from ddp_bench.bench.worker.facts import NotProved, Proven, Shown, Warmed

@@ -24,8 +24,9 @@ from ddp_bench.bench.findings.findings import conclude, run_cautions
 from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER
 from ddp_bench.bench.results.case_result import CaseResult, case_results
+from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, pairs_of
-from ddp_bench.bench.results.schema import CASES, typed_frame
+from ddp_bench.bench.results.schema import CASES
 
 
 def found(*cases, by=()):

@@ -17,8 +17,9 @@ from ddp_bench.bench.lab.main import visible_gpus
 from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.bench.results.schema import CASES
 
 
 @pytest.fixture

@@ -7,16 +7,15 @@ import made
 import numpy as np
 import pandas as pd
 import pytest
-from gate_runs import STEADY, write_run
 from selection import in_campaign
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.gate.runs import checked, read_run
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results import tables
+from ddp_bench.bench.results.columns import BLOCKS, Column, typed_frame
 from ddp_bench.bench.results.disk import read_json
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import BLOCKS, CASES, FILES, Column, typed_frame
+from ddp_bench.bench.results.schema import CASES, FILES
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 
 
@@ -84,10 +83,8 @@ def write(folder, num_rounds=3):
 
 
 @pytest.mark.parametrize("every", [7, *in_campaign(1)])
-@pytest.mark.parametrize("most_bytes", [tables.MOST_TABLE_BYTES, 0], ids=["all_rows", "longest_ranks"])
-def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, monkeypatch, most_bytes, every):
+def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, every):
     """SIGKILL ends a write between two pages of the file; nobody has resumed yet."""
-    monkeypatch.setattr(tables, "is_large", lambda _: most_bytes == 0)
     whole = write(tmp_path)
     path = tmp_path / "blocks.csv"
     key = ["case_id", "phase", "round"]
@@ -261,18 +258,3 @@ def test_a_file_that_is_not_whole_is_refused(line, tmp_path):
     path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
     with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"), tables.readable(path):
         RoundTimes(tables.read_blocks(path))
-
-
-def test_of_a_run_too_large_for_memory_the_longest_ranks_are_loaded(tmp_path, monkeypatch):
-    folder = write_run(tmp_path / "run", {key: [*series] * 20 for key, series in STEADY.items()})
-    whole = load_run(folder)
-    gate = read_run(folder)
-    size = (folder / "blocks.csv").stat().st_size
-    assert size > (folder / "cases.csv").stat().st_size
-    monkeypatch.setattr(tables, "MOST_TABLE_BYTES", size - 1)
-    large = load_run(folder)
-    assert (whole.longest_only, large.longest_only) == (False, True)
-    assert len(large.blocks) < len(whole.blocks)
-    assert large.times.step_ms("timed") == whole.times.step_ms("timed")
-    pd.testing.assert_frame_equal(large.cases, whole.cases)
-    assert checked(large).cases == gate.cases, "the gate judges it all the same"

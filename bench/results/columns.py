@@ -1,0 +1,273 @@
+"""What a column of a results file is: kind, unit, limits, what is better; and all but those of cases.csv."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..settings import IMAGES, MOST_DEVICES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST, LEAST = 1e15, 1e-15
+"""Largest and, but for 0, smallest magnitude of a number; none beyond was measured, and it might overflow."""
+
+_UNITS: tuple[tuple[str, str], ...] = (
+    (r"(.*_)?images_per_s(_.*)?", f"{IMAGES}/s"),
+    (r"joules_per_image", "J/image"),
+    (r".*_gb_per_s", "GB/s"),
+    (r".*_ms(_p\d+)?", "ms"),
+    (r".*_s", "s"),
+    (r".*_mib", "MiB"),
+    (r".*_pct", "%"),
+    (r".*_mhz", "MHz"),
+    (r".*_w", "W"),
+    (r"temperature_c", "°C"),
+    (r"(.*_)?bytes", "bytes"),
+    (r"image_size", "pixels"),
+    (r"batch_per_device|global_batch", "samples"),
+    (r"accumulate|micro_batches", "micro-batches"),
+    (r"num_params", "parameters"),
+    (r"num_samples", "repetitions"),
+    (r"num_(nodes|devices|buckets|rounds|blocks|steps|graphs)", r"\1"),
+    (r"graph_breaks", "breaks"),
+)
+"""Names carry their units: by patterns of whole names, the first that fits; ratios and texts have none."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How the terminal's summary shows a column."""
+
+    heading: str
+    """Empty for the rate, which stands under its unit."""
+    form: str
+    """`rate` and `interval` have one, `ratio`, `percent` and `number` are without."""
+    factor: float = 1.0
+
+
+_TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a results file, and what its cells may hold."""
+
+    name: str
+    kind: str
+    """`text`, `int`, `float` or `bool`."""
+    meaning: str
+    needed: bool = False
+    """Whether every table has the column, and every row a value."""
+    above: float = -MOST
+    most: float = MOST
+    among: tuple[str, ...] = ()
+    """The texts that there are; none for any."""
+    repeated: bool = False
+    """Whether rounds repeat it, so that it has an interval: columns of its ends follow."""
+    summary: Shown | None = None
+
+    @property
+    def unit(self) -> str:
+        """The unit; empty for ratios, indices and plain text. Rates count images, until one knows better."""
+        plain = re.sub(r"_(low|high)$", "", self.name)
+        found = ((re.fullmatch(pattern, plain), unit) for pattern, unit in _UNITS)
+        return next((match.expand(unit) for match, unit in found if match is not None), "")
+
+    def allows(self, value: Any) -> bool:
+        """Whether a cell may hold `value`; None is an empty one."""
+        if value is None:
+            return not self.needed
+        if type(value) not in _TYPES[self.kind]:
+            return False
+        if self.kind in ("int", "float"):
+            return bool(self.above < value <= self.most and (value == 0 or abs(value) >= LEAST))
+        return not self.among or value in self.among
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Column):
+    """A column in which one direction is better: what the gate judges and what other tools are given."""
+
+    label: str
+    brief: str
+    """What it is, for those who see no table of columns."""
+    higher_is_better: bool = False
+    written: str = ""
+    """How one value is written, as a format; empty for a rate, whose unit is the case's."""
+    gated: bool = True
+    exported: int = 0
+    """Its place among what other tools are given; 0 for none."""
+    in_parts_of: str = ""
+    """The column that a change is held against, where the metric itself may be near 0; empty: itself."""
+    least_change: float = 0.0
+    """Differences below this, in its own unit, are none."""
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it counts what a case trains on, by second."""
+        return self.unit == f"{IMAGES}/s"
+
+    @property
+    def absolute(self) -> bool:
+        """Whether it depends on the machine; a ratio inside one run does so less."""
+        return bool(self.unit)
+
+
+def text_column(name: str, meaning: str, *, needed: bool = False, among: tuple[str, ...] = ()) -> Column:
+    """A text."""
+    return Column(name, "text", meaning, needed=needed, among=among)
+
+
+def with_ends(
+    name: str, meaning: str, *, above: float = -MOST, kind: type[Column] = Column, **more: Any
+) -> tuple[Column, Column, Column]:
+    """A number that rounds repeat, and the ends of its interval."""
+    return (
+        kind(name, "float", meaning, above=above, repeated=True, **more),
+        Column(f"{name}_low", "float", f"lower end of the 95% interval of `{name}`"),
+        Column(f"{name}_high", "float", f"upper end of the 95% interval of `{name}`"),
+    )
+
+
+def setting_column(setting: Field[Any]) -> Column:
+    """The value of a setting of `bench.axes`."""
+    kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
+    above = 0 if kind == "int" else -MOST
+    return Column(setting.name, kind, setting.metadata["column"], above=above)
+
+
+def count_column(
+    name: str, meaning: str, *, needed: bool = False, first: int = 1, most: float = MOST
+) -> Column:
+    """A whole number from `first` on."""
+    return Column(name, "int", meaning, needed=needed, above=first - 1, most=most)
+
+
+STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
+"""Every planned case ends in exactly one of these."""
+
+REASON_CODES = ("plan", "equal_layout", "not_reached", "unused_parameters")
+BY_PLAN, EQUAL_LAYOUT, NOT_REACHED, UNUSED_PARAMETERS = REASON_CODES
+"""What a reason says, where a command acts on it."""
+
+PUBLIC_REASONS = (BY_PLAN, EQUAL_LAYOUT, NOT_REACHED)
+"""Of these the text is ours; any other may quote the user's code."""
+
+EXPOSED_COMM = "exposed_comm_ms"
+"""The column of what communication adds to a step, by which findings, page and summary name it."""
+
+UNIT = text_column(
+    "unit", "what `images_per_s` counts: `images`, or the workload's own, as `tokens`", needed=True
+)
+
+PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration")
+"""What a block measured; only `timed` blocks make throughput."""
+
+BLOCKS: tuple[Column, ...] = (
+    text_column("case_id", "the case, as in cases.csv", needed=True),
+    text_column(
+        "phase",
+        "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace` or `calibration`",
+        needed=True,
+        among=PHASES,
+    ),
+    count_column(
+        "round",
+        "1, 2, ...; 0 for warm-up before the first round and a GPU's trace after the last",
+        needed=True,
+        first=0,
+    ),
+    count_column("position", "place of the block in its round's random order, from 0", first=0),
+    count_column("launch", "1, 2, ...: how often workers were started (after a failure, by --resume)"),
+    count_column("rank", "global rank that took the times", needed=True, first=0, most=MOST_DEVICES),
+    Column("host", "text", "host of the rank"),
+    Column("started_s", "float", "start, in seconds since the run began"),
+    count_column("num_steps", "steps in the block", needed=True),
+    Column("block_ms", "float", "duration of the block on this rank", needed=True, above=0),
+    text_column("steps_ms", "each step's duration, space-separated"),
+    text_column(
+        "detail", "JSON: further durations of this phase, in ms per step; of timed blocks what each GPU did"
+    ),
+)
+
+BUCKETS: tuple[Column, ...] = (
+    text_column("case_id", "the case, as in cases.csv", needed=True),
+    count_column("rank", "global rank", first=0, most=MOST_DEVICES),
+    count_column("bucket", "index in all-reduce order, from 0", first=0),
+    count_column("bytes", "gradient bytes in the bucket"),
+    count_column("num_params", "parameters in the bucket"),
+    *with_ends("ready_ms", "last gradient ready, since the start of the backward, from the anatomy pass"),
+    *with_ends("launch_ms", "all-reduce launched: DDP does so once this bucket and all before it are ready"),
+    *with_ends("start_ms", "all-reduce taken up by gloo or NCCL, from the trace pass"),
+    *with_ends("done_ms", "all-reduce done, from the trace pass"),
+)
+
+ALLREDUCE: tuple[Column, ...] = (
+    count_column("num_devices", "ranks of the all-reduce", needed=True, most=MOST_DEVICES),
+    text_column("backend", "`nccl` or `gloo`"),
+    count_column("bytes", "message size", needed=True),
+    *with_ends(
+        "time_ms",
+        "an all-reduce of that size, longest rank, median over repetitions, each of up to 8 in a row",
+        above=0,
+    ),
+    Column("busbw_gb_per_s", "float", "bus bandwidth, bytes / time x 2 (n - 1) / n, in 10^9 bytes/s"),
+    count_column("num_samples", "repetitions"),
+)
+
+COMPARISONS: tuple[Column, ...] = (
+    text_column("case_id", "the case, as in cases.csv", needed=True),
+    text_column("reference_id", "the case it is compared with", needed=True),
+    text_column("metric", "what is compared: `images_per_s`", needed=True),
+    UNIT,
+    *with_ends("ratio", "the case's over the reference's; the intervals of a run hold at once", above=0),
+    Column("margin", "float", "what counts as equal, a fraction, fixed before the run", above=0),
+    text_column(
+        "answer", "`faster`, `slower`, `no difference` above the margin, `unresolved` or `too few rounds`"
+    ),
+    count_column("num_rounds", "rounds of the case with fewer", first=0),
+)
+
+OTHER_FILES = {
+    "blocks.csv": BLOCKS,
+    "buckets.csv": BUCKETS,
+    "allreduce.csv": ALLREDUCE,
+    "comparisons.csv": COMPARISONS,
+}
+"""Beside cases.csv."""
+
+_DTYPES: dict[str, Any] = {"text": "string", "int": "Int64", "bool": "boolean"}
+
+
+def typed(values: Sequence[Any], kind: str) -> Any:
+    """A column of a frame; None becomes NA."""
+    import numpy as np  # as pandas it takes long, and `--help` needs the names alone
+    import pandas as pd
+
+    return np.array(values, dtype=np.float64) if kind == "float" else pd.array(values, dtype=_DTYPES[kind])
+
+
+def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
+    """Rows as a frame with the schema's columns and types; absent values become NA."""
+    import pandas as pd
+
+    rows = list(rows)
+    return pd.DataFrame({c.name: typed([row.get(c.name) for row in rows], c.kind) for c in columns})
+
+
+def records(cases: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as mappings from column to cell; a missing cell that is no number is None.
+
+    Not `DataFrame.to_dict`, which looks every column up by itself for every row.
+    """
+    import pandas as pd
+
+    names = list(cases.columns)
+    return [
+        {name: None if cell is pd.NA else cell for name, cell in zip(names, row, strict=True)}
+        for row in cases.astype(object).to_numpy().tolist()
+    ]
