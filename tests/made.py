@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,6 +69,12 @@ def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> li
     """The comparisons of these cases by these blocks."""
     ok = [case for case in case_results(cases) if case.is_ok]
     return compared_pairs(pairs_of(ok), times.fitted(), units=units_per_step(ok), margin=margin)
+
+
+def new_run(folder: Path) -> RunWriter:
+    """What writes the files of a run in a new folder."""
+    folder.mkdir(parents=True)
+    return RunWriter(folder)
 
 
 def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:

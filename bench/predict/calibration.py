@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from ..cli import speaker
 from ..errors import UsageError
-from ..results.disk import MOST_CALIBRATION_BYTES, parse_json, read_text, replace_file
+from ..results.disk import MOST_TABLE_BYTES, parse_json, read_text, replace_file
 from ..results.store import CALIBRATION
 from ..settings import IMAGES
 from .allreduce import AllReduceTimes, CostCurve, Count, Ms, measured_curve
@@ -145,7 +145,7 @@ def load_calibration(folder: Path) -> Calibration:
     path = folder / CALIBRATION
     if not os.path.lexists(path):
         raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with {speaker('run')} --calibrate")
-    return Calibration.from_json(read_text(path, most_bytes=MOST_CALIBRATION_BYTES), source=str(path))
+    return Calibration.from_json(read_text(path, most_bytes=MOST_TABLE_BYTES), source=str(path))
 
 
 def save_calibration(folder: Path, calibration: Calibration) -> None:

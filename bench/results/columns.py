@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -243,17 +243,15 @@ OTHER_FILES = {
 _DTYPES: dict[str, Any] = {"text": "string", "int": "Int64", "bool": "boolean"}
 
 
-def typed(values: Sequence[Any], kind: str) -> Any:
-    """A column of a frame; None becomes NA."""
+def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
+    """Rows as a frame with the schema's columns and types; absent values become NA."""
     import numpy as np  # as pandas it takes long, and `--help` needs the names alone
     import pandas as pd
 
-    return np.array(values, dtype=np.float64) if kind == "float" else pd.array(values, dtype=_DTYPES[kind])
-
-
-def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
-    """Rows as a frame with the schema's columns and types; absent values become NA."""
-    import pandas as pd
+    def typed(values: list[Any], kind: str) -> Any:
+        if kind == "float":
+            return np.array(values, dtype=np.float64)
+        return pd.array(values, dtype=_DTYPES[kind])
 
     rows = list(rows)
     return pd.DataFrame({c.name: typed([row.get(c.name) for row in rows], c.kind) for c in columns})

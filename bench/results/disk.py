@@ -24,9 +24,6 @@ from ..errors import UsageError
 MOST_JSON_BYTES = 8 * 2**20
 """Of a manifest or one line of a journal; thousands of ranks or cases take some MiB, parsed 20 times that."""
 
-MOST_CALIBRATION_BYTES = 16 * 2**20
-"""Of a calibration: figures of every rank and step."""
-
 MOST_TRACE_BYTES = 2 * 2**30
 """Of a trace, not packed; a few steps make some tens of MiB."""
 

@@ -219,9 +219,7 @@ def _state(path: Path) -> tuple[State, bool]:
             if len(line) == MOST_JSON_BYTES:
                 raise UsageError(f"{path} line {number} is longer than any that a run writes; restore it")
             try:
-                event = msgspec.convert(json.loads(line), Event)
-            except (msgspec.ValidationError, RecursionError) as error:
-                raise _damaged(path, number, error) from None
+                told = json.loads(line)
             except ValueError:  # a crash cut the line
                 num_cut += 1
                 if num_cut > MOST_CUT_LINES:
@@ -229,12 +227,11 @@ def _state(path: Path) -> tuple[State, bool]:
                         f"{path} is no journal: {num_cut} lines are damaged; restore it"
                     ) from None
                 continue
+            except RecursionError:
+                told = "nested too deeply"
             try:
-                state.take(event)
-            except (TypeError, ValueError) as error:
-                raise _damaged(path, number, error) from None
+                state.take(msgspec.convert(told, Event))
+            except (msgspec.ValidationError, RecursionError, TypeError, ValueError) as error:
+                damaged = f"{path} line {number} is damaged ({error}); restore it, or start anew"
+                raise UsageError(damaged) from None
     return state, line.endswith("\n")
-
-
-def _damaged(path: Path, number: int, error: Exception) -> UsageError:
-    return UsageError(f"{path} line {number} is damaged ({error}); restore it, or start anew")

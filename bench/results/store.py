@@ -139,9 +139,18 @@ def check_claimable(folder: Path, *, option: str = "--out") -> None:
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[Path]:
-    """`claim`, undone where the run cannot be begun within: UsageError with the reason."""
+    """Make `folder` this run's own; undone where the run cannot be begun within.
+
+    Raises UsageError, with the reason, if it holds anything or cannot be written.
+    """
+    check_claimable(folder)
     is_new = not folder.exists()
-    claim(folder)
+    with writable(f"--out {folder}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / MANIFEST).touch(exist_ok=False)
+        except FileExistsError:
+            raise UsageError(f"--out {folder} is a file or another run's folder; name a new folder") from None
     try:
         with writable(f"--out {folder}"):
             yield folder
@@ -152,18 +161,6 @@ def claimed(folder: Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
-
-
-def claim(folder: Path) -> Path:
-    """Make `folder` this run's own. Raises UsageError if it holds anything or cannot be written."""
-    check_claimable(folder)
-    with writable(f"--out {folder}"):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / MANIFEST).touch(exist_ok=False)
-        except FileExistsError:
-            raise UsageError(f"--out {folder} is a file or another run's folder; name a new folder") from None
-    return folder
 
 
 class RunWriter:

@@ -33,9 +33,6 @@ from .round_times import blocks
 
 _PIECE_ROWS = 50_000
 
-MOST_BLANK_LINES = 100
-"""An editor may leave some; millions, which an archive holds in a few KiB, would take minutes."""
-
 _TRUTHS: dict[str, bool] = {"true": True, "false": False}
 
 _READERS: dict[str, Callable[[str], Any]] = {
@@ -98,7 +95,7 @@ def _rows(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iterat
             for column in columns
             if column.name in header
         ]
-        for cells in filter(None, lines):
+        for cells in lines:
             try:
                 if len(cells) != len(header):
                     raise ValueError(f"cells: {len(cells)}, columns: {len(header)}")
@@ -112,13 +109,9 @@ def _ended(file: TextIO) -> Iterator[str]:
 
     A last line without its end is left out: whoever wrote it was killed, or still writes.
     """
-    num_blank = 0
     while line := file.readline(MOST_LINE):
         if len(line) == MOST_LINE:
             raise ValueError(f"a line is longer than {MOST_LINE} characters")
-        num_blank += line in ("\n", "\r\n", "\r")
-        if num_blank > MOST_BLANK_LINES:
-            raise ValueError(f"more than {MOST_BLANK_LINES} lines are blank, which no run writes")
         if line.endswith(("\n", "\r")):
             yield line
 

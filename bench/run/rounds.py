@@ -10,7 +10,7 @@ from ..plan import equal_layout_reason, round_order
 from ..results.aggregate import rate_half_widths
 from ..results.case_result import case_results
 from ..results.columns import EQUAL_LAYOUT
-from ..results.journal import Completion, State
+from ..results.journal import Completion
 from ..sharing import LoadReading, interleaved_id, mean_load, other_loads
 from ..worker import messages as m
 from .case_runner import CaseFailedError, CaseRunner
@@ -91,10 +91,18 @@ class Rounds(CaseRunner):
 
     def _drop_equal_layouts(self) -> None:
         """Measure every bucket layout once: different caps can give the same one."""
-        for live, first in equal_layouts(self.live, self.recorder.journal.state):
-            self.drop(live)
-            code = {"reason_code": EQUAL_LAYOUT}
-            self.recorder.set_outcome(live.index, "skipped", equal_layout_reason(first), code)
+        live, state = {one.index: one for one in self.live}, self.recorder.journal.state
+        seen: dict[tuple[Any, ...], str] = {}
+        for index, settled in sorted(state.settled.items()):
+            case = state.plan[index].case
+            layout = state.layouts.get(case.case_id)
+            if settled.status != "ok" or layout is None:
+                continue
+            first = seen.setdefault((*case.apart_from_cap, layout.num_bytes), case.case_id)
+            if first != case.case_id and index in live:
+                self.drop(live[index])
+                code = {"reason_code": EQUAL_LAYOUT}
+                self.recorder.set_outcome(index, "skipped", equal_layout_reason(first), code)
 
     def _measure_round(self, round_index: int) -> None:
         """Measure what every live case lacks of this round, in the order that the seed gives."""
@@ -198,25 +206,3 @@ class Rounds(CaseRunner):
         named = dropped(self.recorder.pairs(), measured, self._stop_rule.left_share(num_rounds))
         for live in [live for live in self.live if live.case.case_id in named]:
             self.drop(live)
-
-
-def equal_layouts(cases: Sequence[LiveCase], state: State) -> list[tuple[LiveCase, str]]:
-    """Return those of `cases` whose bucket layout an earlier one has, with its case id.
-
-    `cases` are prepared, in the plan's order; earlier attempts have found the layouts that `state` has more.
-    """
-    here = {live.index for live in cases}
-    seen: dict[tuple[Any, ...], str] = {}
-    for index, settled in sorted(state.settled.items()):
-        case = state.plan[index].case
-        if settled.status == "ok" and index not in here and case.case_id in state.layouts:
-            seen[(*case.apart_from_cap, state.layouts[case.case_id].num_bytes)] = case.case_id
-    found = []
-    for live in cases:
-        if live.layout is None:
-            continue
-        key = (*live.case.apart_from_cap, live.layout.num_bytes)
-        first = seen.setdefault(key, live.case.case_id)
-        if first != live.case.case_id:
-            found.append((live, first))
-    return found

@@ -58,13 +58,8 @@ LEAST_REPETITIONS = 2
 """Every size is measured so often, however slow: one time alone may be a disturbed one."""
 
 LONG_S = 10.0
-"""A curve takes no more than the least repetitions after so many seconds: the time is for training steps."""
-
-FURTHER_SHARE = 0.05
-"""Share of the time limit for messages of twice all gradients and more: another model may need them."""
-
-USUAL_S = 200.0
-"""A run without a time limit is taken to measure for so long, the default on a CPU."""
+"""A curve takes no more than the least repetitions after so many seconds, and no larger messages than gradients
+need, for another model, where these would take longer."""
 
 
 def measure_rates(run: CaseRunner) -> None:
@@ -110,11 +105,7 @@ def measure_curves(run: CaseRunner) -> None:
     for group in groups:
         if group in run.recorder.journal.state.curves:
             continue
-        # A GPU gets an untimed run before each timed one.
-        runs = 2 if settings.device == "cuda" else 1
-        further_s = FURTHER_SHARE * (settings.max_time or USUAL_S) / len(groups) / runs
-        times = _curve(partial(_once, run, group), largest, time.monotonic, further_s=further_s)
-        run.recorder.add_allreduce(*group, times)
+        run.recorder.add_allreduce(*group, _curve(partial(_once, run, group), largest, time.monotonic))
 
 
 def ask_nccl(run: CaseRunner) -> None:
@@ -156,35 +147,25 @@ def _once(run: CaseRunner, group: m.GroupKey, size: int) -> float | None:
 
 
 def _curve(
-    once: Callable[[int], float | None], largest: int, now_s: Callable[[], float], *, further_s: float
+    once: Callable[[int], float | None], largest: int, now_s: Callable[[], float]
 ) -> dict[int, list[float]]:
     """Milliseconds by message size, as many of each as there is time for.
 
-    Args:
-        once: measures a size in bytes.
-        largest: bytes of all gradients.
-        now_s: seconds of a clock.
-        further_s: for sizes of twice `largest` and more, measured `LEAST_REPETITIONS` times, by their
-            expected times.
+    `once` measures a size in bytes, `largest` are the bytes of all gradients, `now_s` is a clock.
     """
     times: dict[int, list[float]] = {}
     began_s = now_s()
-    for size in CURVE_BYTES:
-        known = max(times, default=0)
-        if size >= 2 * largest and known:
-            further_s -= LEAST_REPETITIONS * times[known][0] * size / known / 1000
-            if further_s < 0:
-                break
-        ms = once(size)
-        if ms is not None:
-            times[size] = [ms]
-    for repetition in range(1, CURVE_REPETITIONS):
+    for repetition in range(CURVE_REPETITIONS):
         if repetition >= LEAST_REPETITIONS and now_s() - began_s > LONG_S:
             break
-        for size in sorted(times, reverse=repetition % 2 == 1):
-            if repetition >= LEAST_REPETITIONS and size >= 2 * largest:
-                continue
-            ms = once(size)
-            if ms is not None:
-                times[size].append(ms)
+        for size in sorted(times or CURVE_BYTES, reverse=repetition % 2 == 1):
+            if size >= 2 * largest and times:
+                if repetition >= LEAST_REPETITIONS:
+                    continue
+                known = max(times)
+                needed_s = LEAST_REPETITIONS * times[known][0] * size / known / 1000
+                if repetition == 0 and now_s() - began_s + needed_s > LONG_S:
+                    break
+            if (ms := once(size)) is not None:
+                times.setdefault(size, []).append(ms)
     return times

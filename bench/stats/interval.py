@@ -164,15 +164,13 @@ def _order_place(size: int, confidence: float) -> tuple[int, float]:
     return place, (size - place) * share / (place + (size - 2 * place) * share)
 
 
-def median_of_ratios(
-    numerator: Mapping[int, float], denominator: Mapping[int, float], *, confidence: float = 0.95
-) -> Interval:
+def median_of_ratios(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Interval:
     """Median over the common rounds of the ratio formed inside each round, so that drift cancels.
 
     The ratios that a run tells of its cases come of one fit instead: `Typical.ratios`.
     """
     rounds = sorted(numerator.keys() & denominator.keys())
-    return median_interval([numerator[r] / denominator[r] for r in rounds], confidence=confidence)
+    return median_interval([numerator[r] / denominator[r] for r in rounds])
 
 
 QUARTERS = 4

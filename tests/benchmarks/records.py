@@ -26,7 +26,6 @@ from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import compared, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.results.tables import read_blocks
 from ddp_bench.bench.settings import Settings
 
@@ -75,7 +74,7 @@ def main(num_caps, num_rounds, num_ranks, folder):
         ids = [p.case.case_id for p in planned]
     ranks = [p.case.num_devices for p in planned]
     outcomes = [Outcome(p, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"}) for p in planned]
-    writer, times = RunWriter(claim(folder)), RoundTimes()
+    writer, times = made.new_run(folder), RoundTimes()
     writer.write_manifest(Manifest())
     for round_index in range(1, num_rounds + 1):
         for index in round_order(len(planned), seed=0, round_index=round_index):

@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import made
-from made import made_manifest, write_tables
+from made import made_manifest, new_run, write_tables
 
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.results.aggregate import Outcome, estimates_of_cases
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.schema import GATED
-from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.stats.one_run import Typical, in_pairs
 
 MANIFEST = {
@@ -53,7 +52,7 @@ def block_rows(case_id, mode, series, phase="timed"):
 
 def write_run(folder, steps=STEADY, *, no_sync_ms=100.0, peak_mem_mib=None, planned=(), **manifest):
     """A results folder as bench.run leaves it; DDP's step under no_sync takes `no_sync_ms`."""
-    writer = RunWriter(claim(folder))
+    writer = new_run(folder)
     writer.write_manifest(made_manifest(**{**MANIFEST, **manifest}))
     outcomes, rows = [], []
     for p in planned or plan():

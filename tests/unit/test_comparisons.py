@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from made import made_manifest, planned, resolved
+from made import made_manifest, new_run, planned, resolved
 from recorded_pages import FORMS
 from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt
@@ -32,7 +32,7 @@ from ddp_bench.bench.results.comparisons import (
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import CASES
-from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.bench.stats.one_run import Typical
 
@@ -214,7 +214,7 @@ def test_dp_stands_below_the_line_in_its_comparison():
 def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path):
     """On a small model every cap gives one bucket: the first cap is measured and stands for the default."""
     plan = planned(resolved(bucket_cap_mb="25,default,1", gpus="2"), arch="resnet20", image_size=32)
-    writer = RunWriter(claim(tmp_path / "run"))
+    writer = new_run(tmp_path / "run")
     writer.write_manifest(made_manifest(settings={"margin": 0.05}))
     recorder = Recorder.begin(plan, writer)
     _, _, cap, default, other = (p.case.case_id for p in plan)

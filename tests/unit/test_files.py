@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import block, case_of, made_manifest
+from made import block, case_of, made_manifest, new_run
 from report_runs import case
 
 from ddp_bench.bench.buckets import BucketLayout
@@ -25,7 +25,7 @@ from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.disk import LOCK, FolderLock
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import CASES
-from ddp_bench.bench.results.store import RUN_FILES, RunWriter, claim, load_run
+from ddp_bench.bench.results.store import RUN_FILES, RunWriter, load_run
 from ddp_bench.bench.results.tables import read_blocks, repair_blocks
 from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.text import csv_cell, csv_text, markdown, visible
@@ -78,7 +78,8 @@ def test_a_link_to_nothing_makes_no_file(tmp_path):
 
 def test_traces_go_into_no_other_folder(tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    folder = claim(tmp_path / "run")
+    folder = tmp_path / "run"
+    new_run(folder).write_manifest(made_manifest())
     (folder / "traces").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="link"):
         RunWriter(folder).write_trace("x.json.gz", b"trace")
@@ -316,7 +317,7 @@ def test_an_error_message_is_one_harmless_line():
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text, tmp_path):
-    writer = RunWriter(claim(tmp_path / "run"))
+    writer = new_run(tmp_path / "run")
     writer.write_manifest(made_manifest(environment={"host": text}))
     failed = case("single", 1, status="failed", reason=text, device_name=text)
     writer.replace("cases.csv", typed_frame([failed], CASES))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands import ROOT
-from made import block, made_manifest, planned, resolved
+from made import block, made_manifest, new_run, planned, resolved
 from selection import in_campaign
 
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
@@ -35,7 +35,7 @@ BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
 
 
 def written(folder):
-    writer = store.RunWriter(store.claim(folder))
+    writer = new_run(folder)
     writer.write_manifest(Manifest(seed=7))
     return writer
 
@@ -260,7 +260,7 @@ def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
 def test_the_precision_of_a_case_is_that_of_what_it_trains(precision, dtype, shown, tmp_path):
     settings = resolved(devices=1, arch="resnet20", precision=precision)
     plan = planned(settings, devices=1, arch="resnet20", image_size=32)
-    writer = store.RunWriter(store.claim(tmp_path / "run"))
+    writer = new_run(tmp_path / "run")
     writer.write_manifest(made_manifest(settings={"precision": precision}, model={"dtype": dtype}))
     assert set(Recorder.begin(plan, writer).cases["precision"]) == {shown}
 

@@ -4,11 +4,10 @@ import json
 
 import torch
 from gate_runs import MANIFEST, block_rows
-from made import made_manifest, planned, resolved, write_tables
+from made import made_manifest, new_run, planned, resolved, write_tables
 from torch import nn
 
 from ddp_bench.bench.results.aggregate import Outcome
-from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.models.workload import Workload
 
 ROWS, LENGTH = 8, 512
@@ -46,7 +45,7 @@ def blocks_of(planned, scale):
 
 def token_run(folder, *, scale=1.0, **manifest):
     """A results folder as `bench.run` leaves it; DDP with a cap of 25 MiB fails."""
-    writer = RunWriter(claim(folder))
+    writer = new_run(folder)
     model = {
         "arch": "lm:model",
         "num_params": 10**6,
