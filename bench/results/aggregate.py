@@ -92,12 +92,7 @@ def case_rows(
 ) -> pd.DataFrame:
     """cases.csv: one row per planned case, measured or not.
 
-    Args:
-        outcomes: of the whole plan.
-        times: of all cases.
-        comparisons: of the cases.
-        run: columns that are the same for every case of the run.
-        typical: the fit of the blocks, where it is known already.
+    `run` are columns that are the same for every case; `typical` is the fit of the blocks, if already known.
     """
     typical = typical or times.fitted()
     identities = [identity(outcome) for outcome in outcomes]
@@ -171,34 +166,18 @@ def bucket_rows(layouts: Mapping[str, BucketLayout], times: RoundTimes) -> pd.Da
     """buckets.csv: every bucket of every DDP case and rank, its moments as medians over blocks."""
     rows = []
     for case_id, layout in sorted(layouts.items()):
-        for rank, by_block in sorted(times.of_case(case_id).bucket_moments(len(layout.num_bytes)).items()):
-            rows += _buckets(case_id, rank, layout, by_block)
+        for rank, moments in sorted(times.of_case(case_id).bucket_moments(len(layout.num_bytes)).items()):
+            if "ready_ms" in moments:
+                # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
+                moments["launch_ms"] = np.maximum.accumulate(moments["ready_ms"], axis=1)
+            intervals = {name: median_intervals(values) for name, values in moments.items()}
+            for index, num_bytes in enumerate(layout.num_bytes):
+                num_params = len(layout.parameters[index]) if layout.parameters else None
+                row = {"case_id": case_id, "rank": rank, "bucket": index, "bytes": num_bytes}
+                cells = [found[index].columns(name).items() for name, found in intervals.items()]
+                rounded = {column: round(value, 4) for pairs in cells for column, value in pairs}
+                rows.append({**row, "num_params": num_params, **rounded})
     return typed_frame(rows, BUCKETS)
-
-
-def _buckets(
-    case_id: str, rank: int, layout: BucketLayout, by_block: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    moments = dict(by_block)
-    if "ready_ms" in moments:
-        # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
-        moments["launch_ms"] = np.maximum.accumulate(moments["ready_ms"], axis=1)
-    intervals = {name: median_intervals(values) for name, values in moments.items()}
-    return [
-        {
-            "case_id": case_id,
-            "rank": rank,
-            "bucket": index,
-            "bytes": num_bytes,
-            "num_params": len(layout.parameters[index]) if layout.parameters else None,
-            **{
-                column: round(value, 4)
-                for name, found in intervals.items()
-                for column, value in found[index].columns(name).items()
-            },
-        }
-        for index, num_bytes in enumerate(layout.num_bytes)
-    ]
 
 
 def bus_gb(num_bytes: float, num_ranks: int) -> float:

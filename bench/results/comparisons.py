@@ -33,10 +33,8 @@ ONE = Interval(1.0, 1.0, 1.0)
 def answer_of(ratio: Interval, equal: tuple[float, float], *, least_change: float = 0.0) -> str:
     """The rule of runs and gates: a known `ratio` differs where its interval excludes 1, and then by enough.
 
-    Args:
-        ratio: with its interval.
-        equal: ends of what counts as equal; all of the interval has to lie between them.
-        least_change: how far from 1 it has to lie to count, a fraction.
+    It is equal where all of it lies between the ends `equal`; nearer to 1 than `least_change`, a fraction, it
+    does not count.
     """
     if ratio.excludes(1.0) and (not least_change or abs(ratio.estimate - 1) > least_change):
         return FASTER if ratio.low > 1 else SLOWER
@@ -165,7 +163,6 @@ def _on_own_devices(cases: Iterable[CaseResult]) -> list[CaseResult]:
 
 
 def _within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
-    """The pairs of cases of one mode of torch.compile."""
     several = _on_own_devices(case for case in cases if case.num_devices > 1 and case.mode != "single")
     found = []
     for count in sorted({case.num_devices for case in several}):

@@ -52,7 +52,6 @@ class Recorder:
     """
 
     def __init__(self, writer: RunWriter, journal: Journal) -> None:
-        """Record the plan that `journal` holds, with the blocks that are on disk."""
         self.folder = writer.folder
         self.journal = journal
         self._writer = writer

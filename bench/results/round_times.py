@@ -28,8 +28,6 @@ from .schema import CASES
 ByRound: TypeAlias = dict[int, float]
 Row: TypeAlias = Mapping[str, Any]
 R = TypeVar("R", bound=Row)
-Moments: TypeAlias = list[tuple[tuple[int, ...], "np.ndarray[tuple[int, int], np.dtype[np.float32]]"]]
-
 MOMENTS = ("ready_ms", "start_ms", "done_ms")
 """Details that hold one figure per bucket."""
 
@@ -72,12 +70,7 @@ class GpuLoad:
                 self.reasons[why] += float(percent)
 
     def columns(self, step_ms: Mapping[int, float], units: int) -> dict[str, Any]:
-        """The columns of cases.csv that are known.
-
-        Args:
-            step_ms: of the timed blocks, by round.
-            units: what a step trains.
-        """
+        """The columns of cases.csv that are known, by the timed step of each round and what a step trains."""
         clocks, watts, degrees, throttled = (self.by_round.get(name, {}) for name in TOGETHER)
         joules = {r: w * step_ms[r] / 1000 / units for r, w in watts.items() if r in step_ms}
         row: dict[str, Any] = {}
@@ -116,8 +109,8 @@ class CaseTimes:
     """Columns of cases.csv that blocks carry in their detail, medians over ranks."""
     device_allocs: array[int] = field(default_factory=lambda: array("q"))
     """Of each rank and block of steps on GPUs."""
-    moments: dict[str, Moments] = field(default_factory=dict)
-    """By name, for every block that has them: its ranks, and figures of shape (ranks, buckets)."""
+    moments: dict[int, dict[str, list[array[float]]]] = field(default_factory=dict)
+    """By rank and name, for every block that has them: a figure for each bucket."""
     gpu_load: GpuLoad = field(default_factory=GpuLoad)
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -141,14 +134,14 @@ class CaseTimes:
     def _add_details(self, round_index: int, rows: Sequence[Row], *, num_ranks: int) -> None:
         samples: dict[str, list[float]] = {}
         gpus: list[tuple[Any, Any]] = []
-        moments: dict[str, list[tuple[int, list[float]]]] = {}
         for row in rows:
             detail = dict(row["detail"])
             if "local_last_ready_ms" in detail:
                 detail["compute_slowdown"] = detail["last_ready_ms"] / detail["local_last_ready_ms"]
             for name, value in detail.items():
                 if name in MOMENTS:
-                    moments.setdefault(name, []).append((int(row["rank"]), value))
+                    of_rank = self.moments.setdefault(int(row["rank"]), {})
+                    of_rank.setdefault(name, []).append(array("f", value))
                 elif name == GPUS:
                     gpus.append((row.get("host"), value))
                 elif name in _COLUMNS:
@@ -158,9 +151,6 @@ class CaseTimes:
             self.details.setdefault(name, {})[round_index] = float(np.median(values))
         if len(gpus) == num_ranks:
             self.gpu_load.add(round_index, gpus)
-        for name, found in moments.items():
-            ranks, figures = zip(*found, strict=True)
-            self.moments.setdefault(name, []).append((ranks, np.array(figures, dtype=np.float32)))
 
     def slowest_rank(self) -> int | None:
         """The rank that most often took longest, the lowest of several; None without a `no_sync` block."""
@@ -173,16 +163,16 @@ class CaseTimes:
 
     def bucket_moments(self, num_buckets: int) -> dict[int, dict[str, Samples]]:
         """By rank and name: a row for each block, a column for each bucket; other layouts are left out."""
-        rows: dict[int, dict[str, list[Any]]] = {}
-        for name, blocks in self.moments.items():
-            for ranks, figures in blocks:
-                for rank, values in zip(ranks, figures, strict=True):
-                    if len(values) != num_buckets:
-                        continue
-                    rows.setdefault(rank, {}).setdefault(name, []).append(values)
         return {
-            rank: {name: np.array(found, dtype=np.float64) for name, found in names.items()}
-            for rank, names in rows.items()
+            rank: alike
+            for rank, names in self.moments.items()
+            if (
+                alike := {
+                    name: np.array(same, dtype=np.float64)
+                    for name, found in names.items()
+                    if (same := [values for values in found if len(values) == num_buckets])
+                }
+            )
         }
 
 

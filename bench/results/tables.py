@@ -80,7 +80,6 @@ def _frame(rows: Iterator[dict[str, Any]], path: Path, columns: tuple[Column, ..
 
 
 def _rows(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iterator[dict[str, Any]]:
-    """The rows of a table, of `columns` those that it has."""
     with open_text(path, most_bytes=most_bytes) as file, readable(path):
         lines = csv.reader(_ended(file), strict=True)
         header = next(lines, None)

@@ -66,13 +66,9 @@ def job_of(
     inspect: Callable[[ResolvedSettings], Inspected],
     launched: Launch | None = None,
 ) -> Job:
-    """Resolve and plan what was asked for. Raises UsageError for what cannot run here.
+    """Resolve and plan what was asked for, by the devices of the first rank or of each that was `launched`.
 
-    Args:
-        asked: the settings.
-        devices: what the first rank tells of them, or each that torchrun or srun has started.
-        inspect: tells of the workload of resolved settings.
-        launched: what torchrun or srun has started.
+    `inspect` tells of the workload of resolved settings. Raises UsageError for what cannot run here.
     """
     first = devices[0]
     if asked.device == "cuda" and first.gpus is None:
@@ -147,7 +143,6 @@ def _as_the_workload_allows(
 
 
 def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int, ...]) -> None:
-    """Raise UsageError for what these devices cannot do."""
     on_cpu = settings.device == "cpu"
     if on_cpu and settings.precision in ("tf32", "fp16"):
         raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")

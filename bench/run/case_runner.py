@@ -133,14 +133,12 @@ class CaseRunner:
         self._record(live, "warmup", 0, len(self.live), began_s, [one.times for one in warmed])
 
     def _make_group(self, live: LiveCase) -> None:
-        """Have the process group of a case made, if it needs one. Raises CaseFailedError."""
         if live.case.backend and live.group not in self._groups:
             make, limit_s = m.Group(group=live.group), preparing_s(self.settings)
             self._done(live, "its process group", make, limit_s, num_ranks=len(self.workers))
             self._groups.add(live.group)
 
     def _warmed(self, live: LiveCase, *, compares: bool) -> list[Warmed]:
-        """Have a case built and warmed up. Raises CaseFailedError."""
         case = live.case
         warm = m.Warm(
             index=live.index,
@@ -243,7 +241,6 @@ class CaseRunner:
             ) from None
 
     def _show(self, what: str, cases: Sequence[Case], position: int, *, num_rounds: int = 0) -> None:
-        """Show which of the `cases` is at work and which comes next, after so many rounds."""
         now, *others = map(planned_label, cases[position : position + 2])
         coming = f"; next {others[0]}" if others else ""
         place = f"{position + 1} of {len(cases)}"
@@ -251,14 +248,12 @@ class CaseRunner:
         self.console.progress(f"{what} {place}: {now}{coming}", done, how_far)
 
     def _say_once(self, what: str, line: str) -> None:
-        """Say of the first case and rank what may concern many."""
         if what not in self._said:
             self.console.note(line)
         self._said.add(what)
 
 
 def _preparing_s(case: Case, settings: ResolvedSettings) -> float:
-    """How long preparing a case may take."""
     return preparing_s(settings, split_of(case).num_forwards * case.accumulate)
 
 

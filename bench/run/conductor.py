@@ -91,7 +91,6 @@ class Conductor:
                 return code
 
     def _attempt(self) -> int:
-        """Start the workers, measure until there is a reason to stop, and close the run; the exit code."""
         workers = self._workers
         if self._known is None:
             job = resolved_on(workers, self._asked)
@@ -124,7 +123,6 @@ class Conductor:
         )
 
     def _start(self, job: Job) -> list[Begun]:
-        """Have all workers start, take their devices and meet. Raises UsageError where their hosts differ."""
         workers = self._workers
         workers.open()
         workers.grow(plan.world_size(job.plan))
@@ -173,7 +171,6 @@ class Conductor:
         return None
 
     def _start_again(self, lost: RestartError) -> int:
-        """Leave the next attempt to the launcher, whose ranks end with this process."""
         self._write_down(lost.failure)
         why = "a rank was lost" if lost.failure else "the ranks have to start again"
         return self._ended(why, ExitCode.START_AGAIN)
@@ -217,5 +214,4 @@ class Conductor:
 
 
 def _oom_kills(begun: Sequence[Begun]) -> dict[str, int]:
-    """Of each host so far."""
     return {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}

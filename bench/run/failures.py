@@ -154,13 +154,7 @@ def preparing_s(settings: ResolvedSettings, num_forwards: int = 0) -> float:
 
 
 def block_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) -> float:
-    """The time limit of a block, in seconds.
-
-    Args:
-        settings: of the run.
-        longest_step_s: the longest step of the case's warm-up, which may have compiled it.
-        step_s: its usual step.
-    """
+    """The time limit of a block, in seconds, by the longest step of its warm-up and by a usual one."""
     usual_s = max(longest_step_s * LEAST_STEPS, step_s * settings.steps_per_block(step_s))
     return settings.case_timeout or max(LEAST_S, PATIENCE * usual_s)
 
@@ -206,7 +200,6 @@ def failure_of(exit_codes: Mapping[int, int | None], *, what: str, out_of_memory
 
 
 def _end(code: int | None) -> str:
-    """How a rank ended, by its exit code."""
     if code is None:
         return "ended unexpectedly"
     if code >= 0:

@@ -122,7 +122,6 @@ def settings_of(arguments: Sequence[str], *, decided: Sequence[str] = ()) -> Set
 
 
 def _how(options: dict[str, Any]) -> dict[str, Any]:
-    """What says how to run, taken out of `options`."""
     return {name: options.pop(name) for name in NOT_SETTINGS}
 
 

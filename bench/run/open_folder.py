@@ -136,7 +136,6 @@ def _earlier(folder: Path | None, run_id: str) -> Path | None:
 
 
 def _is_of(folder: Path, run_id: str) -> bool:
-    """Whether this launch has begun a folder that may be another run's, and hold anything."""
     with contextlib.suppress(UsageError):
         attempts = read(folder).attempts
         return bool(attempts) and attempts[-1].run_id == run_id
@@ -196,7 +195,6 @@ def _keep(recorder: Recorder, name: str, found: Failure, what: str) -> str:
 
 
 def _retry(recorder: Recorder, statuses: Collection[str]) -> None:
-    """Have cases that became of these statuses proven and measured again."""
     settled = recorder.journal.state.settled
     again = [index for index, s in settled.items() if s.status in statuses]
     recorder.note(None, "between attempts")
@@ -209,7 +207,6 @@ def progress_in(recorder: Recorder) -> tuple[int, ...]:
 
 
 def _tell_of_resume(recorder: Recorder, new: Manifest, code: WorkloadCode | None) -> None:
-    """Put what has changed since the run began into its manifest."""
     old = recorder.manifest
     again = Resumed(
         utc=datetime.now(UTC).isoformat(timespec="seconds"),

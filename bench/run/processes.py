@@ -186,7 +186,6 @@ class Worker:
         self.connection.settimeout(SEND_S)
 
     def __str__(self) -> str:
-        """How messages name it."""
         return f"rank {self.rank} on {self.host}"
 
     def send(self, command: m.Command[Any]) -> None:

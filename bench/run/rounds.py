@@ -156,7 +156,6 @@ class Rounds(CaseRunner):
         )
 
     def _count_earlier(self) -> None:
-        """Let the schedule know of the blocks of earlier attempts."""
         lives = {live.case.case_id: live for live in self.live}
         for case_id, phase, _ in self._earlier:
             if (live := lives.get(case_id)) is not None and phase != "warmup":
@@ -178,7 +177,6 @@ class Rounds(CaseRunner):
             self._resting = resting_cases(self.recorder.comparisons, rate_half_widths(self.recorder.cases))
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
-        """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
         steps = self.settings.steps_per_block(live.step_s)
         limit_s = block_s(self.settings, live.longest_step_s, live.step_s)
         is_dp, after_dp = live.case.mode == "dp", self._follows_dp

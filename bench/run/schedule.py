@@ -87,7 +87,6 @@ def unfinished(
 
 
 def _fixed_blocks(planned: Planned, settings: ResolvedSettings, num_rounds: int) -> list[tuple[str, int]]:
-    """Phase and round of every block of a case in a run with `--rounds`."""
     found = [
         (phase, r)
         for r in range(1, num_rounds + 1)

@@ -58,8 +58,8 @@ LEAST_REPETITIONS = 2
 """Every size is measured so often, however slow: one time alone may be a disturbed one."""
 
 LONG_S = 10.0
-"""A curve takes no more than the least repetitions after so many seconds, and no larger messages than gradients
-need, for another model, where these would take longer."""
+"""A curve takes no more than the least repetitions after so many seconds, and no larger messages than the
+gradients need where these would take longer."""
 
 
 def measure_rates(run: CaseRunner) -> None:

@@ -69,9 +69,7 @@ def is_look(num_rounds: int) -> bool:
 def resting_cases(comparisons: Sequence[Comparison], half_widths: Mapping[str, float]) -> frozenset[str]:
     """Case ids that need no more rounds: all that they are compared in is narrow enough for the margin.
 
-    Args:
-        comparisons: that the run answers.
-        half_widths: of the rates of cases in no comparison, as fractions; `single` is to be left out.
+    Those in no comparison go by the half-width of their rate, a fraction; `single` is to be left out.
     """
     if not comparisons:
         return frozenset()

@@ -60,7 +60,6 @@ class Workers:
         self._oom_kills = oom_kills()
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._workers)
 
     def open(self) -> None:
@@ -227,12 +226,10 @@ class Workers:
         return bool(self._lost)
 
     def _timed_out(self, commands: m.Commands, what: str, limit_s: float) -> RestartError:
-        """Ask for the stacks of all, and say who is late."""
         names = {rank: str(self._workers[rank]) for rank in commands}
         return RestartError(timed_out(self._told([*commands]), names, what, limit_s))
 
     def _told(self, ranks: Sequence[int]) -> dict[int, m.Told]:
-        """What workers say that they do."""
         for rank in ranks:
             self._workers[rank].send(m.Tell())
         told: dict[int, m.Told] = {}

@@ -137,7 +137,6 @@ def fit(step_ms: Array) -> TwoWayFit:
 
 
 def _start(x: Array, seen: npt.NDArray[np.bool_]) -> tuple[Array, Array, Array]:
-    """Median polish: locations, round effects, and each column's noise scale."""
     location, effect = np.nanmedian(x, axis=0), np.zeros(len(x))
     for _ in range(3):
         effect = np.nanmedian(x - location, axis=1)
