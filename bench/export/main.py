@@ -48,7 +48,7 @@ def parser() -> cli.Parser:
         "--out",
         type=Path,
         metavar="FILE",
-        help="write to this file instead of to standard output (zip: beside RUN)",
+        help="write to this file instead of to standard output (zip needs it)",
     )
     add(
         "--metric",
@@ -73,14 +73,15 @@ def _main(argv: Sequence[str] | None) -> int:
     asked = _asked(options, name)
     # pandas takes a second
     from ..results import archive
-    from ..results.store import load_run, shown, write_output
+    from ..results.store import load_run, write_output
     from . import formats
 
     run = load_run(options.run)
     if name == ZIP:
-        target, content = archive.place_for(run, options.out), archive.packed(archive.public_members(run))
-        write_output(target, lambda part: part.write_bytes(content), option="--out")
-        print(shown(target))
+        if options.out is None or options.out.suffix != archive.SUFFIX:
+            raise UsageError(f"--format zip needs --out FILE{archive.SUFFIX}, by which an archive is known")
+        content = archive.packed(archive.public_members(run))
+        write_output(options.out, lambda part: part.write_bytes(content), option="--out")
         return ExitCode.OK
     text: str = vars(formats)[name.replace("-", "_")](run, **asked)
     if options.out is None:

@@ -107,7 +107,10 @@ def case_rows(
             slowdown = median_of_ratios(found.step_ms.get("anatomy", {}), timed)
             intervals = {
                 **dict.fromkeys(("speedup", "efficiency") if case.mode == "single" else (), ONE),
-                **{name: _of_metric(name, one) for name, one in estimates.get(case_id, {}).items()},
+                **{
+                    name: one.interval() if METRICS[name].in_parts_of else one.interval().exp()
+                    for name, one in estimates.get(case_id, {}).items()
+                },
                 "step_ms": typical.step_ms(case_id),
                 "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
                 "comm_ms": typical.step_ms(case_id, "comm"),
@@ -134,11 +137,6 @@ def case_rows(
             row |= _columns("vs_ddp_default", vs_default[case_id])
         rows.append(row)
     return typed_frame(rows, CASES)
-
-
-def _of_metric(name: str, estimate: Estimate) -> Interval:
-    found = estimate.interval()
-    return found if METRICS[name].in_parts_of else found.exp()
 
 
 def estimates_of_cases(cases: Sequence[CaseResult], typical: Typical) -> dict[str, dict[str, Estimate]]:

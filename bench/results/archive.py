@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,20 +101,6 @@ def public_members(run: RunData) -> dict[str, bytes]:
     if sum(map(len, members.values())) > MOST_UNPACKED_BYTES:
         raise UsageError(f"the tables of {run.path} are too large for an archive; hand the folder on")
     return members
-
-
-def place_for(run: RunData, out: Path | None) -> Path:
-    """Where the archive of a run goes: `out`, or beside the run by its id, for its folder names the host.
-
-    Raises UsageError for what is no archive's name, or is taken though the user did not name it.
-    """
-    run_id = run.manifest.run_id or ""
-    target = out or run.path.absolute().parent / f"{run_id}{SUFFIX}"
-    if target.suffix != SUFFIX:
-        raise UsageError(f"--out {target} does not end with {SUFFIX}; name the archive so")
-    if out is None and (target.exists() or not re.fullmatch(r"[0-9a-f]{12}", run_id)):
-        raise UsageError(f"{target} is there already, or no run's id; name another file with --out")
-    return target
 
 
 def packed(members: Mapping[str, bytes]) -> bytes:

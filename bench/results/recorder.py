@@ -62,8 +62,6 @@ class Recorder:
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
-        self.launch = 1
-        """Of the workers that measure now; the blocks of each start of them count alike."""
         self.manifest = read_manifest(self.folder)
         """As it is on disk."""
         self._run = {
@@ -112,9 +110,10 @@ class Recorder:
             raise UsageError(f"{folder} cannot be opened: {error.strerror}; free or restore it") from None
         return cls(writer, journal)
 
-    def begin_launch(self) -> None:
-        """Workers have been started; those before them have measured what is there."""
-        self.launch = 1 + self.times.num_launches
+    @property
+    def launch(self) -> int:
+        """Of the workers that measure now; the blocks of each start of them count alike."""
+        return max(len(self.journal.state.attempts), 1)
 
     def measured(self) -> frozenset[Block]:
         """Every block on disk, of every phase."""

@@ -182,8 +182,6 @@ class RoundTimes:
     def __init__(self, blocks: Iterable[Iterable[Row]] = ()) -> None:
         """Begin with `blocks` of blocks.csv."""
         self.cases: dict[str, CaseTimes] = {}
-        self.num_launches = 0
-        """How often workers were started that measured a block."""
         for rows in blocks:
             self.add([*map(values_of, rows)])
 
@@ -197,8 +195,6 @@ class RoundTimes:
 
     def add(self, rows: Sequence[Row]) -> None:
         self.cases.setdefault(str(rows[0]["case_id"]), CaseTimes()).add(rows)
-        launch = rows[0].get("launch")
-        self.num_launches = max(self.num_launches, 1 if pd.isna(launch) else int(launch))
 
     def of_case(self, case_id: str) -> CaseTimes:
         return self.cases.get(case_id) or CaseTimes()

@@ -212,9 +212,7 @@ class RunWriter:
         try:
             if os.fstat(descriptor).st_size + len(content) > MOST_FAILURE_BYTES:
                 os.ftruncate(descriptor, 0)
-                left_out = f"What stood here before is left out: more than {MOST_FAILURE_BYTES:,d} bytes.\n\n"
-                content = left_out.encode() + content[:MOST_FAILURE_BYTES]
-            append(descriptor, content)
+            append(descriptor, content[:MOST_FAILURE_BYTES])
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

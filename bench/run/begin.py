@@ -166,14 +166,10 @@ def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int, ...]) 
 
 
 def show_plan(workers: Workers, job: Job) -> None:
-    """Print the plan and how long it takes."""
+    """Print every case, why it is skipped, the order of the first round and the expected time."""
     # Eager: a plan should not take the minutes of a compiler, nor need one.
     first = m.Probe(settings=job.settings, case=replace(job.plan[0].case, compile="off"))
-    print_plan(job, workers.value(0, first, "the probe of single", START_LIMIT_S))
-
-
-def print_plan(job: Job, steps_ms: Sequence[float]) -> None:
-    """Every case, why it is skipped, the order of the first round and the expected time."""
+    steps_ms = workers.value(0, first, "the probe of single", START_LIMIT_S)
     runnable = [p for p in job.plan if p.skip_reason is None]
     order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
     place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}

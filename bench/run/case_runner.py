@@ -9,7 +9,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any, TypeVar
 
-from ..case import Case, split_of
+from ..case import Case
 from ..console import Console
 from ..errors import GaveUpError
 from ..findings.wording import planned_label
@@ -22,7 +22,7 @@ from ..settings import ResolvedSettings
 from ..sharing import TURNS_ENV, TurnClient
 from ..worker import messages as m
 from ..worker.facts import Begun, Proven, Shown, Warmed
-from .failures import LEAST_S, RestartError, failure_in, preparing_s, turn_s
+from .failures import LEAST_S, TURN_S, RestartError, failure_in, preparing_s
 from .open_folder import fail_case
 from .schedule import LiveCase, Schedule
 from .stop_rule import StopRule, least_warmup_s
@@ -105,7 +105,7 @@ class CaseRunner:
     def _prove(self, live: LiveCase) -> None:
         """Prove a case, with its first steps, and write down what is known of it. Raises CaseFailedError."""
         index, case = live.index, live.case
-        limit_s = _preparing_s(case, self.settings)
+        limit_s = preparing_s(self.settings, case)
         began_s = self.elapsed_s()
         if case.is_staged:
             (live.by_device,) = self._done(live, PREPARATION, m.Split(case=case), limit_s, num_ranks=1)
@@ -147,7 +147,7 @@ class CaseRunner:
             least_s=least_warmup_s(self.plan, self.settings),
             compares=compares,
         )
-        warmed = self._done(live, PREPARATION, warm, _preparing_s(case, self.settings))
+        warmed = self._done(live, PREPARATION, warm, preparing_s(self.settings, case))
         by_rank = [one.times.steps_ms for one in warmed]
         live.layout = warmed[0].layout
         live.longest_step_s = max(map(max, by_rank)) / 1000
@@ -225,13 +225,14 @@ class CaseRunner:
 
     def between(self, command: m.Command[T], what: str, *, num_ranks: int | None = None) -> list[T]:
         """What all ranks, or the first `num_ranks`, answer between cases."""
+        self.recorder.note(None, what)
         count = len(self.workers) if num_ranks is None else num_ranks
         found = self.workers.values(self.told(command, count), what, preparing_s(self.settings))
         return [found[rank] for rank in range(count)]
 
     def next_turn(self) -> None:
         """Wait until this run may compute, where it takes turns with others. Raises GaveUpError."""
-        limit_s = turn_s(self.settings)
+        limit_s = TURN_S + preparing_s(self.settings)  # the other runs have the same settings
         try:
             self._turns.next_turn(limit_s)
         except TimeoutError:
@@ -251,10 +252,6 @@ class CaseRunner:
         if what not in self._said:
             self.console.note(line)
         self._said.add(what)
-
-
-def _preparing_s(case: Case, settings: ResolvedSettings) -> float:
-    return preparing_s(settings, split_of(case).num_forwards * case.accumulate)
 
 
 def facts_of(

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..case import Case, split_of
 from ..results.journal import State
 from ..settings import ResolvedSettings
 from ..sysfs import ranges
@@ -144,11 +145,9 @@ def _account(report: Report, *, any_cause: bool) -> str:
     return f"raised\n{report.traceback}"
 
 
-def preparing_s(settings: ResolvedSettings, num_forwards: int = 0) -> float:
-    """The time limit of a case's construction, proof and warm-up, or of one all-reduce curve, in seconds.
-
-    `num_forwards` is how many the proof's reference needs for a step.
-    """
+def preparing_s(settings: ResolvedSettings, case: Case | None = None) -> float:
+    """The time limit of a case's construction, proof and warm-up, or of one all-reduce curve, in seconds."""
+    num_forwards = split_of(case).num_forwards * case.accumulate if case else 0
     usual_s = PREPARING_S * (AUTOTUNE if "max-autotune" in settings.axes["compile"] else 1)
     return settings.case_timeout or usual_s + FORWARD_S * num_forwards
 
@@ -157,11 +156,6 @@ def block_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) ->
     """The time limit of a block, in seconds, by the longest step of its warm-up and by a usual one."""
     usual_s = max(longest_step_s * LEAST_STEPS, step_s * settings.steps_per_block(step_s))
     return settings.case_timeout or max(LEAST_S, PATIENCE * usual_s)
-
-
-def turn_s(settings: ResolvedSettings) -> float:
-    """The time limit of the wait for this run's turn, in seconds: the other runs have the same settings."""
-    return TURN_S + preparing_s(settings)
 
 
 def progress_of(state: State, table_bytes: int) -> tuple[int, ...]:

@@ -103,9 +103,7 @@ def _after_a_restart(
 
 def begin_attempt(recorder: Recorder, oom_kills: Mapping[str, int]) -> None:
     """Note that workers have met."""
-    attempt = Attempt(run_id=_run_id(), progress=progress_in(recorder), oom_kills=dict(oom_kills))
-    recorder.log(attempt)
-    recorder.begin_launch()
+    recorder.log(Attempt(run_id=_run_id(), progress=progress_in(recorder), oom_kills=dict(oom_kills)))
 
 
 def _code_of(recorder: Recorder, now: Manifest) -> WorkloadCode | None:

@@ -95,11 +95,11 @@ def _fixed_blocks(planned: Planned, settings: ResolvedSettings, num_rounds: int)
     return [*found, ("trace", AFTER_ROUNDS)] if is_traced(planned.case, settings, last=True) else found
 
 
-SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.2, "shared": 0.04}
-"""Most of the measuring time that each kind of block may take; what is left is for timed steps.
+SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.2}
+"""Most of the measuring time that each kind of block may take; what is left is for timed steps."""
 
-`shared` are all blocks of cases that share devices, which say nothing about scaling.
-"""
+SHARED_VISITS = 2 * MIN_ROUNDS
+"""Rounds of a case that shares devices, which says nothing about scaling: half of them with passes."""
 
 LEAST_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS, "calibration": MIN_ROUNDS}
 """Visits that these phases get beyond their share, where steps are long: fewer give no or a wide interval."""
@@ -146,7 +146,7 @@ class Schedule:
             return
         case_id = one.case.case_id
         kind = "instrumented" if phase in INSTRUMENTED else phase
-        self.spent_s["shared" if one.oversubscribed else kind] += seconds
+        self.spent_s[kind] += seconds
         self.visits[case_id, phase] += 1
         self.took_s[case_id, phase] = seconds
 
@@ -179,10 +179,12 @@ class Schedule:
             ]
             for one, phase in self._affordable(wanted, kind, per_round=most):
                 chosen.setdefault(one.index, []).append(phase)
-        shared = [one for one in live if one not in own]
-        chosen |= {one.index: ["timed"] for one in shared if not self.has_enough(one)}
-        for one in self._shared([one for one in shared if self.has_enough(one)]):
-            chosen[one.index] = self._passes_of_shared(one.case)
+        for one in live:
+            if one in own or self.visits[one.case.case_id, "timed"] >= SHARED_VISITS:
+                continue
+            passes = passes_of(one.case, self.settings) if self.has_enough(one) else []
+            lacking = [p for p in passes if p == "no_sync" or not self.visits[one.case.case_id, p]]
+            chosen[one.index] = ["timed", *lacking]
         seed = f"{self.settings.seed}/{round_index}"
         return {index: shuffled(phases, f"{seed}/{index}") for index, phases in chosen.items()}
 
@@ -208,13 +210,6 @@ class Schedule:
         """Whether its timed blocks are enough for an interval."""
         return self.visits[one.case.case_id, "timed"] >= MIN_ROUNDS
 
-    def _passes_of_shared(self, case: Case) -> list[str]:
-        """One look inside is enough; throughput and its like without communication at every visit."""
-        found = passes_of(case, self.settings)
-        often = [phase for phase in found if phase == "no_sync"]
-        once = [phase for phase in found if phase != "no_sync" and not self.visits[case.case_id, phase]]
-        return ["timed", *often, *once]
-
     def _affordable(
         self, wanted: Sequence[tuple[LiveCase, str]], kind: str, *, per_round: int
     ) -> list[tuple[LiveCase, str]]:
@@ -237,13 +232,6 @@ class Schedule:
         """Whether a pass comes whatever it costs, after every second timed block until it has its least."""
         visits, timed = (self.visits[one.case.case_id, name] for name in (phase, "timed"))
         return visits < LEAST_VISITS.get(phase, 1) and timed > 2 * visits
-
-    def _shared(self, shared: Sequence[LiveCase]) -> list[LiveCase]:
-        """All cases that share devices, where their share of the time allows a visit to each."""
-        cost_s = sum(2 * self._expected_s(one, "timed") for one in shared)
-        total_s = sum(self.spent_s.values())
-        affordable = self.spent_s["shared"] + cost_s <= SHARES["shared"] * (total_s + cost_s)
-        return list(shared) if affordable else []
 
     def _expected_s(self, one: LiveCase, phase: str) -> float:
         """Seconds of the next block of a phase: those of the last one, or else by the case's step."""

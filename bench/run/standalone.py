@@ -77,12 +77,9 @@ def measure_rates(run: CaseRunner) -> None:
     counts = sorted(count for count in runnable if count <= len(run.workers))
     found: list[DeviceRates] = []
     # The first time takes memory and loads libraries: after it all measure at the same moment.
-    what = "memory for the devices' rates"
-    run.recorder.note(None, what)
-    run.between(m.Rate(), what, num_ranks=max(counts, default=0))
+    run.between(m.Rate(), "memory for the devices' rates", num_ranks=max(counts, default=0))
     for num_devices in counts:
         what = f"the rates of {plural(num_devices, 'device')}"
-        run.recorder.note(None, what)
         values = run.between(m.Rate(), what, num_ranks=num_devices)
         reasons = [value for value in values if isinstance(value, str)]
         if reasons:
@@ -122,13 +119,11 @@ def ask_nccl(run: CaseRunner) -> None:
     sizes = {int(wire_share(c.comm_hook) * size) for c in own for size in layouts[c.case_id].num_bytes}
     if not sizes:
         return
-    what = "asking NCCL how it sends the buckets"
-    run.recorder.note(None, what)
     run.next_turn()
     name = f"nccl/{run.recorder.launch}"
     asked = m.AskNccl(name=name, num_ranks=num_ranks, sizes=tuple(sorted(sizes)), backend="nccl")
-    found = choices_in(run.between(asked, what, num_ranks=num_ranks), num_ranks)
-    if found is None:
+    logs = run.between(asked, "asking NCCL how it sends the buckets", num_ranks=num_ranks)
+    if (found := choices_in(logs, num_ranks)) is None:
         run.console.note("How NCCL sends the buckets is not known: its log does not say it")
     else:
         run.recorder.tell(nccl=found)

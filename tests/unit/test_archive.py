@@ -31,11 +31,6 @@ PUBLISHED = ROOT / "results" / "baselines" / "2-cores-amd-epyc-torch2.15-d9a5732
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 
 
-def refused(folder, capsys):
-    assert export([str(folder), "--format", "zip"]) == 2
-    return capsys.readouterr().err
-
-
 TELLING = ("gpu-node-17", "other-node", "alice", "home", "hunter")
 TELLING += ("10.1.2.3", "fe80", "tmp", "wlan7", "net.py")
 """Parts of the names of hosts, a user, folders, addresses, an interface and a workload's file."""
@@ -167,17 +162,10 @@ def test_equal_runs_make_equal_bytes(tmp_path, monkeypatch):
     assert zip_of(write_run(tmp_path / "two"), tmp_path / "2.zip").read_bytes() == one
 
 
-def test_the_zip_lies_beside_the_run_by_its_id_and_replaces_nothing_unasked(secretive, tmp_path, capsys):
-    target = tmp_path / "0123456789ab.zip"
-    assert export([str(secretive), "--format", "zip"]) == 0
-    assert capsys.readouterr().out.strip() == str(target)
-    target.write_text("of another")
-    assert "is there already" in refused(secretive, capsys)
-    assert target.read_text() == "of another"
-    assert load_run(zip_of(secretive, target)).manifest.run_id == "0123456789ab"
-    capsys.readouterr()
-    nameless = write_run(tmp_path / "nameless", run_id="../x")
-    assert "or no run's id" in refused(nameless, capsys)
+def test_an_archive_is_named_by_the_user(secretive, tmp_path, capsys):
+    for out in ((), ("--out", str(tmp_path / "a.tar"))):
+        assert export([str(secretive), "--format", "zip", *out]) == 2
+        assert "needs --out FILE.zip" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -265,4 +253,5 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch, capsys):
     with pytest.raises(UsageError, match="bytes unpacked are more than 1048576"):
         load_run(tmp_path / "bomb.zip")
     monkeypatch.setattr("ddp_bench.bench.results.archive.MOST_UNPACKED_BYTES", 2**10)
-    assert "too large for an archive" in refused(SAMPLE, capsys)
+    assert export([str(SAMPLE), "--format", "zip", "--out", str(tmp_path / "a.zip")]) == 2
+    assert "too large for an archive" in capsys.readouterr().err

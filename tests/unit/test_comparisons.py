@@ -120,24 +120,6 @@ def test_which_cases_are_compared(cases, pairs):
     )
 
 
-def test_the_pairs_of_a_plan_are_named_before_it_runs():
-    rows = [
-        {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
-        for p in planned(resolved())
-        if p.skip_reason is None
-    ]
-    found = pairs_of(map(CaseResult.of, rows))
-    mode = {row["case_id"]: (row["mode"], row["bucket_cap_mb"]) for row in rows}
-    assert [(mode[a], mode[b]) for a, b in found] == [
-        *((("ddp", cap), ("ddp", "default")) for cap in ("1", "25", "100")),
-    ]
-    on_gpus = [CaseResult.of(row | {"device_type": "cuda"}) for row in rows]
-    assert pairs_of(on_gpus) == [
-        (found[0][1], next(i for i, m in mode.items() if m[0] == "dp")),
-        *found,
-    ]
-
-
 @pytest.mark.parametrize(
     ("settings", "margin"),
     [

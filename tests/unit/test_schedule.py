@@ -149,24 +149,17 @@ def test_every_pass_is_seen_early():
         assert {of for (case_id, of) in schedule.visits if case_id == one.case.case_id} == wanted
 
 
-def test_shared_cases_come_within_their_share_and_with_the_default_cap_alone():
+def test_shared_cases_come_in_ten_rounds_and_with_the_default_cap_alone():
     settings = resolved(gpus=[1, 2, 4])
     shared = [one for one in visitable(settings) if one.oversubscribed]
     assert [(one.case.mode, cap_of(one.case)) for one in shared] == [("dp", ""), ("ddp", "default")]
     schedule, chosen = simulated(settings, 400)
-    total_s = sum(schedule.spent_s.values())
-    assert 0 < schedule.spent_s["shared"] <= 1.1 * SHARES["shared"] * total_s
-    for kind, least in (("no_sync", 0.8), ("instrumented", 0.5)):
-        assert schedule.spent_s[kind] >= least * SHARES[kind] * total_s, "what a share allows is used"
-    rounds = [r for r, found in enumerate(chosen, 1) if shared[0].index in found]
-    assert 1 < len(rounds) < 200
-    for r in rounds:
-        assert all(one.index in chosen[r - 1] for one in shared), "all of them in one round"
-    looks = Counter(
-        {of: n for (case_id, of), n in schedule.visits.items() if case_id == shared[1].case.case_id}
-    )
-    assert [looks[phase] for phase in ("anatomy", "trace", "comm")] == [1, 1, 1]
-    assert looks["timed"] == looks["no_sync"] + MIN_ROUNDS == len(rounds)
+    for one in shared:
+        assert [r for r, found in enumerate(chosen, 1) if one.index in found] == [
+            *range(1, 2 * MIN_ROUNDS + 1)
+        ]
+    looks = {of: n for (case_id, of), n in schedule.visits.items() if case_id == shared[1].case.case_id}
+    assert looks == {"timed": 2 * MIN_ROUNDS, "no_sync": MIN_ROUNDS, "anatomy": 1, "trace": 1, "comm": 1}
 
 
 def test_shared_cases_get_all_the_time_where_there_are_no_others():

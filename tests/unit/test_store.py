@@ -28,7 +28,7 @@ from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.results.schema import CASES, FILES
 from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
-from ddp_bench.bench.run.open_folder import check_same, fail_case, open_run, settings_of, settle_fault
+from ddp_bench.bench.run.open_folder import fail_case, open_run, settings_of, settle_fault
 from ddp_bench.bench.settings import REMOVED, Settings
 
 BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
@@ -108,10 +108,9 @@ def test_failures_of_a_case_are_added_to_its_file(tmp_path):
     writer.append_failure("ddp-n2-cap1_25", "second \ud800\n")
     assert path.read_text() == "first\nsecond \\ud800\n"
     writer.append_failure("ddp-n2-cap1_25", "x" * store.MOST_FAILURE_BYTES)
-    assert path.read_text().startswith("What stood here before is left out: more than 4,194,304 bytes.\n\nxx")
+    assert set(path.read_text()) == {"x"}, "it begins anew where it would become too long"
     writer.append_failure("ddp-n2-cap1_25", "last\n")
-    assert path.stat().st_size < store.MOST_FAILURE_BYTES
-    assert path.read_text().endswith("\nlast\n")
+    assert path.read_text() == "last\n"
     writer.close()
 
 
@@ -190,18 +189,7 @@ def test_nothing_that_a_folder_names_is_imported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"gpus": "x"},
-        {"arch": {"a": 5}, "seed": -1},
-        {"rounds": []},
-        {"rounds": 1e308},
-        {"modes": 5},
-        {"bucket_cap_mb": [[]]},
-        {"trace": "perhaps"},
-        {"precision_target": "inf"},
-        {"name": "../x"},
-    ],
+    "wrong", [{"gpus": "x"}, {"rounds": []}, {"rounds": 1e308}, {"bucket_cap_mb": [[]]}, {"name": "../x"}]
 )
 def test_stored_settings_are_read_as_options_are(wrong, tmp_path):
     telling(tmp_path, {**Settings(arch="resnet20").stored(), **wrong})
@@ -217,17 +205,14 @@ def test_a_removed_setting_matters_only_where_it_was_set(tmp_path):
         settings_of(tmp_path, {})
 
 
-def test_every_difference_is_named(tmp_path):
+def test_another_run_is_not_gone_on_with_and_each_difference_is_named(tmp_path):
     then = made_manifest(**THEN)
     check_same(tmp_path, then, then)
-    changed = {"plan_hash": "q", "versions": {"torch": "2.11.0"}, "environment": MACHINE | {"num_cores": 4}}
-    now = made_manifest(**THEN | changed)
-    with pytest.raises(NotComparableError) as caught:
-        check_same(tmp_path, then, now)
-    for words in ("plan: then p, now q", "torch: then 2.15.0 (CUDA 13), now 2.11.0"):
-        assert words in str(caught.value)
-    assert "CPU cores: then 2, now 4" in str(caught.value)
-    assert caught.value.exit_code == 3
+    other = {"plan_hash": "q", "versions": {"torch": "2.11.0"}}
+    with pytest.raises(
+        NotComparableError, match=r"not the same run: .*plan: then p, now q; torch: then 2\.15"
+    ):
+        check_same(tmp_path, then, made_manifest(**THEN | other))
 
 
 def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
@@ -250,11 +235,8 @@ def opened(run_id, monkeypatch, *, restarts=0, cores=1, gpus="ab"):
 @pytest.mark.parametrize(
     ("precision", "dtype", "shown"),
     [
-        *[
-            ("fp32", dtype, shown)
-            for dtype, shown in (("fp64", "fp64"), ("bf16", "pure bf16"), ("fp32", "fp32"))
-        ],
-        *[("fp32", None, "fp32"), ("bf16", "fp32", "bf16"), ("bf16", "fp64", "bf16")],
+        *[("fp32", "fp64", "fp64"), ("fp32", "bf16", "pure bf16"), ("fp32", None, "fp32")],
+        *[("bf16", "fp32", "bf16"), ("bf16", "fp64", "bf16")],
     ],
 )
 def test_the_precision_of_a_case_is_that_of_what_it_trains(precision, dtype, shown, tmp_path):
