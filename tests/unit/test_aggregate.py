@@ -259,18 +259,18 @@ def test_bus_bandwidth_is_that_of_nccl_tests():
 
 def test_the_worst_half_width_is_of_the_widest_case_and_unknown_where_one_is():
     def rows(*cases):
-        names = ("status", "images_per_s", "images_per_s_low", "images_per_s_high")
+        names = ("mode", "status", "images_per_s", "images_per_s_low", "images_per_s_high")
         found = pd.DataFrame(cases, columns=names)
-        return found.assign(mode="ddp", case_id=[str(i) for i in range(len(cases))])
+        return found.assign(case_id=[str(i) for i in range(len(cases))])
 
-    def worst_half_width(cases):
-        return Recorder.half_width(SimpleNamespace(cases=cases))
-
-    assert worst_half_width(rows(("ok", 100, 90, 110), ("ok", 50, 49, 52))) == pytest.approx(0.1)
-    assert worst_half_width(rows(("ok", 50, 49, 52), ("failed", 100, 10, 190))) == pytest.approx(0.03)
-    assert math.isnan(worst_half_width(rows(("ok", 50, 49, 52), ("ok", 50, math.nan, math.nan))))
-    assert math.isnan(worst_half_width(rows(("failed", 50, 49, 52))))
-    known = rows(("ok", 100, 90, 110), ("ok", 50, 49, 52))
-    known["mode"] = ["single", "ddp"]
-    assert rate_half_widths(known) == {"1": pytest.approx(0.03)}
-    assert rate_half_widths(known, with_single=True) == {"0": pytest.approx(0.1), "1": pytest.approx(0.03)}
+    single, ddp = ("single", "ok", 100, 90, 110), ("ddp", "ok", 50, 49, 52)
+    unknown, failed = ("ddp", "ok", 50, math.nan, math.nan), ("ddp", "failed", 100, 10, 190)
+    assert rate_half_widths(rows(single, ddp)) == {"1": pytest.approx(0.03)}
+    for cases, worst in (
+        ((single, ddp), 0.1),
+        ((ddp, failed), 0.03),
+        ((ddp, unknown), None),
+        ((failed,), None),
+    ):
+        width = Recorder.half_width(SimpleNamespace(cases=rows(*cases)))
+        assert math.isnan(width) if worst is None else width == pytest.approx(worst)

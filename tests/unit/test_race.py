@@ -7,7 +7,7 @@ from selection import in_campaign
 
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
-from ddp_bench.bench.run.stop_rule import FINAL_SHARE, LEAST_ROUNDS, dropped, num_kept
+from ddp_bench.bench.run.stop_rule import FINAL_SHARE, LEAST_ROUNDS, dropped
 from ddp_bench.bench.stats.one_run import Typical
 
 OF_FOUR = [(case, "default") for case in "abcd"]
@@ -46,13 +46,6 @@ def test_cases_race_against_their_own_reference_alone():
     pairs = [("default", "dp"), *OF_FOUR, *((f"{case}8", "default8") for case in "abc")]
     found = SLOW_DEFAULT | steps({"dp": 10.0, "default8": 9.0, "a8": 9.0, "b8": 9.5, "c8": 8.0})
     assert dropped(pairs, found, 0.0) == {"b", "d", "b8"}
-
-
-@pytest.mark.parametrize(
-    ("left_share", "expected"), [(1.0, 4), (0.9, 4), (0.75, 3), (FINAL_SHARE, 2), (0.0, 2)]
-)
-def test_num_kept(left_share, expected):
-    assert num_kept(4, left_share) == expected
 
 
 @pytest.mark.parametrize("tries", [50, *in_campaign(200)])

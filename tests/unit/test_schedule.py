@@ -126,13 +126,6 @@ def test_a_time_that_gives_no_interval_is_told_before_the_rounds():
     assert schedule.shortage(live, 0.0) == "", "an earlier attempt has them"
 
 
-def test_every_case_of_its_own_is_timed_in_every_round():
-    _, chosen = simulated(resolved(), 20)
-    own = {one.index for one in visitable(resolved())}
-    assert all(set(found) == own for found in chosen)
-    assert all("timed" in phases for found in chosen for phases in found.values())
-
-
 def test_the_least_visited_come_first():
     schedule, _ = simulated(resolved(), 200)
     for phase in ("no_sync", "comm", *INSTRUMENTED):
@@ -264,21 +257,46 @@ def rule(*by, width=math.nan, elapsed_s=0.0, **settings):
     return StopRule(resolved(**settings), recorder, lambda: elapsed_s)
 
 
-def test_a_run_stops_at_a_look_once_every_comparison_is_narrow():
-    narrow = rule(comparison("a", "b", NARROW), comparison("c", "b", NARROW))
-    stops = dict.fromkeys((FIRST_LOOK, 20, 40), Completion.NARROW)
-    assert {n: narrow.reason(n) for n in range(45) if narrow.reason(n)} == stops
-    one_wide = rule(comparison("a", "b", NARROW), comparison("c", "b", WIDE))
-    assert not any(one_wide.reason(n) for n in range(200))
+AT_LOOKS, NEVER = {Completion.NARROW: [FIRST_LOOK, 20, 40]}, {}
+NARROW_ONE, WIDE_ONE = comparison("a", "b", NARROW), comparison("c", "b", WIDE)
 
 
-@pytest.mark.parametrize("middle", [0.2, 0.9, 1.0, 1.1, 5.0])
-def test_never_by_significance(middle):
-    """Whether 1 is within the interval changes nothing: not where it is wide, nor where it is narrow."""
-    wide = rule(comparison("a", "b", WIDE, middle=middle), comparison("c", "b", NARROW))
-    assert not any(wide.reason(n) for n in range(700))
-    narrow = rule(comparison("a", "b", NARROW, middle=middle))
-    assert narrow.reason(40) == Completion.NARROW
+@pytest.mark.parametrize(
+    ("by", "asked", "stops"),
+    [
+        ([NARROW_ONE, NARROW_ONE], {}, AT_LOOKS),
+        ([NARROW_ONE, WIDE_ONE], {}, NEVER),
+        # Never by significance: whether 1 is within the interval changes nothing.
+        *(([NARROW_ONE, comparison("c", "b", WIDE, middle=m)], {}, NEVER) for m in (0.2, 0.9, 1.1, 5.0)),
+        *(([comparison("a", "b", NARROW, middle=m)], {}, AT_LOOKS) for m in (0.2, 0.9, 1.1, 5.0)),
+        ([Comparison("a", "b", Interval(2.0, math.nan, math.nan), 0.05, 3)], {}, NEVER),
+        # Without comparisons the rates decide.
+        *(
+            ([], {"width": width}, AT_LOOKS if width < 0.0251 else NEVER)
+            for width in (0.025, 0.026, math.nan)
+        ),
+        ([], {"width": 0.04, "margin": 0.1}, AT_LOOKS),
+        # The time limit ends it at any round but before the first.
+        ([WIDE_ONE], {"elapsed_s": 60.0, "max_time": 60}, {Completion.TIME: [*range(1, 45)]}),
+        ([WIDE_ONE], {"elapsed_s": 59.9, "max_time": 60}, NEVER),
+        # Fixed rounds are neither cut short nor exceeded.
+        ([NARROW_ONE], {"rounds": 15}, {Completion.ROUNDS: [*range(15, 45)]}),
+        # A precision target is of every rate, after five rounds; the comparisons are not asked.
+        (
+            [WIDE_ONE],
+            {"width": 0.01, "precision_target": 0.01},
+            {Completion.TARGET: [*range(MIN_ROUNDS, 45)]},
+        ),
+        ([NARROW_ONE], {"width": 0.011, "precision_target": 0.01}, NEVER),
+    ],
+)
+def test_when_a_run_stops(by, asked, stops):
+    made = rule(*by, **asked)
+    found = {}
+    for n in range(45):
+        if why := made.reason(n):
+            found.setdefault(why, []).append(n)
+    assert found == stops
 
 
 @pytest.mark.parametrize(
@@ -293,50 +311,15 @@ def test_progress_is_of_the_whole_run(settings, done, said):
     assert rule(elapsed_s=65.0, **settings).progress(4.0) == (pytest.approx(done), said)
 
 
-def test_unknown_intervals_stop_nothing():
-    unknown = Comparison("a", "b", Interval(2.0, math.nan, math.nan), 0.05, 3)
-    assert not rule(unknown).reason(10)
-    assert not rule(width=math.nan).reason(10)
-
-
-def test_without_comparisons_the_rates_decide():
-    assert rule(width=0.025).reason(20) == Completion.NARROW
-    assert not rule(width=0.026).reason(20)
-    assert rule(width=0.04, margin=0.1).reason(20) == Completion.NARROW
-
-
-def test_the_time_limit_ends_it_at_any_round():
-    wide = comparison("a", "b", WIDE)
-    assert rule(wide, elapsed_s=60.0, max_time=60).reason(7) == Completion.TIME
-    assert not rule(wide, elapsed_s=59.9, max_time=60).reason(7)
-    assert not rule(wide, elapsed_s=1e9, max_time=60).reason(0), "not before the first round"
-    assert rule(wide, elapsed_s=45.0, max_time=60).left_s() == 15.0
-
-
-def test_fixed_rounds_are_neither_cut_short_nor_exceeded():
-    narrow = rule(comparison("a", "b", NARROW), rounds=15)
-    assert not any(narrow.reason(n) for n in range(15))
-    assert narrow.reason(15) == Completion.ROUNDS
-    assert narrow.left_s() is None
-    assert narrow.left_share(5) == pytest.approx(2 / 3)
-
-
-def test_a_precision_target_keeps_its_meaning():
-    """Every rate, after five rounds, at any round; the comparisons are not asked."""
-    reached = rule(comparison("a", "b", WIDE), width=0.01, precision_target=0.01)
-    found = [n for n in range(12) if reached.reason(n)]
-    assert found == list(range(MIN_ROUNDS, 12))
-    missed = rule(comparison("a", "b", NARROW), width=0.011, precision_target=0.01)
-    assert not any(missed.reason(n) for n in range(100))
-
-
-def test_the_share_of_the_time_that_is_left():
+def test_what_is_left_of_the_time_and_of_the_rounds():
+    fixed = rule(rounds=15)
+    assert (fixed.left_s(), fixed.left_share(5)) == (None, pytest.approx(2 / 3))
     now = 20.0
-    made = StopRule(replace(resolved(max_time=100)), None, lambda: now)
+    made = StopRule(resolved(max_time=100), None, lambda: now)
     assert made.left_share(0) == 1.0
     now = 60.0
-    assert made.left_share(3) == pytest.approx(0.5)
-    late = StopRule(replace(resolved(max_time=30)), None, lambda: now)
+    assert (made.left_s(), made.left_share(3)) == (40.0, pytest.approx(0.5))
+    late = StopRule(resolved(max_time=30), None, lambda: now)
     assert late.left_share(0) == late.left_share(1) == 0.0, "preparation took it all"
 
 

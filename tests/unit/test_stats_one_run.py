@@ -151,21 +151,6 @@ def test_one_column_of_independent_rounds_has_students_interval(num_rounds, conf
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
 
 
-def test_a_function_of_columns_goes_by_its_gradient():
-    """The interval of a product of a rate is that of the rate, times the factor."""
-    found = fit(table(25))
-    log, linear, tenfold = intervals(
-        found,
-        [
-            (lambda log_ms: log_ms[0], 0),
-            (lambda log_ms: math.exp(log_ms[0]), 0),
-            (lambda log_ms: 10 * math.exp(log_ms[0]), 0),
-        ],
-    )
-    assert linear.high - linear.low == pytest.approx(linear.estimate * (log.high - log.low), rel=1e-6)
-    assert tenfold.high - tenfold.low == pytest.approx(10 * (linear.high - linear.low), rel=1e-6)
-
-
 def test_rounds_that_resemble_each_other_widen_the_interval():
     rng = np.random.default_rng(2)
     shocks = 0.05 * rng.standard_normal((60, 4))
