@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from ..buckets import BucketLayout
 from ..cli import command
 from ..errors import UsageError
 from ..plan import Planned, plan_hash
@@ -33,7 +32,7 @@ from .case_result import CaseResult
 from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, typed_frame
 from .comparisons import Comparison, compared, pairs_of
 from .disk import remove_unfinished
-from .journal import Curve, End, Event, Journal, Layout, Plan, Settled, UnderWay
+from .journal import Curve, End, Event, Journal, Plan, Settled, UnderWay
 from .round_times import ByRound, RoundTimes
 from .store import RUN_FILES, RunWriter, read_manifest
 from .tables import read_blocks, read_table, readable, repair_blocks
@@ -154,12 +153,6 @@ class Recorder:
         with self._writing():
             return self._writer.append_failure(case_id, text)
 
-    def set_layout(self, case_id: str, layout: BucketLayout | None) -> None:
-        if layout is None or self.journal.state.layouts.get(case_id) == layout:
-            return
-        found = Layout(case_id=case_id, num_bytes=layout.num_bytes, parameters=layout.parameters)
-        self.log(found, sync=False)
-
     def add_block(self, *what: Any) -> None:
         """A block of these workers; `what` as in `block_rows`."""
         rows = block_rows(self.launch, *what)
@@ -242,12 +235,22 @@ class Recorder:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        # Before its first attempt there is nothing of a run that could be kept.
-        explained = _explained(self.folder) if self.journal.state.attempts else contextlib.nullcontext()
-        with uninterrupted(), explained:
-            if not self.is_in_place():
-                raise FileNotFoundError
-            yield
+        try:
+            with uninterrupted():
+                if not self.is_in_place():
+                    raise FileNotFoundError
+                yield
+        except OSError as error:
+            if not self.journal.state.attempts:  # there is nothing of a run that could be kept
+                raise
+            why = (
+                f"cannot be written: {error.strerror}; every block finished before is kept: make room, then "
+            )
+            why += resume_command(self.folder)
+            if isinstance(error, FileNotFoundError):
+                how = f"if renamed, {command('run')} --resume with its new name goes on"
+                why = f"has been removed or renamed during the run; {how}"
+            raise UsageError(f"{self.folder} {why}") from None
 
     def half_width(self) -> float:
         """The widest throughput interval as last written, a fraction; NaN where one is unknown."""
@@ -263,20 +266,3 @@ def resume_command(folder: Path) -> str:
         workload = None
     more = ["--workload", str(workload)] if workload else []
     return visible(command("run", "--resume", str(folder), *more))
-
-
-@contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Say in one line why a file could not be written, and what remains."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise UsageError(
-            f"{folder} has been removed or renamed during the run; if renamed, {command('run')} --resume "
-            "with its new name goes on"
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {error.strerror}; every block finished before is kept: "
-            f"make room, then {resume_command(folder)}"
-        ) from None

@@ -17,6 +17,7 @@ from ..manifest import RankPlace
 from ..plan import Planned
 from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, memory_columns
 from ..results.columns import LEAST
+from ..results.journal import Layout
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
 from ..sharing import TURNS_ENV, TurnClient
@@ -48,7 +49,6 @@ class CaseRunner:
 
     def __init__(
         self,
-        *,
         workers: Workers,
         settings: ResolvedSettings,
         plan: Sequence[Planned],
@@ -129,7 +129,11 @@ class CaseRunner:
             name = planned_label(case)
             self.console.note(f"{name} is not proved: {why}. What helps: {facts['proved_by']}")
         self.recorder.set_outcome(index, "ok", facts=facts)
-        self.recorder.set_layout(case.case_id, live.layout)
+        if live.layout is not None:
+            layout = Layout(
+                case_id=case.case_id, num_bytes=live.layout.num_bytes, parameters=live.layout.parameters
+            )
+            self.recorder.log(layout, sync=False)
         self._record(live, "warmup", 0, len(self.live), began_s, [one.times for one in warmed])
 
     def _make_group(self, live: LiveCase) -> None:

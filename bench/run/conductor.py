@@ -103,15 +103,7 @@ class Conductor:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
         # When start-up was over, had all attempts followed it without a break.
         over_s = time.monotonic() - recorder.elapsed_s
-
-        rounds = Rounds(
-            workers=workers,
-            settings=job.settings,
-            plan=job.plan,
-            begun=begun,
-            recorder=recorder,
-            console=self._console,
-        )
+        rounds = Rounds(workers, job.settings, job.plan, begun, recorder, self._console)
         return close(
             recorder,
             job.settings,

@@ -30,9 +30,6 @@ from .failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
 """Settings that `--resume` takes anew: how long to measure, not what is measured."""
 
-RUN = "run"
-"""Names the file in failures/ of what befalls ranks in no case."""
-
 CODE = "workload"
 """The setting that names code to import: the user says it again, a folder alone is not believed."""
 
@@ -166,9 +163,9 @@ def settle_fault(recorder: Recorder, found: Failure) -> list[str]:
     if under_way.curve is not None:
         num_ranks, backend = under_way.curve
         recorder.add_allreduce(num_ranks, backend, {})
-        return [f"all-reduce curve left out: {found.reason}; {_keep(recorder, RUN, found, under_way.what)}"]
+        return [f"all-reduce curve left out: {found.reason}; {_keep(recorder, 'run', found, under_way.what)}"]
     if found.ranks:
-        _keep(recorder, RUN, found, under_way.what)
+        _keep(recorder, "run", found, under_way.what)
     return []
 
 

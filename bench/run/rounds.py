@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from .case_runner import CaseFailedError, CaseRunner
 from .failures import block_s
 from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
 from .standalone import ask_nccl, check_links, measure_curves, measure_rates
-from .stop_rule import FIRST_LOOK, dropped, is_look, resting_cases
+from .stop_rule import dropped, is_look, resting_cases
 from .summary import case_table
 
 WRITE_EVERY_S = 30.0
@@ -140,21 +139,6 @@ class Rounds(CaseRunner):
             self.recorder.note(None, "between rounds")
         return bool(lacking)
 
-    def _say_what_can_be_told(self) -> None:
-        """After two looks, or the only one: what differences the time given can tell here."""
-        width = max((one.half_width for one in self.recorder.comparisons), default=math.inf)
-        left_s, spent_s = self._stop_rule.left_s(), self.elapsed_s()
-        if math.isinf(width) or left_s is None:
-            return
-        reached = 100 * width * math.sqrt(spent_s / (spent_s + max(left_s, 0.0)))
-        wanted = 100 * self.settings.margin / 2
-        help_ = (
-            "" if reached <= wanted else f"; ±{wanted:g}% takes {(reached / wanted) ** 2:.1f} times as long"
-        )
-        self.console.note(
-            f"About ±{reached:.1f}% is what comparisons can reach here in the time given{help_}"
-        )
-
     def _count_earlier(self) -> None:
         lives = {live.case.case_id: live for live in self.live}
         for case_id, phase, _ in self._earlier:
@@ -168,10 +152,6 @@ class Rounds(CaseRunner):
         if look or self.elapsed_s() - self._written_s >= WRITE_EVERY_S:
             self.console.table(case_table(case_results(self.recorder.write())))
             self._written_s = self.elapsed_s()
-        left_s = self._stop_rule.left_s()
-        is_last = left_s is not None and left_s < self.elapsed_s()
-        if self.settings.rounds is None and num_rounds == (FIRST_LOOK if is_last else 2 * FIRST_LOOK):
-            self._say_what_can_be_told()
         # The two sides of a gate are compared within rounds: both have to measure every case in each.
         if look and not self.settings.race and interleaved_id() is None:
             self._resting = resting_cases(self.recorder.comparisons, rate_half_widths(self.recorder.cases))

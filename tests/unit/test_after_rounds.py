@@ -106,14 +106,7 @@ def measure(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=resume)
         begun = [Begun(place=RankPlace(rank=r, host="here", device_name="a GPU")) for r in range(4)]
-        made = FakeRounds(
-            workers=FakeWorkers(4, most),
-            settings=settings,
-            plan=plan,
-            begun=begun,
-            recorder=recorder,
-            console=Console(silent=silent),
-        )
+        made = FakeRounds(FakeWorkers(4, most), settings, plan, begun, recorder, Console(silent=silent))
         try:
             recorder.close(made.run())
         except BrokenOffError:
