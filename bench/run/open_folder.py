@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from ..conditions import Question, devices_of, differences
 from ..errors import GaveUpError, NotComparableError, UsageError
 from ..findings.notes import why_not_measured
 from ..launch import launch
-from ..manifest import Manifest, Resumed, WorkloadCode
+from ..manifest import Manifest, Resumed
 from ..plan import Planned
 from ..process import host_name
 from ..results import store
@@ -60,16 +60,13 @@ def open_run(
     else:
         lock = FolderLock(there)
         recorder = Recorder.reopen(there)
-        code = _code_of(recorder, manifest)
-        is_other_code = code != recorder.manifest.workload
+        _check_code(recorder, manifest)
         if earlier is not None:
             notes = _after_a_restart(recorder, settings, manifest, oom_kills)
-            recorder.tell(restarts=recorder.manifest.restarts + 1, workload=code)
+            recorder.tell(restarts=recorder.manifest.restarts + 1)
         else:
-            _retry(recorder, ("failed", "oom", "timeout"))
-            _tell_of_resume(recorder, manifest, code)
-        if is_other_code:
-            _retry(recorder, ("ok",))
+            _retry_failed(recorder)
+            _tell_of_resume(recorder, manifest)
         begin_attempt(recorder, oom_kills)
     return recorder, lock, notes
 
@@ -103,20 +100,14 @@ def begin_attempt(recorder: Recorder, oom_kills: Mapping[str, int]) -> None:
     recorder.log(Attempt(run_id=_run_id(), progress=progress_in(recorder), oom_kills=dict(oom_kills)))
 
 
-def _code_of(recorder: Recorder, now: Manifest) -> WorkloadCode | None:
-    """The workload's code that the manifest is to hold: as it is now, where nothing has been timed yet.
-
-    Raises NotComparableError where blocks of other code have been.
-    """
-    if not any(phase == "timed" for _, phase, _ in recorder.measured()):
-        return now.workload or recorder.manifest.workload
+def _check_code(recorder: Recorder, now: Manifest) -> None:
+    """Raise NotComparableError where the workload's code is another than the run began with."""
     hashes = {one.workload.code_sha256 for one in (recorder.manifest, now) if one.workload} - {None}
     if len(hashes) > 1:
         raise NotComparableError(
-            f"{recorder.folder}: the workload's code has changed since its first cases were measured; start "
-            "anew, or go back to the code as it was"
+            f"{recorder.folder}: the workload's code has changed since the run began; start anew, or go back "
+            "to the code as it was"
         )
-    return recorder.manifest.workload
 
 
 def _earlier(folder: Path | None, run_id: str) -> Path | None:
@@ -189,9 +180,9 @@ def _keep(recorder: Recorder, name: str, found: Failure, what: str) -> str:
     return store.shown(recorder.add_failure(name, written(f"{now}  {name}: {found.status} in {what}", found)))
 
 
-def _retry(recorder: Recorder, statuses: Collection[str]) -> None:
+def _retry_failed(recorder: Recorder) -> None:
     settled = recorder.journal.state.settled
-    again = [index for index, s in settled.items() if s.status in statuses]
+    again = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
     recorder.note(None, "between attempts")
     recorder.log(Retry(indices=tuple(again)))
 
@@ -201,7 +192,7 @@ def progress_in(recorder: Recorder) -> tuple[int, ...]:
     return progress_of(recorder.journal.state, (recorder.folder / "blocks.csv").stat().st_size)
 
 
-def _tell_of_resume(recorder: Recorder, new: Manifest, code: WorkloadCode | None) -> None:
+def _tell_of_resume(recorder: Recorder, new: Manifest) -> None:
     old = recorder.manifest
     again = Resumed(
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -214,7 +205,6 @@ def _tell_of_resume(recorder: Recorder, new: Manifest, code: WorkloadCode | None
         settings=replace(new.settings, out=old.settings.out),
         ranks=new.ranks,
         resumed=(*old.resumed, again),
-        workload=code,
     )
 
 

@@ -187,8 +187,7 @@ def test_a_run_goes_on_with_no_other_code_than_it_began_with(failed):
     (line,) = [line for line in refused.stderr.splitlines() if line.startswith("bench.run: ")]
     assert line.startswith("bench.run: not comparable: ")
     assert line.endswith(
-        "the workload's code has changed since its first cases were measured; start anew, or go back to the "
-        "code as it was"
+        "the workload's code has changed since the run began; start anew, or go back to the code as it was"
     )
     assert {name: (kept / name).read_bytes() for name in before} == before
 
