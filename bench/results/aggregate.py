@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ import pandas as pd
 
 from ..axes import MODE_SETTINGS, SETTINGS_OF
 from ..buckets import BucketLayout, caps_mib
+from ..gpus import ClockReason
 from ..plan import Planned
 from ..settings import RANK_PER_DEVICE
 from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
@@ -105,6 +107,12 @@ def case_rows(
         found = times.of_case(case_id)
         if timed := found.step_ms.get("timed"):
             slowdown = median_of_ratios(found.step_ms.get("anatomy", {}), timed)
+            watts = found.details.get("power_w", {})
+            joules = {r: w * timed[r] / 1000 / units[case_id] for r, w in watts.items() if r in timed}
+            medians = found.details | {"joules_per_image": joules}
+            degrees, throttled = (medians.pop(name, {}) for name in ("temperature_c", "throttled_pct"))
+            causes = found.throttled_by
+            reasons = sorted((why for why in ClockReason if why in causes), key=lambda why: -causes[why])
             intervals = {
                 **dict.fromkeys(("speedup", "efficiency") if case.mode == "single" else (), ONE),
                 **{
@@ -116,7 +124,7 @@ def case_rows(
                 "comm_ms": typical.step_ms(case_id, "comm"),
                 "anatomy_slowdown_pct": slowdown.plus(-1).scaled(100),
                 "rank_skew_ms": median_interval([*found.skew_ms.values()]),
-                **{name: median_interval([*by_round.values()]) for name, by_round in found.details.items()},
+                **{name: median_interval([*by_round.values()]) for name, by_round in medians.items()},
             }
             # Few rounds tell nothing of what is hidden. SyncBatchNorm's messages are exposed, and not among
             # the buckets that `comm_ms` is of.
@@ -131,7 +139,9 @@ def case_rows(
                 "num_blocks": sum(map(len, found.step_ms.values())),
                 "slowest_rank": found.slowest_rank(),
                 DEVICE_ALLOCS: sum(found.device_allocs) if found.device_allocs else None,
-                **found.gpu_load.columns(timed, units[case_id]),
+                "temperature_c": max(degrees.values(), default=None),
+                "throttled_pct": fmean(throttled.values()) if throttled else None,
+                "throttle_reasons": ", ".join(reasons) or None,
             }
         if case_id in vs_default:
             row |= _columns("vs_ddp_default", vs_default[case_id])

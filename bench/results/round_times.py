@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from statistics import fmean
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from ..gpus import ClockReason
-from ..stats.interval import Samples, median_interval
+from ..stats.interval import Samples
 from ..stats.one_run import FITTED, Typical
 from .block_times import DEVICE_ALLOCS, GPUS, values_of
 from .schema import CASES
@@ -45,51 +43,6 @@ TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
 
 
 @dataclass
-class GpuLoad:
-    """The readings of one case, of all its GPUs together."""
-
-    by_round: dict[str, ByRound] = field(default_factory=lambda: defaultdict(dict))
-    """By the name of the reading."""
-    reasons: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """What held clocks down: percent of samples, added up over blocks and GPUs."""
-
-    def add(self, round_index: int, ranks: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
-        """One block: of each rank its host, and by name what its GPUs did.
-
-        Ranks that share a GPU both tell of it. What one GPU does not tell is unknown of all together.
-        """
-        if not all(found for _, found in ranks):
-            return
-        gpus = {(host, name): dict(did) for host, found in ranks for name, did in dict(found).items()}
-        for name, together in TOGETHER.items():
-            told = [float(did[name]) for did in gpus.values() if name in did]
-            if told and len(told) == len(gpus):
-                self.by_round[name][round_index] = together(told)
-        for did in gpus.values():
-            for why, percent in dict(did.get("throttled_by_pct", {})).items():
-                self.reasons[why] += float(percent)
-
-    def columns(self, step_ms: Mapping[int, float], units: int) -> dict[str, Any]:
-        """The columns of cases.csv that are known, by the timed step of each round and what a step trains."""
-        clocks, watts, degrees, throttled = (self.by_round.get(name, {}) for name in TOGETHER)
-        joules = {r: w * step_ms[r] / 1000 / units for r, w in watts.items() if r in step_ms}
-        row: dict[str, Any] = {}
-        for name, found in {"sm_clock_mhz": clocks, "power_w": watts, "joules_per_image": joules}.items():
-            if found:
-                row |= median_interval(list(found.values())).columns(name)
-        if degrees:
-            row["temperature_c"] = max(degrees.values())
-        if throttled:
-            row["throttled_pct"] = fmean(throttled.values())
-        known = sorted(
-            (why for why in ClockReason if why in self.reasons), key=lambda why: -self.reasons[why]
-        )
-        if known:
-            row["throttle_reasons"] = ", ".join(known)
-        return row
-
-
-@dataclass
 class CaseTimes:
     """The blocks of one case; all durations in ms per step."""
 
@@ -111,7 +64,8 @@ class CaseTimes:
     """Of each rank and block of steps on GPUs."""
     moments: dict[int, dict[str, list[array[float]]]] = field(default_factory=dict)
     """By rank and name, for every block that has them: a figure for each bucket."""
-    gpu_load: GpuLoad = field(default_factory=GpuLoad)
+    throttled_by: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """What held clocks of GPUs down: percent of samples, added up over blocks and GPUs."""
 
     def add(self, rows: Sequence[Row]) -> None:
         """One block: its rows, one per rank."""
@@ -149,8 +103,19 @@ class CaseTimes:
         self.device_allocs.extend(map(int, samples.pop(DEVICE_ALLOCS, ())))
         for name, values in samples.items():
             self.details.setdefault(name, {})[round_index] = float(np.median(values))
-        if len(gpus) == num_ranks:
-            self.gpu_load.add(round_index, gpus)
+        if len(gpus) == num_ranks and all(found for _, found in gpus):
+            self._add_gpus(round_index, gpus)
+
+    def _add_gpus(self, round_index: int, ranks: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
+        """Of each rank its host, and by name what its GPUs did: two that share one both tell of it."""
+        gpus = {(host, name): dict(did) for host, found in ranks for name, did in dict(found).items()}
+        for name, together in TOGETHER.items():
+            told = [float(did[name]) for did in gpus.values() if name in did]
+            if told and len(told) == len(gpus):  # what one does not tell is unknown of all
+                self.details.setdefault(name, {})[round_index] = together(told)
+        for did in gpus.values():
+            for why, percent in dict(did.get("throttled_by_pct", {})).items():
+                self.throttled_by[why] += float(percent)
 
     def slowest_rank(self) -> int | None:
         """The rank that most often took longest, the lowest of several; None without a `no_sync` block."""
