@@ -123,7 +123,6 @@ def case_rows(
                 "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
                 "comm_ms": typical.step_ms(case_id, "comm"),
                 "anatomy_slowdown_pct": slowdown.plus(-1).scaled(100),
-                "rank_skew_ms": median_interval([*found.skew_ms.values()]),
                 **{name: median_interval([*by_round.values()]) for name, by_round in medians.items()},
             }
             # Few rounds tell nothing of what is hidden. SyncBatchNorm's messages are exposed, and not among

@@ -53,7 +53,7 @@ class Recorder:
     def __init__(self, writer: RunWriter, journal: Journal) -> None:
         self.folder = writer.folder
         self.journal = journal
-        self._writer = writer
+        self.writer = writer
         self.times = RoundTimes()
         """All blocks so far."""
         self._plan = journal.state.plan
@@ -151,13 +151,13 @@ class Recorder:
     def add_failure(self, case_id: str, text: str) -> Path:
         """Keep what the ranks say of a failure of a case; the file, which has those before, too."""
         with self._writing():
-            return self._writer.append_failure(case_id, text)
+            return self.writer.append_failure(case_id, text)
 
     def add_block(self, *what: Any) -> None:
         """A block of these workers; `what` as in `block_rows`."""
         rows = block_rows(self.launch, *what)
         with self._writing():
-            self._writer.append(rows)
+            self.writer.append(rows)
         self._take(rows)
 
     def _take(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -170,13 +170,13 @@ class Recorder:
     def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:
         """A gzipped Chrome trace of one rank; a later one of the same case replaces it."""
         with self._writing():
-            self._writer.write_trace(f"{case_id}-rank{rank}.json.gz", trace)
+            self.writer.write_trace(f"{case_id}-rank{rank}.json.gz", trace)
 
     def add_allreduce(self, num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]) -> None:
         """Times of the all-reduce by itself, by message size in bytes; none where it failed."""
         self._curves += allreduce_rows(num_ranks, backend, times_ms)
         with self._writing():
-            self._writer.replace("allreduce.csv", typed_frame(self._curves, ALLREDUCE))
+            self.writer.replace("allreduce.csv", typed_frame(self._curves, ALLREDUCE))
             self.journal.write(Curve(num_ranks=num_ranks, backend=backend), sync=True)
 
     def pairs(self) -> list[tuple[str, str]]:
@@ -211,33 +211,29 @@ class Recorder:
         unit = next((p.case.unit for p in self._plan), IMAGES)
         comparisons = typed_frame((one.row(unit) for one in self.comparisons), COMPARISONS)
         with self._writing():
-            self._writer.replace("cases.csv", self.cases)
-            self._writer.replace("comparisons.csv", comparisons)
-            self._writer.replace("buckets.csv", bucket_rows(state.layouts, self.times))
-            self._writer.replace("allreduce.csv", typed_frame(self._curves, ALLREDUCE))
+            self.writer.replace("cases.csv", self.cases)
+            self.writer.replace("comparisons.csv", comparisons)
+            self.writer.replace("buckets.csv", bucket_rows(state.layouts, self.times))
+            self.writer.replace("allreduce.csv", typed_frame(self._curves, ALLREDUCE))
         return self.cases
 
     def tell(self, **facts: Any) -> None:
         """Replace fields of manifest.json."""
         manifest = msgspec.structs.replace(self.manifest, **facts)
         with self._writing():
-            self._writer.write_manifest(manifest)
+            self.writer.write_manifest(manifest)
         self.manifest = manifest
 
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""
         self.log(End(because=because))
-        self._writer.close()
-
-    def is_in_place(self) -> bool:
-        """Whether the folder's path still leads to this run."""
-        return self._writer.is_in_place()
+        self.writer.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             with uninterrupted():
-                if not self.is_in_place():
+                if not self.writer.is_in_place():
                     raise FileNotFoundError
                 yield
         except OSError as error:

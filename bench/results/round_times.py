@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -21,11 +21,11 @@ import pandas as pd
 from ..stats.interval import Samples
 from ..stats.one_run import FITTED, Typical
 from .block_times import DEVICE_ALLOCS, GPUS, values_of
+from .columns import records
 from .schema import CASES
 
 ByRound: TypeAlias = dict[int, float]
 Row: TypeAlias = Mapping[str, Any]
-R = TypeVar("R", bound=Row)
 MOMENTS = ("ready_ms", "start_ms", "done_ms")
 """Details that hold one figure per bucket."""
 
@@ -48,8 +48,6 @@ class CaseTimes:
 
     step_ms: dict[str, ByRound] = field(default_factory=dict)
     """By phase and round: the longest rank's block over its steps."""
-    skew_ms: ByRound = field(default_factory=dict)
-    """Longest minus shortest rank under `no_sync`, where no rank waits for another."""
     slowest: Counter[int] = field(default_factory=Counter)
     """How often each rank took longest under `no_sync`."""
     steps_ms: array[float] = field(default_factory=lambda: array("f"))
@@ -59,7 +57,7 @@ class CaseTimes:
     timed_ms: float = 0.0
     """Time of the longest ranks over all timed blocks."""
     details: dict[str, ByRound] = field(default_factory=dict)
-    """Columns of cases.csv that blocks carry in their detail, medians over ranks."""
+    """By column of cases.csv what blocks tell of it, medians over ranks."""
     device_allocs: array[int] = field(default_factory=lambda: array("q"))
     """Of each rank and block of steps on GPUs."""
     moments: dict[int, dict[str, list[array[float]]]] = field(default_factory=dict)
@@ -74,7 +72,8 @@ class CaseTimes:
         longest = max(per_step)
         self.step_ms.setdefault(phase, {})[round_index] = longest
         if phase == "no_sync":
-            self.skew_ms[round_index] = longest - min(per_step)
+            # Where no rank waits for another.
+            self.details.setdefault("rank_skew_ms", {})[round_index] = longest - min(per_step)
             self.slowest[int(max(rows, key=itemgetter("block_ms"))["rank"])] += 1
         elif phase == "timed":
             self.num_steps += int(rows[0]["num_steps"])
@@ -128,24 +127,18 @@ class CaseTimes:
 
     def bucket_moments(self, num_buckets: int) -> dict[int, dict[str, Samples]]:
         """By rank and name: a row for each block, a column for each bucket; other layouts are left out."""
-        return {
-            rank: alike
-            for rank, names in self.moments.items()
-            if (
-                alike := {
-                    name: np.array(same, dtype=np.float64)
-                    for name, found in names.items()
-                    if (same := [values for values in found if len(values) == num_buckets])
-                }
-            )
-        }
+        found: dict[int, dict[str, Samples]] = {}
+        for rank, names in self.moments.items():
+            for name, blocks in names.items():
+                if same := [values for values in blocks if len(values) == num_buckets]:
+                    found.setdefault(rank, {})[name] = np.array(same, dtype=np.float64)
+        return found
 
 
 class RoundTimes:
     """The blocks of a run by case. `add` is called once for every block, with the values of all its ranks."""
 
     def __init__(self, blocks: Iterable[Iterable[Row]] = ()) -> None:
-        """Begin with `blocks` of blocks.csv."""
         self.cases: dict[str, CaseTimes] = {}
         for rows in blocks:
             self.add([*map(values_of, rows)])
@@ -154,9 +147,7 @@ class RoundTimes:
     def of(cls, frame: pd.DataFrame) -> RoundTimes:
         """From a loaded blocks.csv."""
         ordered = frame.sort_values(["case_id", "phase", "round"], kind="stable")
-        names = [str(name) for name in ordered.columns]
-        values = zip(*(ordered[name].tolist() for name in names), strict=True)
-        return cls(blocks(dict(zip(names, row, strict=True)) for row in values))
+        return cls(blocks(records(ordered)))
 
     def add(self, rows: Sequence[Row]) -> None:
         self.cases.setdefault(str(rows[0]["case_id"]), CaseTimes()).add(rows)
@@ -173,7 +164,7 @@ class RoundTimes:
         return Typical({(c, p): rounds for p in FITTED for c, rounds in self.step_ms(p).items()})
 
 
-def blocks(rows: Iterable[R]) -> Iterator[list[R]]:
+def blocks(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Rows of blocks.csv in their order, those of one block together."""
     for _, found in groupby(rows, key=_BLOCK):
         yield list(found)

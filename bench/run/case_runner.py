@@ -103,7 +103,6 @@ class CaseRunner:
         self.live.append(live)
 
     def _prove(self, live: LiveCase) -> None:
-        """Prove a case, with its first steps, and write down what is known of it. Raises CaseFailedError."""
         index, case = live.index, live.case
         limit_s = preparing_s(self.settings, case)
         began_s = self.elapsed_s()

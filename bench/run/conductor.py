@@ -170,9 +170,7 @@ class Conductor:
     def _write_down(self, failure: Failure | None) -> None:
         if failure is None:
             return
-        said: list[str] = []
-        if self._recorder is not None:
-            said = settle_fault(self._recorder, failure)
+        said = settle_fault(self._recorder, failure) if self._recorder else []
         for line in said or [f"{speaker()}: error: {failure.reason}"]:
             print(visible(line), file=sys.stderr, flush=True)
 
@@ -180,16 +178,14 @@ class Conductor:
         """Bring the files up to date where no worker goes on, before the workers are ended; the exit code."""
         ignore_signals()
         self._console.progress_done()
-        if said:
-            say(f"error: {said}")
-        if self._recorder is None and not said:
-            say("error: the ranks ended before the run began")
+        if said or self._recorder is None:
+            say(f"error: {said or 'the ranks ended before the run began'}")
         self._finish(why)
         return code
 
     def _finish(self, why: str) -> None:
         """Nothing is written where another folder has come to the place of the run's."""
-        if self._recorder is not None and self._recorder.is_in_place():
+        if self._recorder is not None and self._recorder.writer.is_in_place():
             finish(self._recorder.folder, why)
 
     def _interrupted(self) -> int:

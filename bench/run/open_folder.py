@@ -151,13 +151,12 @@ def settle_fault(recorder: Recorder, found: Failure) -> list[str]:
     under_way = _under_way(recorder)
     if under_way.index is not None:
         return [fail_case(recorder, under_way.index, found)]
-    if under_way.curve is not None:
-        num_ranks, backend = under_way.curve
-        recorder.add_allreduce(num_ranks, backend, {})
-        return [f"all-reduce curve left out: {found.reason}; {_keep(recorder, 'run', found, under_way.what)}"]
     if found.ranks:
         _keep(recorder, "run", found, under_way.what)
-    return []
+    if under_way.curve is None:
+        return []
+    recorder.add_allreduce(*under_way.curve, {})
+    return [f"all-reduce curve left out: {found.reason}"]
 
 
 def fail_case(recorder: Recorder, index: int, found: Failure) -> str:

@@ -115,7 +115,6 @@ class Rounds(CaseRunner):
             self._look(round_index)
 
     def _trace_last(self) -> None:
-        """Trace every case that is traced after all rounds, once, whatever the time."""
         traced = [live for live in self.live if is_traced(live.case, self.settings, last=True)]
         wanted = [(live, ["trace"]) for live in traced]
         self._visit(wanted, AFTER_ROUNDS, "trace", num_rounds=self.recorder.rounds)

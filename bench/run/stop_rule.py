@@ -167,23 +167,17 @@ def dropped(
     Bubeck and Munos, "Best Arm Identification in Multi-Armed Bandits", 2010). No test is involved, so no
     threshold either; what is said in the end rests on the run's intervals, for as many cases as began.
 
-    Args:
-        pairs: that the run compares, (case, reference); a reference is never dropped.
-        rates: throughput by round, of every case that is still measured.
-        left_share: of the time or the rounds for measuring, from 1 down to 0.
+    `pairs` are the run's, (case, reference), `rates` by round of each case that is still measured,
+    `left_share` of the time or the rounds from 1 down to 0. A reference is never dropped.
     """
     found: set[str] = set()
+    early = max((left_share - FINAL_SHARE) / (1 - FINAL_SHARE), 0.0)
     for reference in dict.fromkeys(reference for _, reference in pairs):
         challengers = [case_id for case_id, its_reference in pairs if its_reference == reference]
         others = [case_id for case_id in challengers if case_id in rates]
         own = rates.get(reference, {})
         if all(len(rates[case_id].keys() & own.keys()) >= LEAST_ROUNDS for case_id in others):
             gains = {case_id: median_of_ratios(rates[case_id], own).estimate for case_id in others}
-            found |= set(sorted(others, key=lambda c: -gains[c])[num_kept(len(challengers), left_share) :])
+            num_kept = FINALISTS + math.ceil((len(challengers) - FINALISTS) * early)
+            found |= set(sorted(others, key=lambda c: -gains[c])[num_kept:])
     return frozenset(found - {reference for _, reference in pairs})
-
-
-def num_kept(challengers: int, left_share: float) -> int:
-    """Count the challengers that are still measured with `left_share` of the time left."""
-    early = max((left_share - FINAL_SHARE) / (1 - FINAL_SHARE), 0.0)
-    return min(FINALISTS + math.ceil((challengers - FINALISTS) * early), challengers)

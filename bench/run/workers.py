@@ -41,7 +41,6 @@ class Workers:
     """All workers of a run, by rank. Under torchrun or srun they are `launched`: a lost one stays lost."""
 
     def __init__(self, processes: Processes, launched: Launch | None = None) -> None:
-        """Workers that `processes` or a launcher start."""
         self.launched = launched
         self._processes = processes
         self._selector = selectors.DefaultSelector()
@@ -160,7 +159,10 @@ class Workers:
                 if not isinstance(answer, m.Report) or rank not in missing:
                     continue
                 if answer.status == "usage":
-                    raise _usage_error(answer)
+                    error = UsageError(answer.reason)
+                    error.exit_code, error.label = ExitCode(answer.exit_code), answer.label
+                    error.add_note(answer.traceback)
+                    raise error
                 reports[rank] = answer
                 if answer.is_failure and not any(r.is_failure for k, r in reports.items() if k != rank):
                     # The others may wait for it, or have the same error a little later; or the one that it
@@ -287,10 +289,3 @@ def running_workers(settings: Settings) -> Iterator[Workers]:
         raise NotMeasuredError(str(lost)) from None
     finally:
         remove_abandoned()
-
-
-def _usage_error(report: m.Report) -> UsageError:
-    error = UsageError(report.reason)
-    error.exit_code, error.label = ExitCode(report.exit_code), report.label
-    error.add_note(report.traceback)
-    return error

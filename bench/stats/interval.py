@@ -52,11 +52,6 @@ class Interval:
         # Beyond exp(700) a float overflows; such an interval says nothing anyway.
         return Interval(*(math.exp(min(end, 700.0)) for end in (self.estimate, self.low, self.high)))
 
-    def log(self) -> Interval:
-        """The logarithm of a positive interval; without ends where one is not above 0."""
-        ends = (self.low, self.high) if min(self.low, self.high) > 0 else (math.nan, math.nan)
-        return Interval(*map(math.log, (self.estimate, *ends)))
-
     def columns(self, name: str) -> dict[str, float]:
         """The cells of a table that hold it: `name`, `name_low` and `name_high`."""
         return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
@@ -121,12 +116,7 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Int
 
 
 def median_intervals(samples: Samples, *, confidence: float = 0.95) -> list[Interval]:
-    """`median_interval` of every column.
-
-    Args:
-        samples: a row for each round, at least one, and a column for each figure.
-        confidence: coverage of each interval by itself, a fraction.
-    """
+    """`median_interval` of every column; a row of `samples` is a round, of which there is one at least."""
     ordered = np.sort(samples, axis=0)
     three = np.full((3, ordered.shape[1]), math.nan)
     known = ~np.isnan(ordered[-1])
@@ -198,11 +188,8 @@ def with_change_of_runs(difference: Estimate, *rounds: Sequence[float] | Figures
 
     A machine whose pace changes during a run is likely to have another between two. So the variance between
     the quarters of each run, beyond that of its rounds, counts once more, as that of where the whole run lay.
-    Runs of fewer than three rounds in every quarter tell nothing of that, and widen nothing.
-
-    Args:
-        difference: with the error that the rounds give.
-        rounds: of each run one figure per round, in their order and in the unit of the difference.
+    Runs of fewer than three rounds in every quarter tell nothing of that, and widen nothing. `rounds` has of
+    each run one figure per round, in their order and in the unit of the difference.
     """
     changed = [Estimate(0.0, math.sqrt(_change_within(np.asarray(one))), QUARTERS - 1) for one in rounds]
     return difference.minus(*changed)
@@ -227,6 +214,6 @@ def common_value(values: Sequence[Interval]) -> float:
     Each counts by one over its variance, as in a meta-analysis of a fixed effect. Needs known intervals of
     positive values.
     """
-    logs = [value.log() for value in values]
-    weights = [(one.high - one.low) ** -2 for one in logs]
-    return math.exp(sum(w * one.estimate for w, one in zip(weights, logs, strict=True)) / sum(weights))
+    weights = [math.log(one.high / one.low) ** -2 for one in values]
+    logs = [math.log(one.estimate) for one in values]
+    return math.exp(sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights))

@@ -222,7 +222,6 @@ class Typical:
     """Fitted step times, in ms, of cases and phases that were visited in common rounds."""
 
     def __init__(self, step_ms: Mapping[Column, Mapping[int, float]]) -> None:
-        """Fit what was measured: ms per step by case, phase and round."""
         rounds = sorted({r for by_round in step_ms.values() for r in by_round})
         table = [[by_round.get(r, math.nan) for by_round in step_ms.values()] for r in rounds]
         self._fit = fit(np.array(table)) if rounds else None
@@ -281,12 +280,9 @@ class Typical:
 
 
 def in_pairs(differences: Sequence[float] | Figures) -> Estimate:
-    """What differences formed within rounds typically are, robustly, by the fit of a run.
+    """What differences, one per round in the order of time, typically are, robustly, by the fit of a run.
 
-    Of two columns that share their rounds, nothing but the differences counts.
-
-    Args:
-        differences: one per round, in the order of time, such as logarithms of ratios.
+    They are such as logarithms of ratios. Of columns that share their rounds nothing else counts.
     """
     values = np.asarray(differences, dtype=float)
     found = fit(np.exp(np.column_stack([values, np.zeros(len(values))])))

@@ -323,7 +323,7 @@ def test_nothing_is_written_into_a_folder_that_has_come_to_the_place_of_a_runs(t
     for write in (*writes, lambda: recorder.add_trace("x", 0, b""), lambda: recorder.close("x")):
         with pytest.raises(UsageError, match="removed or renamed during the run"):
             write()
-    assert not recorder.is_in_place()
+    assert not recorder.writer.is_in_place()
     assert {path: path.read_bytes() for path in other.iterdir()} == before
 
 
