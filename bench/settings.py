@@ -64,26 +64,26 @@ class Settings:
     modes: tuple[str, ...] = option(
         ("dp", "ddp"),
         cli.csv(cli.choice(MODES)),
-        "beside single, always there: dp, ddp, replicate, fsdp, partition, pipeline (docs/forms.md)",
+        "besides single (one device): dp, ddp, replicate, fsdp, partition, pipeline (docs/forms.md)",
         "MODE,…",
     )
     gpus: tuple[int, ...] | None = option(
         None,
         cli.csv(cli.positive_int),
-        "how many devices, not which (CUDA_VISIBLE_DEVICES); without GPUs, cores (default: 1, 2, 4 … all)",
+        "device counts (which: CUDA_VISIBLE_DEVICES); CPU cores without GPUs (default: 1, 2, 4 … all)",
         "N,…",
     )
     arch: str | None = option(
-        None, str, "resnet20, the smallest, to resnet152 (default: CPU resnet18, GPU resnet50)", "NAME"
+        None, str, "built-in model, resnet20 to resnet152 (default: CPU resnet18, GPU resnet50)", "NAME"
     )
     workload: str | None = option(
         None,
         str,
-        "your model: a Workload (docs/own-model.md), or a function that returns an nn.Module of images",
+        "your model: a function returning an nn.Module for images, else a Workload (docs/own-model.md)",
         "package.module:name",
     )
     batch_size: int | None = option(
-        None, cli.positive_int, "samples per device (default: CPU 16, GPU by its memory)", "N"
+        None, cli.positive_int, "samples per device (default: CPU 16, GPU what fits)", "N"
     )
     image_size: int | None = option(
         None, cli.positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N"
@@ -118,7 +118,7 @@ class Settings:
         False, cli.switch, "more ranks than GPUs: shows that it works, not speed", "on|off"
     )
     rounds: int | None = option(
-        None, cli.positive_int, "exactly N rounds (default: as many as are needed, or fit)", "N"
+        None, cli.positive_int, "measure each case N times (default: enough to compare, or as fit)", "N"
     )
     precision_target: float | None = option(
         None,
@@ -132,7 +132,7 @@ class Settings:
     max_time: float | None = option(
         None,
         cli.duration_s,
-        "limit of measuring; start-up is extra (default: CPU 200s, GPU 10m; none with --rounds)",
+        "limit of measuring, as 90s or 2h; start-up is extra (default: CPU 200s, GPU 10m)",
         "10m",
     )
     race: bool = option(

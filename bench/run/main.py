@@ -97,7 +97,7 @@ def parser(name: str = "run", description: str | None = __doc__, *, whole: bool 
     add(group, "resume", finish, type=Path, metavar="DIR")
     add(group, "quiet", "no progress, no table; only errors", action="store_true")
     add(group, "json", "the summary as JSON on stdout", action="store_true")
-    add(made, "preset", f"settings by name: {', '.join(PRESETS)} (docs/settings.md)", metavar="NAME")
+    add(made, "preset", f"settings by name: {', '.join(PRESETS)}", metavar="NAME")
     add(made, "config", "settings from a TOML file", type=Path, metavar="FILE.toml")
     add(made, "dry_run", "print the plan and its expected time; run nothing", action="store_true")
     every = "every option, with values and defaults"
