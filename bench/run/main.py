@@ -51,9 +51,9 @@ EXAMPLES = """examples:
   {run} --workload net:make    your model: make() in net.py
   {run} --preset ddp-paper     what the DDP paper varies
 
-Results: table and answers here; report.html (open first) and cases.csv in the folder.
+Results: a table here; report.html (open first) and cases.csv in the folder.
 Exit status: 0 done, 2 your input or setup, 4 a mode could not be measured.
-Several machines: docs/clusters.md. Two versions of code or torch: {gate}
+Clusters: docs/clusters.md. Two versions: {gate}
 """
 
 ORDER = """An option on|off may stand alone for on; of one with ,… each value is measured.
