@@ -31,10 +31,10 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
 
 RULES = {
-    "regressed": "the estimate is worse by more than {allowed}, and all of the interval is worse than 0%",
-    "improved": "the estimate is better by more than {allowed}, and all of the interval is better than 0%",
-    "allowed": "no end of the interval is worse by more than {allowed}",
-    "undecided": "an end of the interval is worse by more than {allowed}, and it is not regressed",
+    "regressed": "worse for sure, as all of the interval is; by over {allowed} by the estimate",
+    "improved": "better for sure, as all of the interval is; by over {allowed} by the estimate",
+    "allowed": "all of the interval is better than {allowed} worse",
+    "undecided": "it may be over {allowed} worse by the interval, and is not clear enough for regressed",
 }
 """When a metric that every round gives has a verdict."""
 

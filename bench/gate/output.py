@@ -54,6 +54,7 @@ def conditions(gate: Gate) -> list[str]:
         for d in gate.differences
     ]
     first = [] if gate.interleaved else [NOT_INTERLEAVED]
+    first += [f"{CPU_STAND_IN}."] if gate.on_cpu else []
     return [visible(_HASH.sub(r"\1", line)) for line in (*first, *gate.code.lines(), *differing)]
 
 
@@ -63,21 +64,22 @@ def notes(gate: Gate) -> list[str]:
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         lines.append(
-            f"Change: candidate over baseline, each with a {100 * gate.confidence:.4g}% interval; all are "
-            f"right at once with {100 * FAMILY_CONFIDENCE:g}%."
+            f"Change: candidate over baseline. Intervals are {100 * gate.confidence:.4g}% ones, so that all "
+            f"are right together with {100 * FAMILY_CONFIDENCE:g}%."
         )
         lines += _launches(gate)
     if any(c.column is not None and c.column.in_parts_of for c in compared):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += reasons(gate)
     if hidden := len(gate.comparisons) - len(gate.shown):
-        changes = plural(hidden, "other change")
-        lines.append(f"Not shown: {changes}, allowed or not known; --strict shows and judges all.")
+        lines.append(
+            f"Not shown: {plural(hidden, 'change')} of other metrics; --strict shows and judges all."
+        )
     if gate.only_in_candidate:
         lines.append(f"Only in the candidate, not gated: {'; '.join(gate.only_in_candidate)}.")
     if gate.only_in_baseline:
         lines.append(f"Not measured in the candidate, not gated: {', '.join(gate.only_in_baseline)}.")
-    return [*lines, f"{CPU_STAND_IN}."] if gate.on_cpu else lines
+    return lines
 
 
 def reasons(gate: Gate) -> list[str]:
@@ -193,8 +195,8 @@ def _launches(gate: Gate) -> list[str]:
     turns = f"Measured in turns, {plural(gate.num_launches, 'launch')} of each side"
     if gate.num_launches == 1:
         return [f"{turns}: another may differ by more."]
-    looked = f", and that it ends after {listed([*map(str, gate.looks)])}" if len(gate.looks) > 1 else ""
-    return [f"{turns}: intervals hold how launches differ{looked}."]
+    looked = f" (looks after {listed([*map(str, gate.looks)])})" if len(gate.looks) > 1 else ""
+    return [f"{turns}{looked}: intervals cover how launches differ."]
 
 
 def sentence(step: NextStep) -> str:
