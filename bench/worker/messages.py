@@ -166,10 +166,6 @@ class Load(Command[LoadReading | None], frozen=True):
     """Read how busy the machine is."""
 
 
-class Rate(Command[dict[str, float] | str], frozen=True):
-    """Measure the device by itself: figures of `DeviceRates`, or in a sentence why there are none."""
-
-
 class Group(Command[None], frozen=True):
     """Make a process group; all ranks together."""
 

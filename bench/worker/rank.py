@@ -21,12 +21,12 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # the stub la
 from ...models.profile import profile_workload
 from ...models.registry import workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
-from ...models.workload import Workload, one_line
+from ...models.workload import Workload
 from ..machine import versions
 from ..measure.calibration import trainable
 from ..measure.clock import make_clock
 from ..measure.memory import release_cache, release_memory
-from ..measure.standalone import allreduce_ms, matrix_rate
+from ..measure.standalone import allreduce_ms
 from ..measure.telemetry import sampled
 from ..measure.timed import probe
 from ..modes import require_compiler
@@ -36,7 +36,7 @@ from ..sharing import read_load
 from ..sysfs import oom_kills
 from . import messages as m
 from .devices import look, place_of_rank, take_place, told_machine
-from .error_report import attempt, is_broken_by
+from .error_report import attempt
 from .facts import Begun, Inspected, Profiled, Proven, Warmed
 from .groups import (
     ADDRESS_KEY,
@@ -102,8 +102,6 @@ class Rank:
                 return None  # only the beginning concerns this rank
             case m.Load():
                 return read_load()
-            case m.Rate():
-                return self._rate()
             case m.Group(group=(num_ranks, backend) as key):
                 self._groups[key] = new_group(range(num_ranks), backend)
                 return None
@@ -202,15 +200,6 @@ class Rank:
         machine, conditions = told_machine(asked, place) if self._local_rank == 0 else (None, {})
         return Begun(place=place, machine=machine, conditions=conditions, oom_kills=oom_kills())
 
-    def _rate(self) -> dict[str, float] | str:
-        """One line where it raises, as for want of memory, unless that breaks the device."""
-        try:
-            return matrix_rate(self.place.device, self._shared.settings.precision)
-        except Exception as error:
-            if is_broken_by(error):
-                raise
-            return one_line(error)
-
     def _prove(self, asked: m.Prove) -> Proven | None:
         require_compiler(asked.case, self.place.device)
         prover, maker = self._prover, self._prover.maker
@@ -260,5 +249,5 @@ BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Profile, m.Begin)
 OF_A_CASE = (m.Split, m.Prove, m.Warm, m.Compare, m.Block)
 """Commands in which a case computes."""
 
-IN_STEP = (m.Wait, m.Rate, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)
+IN_STEP = (m.Wait, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)
 """Commands that all ranks begin together; who takes no part in one waits for its beginning."""
