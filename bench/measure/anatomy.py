@@ -1,7 +1,7 @@
 """The anatomy pass: where a step's time goes. Never mixed with the timed pass.
 
-The trainer's hook puts a mark after each phase of a step; hooks on the parameters
-note when each gradient is ready; DP's stages are wrapped for the duration of the pass and unwrapped after.
+The trainer's hook puts a mark after each phase of a step; hooks on the parameters note when each gradient is
+ready; stages of DP and of pipelines are wrapped for the duration of the pass and unwrapped after.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..modes.ddp import NEVER, DistributedMode
 from ..modes.dp import DataParallelStandIn
 from ..results.block_times import BlockTimes
-from .clock import make_clock
+from .clock import Clock, make_clock
 from .timed import PHASES, Trainer, hooked, lead_in, no_gc
+
+if TYPE_CHECKING:
+    from ..modes.pipeline import PipelineMode
 
 HOST_STAGES = {
     "scatter_batch": "dp_scatter_ms",
@@ -179,3 +183,48 @@ def bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Sequence[in
     """
     first = min(ready_ms.values())
     return [max(ready_ms.get(index, first) for index in bucket) for bucket in parameters]
+
+
+def run_pipeline_anatomy(
+    trainer: Trainer, num_steps: int, device: torch.device, group: dist.ProcessGroup | None
+) -> BlockTimes:
+    """`num_steps` steps with marks around what each stage computes; its ranks call it together.
+
+    The detail holds `bubble_pct`, 100 x (1 - what all stages compute / (stages x time of the longest)).
+    """
+    clock, mode = make_clock(device), cast("PipelineMode", trainer.mode)
+    steps: list[float] = []
+    bubbles: list[float] = []
+    windows: list[tuple[Any, Any]] = []
+    computed: list[tuple[Any, Any]] = []
+    # Without what they wait for, these methods of PyTorch's stage compute on one micro-batch.
+    parts = [(mode.stage, "forward_one_chunk", computed), (mode.stage, "backward_one_chunk", computed)]
+    hooks = [(o, name, partial(_noted, clock, its)) for o, name, its in [(mode, "train", windows), *parts]]
+    lead_in(trainer.step, device)
+    with no_gc(), hooked(hooks):
+        for _ in range(num_steps):
+            start = time.perf_counter_ns()
+            trainer.step()
+            clock.wait()
+            steps.append((time.perf_counter_ns() - start) / 1e6)
+            own = torch.tensor([_taken_ms(clock, its) for its in (windows, computed)], device=device)
+            found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(found, own, group)
+            windows_ms, busy_ms = zip(*(stage.tolist() for stage in found), strict=True)
+            # A stage waits in its window for the one before it: that of the first holds the whole batch.
+            bubbles.append(100 * (1 - sum(busy_ms) / (len(found) * windows_ms[0])))
+    return BlockTimes(sum(steps), tuple(steps), {"bubble_pct": round(median(bubbles), 3)})
+
+
+def _taken_ms(clock: Clock, marks: list[tuple[Any, Any]]) -> float:
+    """The time between pairs of marks, which are forgotten."""
+    total = sum(clock.ms(start, end) for start, end in marks)
+    marks.clear()
+    return total
+
+
+@contextlib.contextmanager
+def _noted(clock: Clock, marks: list[tuple[Any, Any]]) -> Iterator[None]:
+    start = clock.now()
+    yield
+    marks.append((start, clock.now()))

@@ -281,7 +281,6 @@ def facts_of(
         **{name: 0.0 if error is not None and error < LEAST else error for name, error in errors.items()},
         "not_proved": doubt and doubt.reason,
         "proved_by": doubt and doubt.remedy,
-        "making_s": proven.making_s,
         **memory_columns([one.memory for one in warmed], case.mode),
     }
     layout, compiled = warmed[0].layout, warmed[0].compilation

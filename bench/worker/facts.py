@@ -92,8 +92,6 @@ class Proven(Record, frozen=True):
     shown: Shown
     split_effect: float | None
     """Of the loss: see `SplitEffect`."""
-    making_s: float | None = None
-    """Seconds of making the module, where one serves all references."""
 
 
 class Warmed(Record, frozen=True):

@@ -12,7 +12,7 @@ from ...models.data import BatchSource, Drawn, PrefetchSource
 from ...models.step import compile_module, placed
 from ..buckets import BucketLayout
 from ..case import Case
-from ..measure.anatomy import run_anatomy
+from ..measure.anatomy import run_anatomy, run_pipeline_anatomy
 from ..measure.calibration import longest, run_calibration
 from ..measure.clock import Clock
 from ..measure.memory import MemoryWatch, release_memory
@@ -176,9 +176,7 @@ class HeldCase:
     def _anatomy(self) -> BlockTimes:
         trainer, case, device = self.trainer, self.case, self.shared.place.device
         if case.is_staged:
-            from ..measure.pipeline import run_pipeline_anatomy  # imported with such a case
-
-            return run_pipeline_anatomy(trainer, case, ANATOMY_STEPS, device, self.group)
+            return run_pipeline_anatomy(trainer, ANATOMY_STEPS, device, self.group)
         buckets = () if self.layout is None else self.layout.parameters
         local_steps = 1 if case.communicates else 0
         return run_anatomy(trainer, ANATOMY_STEPS, device, local_steps=local_steps, buckets=buckets)

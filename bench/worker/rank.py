@@ -202,13 +202,13 @@ class Rank:
 
     def _prove(self, asked: m.Prove) -> Proven | None:
         require_compiler(asked.case, self.place.device)
-        prover, maker = self._prover, self._prover.maker
+        prover = self._prover
         stages = prover.splitter.stages(asked.by_device)
         shown = prover.prove(asked.case, self._group_of(asked), stages)
         if self.number:
             return None
         effect = prover.inputs.split_effect(asked.case)
-        return Proven(shown=shown, split_effect=effect, making_s=maker.seconds if maker.is_slow else None)
+        return Proven(shown=shown, split_effect=effect)
 
     def _warm(self, asked: m.Warm) -> Warmed:
         stages = self._prover.splitter.stages(asked.by_device)

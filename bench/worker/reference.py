@@ -137,7 +137,7 @@ class Reference:
         split, scales, draws = work.split, work.scales, False
         with contextlib.ExitStack() as closing:
             with peers.together():
-                module = self.maker.module(work.dtype, refers=True)
+                module = self.maker.module(work.dtype)
                 if again:
                     _perturb(module)
                 before = weights_of(module)
@@ -167,7 +167,6 @@ class Reference:
                             optimizer.step()
         buffers, state = peers.own_part(buffers_of(module)), shapes_of(module.state_dict())
         update = difference(weights_of(module), before) if scales else {}
-        self.maker.take_back(module)
         gradients = {} if scales else on_host(found)
         return Computed(gradients, on_host(sizes), update, buffers, state, draws, unused)
 

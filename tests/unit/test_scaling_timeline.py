@@ -1,4 +1,4 @@
-"""The event simulation and pipelines' bubbles against closed forms worked out by hand."""
+"""The event simulation and the split of a model's layers against closed forms worked out by hand."""
 
 import contextlib
 import itertools
@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet18
 
-from ddp_bench.bench.measure.pipeline import bubble_share
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
 from ddp_bench.bench.worker.stages import balanced, layer_costs_ms
 from ddp_bench.models.resnet import resnet20, resnet_layers
@@ -113,19 +112,6 @@ def test_more_bandwidth_is_never_slower(buckets, slow, factor):
     faster = [(ready, comm / factor) for ready, comm in buckets]
     slower_ms = exposed_ms(buckets, slowdown=slow)
     assert exposed_ms(faster, slowdown=slow) <= slower_ms + 1e-6
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("n", "m"), [(2, 1), (2, 4), (3, 5), (4, 4), (8, 32)])
-def test_equal_stages_wait_as_the_gpipe_paper_says(schedule, n, m):
-    if schedule == "gpipe" or m >= n:
-        assert bubble_share(schedule, [1.0] * n, [2.0] * n, m) == pytest.approx((n - 1) / (m + n - 1))
-
-
-def test_unequal_stages_wait_for_the_slowest_and_partition_keeps_one_busy_at_a_time():
-    # By hand: F 1, 1 then F 3, 3 ends at 7; backwards of no time. Busy 8 of 2 x 7.
-    assert bubble_share("gpipe", [1.0, 3.0], [0.0, 0.0], 2) == pytest.approx(1 - 8 / 14)
-    assert bubble_share("gpipe", [1.0, 5.0, 2.0], [2.0, 9.0, 4.0], 1) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 5])
