@@ -49,6 +49,11 @@ def devices_of(case: Case, place: Place) -> list[torch.device]:
     return [place.device]
 
 
+def gpus_of(case: Case, place: Place) -> list[int]:
+    """CUDA indices of the GPUs that a rank trains on, each once; none on CPU cores."""
+    return sorted({device.index for device in devices_of(case, place) if device.type == "cuda"})
+
+
 def pin(core: int) -> None:
     """Keep this thread on one core, with one intra-op thread: a device that is a CPU core."""
     torch.set_num_threads(1)

@@ -17,10 +17,11 @@ from ..measure.calibration import longest, run_calibration
 from ..measure.clock import Clock
 from ..measure.memory import MemoryWatch, release_memory
 from ..measure.standalone import BucketReplay
-from ..measure.telemetry import Telemetry, gpus_of
+from ..measure.telemetry import Telemetry
 from ..measure.timed import LEAD_IN_STEPS, Trainer, run_block
 from ..measure.trace import run_trace
 from ..modes import Place, Stages, build_mode, devices_of
+from ..modes.base import gpus_of
 from ..modes.compiled import CompileWatch, draws_as_eager
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes
 from ..settings import ResolvedSettings

@@ -23,8 +23,7 @@ from ..launch import Launch
 from ..process import die_at_once, host_name
 from . import messages as m
 from .error_report import bounded
-from .groups import ADDRESS_KEY, joined_store
-from .peers import waiting_for, waits_for
+from .groups import ADDRESS_KEY, joined_store, waiting_for, waits_for
 from .rank import Rank
 
 CONNECT_S = 600.0

@@ -19,7 +19,7 @@ from ...models.workload import Batch, Workload, check_loss, loss_function, make_
 from ..case import Case, split_of
 from ..errors import UsageError
 from ..modes.base import tensors_of_module
-from .peers import Weights
+from .groups import Weights
 
 
 class Maker:

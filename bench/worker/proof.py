@@ -27,8 +27,8 @@ from ..modes import Mode, Place, Stages, Unsupported, build_mode
 from .comparison import AMPLIFIED, EXACT, Comparison, ProofError, unless_memory_is_full
 from .error_report import is_of_the_model
 from .facts import Shown
+from .groups import Peers, on_host
 from .making import Maker, begin_draws, shapes_of
-from .peers import Peers, on_host
 from .proof_inputs import IN_16_BITS, ProofInputs
 from .reference import Computed, Reference, Subject, Work
 from .stages import Splitter

@@ -24,9 +24,8 @@ from ..errors import RAISED_BY_USERS
 from ..modes.base import gradients_of
 from .comparison import off_by_buffers
 from .error_report import is_of_the_model, report_of
-from .groups import num_launched
+from .groups import Peers, Weights, as_default, difference, norm, num_launched, on_host
 from .making import Maker, begin_draws, generators, precise
-from .peers import Peers, Weights, as_default, difference, norm, on_host
 from .reference import buffers_of
 
 LEAST_ROWS = 2

@@ -27,7 +27,6 @@ from ..measure.calibration import trainable
 from ..measure.clock import make_clock
 from ..measure.memory import release_cache, release_memory
 from ..measure.standalone import allreduce_ms
-from ..measure.telemetry import sampled
 from ..measure.timed import probe
 from ..modes import require_compiler
 from ..provenance import workload_code
@@ -35,11 +34,12 @@ from ..settings import ResolvedSettings
 from ..sharing import read_load
 from ..sysfs import oom_kills
 from . import messages as m
-from .devices import look, place_of_rank, take_place, told_machine
+from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
 from .error_report import attempt
 from .facts import Begun, Inspected, Profiled, Proven, Warmed
 from .groups import (
     ADDRESS_KEY,
+    as_default,
     check_link,
     finish,
     joined_store,
@@ -47,9 +47,9 @@ from .groups import (
     new_group,
     num_launched,
     opened_store,
+    waiting_for,
 )
 from .held_case import HeldCase, Shared, build
-from .peers import as_default, waiting_for
 from .proof import Prover
 
 
@@ -123,10 +123,8 @@ class Rank:
                 group = self._groups.get(command.group)
                 return allreduce_ms(command.num_bytes, group, self.place.device, self._shared.clock)
             case m.AskNccl():
-                from .nccl_job import log_of  # runs on GPUs alone
-
                 release_memory(self.place.device)
-                return log_of(command, self.place.device)
+                return nccl_log(command, self.place.device)
             case m.Settle():
                 return self._settle(command)
             case m.Freeze():

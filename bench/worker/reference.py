@@ -24,8 +24,8 @@ from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
 from ..modes.base import gradients_of, tensors_of_module
 from ..modes.dp import replica_of
+from .groups import ALONE, Peers, Weights, as_default, difference, on_host
 from .making import Maker, begin_draws, generators, shapes_of
-from .peers import ALONE, Peers, Weights, as_default, difference, on_host
 
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more

@@ -19,8 +19,8 @@ from ..measure.memory import release_memory
 from ..measure.timed import Trainer, hooked
 from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_is_full
 from .facts import Shown
+from .groups import Weights, difference, on_host
 from .making import begin_draws
-from .peers import Weights, difference, on_host
 from .proof import Prover
 from .reference import Computed, Subject
 

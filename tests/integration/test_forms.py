@@ -129,19 +129,19 @@ report([summed, error(case("fsdp")), fsdp_policy, twice])
 def test_ranks_ask_nccl_in_processes_of_their_own_that_meet(forms):
     """Here by gloo, which says nothing of its own: what such a process writes is what its rank has."""
     found = forms("""
-from ddp_bench.bench.worker import nccl_job
+from ddp_bench.bench.worker import devices
 from ddp_bench.bench.worker.messages import AskNccl
 def job(name, *rest):
     say = "import sys; print('NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL', flush=True)"
-    run = "from ddp_bench.bench.worker.nccl_job import main; main(*sys.argv[1:])"
+    run = "from ddp_bench.bench.worker.devices import send_messages; send_messages(*sys.argv[1:])"
     return [sys.executable, "-c", f"{say}; {run}", *rest[1:]]
-patch.setattr(nccl_job, "own_command", job)
+patch.setattr(devices, "own_command", job)
 before = dict(os.environ)
 def asked(name, *sizes):
     job = AskNccl(name=name, num_ranks=2, sizes=sizes, backend="gloo")
-    return nccl_job.log_of(job, cluster.place.device)
+    return devices.nccl_log(job, cluster.place.device)
 logs = [asked("asked", 8, 4096)]
-patch.setattr(nccl_job, "own_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
+patch.setattr(devices, "own_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
 logs.append(asked("failed", 8))
 report([*logs, before == dict(os.environ)])
 """)

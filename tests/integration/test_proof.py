@@ -409,7 +409,7 @@ LINE = """
 from statistics import fmean
 from ddp_bench import Workload
 from ddp_bench.bench.worker.making import Maker
-from ddp_bench.bench.worker.peers import Peers
+from ddp_bench.bench.worker.groups import Peers
 from ddp_bench.bench.worker.reference import Reference, Subject
 class Line(nn.Module):
     def __init__(self):

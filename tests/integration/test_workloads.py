@@ -13,7 +13,7 @@ from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import held_case
-from ddp_bench.bench.worker.peers import as_default
+from ddp_bench.bench.worker.groups import as_default
 control, size = torch.distributed.group.WORLD, cluster.world_size
 alone, everyone = cluster.group(1, "gloo"), cluster.group(size, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=size)

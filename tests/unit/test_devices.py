@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Gpu, GpuPair
-from ddp_bench.bench.measure.telemetry import gpus_of
 from ddp_bench.bench.modes import Place, devices_of
+from ddp_bench.bench.modes.base import gpus_of
 from ddp_bench.bench.plan import SHARING, Machine, expand
 from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
 from ddp_bench.bench.run.begin import as_seen, job_of

@@ -16,12 +16,13 @@ from made import planned, resolved
 
 from ddp_bench.bench.gpus import ClockReason
 from ddp_bench.bench.measure import telemetry
-from ddp_bench.bench.measure.sampler import Sample, SampledGpu, answer, power_w, summary
-from ddp_bench.bench.measure.telemetry import Telemetry, sampled
+from ddp_bench.bench.measure.telemetry import Sample, SampledGpu, Telemetry, power_w, summary
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes, block_rows
 from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.worker import devices as rank_devices
+from ddp_bench.bench.worker.devices import sampled
 from ddp_bench.bench.worker.held_case import HeldCase, Shared
 from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
 
@@ -134,7 +135,7 @@ def test_why_nothing_can_be_sampled_is_told_once(environment, why, monkeypatch):
 def test_a_sampler_that_ends_or_hangs_holds_nobody_up(with_what, both, monkeypatch):
     seen(both, [0])
     (process,) = both._process
-    both._peer.settimeout(0.2)
+    monkeypatch.setattr(telemetry, "ANSWER_S", 0.2)
     monkeypatch.setattr(telemetry, "END_S", 0.1)
     process.send_signal(with_what)
     assert "has ended, or hangs" in both.of(block(), [0]).detail[TELEMETRY_FAILED]
@@ -178,7 +179,7 @@ def test_it_ends_with_a_rank_that_is_killed(how):
     )
     with rank:
         own, other = map(int, rank.stdout.readline().split())
-        eventually(lambda: "ddp_bench.bench.measure.sampler" in psutil.Process(own).cmdline()[:4])
+        eventually(lambda: "ddp_bench.bench.measure.telemetry" in psutil.Process(own).cmdline()[:4])
         rank.kill()
         rank.wait()
         eventually(lambda: has_ended(own), 30)
@@ -202,7 +203,7 @@ def cases(device):
 
 def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch):
     made = []
-    monkeypatch.setattr(telemetry, "Telemetry", made.append)
+    monkeypatch.setattr(rank_devices, "Telemetry", made.append)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=f"uuid {i}"))
     settings, every = cases("cuda")
     sampled(settings, every, place(0, "cuda:0"))
@@ -321,5 +322,4 @@ def test_only_samples_between_start_and_end_count():
         Sample(moment_s=t, sm_clock_mhz=mhz)
         for t, mhz in ((0.9, 100), (1.0, 1000), (1.5, 1100), (2.0, 1200), (2.1, 100))
     )
-    question = {"start_s": 1.0, "end_s": 2.0, "gpus": ["abcdefgh-1"]}
-    assert answer(question, {"abcdefgh-1": gpu}) == {"gpus": {"abcdefgh": {"sm_clock_mhz": 1100}}}
+    assert summary(gpu.within(1.0, 2.0)) == {"sm_clock_mhz": 1100}
