@@ -27,23 +27,15 @@ from .timed import PHASES, Trainer, hooked, lead_in, no_gc
 if TYPE_CHECKING:
     from ..modes.pipeline import PipelineMode
 
-HOST_STAGES = {
-    "scatter_batch": "dp_scatter_ms",
-    "replicate_weights": "dp_replicate_ms",
-    "apply_replicas": "dp_apply_ms",
-    "gather_outputs": "dp_gather_ms",
-    "backward_replicas": "dp_backward_ms",
-    "reduce_gradients": "dp_reduce_ms",
-}
-"""Methods of the stand-in, and the columns of their durations."""
-
-CUDA_STAGES = {
+DP_STAGES = {
     "scatter": "dp_scatter_ms",
     "replicate": "dp_replicate_ms",
     "parallel_apply": "dp_apply_ms",
     "gather": "dp_gather_ms",
+    "backward_replicas": "dp_backward_ms",
+    "reduce_gradients": "dp_reduce_ms",
 }
-"""The same of `nn.DataParallel`, which documents them; its backward reduces too."""
+"""Methods of DP, and the columns of their durations; the backward's two are the stand-in's alone."""
 
 
 class Anatomy:
@@ -153,15 +145,15 @@ def _dp_stages(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[No
     if not isinstance(parallel, torch.nn.DataParallel):
         yield
         return
-    stages = HOST_STAGES if isinstance(parallel, DataParallelStandIn) else CUDA_STAGES
-    timed = {
-        method: partial(_timed, samples.setdefault(column, []), parallel.device_ids)
-        for method, column in stages.items()
-    }
-    with hooked((parallel, method, around) for method, around in timed.items()):
+    gpus = [] if isinstance(parallel, DataParallelStandIn) else parallel.device_ids
+    with hooked(
+        (parallel, method, partial(_timed, samples.setdefault(column, []), gpus))
+        for method, column in DP_STAGES.items()
+        if hasattr(parallel, method)
+    ):
         yield
-    if stages is CUDA_STAGES:
-        samples["dp_backward_ms"] = samples["backward_ms"]
+    # On GPUs one backward reduces too.
+    samples.setdefault("dp_backward_ms", samples["backward_ms"])
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def test_phases_and_dp_stages_make_up_the_step_and_leave_nothing_in_it(waited_fo
     assert sum(backward) < detail["backward_ms"]
     assert 0 < detail["dp_device0_pct"] < 100
     assert isinstance(made.mode.wrapped, DataParallelStandIn)
-    assert "apply_replicas" not in vars(made.mode.wrapped), "the class's own method shows again"
+    assert "parallel_apply" not in vars(made.mode.wrapped), "the class's own method shows again"
     assert type(made) is Trainer
     assert not any(parameter._post_accumulate_grad_hooks for parameter in made.mode.module.parameters())
     assert waited_for == []
