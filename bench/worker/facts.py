@@ -37,22 +37,16 @@ class Devices(Record, frozen=True):
 
 
 class Inspected(Record, frozen=True):
-    """What a plan has to know of a workload."""
+    """What is trained."""
 
-    name: str
+    model: Model
     image_size: int | None
     unit: str
     units_per_sample: int
     has_fused_optimizer: bool
     takes_images: bool
     """Where channels_last is in question."""
-
-
-class Profiled(Record, frozen=True):
-    """What is trained."""
-
-    model: Model
-    versions: dict[str, str]
+    versions: dict[str, str] = {}
     workload: WorkloadCode | None = None
     parameters: tuple[tuple[str, int, str], ...] = ()
     """Name, bytes and kind of the trainable ones, where the run calibrates."""

@@ -19,7 +19,7 @@ from ..manifest import Record
 from ..results.block_times import BlockTimes
 from ..settings import ResolvedSettings
 from ..sharing import LoadReading
-from .facts import Begun, Devices, Inspected, Profiled, Proven, SeenGpus, Shown, Warmed
+from .facts import Begun, Devices, Inspected, Proven, SeenGpus, Shown, Warmed
 
 MOST_BYTES = 2**28
 """Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
@@ -122,7 +122,7 @@ class Look(Command[Devices], frozen=True):
 
 
 class Inspect(Command[Inspected], frozen=True):
-    """Load the workload, and see that the images are there that it is to train on."""
+    """Load and describe the workload, and see that the images are there that it is to train on."""
 
     settings: ResolvedSettings
 
@@ -132,12 +132,6 @@ class Probe(Command[list[float]], frozen=True):
 
     settings: ResolvedSettings
     case: Case
-
-
-class Profile(Command[Profiled], frozen=True):
-    """Describe model and code."""
-
-    settings: ResolvedSettings
 
 
 class Begin(Command[Begun], frozen=True):

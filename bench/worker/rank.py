@@ -36,7 +36,7 @@ from ..sysfs import oom_kills
 from . import messages as m
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
 from .error_report import attempt
-from .facts import Begun, Inspected, Profiled, Proven, Warmed
+from .facts import Begun, Inspected, Proven, Warmed
 from .groups import (
     ADDRESS_KEY,
     as_default,
@@ -94,8 +94,6 @@ class Rank:
                 return self._inspect(command.settings)
             case m.Probe(settings=settings, case=case):
                 return probe(self._loaded(settings), case, torch.device(case.device_type))
-            case m.Profile():
-                return self._profile(command.settings)
             case m.Begin():
                 return self._begin(command)
             case m.Wait():
@@ -147,18 +145,12 @@ class Rank:
 
             check_folder(Path(settings.data))
         return Inspected(
-            name=workload.name,
+            model=profile_workload(workload),
             image_size=workload.image_size,
             unit=workload.unit,
             units_per_sample=workload.units_per_sample,
             has_fused_optimizer=settings.first("fused_optimizer") and has_fused_optimizer(workload),
             takes_images=settings.first("channels_last") and takes_images(workload),
-        )
-
-    def _profile(self, settings: ResolvedSettings) -> Profiled:
-        workload = self._loaded(settings)
-        return Profiled(
-            model=profile_workload(workload),
             versions=versions(),
             workload=None if settings.workload is None else workload_code(settings.workload),
             parameters=tuple(trainable(workload)) if settings.calibrate else (),
@@ -241,7 +233,7 @@ class Rank:
         return None
 
 
-BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Profile, m.Begin)
+BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Begin)
 """Commands that concern the run as a whole."""
 
 OF_A_CASE = (m.Split, m.Prove, m.Warm, m.Compare, m.Block)
