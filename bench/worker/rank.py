@@ -22,6 +22,7 @@ from ...models.profile import profile_workload
 from ...models.registry import workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
 from ...models.workload import Workload
+from ..errors import RAISED_BY_USERS
 from ..machine import versions
 from ..measure.calibration import trainable
 from ..measure.clock import make_clock
@@ -35,7 +36,7 @@ from ..sharing import read_load
 from ..sysfs import oom_kills
 from . import messages as m
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
-from .error_report import attempt
+from .error_report import answer_to
 from .facts import Begun, Inspected, Proven, Warmed
 from .groups import (
     ADDRESS_KEY,
@@ -70,7 +71,10 @@ class Rank:
 
     def do(self, command: m.Command[Any]) -> m.Report:
         """Carry a command out, in step with the other ranks where they are to; what came of it."""
-        found = attempt(lambda: self._in_step(command), is_of_a_case=not isinstance(command, BEFORE_CASES))
+        try:
+            found = m.Report(value=self._in_step(command))
+        except RAISED_BY_USERS as error:  # whatever a model raises fails its case alone
+            found = answer_to(error, is_of_a_case=not isinstance(command, BEFORE_CASES))
         return replace(found, launched=num_launched(self._group_of(command)))
 
     def _in_step(self, command: m.Command[Any]) -> Any:
