@@ -51,7 +51,7 @@ class Rounds(CaseRunner):
             check_links(self, self._start_anew)
         self._prepare_cases()
         self._drop_equal_layouts()
-        self.between(m.Freeze(), "the work between cases")
+        self.between(m.Forget(), "giving memory back")
         measure_curves(self)
         self._count_earlier()
         self._say_if_too_short()

@@ -78,14 +78,8 @@ class Shown(Record, frozen=True):
     not_proved: NotProved | None = None
     why_silent: str = ""
     """Why the first steps tell nothing, though the case is not in doubt."""
-
-
-class Proven(Record, frozen=True):
-    """What the first proof found."""
-
-    shown: Shown
-    split_effect: float | None
-    """Of the loss: see `SplitEffect`."""
+    split_effect: float | None = None
+    """Of the loss, as the first proof finds it: see `SplitEffect`."""
 
 
 class Warmed(Record, frozen=True):

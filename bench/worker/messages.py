@@ -19,7 +19,7 @@ from ..manifest import Record
 from ..results.block_times import BlockTimes
 from ..settings import ResolvedSettings
 from ..sharing import LoadReading
-from .facts import Begun, Devices, Inspected, Proven, SeenGpus, Shown, Warmed
+from .facts import Begun, Devices, Inspected, SeenGpus, Shown, Warmed
 
 MOST_BYTES = 2**28
 """Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
@@ -180,7 +180,7 @@ class Split(Command[tuple[int, ...]], frozen=True):
     case: Case
 
 
-class Prove(Command[Proven | None], frozen=True):
+class Prove(Command[Shown | None], frozen=True):
     """Show that a case computes the plain module's gradients; the first rank says it."""
 
     case: Case
@@ -239,8 +239,8 @@ class Settle(Command[None], frozen=True):
     group: GroupKey = (1, "")
 
 
-class Freeze(Command[None], frozen=True):
-    """What is alive now stays so: no collection of garbage has to look through it within a block."""
+class Forget(Command[None], frozen=True):
+    """Give back the memory of what cases were compared with: all are prepared."""
 
 
 Commands: TypeAlias = Mapping[int, Command[Any]]

@@ -37,7 +37,7 @@ from ..sysfs import oom_kills
 from . import messages as m
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
 from .error_report import answer_to
-from .facts import Begun, Inspected, Proven, Warmed
+from .facts import Begun, Inspected, Shown, Warmed
 from .groups import (
     ADDRESS_KEY,
     as_default,
@@ -129,8 +129,9 @@ class Rank:
                 return nccl_log(command, self.place.device)
             case m.Settle():
                 return self._settle(command)
-            case m.Freeze():
-                return self._freeze()
+            case m.Forget():
+                self._prover.forget()
+                return release_memory(self.place.device)
         raise AssertionError(command)
 
     def _open(self, asked: m.Open) -> int:
@@ -194,7 +195,7 @@ class Rank:
         machine, conditions = told_machine(asked, place) if self._local_rank == 0 else (None, {})
         return Begun(place=place, machine=machine, conditions=conditions, oom_kills=oom_kills())
 
-    def _prove(self, asked: m.Prove) -> Proven | None:
+    def _prove(self, asked: m.Prove) -> Shown | None:
         require_compiler(asked.case, self.place.device)
         prover = self._prover
         stages = prover.splitter.stages(asked.by_device)
@@ -202,7 +203,7 @@ class Rank:
         if self.number:
             return None
         effect = prover.inputs.split_effect(asked.case)
-        return Proven(shown=shown, split_effect=effect)
+        return replace(shown, split_effect=effect)
 
     def _warm(self, asked: m.Warm) -> Warmed:
         stages = self._prover.splitter.stages(asked.by_device)
@@ -210,12 +211,6 @@ class Rank:
         self._live[asked.index] = live
         with live.trainer.mode.explained():
             return live.warm(asked.least_s, compares=asked.compares)
-
-    def _freeze(self) -> None:
-        self._prover.forget()
-        release_memory(self.place.device)
-        gc.collect()
-        gc.freeze()
 
     def _settle(self, asked: m.Settle) -> None:
         """Let what is under way end, then give its memory back."""
