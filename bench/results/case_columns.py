@@ -283,7 +283,6 @@ MEASURED: tuple[Column, ...] = (
     count_column(
         "graph_breaks", "places where dynamo could not go on in one graph; empty for eager cases", first=0
     ),
-    Column("prefetch", "bool", "whether the next batch was copied to the GPU during the step"),
     text_column("run_id", "names the run, whatever becomes of its folder"),
     text_column("started_at", "when the run began, UTC"),
     text_column("torch_version", "PyTorch that was measured"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ...models.data import BatchSource, Drawn, PrefetchSource
+from ...models.data import BatchSource, Drawn
 from ...models.step import compile_module, placed
 from ..buckets import BucketLayout
 from ..case import Case
@@ -198,8 +198,7 @@ def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: S
 def source_of(case: Case, shared: Shared) -> BatchSource:
     """What this rank trains on; batches that another live case holds are not drawn again."""
     place = shared.place
-    source = shared.prover.maker.source(case, case.part_of(place.rank), place.device, shared.drawn)
-    return PrefetchSource(source, place.device) if shared.settings.copies_ahead else source
+    return shared.prover.maker.source(case, case.part_of(place.rank), place.device, shared.drawn)
 
 
 def _sparse_gradients(trainer: Trainer, buckets: Sequence[Sequence[int]]) -> dict[int, torch.Tensor]:
