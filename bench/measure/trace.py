@@ -14,7 +14,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,7 +52,7 @@ Span = tuple[float, float]
 def run_trace(
     trainer: Trainer,
     device: torch.device,
-    bucket_bytes: Sequence[int],
+    num_buckets: int,
     *,
     group: dist.ProcessGroup | None,
     keep: bool,
@@ -62,8 +61,8 @@ def run_trace(
 
     The detail holds `overlap_trace_pct`, and `start_ms` and `done_ms` of each bucket's all-reduce since the
     start of the backward (absent where the trace does not show one per bucket); with `keep` the block has the
-    gzipped Chrome trace with the buckets drawn in. Overlap within a step is what it is for, and a trace of
-    each rank is large: so it is one step.
+    gzipped Chrome trace. Overlap within a step is what it is for, and a trace of each rank is large: so it is
+    one step.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -96,22 +95,10 @@ def run_trace(
     overlap = overlap_pct(*communication_and_compute(events))
     if overlap is not None:
         detail["overlap_trace_pct"] = round(overlap, 3)
-    begun, spans = all_reduces(events, len(bucket_bytes))
+    begun, spans = all_reduces(events, num_buckets)
     if spans:
         detail["start_ms"] = [round((start - begun) / 1000, 4) for start, _ in spans]
         detail["done_ms"] = [round((end - begun) / 1000, 4) for _, end in spans]
-        trace["traceEvents"] += [
-            {
-                "ph": "X",
-                "cat": "bucket",
-                "name": f"bucket {index}: {num_bytes / 2**20:.2f} MiB",
-                "pid": os.getpid(),
-                "tid": "DDP buckets",
-                "ts": start,
-                "dur": end - start,
-            }
-            for index, ((start, end), num_bytes) in enumerate(zip(spans, bucket_bytes, strict=True))
-        ]
     kept = gzip.compress(json.dumps(trace).encode(), mtime=0) if keep else None
     return BlockTimes(times.block_ms, times.steps_ms, detail, kept)
 

@@ -148,25 +148,29 @@ class DistributedMode(Mode):
         for _ in range(10):  # it samples its first ten iterations whatever the rate
             self.ddp.reducer.prepare_for_forward()
 
-    def why_stopped(self, error: RuntimeError) -> Exception | None:
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
         """Name the parameters that a step did not use where DDP, which waits for them, refuses the next step.
 
         Its error has their numbers. They may differ from step to step, which a static graph does not allow.
         """
-        if "mark a variable ready only once" in str(error):
-            return UserCodeError(
-                "a parameter took part in two backwards of one step, as reentrant checkpointing has it; give "
-                "--static-graph on, or checkpoint with use_reentrant=False"
-            )
-        if "Expected to have finished reduction in the prior iteration" not in str(error):
-            return None
-        numbers = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
-        trained = [name for name, p in self.module.named_parameters() if p.requires_grad]
-        unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
-        return UnusedParametersError(
-            "give --find-unused-parameters on, which searches the graph in every step: a step did not use "
-            f"{listed(unused, NAMED) or 'some parameters'}, whose gradients DDP waits for"
-        )
+        try:
+            yield
+        except RuntimeError as error:
+            if "mark a variable ready only once" in str(error):
+                raise UserCodeError(
+                    "a parameter took part in two backwards of one step, as reentrant checkpointing has it; "
+                    "give --static-graph on, or checkpoint with use_reentrant=False"
+                ) from error
+            if "Expected to have finished reduction in the prior iteration" not in str(error):
+                raise
+            numbers = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
+            trained = [name for name, p in self.module.named_parameters() if p.requires_grad]
+            unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
+            raise UnusedParametersError(
+                "give --find-unused-parameters on, which searches the graph in every step: a step did not "
+                f"use {listed(unused, NAMED) or 'some parameters'}, whose gradients DDP waits for"
+            ) from error
 
     def sample_every(self, iterations: int) -> None:
         self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # no public way

@@ -152,9 +152,9 @@ class HeldCase:
         if phase == "anatomy":
             return self._anatomy()
         if phase == "trace":
-            sizes = layout.num_bytes if layout is not None else ()
+            num_buckets = 0 if layout is None else len(layout.num_bytes)
             group = self.group if self.case.communicates else None
-            return run_trace(trainer, device, sizes, group=group, keep=self.shared.settings.trace)
+            return run_trace(trainer, device, num_buckets, group=group, keep=self.shared.settings.trace)
         assert layout is not None  # a case that communicates has buckets
         if phase == "calibration":
             clock, num_ranks = self.shared.clock, self.case.num_ranks

@@ -125,7 +125,7 @@ def sent(**settings):
     trainer.mode.sample_every(1)
     layout = trainer.mode.bucket_layout()
     group = cluster.group(2, "gloo")
-    trace = run_trace(trainer, cluster.place.device, layout.num_bytes, group=group, keep=True)
+    trace = run_trace(trainer, cluster.place.device, len(layout.num_bytes), group=group, keep=True)
     events = json.loads(gzip.decompress(trace.trace))["traceEvents"]
     begun = min(e["ts"] for e in events if e.get("name") == "step")
     reduced = sum(e.get("name") == "gloo:all_reduce" and e["ts"] > begun for e in events)
@@ -156,7 +156,7 @@ anatomy = run_anatomy(trainer, 4, cluster.place.device, **how)
 one_step = run_anatomy(trainer, 1, cluster.place.device, **how | {"local_steps": 0}).detail
 sampled = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 group = cluster.group(2, "gloo")
-trace = run_trace(trainer, cluster.place.device, layout.num_bytes, group=group, keep=True)
+trace = run_trace(trainer, cluster.place.device, len(layout.num_bytes), group=group, keep=True)
 for _ in range(3):
     trainer.step()
 after = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
@@ -183,7 +183,6 @@ report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, aft
             assert names.count(name) == 1
         assert names.count("gloo:all_reduce") == 1 + num_buckets, "one small one brings the ranks together"
         assert block_ms == pytest.approx(annotated_ms, rel=0.05)
-        assert sum(name.startswith("bucket ") for name in names) == num_buckets
         assert hooks == 0
         assert before[0] == before[1] >= 2, "it has sampled, and is silent once settled"
         assert before[1] < sampled, "the logger samples during the pass"
@@ -203,7 +202,7 @@ if cluster.rank == 1:
     patch.setattr(profile, "start", slow_start)
 sizes = trainer.mode.bucket_layout().num_bytes
 group = cluster.group(2, "gloo")
-trace = run_trace(trainer, cluster.place.device, sizes, group=group, keep=True)
+trace = run_trace(trainer, cluster.place.device, len(sizes), group=group, keep=True)
 events = spans_of(json.loads(gzip.decompress(trace.trace)))
 [start] = [e["ts"] for e in events if e["name"] == "step"]
 of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
@@ -244,7 +243,7 @@ for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
     gc.collect()
     gc.disable()
     run_anatomy(trainer, 2, cluster.place.device, local_steps=1)
-    run_trace(trainer, cluster.place.device, sizes, group=cluster.group(2, "gloo"), keep=False)
+    run_trace(trainer, cluster.place.device, len(sizes), group=cluster.group(2, "gloo"), keep=False)
     parts = [trainer, trainer.optimizer, trainer.mode.ddp, *trainer.mode.module.parameters()]
     parts = [weakref.ref(part) for part in parts]
     trainer.close()
