@@ -24,7 +24,7 @@ from ..bench.resolve import default_image_size
 from ..bench.settings import IMAGES, Settings
 from .checks import checked
 from .nested import describe
-from .resnet import RESNET20_CLASSES, resnet20, resnet_layers
+from .resnet import RESNET20_CLASSES, ResNet20, resnet_layers
 from .workload import Batch, Workload, users_code
 
 _IMAGENET_CLASSES = 1000
@@ -78,7 +78,7 @@ def resnet_workload(arch: str, image_size: int) -> Workload:
     if image_size < 1:
         raise UsageError(f"image size {image_size} is below 1; give a height in pixels, such as 224")
     small = arch == "resnet20"
-    own = {"resnet20": resnet20, UNUSED_HEAD: _with_unused_head}
+    own = {"resnet20": ResNet20, UNUSED_HEAD: _with_unused_head}
     return Workload(
         name=arch,
         module=own.get(arch, partial(_torchvision_model, arch)),

@@ -16,15 +16,15 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from statistics import fmean, linear_regression
 from typing import Any
 
 import pynvml
 
-from ..gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, nvml_devices
+from ..gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, named, nvml_devices
 from ..package import own_command
 from ..process import end_all, ended_with_us
 from ..results.block_times import GPUS, TELEMETRY_FAILED, BlockTimes
@@ -41,9 +41,9 @@ INTERVAL_S = 0.05
 KEPT_S = 600.0
 """Samples are kept so long, a few MiB per GPU: of a longer block its last ten minutes are told."""
 
-NAME_LENGTH = 8
-"""Characters of a UUID that name a GPU in a table: the chance that two of eight agree is 1 in 10^8. NVML's
-number cannot: where a cgroup hides the others, as Slurm's does, every rank's own GPU is 0."""
+NAME = slice(4, 12)
+"""Characters of a UUID, behind `GPU-`, that name a GPU in a table: the chance that two of eight agree is 1 in
+10^8. NVML's number cannot: where a cgroup hides the others, as Slurm's does, every rank's own GPU is 0."""
 
 LEAST_COUNTED_S = 0.2
 """Least time from which the energy counter tells the power: it moves in steps of up to 0.1 s."""
@@ -62,17 +62,6 @@ class Sample:
     """Read only where there is no energy counter."""
     temperature_c: float | None = None
     reasons: frozenset[ClockReason] | None = None
-
-
-@dataclass
-class SampledGpu:
-    """A GPU and its samples of the last `KEPT_S`."""
-
-    handle: Any
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=int(KEPT_S / INTERVAL_S)))
-
-    def within(self, start_s: float, end_s: float) -> list[Sample]:
-        return [sample for sample in self.samples if start_s <= sample.moment_s <= end_s]
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -134,32 +123,32 @@ def read(handle: Any) -> Sample:
     )
 
 
-def chosen(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, SampledGpu]:
-    """The GPUs with these UUIDs, as torch writes them. Raises LookupError for one that is no whole GPU.
+def chosen(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, Any]:
+    """The GPUs with these UUIDs. Raises LookupError for one that is no whole GPU.
 
     Of a part of a GPU (MIG), NVML reads neither clocks nor power; those of the whole would be others' too.
     """
-    found: dict[str, SampledGpu] = {}
-    for handle in handles:
-        # NVML puts GPU- before the UUID of a whole one; torch leaves it out.
-        uuid = str(ask_nvml("nvmlDeviceGetUUID", handle)).removeprefix("GPU-")
-        if uuid in uuids and not is_mig(handle):
-            found[uuid] = SampledGpu(handle)
-    missing = [uuid for uuid in uuids if uuid not in found]
-    if missing:
-        raise LookupError(f"NVML has no whole GPU {missing[0]} (MIG, or a container hides it)")
+    found = dict(zip(uuids, named(uuids, handles), strict=True))
+    if odd := [uuid for uuid, handle in found.items() if handle is None or is_mig(handle)]:
+        raise LookupError(f"NVML has no whole GPU {odd[0]} (MIG, or a container hides it)")
     return found
 
 
-def serve(peer: Connection, gpus: Mapping[str, SampledGpu]) -> None:
+def serve(peer: Connection, gpus: Mapping[str, Any]) -> None:
     """Sample and answer until the other end has gone."""
+    samples = {uuid: deque[Sample](maxlen=int(KEPT_S / INTERVAL_S)) for uuid in gpus}
     while True:
         next_s = time.monotonic() + INTERVAL_S
-        for gpu in gpus.values():
-            gpu.samples.append(read(gpu.handle))
+        for uuid, handle in gpus.items():
+            samples[uuid].append(read(handle))
         while peer.poll(max(next_s - time.monotonic(), 0.0)):
             start_s, end_s, uuids = peer.recv()
-            peer.send({uuid[:NAME_LENGTH]: summary(gpus[uuid].within(start_s, end_s)) for uuid in uuids})
+            peer.send({uuid[NAME]: summary(within(samples[uuid], start_s, end_s)) for uuid in uuids})
+
+
+def within(samples: Iterable[Sample], start_s: float, end_s: float) -> list[Sample]:
+    """The samples of a span of time."""
+    return [sample for sample in samples if start_s <= sample.moment_s <= end_s]
 
 
 def main() -> None:

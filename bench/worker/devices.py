@@ -157,7 +157,7 @@ def sampled(settings: ResolvedSettings, cases: Iterable[Case], place: Place) -> 
         return None
     mine = [case for case in cases if place.rank < case.num_ranks]
     devices = sorted({index for case in mine for index in gpus_of(case, place)})
-    return Telemetry({index: str(torch.cuda.get_device_properties(index).uuid) for index in devices})
+    return Telemetry({index: gpu_uuid(index) for index in devices})
 
 
 def place_of_rank(place: Place, local_rank: int, bound_cores: str) -> RankPlace:

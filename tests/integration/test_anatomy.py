@@ -114,9 +114,9 @@ def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is():
 def test_buckets_of_unused_parameters_are_not_sent(instrumented):
     """Counted in the trace: of the buckets 0.25 MiB that hold the spare layers alone, none is reduced."""
     found = instrumented("""
-from ddp_bench.models.resnet import resnet20
+from ddp_bench.models.resnet import ResNet20
 def with_spare():
-    module = resnet20()
+    module = ResNet20()
     module.spare = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(3)))
     return module
 workload = replace(workload, module=with_spare)
@@ -129,7 +129,7 @@ def sent(**settings):
     events = json.loads(gzip.decompress(trace.trace))["traceEvents"]
     begun = min(e["ts"] for e in events if e.get("name") == "step")
     reduced = sum(e.get("name") == "gloo:all_reduce" and e["ts"] > begun for e in events)
-    count = sum(p.requires_grad for p in resnet20().parameters())
+    count = sum(p.requires_grad for p in ResNet20().parameters())
     unused = sum(all(i >= count for i in bucket) for bucket in layout.parameters)
     run_anatomy(trainer, 1, cluster.place.device, local_steps=1)
     return reduced, len(layout.num_bytes), unused

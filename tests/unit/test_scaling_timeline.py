@@ -13,7 +13,7 @@ from torchvision.models import resnet18
 
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
 from ddp_bench.bench.worker.stages import balanced, layer_costs_ms
-from ddp_bench.models.resnet import resnet20, resnet_layers
+from ddp_bench.models.resnet import ResNet20, resnet_layers
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 
@@ -134,7 +134,7 @@ def test_more_devices_than_layers_is_refused():
         balanced([1.0, 1.0], 3)
 
 
-@pytest.mark.parametrize("make", [resnet20, resnet18])
+@pytest.mark.parametrize("make", [ResNet20, resnet18])
 def test_a_resnets_layers_one_after_another_are_the_resnet(make):
     module = make().eval()
     images = torch.randn(2, 3, 32, 32)
