@@ -50,7 +50,7 @@ SWITCHES = [name for name, default in STEP_DEFAULTS.items() if isinstance(defaul
 AXES = (*SWEPT, *STEP_DEFAULTS)
 """Settings of cases."""
 
-REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["none"]}
+REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["none"], "prefetch": True}
 """Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
 
 

@@ -145,7 +145,6 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
 
 
 def _kept(batch: Batch, data: str, device: torch.device) -> Batch:
-    """A batch on its device, or in host memory, pinned for CUDA."""
     if data == "device":
         return map_tensors(lambda tensor: tensor.to(device), batch)
     return map_tensors(Tensor.pin_memory, batch) if device.type == "cuda" else batch

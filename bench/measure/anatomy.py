@@ -209,7 +209,6 @@ def run_pipeline_anatomy(
 
 
 def _taken_ms(clock: Clock, marks: list[tuple[Any, Any]]) -> float:
-    """The time between pairs of marks, which are forgotten."""
     total = sum(clock.ms(start, end) for start, end in marks)
     marks.clear()
     return total

@@ -173,7 +173,6 @@ def _correlation(event: Event) -> int | None:
 
 
 def _starts(events: Sequence[Event], name: str) -> list[float]:
-    """Starts of the host's annotations of this name, in order."""
     return sorted(float(e["ts"]) for e in events if e["name"] == name and e.get("cat") == ANNOTATION)
 
 

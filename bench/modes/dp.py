@@ -259,7 +259,6 @@ def _backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def _callers_autocast(device_type: str) -> Callable[[], torch.autocast]:
-    """Makes contexts that give another thread the autocast state of this one."""
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     return partial(torch.autocast, device_type, dtype=dtype, enabled=enabled)
 

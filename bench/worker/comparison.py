@@ -92,7 +92,6 @@ class Comparison:
 
     @functools.cached_property
     def right(self) -> Computed | None:
-        """What it comes to."""
         return self.reference()
 
     @functools.cached_property

@@ -124,7 +124,6 @@ class HeldCase:
         return not self._largest(float(not settled))
 
     def _largest(self, value: float) -> float:
-        """On the rank of the case where it is largest."""
         return value if self.group is None else longest((value,), self.group, self.shared.place.device)[0]
 
     def compare(self) -> Shown:

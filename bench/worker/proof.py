@@ -115,7 +115,6 @@ class Prover:
             return unless_memory_is_full(partial(self._compared, with_plain, found, dtype))
 
     def _work(self, split: Split, dtype: torch.dtype | None) -> Work:
-        """What the gradient is computed of; the parts' losses have signs."""
 
         def signed(model: Any, batch: Batch, micro: int, part: int) -> Tensor:
             # They alternate, so that what all parts have in common cancels.

@@ -213,7 +213,6 @@ class Rank:
             return live.warm(asked.least_s, compares=asked.compares)
 
     def _settle(self, asked: m.Settle) -> None:
-        """Let what is under way end, then give its memory back."""
         finish(self._groups.get(asked.group), self.place.device)
         if asked.index is not None and (live := self._live.pop(asked.index, None)) is not None:
             live.close()

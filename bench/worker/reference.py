@@ -133,7 +133,6 @@ class Reference:
         return self._known[key]
 
     def _run(self, of: Subject, work: Work, peers: Peers, *, again: bool) -> Computed:
-        """Compute with a module of its own on each of `peers`."""
         split, scales, draws = work.split, work.scales, False
         with contextlib.ExitStack() as closing:
             with peers.together():
@@ -171,7 +170,6 @@ class Reference:
         return Computed(gradients, on_host(sizes), update, buffers, state, draws, unused)
 
     def _opened(self, case: Case, own: int, closing: contextlib.ExitStack) -> Fetch:
-        """What the part that this rank computes is fetched from, on the host."""
         split, sources = split_of(case), []
         for part in range(split.num_sources) if split.joined else [own]:
             sources.append(self.maker.source(case, part, torch.device("cpu")))

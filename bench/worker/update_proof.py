@@ -66,7 +66,6 @@ class FirstSteps:
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
-        """Around forward and backward of a micro-batch, which has been fetched."""
         begin = partial(begin_draws, self.seed, len(self.scales) - 1, self._micro, self.part)
         self._micro += 1
         begin()

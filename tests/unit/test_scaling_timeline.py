@@ -129,11 +129,6 @@ def test_no_other_split_has_a_smaller_slowest_stage(num_parts):
     assert slowest(tuple(itertools.accumulate(found[:-1]))) == min(every)
 
 
-def test_more_devices_than_layers_is_refused():
-    with pytest.raises(ValueError, match="2 layers do not make 3 stages"):
-        balanced([1.0, 1.0], 3)
-
-
 @pytest.mark.parametrize("make", [ResNet20, resnet18])
 def test_a_resnets_layers_one_after_another_are_the_resnet(make):
     module = make().eval()
