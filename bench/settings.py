@@ -50,7 +50,7 @@ SWITCHES = [name for name, default in STEP_DEFAULTS.items() if isinstance(defaul
 AXES = (*SWEPT, *STEP_DEFAULTS)
 """Settings of cases."""
 
-REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["none"]}
+REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["none"], "prefetch": True}
 """Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
 
 
@@ -95,9 +95,6 @@ class Settings:
         "device|host|DIR",
     )
     data_workers: int = option(2, cli.whole_number, "loader processes per rank, with a folder", "N")
-    prefetch: bool = option(
-        True, cli.switch, "copy the next batch of host or folder data to a GPU during the step", "on|off"
-    )
     scaling: str = option(
         "weak", cli.choice(("weak", "strong")), "what stays fixed: batch per device, or in all", "weak|strong"
     )
@@ -193,11 +190,6 @@ class Settings:
             raise UsageError(f"--gpus {max(self.gpus or (1,))} is more than {MOST_DEVICES} devices")
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
             raise UsageError(f"--name {self.name!r} may hold only letters, digits, '-', '_' and '.'")
-
-    @property
-    def copies_ahead(self) -> bool:
-        """Whether batches are copied during the step before: to a GPU, from elsewhere."""
-        return self.prefetch and self.device == "cuda" and self.data != "device"
 
     def first(self, axis: str) -> Any:
         """The value with which a sweep begins; of a step setting that is a switch, the only one."""

@@ -40,7 +40,7 @@ WORTH_TUNING = 0.05
 
 CARRIED = (
     *("arch", "workload", "batch_size", "image_size", "precision", *STEP_DEFAULTS, "data", "data_workers"),
-    *("prefetch", "scaling", "seed", "device", "find_unused_parameters"),
+    *("scaling", "seed", "device", "find_unused_parameters"),
 )
 """Settings that say what trains; a next command about the same training repeats them.
 

@@ -114,12 +114,6 @@ MEASURED: tuple[Column, ...] = (
         "of the proof: why the case is neither proved nor wrong; else empty",
     ),
     text_column("proved_by", "what would prove a case that `not_proved` speaks of; else empty"),
-    Column(
-        "making_s",
-        "float",
-        "seconds of a call of the workload's `module`, above 5 s: one module serves all references of the "
-        "proofs, so what its forward keeps in Python stays from one to the next; else empty",
-    ),
     count_column(
         "num_buckets", "DDP buckets after the rebuild; with the Python reducer, compiled all-reduces"
     ),
@@ -212,7 +206,6 @@ MEASURED: tuple[Column, ...] = (
     *with_ends("overlap_window_pct", "DDP logger: its communication window inside the backward"),
     *with_ends("compute_slowdown", "time to the last gradient beside communication / without it"),
     *with_ends("bubble_pct", "`partition`, `pipeline`: share of the stages' time in which they wait"),
-    *with_ends("bubble_of_stages_pct", "the same by the schedule, from the measured times of the stages"),
     *with_ends("anatomy_slowdown_pct", "how much slower the instrumented step is than the timed one"),
     Metric(
         "peak_mem_mib",
@@ -290,7 +283,6 @@ MEASURED: tuple[Column, ...] = (
     count_column(
         "graph_breaks", "places where dynamo could not go on in one graph; empty for eager cases", first=0
     ),
-    Column("prefetch", "bool", "whether the next batch was copied to the GPU during the step"),
     text_column("run_id", "names the run, whatever becomes of its folder"),
     text_column("started_at", "when the run began, UTC"),
     text_column("torch_version", "PyTorch that was measured"),

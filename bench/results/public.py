@@ -29,7 +29,7 @@ _HOST = "cpu_model num_cores memory_gib gpus gpu_pairs governors huge_pages cgro
 
 KEEPS = {
     "Manifest": "run_id interleaved_id preset created_utc settings seed plan_hash versions ddp_bench git "
-    "workload environment hosts model ranks link timing roofline nccl load load_before restarts resumed",
+    "workload environment hosts model ranks link timing nccl load load_before restarts resumed",
     "OwnVersion": "version",
     "Git": "commit dirty",
     "WorkloadCode": "commit dirty sha256 code_sha256",
@@ -41,7 +41,6 @@ KEEPS = {
     "Model": "arch num_params gradient_bytes forward_flops_per_image",
     "RankPlace": "rank host local_rank device device_name link gpu bound_cores",
     "Timing": "startup_s measuring_s timed_steps_s rounds stopped_because total_s timed_share_pct",
-    "DeviceRates": "num_devices rank matrix_tflop_per_s matrix_tflop_per_s_low matrix_tflop_per_s_high",
     "NcclChoices": "num_ranks transports messages",
     "NcclMessage": "bytes algorithm protocol",
     "Load": "cores others steal seconds",

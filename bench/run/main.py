@@ -27,9 +27,7 @@ GROUPS = {
         *("modes", "gpus", "share_gpus", "device", "scaling", "sweep", "passes", "trace", "telemetry"),
         *("allreduce_curve", "calibrate"),
     ),
-    "model and data": (
-        *("arch", "workload", "batch_size", "image_size", "data", "data_workers", "prefetch", "seed"),
-    ),
+    "model and data": (*("arch", "workload", "batch_size", "image_size", "data", "data_workers", "seed"),),
     "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
     "DDP settings": (*DDP_AXES, "backend"),
     "settings of replicate, FSDP2 and pipelines": MODE_AXES[len(DDP_AXES) :],

@@ -38,7 +38,7 @@ NET = """
 import time
 import torch
 from ddp_bench import Workload
-from ddp_bench.models.resnet import resnet20
+from ddp_bench.models.resnet import ResNet20
 
 SLOW_DOWN = {slow_down}
 begun_s = 0.0
@@ -47,7 +47,7 @@ begun_s = 0.0
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = resnet20()
+        self.net = ResNet20()
 
     def forward(self, images):
         global begun_s

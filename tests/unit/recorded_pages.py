@@ -29,7 +29,6 @@ CONDITIONS = {
     "name": "nightly",
     "settings": {"gpus": [1, 2], "static_graph": False, "rounds": None},
     "model": {"num_params": 11_689_512, "gradient_bytes": 46_758_048, "forward_flops_per_image": 4e9},
-    "roofline": [{"num_devices": 1, "rank": 0, "matrix_tflop_per_s": 2.0}],
     "environment": {
         "gpus": [{"name": "A", "memory_mib": 1000}] * 2,
         "topology": "GPU0 GPU1\n NV18",
