@@ -3,68 +3,111 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..cli import to_json
 from ..errors import UsageError
+from ..findings.numbers import per_second
+from ..findings.wording import CPU_STAND_IN, place
 from ..manifest import Host, Manifest, WorkloadCode
+from ..results.aggregate import metrics_by_round
+from ..results.case_columns import IDENTITY
+from ..results.case_result import CaseResult, text
+from ..results.column_types import Metric
+from ..results.public import data_kind
+from ..results.schema import EXPORTED
 from ..results.store import RunData
-from .cases import Figure, MeasuredCase, filled, measured_cases
-from .main import DEFAULT
+from ..stats.interval import Interval
 
 BENCHMARK = "ddp-bench"
 
-BENCHER_UNITS = {"ms": ("-ns", 1e6), "MiB": ("-bytes", 2.0**20)}
-"""The ends of measures' names, as the format has no place for units, and how many of them one of ours has."""
+_NO_LABELS = {"case_id", "status", "reason", "reason_code"}
 
 
-def bencher(run: RunData) -> str:
-    """Write every measured case with its measures and the ends of their intervals, as JSON.
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a case; `name` and `unit` say what a rate counts: `tokens_per_s`, `tokens/s`."""
 
-    Bencher Metric Format: https://bencher.dev/docs/reference/bencher-metric-format.
-    """
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for case in measured_cases(run):
-        for column, figure in case.figures.items():
-            if figure.value is not None:
-                end, factor = BENCHER_UNITS.get(figure.metric.unit, ("", 1.0))
-                # Bencher's own measure, in ns, is called latency.
-                name = "latency" if column == "step_ms" else figure.metric.label.replace(" ", "-") + end
-                scaled = figure.value.scaled(factor)
-                ends = {"value": scaled.estimate, "lower_value": scaled.low, "upper_value": scaled.high}
-                known = {bound: number for bound, number in ends.items() if math.isfinite(number)}
-                found.setdefault(case.title, {})[name] = known
-    return to_json(found)
+    metric: Metric
+    name: str
+    unit: str
+    value: Interval | None
+    """As in cases.csv; None where it has none."""
+    by_round: list[float]
+    """Of the slowest rank, in order of the rounds; of memory, which is not taken by round, the one value."""
 
 
-def github_action(run: RunData, *, metric: str = DEFAULT) -> str:
-    """Write one metric of every measured case as a JSON list. Raises UsageError where no case has it.
+@dataclass(frozen=True)
+class MeasuredCase:
+    """A case of status `ok`, its figures by column; a figure that was not measured is left out."""
 
-    Custom tools of github-action-benchmark: https://github.com/benchmark-action/github-action-benchmark.
-    """
+    result: CaseResult
+    figures: Mapping[str, Figure]
+
+    @property
+    def title(self) -> str:
+        """Name it for tools that take nothing but a name: workload, case, devices, stand-ins told as such."""
+        case = self.result
+        stand_in = " (CPU stand-in)" if case.is_stand_in else ""
+        return f"{case.arch} {case.case_id}, {place(case)}{stand_in}".strip()
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the case is, as text by column of cases.csv, and what stands beside numbers of CPU cores."""
+        known = {c.name: _label(self.result.cells.get(c.name)) for c in IDENTITY if c.name not in _NO_LABELS}
+        note = CPU_STAND_IN if self.result.device_type == "cpu" else ""
+        return _filled({**known, "data": data_kind(known["data"]), "note": note})
+
+    @property
+    def steps_ms(self) -> list[float]:
+        """Step time of the slowest rank, in order of the rounds."""
+        return self.figures["step_ms"].by_round if "step_ms" in self.figures else []
+
+
+def measured_cases(run: RunData) -> list[MeasuredCase]:
+    """List the cases of status `ok` in the order of cases.csv. Raises UsageError where there are none."""
+    cases = [case for case in run.results if case.is_ok]
+    if not cases:
+        raise UsageError(f"{run.path} has no measured case; name a run with cases of status ok")
+    rounds = metrics_by_round(cases, run.times)
     found = []
-    for case in measured_cases(run):
-        figure = case.figures.get(metric)
-        if figure is None or (value := figure.value) is None:
-            continue
-        entry = {"name": case.title, "unit": figure.unit, "value": value.estimate}
-        if math.isfinite(value.low) and math.isfinite(value.high):
-            entry["range"] = f"95% interval {value.low:.6g} to {value.high:.6g}"
-        more = [figure.metric.brief, f"rounds: {len(case.timed_ms)}", case.note]
-        found.append(entry | {"extra": "\n".join(filter(None, more))})
-    if not found:
-        raise UsageError(f"{run.path} has no {metric} of any case; give another --metric")
-    return to_json(found)
+    for case in cases:
+        figures = {
+            column: Figure(
+                metric,
+                name=f"{case.unit}_per_s" if metric.is_rate else column,
+                unit=per_second(case.unit) if metric.is_rate else metric.unit or "ratio",
+                value=case.interval(column),
+                by_round=[value for _, value in sorted(rounds[case.case_id][column].items())],
+            )
+            for column, metric in EXPORTED.items()
+        }
+        known = {column: figure for column, figure in figures.items() if figure.value or figure.by_round}
+        found.append(MeasuredCase(case, known))
+    return found
 
 
-def pytest_benchmark(run: RunData, *, host_names: bool = False) -> str:
+def _label(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).lower() if isinstance(value, bool) else text(value)
+
+
+def _filled(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of `told`."""
+    return {name: value for name, value in told.items() if value}
+
+
+def pytest_benchmark(run: RunData) -> str:
     """Write every timed case as a benchmark of one step, as `pytest --benchmark-json` writes it.
 
     Its rounds are those of the run. Raises UsageError where no case has timed blocks.
     """
-    cases = [case for case in measured_cases(run) if case.timed_ms]
+    cases = [case for case in measured_cases(run) if case.steps_ms]
     if not cases:
         raise UsageError(f"{run.path} has no timed blocks; restore its blocks.csv or name another run")
     timed = run.blocks[run.blocks["phase"] == "timed"]
@@ -73,7 +116,6 @@ def pytest_benchmark(run: RunData, *, host_names: bool = False) -> str:
     environment, commit = run.manifest.environment, _commit(run.manifest)
     system, _, release = (environment.os or "").partition("-")
     machine = {
-        "node": environment.host if host_names else "",
         "processor": environment.cpu_model,
         "python_version": run.manifest.versions.get("python"),
         "system": system,
@@ -82,7 +124,7 @@ def pytest_benchmark(run: RunData, *, host_names: bool = False) -> str:
     cpu = {"brand_raw": environment.cpu_model, "count": environment.num_cores}
     return to_json(
         {
-            "machine_info": filled(machine) | {"cpu": cpu},
+            "machine_info": _filled(machine) | {"cpu": cpu},
             "commit_info": {
                 "id": commit.commit,
                 "time": None,
@@ -99,18 +141,16 @@ def pytest_benchmark(run: RunData, *, host_names: bool = False) -> str:
 
 def _benchmark_of_a_step(case: MeasuredCase, num_steps: int) -> dict[str, Any]:
     rates = case.figures["images_per_s"]
-    told = case.labels | filled({"note": case.note})
-    if rates.value is not None:
-        told[rates.name] = f"{rates.value.estimate:.6g}"
+    rate = {rates.name: f"{rates.value.estimate:.6g}"} if rates.value else {}
     return {
         "group": None,
         "name": case.title,
         "fullname": case.title,
         "params": None,
         "param": None,
-        "extra_info": told,
+        "extra_info": case.labels | rate,
         "options": {},
-        "stats": _stats([ms / 1000 for ms in case.timed_ms], num_steps),
+        "stats": _stats([ms / 1000 for ms in case.steps_ms], num_steps),
     }
 
 
@@ -149,7 +189,7 @@ def _stats(data: list[float], iterations: int) -> dict[str, Any]:
     }
 
 
-def pytorch(run: RunData, *, host_names: bool = False) -> str:
+def pytorch(run: RunData) -> str:
     """Write one record per measured case and metric, as a JSON list; every round is a value of the metric.
 
     Records of PyTorch's OSS benchmark database, schema v3. The columns are those of
@@ -166,15 +206,14 @@ def pytorch(run: RunData, *, host_names: bool = False) -> str:
             "name": BENCHMARK,
             "mode": "training",
             "dtype": case.result.precision,
-            "extra_info": labels | filled({"note": case.note, **run_facts}),
+            "extra_info": labels | _filled(run_facts),
         }
-        runners = _runners(case, run.manifest, host_names=host_names)
         found += [
             {
                 "benchmark": benchmark,
                 "model": {"name": case.result.arch, "backend": case.result.case_id},
                 "metric": _metric(figure),
-                "runners": runners,
+                "runners": _runners(case.result, run.manifest),
                 "dependencies": dependencies,
             }
             for figure in case.figures.values()
@@ -193,26 +232,21 @@ def _metric(figure: Figure) -> dict[str, Any]:
     if value is not None:
         ends = {"estimate": value.estimate, "low": value.low, "high": value.high}
         told |= {name: f"{end:.12g}" for name, end in ends.items() if math.isfinite(end)}
-    return {"name": figure.name, "benchmark_values": list(figure.by_round), "extra_info": told}
+    return {"name": figure.name, "benchmark_values": figure.by_round, "extra_info": told}
 
 
-def _runners(case: MeasuredCase, manifest: Manifest, *, host_names: bool) -> list[dict[str, Any]]:
-    """Describe the hosts of a case, those of the first ranks; without names unless asked."""
-    first = manifest.environment
-    hosts = manifest.hosts or {first.host or "": first}
-    used = list(hosts)[: case.result.num_nodes]
-    return [
-        _runner(case, hosts[name]) | ({"extra_info": {"hostname": name}} if host_names else {})
-        for name in used
-    ]
+def _runners(case: CaseResult, manifest: Manifest) -> list[dict[str, Any]]:
+    """Describe the hosts of a case, those of the first ranks; without names."""
+    hosts = [*(manifest.hosts.values() or [manifest.environment])]
+    return [_runner(case, host) for host in hosts[: case.num_nodes]]
 
 
-def _runner(case: MeasuredCase, host: Host) -> dict[str, Any]:
-    device_type, cpu, gpus = case.result.device_type, host.cpu_model or "", host.gpus or ()
-    return filled(
+def _runner(case: CaseResult, host: Host) -> dict[str, Any]:
+    cpu, gpus = host.cpu_model or "", host.gpus or ()
+    return _filled(
         {
-            "name": device_type,
-            "type": cpu if device_type == "cpu" else case.result.device_name,
+            "name": case.device_type,
+            "type": cpu if case.device_type == "cpu" else case.device_name,
             "cpu_info": cpu,
             "cpu_count": _whole(host.num_cores),
             "avail_mem_in_gb": _whole(host.memory_gib),
@@ -237,7 +271,7 @@ def _dependencies(manifest: Manifest) -> dict[str, dict[str, Any]]:
     measured = _commit(manifest)
     if measured.repository:
         found["workload"] = {"repo": measured.repository, "sha": measured.commit}
-    return filled({name: filled(told) for name, told in found.items()})
+    return _filled({name: _filled(told) for name, told in found.items()})
 
 
 def _commit(manifest: Manifest) -> WorkloadCode:

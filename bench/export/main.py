@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .. import cli
 from ..errors import ExitCode, UsageError
-from ..results.schema import EXPORTED
 
 ZIP = "zip"
 
-DEFAULT = "images_per_s"
-"""Where a format takes one metric and none is named."""
-
-
 FORMATS = {
     "pytorch": "records of PyTorch's OSS benchmark database, schema v3",
-    "bencher": "Bencher Metric Format, for `bencher run --adapter json`",
-    "github-action": "custom JSON of github-action-benchmark, one metric",
-    "pytest-benchmark": "JSON for `pytest-benchmark compare`, in seconds per step",
+    "pytest-benchmark": "its JSON, in seconds per step; github-action-benchmark and Bencher read it, too",
     ZIP: "one file to hand on, without names of hosts, folders and users; commands read it as a run",
 }
 """By the name of the function that writes it, in `formats`; zip by `results.public`."""
-
-TAKERS = {"metric": ("github-action",), "host_names": ("pytorch", "pytest-benchmark")}
-"""The formats that take an option."""
 
 
 def parser() -> cli.Parser:
@@ -42,21 +30,13 @@ def parser() -> cli.Parser:
         "Exit status: 0, or 2 where\nthe run cannot be written so. docs/export.md has an example of each.",
     )
     made.add_argument("run", type=Path, metavar="RUN", help="results folder or archive of a run")
-    add = made.add_argument
-    add("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
-    add(
+    made.add_argument("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
+    made.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
         help="write to this file instead of to standard output (zip: beside RUN)",
     )
-    add(
-        "--metric",
-        metavar="COLUMN",
-        help=f"github-action: {', '.join(EXPORTED)} (default {DEFAULT}); images_per_s and speedup are for "
-        "the action's tool customBiggerIsBetter, the others for customSmallerIsBetter",
-    )
-    add("--host-names", action="store_true", help="pytorch, pytest-benchmark: name the machines, too")
     return made
 
 
@@ -70,7 +50,6 @@ def _main(argv: Sequence[str] | None) -> int:
     if options.format is None:
         raise UsageError(f"--format is missing; known: {', '.join(FORMATS)}")
     name = cli.named("format", cli.choice(FORMATS), options.format)
-    asked = _asked(options, name)
     # pandas takes a second
     from ..results import public
     from ..results.store import load_run, shown, write_output
@@ -80,26 +59,9 @@ def _main(argv: Sequence[str] | None) -> int:
     if name == ZIP:
         print(shown(public.write_zip(run, options.out)))
         return ExitCode.OK
-    text: str = vars(formats)[name.replace("-", "_")](run, **asked)
+    text: str = vars(formats)[name.replace("-", "_")](run)
     if options.out is None:
         print(text)
     else:
         write_output(options.out, lambda part: part.write_text(f"{text}\n", encoding="utf-8"), option="--out")
-    if name == "github-action":
-        better = "Bigger" if EXPORTED[asked.get("metric", DEFAULT)].higher_is_better else "Smaller"
-        print(f"For github-action-benchmark's tool: custom{better}IsBetter", file=sys.stderr)
     return ExitCode.OK
-
-
-def _asked(given: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Parse the options of one format. Raises UsageError for one that another format takes."""
-    asked = {option: value for option in TAKERS if (value := getattr(given, option))}
-    for option in asked:
-        if name not in TAKERS[option]:
-            takers = " or ".join(TAKERS[option])
-            raise UsageError(
-                f"--{option.replace('_', '-')} is for --format {takers}, not {name}; leave it out"
-            )
-    if given.metric:
-        asked["metric"] = cli.named("metric", cli.choice(EXPORTED), given.metric)
-    return asked

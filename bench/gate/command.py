@@ -9,11 +9,10 @@ from pathlib import Path
 
 from .. import cli
 from ..console import Annotation, show_on_github
-from ..errors import ExitCode, NotComparableError, UsageError
+from ..errors import NotComparableError, UsageError
 from ..results.schema import GATED
 from ..results.store import write_output
 from ..text import markdown
-from . import baseline
 from . import output as gate_output
 from .compare import Gate, compare
 from .interleave import measure_launches
@@ -24,11 +23,6 @@ from .runs import GateRun, merged, read_run
 
 def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Do what `options` ask for; `rest` is what stood from `--` on. The exit status."""
-    if options.save_baseline is not None:
-        if options.runs or rest or options.interleave is not None:
-            raise UsageError("--save-baseline RUN stands alone; gate in a command of its own")
-        print(f"Baseline of this kind of machine: {baseline.save(options.save_baseline, options.baselines)}")
-        return ExitCode.OK
     try:
         return _gate(options, rest)
     except NotComparableError as error:
@@ -131,8 +125,6 @@ def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, Ga
         sides = [path / "baseline", path / "candidate"]
         if all(os.path.isdir(side) for side in sides):  # noqa: PTH112 - Path's raises where a name is too long
             raise UsageError(f"{path} holds both runs of a launch; name {sides[0]} {sides[1]}")
-    if first == Path("auto"):  # this machine's, of those that are kept
-        first = baseline.find(second, options.baselines)
     runs = read_run(first), read_run(second)
     if first.samefile(second):
         raise UsageError(f"{first} and {second} are the same folder; name two runs")

@@ -71,13 +71,12 @@ def commands(run, other, new):
             *(str(other), "--predictions", str(run / "predictions.json"), "--out", str(new / "p.html")),
         ),
         "gate": (str(other), str(run)),
-        "baseline": ("--save-baseline", str(run), "--baselines", str(new / "baselines")),
         "predict": (str(run), "--gpus", "2,8", "--validate", str(run), "--out", str(new / "p.json")),
         "network": (str(other), "--gpus", "2", "--network", str(run)),
         "networks": (str(other), "--gpus", "2", "--network", f"{run}/networks.toml:own"),
         "resume": ("--resume", str(run), "--quiet"),
         "config": ("--config", f"{run}/settings.toml", "--arch", "resnet20", "--dry-run"),
-        "export": (str(run), "--format", "bencher"),
+        "export": (str(run), "--format", "pytorch"),
         "finish": (str(run),),
     }
 
@@ -85,7 +84,7 @@ def commands(run, other, new):
 READS = {
     **dict.fromkeys(("report", "markdown"), (*TABLES, "manifest.json")),
     "predictions": ("predictions.json",),
-    **dict.fromkeys(("gate", "baseline", "export"), ("cases.csv", "blocks.csv", "manifest.json")),
+    **dict.fromkeys(("gate", "export"), ("cases.csv", "blocks.csv", "manifest.json")),
     "predict": (*TABLES, "manifest.json", "calibration.json"),
     "network": ("calibration.json",),
     "networks": ("networks.toml",),
@@ -222,7 +221,7 @@ MAINS = {
     "finish": finish,
     **dict.fromkeys(("run", "resume", "config"), run.main),
     **dict.fromkeys(("report", "markdown", "predictions"), report),
-    **dict.fromkeys(("gate", "baseline"), gate),
+    "gate": gate,
     **dict.fromkeys(("predict", "network", "networks"), predict),
 }
 
