@@ -14,7 +14,6 @@ from .. import cli
 from ..buckets import bucket_caps
 from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
-from ..findings.wording import link_name
 from ..results.store import RunData, load_run, write_output
 from ..settings import PRECISIONS, Settings
 from . import output
@@ -191,9 +190,4 @@ def _checked_network(calibrated: Identity, run: RunData, *, accept: bool) -> Net
     check_same(calibrated, replace(found, link=found.link and calibrated.link), accept=accept)
     if found.link in (None, calibrated.link):
         return None
-    if "+" in found.link:
-        raise UsageError(
-            f"{run.path} was measured over {link_name(found.link)}, and what a delay costs is not "
-            "predicted; leave the run out"
-        )
     return network(f"link:{found.link}")

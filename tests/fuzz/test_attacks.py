@@ -36,7 +36,7 @@ from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.gate import interleave
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.lab import main as lab
-from ddp_bench.bench.lab import namespaces, rates
+from ddp_bench.bench.lab import network
 from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.run import close
 from ddp_bench.bench.run import main as run
@@ -157,7 +157,7 @@ OPTIONS_OF = {
 @functools.cache
 def known_options(command):
     if command == "lab":  # its parser is made where it is used
-        return ("--hosts", "--rate", "--delay", "--ranks-per-host", "--quiet")
+        return ("--hosts", "--rate", "--ranks-per-host", "--quiet")
     module = importlib.import_module(OPTIONS_OF[command])
     make = module._parser if command == "report" else module.parser
     return tuple(name for action in make()._actions for name in action.option_strings)
@@ -231,8 +231,8 @@ def disarm():
     for owner, name, new in (
         (run, "running_workers", first_worker),
         *((owner, name, reached) for owner, name in ((interleave, "measure_in_turns"), (doctor, "examine"))),
-        *((owner, name, reached) for owner, name in ((lab, "run"), (rates, "run_in_turns"))),
-        *((namespaces, name, lambda *_: None) for name in ("require_support", "become_root")),
+        (lab, "run", reached),
+        *((network, name, lambda *_: None) for name in ("require_support", "become_root")),
     ):
         setattr(owner, name, new)
 

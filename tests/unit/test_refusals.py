@@ -85,13 +85,10 @@ MISTAKES = {
         (f"--hosts 2 {TO_RUN}", "--rate"),
         *((f"--hosts {hosts} --rate 1gbit {TO_RUN}", "2 to 64") for hosts in ("1", "65", "two")),
         (f"--hosts 2 --rate 1gb {TO_RUN}", "200mbit"),
-        (f"{LAB} --delay soon {TO_RUN}", "1ms"),
         (f"{LAB} --rnaks 2 {TO_RUN}", "--rnaks"),
         (LAB, "python train.py"),
         (f"{LAB} -- no-such-program", "no-such-program"),
         (f"{LAB}, {TO_RUN}", "200mbit"),
-        (f"{LAB},1000mbit {TO_RUN}", "twice"),
-        (f"{LAB},2gbit -- python -m bench.tune", "bench.run"),
     ],
     "doctor": [
         ("--repair", "--repair"),
