@@ -15,8 +15,7 @@ from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
 from ddp_bench.bench.predict.from_pass import calibration_of, slowdowns
 from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT
 from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import estimate
-from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.prediction import Scenario, estimate
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from ddp_bench.bench.results.store import RunData

@@ -68,16 +68,12 @@ MISTAKES = {
     "predict": [
         ("{long} --gpus 2", "has no "),
         ("{calibrated}", "nothing to predict"),
-        ("{calibrated} --validate --csv p.csv", "--csv is a table of predictions; say for how many devices"),
         ("{calibrated} --gpus 0", "not a whole number of at least 1"),
         ("{calibrated} --gpus 8192 --network ib-400g", "give 1 to 4096"),
         ("{calibrated} --gpus 8 --network ib-400", "did you mean 'ib-400g'"),
         ("{calibrated} --gpus 2 --network ib-100g,nope", "unknown network 'nope'"),
         ("{calibrated} --gpus 2 --network {empty}", "has no calibration.json"),
         ("{calibrated} --gpus 8 --precision bf16", "--precision belongs to --throughput"),
-        ("{calibrated} --gpus 2 --out /nowhere/p.json", "--out /nowhere/p.json cannot be written"),
-        ("{calibrated} --gpus 2 --out {calibrated}/manifest.json", "is a file of a run's results"),
-        ("{calibrated} --gpus 2 --out {calibrated}/journal.jsonl", "is a file of a run's results"),
         ("{run} --gpus 2", "has no calibration.json; measure a run with bench.run --calibrate"),
     ],
     "lab": [

@@ -11,8 +11,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.calibration import AllReduceTimes, Calibration, Identity, Parameter
 from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import predict
-from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
+from ddp_bench.bench.predict.prediction import Scenario, as_calibrated, predict
 
 SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
 
