@@ -8,7 +8,6 @@ written outside what was asked. The scheduled run takes other attacks each time.
 import contextlib
 import functools
 import importlib
-import io
 import json
 import os
 import random
@@ -71,7 +70,7 @@ def commands(run, other, new):
             *(str(other), "--predictions", str(run / "predictions.json"), "--out", str(new / "p.html")),
         ),
         "gate": (str(other), str(run)),
-        "predict": (str(run), "--gpus", "2,8", "--validate", str(run), "--out", str(new / "p.json")),
+        "predict": (str(run), "--gpus", "2,8", "--validate", str(run)),
         "network": (str(other), "--gpus", "2", "--network", str(run)),
         "networks": (str(other), "--gpus", "2", "--network", f"{run}/networks.toml:own"),
         "resume": ("--resume", str(run), "--quiet"),
@@ -107,7 +106,7 @@ def generate(draw, lines, run, outside):
     command = draw.choice(list(lines))
     name = draw.choice(READS[command])
     kinds = ["odd file", "odd file", "bytes", *[KINDS.get(Path(name).suffix, "bytes")] * 4]
-    kinds += ["output"] if command in ("report", "predict") else []
+    kinds += ["output"] if command == "report" else []
     kind = draw.choice(kinds)
     if kind == "output":
         return onto(draw, command, lines[command], run, outside)
@@ -293,8 +292,8 @@ def awaited(child, deadline_s):
 
 def completed(folder):
     """A results folder with everything beside it that a command may read; made to predict from."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        code = predict([str(folder), "--gpus", "2,4", "--out", str(folder / "predictions.json")])
+    with (folder / "predictions.json").open("w") as file, contextlib.redirect_stdout(file):
+        code = predict([str(folder), "--gpus", "2,4", "--json"])
     assert code == 0
     (folder / "networks.toml").write_text('[own]\nlevel = "inter"\nbusbw_gb_per_s = 4.0\n')
     (folder / "settings.toml").write_text('modes = ["dp", "ddp"]\ngpus = [1, 2]\nrounds = 3\n')
@@ -339,7 +338,7 @@ FIXED = [
     *((command, line) for command in OPTIONS_OF for line in (("\x1b[31m",), ("a\x00b", "c"))),
     *(
         ("lab", ("--hosts", "2", *how, "--", "python", "-m", "x"))
-        for how in (("--rate", "9" * 400 + "gbit"), ("--rate", "1gbit", "--delay", "1" * 400 + "s"))
+        for how in (("--rate", "9" * 400 + "gbit"), ("--rate", "1gbit", "--ranks-per-host", "1" * 400))
     ),
 ]
 """Command lines that fell once."""

@@ -61,18 +61,8 @@ def test_errors_on_runs_of_something_else_are_refused_until_accepted(run, change
     assert len(asked(capsys, *given, "--accept").validation) == 7
 
 
-RATE = [
-    "--throughput",
-    "319",
-    "--arch",
-    "resnet50",
-    "--batch-size",
-    "32",
-    "--gpus",
-    "2,8",
-    "--intra",
-    "nvlink-v100",
-]
+RATE = ["--throughput", "319", "--arch", "resnet50", "--batch-size", "32", "--gpus", "2,8"]
+RATE += ["--intra", "nvlink-v100"]
 
 
 def test_a_rate_that_is_known_stands_for_a_run(capsys):
