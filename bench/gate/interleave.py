@@ -22,8 +22,9 @@ from ..settings import Settings
 from ..sharing import turn_server
 from .checkouts import Checkout, Side, both_checkouts
 from .code import Code, check_one_code
+from .compare import Gate
 from .importing import check_loaded
-from .runs import GateRun, read_run
+from .runs import GateRun, both, read_run
 
 END_S = 60.0
 """How long an interrupted run may take to write its summary; one that has hung would take for ever."""
@@ -34,15 +35,15 @@ def measure_launches(
     arguments: Sequence[str],
     *,
     looks: Sequence[int],
-    is_decided: Callable[[Sequence[tuple[GateRun, GateRun]]], bool],
+    gate_of: Callable[[GateRun, GateRun], Gate],
     python: str | None = None,
     out: Path | None = None,
     quiet: bool = False,
-) -> list[tuple[GateRun, GateRun]]:
-    """Baseline and candidate of each launch: `reference` and the code as it stands, by `bench.run arguments`.
+) -> tuple[GateRun, GateRun]:
+    """Baseline and candidate: `reference` and the code as it stands, by `bench.run arguments`.
 
-    After each number of launches in `looks` it ends if these are decided. `python` is the baseline's
-    interpreter, `out` a folder that keeps the results. Raises UsageError.
+    Both are launched until `gate_of` them is decided, which is asked after each number of launches in
+    `looks`. `python` is the baseline's interpreter, `out` a folder that keeps the results. Raises UsageError.
     """
     # A mistake is said before anything starts.
     settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "race"))
@@ -69,11 +70,11 @@ def measure_launches(
                     check_loaded(ours, *checkouts[0].moved)
                 for line in Code(ours, theirs, interleaved=True).lines():
                     console.note(f"{speaker()}: {line}")
-            if done + 1 in looks and is_decided(launches):
+            if done + 1 in looks and not gate_of(*both(launches)).needs_more_launches:
                 break
         for side in zip(*launches, strict=True):
             check_one_code([run.manifest for run in side])
-        return launches
+        return both(launches)
 
 
 def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:

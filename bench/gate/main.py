@@ -59,11 +59,6 @@ def parser() -> cli.Parser:
     how.add_argument(
         "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
     )
-    how.add_argument(
-        "--allow-changed-model",
-        action="store_true",
-        help="compare though the model's name, parameters or gradient bytes differ; the change is named",
-    )
     measure = made.add_argument_group("how to measure, with --interleave")
     measure.add_argument(
         "--launches",
