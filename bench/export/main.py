@@ -1,4 +1,4 @@
-"""A run in the format of another tool: dashboards and regression trackers."""
+"""A run for trackers of benchmarks, or as one file to hand on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from pathlib import Path
 from .. import cli
 from ..errors import ExitCode, UsageError
 
-ZIP = "zip"
+PYTEST_BENCHMARK, ZIP = "pytest-benchmark", "zip"
 
 FORMATS = {
-    "pytorch": "records of PyTorch's OSS benchmark database, schema v3",
-    "pytest-benchmark": "its JSON, in seconds per step; github-action-benchmark and Bencher read it, too",
+    PYTEST_BENCHMARK: "its JSON, in seconds per step; github-action-benchmark and Bencher read it, too",
     ZIP: "one file to hand on, without names of hosts, folders and users; commands read it as a run",
 }
-"""By the name of the function that writes it, in `formats`; zip by `results.public`."""
 
 
 def parser() -> cli.Parser:
@@ -53,13 +51,13 @@ def _main(argv: Sequence[str] | None) -> int:
     # pandas takes a second
     from ..results import public
     from ..results.store import load_run, shown, write_output
-    from . import formats
+    from .pytest_benchmark import pytest_benchmark
 
     run = load_run(options.run)
     if name == ZIP:
         print(shown(public.write_zip(run, options.out)))
         return ExitCode.OK
-    text: str = vars(formats)[name.replace("-", "_")](run)
+    text = pytest_benchmark(run)
     if options.out is None:
         print(text)
     else:

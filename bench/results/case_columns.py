@@ -132,9 +132,7 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("step ms", "number"),
         kind=Metric,
         label="step",
-        brief="one optimizer step of the slowest rank",
         gated=False,
-        exported=2,
     ),
     *with_ends(
         "images_per_s",
@@ -144,9 +142,7 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("", "rate"),
         kind=Metric,
         label="throughput",
-        brief="throughput of all devices",
         higher_is_better=True,
-        exported=1,
     ),
     Column(
         "images_per_s_sustained",
@@ -164,10 +160,8 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("speed-up", "ratio"),
         kind=Metric,
         label="speed-up",
-        brief="throughput over that of one device without a wrapper",
         higher_is_better=True,
         written="{:.3f}\N{MULTIPLICATION SIGN}",
-        exported=4,
     ),
     *with_ends(
         "efficiency",
@@ -176,7 +170,6 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("eff.", "percent", factor=100.0),
         kind=Metric,
         label="efficiency",
-        brief="speed-up over number of devices",
         higher_is_better=True,
         gated=False,  # its change is that of speed-up
         written="{:.1%}",
@@ -198,9 +191,7 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("exposed ms", "interval"),
         kind=Metric,
         label="exposed communication",
-        brief="time that communication adds to the step",
         written="{:,.2f} ms",
-        exported=3,
         in_parts_of="step_ms",
     ),
     *with_ends(
@@ -220,9 +211,7 @@ MEASURED: tuple[Column, ...] = (
         "most memory in use by this case's tensors, worst device; empty on CPU cores",
         above=0,
         label="peak memory",
-        brief="most memory in use, worst device",
         written="{:,.0f} MiB",
-        exported=5,
         least_change=1.0,  # MiB: allocators and the C library round by about as much
     ),
     Column(

@@ -75,7 +75,7 @@ def commands(run, other, new):
         "networks": (str(other), "--gpus", "2", "--network", f"{run}/networks.toml:own"),
         "resume": ("--resume", str(run), "--quiet"),
         "config": ("--config", f"{run}/settings.toml", "--arch", "resnet20", "--dry-run"),
-        "export": (str(run), "--format", "pytorch"),
+        "export": (str(run), "--format", "pytest-benchmark"),
         "finish": (str(run),),
     }
 

@@ -16,8 +16,8 @@ from gate_runs import STEADY, write_run
 from ddp_bench import compare, load_run
 from ddp_bench.bench import manifest
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.export.formats import pytest_benchmark
 from ddp_bench.bench.export.main import main as export
+from ddp_bench.bench.export.pytest_benchmark import pytest_benchmark
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.process import remove_abandoned
 from ddp_bench.bench.results import public
@@ -249,7 +249,7 @@ def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method, tm
     assert all(str(path) in line and "\n" not in line for line in told)
     path.write_bytes(content.getvalue())
     if method == zipfile.ZIP_LZMA:
-        commands = [(report, []), (gate, [str(path)]), (export, ["--format", "pytorch"])]
+        commands = [(report, []), (gate, [str(path)]), (export, ["--format", "pytest-benchmark"])]
         assert {main([str(path), *more]) for main, more in commands} == {ExitCode.USAGE}
 
 

@@ -39,15 +39,15 @@ MISTAKES = {
         )
     ],
     "export": [
-        ("{long} --format pytorch", "has no "),
+        ("{long} --format pytest-benchmark", "has no "),
         ("", "the following arguments are required: RUN"),
-        ("{run}", "--format is missing; known: pytorch, pytest-benchmark"),
-        ("{run} --format pytorhc", "did you mean 'pytorch'?"),
-        ("{run} --format pytorch --out {run}/cases.csv", "is a file of a run's results"),
+        ("{run}", "--format is missing; known: pytest-benchmark, zip"),
+        ("{run} --format pytest", "did you mean 'pytest-benchmark'?"),
+        ("{run} --format pytest-benchmark --out {run}/cases.csv", "is a file of a run's results"),
         ("{run} --format zip --out a.tar", "--out a.tar does not end with .zip"),
         ("{run} --format zip --out /nowhere/a.zip", "--out /nowhere/a.zip cannot be written"),
-        ("{run} --format pytorch --out /nowhere/x", "--out /nowhere/x cannot be written"),
-        ("{empty} --format pytorch", "is not a results folder"),
+        ("{run} --format pytest-benchmark --out /nowhere/x", "--out /nowhere/x cannot be written"),
+        ("{empty} --format pytest-benchmark", "is not a results folder"),
     ],
     "gate": [
         ("{long} {run}", "has no "),
