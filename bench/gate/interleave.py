@@ -20,10 +20,9 @@ from ..run.main import parser as run_parser
 from ..run.main import settings_of
 from ..settings import Settings
 from ..sharing import turn_server
-from .checkouts import Checkout, Side, both_checkouts
+from .checkouts import Checkout, Side, both_checkouts, check_loaded
 from .code import Code, check_one_code
 from .compare import Gate
-from .importing import check_loaded
 from .runs import GateRun, both, read_run
 
 END_S = 60.0
