@@ -32,8 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import IO, NoReturn, TypeVar
@@ -128,7 +127,8 @@ def run(options: LabOptions) -> int:
     """Make a lab, run the job in it, and return the job's exit code."""
     link = options.link
     prefixes = network.make_network(options.num_hosts, link)
-    cores = shares(allowed_cores(), options.num_hosts)
+    every_core = allowed_cores()
+    cores = shares(every_core, options.num_hosts)
     gpu_shares = shares(visible_gpus(), options.num_hosts)
     if not options.quiet:
         line = summary(options.num_hosts, options.ranks_per_host, link, cores)
@@ -143,8 +143,9 @@ def run(options: LabOptions) -> int:
             environment = os.environ | host_environment(host, link, gpu_shares[host])
             environment |= torchrun_environment(job)
             environment |= {} if gpu_shares[host] else huge_pages_env(environment)
-            with pinned(cores[host]):
-                hosts.append(_start(prefixes[host], job, environment))
+            os.sched_setaffinity(0, cores[host])  # a host has the cores of its first process
+            hosts.append(_start(prefixes[host], job, environment))
+        os.sched_setaffinity(0, every_core)
         for host, process in enumerate(hosts[1:], start=1):
             copying = (process.stdout, host_name(host), stopping)
             printers.append(threading.Thread(target=_print_under_name, args=copying, daemon=True))
@@ -183,17 +184,6 @@ def visible_gpus() -> list[str]:
     if named is not None:
         return [gpu for gpu in named.split(",") if gpu]
     return [gpu.uuid for gpu in gpus() if gpu.uuid]
-
-
-@contextmanager
-def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Let processes that are started meanwhile run on `cores` only."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:

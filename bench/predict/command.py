@@ -15,7 +15,7 @@ from ..buckets import bucket_caps
 from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
 from ..results.store import RunData, load_run
-from ..settings import PRECISIONS, Settings
+from ..settings import Settings
 from . import output
 from .calibration import Calibration, Identity, check_same, load_calibration
 from .from_rate import from_rate
@@ -23,7 +23,7 @@ from .networks import MeasuredNetwork, NetworkModel, network
 from .prediction import Scenario, as_calibrated, predict
 from .runs import HeldOut, error_sizes, held_out, most_like
 
-OF_RATE = ("arch", "workload", "image_size", "precision", "without_ddp")
+OF_RATE = ("arch", "workload", "image_size", "without_ddp")
 """Options that say what trains at the rate of `--throughput`."""
 
 
@@ -36,7 +36,6 @@ def positive(text: str) -> float:
 
 PARSED: dict[str, Callable[[str], Any]] = {
     "throughput": positive,
-    "precision": cli.choice(PRECISIONS),
     "scaling": cli.choice(("weak", "strong")),
     "comm_hook": cli.choice(("none", *HALF_HOOKS)),
     "gpus": cli.csv(cli.positive_int),
@@ -98,7 +97,7 @@ def _calibration(options: argparse.Namespace) -> Calibration:
         arch=workload.name,
         image_size=workload.image_size,
         batch_per_device=batch,
-        precision=options.precision or "fp32",
+        precision="",
         device_type="cuda",
         device_name="GPU",
         torch="",

@@ -46,7 +46,6 @@ def parser() -> cli.Parser:
     add("--scaling", metavar="NAME", help="weak or strong; default as measured")
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
     add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
-    add("--precision", metavar="NAME", help="of the rate (fp32)")
 
     add = made.add_argument_group("how far to trust it").add_argument
     add(

@@ -73,7 +73,7 @@ MISTAKES = {
         ("{calibrated} --gpus 8 --network ib-400", "did you mean 'ib-400g'"),
         ("{calibrated} --gpus 2 --network ib-100g,nope", "unknown network 'nope'"),
         ("{calibrated} --gpus 2 --network {empty}", "has no calibration.json"),
-        ("{calibrated} --gpus 8 --precision bf16", "--precision belongs to --throughput"),
+        ("{calibrated} --gpus 8 --image-size 9", "--image-size belongs to --throughput"),
         ("{run} --gpus 2", "has no calibration.json; measure a run with bench.run --calibrate"),
     ],
     "lab": [
