@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import cli
-from ..errors import ExitCode, UsageError
+from ..errors import ExitCode
 
 PYTEST_BENCHMARK, ZIP = "pytest-benchmark", "zip"
 
@@ -28,7 +28,7 @@ def parser() -> cli.Parser:
         "Exit status: 0, or 2 where\nthe run cannot be written so. docs/export.md has an example of each.",
     )
     made.add_argument("run", type=Path, metavar="RUN", help="results folder or archive of a run")
-    made.add_argument("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
+    made.add_argument("--format", required=True, metavar="NAME", help=f"one of {', '.join(FORMATS)}")
     made.add_argument(
         "--out",
         type=Path,
@@ -45,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    if options.format is None:
-        raise UsageError(f"--format is missing; known: {', '.join(FORMATS)}")
     name = cli.named("format", cli.choice(FORMATS), options.format)
     # pandas takes a second
     from ..results import public

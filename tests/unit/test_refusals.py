@@ -41,7 +41,7 @@ MISTAKES = {
     "export": [
         ("{long} --format pytest-benchmark", "has no "),
         ("", "the following arguments are required: RUN"),
-        ("{run}", "--format is missing; known: pytest-benchmark, zip"),
+        ("{run}", "the following arguments are required: --format"),
         ("{run} --format pytest", "did you mean 'pytest-benchmark'?"),
         ("{run} --format pytest-benchmark --out {run}/cases.csv", "is a file of a run's results"),
         ("{run} --format zip --out a.tar", "--out a.tar does not end with .zip"),
