@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..cli import speaker
 from ..errors import UsageError
 from ..manifest import Manifest
 from ..package import OWN_FOLDERS, ROOT, own_command
@@ -39,20 +38,6 @@ WORKING_TREE = "."
 
 
 @dataclass(frozen=True)
-class Side:
-    """A process of one side that was started."""
-
-    process: subprocess.Popen[str]
-    log: Path
-    """Its stderr: of a pipe, the end would only come with that of all that it has started."""
-
-    def last_line(self) -> str:
-        """The last line that it said, without the command's name."""
-        said = self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        return said[-1].removeprefix(f"{speaker('run')}: error: ")
-
-
-@dataclass(frozen=True)
 class Checkout:
     """Code and interpreter of one side of the comparison."""
 
@@ -67,8 +52,13 @@ class Checkout:
     moved: tuple[Path, Path] | None = None
     """The user's repository, and the checkout of it that its runs import from instead."""
 
-    def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Side:
-        """Start `bench.run arguments`, its stderr to `log`. Raises UsageError without an interpreter."""
+    def start(
+        self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
+        """Start `bench.run arguments`, its stderr to `log`. Raises UsageError without an interpreter.
+
+        Of a pipe, the end would only come with that of all that the run has started.
+        """
         if shutil.which(self.python) is None:
             raise UsageError(
                 f"{self.python} cannot be started: it is missing or no program; name a Python interpreter "
@@ -81,7 +71,7 @@ class Checkout:
         )
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as stderr:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 ended_with_us([*how, *arguments]),
                 cwd=self.folder,
                 env={**os.environ, **huge_pages_env(os.environ), **self.environment, **environment},
@@ -91,7 +81,6 @@ class Checkout:
                 stderr=stderr,
                 text=True,
             )
-        return Side(process, log)
 
 
 @contextlib.contextmanager
