@@ -1,7 +1,6 @@
 """`bench.predict` as a command: what it says, writes and refuses; networks that a user names."""
 
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -19,13 +18,6 @@ from ddp_bench.bench.predict.networks import (
 )
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Scenario, estimate, predict
-
-
-@pytest.fixture
-def run(tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(SAMPLE, folder)
-    return folder
 
 
 def refused(arguments, capsys):
@@ -50,10 +42,10 @@ def asked(capsys, *arguments):
         ({"precision": "bf16"}, "precision 'bf16' is not 'fp32'"),
     ],
 )
-def test_errors_on_runs_of_something_else_are_refused_until_accepted(run, change, difference, capsys):
-    own = load_calibration(run)
-    save_calibration(run, replace(own, identity=replace(own.identity, **change)))
-    given = [str(run), "--validate", str(SAMPLE)]
+def test_errors_on_runs_of_something_else_are_refused_until_accepted(tmp_path, change, difference, capsys):
+    own = load_calibration(SAMPLE)
+    save_calibration(tmp_path, replace(own, identity=replace(own.identity, **change)))
+    given = [str(tmp_path), "--validate", str(SAMPLE)]
     said = refused(given, capsys)
     assert difference in said
     assert said.count(" is not ") == 1
@@ -91,12 +83,6 @@ def test_a_rate_that_is_known_stands_for_a_run(capsys):
 )
 def test_what_no_rate_can_be_predicted_from(arguments, message, capsys):
     assert message in refused(arguments, capsys)
-
-
-def test_a_calibration_that_is_broken_off_is_refused(run, capsys):
-    path = run / "calibration.json"
-    path.write_text(path.read_text()[:-9])
-    assert "calibration.json is not valid JSON" in refused([str(run), "--gpus", "2"], capsys)
 
 
 def test_the_all_reduces_of_another_run_are_a_network(capsys):
