@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from .. import cli
 from ..errors import ExitCode
 
-PYTEST_BENCHMARK, ZIP = "pytest-benchmark", "zip"
-
-FORMATS = {
-    PYTEST_BENCHMARK: "its JSON, in seconds per step; github-action-benchmark and Bencher read it, too",
-    ZIP: "one file to hand on, without names of hosts, folders and users; commands read it as a run",
-}
+FORMATS = "pytest-benchmark", "zip"
 
 
 def parser() -> cli.Parser:
     """The command line."""
-    formats = "\n".join(f"  {name:<17} {meaning}" for name, meaning in FORMATS.items())
     made = cli.Parser(
         prog=cli.command("export"),
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"formats:\n{formats}\n\nCases that are not `ok`, and what was not measured, are left out. "
-        "Exit status: 0, or 2 where\nthe run cannot be written so. docs/export.md has an example of each.",
+        epilog="pytest-benchmark: its JSON, in seconds per step, which github-action-benchmark and Bencher "
+        "read, too. zip: without names of hosts, folders and users; commands read it as a run. What was not "
+        "measured is left out. docs/export.md has examples.",
     )
     made.add_argument("run", type=Path, metavar="RUN", help="results folder or archive of a run")
     made.add_argument("--format", required=True, metavar="NAME", help=f"one of {', '.join(FORMATS)}")
@@ -52,7 +45,7 @@ def _main(argv: Sequence[str] | None) -> int:
     from .pytest_benchmark import pytest_benchmark
 
     run = load_run(options.run)
-    if name == ZIP:
+    if name == "zip":
         print(shown(public.write_zip(run, options.out)))
         return ExitCode.OK
     text = pytest_benchmark(run)
