@@ -1,28 +1,11 @@
 """Make several hosts on one Linux machine, joined by links of a chosen rate, and run a command on them.
 
-    python -m bench.lab --hosts 2 --rate 1gbit -- python -m bench.run --modes ddp --gpus 1,2
-    python -m bench.lab --hosts 2 --rate 1gbit -- python train.py
-    python -m bench.lab --hosts 2 --rate 1gbit -- torchrun train.py
-
-A host is a network namespace with one interface and its own share of the CPU cores and GPUs. The command is
-started once per rank, on every host --ranks-per-host times, and finds RANK, WORLD_SIZE, LOCAL_RANK,
-LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun. torchrun itself is
-started once per host and told by its environment how many nodes and ranks there are, which it is, and where
-to meet.
-
-The rate counts Ethernet frames: TCP delivers at most 95.6% of it. The same cores move the bytes and compute:
-beyond a few Gbit/s few cores, not the link, are the limit.
-
-Needs Linux, iproute2, util-linux, and root or user namespaces. Nothing of the lab remains afterwards: not
-after success, failure, Ctrl-C or kill -9.
-
-Exit status: the job's; 2 for a wrong command line; 128 + N after signal N, so 130 after Ctrl-C and 143 after
-SIGTERM (bench.run on its own ends with 130 after both).
+A host is a network namespace with one interface and its own share of the CPU cores and GPUs. Nothing of the
+lab remains afterwards: not after success, failure, Ctrl-C or kill -9.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -37,7 +20,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import IO, NoReturn, TypeVar
 
-from ..cli import Parser, command, guarded, positive_int, speaker
+from ..cli import Parser, command, guarded, positive_int
 from ..errors import UsageError
 from ..gpus import gpus
 from ..package import own_command
@@ -88,9 +71,12 @@ def parse(argv: Sequence[str]) -> LabOptions:
     """Parse the command line. Raises UsageError for a value that cannot be used, or no command after `--`."""
     parser = Parser(
         prog=command("lab"),
-        usage="%(prog)s --hosts N --rate RATE [options] -- COMMAND [args...]",
-        description=_in_the_form_typed(__doc__ or ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s --hosts N --rate RATE [options] -- COMMAND ...",
+        description=__doc__,
+        epilog=f"Example: {command('lab')} --hosts 2 --rate 1gbit -- python train.py. The command is started "
+        "once per rank, with RANK, MASTER_ADDR and the rest as under torchrun; torchrun itself once a host. "
+        "docs/lab.md says what to know about the link. Exit status: the job's; 2 for a wrong command line; "
+        "128 + N after signal N.",
     )
     add = parser.add_argument
     add("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")
@@ -108,13 +94,6 @@ def parse(argv: Sequence[str]) -> LabOptions:
         command=resolved(job, sys.executable),
         quiet=given.quiet,
     )
-
-
-def _in_the_form_typed(text: str) -> str:
-    """Replace the commands of the help above by those that the user types."""
-    for name in ("lab", "run"):
-        text = text.replace(f"python -m bench.{name}", command(name)).replace(f"bench.{name}", speaker(name))
-    return text.strip()
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
