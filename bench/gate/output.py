@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from rich import box
@@ -17,12 +16,10 @@ from ..errors import ExitCode
 from ..findings.next_step import NextStep
 from ..findings.numbers import plural
 from ..findings.wording import CPU_STAND_IN
-from ..manifest import Manifest
 from ..text import listed, visible
 from .compare import FAMILY_CONFIDENCE, Gate
 from .judge import Change, cells, said
-from .more import UNKNOWN_REF, more
-from .runs import OF_THE_MODEL
+from .more import UNKNOWN_REF
 
 Word = Literal["pass", "regression", "missing", "not comparable", "undecided"]
 NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
@@ -118,21 +115,6 @@ def word(gate: Gate) -> Word:
     return "undecided" if any(c.ratio is not None for c in gate.comparisons) else "not comparable"
 
 
-def with_more(
-    gate: Gate,
-    sides: tuple[Manifest, Manifest],
-    asked: tuple[Sequence[str], Sequence[str]] | None = None,
-) -> Gate:
-    """Add what would decide an undecided gate; the arguments are those of `more`."""
-    if word(gate) != "undecided" or not gate.undecided:
-        return gate
-    launches = gate.num_launches if gate.interleaved else 0
-    return replace(
-        gate,
-        more=more(sides, gate.undecided, confidence=gate.confidence, launches=launches, asked=asked),
-    )
-
-
 def verdict(gate: Gate) -> str:
     """What was decided, in one sentence."""
     found = word(gate)
@@ -172,7 +154,7 @@ def _undecided(gate: Gate) -> str:
 def _not_comparable(gate: Gate) -> str:
     names = [d.name for d in gate.differences if d.blocking]
     if names and gate.having("not comparable"):
-        return f"the runs differ in {', '.join(names)}; {_nevertheless(names)}"
+        return f"the runs differ in {', '.join(names)}; --ratios-only still compares speed-up"
     return "the runs share no metric that could be gated"
 
 
@@ -244,12 +226,3 @@ def as_json(gate: Gate) -> str:
             "comparisons": gate.comparisons,
         }
     )
-
-
-def _nevertheless(names: Sequence[str]) -> str:
-    """Say which option compares runs that differ in these conditions."""
-    of_model = [name for name in names if name in OF_THE_MODEL]
-    if len(of_model) == len(names):
-        return "--allow-changed-model compares them, and names the change of the model"
-    more = "; --allow-changed-model allows another model" if of_model else ""
-    return f"--ratios-only still compares speed-up{more}"

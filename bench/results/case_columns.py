@@ -126,9 +126,7 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("step ms", "number"),
         kind=Metric,
         label="step",
-        brief="one optimizer step of the slowest rank",
         gated=False,
-        exported=2,
     ),
     *with_ends(
         "images_per_s",
@@ -138,9 +136,7 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("", "rate"),
         kind=Metric,
         label="throughput",
-        brief="throughput of all devices",
         higher_is_better=True,
-        exported=1,
     ),
     Column(
         "images_per_s_sustained",
@@ -158,10 +154,8 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("speed-up", "ratio"),
         kind=Metric,
         label="speed-up",
-        brief="throughput over that of one device without a wrapper",
         higher_is_better=True,
         written="{:.3f}\N{MULTIPLICATION SIGN}",
-        exported=4,
     ),
     *with_ends(
         "efficiency",
@@ -170,7 +164,6 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("eff.", "percent", factor=100.0),
         kind=Metric,
         label="efficiency",
-        brief="speed-up over number of devices",
         higher_is_better=True,
         gated=False,  # its change is that of speed-up
         written="{:.1%}",
@@ -192,9 +185,7 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("exposed ms", "interval"),
         kind=Metric,
         label="exposed communication",
-        brief="time that communication adds to the step",
         written="{:,.2f} ms",
-        exported=3,
         in_parts_of="step_ms",
     ),
     *with_ends(
@@ -213,9 +204,7 @@ MEASURED: tuple[Column, ...] = (
         "most memory in use by this case's tensors, worst device; empty on CPU cores",
         above=0,
         label="peak memory",
-        brief="most memory in use, worst device",
         written="{:,.0f} MiB",
-        exported=5,
         least_change=1.0,  # MiB: allocators and the C library round by about as much
     ),
     Column(

@@ -97,12 +97,6 @@ METRICS: dict[str, Metric] = {column.name: column for column in CASES if isinsta
 
 GATED = {name: metric for name, metric in METRICS.items() if metric.gated}
 
-EXPORTED = {
-    metric.name: metric
-    for metric in sorted(METRICS.values(), key=lambda one: one.exported)
-    if metric.exported
-}
-
 _DTYPES: dict[str, Any] = {"text": "string", "int": "Int64", "bool": "boolean"}
 
 

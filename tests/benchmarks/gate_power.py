@@ -25,10 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from made_project import commit
 
 from ddp_bench.bench.errors import ExitCode
-from ddp_bench.bench.gate.command import both
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
-from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.gate.runs import both, read_run
 from ddp_bench.bench.package import own_command
 from ddp_bench.bench.results.schema import GATED
 

@@ -15,8 +15,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.predict.allreduce import AllReduceTimes
 from ddp_bench.bench.predict.calibration import Calibration, Identity, Parameter
 from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.predict.prediction import predict
-from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.prediction import Scenario, predict
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.settings import options_of
 

@@ -98,7 +98,7 @@ def predicted_at(num_devices, efficiency):
 
 
 def predictions(**more):
-    """As `bench.predict --out` writes them, of the sample."""
+    """As `bench.predict --json` writes them, of the sample."""
     found = load_run(SAMPLE)
     ok = found.cases[(found.cases["mode"] == "ddp") & (found.cases["status"] == "ok")].iloc[0]
     cpu = found.manifest.environment

@@ -199,7 +199,7 @@ REFUSED = (
     ("tune", "--preset quick"),
     ("doctor", "--repair"),
     ("export", ""),
-    ("lab", "--rate 1gbit,2gbit -- python train.py"),
+    ("lab", "--rate 1gbit -- python train.py"),
     ("report", "no-such-run"),
 )
 
