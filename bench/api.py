@@ -20,7 +20,7 @@ from .findings.findings import conclude_run
 from .findings.wording import unit_of_cases
 from .gate.compare import compare as gate_of
 from .gate.main import DEFAULT_THRESHOLD
-from .gate.output import as_json, with_more
+from .gate.output import as_json
 from .gate.runs import read_run
 from .results import store
 from .results.schema import GATED, units_of
@@ -104,7 +104,7 @@ def compare(
         ratios_only=ratios_only,
         allow_missing=allow_missing,
     )
-    whole: dict[str, Any] = json.loads(as_json(with_more(gate, (first.manifest, second.manifest))))
+    whole: dict[str, Any] = json.loads(as_json(gate))
     units = units_of(first.cases[0].result.unit)
     rows = [_row(found, units) for found in whole.pop("comparisons")]
     columns = COMPARISON_COLUMNS.items()

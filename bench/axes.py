@@ -61,7 +61,7 @@ class DdpSettings:
     bucket_cap_mb: Caps = _axis(  # noqa: RUF009 - a field
         PYTORCH_CAPS,
         bucket_caps,
-        "DDP bucket caps: MiB, default (PyTorch's: the first bucket 1, then 25), or a list, as 4/50",
+        "DDP bucket caps in MiB: N, first/then as 4/50, or default, PyTorch's 1/25",
         "CAP,…",
         column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
         short="cap",

@@ -118,7 +118,6 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("container's cores", cgroup.cpuset, (), (GATE,)),
         ("ranks bound to cores", _each_once(rank.bound_cores for rank in manifest.ranks), (), (GATE,)),
         ("data workers", settings.data_workers if from_files else NONE, (GATE,), ()),
-        ("prefetch", settings.copies_ahead, (GATE,), ()),
         ("steps per block", settings.steps, (), (GATE,)),
         ("seed", settings.seed, (), (GATE,)),
         ("host", machine.host or NONE, (), (GATE,)),

@@ -75,7 +75,7 @@ def pairs(uuids: Sequence[str]) -> list[GpuPair]:
     if len(uuids) < 2:
         return []
     with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
-        found = list(enumerate(_named(uuids, handles)))
+        found = list(enumerate(named(uuids, handles)))
         known = [(place, handle) for place, handle in found if handle is not None]
         return [pair(i, j, a, b) for (i, a), (j, b) in itertools.combinations(known, 2)]
     return []
@@ -109,7 +109,7 @@ def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
         return list(range(len(names)))
     chosen: list[int] = []
     for word in (part.strip() for part in setting.split(",")):
-        match = [i for i, own in enumerate(names) if str(i) == word or _is_named(word, own)]
+        match = [i for i, own in enumerate(names) if str(i) == word or _isnamed(word, own)]
         if len(match) != 1:
             break
         chosen += match
@@ -118,7 +118,7 @@ def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
     return sorted(set(chosen))
 
 
-def _is_named(word: str, names: Sequence[str]) -> bool:
+def _isnamed(word: str, names: Sequence[str]) -> bool:
     return word.startswith(("GPU-", "MIG-")) and any(name.startswith(word) for name in names)
 
 
@@ -137,14 +137,14 @@ def names_of(handle: Any) -> list[str]:
 
 
 def _chosen(uuids: Sequence[str] | None, handles: Sequence[Any]) -> list[Any]:
-    found = _named(uuids or (), handles)
+    found = named(uuids or (), handles)
     if uuids is not None and None not in found:
         return found
     names = [names_of(handle) for handle in handles]
     return [handles[place] for place in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), names)]
 
 
-def _named(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:
+def named(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:
     """The GPUs with these UUIDs, or whose MIG slices have them: torch tells their digits, not which it is."""
     by_digits = {name[4:]: handle for handle in handles for name in names_of(handle)}
     return [by_digits.get(uuid[4:]) for uuid in uuids]

@@ -173,17 +173,6 @@ class Load(Record, frozen=True):
     """Of all rounds, those of earlier attempts included."""
 
 
-class DeviceRates(Record, frozen=True):
-    """What a device reaches by itself, beside others."""
-
-    num_devices: Count
-    rank: Count
-    matrix_tflop_per_s: Amount | None = None
-    """Matrix products, median."""
-    matrix_tflop_per_s_low: Amount | None = None
-    matrix_tflop_per_s_high: Amount | None = None
-
-
 class NcclMessage(Record, frozen=True):
     """How NCCL sends an all-reduce of so many bytes, in its own words."""
 
@@ -241,7 +230,6 @@ class Manifest(Record, frozen=True):
     link: str | None = None
     """Rate of the link between the hosts of a lab, such as 1gbit."""
     timing: Timing = Timing()
-    roofline: tuple[DeviceRates, ...] = ()
     nccl: NcclChoices | None = None
     load: tuple[Load, ...] = ()
     load_before: Amount | None = None

@@ -50,7 +50,7 @@ SWITCHES = [name for name, default in STEP_DEFAULTS.items() if isinstance(defaul
 AXES = (*SWEPT, *STEP_DEFAULTS)
 """Settings of cases."""
 
-REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["none"]}
+REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["none"], "prefetch": True}
 """Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
 
 
@@ -64,26 +64,26 @@ class Settings:
     modes: tuple[str, ...] = option(
         ("dp", "ddp"),
         cli.csv(cli.choice(MODES)),
-        "beside single, always there: dp, ddp, replicate, fsdp, partition, pipeline (docs/forms.md)",
+        "besides single (one device): dp, ddp, replicate, fsdp, partition, pipeline (docs/forms.md)",
         "MODE,…",
     )
     gpus: tuple[int, ...] | None = option(
         None,
         cli.csv(cli.positive_int),
-        "how many devices, not which (CUDA_VISIBLE_DEVICES); without GPUs, cores (default: 1, 2, 4 … all)",
+        "device counts (which: CUDA_VISIBLE_DEVICES); CPU cores without GPUs (default: 1, 2, 4 … all)",
         "N,…",
     )
     arch: str | None = option(
-        None, str, "resnet20, the smallest, to resnet152 (default: CPU resnet18, GPU resnet50)", "NAME"
+        None, str, "built-in model, resnet20 to resnet152 (default: CPU resnet18, GPU resnet50)", "NAME"
     )
     workload: str | None = option(
         None,
         str,
-        "your model: a Workload (docs/own-model.md), or a function that returns an nn.Module of images",
+        "your model: a function returning an nn.Module for images, else a Workload (docs/own-model.md)",
         "package.module:name",
     )
     batch_size: int | None = option(
-        None, cli.positive_int, "samples per device (default: CPU 16, GPU by its memory)", "N"
+        None, cli.positive_int, "samples per device (default: CPU 16, GPU what fits)", "N"
     )
     image_size: int | None = option(
         None, cli.positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N"
@@ -95,9 +95,6 @@ class Settings:
         "device|host|DIR",
     )
     data_workers: int = option(2, cli.whole_number, "loader processes per rank, with a folder", "N")
-    prefetch: bool = option(
-        True, cli.switch, "copy the next batch of host or folder data to a GPU during the step", "on|off"
-    )
     scaling: str = option(
         "weak", cli.choice(("weak", "strong")), "what stays fixed: batch per device, or in all", "weak|strong"
     )
@@ -118,7 +115,7 @@ class Settings:
         False, cli.switch, "more ranks than GPUs: shows that it works, not speed", "on|off"
     )
     rounds: int | None = option(
-        None, cli.positive_int, "exactly N rounds (default: as many as are needed, or fit)", "N"
+        None, cli.positive_int, "measure each case N times (default: enough to compare, or as fit)", "N"
     )
     precision_target: float | None = option(
         None,
@@ -132,7 +129,7 @@ class Settings:
     max_time: float | None = option(
         None,
         cli.duration_s,
-        "limit of measuring; start-up is extra (default: CPU 200s, GPU 10m; none with --rounds)",
+        "limit of measuring, as 90s or 2h; start-up is extra (default: CPU 200s, GPU 10m)",
         "10m",
     )
     race: bool = option(
@@ -193,11 +190,6 @@ class Settings:
             raise UsageError(f"--gpus {max(self.gpus or (1,))} is more than {MOST_DEVICES} devices")
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
             raise UsageError(f"--name {self.name!r} may hold only letters, digits, '-', '_' and '.'")
-
-    @property
-    def copies_ahead(self) -> bool:
-        """Whether batches are copied during the step before: to a GPU, from elsewhere."""
-        return self.prefetch and self.device == "cuda" and self.data != "device"
 
     def first(self, axis: str) -> Any:
         """The value with which a sweep begins; of a step setting that is a switch, the only one."""

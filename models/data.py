@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
@@ -13,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..bench.errors import RAISED_BY_USERS, UsageError
+from ..bench.errors import UsageError
 from .nested import map_tensors, tensors_of
 from .profile import num_outputs
 from .workload import Batch, Workload, is_pair_of_tensors, make_batch
@@ -72,56 +71,6 @@ class HostSource(BatchSource):
         return map_tensors(
             lambda tensor: tensor.to(self._device, non_blocking=True, copy=True), next(self._batches)
         )
-
-
-class PrefetchSource(BatchSource):
-    """Copies the next batch to a GPU on a stream of its own while the step before it computes.
-
-    A copy starts once the device has come to the step before it, so no more than one batch is ahead. What
-    `source` raises for a batch is raised by the `next` that should give that batch.
-    """
-
-    def __init__(self, source: BatchSource, device: torch.device) -> None:
-        self._source = source
-        self._device = device
-        self._stream = _copy_stream(device)
-        self._ahead: Batch | Exception | None = None
-
-    def next(self) -> Batch:
-        """Give the batch that was copied ahead, once its copy is done; begin to copy the one after it."""
-        found = self._copied() if self._ahead is None else self._ahead
-        self._ahead = None
-        if isinstance(found, Exception):
-            raise found
-        current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self._stream)
-        for tensor in tensors_of(found):
-            # Its memory belongs to the other stream, which may not have it back while this one computes.
-            tensor.record_stream(current)
-        self._ahead = self._copied()
-        return found
-
-    def _copied(self) -> Batch | Exception:
-        """A batch whose copy is queued, or why there is none."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        try:
-            with torch.cuda.stream(self._stream):
-                return self._source.next()
-        except RAISED_BY_USERS as error:  # raised in its turn
-            return error
-
-    def close(self) -> None:
-        self._ahead = None
-        self._source.close()
-
-
-@functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream of all copies to a device.
-
-    Torch hands out 32 streams in turn: one per case, and copies would come to share NCCL's.
-    """
-    return torch.cuda.Stream(device)
 
 
 def open_source(  # noqa: PLR0913 - each says something else of the batches
@@ -196,7 +145,6 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
 
 
 def _kept(batch: Batch, data: str, device: torch.device) -> Batch:
-    """A batch on its device, or in host memory, pinned for CUDA."""
     if data == "device":
         return map_tensors(lambda tensor: tensor.to(device), batch)
     return map_tensors(Tensor.pin_memory, batch) if device.type == "cuda" else batch

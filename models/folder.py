@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import struct
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -34,11 +35,14 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 
 
-Sample = tuple[Tensor, int]
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for an image that cannot be decoded, so that workers hand the news on instead of a traceback."""
+
+    message: str
 
 
-class UnreadableError(Exception):
-    """An image cannot be decoded; the text names it, and what helps."""
+Sample = tuple[Tensor, int] | Unreadable
 
 
 class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
@@ -80,7 +84,7 @@ class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
         try:
             found: Sample = super().__getitem__(index)
         except _DECODE_ERRORS as exc:
-            raise UnreadableError(_unreadable(self.samples[index][0], exc)) from None
+            return Unreadable(_unreadable(self.samples[index][0], exc))
         return found
 
 
@@ -137,12 +141,10 @@ class FolderSource(BatchSource):
 
     def next(self) -> Batch:
         """Give the next batch on the device; raises UsageError for an image that cannot be decoded."""
-        try:
-            images, targets = next(self._batches)
-        except UnreadableError as error:
-            # A loader's process puts its traceback before the text.
-            said = str(error).rpartition(f"{UnreadableError.__name__}: ")[2]
-            raise UsageError(said.strip()) from None
+        batch = next(self._batches)
+        if isinstance(batch, Unreadable):
+            raise UsageError(batch.message)
+        images, targets = batch
         return images.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
 
     def close(self) -> None:
@@ -163,13 +165,16 @@ def _worker_start() -> Callable[[int], None] | None:
 def _epochs(
     loader: DataLoader[Sample],
     sampler: DistributedSampler[Sample],
-) -> Generator[Batch, None, None]:
+) -> Generator[Batch | Unreadable, None, None]:
     for epoch in itertools.count():
         sampler.set_epoch(epoch)
         yield from loader
 
 
-def _collate(workload: Workload, samples: list[Sample]) -> Batch:
+def _collate(workload: Workload, samples: list[Sample]) -> Batch | Unreadable:
+    unreadable = next((sample for sample in samples if isinstance(sample, Unreadable)), None)
+    if unreadable is not None:
+        return unreadable
     return in_format(workload, cast("Batch", tuple(default_collate(samples))))
 
 

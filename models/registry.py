@@ -24,13 +24,10 @@ from ..bench.resolve import default_image_size
 from ..bench.settings import IMAGES, Settings
 from .checks import checked
 from .nested import describe
-from .resnet import RESNET20_CLASSES, resnet20, resnet_layers
+from .resnet import RESNET20_CLASSES, ResNet20, resnet_layers
 from .workload import Batch, Workload, users_code
 
 _IMAGENET_CLASSES = 1000
-
-UNUSED_HEAD = "resnet18-aux"
-"""ResNet-18 with an auxiliary classifier that no step uses, as one left over from pretraining."""
 
 ARCHS: tuple[str, ...] = (
     "resnet20",
@@ -42,7 +39,6 @@ ARCHS: tuple[str, ...] = (
     "resnext50_32x4d",
     "resnext101_32x8d",
     "wide_resnet50_2",
-    UNUSED_HEAD,
 )
 """Built-in architectures: ResNet-20 for 32x32 images, the others from torchvision, without weights."""
 
@@ -61,27 +57,17 @@ def _torchvision_model(arch: str) -> nn.Module:
     return model
 
 
-def _with_unused_head() -> nn.Module:
-    """Its 1,288,168 further parameters, at the end, get no gradient."""
-    model = _torchvision_model("resnet18")
-    model.aux = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, _IMAGENET_CLASSES))
-    return model
-
-
 def resnet_workload(arch: str, image_size: int) -> Workload:
     """Image classification with a built-in architecture on synthetic images (N, 3, image_size, image_size).
 
-    Raises UsageError for an unknown architecture or an image size below 1.
+    Raises UsageError for an unknown architecture.
     """
     if arch not in ARCHS:
         raise UsageError(f"unknown architecture {arch!r}{_nearest(arch, ARCHS)}; known: {', '.join(ARCHS)}")
-    if image_size < 1:
-        raise UsageError(f"image size {image_size} is below 1; give a height in pixels, such as 224")
     small = arch == "resnet20"
-    own = {"resnet20": resnet20, UNUSED_HEAD: _with_unused_head}
     return Workload(
         name=arch,
-        module=own.get(arch, partial(_torchvision_model, arch)),
+        module=ResNet20 if small else partial(_torchvision_model, arch),
         batch=partial(
             synthetic_images,
             image_size=image_size,

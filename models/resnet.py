@@ -43,20 +43,17 @@ class BasicBlock(nn.Module):
         return functional.relu(residual + shortcut)
 
 
-class CifarResNet(nn.Module):
-    """Three stages of 16, 32 and 64 channels: 6 x `blocks_per_stage` + 2 weighted layers.
+class ResNet20(nn.Module):
+    """Three stages of 16, 32 and 64 channels, three blocks each: images (N, 3, H, W) to logits (N, 10)."""
 
-    Maps images (N, 3, H, W) to logits (N, `num_classes`).
-    """
-
-    def __init__(self, *, blocks_per_stage: int, num_classes: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.conv = _conv3x3(3, 16, 1)
         self.bn = nn.BatchNorm2d(16)
-        channels = [16, *(width for width in (16, 32, 64) for _ in range(blocks_per_stage))]
+        channels = [16, *(width for width in (16, 32, 64) for _ in range(3))]
         pairs = itertools.pairwise(channels)
         self.blocks = nn.Sequential(*(BasicBlock(a, b, stride=1 if a == b else 2) for a, b in pairs))
-        self.fc = nn.Linear(64, num_classes)
+        self.fc = nn.Linear(64, RESNET20_CLASSES)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -69,7 +66,7 @@ class CifarResNet(nn.Module):
 
 def resnet_layers(module: nn.Module) -> list[nn.Module]:
     """Give the layers of ResNet-20 or of one of torchvision's ResNets, its blocks unbroken."""
-    if isinstance(module, CifarResNet):
+    if isinstance(module, ResNet20):
         stem = nn.Sequential(module.conv, module.bn, nn.ReLU())
         return [stem, *module.blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), module.fc]
     parts = dict(module.named_children())
@@ -77,8 +74,3 @@ def resnet_layers(module: nn.Module) -> list[nn.Module]:
     stages = [parts[f"layer{number}"] for number in (1, 2, 3, 4)]
     blocks = [block for stage in stages for block in stage.children()]
     return [stem, *blocks, parts["avgpool"], nn.Flatten(), parts["fc"]]
-
-
-def resnet20() -> CifarResNet:
-    """ResNet-20 with 10 classes."""
-    return CifarResNet(blocks_per_stage=3, num_classes=RESNET20_CLASSES)

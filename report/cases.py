@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from ..bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
@@ -181,7 +180,7 @@ def with_rates(case: CaseResult, manifest: Manifest, price: float | None) -> Cas
 
     Args:
         case: a measured one.
-        manifest: of its run; the forward FLOPs of a sample and the devices' own rates are in it.
+        manifest: of its run; the forward FLOPs of a sample are in it.
         price: of a device for an hour; None leaves the cost empty.
     """
     found: dict[str, float] = {}
@@ -189,10 +188,8 @@ def with_rates(case: CaseResult, manifest: Manifest, price: float | None) -> Cas
     if rate is not None and flops and case.num_devices:
         achieved = rate.scaled(PASSES * flops / case.num_devices / 1e12 / case.units_per_sample)
         found |= achieved.columns("tflop_per_s")
-        sheet = DENSE_PEAKS.get(case.device_name, {}).get(case.precision)
-        for name, peak in (("mfu_pct", _matrix_rate(case, manifest)), ("mfu_sheet_pct", sheet)):
-            if peak:
-                found |= achieved.scaled(100 / peak).columns(name)
+        if peak := DENSE_PEAKS.get(case.device_name, {}).get(case.precision):
+            found |= achieved.scaled(100 / peak).columns("mfu_pct")
     if (bus := _bus_gb_per_s(case)) is not None:
         found |= bus.columns("bus_gb_per_s")
     with_pauses = case.number("images_per_s_sustained")
@@ -206,17 +203,6 @@ def with_rates(case: CaseResult, manifest: Manifest, price: float | None) -> Cas
 def with_cells(case: CaseResult, **cells: Any) -> CaseResult:
     """Add what a table shows beside the columns of cases.csv."""
     return replace(case, cells={**case.cells, **cells})
-
-
-def _matrix_rate(case: CaseResult, manifest: Manifest) -> float | None:
-    """Return what the median of the case's devices reached in large matrix products, TFLOP/s."""
-    counts, wanted = {one.num_devices for one in manifest.roofline}, case.num_devices
-    if wanted not in counts and case.mode == "dp" and not case.oversubscribed:
-        # One process drives all devices of DataParallel: there may be fewer ranks to measure them.
-        wanted = max(counts, default=0)
-    rates = [one.matrix_tflop_per_s for one in manifest.roofline if one.num_devices == wanted]
-    known = [rate for rate in rates if rate]
-    return median(known) if known else None
 
 
 def _bus_gb_per_s(case: CaseResult) -> Interval | None:

@@ -65,8 +65,7 @@ def _table(cases: Sequence[CaseResult]) -> Table | None:
     return table(
         "Side by side",
         "Layers are split by the time that each takes. The bubble is the share of the stages' time in which "
-        "they wait for each other; beside it that of the schedule alone, from the measured time of a "
-        "micro-batch in each stage. The bound is the speed-up of equal stages without communication, "
+        "they wait for each other. The bound is the speed-up of equal stages without communication, "
         "n m / (m + n - 1) on n devices with m micro-batches.",
         cases,
         (
@@ -79,7 +78,6 @@ def _table(cases: Sequence[CaseResult]) -> Table | None:
             words("Memory of each device (MiB)", _memory_by_device),
             words("Layers of each device", lambda case: case.text("layers_by_device").replace("/", " + ")),
             figures("Bubble", "bubble_pct", "%"),
-            figures("Bubble of the stages", "bubble_of_stages_pct", "%"),
         ),
     )
 

@@ -34,7 +34,7 @@ def _parser() -> Parser:
         "--predictions",
         type=Path,
         metavar="FILE",
-        help=f"draw what `{command('predict')} RUN --out FILE` predicted from this run",
+        help=f"draw what `{command('predict')} RUN --json` predicted from this run",
     )
     parser.add_argument(
         "--price-per-device-hour",

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pandas as pd
-
 from ..bench.axes import DDP_DEFAULTS
 from ..bench.cli import command
 from ..bench.findings.numbers import plural, with_interval
 from ..bench.findings.wording import cap_label, device_noun, link_name
 from ..bench.predict.calibration import differences
-from ..bench.predict.output import WORDS, Predictions, table
+from ..bench.predict.output import WORDS, Predictions, Rows, table
 from ..bench.predict.prediction import Prediction
 from ..bench.predict.runs import ddp_cases, identity
 from ..bench.results.case_result import CaseResult
@@ -59,9 +57,9 @@ def predicted(run: RunData, predictions: Predictions, *, key: str) -> Section:
     return Section("On hardware you do not have", notes, figures, tables)
 
 
-def _table(title: str, note: str, rows: pd.DataFrame, *, below: Sequence[str]) -> Table:
-    columns = tuple(Heading(str(name).capitalize(), "" if name in WORDS else "number") for name in rows)
-    return Table(title, note, columns, tuple(rows.itertuples(index=False, name=None)), tuple(below))
+def _table(title: str, note: str, rows: Rows, *, below: Sequence[str]) -> Table:
+    columns = tuple(Heading(name.capitalize(), "" if name in WORDS else "number") for name in rows[0])
+    return Table(title, note, columns, tuple(tuple(row.values()) for row in rows), tuple(below))
 
 
 def _figure(

@@ -113,8 +113,7 @@ def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...
         figures("Step, median", "step_ms_p50", "ms"),
         figures("Step, p95", "step_ms_p95", "ms"),
         figures("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
-        figures("MFU", "mfu_pct", "% of the measured matrix rate"),
-        figures("MFU", "mfu_sheet_pct", "% of the data sheet's peak"),
+        figures("MFU", "mfu_pct", "% of the data sheet's peak"),
         _PEAK,
         figures("Reserved memory", "reserved_mem_mib", "MiB"),
         figures("Epoch", "epoch_h", "h"),
@@ -127,8 +126,6 @@ def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...
         _ID,
     )
     notes = {
-        "mfu_pct": " MFU is that arithmetic over what the devices do by themselves: the rate at which as "
-        "many of them at once multiplied large matrices before the first case, or the data sheet's peak.",
         "epoch_h": f" An epoch has the {EPOCH_IMAGES:,d} images of ImageNet-1k, of the size measured, at the "
         "throughput with pauses.",
         "reserved_mem_mib": " Reserved memory is what torch's allocator held for the tensors.",

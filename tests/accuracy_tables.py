@@ -16,12 +16,10 @@ from statistics import median
 from commands import ROOT
 
 from ddp_bench.bench.buckets import bucket_caps
-from ddp_bench.bench.predict.calibration import VERSION, Calibration
-from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.calibration import VERSION, Calibration, load_calibration
 from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import estimate
+from ddp_bench.bench.predict.prediction import Scenario, as_calibrated, cost_band, estimate
 from ddp_bench.bench.predict.runs import held_out
-from ddp_bench.bench.predict.scenario import Scenario, as_calibrated, cost_band
 from ddp_bench.bench.results.aggregate import estimates_of_cases
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
@@ -164,7 +162,7 @@ def main(folder):
     rows, by_round, kept = [], [], []
     for name, path in sorted(runs.items()):
         run, calibrated = load_run(path), path.parent / CALIBRATED
-        source = read_source(calibrated) if (calibrated / "calibration.json").exists() else None
+        source = load_calibration(calibrated) if (calibrated / "calibration.json").exists() else None
         if source and path == calibrated:
             calibration = {"schema_version": VERSION, **asdict(source)}
             kept.append({"runs": str(Path(name).parent), "calibration": calibration})

@@ -25,8 +25,7 @@ from commands import ROOT
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.from_rate import BESIDE, from_rate
 from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import estimate, predict
-from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.prediction import Scenario, estimate, predict
 from ddp_bench.models.profile import Gradient, gradients_backwards
 from ddp_bench.models.registry import resnet_workload
 

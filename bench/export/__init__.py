@@ -1,1 +1,1 @@
-"""`bench.export`: a run in the formats of other tools."""
+"""`bench.export`: a run for other tools, or to hand on."""

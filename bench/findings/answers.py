@@ -33,9 +33,9 @@ ONE_DEVICE = "one device"
 
 OWN_COST = "On one device nothing is communicated: what DDP costs there is its own work"
 
-NOT_MEASURABLE = (
-    "DP against DDP is not measurable without GPUs; published of 200 steps of GPT-2 on 2 TITAN RTX: with "
-    "NVLink DP 111 s, DDP 102 s; without it DDP 131 s (transformers documentation)"
+PUBLISHED = (
+    "DP against DDP, published of 200 steps of GPT-2 on 2 TITAN RTX: with NVLink DP 111 s, DDP 102 s; "
+    "without it DDP 131 s (transformers documentation)"
 )
 """On CPU cores PyTorch has no DataParallel: what is measured there is this suite's own code."""
 
@@ -139,10 +139,11 @@ def _alone(case: CaseResult, speedup: Interval, margin: float, stand_ins: Sequen
     # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
     one = Comparison(case.case_id, ONE_DEVICE, speedup, margin, MIN_ROUNDS)
     own = OWN_COST if case.num_devices == 1 and one.answer in (FASTER, SLOWER) else ""
-    notes = (own, *map(_stages, stand_ins[:1]), NOT_MEASURABLE if stand_ins else "")
+    notes = (own, *map(_stages, stand_ins[:1]), PUBLISHED if stand_ins else "")
     names = f"{mode_name(case)} on {place(case)}", ONE_DEVICE
     said = tuple(filter(None, notes))
-    return _compared(WRAPPER, one, names, notes=said, without_dp=case.device_type == "cpu")
+    where = "; DP is not measurable without GPUs" if stand_ins else ""
+    return _compared(WRAPPER, one, names, where, notes=said, without_dp=case.device_type == "cpu")
 
 
 def _stages(stand_in: CaseResult) -> str:
@@ -151,7 +152,8 @@ def _stages(stand_in: CaseResult) -> str:
     stages = {name: ms for name in names if (ms := stand_in.interval(f"dp_{name}_ms")) is not None}
     if stand_in.step_ms is None or len(stages) < len(names):
         return ""
-    parts = ", ".join(f"{name} {written(ms, 'ms', digits=2)}" for name, ms in stages.items())
+    largest = sorted(stages.items(), key=lambda stage: -stage[1].estimate)
+    parts = ", ".join(f"{name} {written(ms, 'ms', digits=2)}" for name, ms in largest)
     few = " (few rounds: no intervals)" * any(math.isnan(ms.low) for ms in stages.values())
     return f"Stages of DP's stand-in, in a step of {written(stand_in.step_ms, 'ms')}: {parts}{few}"
 
@@ -219,7 +221,7 @@ def _communication(case: CaseResult, exposed: Interval, step: Interval) -> Verdi
         on_cpu = case.device_type == "cpu"
         why = "all-reduces run on the cores that compute" if on_cpu else "it slows the compute"
         apart = f": ranks' own work is {written(skew, 'ms')} apart" if skew and skew.low > 0 else ""
-        note = f"Communication adds more than it takes alone: {why}, or ranks wait{apart}"
+        note = f"Why communication adds more than it takes alone: {why}, or ranks wait{apart}"
     return Verdict(
         question=COMMUNICATION,
         answer=answer,

@@ -30,7 +30,7 @@ MENDS = {
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     BESIDE: "cores or GPUs that nothing else uses",
     COPIES: "--gradient-as-bucket-view on",
-    OWN_WORK: "a larger batch: it does not grow with it",
+    OWN_WORK: "in part counted above; a larger batch: it does not grow with it",
     RANKS: "the same cores, clocks and batches for all ranks",
     DATA: "more --data-workers, or a faster source",
 }
@@ -85,16 +85,26 @@ def said(
     alike = [c for c in cases if c.compile == ddp.compile and c.step_ms and not c.is_stand_in]
     dp = next((c.step_ms for c in alike if c.mode == "dp" and c.num_devices == ddp.num_devices), None)
     one = next((c.step_ms for c in alike if c.mode == "single" and c.scaling == "weak"), None)
-    took = f"A step of DDP on {place(ddp)} takes {written(ddp.step_ms, 'ms')}"
-    took += f", under DP {written(dp, 'ms')}" if dp else ""
-    if one is not None and ddp.exposed_comm_ms:
-        more_ms = ddp.step_ms.estimate - one.estimate
-        other_ms = more_ms - ddp.exposed_comm_ms.estimate
-        other = f", the rest {quantity(other_ms, 'ms', 2)}" if other_ms > 0 else ""
-        took += f", {quantity(more_ms, 'ms', 2)} more than one device's {written(one, 'ms')}"
-        took += f": communication adds {written(ddp.exposed_comm_ms, 'ms')} of them{other}"
-    parts = (f"{written(ms, 'ms')} {what} ({MENDS[what]})" for what, ms in found.items())
-    return f"{took}. Mending gains at most: {'; '.join(parts)}."
+    begun = f"A step of DDP on {place(ddp)} takes {written(ddp.step_ms, 'ms')}"
+    begun += f", under DP {written(dp, 'ms')}" if dp else ""
+    begun += f": {_sum(ddp, ddp.step_ms, one)}" if one else ""
+    parts = (f"{what}, {written(ms, 'ms')} ({MENDS[what]})" for what, ms in found.items())
+    return f"{begun}. Worth mending, each measured by itself: {'; '.join(parts)}."
+
+
+def _sum(ddp: CaseResult, step_ms: Interval, one: Interval) -> str:
+    """The parts that a step consists of, by what `no_sync` and the all-reduces alone take."""
+    exposed, alone = ddp.exposed_comm_ms, ddp.comm_ms
+    own = exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate)
+    beside_ms = exposed.estimate - own.estimate if exposed and own else 0.0
+    rest_ms = step_ms.estimate - one.estimate - (exposed.estimate if exposed else 0.0)
+    parts = [
+        f"{written(one, 'ms')} as on one device",
+        *([f"{written(own, 'ms')} {ALL_REDUCE}"] if own else []),
+    ]
+    parts += [f"{quantity(beside_ms, 'ms', 2)} contention or waiting beside them"] if beside_ms > 0 else []
+    parts += [f"{quantity(rest_ms, 'ms', 2)} else"] if rest_ms > 0 else []
+    return ", ".join(parts)
 
 
 def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:

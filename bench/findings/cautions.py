@@ -102,7 +102,7 @@ def trust(
         against[WEAKENS[one.kind]].append(one.short or one.kind)
     direction, weak, transfer = (", ".join(kinds) for kinds in against.values())
     order = "nothing is resolved" if set(answers) <= set(OPEN) else "holds"
-    size = f"holds within the intervals{f', with {weak}' if weak else ''}"
+    size = f"ratios hold within their intervals{f', with {weak}' if weak else ''}"
     changed = f"; ms and rates do not carry over ({transfer})" if transfer else ""
     return Trust(
         order=f"is in doubt ({direction})" if direction else order,

@@ -40,7 +40,7 @@ WORTH_TUNING = 0.05
 
 CARRIED = (
     *("arch", "workload", "batch_size", "image_size", "precision", *STEP_DEFAULTS, "data", "data_workers"),
-    *("prefetch", "scaling", "seed", "device", "find_unused_parameters"),
+    *("scaling", "seed", "device", "find_unused_parameters"),
 )
 """Settings that say what trains; a next command about the same training repeats them.
 
@@ -103,9 +103,9 @@ def next_step(
     own = [verdict for verdict in verdicts if verdict.of == label]
     if (step := _less_exposed(manifest, headline(group), own)) is not None:
         return step
-    if any(case.has_failed for case in cases):
+    if any(case.has_failed for case in cases) or folder.suffix == ".zip":
         return None
-    save = command("gate", "--save-baseline", str(folder))
+    save = command("export", str(folder), "--format", "zip")
     return NextStep("keep this run, to hold later ones against it", visible(save))
 
 
@@ -141,11 +141,10 @@ def in_lab(manifest: Manifest, whole: str) -> str:
     """A command of bench.run or bench.tune as it has to be typed: a lab's within that lab."""
     if not manifest.link:
         return whole
-    rate, _, delay = manifest.link.partition("+")
     ranks = Counter(rank.host for rank in manifest.ranks)
     each = max(ranks.values(), default=1)
-    more = [*(["--delay", delay] if delay else []), *(["--ranks-per-host", str(each)] if each > 1 else [])]
-    lab = command("lab", "--hosts", str(max(len(ranks), 2)), "--rate", rate, *more)
+    more = ["--ranks-per-host", str(each)] if each > 1 else []
+    lab = command("lab", "--hosts", str(max(len(ranks), 2)), "--rate", manifest.link, *more)
     return f"{lab} -- {whole}"
 
 

@@ -45,7 +45,7 @@ def _shared(cases: Sequence[CaseResult]) -> str:
     if not shared:
         return ""
     named = dict.fromkeys(f"{short_mode(case)} on {place(case)}" for case in shared)
-    return f"More devices than there are share them, which tells nothing of scaling: {listed([*named])}."
+    return f"Not in the table, as shared devices tell nothing of scaling: {listed([*named])}."
 
 
 def _skipped(cases: Sequence[CaseResult]) -> str:

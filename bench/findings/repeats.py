@@ -15,7 +15,7 @@ from .numbers import plural, short_percent
 LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
-AGAIN = "not known: run the same command twice more to see how far apart runs lie"
+AGAIN = "not known before the same command has run twice more"
 
 
 class Agreement(NamedTuple):

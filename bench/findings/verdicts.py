@@ -170,10 +170,10 @@ class Verdict:
             facts["hidden"] = f"of which {to_places(self.hidden_pct, 0, '%')} is hidden"
             if self.hidden_pct.estimate < 0 and self.exposed_ms and self.alone_ms:
                 on_top = quantity(self.exposed_ms.estimate - self.alone_ms.estimate, "ms", 2)
-                facts["hidden"] = f"none of it hidden; {on_top} come on top"
+                facts["hidden"] = f"none of it hidden; the other {on_top}: contention or waiting"
         if self.ratio and self.comparisons:
             gain = short_percent(max(self.ratio.high - 1, _LEAST_GAIN)) if self.ratio.high > 1 else ""
-            gains = f"can gain more than {gain}" if gain else "is faster"
+            gains = f"gains more than {gain} (95%)" if gain else "is faster"
             several = f"none of {self.num_tried} {self.noun}s {gains}"
             tried = f"{several}; the best, {self.faster}," if self.num_tried > 1 else self.faster
             facts["gains"] = (

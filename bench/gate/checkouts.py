@@ -7,37 +7,34 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..cli import speaker
 from ..errors import UsageError
-from ..package import ROOT, own_command
+from ..manifest import Manifest
+from ..package import OWN_FOLDERS, ROOT, own_command
 from ..process import PREFIX, ended_with_us, huge_pages_env, locks, scratch_folder, uninterrupted
-from ..provenance import ask_git, import_root, repository_of, run_git, worktrees_of
+from ..provenance import (
+    INSTALLED,
+    ask_git,
+    import_root,
+    is_own,
+    is_tracked,
+    not_found,
+    repository_of,
+    repository_with,
+    run_git,
+    worktrees_of,
+)
 from ..settings import Settings
-from .importing import moved_folder, moved_path, repository_to_compare, workload_file
 
 WORKING_TREE = "."
 """The reference that means the code as it stands, for the baseline too."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """A process of one side that was started."""
-
-    process: subprocess.Popen[str]
-    log: Path
-    """Its stderr: of a pipe, the end would only come with that of all that it has started."""
-
-    def last_line(self) -> str:
-        """The last line that it said, without the command's name."""
-        said = self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        return said[-1].removeprefix(f"{speaker('run')}: error: ")
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,13 @@ class Checkout:
     moved: tuple[Path, Path] | None = None
     """The user's repository, and the checkout of it that its runs import from instead."""
 
-    def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Side:
-        """Start `bench.run arguments`, its stderr to `log`. Raises UsageError without an interpreter."""
+    def start(
+        self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
+        """Start `bench.run arguments`, its stderr to `log`. Raises UsageError without an interpreter.
+
+        Of a pipe, the end would only come with that of all that the run has started.
+        """
         if shutil.which(self.python) is None:
             raise UsageError(
                 f"{self.python} cannot be started: it is missing or no program; name a Python interpreter "
@@ -69,7 +71,7 @@ class Checkout:
         )
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as stderr:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 ended_with_us([*how, *arguments]),
                 cwd=self.folder,
                 env={**os.environ, **huge_pages_env(os.environ), **self.environment, **environment},
@@ -79,7 +81,6 @@ class Checkout:
                 stderr=stderr,
                 text=True,
             )
-        return Side(process, log)
 
 
 @contextlib.contextmanager
@@ -122,20 +123,87 @@ def own_repository() -> Path:
 
     Raises UsageError where this code is installed, or is called from within another repository.
     """
-    name_one = "name a workload of yours after --, as --workload module:name"
-    if repository_of(ROOT) != ROOT:
+    if not repository_of(ROOT) == repository_of(Path.cwd()) == ROOT:
         raise UsageError(
-            "--interleave: the built-in models are ddp-bench's own, which runs from no git checkout here; "
-            f"{name_one}"
-        )
-    current = repository_of(Path.cwd())
-    if current != ROOT:
-        where = "here" if current is None else f"with the commits of {current}"
-        raise UsageError(
-            f"--interleave: the built-in models do not change {where}; {name_one}, or "
-            f"compare ddp-bench's own commits in {ROOT}"
+            "--interleave: the built-in models change with the commits of ddp-bench's own checkout, which "
+            "this is not; name a workload of yours after --, as --workload module:name"
         )
     return ROOT
+
+
+def workload_file(module: str) -> Path:
+    """The file that a run here would import `module` from; nothing is imported. Raises UsageError without."""
+    top, *parts = module.split(".")
+    folders = [str(Path.cwd()), *sys.path]
+    found = next((spec for one in sys.meta_path if (spec := one.find_spec(top, folders))), None)
+    for part in parts:
+        # The finders above would look for the package in sys.modules.
+        within = map(pkgutil.get_importer, (found and found.submodule_search_locations) or ())
+        found = next((spec for one in within if one and (spec := one.find_spec(part, None))), None)
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        raise UsageError(not_found(module, Path.cwd()))
+    return Path(found.origin).resolve()
+
+
+def repository_to_compare(workload: str, file: Path) -> Path:
+    """The repository with a workload's file. Raises UsageError where no two commits of it can be compared."""
+    if any(file.is_relative_to(folder) for folder in OWN_FOLDERS):
+        raise UsageError(f"--workload {workload} is ddp-bench's own; leave it out to compare its commits")
+    top = repository_with(file)
+    if top is not None:
+        return top
+    if not INSTALLED.isdisjoint(file.parts):
+        fix = "is an installed copy: install the project with pip install -e, or run where its source lies"
+    else:
+        fix = "is in no git repository: put it under version control, or compare the code as it stands with "
+        fix += "--interleave ."
+    raise UsageError(f"--interleave: {file} {fix}")
+
+
+def moved_folder(folder: Path, top: Path, place: Path) -> Path:
+    """The same folder in the checkout `place` of the repository at `top`; one elsewhere stays.
+
+    So does one in the checkout, which may be in a folder for temporary files of the repository.
+    """
+    real = folder.resolve()
+    if is_own(real, top) and not real.is_relative_to(place):
+        return place / real.relative_to(top)
+    return folder.absolute()
+
+
+def moved_path(roots: Iterable[Path], top: Path, place: Path, *, python_path: str) -> str:
+    """A PYTHONPATH that imports from the checkout `place` what is now imported from the repository at `top`.
+
+    `roots`, where the workload is imported from, come first; then `python_path`, the present value, and what
+    else on this interpreter's path lies in the repository. What git does not track, such as an environment,
+    is in no checkout and stays where it is.
+    """
+    given = [Path(entry).absolute() for entry in python_path.split(os.pathsep) if entry]
+    found = []
+    for entry in [*roots, *given, *map(Path, filter(None, sys.path))]:
+        moved = moved_folder(entry, top, place)
+        if moved != entry.absolute() and moved.exists():
+            found.append(moved)
+        elif entry in given and not is_tracked(entry.resolve(), top):
+            # A tracked folder that the other commit lacks has nothing of it.
+            found.append(entry)
+    return os.pathsep.join(map(str, dict.fromkeys(found)))
+
+
+def check_loaded(baseline: Manifest, top: Path, place: Path) -> None:
+    """Raise UsageError where the baseline has loaded code, by its manifest, that is not its commit's.
+
+    That lies in `place`. What git does not track in `top`, such as a submodule, is the same on both sides.
+    """
+    files = [Path(file) for file in (baseline.workload.files if baseline.workload else ())]
+    outside = [file for file in files if not file.is_relative_to(place)]
+    left = [file for file in outside if len(outside) == len(files) or is_tracked(file, top)]
+    if left:
+        raise UsageError(
+            f"--interleave: the baseline loads {left[0]}, which is not of its commit's checkout, so no two "
+            "commits would be compared; name its folder in PYTHONPATH, and in nothing else that puts it on "
+            "the path"
+        )
 
 
 @contextlib.contextmanager

@@ -45,21 +45,20 @@ class Code:
             same = self.baseline.versions == self.candidate.versions
             what = "this is an A/A comparison" if same else "what differs is the environment"
             lines.append(f"both sides import identical code: {what}")
-        own = [_own(side) for side in sides]
-        return [*lines, f"measured with {_between(*own)}"] if all(own) else lines
+        if all(side.ddp_bench.version for side in sides):
+            own = (f"ddp-bench {side.ddp_bench.version}{_state(side.git, ' ({})')}" for side in sides)
+            lines.append(f"measured with {_between(*own)}")
+        return lines
 
     def of_both(self) -> dict[str, Any]:
         """The same for a program; what a manifest does not tell is left out."""
-        sides = {"baseline": self.baseline, "candidate": self.candidate}
-        told = {
-            name: {
-                "workload": structs.replace(side.workload or WorkloadCode(), files={}),
-                "ddp_bench": side.ddp_bench,
-                "git": side.git,
-            }
-            for name, side in sides.items()
-        }
-        return {"identical": self.is_identical, **told}
+
+        def told(side: Manifest) -> dict[str, Any]:
+            workload = structs.replace(side.workload or WorkloadCode(), files={})
+            return {"workload": workload, "ddp_bench": side.ddp_bench, "git": side.git}
+
+        both = {"baseline": told(self.baseline), "candidate": told(self.candidate)}
+        return {"identical": self.is_identical, **both}
 
 
 def check_one_code(launches: Sequence[Manifest]) -> None:
@@ -87,19 +86,14 @@ def _commit(code: WorkloadCode | None) -> str:
     """`mynet 1a2b3c4 with uncommitted changes`, or where the code comes from as far as that is known."""
     if not code:
         return "not recorded"
-    if not code.commit:
-        return f"{code.file or code.spec} in no repository with a commit"
-    return f"{code.repository} {_state(code)}"
+    return (
+        f"{code.repository}{_state(code, ' {}')}"
+        if code.commit
+        else f"{code.file or code.spec} in no repository with a commit"
+    )
 
 
-def _own(manifest: Manifest) -> str:
-    """`ddp-bench 0.1.0 (1a2b3c4)`; empty where its version is not known."""
-    version, git = manifest.ddp_bench.version, manifest.git
-    if version is None:
-        return ""
-    return f"ddp-bench {version}" + (f" ({_state(git)})" if git.commit else "")
-
-
-def _state(code: Git) -> str:
-    # As many digits as git shows; JSON has all.
-    return str(code.commit)[:7] + (" with uncommitted changes" if code.dirty else "")
+def _state(code: Git, form: str) -> str:
+    """A commit in `form`, in as many digits as git shows (JSON has all); empty where it is not known."""
+    changes = " with uncommitted changes" if code.dirty else ""
+    return form.format(f"{code.commit[:7]}{changes}") if code.commit else ""

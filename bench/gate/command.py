@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import cli
 from ..console import Annotation, show_on_github
-from ..errors import ExitCode, NotComparableError, UsageError
+from ..errors import NotComparableError, UsageError
 from ..results.schema import GATED
 from ..results.store import write_output
 from ..text import markdown
-from . import baseline
 from . import output as gate_output
 from .compare import Gate, compare
 from .interleave import measure_launches
 from .junit import junit
 from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
-from .runs import GateRun, merged, read_run
+from .runs import GateRun, read_run
 
 
 def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Do what `options` ask for; `rest` is what stood from `--` on. The exit status."""
-    if options.save_baseline is not None:
-        if options.runs or rest or options.interleave is not None:
-            raise UsageError("--save-baseline RUN stands alone; gate in a command of its own")
-        print(f"Baseline of this kind of machine: {baseline.save(options.save_baseline, options.baselines)}")
-        return ExitCode.OK
     try:
         return _gate(options, rest)
     except NotComparableError as error:
@@ -42,7 +35,7 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    thresholds = read_thresholds(options.threshold)
+    thresholds, in_turns = read_thresholds(options.threshold), options.interleave is not None
     looks: Sequence[int] = DEFAULT_LAUNCHES
     if options.launches is not None:
         looks = sorted(cli.named("launches", cli.csv(cli.positive_int), options.launches))
@@ -54,18 +47,26 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
             thresholds=thresholds,
             ratios_only=options.ratios_only,
             allow_missing=options.allow_missing,
-            allow_changed_model=options.allow_changed_model,
             strict=options.strict,
-            looks=looks if options.interleave is not None else (),
+            looks=looks if in_turns else (),
+            asked=(_asked(options), rest[1:]) if in_turns else None,
         )
 
-    if options.interleave is None:
+    if not in_turns:
         first, second = _runs(options, rest)
+    elif options.runs:
+        raise UsageError("--interleave measures by itself; leave the results folders out")
     else:
-        first, second = _measured(options, rest[1:], looks, gate_of)
+        first, second = measure_launches(
+            options.interleave,
+            rest[1:],
+            looks=looks,
+            gate_of=gate_of,
+            python=options.python,
+            out=options.out,
+            quiet=options.quiet,
+        )
     gate = gate_of(first, second)
-    asked = None if options.interleave is None else (_asked(options), rest[1:])
-    gate = gate_output.with_more(gate, (first.manifest, second.manifest), asked)
     _tell(options, gate, first, second)
     return gate.exit_code
 
@@ -105,7 +106,7 @@ def _asked(options: argparse.Namespace) -> list[str]:
         value = getattr(options, name)
         if value not in (usual, None):
             found += [f"--{name}", str(value)]
-    flags = ("ratios_only", "strict", "allow_missing", "allow_changed_model")
+    flags = ("ratios_only", "strict", "allow_missing")
     return [*found, *(f"--{name.replace('_', '-')}" for name in flags if getattr(options, name))]
 
 
@@ -127,39 +128,7 @@ def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, Ga
     if len(options.runs) != 2 or rest or options.python or options.out or options.launches:
         raise UsageError(f"name two results folders, or --interleave REF; see {cli.command('gate')} --help")
     first, second = options.runs
-    for path in options.runs:
-        sides = [path / "baseline", path / "candidate"]
-        if all(os.path.isdir(side) for side in sides):  # noqa: PTH112 - Path's raises where a name is too long
-            raise UsageError(f"{path} holds both runs of a launch; name {sides[0]} {sides[1]}")
-    if first == Path("auto"):  # this machine's, of those that are kept
-        first = baseline.find(second, options.baselines)
     runs = read_run(first), read_run(second)
     if first.samefile(second):
         raise UsageError(f"{first} and {second} are the same folder; name two runs")
     return runs
-
-
-def _measured(
-    options: argparse.Namespace,
-    arguments: Sequence[str],
-    looks: Sequence[int],
-    gate_of: Callable[[GateRun, GateRun], Gate],
-) -> tuple[GateRun, GateRun]:
-    if options.runs:
-        raise UsageError("--interleave measures by itself; leave the results folders out")
-    launches = measure_launches(
-        options.interleave,
-        arguments,
-        looks=looks,
-        is_decided=lambda launches: not gate_of(*both(launches)).needs_more_launches,
-        python=options.python,
-        out=options.out,
-        quiet=options.quiet,
-    )
-    return both(launches)
-
-
-def both(launches: Sequence[tuple[GateRun, GateRun]]) -> tuple[GateRun, GateRun]:
-    """Baseline and candidate, each with the rounds of all launches."""
-    baselines, candidates = zip(*launches, strict=True)
-    return merged(baselines), merged(candidates)

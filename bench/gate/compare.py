@@ -8,6 +8,7 @@ there. Bonferroni rather than Holm, because then the interval shown is the inter
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
 from .code import Code
 from .judge import VERDICTS, Change, Verdict, compare_metric, of_case
-from .more import More, interleave_command, took_turns
+from .more import More, interleave_command, more, took_turns
 from .runs import LAUNCH, SWEPT, GateCase, GateRun, run_differences
 
 FAMILY_CONFIDENCE = 0.98
@@ -111,9 +112,9 @@ def compare(
     thresholds: Mapping[str, float],
     ratios_only: bool = False,
     allow_missing: bool = False,
-    allow_changed_model: bool = False,
     strict: bool = False,
     looks: Sequence[int] = (),
+    asked: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> Gate:
     """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
 
@@ -122,6 +123,7 @@ def compare(
     intervals hold how much each run changed within itself, too. `looks` are the numbers of launches after
     which the gate may have ended; each costs width. Throughput in different units is never compared. A gate
     passes where the throughput of every case that is judged is decided, a `strict` one where every metric is.
+    `asked` is how a gate in turns was asked for, as `more` takes it.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
@@ -139,7 +141,7 @@ def compare(
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.result.is_ok]
     require_rounds(baseline, [ours for ours, _ in both_ok])
     require_rounds(candidate, [theirs for _, theirs in both_ok])
-    differing = run_differences(baseline, candidate, pairs, allow_changed_model=allow_changed_model)
+    differing = run_differences(baseline, candidate, pairs)
     code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved)
     blocked = "" if ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
     metrics = [metric for metric in GATED.values() if not (ratios_only and metric.absolute)]
@@ -167,8 +169,8 @@ def compare(
     matched = {theirs.result.case_id for _, theirs in pairs}
     deciding = _deciding(found, strict=strict, ratios_only=ratios_only)
     exit_code = _exit_code(found, deciding, blocked=bool(blocked), allow_missing=allow_missing)
-    launches = {r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]}
-    return Gate(
+    num_launches = len({r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]})
+    gate = Gate(
         differences=differing,
         comparisons=tuple(sorted(found, key=_badness)),
         confidence=confidence,
@@ -182,11 +184,16 @@ def compare(
             if c.result.is_ok and c.result.case_id not in matched
         ),
         only_in_baseline=tuple(f"{metric.label} of {case_name(case.result)}" for case, metric in left_out),
-        num_launches=len(launches) if interleaved else 1,
+        num_launches=num_launches if interleaved else 1,
         looks=tuple(looks),
         exit_code=exit_code,
         deciding=frozenset(c.key for c in deciding),
     )
+    if exit_code != ExitCode.NOT_COMPARABLE or not gate.undecided or all(c.ratio is None for c in found):
+        return gate
+    sides, launches = (baseline.manifest, candidate.manifest), num_launches if interleaved else 0
+    step = more(sides, gate.undecided, confidence=confidence, launches=launches, asked=asked)
+    return dataclasses.replace(gate, more=step)
 
 
 def _obstacle(

@@ -7,6 +7,7 @@ time, in random order, so that a slow minute of the machine meets both.
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,10 +21,10 @@ from ..run.main import parser as run_parser
 from ..run.main import settings_of
 from ..settings import Settings
 from ..sharing import turn_server
-from .checkouts import Checkout, Side, both_checkouts
+from .checkouts import Checkout, both_checkouts, check_loaded
 from .code import Code, check_one_code
-from .importing import check_loaded
-from .runs import GateRun, read_run
+from .compare import Gate
+from .runs import GateRun, both, read_run
 
 END_S = 60.0
 """How long an interrupted run may take to write its summary; one that has hung would take for ever."""
@@ -34,15 +35,15 @@ def measure_launches(
     arguments: Sequence[str],
     *,
     looks: Sequence[int],
-    is_decided: Callable[[Sequence[tuple[GateRun, GateRun]]], bool],
+    gate_of: Callable[[GateRun, GateRun], Gate],
     python: str | None = None,
     out: Path | None = None,
     quiet: bool = False,
-) -> list[tuple[GateRun, GateRun]]:
-    """Baseline and candidate of each launch: `reference` and the code as it stands, by `bench.run arguments`.
+) -> tuple[GateRun, GateRun]:
+    """Baseline and candidate: `reference` and the code as it stands, by `bench.run arguments`.
 
-    After each number of launches in `looks` it ends if these are decided. `python` is the baseline's
-    interpreter, `out` a folder that keeps the results. Raises UsageError.
+    Both are launched until `gate_of` them is decided, which is asked after each number of launches in
+    `looks`. `python` is the baseline's interpreter, `out` a folder that keeps the results. Raises UsageError.
     """
     # A mistake is said before anything starts.
     settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "race"))
@@ -69,11 +70,11 @@ def measure_launches(
                     check_loaded(ours, *checkouts[0].moved)
                 for line in Code(ours, theirs, interleaved=True).lines():
                     console.note(f"{speaker()}: {line}")
-            if done + 1 in looks and is_decided(launches):
+            if done + 1 in looks and not gate_of(*both(launches)).needs_more_launches:
                 break
         for side in zip(*launches, strict=True):
             check_one_code([run.manifest for run in side])
-        return launches
+        return both(launches)
 
 
 def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
@@ -98,26 +99,28 @@ def measure_in_turns(
     """
     outs = [folder / checkout.name for checkout in checkouts]
     has_own_bench = checkouts[0].has_own_bench
-    sides: list[Side] = []
+    logs = [out.with_suffix(".txt") for out in outs]
+    sides: list[subprocess.Popen[str]] = []
     failed: list[int] = []
     with turn_server(len(checkouts), seed) as server:
         try:
-            for checkout, out in zip(checkouts, outs, strict=True):
+            for checkout, out, log in zip(checkouts, outs, logs, strict=True):
                 whole = [*arguments, "--quiet", "--out", str(out.absolute())]
                 with uninterrupted():
-                    sides.append(checkout.start(whole, out.with_suffix(".txt"), server.environment))
-            for _ in exit_codes([side.process for side in sides]):
+                    sides.append(checkout.start(whole, log, server.environment))
+            for _ in exit_codes(sides):
                 server.client_left()  # one that failed at its start would be waited for
-                failed = [index for index, side in enumerate(sides) if side.process.poll()]
+                failed = [index for index, side in enumerate(sides) if side.poll()]
                 if failed and not has_own_bench:  # else the other one shows whether both fail alike
                     break
         finally:
-            end_all([side.process for side in sides], within_s=END_S)
+            end_all(sides, within_s=END_S)
     if failed:
-        code = sides[failed[0]].process.returncode
+        code = sides[failed[0]].returncode
         kind = NotMeasuredError if code == ExitCode.NOT_MEASURED else UsageError
-        said = sides[failed[0]].last_line()
-        error = kind(f"the {checkouts[failed[0]].name} side ended with status {code}: {said}")
+        said = logs[failed[0]].read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        last = said[-1].removeprefix(f"{speaker('run')}: error: ")
+        error = kind(f"the {checkouts[failed[0]].name} side ended with status {code}: {last}")
         # By itself a run that was killed, or could not measure its cases, says nothing of formats.
         if has_own_bench and failed == [0] and code in (ExitCode.FAILED, ExitCode.USAGE):
             raise _other_format(error)

@@ -31,10 +31,10 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
 
 RULES = {
-    "regressed": "the estimate is worse by more than {allowed}, and all of the interval is worse than 0%",
-    "improved": "the estimate is better by more than {allowed}, and all of the interval is better than 0%",
-    "allowed": "no end of the interval is worse by more than {allowed}",
-    "undecided": "an end of the interval is worse by more than {allowed}, and it is not regressed",
+    "regressed": "worse for sure, as all of the interval is; by over {allowed} by the estimate",
+    "improved": "better for sure, as all of the interval is; by over {allowed} by the estimate",
+    "allowed": "all of the interval is better than {allowed} worse",
+    "undecided": "it may be over {allowed} worse by the interval, and is not clear enough for regressed",
 }
 """When a metric that every round gives has a verdict."""
 
@@ -56,10 +56,7 @@ class Change(Record, frozen=True, omit_defaults=False):
     baseline: float | None = None
     """What is typical of its rounds, in the metric's unit."""
     candidate: float | None = None
-    units: tuple[str, str] = (
-        IMAGES,
-        IMAGES,
-    )
+    units: tuple[str, str] = (IMAGES, IMAGES)
     """What throughput counts, in the baseline and the candidate."""
     ratio: Interval | None = None
     """Candidate / baseline; of exposed communication 1 + candidate less baseline over the baseline's step.
@@ -137,8 +134,7 @@ def compare_metric(
     if blocked:
         return replace(measured, reason=blocked)
     if not metric.repeated:
-        exact = Interval(after[0] / before[0], math.nan, math.nan)
-        found = _judged(measured, exact, metric=metric, threshold=threshold)
+        found = _judged(measured, Interval(after[0] / before[0], math.nan, math.nan), metric)
     elif interleaved:
         found = _in_turns(measured, ours, theirs, metric, confidence=confidence)
     else:
@@ -191,15 +187,14 @@ def _decided(measured: Change, found: Estimate, metric: Metric, confidence: floa
     """Judge what differs: a logarithm, or, in parts of a step, one less a ratio."""
     reach = found.interval(confidence)
     ratio = reach.plus(1.0) if metric.in_parts_of else reach.exp()
-    known = math.isfinite(found.error)
-    if not known:
+    if not math.isfinite(found.error):
         return replace(measured, verdict="undecided", reason="too few rounds for an interval", ratio=ratio)
     freedom = found.freedom if math.isfinite(found.freedom) else None
-    measured = replace(measured, error=found.error, freedom=freedom)
-    return _judged(measured, ratio, metric=metric, threshold=measured.threshold or 0.0)
+    return _judged(replace(measured, error=found.error, freedom=freedom), ratio, metric)
 
 
-def _judged(measured: Change, ratio: Interval, *, metric: Metric, threshold: float) -> Change:
+def _judged(measured: Change, ratio: Interval, metric: Metric) -> Change:
+    threshold = measured.threshold or 0.0
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
     before, after = measured.baseline, measured.candidate
     if before is not None and after is not None and abs(after - before) < metric.least_change:

@@ -30,7 +30,7 @@ def parser() -> cli.Parser:
         type=Path,
         nargs="*",
         metavar="BASELINE CANDIDATE",
-        help="results folders: held against, judged; BASELINE may be auto, this machine's in --baselines",
+        help="results folders or archives: held against, judged",
     )
     what.add_argument(
         "--interleave",
@@ -38,19 +38,6 @@ def parser() -> cli.Parser:
         help="measure now: the code as it stands against git reference REF of the repository that holds the "
         "--workload (. is the code as it stands, too), in turns, with "
         f"{cli.speaker('run')}'s arguments after --; without --workload, of ddp-bench's own repository",
-    )
-    what.add_argument(
-        "--save-baseline",
-        type=Path,
-        metavar="RUN",
-        help="keep RUN in --baselines as its machine's; nothing else",
-    )
-    what.add_argument(
-        "--baselines",
-        type=Path,
-        default=Path("results/baselines"),
-        metavar="DIR",
-        help="a baseline per kind of machine (default %(default)s)",
     )
     how = made.add_argument_group("how to judge")
     how.add_argument(
@@ -71,11 +58,6 @@ def parser() -> cli.Parser:
     )
     how.add_argument(
         "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
-    )
-    how.add_argument(
-        "--allow-changed-model",
-        action="store_true",
-        help="compare though the model's name, parameters or gradient bytes differ; the change is named",
     )
     measure = made.add_argument_group("how to measure, with --interleave")
     measure.add_argument(

@@ -37,8 +37,6 @@ class More(Record, frozen=True, omit_defaults=False):
     command: str
     minutes: float | None = None
     """That it takes, about; None where the runs do not tell."""
-    passes_at: float | None = None
-    """A threshold, a fraction, with which all would pass; None where more launches decide."""
 
     @property
     def step(self) -> NextStep:

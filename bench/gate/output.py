@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from rich import box
@@ -17,12 +16,10 @@ from ..errors import ExitCode
 from ..findings.next_step import NextStep
 from ..findings.numbers import plural
 from ..findings.wording import CPU_STAND_IN
-from ..manifest import Manifest
 from ..text import listed, visible
 from .compare import FAMILY_CONFIDENCE, Gate
 from .judge import Change, cells, said
-from .more import UNKNOWN_REF, more
-from .runs import OF_THE_MODEL
+from .more import UNKNOWN_REF
 
 Word = Literal["pass", "regression", "missing", "not comparable", "undecided"]
 NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
@@ -54,6 +51,7 @@ def conditions(gate: Gate) -> list[str]:
         for d in gate.differences
     ]
     first = [] if gate.interleaved else [NOT_INTERLEAVED]
+    first += [f"{CPU_STAND_IN}."] if gate.on_cpu else []
     return [visible(_HASH.sub(r"\1", line)) for line in (*first, *gate.code.lines(), *differing)]
 
 
@@ -63,21 +61,22 @@ def notes(gate: Gate) -> list[str]:
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         lines.append(
-            f"Change: candidate over baseline, each with a {100 * gate.confidence:.4g}% interval; all are "
-            f"right at once with {100 * FAMILY_CONFIDENCE:g}%."
+            f"Change: candidate over baseline. Intervals are {100 * gate.confidence:.4g}% ones, so that all "
+            f"are right together with {100 * FAMILY_CONFIDENCE:g}%."
         )
         lines += _launches(gate)
     if any(c.column is not None and c.column.in_parts_of for c in compared):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += reasons(gate)
     if hidden := len(gate.comparisons) - len(gate.shown):
-        changes = plural(hidden, "other change")
-        lines.append(f"Not shown: {changes}, allowed or not known; --strict shows and judges all.")
+        lines.append(
+            f"Not shown: {plural(hidden, 'change')} of other metrics; --strict shows and judges all."
+        )
     if gate.only_in_candidate:
         lines.append(f"Only in the candidate, not gated: {'; '.join(gate.only_in_candidate)}.")
     if gate.only_in_baseline:
         lines.append(f"Not measured in the candidate, not gated: {', '.join(gate.only_in_baseline)}.")
-    return [*lines, f"{CPU_STAND_IN}."] if gate.on_cpu else lines
+    return lines
 
 
 def reasons(gate: Gate) -> list[str]:
@@ -114,21 +113,6 @@ def word(gate: Gate) -> Word:
     if gate.exit_code == ExitCode.FAILED:
         return "regression" if gate.having("regressed") else "missing"
     return "undecided" if any(c.ratio is not None for c in gate.comparisons) else "not comparable"
-
-
-def with_more(
-    gate: Gate,
-    sides: tuple[Manifest, Manifest],
-    asked: tuple[Sequence[str], Sequence[str]] | None = None,
-) -> Gate:
-    """Add what would decide an undecided gate; the arguments are those of `more`."""
-    if word(gate) != "undecided" or not gate.undecided:
-        return gate
-    launches = gate.num_launches if gate.interleaved else 0
-    return replace(
-        gate,
-        more=more(sides, gate.undecided, confidence=gate.confidence, launches=launches, asked=asked),
-    )
 
 
 def verdict(gate: Gate) -> str:
@@ -170,7 +154,7 @@ def _undecided(gate: Gate) -> str:
 def _not_comparable(gate: Gate) -> str:
     names = [d.name for d in gate.differences if d.blocking]
     if names and gate.having("not comparable"):
-        return f"the runs differ in {', '.join(names)}; {_nevertheless(names)}"
+        return f"the runs differ in {', '.join(names)}; --ratios-only still compares speed-up"
     return "the runs share no metric that could be gated"
 
 
@@ -193,8 +177,8 @@ def _launches(gate: Gate) -> list[str]:
     turns = f"Measured in turns, {plural(gate.num_launches, 'launch')} of each side"
     if gate.num_launches == 1:
         return [f"{turns}: another may differ by more."]
-    looked = f", and that it ends after {listed([*map(str, gate.looks)])}" if len(gate.looks) > 1 else ""
-    return [f"{turns}: intervals hold how launches differ{looked}."]
+    looked = f" (looks after {listed([*map(str, gate.looks)])})" if len(gate.looks) > 1 else ""
+    return [f"{turns}{looked}: intervals cover how launches differ."]
 
 
 def sentence(step: NextStep) -> str:
@@ -242,12 +226,3 @@ def as_json(gate: Gate) -> str:
             "comparisons": gate.comparisons,
         }
     )
-
-
-def _nevertheless(names: Sequence[str]) -> str:
-    """Say which option compares runs that differ in these conditions."""
-    of_model = [name for name in names if name in OF_THE_MODEL]
-    if len(of_model) == len(names):
-        return "--allow-changed-model compares them, and names the change of the model"
-    more = "; --allow-changed-model allows another model" if of_model else ""
-    return f"--ratios-only still compares speed-up{more}"

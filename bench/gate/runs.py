@@ -11,10 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from ..axes import DDP_DEFAULTS, MODE_AXES, STEP_DEFAULTS
-from ..conditions import UNKNOWN, Difference, Question, differences
+from ..conditions import Difference, Question, differences
 from ..errors import UsageError
 from ..manifest import Manifest
 from ..results.aggregate import estimates_of_cases, metrics_by_round
@@ -43,9 +41,6 @@ PLANNED = tuple(
 
 LAUNCH = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""
-
-OF_THE_MODEL = ("arch", "model parameters", "gradient bytes")
-"""Conditions that a change of the model changes."""
 
 _BLOCK = ["case_id", "phase", "round"]
 
@@ -132,6 +127,12 @@ def _check(run: RunData) -> None:
             refuse(told != f"{found}", said)
 
 
+def both(launches: Iterable[tuple[GateRun, GateRun]]) -> tuple[GateRun, GateRun]:
+    """Baseline and candidate, each with the rounds of all launches."""
+    baselines, candidates = zip(*launches, strict=True)
+    return merged(baselines), merged(candidates)
+
+
 def merged(runs: Sequence[GateRun]) -> GateRun:
     """One side's launches, each of which started both sides anew, as one run: their rounds side by side.
 
@@ -168,24 +169,12 @@ def side_by_side(launches: Sequence[ByRound]) -> ByRound:
 
 
 def run_differences(
-    baseline: GateRun,
-    candidate: GateRun,
-    pairs: Iterable[tuple[GateCase, GateCase]],
-    *,
-    allow_changed_model: bool = False,
+    baseline: GateRun, candidate: GateRun, pairs: Iterable[tuple[GateCase, GateCase]]
 ) -> tuple[Difference, ...]:
-    """Conditions and settings that differ, blocking ones first; a changed model blocks unless allowed."""
+    """Conditions and settings that differ, blocking ones first."""
     found = _between_cases([(ours.result, theirs.result) for ours, theirs in pairs])
     found += differences(baseline.manifest, candidate.manifest, Question.GATE)
-    if allow_changed_model:
-        found = [_allowed(difference) for difference in found]
     return tuple(sorted(found, key=lambda difference: not difference.blocking))
-
-
-def _allowed(difference: Difference) -> Difference:
-    """Let a change of the model not block, where both models are known."""
-    is_allowed = difference.name in OF_THE_MODEL and UNKNOWN not in (difference.then, difference.now)
-    return structs.replace(difference, blocking=difference.blocking and not is_allowed)
 
 
 def _between_cases(pairs: list[tuple[CaseResult, CaseResult]]) -> list[Difference]:

@@ -23,8 +23,8 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from ..errors import ExitCode
 from ..process import ignore_signals
-from .link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
-from .program import is_bench_run, is_torchrun
+from .job import RENDEZVOUS_PORT, HostJob, is_bench_run, is_torchrun, job_exit_code
+from .network import address
 
 MOST_RESTARTS = 100
 """Of `bench.run`, whose ranks go on where those before them died; those of other programs stay dead.

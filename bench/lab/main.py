@@ -1,70 +1,35 @@
 """Make several hosts on one Linux machine, joined by links of a chosen rate, and run a command on them.
 
-    python -m bench.lab --hosts 2 --rate 1gbit -- python -m bench.run --modes ddp --gpus 1,2
-    python -m bench.lab --hosts 2 --rate 1gbit -- python train.py
-    python -m bench.lab --hosts 2 --rate 1gbit -- torchrun train.py
-
-A host is a network namespace with one interface and its own share of the CPU cores and GPUs. The command is
-started once per rank, on every host --ranks-per-host times, and finds RANK, WORLD_SIZE, LOCAL_RANK,
-LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun. torchrun itself is
-started once per host and told by its environment how many nodes and ranks there are, which it is, and where
-to meet.
-
-What to know about the link:
-
-- The rate counts Ethernet frames: TCP delivers at most 95.6% of it.
-- After a pause the first 2 ms worth (at least 70 kB) pass at memory speed. Messages below that (250 KB at
-  1 Gbit/s) show the cost of software, not of the link.
-- The same cores move the bytes and compute: beyond a few Gbit/s few cores, not the link, are the limit.
-- The delay is one way: a round trip takes twice as long.
-
-Several rates (--rate 200mbit,1gbit) are measured in turns, which only bench.run can: whatever the machine
-does meanwhile affects all of them. {rate} in the job's arguments stands for the rate: --out results/{rate}.
-
-Needs Linux, iproute2, util-linux, and root or user namespaces. Nothing of the lab remains afterwards: not
-after success, failure, Ctrl-C or kill -9.
-
-Exit status: the job's; 2 for a wrong command line; 128 + N after signal N, so 130 after Ctrl-C and 143 after
-SIGTERM (bench.run on its own ends with 130 after both).
+A host is a network namespace with one interface and its own share of the CPU cores and GPUs. Nothing of the
+lab remains afterwards: not after success, failure, Ctrl-C or kill -9.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import re
 import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import NoReturn
+from typing import IO, NoReturn, TypeVar
 
-from ..cli import Parser, command, guarded, positive_int, speaker
+from ..cli import Parser, command, guarded, positive_int
 from ..errors import UsageError
 from ..gpus import gpus
 from ..package import own_command
 from ..process import POLL_S, allowed_cores, ended, huge_pages_env
-from . import namespaces, rates
-from .link import (
-    HostJob,
-    ShapedLink,
-    host_environment,
-    host_name,
-    job_exit_code,
-    parse_delay,
-    parse_rate,
-    shares,
-    torchrun_environment,
-)
-from .program import resolved
+from . import network
+from .job import HostJob, host_environment, job_exit_code, resolved, torchrun_environment
+from .network import ShapedLink, host_name, parse_rate
+
+T = TypeVar("T")
 
 MIN_HOSTS, MAX_HOSTS = 2, 64
 """Two make a network; the upper end only stops a slip of the keyboard."""
@@ -75,6 +40,9 @@ FAILURE_GRACE_S = 3.0
 LOST_GRACE_S = 20.0
 """The same where a host was killed: the first rank waits for it a little, then writes its tables."""
 
+PRINTED_S = 10.0
+"""So long what an ended host has said may take to be printed."""
+
 STOP_GRACE_S = 10.0
 """How long the job may wind up after Ctrl-C or SIGTERM; a second one ends it at once."""
 
@@ -84,8 +52,8 @@ class LabOptions:
     """What the command line asks for."""
 
     num_hosts: int
-    links: tuple[ShapedLink, ...]
-    """One per rate, all of one delay; each is a lab of its own."""
+    link: ShapedLink
+    """Of every host."""
     ranks_per_host: int
     command: list[str]
     quiet: bool
@@ -103,33 +71,29 @@ def parse(argv: Sequence[str]) -> LabOptions:
     """Parse the command line. Raises UsageError for a value that cannot be used, or no command after `--`."""
     parser = Parser(
         prog=command("lab"),
-        usage="%(prog)s --hosts N --rate RATE [options] -- COMMAND [args...]",
-        description=_in_the_form_typed(__doc__ or ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s --hosts N --rate RATE [options] -- COMMAND ...",
+        description=__doc__,
+        epilog=f"Example: {command('lab')} --hosts 2 --rate 1gbit -- python train.py. The command is started "
+        "once per rank, with RANK, MASTER_ADDR and the rest as under torchrun; torchrun itself once a host. "
+        "docs/lab.md says what to know about the link. Exit status: the job's; 2 for a wrong command line; "
+        "128 + N after signal N.",
     )
     add = parser.add_argument
     add("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")
-    add("--rate", required=True, help="of every host's link: 200mbit, 1gbit, 2.5gbit; several: 200mbit,1gbit")
-    add("--delay", help="one-way delay between hosts, if the kernel has netem: 500us, 1ms")
+    add("--rate", required=True, help="of every host's link: 200mbit, 1gbit, 2.5gbit")
     add("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
     add("--quiet", action="store_true", help="do not say on stderr which lab was made")
     options, job = split(argv)
     given = parser.parse_args(options)
-    delay_s = parse_delay(given.delay) if given.delay else 0.0
+    if given.hosts not in map(str, range(MIN_HOSTS, MAX_HOSTS + 1)):
+        raise UsageError(f"--hosts {given.hosts!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
     return LabOptions(
-        num_hosts=parse_hosts(given.hosts),
-        links=tuple(ShapedLink(parse_rate(rate), delay_s) for rate in given.rate.split(",")),
+        num_hosts=int(given.hosts),
+        link=ShapedLink(parse_rate(given.rate)),
         ranks_per_host=positive_int(given.ranks_per_host),
         command=resolved(job, sys.executable),
         quiet=given.quiet,
     )
-
-
-def _in_the_form_typed(text: str) -> str:
-    """Replace the commands of the help above by those that the user types."""
-    for name in ("lab", "run"):
-        text = text.replace(f"python -m bench.{name}", command(name)).replace(f"bench.{name}", speaker(name))
-    return text.strip()
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -138,18 +102,12 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return [*argv[:dashes]], [*argv[dashes + 1 :]]
 
 
-def parse_hosts(text: str) -> int:
-    """Parse a number of hosts from 2 to 64."""
-    if not re.fullmatch(r"[0-9]{1,3}", text) or not MIN_HOSTS <= int(text) <= MAX_HOSTS:
-        raise UsageError(f"--hosts {text!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
-    return int(text)
-
-
 def run(options: LabOptions) -> int:
-    """Make a lab of one rate, run the job in it, and return the job's exit code."""
-    (link,) = options.links
-    prefixes = namespaces.make_network(options.num_hosts, link)
-    cores = shares(allowed_cores(), options.num_hosts)
+    """Make a lab, run the job in it, and return the job's exit code."""
+    link = options.link
+    prefixes = network.make_network(options.num_hosts, link)
+    every_core = allowed_cores()
+    cores = shares(every_core, options.num_hosts)
     gpu_shares = shares(visible_gpus(), options.num_hosts)
     if not options.quiet:
         line = summary(options.num_hosts, options.ranks_per_host, link, cores)
@@ -164,11 +122,13 @@ def run(options: LabOptions) -> int:
             environment = os.environ | host_environment(host, link, gpu_shares[host])
             environment |= torchrun_environment(job)
             environment |= {} if gpu_shares[host] else huge_pages_env(environment)
-            with pinned(cores[host]):
-                hosts.append(_start(prefixes[host], job, environment))
+            os.sched_setaffinity(0, cores[host])  # a host has the cores of its first process
+            hosts.append(_start(prefixes[host], job, environment))
+        os.sched_setaffinity(0, every_core)
         for host, process in enumerate(hosts[1:], start=1):
-            name = host_name(host)
-            printers.append(rates.printed(process.stdout, name, sys.stderr, lambda: not stopping.is_set()))
+            copying = (process.stdout, host_name(host), stopping)
+            printers.append(threading.Thread(target=_print_under_name, args=copying, daemon=True))
+            printers[-1].start()
         return job_exit_code(_wait(hosts))
     except Stopped as stopped:
         stopping.set()
@@ -178,7 +138,23 @@ def run(options: LabOptions) -> int:
         raise
     finally:
         ended(hosts, within_s=STOP_GRACE_S if stopping.is_set() else 0.0)
-        rates.all_printed(printers)
+        deadline_s = time.monotonic() + PRINTED_S  # what a host left behind may keep its pipe open
+        for printer in printers:
+            printer.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def _print_under_name(stream: IO[str], name: str, stopping: threading.Event) -> None:
+    """Copy what a host says, line by line under its name, but what it says of its end."""
+    for line in stream:
+        if not stopping.is_set():
+            print(f"{name}: {line.rstrip()}", file=sys.stderr, flush=True)
+
+
+def shares(items: Sequence[T], num_hosts: int) -> list[list[T]]:
+    """Split cores or GPUs into equal contiguous shares, one per host; fewer items than hosts are shared."""
+    size = max(1, len(items) // num_hosts)
+    starts = [host * size % len(items) for host in range(num_hosts)] if items else [0] * num_hosts
+    return [list(items[start : start + size]) for start in starts]
 
 
 def visible_gpus() -> list[str]:
@@ -187,17 +163,6 @@ def visible_gpus() -> list[str]:
     if named is not None:
         return [gpu for gpu in named.split(",") if gpu]
     return [gpu.uuid for gpu in gpus() if gpu.uuid]
-
-
-@contextmanager
-def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Let processes that are started meanwhile run on `cores` only."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:
@@ -266,11 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     options = parse(arguments)
-    namespaces.require_support()
-    namespaces.become_root(own_command("lab", *arguments))
+    network.require_support()
+    network.become_root(own_command("lab", *arguments))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
-    if len(options.links) == 1:
-        return run(options)
-    labs = rates.commands(options.links, split(arguments)[0], options.command)
-    return rates.run_in_turns(labs, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)
+    return run(options)

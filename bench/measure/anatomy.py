@@ -1,7 +1,7 @@
 """The anatomy pass: where a step's time goes. Never mixed with the timed pass.
 
-The trainer's hook puts a mark after each phase of a step; hooks on the parameters
-note when each gradient is ready; DP's stages are wrapped for the duration of the pass and unwrapped after.
+The trainer's hook puts a mark after each phase of a step; hooks on the parameters note when each gradient is
+ready; stages of DP and of pipelines are wrapped for the duration of the pass and unwrapped after.
 """
 
 from __future__ import annotations
@@ -12,34 +12,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..modes.ddp import NEVER, DistributedMode
 from ..modes.dp import DataParallelStandIn
 from ..results.block_times import BlockTimes
-from .clock import make_clock
+from .clock import Clock, make_clock
 from .timed import PHASES, Trainer, hooked, lead_in, no_gc
 
-HOST_STAGES = {
-    "scatter_batch": "dp_scatter_ms",
-    "replicate_weights": "dp_replicate_ms",
-    "apply_replicas": "dp_apply_ms",
-    "gather_outputs": "dp_gather_ms",
-    "backward_replicas": "dp_backward_ms",
-    "reduce_gradients": "dp_reduce_ms",
-}
-"""Methods of the stand-in, and the columns of their durations."""
+if TYPE_CHECKING:
+    from ..modes.pipeline import PipelineMode
 
-CUDA_STAGES = {
+DP_STAGES = {
     "scatter": "dp_scatter_ms",
     "replicate": "dp_replicate_ms",
     "parallel_apply": "dp_apply_ms",
     "gather": "dp_gather_ms",
+    "backward_replicas": "dp_backward_ms",
+    "reduce_gradients": "dp_reduce_ms",
 }
-"""The same of `nn.DataParallel`, which documents them; its backward reduces too."""
+"""Methods of DP, and the columns of their durations; the backward's two are the stand-in's alone."""
 
 
 class Anatomy:
@@ -149,15 +145,15 @@ def _dp_stages(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[No
     if not isinstance(parallel, torch.nn.DataParallel):
         yield
         return
-    stages = HOST_STAGES if isinstance(parallel, DataParallelStandIn) else CUDA_STAGES
-    timed = {
-        method: partial(_timed, samples.setdefault(column, []), parallel.device_ids)
-        for method, column in stages.items()
-    }
-    with hooked((parallel, method, around) for method, around in timed.items()):
+    gpus = [] if isinstance(parallel, DataParallelStandIn) else parallel.device_ids
+    with hooked(
+        (parallel, method, partial(_timed, samples.setdefault(column, []), gpus))
+        for method, column in DP_STAGES.items()
+        if hasattr(parallel, method)
+    ):
         yield
-    if stages is CUDA_STAGES:
-        samples["dp_backward_ms"] = samples["backward_ms"]
+    # On GPUs one backward reduces too.
+    samples.setdefault("dp_backward_ms", samples["backward_ms"])
 
 
 @contextlib.contextmanager
@@ -179,3 +175,47 @@ def bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Sequence[in
     """
     first = min(ready_ms.values())
     return [max(ready_ms.get(index, first) for index in bucket) for bucket in parameters]
+
+
+def run_pipeline_anatomy(
+    trainer: Trainer, num_steps: int, device: torch.device, group: dist.ProcessGroup | None
+) -> BlockTimes:
+    """`num_steps` steps with marks around what each stage computes; its ranks call it together.
+
+    The detail holds `bubble_pct`, 100 x (1 - what all stages compute / (stages x time of the longest)).
+    """
+    clock, mode = make_clock(device), cast("PipelineMode", trainer.mode)
+    steps: list[float] = []
+    bubbles: list[float] = []
+    windows: list[tuple[Any, Any]] = []
+    computed: list[tuple[Any, Any]] = []
+    # Without what they wait for, these methods of PyTorch's stage compute on one micro-batch.
+    parts = [(mode.stage, "forward_one_chunk", computed), (mode.stage, "backward_one_chunk", computed)]
+    hooks = [(o, name, partial(_noted, clock, its)) for o, name, its in [(mode, "train", windows), *parts]]
+    lead_in(trainer.step, device)
+    with no_gc(), hooked(hooks):
+        for _ in range(num_steps):
+            start = time.perf_counter_ns()
+            trainer.step()
+            clock.wait()
+            steps.append((time.perf_counter_ns() - start) / 1e6)
+            own = torch.tensor([_taken_ms(clock, its) for its in (windows, computed)], device=device)
+            found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(found, own, group)
+            windows_ms, busy_ms = zip(*(stage.tolist() for stage in found), strict=True)
+            # A stage waits in its window for the one before it: that of the first holds the whole batch.
+            bubbles.append(100 * (1 - sum(busy_ms) / (len(found) * windows_ms[0])))
+    return BlockTimes(sum(steps), tuple(steps), {"bubble_pct": round(median(bubbles), 3)})
+
+
+def _taken_ms(clock: Clock, marks: list[tuple[Any, Any]]) -> float:
+    total = sum(clock.ms(start, end) for start, end in marks)
+    marks.clear()
+    return total
+
+
+@contextlib.contextmanager
+def _noted(clock: Clock, marks: list[tuple[Any, Any]]) -> Iterator[None]:
+    start = clock.now()
+    yield
+    marks.append((start, clock.now()))

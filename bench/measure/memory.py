@@ -50,16 +50,12 @@ def num_device_allocs(gpus: Sequence[int]) -> int:
 def release_memory(device: torch.device) -> None:
     """Give back the memory of cases that are gone, on every GPU that this process has used.
 
-    Cycles are collected first, frozen ones too: a model whose parts know each other holds its tensors until
-    then. Not within a block: the next step has to ask the driver for memory anew.
+    Cycles are collected first: a model whose parts know each other holds its tensors until then. Not within a
+    block: the next step has to ask the driver for memory anew.
     """
     if device.type != "cuda":
         return
-    was_frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
     gc.collect()
-    if was_frozen:
-        gc.freeze()
     release_cache(device)
 
 

@@ -1,33 +1,165 @@
-"""What a rank's GPUs do during its timed blocks: sampled by another process, asked for after each block.
+"""What a rank's GPUs do during its timed blocks, sampled through NVML by a process of its own. No torch.
 
-Every rank has a sampler of its own, `bench.measure.sampler`. Where each rank sees its own GPU alone, as under
-Slurm's --gpus-per-task, one for all ranks of a host would not see the others'.
+Every rank has a sampler: where each sees its own GPU alone, as under Slurm's --gpus-per-task, one for all
+ranks of a host would not see the others'. `python -m bench.measure.telemetry UUID…` is one, with a connection
+as standard input. Each question is `(start_s, end_s, uuids)`, on the monotonic clock, each answer a dict of
+summaries by the beginning of a GPU's UUID, or a text that says why not. It ends with the connection.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import os
+import signal
 import socket
 import subprocess
+import sys
 import time
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from statistics import fmean, linear_regression
+from typing import Any
 
-import torch
+import pynvml
 
-from ..case import Case
-from ..modes import Place, devices_of
+from ..gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, named, nvml_devices
 from ..package import own_command
 from ..process import end_all, ended_with_us
 from ..results.block_times import GPUS, TELEMETRY_FAILED, BlockTimes
-from ..settings import Settings
 
 ANSWER_S = 5.0
 """So long a rank waits for an answer, which takes milliseconds; a first one may wait for the driver."""
 
 END_S = 1.0
 """So long a sampler has to end; it ends at once, unless the driver holds it."""
+
+INTERVAL_S = 0.05
+"""Between two samples: twenty in a block of a second, and little work for the driver."""
+
+KEPT_S = 600.0
+"""Samples are kept so long, a few MiB per GPU: of a longer block its last ten minutes are told."""
+
+NAME = slice(4, 12)
+"""Characters of a UUID, behind `GPU-`, that name a GPU in a table: the chance that two of eight agree is 1 in
+10^8. NVML's number cannot: where a cgroup hides the others, as Slurm's does, every rank's own GPU is 0."""
+
+LEAST_COUNTED_S = 0.2
+"""Least time from which the energy counter tells the power: it moves in steps of up to 0.1 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The readings of one GPU at one moment; None for what it does not report."""
+
+    moment_s: float
+    """On the monotonic clock, which all processes of a host share."""
+    sm_clock_mhz: float | None = None
+    energy_j: float | None = None
+    """Used since the driver was loaded."""
+    power_w: float | None = None
+    """Read only where there is no energy counter."""
+    temperature_c: float | None = None
+    reasons: frozenset[ClockReason] | None = None
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    """What a GPU did while it was sampled; without what it does not report."""
+    clocks = [s.sm_clock_mhz for s in samples if s.sm_clock_mhz is not None]
+    found = {
+        "sm_clock_mhz": fmean(clocks) if clocks else None,
+        "power_w": power_w(samples),
+        "temperature_c": max((s.temperature_c for s in samples if s.temperature_c is not None), default=None),
+    }
+    told = {name: round(value, 2) for name, value in found.items() if value is not None}
+    return told | throttling([s.reasons for s in samples if s.reasons is not None])
+
+
+def power_w(samples: Sequence[Sample]) -> float | None:
+    """The mean power: how fast the energy counter rises, else the mean of readings; None where unknown.
+
+    Since Ampere (but GA100) a reading is an average over the last second, which may lie before the block.
+    GPUs without a counter are older than Volta, and read the power of the moment.
+    """
+    counted = [(s.moment_s, s.energy_j) for s in samples if s.energy_j is not None]
+    if not counted:
+        readings = [s.power_w for s in samples if s.power_w is not None]
+        return fmean(readings) if readings else None
+    moments_s, energies_j = zip(*counted, strict=True)
+    if moments_s[-1] - moments_s[0] < LEAST_COUNTED_S:
+        return None
+    # All samples, not the first and last alone: each is late by up to a step of the counter.
+    slope = float(linear_regression(moments_s, energies_j).slope)
+    return slope if slope > 0 else None  # a counter that stands still counts nothing
+
+
+def throttling(reasons: Sequence[frozenset[ClockReason]]) -> dict[str, Any]:
+    """The share of samples with clocks held down by heat or power, in percent: of any reason, and of each."""
+    if not reasons:
+        return {}
+    held = [found & THROTTLING for found in reasons]
+    counts = Counter(why for found in held for why in found)
+    return {
+        "throttled_pct": round(100 * sum(map(bool, held)) / len(held), 2),
+        "throttled_by_pct": {str(why): round(100 * n / len(held), 2) for why, n in sorted(counts.items())},
+    }
+
+
+def read(handle: Any) -> Sample:
+    """Sample a GPU now; the moment is that of the energy counter."""
+    energy_mj = ask_nvml("nvmlDeviceGetTotalEnergyConsumption", handle)
+    moment_s = time.monotonic()
+    power_mw = ask_nvml("nvmlDeviceGetPowerUsage", handle) if energy_mj is None else None
+    return Sample(
+        moment_s=moment_s,
+        sm_clock_mhz=ask_nvml("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM),
+        energy_j=None if energy_mj is None else energy_mj / 1000,
+        power_w=None if power_mw is None else power_mw / 1000,
+        temperature_c=ask_nvml(
+            "nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
+        reasons=clock_reasons(handle),
+    )
+
+
+def chosen(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, Any]:
+    """The GPUs with these UUIDs. Raises LookupError for one that is no whole GPU.
+
+    Of a part of a GPU (MIG), NVML reads neither clocks nor power; those of the whole would be others' too.
+    """
+    found = dict(zip(uuids, named(uuids, handles), strict=True))
+    if odd := [uuid for uuid, handle in found.items() if handle is None or is_mig(handle)]:
+        raise LookupError(f"NVML has no whole GPU {odd[0]} (MIG, or a container hides it)")
+    return found
+
+
+def serve(peer: Connection, gpus: Mapping[str, Any]) -> None:
+    """Sample and answer until the other end has gone."""
+    samples = {uuid: deque[Sample](maxlen=int(KEPT_S / INTERVAL_S)) for uuid in gpus}
+    while True:
+        next_s = time.monotonic() + INTERVAL_S
+        for uuid, handle in gpus.items():
+            samples[uuid].append(read(handle))
+        while peer.poll(max(next_s - time.monotonic(), 0.0)):
+            start_s, end_s, uuids = peer.recv()
+            peer.send({uuid[NAME]: summary(within(samples[uuid], start_s, end_s)) for uuid in uuids})
+
+
+def within(samples: Iterable[Sample], start_s: float, end_s: float) -> list[Sample]:
+    """The samples of a span of time."""
+    return [sample for sample in samples if start_s <= sample.moment_s <= end_s]
+
+
+def main() -> None:
+    """Sample the GPUs that the command line names, or tell why not."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank
+    with Connection(os.dup(sys.stdin.fileno())) as peer, contextlib.suppress(OSError):
+        try:
+            with nvml_devices() as handles:
+                serve(peer, chosen(handles, sys.argv[1:]))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on and says it in one line
+            peer.send(str(error) or type(error).__name__)
 
 
 class Telemetry:
@@ -36,12 +168,10 @@ class Telemetry:
     def __init__(self, uuids: Mapping[int, str]) -> None:
         """Start sampling these GPUs, by their CUDA index; takes no time of this process."""
         self._uuids = uuids
-        self._peer, theirs = socket.socketpair()
-        self._peer.settimeout(ANSWER_S)
-        self._answers = self._peer.makefile("r", encoding="utf-8")
+        ours, theirs = socket.socketpair()
+        self._peer = Connection(ours.detach())
         self._process: list[subprocess.Popen[str]] = []
-        self._is_open = True
-        command = ended_with_us(own_command("-m", "ddp_bench.bench.measure.sampler", *uuids.values()))
+        command = ended_with_us(own_command("-m", __name__, *uuids.values()))
         nowhere = subprocess.DEVNULL
         with theirs, contextlib.suppress(OSError):
             self._process.append(
@@ -53,37 +183,24 @@ class Telemetry:
 
         Its start is counted back from its end: steps before it that are not timed are left out.
         """
-        end_s = time.monotonic()
-        if not self._is_open:
+        if self._peer.closed:
             return times
-        start_s = end_s - times.block_ms / 1000
-        question = {"start_s": start_s, "end_s": end_s, "gpus": [self._uuids[i] for i in devices]}
-        answer = {"error": "the process that samples the GPUs has ended, or hangs"}
+        end_s = time.monotonic()
+        answer: Any = "the process that samples the GPUs has ended, or hangs"
         with contextlib.suppress(OSError):  # it has ended; why, it may have sent before
-            self._peer.sendall(json.dumps(question).encode() + b"\n")
-        with contextlib.suppress(OSError, ValueError):
-            answer = json.loads(self._answers.readline())
-        if "error" in answer:
+            self._peer.send((end_s - times.block_ms / 1000, end_s, [self._uuids[i] for i in devices]))
+        with contextlib.suppress(OSError, EOFError):
+            if self._peer.poll(ANSWER_S):
+                answer = self._peer.recv()
+        if isinstance(answer, str):
             self.close()
-            return replace(times, detail={**times.detail, TELEMETRY_FAILED: answer["error"]})
-        return replace(times, detail={**times.detail, GPUS: answer["gpus"]})
+        name = TELEMETRY_FAILED if isinstance(answer, str) else GPUS
+        return replace(times, detail={**times.detail, name: answer})
 
     def close(self) -> None:
-        self._is_open = False
-        self._answers.close()
         self._peer.close()
         end_all(self._process, within_s=END_S)
 
 
-def sampled(settings: Settings, cases: Iterable[Case], place: Place) -> Telemetry | None:
-    """Start to sample the GPUs that this rank uses in `cases`; None without one, or where it is off."""
-    if place.device.type != "cuda" or not settings.telemetry:
-        return None
-    mine = [case for case in cases if place.rank < case.num_ranks]
-    devices = sorted({index for case in mine for index in gpus_of(case, place)})
-    return Telemetry({index: str(torch.cuda.get_device_properties(index).uuid) for index in devices})
-
-
-def gpus_of(case: Case, place: Place) -> list[int]:
-    """CUDA indices of the GPUs that a rank uses in a case, each once; none on CPU cores."""
-    return sorted({device.index for device in devices_of(case, place) if device.type == "cuda"})
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,6 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,7 +128,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def hooked(
-        self, around: Callable[[str], contextlib.AbstractContextManager[object]]
+        self, around: Callable[[str], contextlib.ContextDecorator]
     ) -> contextlib.AbstractContextManager[None]:
         """Within it, each phase of a step runs within what `around` makes of its name."""
         return hooked((self, method, partial(around, phase)) for phase, method in PHASES.items())
@@ -139,7 +138,7 @@ class Trainer:
         self.mode.close()
 
 
-Hook = tuple[object, str, Callable[[], contextlib.AbstractContextManager[object]]]
+Hook = tuple[object, str, Callable[[], contextlib.ContextDecorator]]
 """An object, the name of one of its methods, and what makes a context for each call of it."""
 
 
@@ -148,22 +147,12 @@ def hooked(hooks: Iterable[Hook]) -> Iterator[None]:
     """Within it, each call of these methods runs within a context of its own."""
     hooks = list(hooks)
     for owner, method, around in hooks:
-        setattr(owner, method, _within(getattr(owner, method), around))
+        setattr(owner, method, around()(getattr(owner, method)))
     try:
         yield
     finally:
         for owner, method, _ in hooks:
             delattr(owner, method)  # the class's own method shows again
-
-
-def _within(
-    work: Callable[..., Any], around: Callable[[], contextlib.AbstractContextManager[object]]
-) -> Callable[..., Any]:
-    def run(*arguments: Any, **named: Any) -> Any:
-        with around():
-            return work(*arguments, **named)
-
-    return run
 
 
 def run_block(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ...models.workload import one_line
 from ..errors import UsageError
 from ..process import scratch_folder
 from ..results.block_times import TRACE_FAILED, BlockTimes
@@ -43,8 +43,6 @@ ANNOTATION = "user_annotation"
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Its categories of calls that launch kernels: a kernel has the `correlation` of its launch."""
 
-_END_US = 1e18
-
 Event = Mapping[str, Any]
 
 Span = tuple[float, float]
@@ -54,7 +52,7 @@ Span = tuple[float, float]
 def run_trace(
     trainer: Trainer,
     device: torch.device,
-    bucket_bytes: Sequence[int],
+    num_buckets: int,
     *,
     group: dist.ProcessGroup | None,
     keep: bool,
@@ -63,8 +61,8 @@ def run_trace(
 
     The detail holds `overlap_trace_pct`, and `start_ms` and `done_ms` of each bucket's all-reduce since the
     start of the backward (absent where the trace does not show one per bucket); with `keep` the block has the
-    gzipped Chrome trace with the buckets drawn in. Overlap within a step is what it is for, and a trace of
-    each rank is large: so it is one step.
+    gzipped Chrome trace. Overlap within a step is what it is for, and a trace of each rank is large: so it is
+    one step.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -86,9 +84,10 @@ def run_trace(
             path = folder / "trace.json"
             profiler.export_chrome_trace(str(path))
             trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
-        events = in_step(spans_of(trace, "the profiler's trace"))
-    except UsageError as error:  # PyTorch wrote it: no mistake of the user's, and no case needs it
-        reason = str(error).replace(str(path), "the profiler's trace")  # whose folder may name a user
+        events = in_step(spans_of(trace))
+    except (UsageError, LookupError, TypeError) as error:  # of PyTorch's file, which no case needs
+        reason = one_line(error).removeprefix("UsageError: ")
+        reason = reason.replace(str(path), "the profiler's trace")  # whose folder may name a user
         return BlockTimes(times.block_ms, times.steps_ms, {TRACE_FAILED: reason})
     if device.type == "cuda" and not _kernels(events):
         events = []  # CUPTI was not to be had: the host's operators are not the GPU's work
@@ -96,22 +95,10 @@ def run_trace(
     overlap = overlap_pct(*communication_and_compute(events))
     if overlap is not None:
         detail["overlap_trace_pct"] = round(overlap, 3)
-    begun, spans = all_reduces(events, len(bucket_bytes))
+    begun, spans = all_reduces(events, num_buckets)
     if spans:
         detail["start_ms"] = [round((start - begun) / 1000, 4) for start, _ in spans]
         detail["done_ms"] = [round((end - begun) / 1000, 4) for _, end in spans]
-        trace["traceEvents"] += [
-            {
-                "ph": "X",
-                "cat": "bucket",
-                "name": f"bucket {index}: {num_bytes / 2**20:.2f} MiB",
-                "pid": os.getpid(),
-                "tid": "DDP buckets",
-                "ts": start,
-                "dur": end - start,
-            }
-            for index, ((start, end), num_bytes) in enumerate(zip(spans, bucket_bytes, strict=True))
-        ]
     kept = gzip.compress(json.dumps(trace).encode(), mtime=0) if keep else None
     return BlockTimes(times.block_ms, times.steps_ms, detail, kept)
 
@@ -129,23 +116,15 @@ def _begin(trainer: Trainer, device: torch.device, group: dist.ProcessGroup | No
             trainer.step()
 
 
-def spans_of(trace: Any, where: str) -> list[Event]:
-    """The events with a duration, checked; a trace from elsewhere may hold anything."""
-    events = trace.get("traceEvents") if isinstance(trace, dict) else None
-    if not isinstance(events, list):
-        raise UsageError(f"{where} is no Chrome trace: it has no list of traceEvents; keep one with --trace")
-    found: list[Event] = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
-    for event in found:
-        moments = (event.get("ts"), event.get("dur", 0.0))
-        if "name" not in event or not all(isinstance(m, int | float) and abs(m) < _END_US for m in moments):
-            raise UsageError(f"{where} has an event without a name or a time; keep a trace with --trace")
-    return found
+def spans_of(trace: Any) -> list[Event]:
+    """The events with a duration."""
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
 def in_step(events: Sequence[Event]) -> list[Event]:
     """What the host began in the annotated step or after it; all of it where none is annotated."""
     begun_us = _begun_us(events)
-    first = min(_starts(events, "step"), default=-_END_US)
+    first = min(_starts(events, "step"), default=-math.inf)
     return [event for event in events if begun_us(event) >= first]
 
 
@@ -190,13 +169,10 @@ def _begun_us(events: Sequence[Event]) -> Callable[[Event], float]:
 
 
 def _correlation(event: Event) -> int | None:
-    arguments = event.get("args")
-    found = arguments.get("correlation") if isinstance(arguments, dict) else None
-    return found if isinstance(found, int) and found else None  # CUPTI's 0 stands for none
+    return event.get("args", {}).get("correlation") or None  # CUPTI's 0 stands for none
 
 
 def _starts(events: Sequence[Event], name: str) -> list[float]:
-    """Starts of the host's annotations of this name, in order."""
     return sorted(float(e["ts"]) for e in events if e["name"] == name and e.get("cat") == ANNOTATION)
 
 

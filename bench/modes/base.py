@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,11 @@ def devices_of(case: Case, place: Place) -> list[torch.device]:
         num_gpus = torch.cuda.device_count() or case.num_devices
         return [torch.device("cuda", index % num_gpus) for index in range(case.num_devices)]
     return [place.device]
+
+
+def gpus_of(case: Case, place: Place) -> list[int]:
+    """CUDA indices of the GPUs that a rank trains on, each once; none on CPU cores."""
+    return sorted({device.index for device in devices_of(case, place) if device.type == "cuda"})
 
 
 def pin(core: int) -> None:
@@ -113,19 +118,9 @@ class Mode:
         """The gradient buckets in use; None where the mode has none."""
         return None
 
-    def why_stopped(self, error: RuntimeError) -> Exception | None:  # noqa: ARG002 - others know
-        """Return an error that says what one of a step means, and what helps; None if its own text does."""
-        return None
-
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Within it, an error of a step that `why_stopped` knows is raised as what it says."""
-        try:
-            yield
-        except RuntimeError as error:
-            if why := self.why_stopped(error):
-                raise why from error
-            raise
+    def explained(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, an error of a step that the mode knows is raised as what it means, and what helps."""
+        return contextlib.nullcontext()
 
     def settle(self) -> None:
         """Called once after warm-up: stop whatever PyTorch itself samples."""

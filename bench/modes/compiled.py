@@ -83,7 +83,6 @@ class CompileWatch:
 
 
 def _counted() -> tuple[float, int, int]:
-    """Seconds, graphs and breaks of this process so far."""
     from torch._dynamo.utils import calculate_time_spent, counters
 
     return (

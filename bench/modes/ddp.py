@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ...models.step import defaults_of
 from ..axes import DDP_DEFAULTS, DDP_KINDS
 from ..buckets import BucketLayout, Layout, bucket_bytes, cap_arguments, cap_limits
 from ..case import Case
@@ -23,9 +24,6 @@ from ..errors import UserCodeError
 from ..text import listed
 from .base import Mode, Place, Unsupported, UnusedParametersError
 from .compiled import compiles_as
-
-if TYPE_CHECKING:
-    from .zero import ShardedOptimizer
 
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
@@ -61,7 +59,7 @@ class DistributedMode(Mode):
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
         self.module = module
         self._case, self._group = case, group
-        self._sharded: ShardedOptimizer | None = None
+        self._zero: Optimizer | None = None
         self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
         with compiles_as(case):
             self.wrapped = self.ddp = DistributedDataParallel(
@@ -85,10 +83,8 @@ class DistributedMode(Mode):
         plain = super().optimizer(make)
         if not self._case.zero_optimizer:
             return plain
-        from .zero import sharded  # importing it takes half a second
-
-        self._sharded = sharded(plain, self._group)
-        return self._sharded
+        self._zero = _sharded(plain, self._group)
+        return self._zero
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.ddp.no_sync()
@@ -98,13 +94,16 @@ class DistributedMode(Mode):
         """`no_sync` without what else a step sends: buffers, statistics of batch norm, ZeRO's parameters."""
         self.ddp.require_forward_param_sync = False
         self._normalise_over(dist.GroupMember.NON_GROUP_MEMBER)
-        silent = self._sharded.without_communication() if self._sharded else contextlib.nullcontext()
+        if self._zero is not None:
+            vars(self._zero)["_sync_params"] = lambda: None  # no public way
         try:
-            with self.ddp.no_sync(), silent:
+            with self.ddp.no_sync():
                 yield
         finally:
             self.ddp.require_forward_param_sync = True
             self._normalise_over(self._group)
+            if self._zero is not None:
+                del vars(self._zero)["_sync_params"]  # the class's own method shows again
 
     def _normalise_over(self, group: Any) -> None:
         """Have SyncBatchNorm use the batches of `group`; of this rank alone where it is no member."""
@@ -149,25 +148,29 @@ class DistributedMode(Mode):
         for _ in range(10):  # it samples its first ten iterations whatever the rate
             self.ddp.reducer.prepare_for_forward()
 
-    def why_stopped(self, error: RuntimeError) -> Exception | None:
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
         """Name the parameters that a step did not use where DDP, which waits for them, refuses the next step.
 
         Its error has their numbers. They may differ from step to step, which a static graph does not allow.
         """
-        if "mark a variable ready only once" in str(error):
-            return UserCodeError(
-                "a parameter took part in two backwards of one step, as reentrant checkpointing has it; give "
-                "--static-graph on, or checkpoint with use_reentrant=False"
-            )
-        if "Expected to have finished reduction in the prior iteration" not in str(error):
-            return None
-        numbers = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
-        trained = [name for name, p in self.module.named_parameters() if p.requires_grad]
-        unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
-        return UnusedParametersError(
-            "give --find-unused-parameters on, which searches the graph in every step: a step did not use "
-            f"{listed(unused, NAMED) or 'some parameters'}, whose gradients DDP waits for"
-        )
+        try:
+            yield
+        except RuntimeError as error:
+            if "mark a variable ready only once" in str(error):
+                raise UserCodeError(
+                    "a parameter took part in two backwards of one step, as reentrant checkpointing has it; "
+                    "give --static-graph on, or checkpoint with use_reentrant=False"
+                ) from error
+            if "Expected to have finished reduction in the prior iteration" not in str(error):
+                raise
+            numbers = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
+            trained = [name for name, p in self.module.named_parameters() if p.requires_grad]
+            unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
+            raise UnusedParametersError(
+                "give --find-unused-parameters on, which searches the graph in every step: a step did not "
+                f"use {listed(unused, NAMED) or 'some parameters'}, whose gradients DDP waits for"
+            ) from error
 
     def sample_every(self, iterations: int) -> None:
         self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # no public way
@@ -213,3 +216,20 @@ def _register_hook(ddp: DistributedDataParallel, name: str, group: dist.ProcessG
         return
     state = powersgd.PowerSGDState(process_group=group, matrix_approximation_rank=1, start_powerSGD_iter=2)
     ddp.register_comm_hook(state, powersgd.powerSGD_hook)
+
+
+def _sharded(plain: Optimizer, group: dist.ProcessGroup | None) -> Optimizer:
+    """Make the same optimizer, its state shared out over `group`; each rank calls this with its own.
+
+    Raises Unsupported where torch cannot, and for step hooks, which another optimizer would not have.
+    """
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # importing it takes half a second
+
+    if plain._optimizer_step_pre_hooks or plain._optimizer_step_post_hooks:
+        raise Unsupported("the optimizer has step hooks, which ZeroRedundancyOptimizer drops")
+    groups = [dict(group) for group in plain.param_groups]
+    try:
+        return ZeroRedundancyOptimizer(groups, type(plain), process_group=group, **defaults_of(plain))
+    except (TypeError, ValueError) as error:
+        name = type(plain).__name__
+        raise Unsupported(f"ZeroRedundancyOptimizer does not take this {name}: {error}") from error

@@ -32,9 +32,6 @@ from ...models.nested import (
 from ..case import Case
 from .base import Mode, Place, devices_of, pin, tensors_of_module
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a replica."""
-
 
 class DataParallelMode(Mode):
     """DP over the first `case.num_devices` devices of rank 0's machine."""
@@ -102,61 +99,53 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
         # Past DataParallel's own constructor, which would take whatever GPUs it finds.
         super(nn.DataParallel, self).__init__()
         self.module = module
-        self.device_ids = []
-        self.dim = 0
+        self.device_ids = list(range(len(cores)))
+        self.output_device = self.dim = 0
+        self.src_device_obj = torch.device("cpu")
         self._copies: list[dict[str, Tensor]] = [{} for _ in cores[1:]]
         """Parameters and buffers of the other replicas: their memory is kept, for page faults take time."""
         self._leaves: list[dict[str, Tensor]] = []
         self._threads = [ThreadPoolExecutor(1, initializer=pin, initargs=(core,)) for core in cores]
-        self._awaits_backward = False
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Outputs of the whole batch, their tensors (N, …), as the module would give them."""
-        chunks = self.scatter_batch(inputs, named)
-        replicas = self.replicate_weights()
-        outputs = self.apply_replicas(replicas[: len(chunks)], chunks)
-        return self.gather_outputs(outputs)
+    # The documented stages of DataParallel, which its own forward goes through.
 
-    def scatter_batch(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> list[Arguments]:
+    def scatter(self, inputs: tuple[Any, ...], kwargs: Any, device_ids: Sequence[Any]) -> Any:
         """Split dimension 0 over the devices, a copy each, as a transfer would make."""
-        chunks = chunk((inputs, named), len(self._threads))
-        return [chunks[0], *(map_tensors(Tensor.clone, one) for one in chunks[1:])]
+        first, *others = chunk((inputs, kwargs), len(device_ids))
+        return zip(first, *(map_tensors(Tensor.clone, one) for one in others), strict=True)
 
-    def replicate_weights(self) -> list[nn.Module]:
+    def replicate(self, module: nn.Module, device_ids: Sequence[Any]) -> list[nn.Module]:
         """Make the replicas, each with a copy of the master's parameters and buffers; the first has those."""
-        sources = tensors_of_module(self.module)
+        sources = tensors_of_module(module)
         first = {name: _leaf(one) if isinstance(one, nn.Parameter) else one for name, one in sources.items()}
         with torch.no_grad():
             for copies in self._copies:
                 for name, source in sources.items():
                     if name not in copies or copies[name].shape != source.shape:
                         copies[name] = _leaf(source.clone(memory_format=torch.preserve_format))
-                    elif self._awaits_backward:
-                        # A loss that calls the model twice: to autograd, what the first call used stays.
-                        copies[name].data.copy_(source)
                     else:
-                        copies[name].copy_(source)
+                        # A loss may call the model twice: to autograd, what the first call used stays.
+                        copies[name].data.copy_(source)
                     copies[name].requires_grad_(source.requires_grad)
         self._leaves = [first, *self._copies]
-        return [replica_of(self.module, leaves) for leaves in self._leaves]
+        return [replica_of(module, leaves) for leaves in self._leaves[: len(device_ids)]]
 
-    def apply_replicas(self, replicas: Sequence[nn.Module], chunks: Sequence[Arguments]) -> list[Any]:
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         grad = torch.is_grad_enabled()
         autocast = _callers_autocast("cpu")
 
-        def run(number: int, replica: nn.Module, arguments: Arguments) -> Any:
+        def run(number: int, replica: nn.Module, own: Sequence[Any], named: Any) -> Any:
             if self.begin is not None:
                 self.begin(number)
-            inputs, named = arguments
             with torch.set_grad_enabled(grad), autocast():
-                return replica(*inputs, **named)
+                return replica(*own, **named)
 
-        outputs = self._in_threads(run, range(len(replicas)), replicas, chunks)
+        outputs = self._in_threads(run, range(len(replicas)), replicas, inputs, kwargs)
         if self.begin is not None:
             self.begin(len(replicas))
         return outputs
 
-    def gather_outputs(self, outputs: Sequence[Any]) -> Any:
+    def gather(self, outputs: Any, output_device: Any) -> Any:  # noqa: ARG002 - it is host memory
         """Join the outputs; the backward runs through `_Gather` into the replicas' threads.
 
         Raises TypeError for outputs that hold anything but tensors and None, as `nn.DataParallel` does.
@@ -167,7 +156,6 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
                     f"DataParallel gathers tensors, and the module's outputs hold {describe(leaf)}"
                 )
         if torch.is_grad_enabled():
-            self._awaits_backward = True
             masters = [one for one in self.module.parameters() if one.requires_grad]
             joined = _Gather.apply(self, self._leaves, [tensors_of(output) for output in outputs], *masters)
             return with_tensors(outputs[0], joined)
@@ -189,7 +177,6 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
 
     def reduce_gradients(self, leaves: Sequence[dict[str, Tensor]]) -> list[Tensor | None]:
         """The sum over the replicas of each trainable parameter's gradients; they have none any more."""
-        self._awaits_backward = False
         found: list[Tensor | None] = []
         for name, master in self.module.named_parameters():
             if not master.requires_grad:
@@ -272,7 +259,6 @@ def _backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def _callers_autocast(device_type: str) -> Callable[[], torch.autocast]:
-    """Makes contexts that give another thread the autocast state of this one."""
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     return partial(torch.autocast, device_type, dtype=dtype, enabled=enabled)
 

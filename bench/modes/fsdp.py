@@ -15,13 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate  # `replicate` there is DDP
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..case import Case
-from .base import Mode, Place, Unsupported
+from .base import Mode, Place
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -30,7 +31,7 @@ class BlockwiseMode(Mode):
     """One rank of a case of `fsdp` or `replicate`; every rank of `group` builds it at the same time.
 
     Each block is a group of parameters, the rest of the model another, as in PyTorch's tutorial. Parameters
-    lie in the default memory format: torch takes no other. Raises Unsupported where torch lacks `replicate`.
+    lie in the default memory format: torch takes no other.
     """
 
     def __init__(
@@ -82,11 +83,6 @@ def _wrapper(case: Case) -> Callable[..., Any]:
         return (
             fully_shard if case.reshard_after_forward else partial(fully_shard, reshard_after_forward=False)
         )
-    try:
-        # Not `_composable.replicate`, which is DDP.
-        from torch.distributed._composable.replicate_with_fsdp import replicate
-    except ImportError:
-        raise Unsupported(f"torch {torch.__version__} has no replicate over FSDP2 (2.11 has)") from None
     wrap: Callable[..., Any] = replicate
     return wrap
 

@@ -138,6 +138,5 @@ class _Contiguous(torch.autograd.Function):
 
 
 def _names_in(module: nn.Module, stage: nn.Module) -> dict[str, str]:
-    """Names in the whole module by those in a stage of it."""
     whole = {id(value): name for name, value in tensors_of_module(module).items()}
     return {name: whole[id(value)] for name, value in tensors_of_module(stage).items()}

@@ -14,19 +14,16 @@ from .. import cli
 from ..buckets import bucket_caps
 from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
-from ..findings.wording import link_name
-from ..results.store import RunData, load_run, write_output
-from ..settings import PRECISIONS, Settings
+from ..results.store import RunData, load_run
+from ..settings import Settings
 from . import output
 from .calibration import Calibration, Identity, check_same, load_calibration
-from .from_pass import read_source
 from .from_rate import from_rate
 from .networks import MeasuredNetwork, NetworkModel, network
-from .prediction import predict
+from .prediction import Scenario, as_calibrated, predict
 from .runs import HeldOut, error_sizes, held_out, most_like
-from .scenario import Scenario, as_calibrated
 
-OF_RATE = ("arch", "workload", "image_size", "precision", "without_ddp")
+OF_RATE = ("arch", "workload", "image_size", "without_ddp")
 """Options that say what trains at the rate of `--throughput`."""
 
 
@@ -39,7 +36,6 @@ def positive(text: str) -> float:
 
 PARSED: dict[str, Callable[[str], Any]] = {
     "throughput": positive,
-    "precision": cli.choice(PRECISIONS),
     "scaling": cli.choice(("weak", "strong")),
     "comm_hook": cli.choice(("none", *HALF_HOOKS)),
     "gpus": cli.csv(cli.positive_int),
@@ -67,18 +63,10 @@ def predicted(options: argparse.Namespace) -> int:
         predictions=tuple(predictions),
         validation=tuple(validated),
     )
-    if options.csv is not None:
-        output.write_csv(options.csv, predictions)
-    if options.out is not None:
-        text = found.to_json()
-        write_output(options.out, lambda part: part.write_text(text, encoding="utf-8"), option="--out")
     if options.json:
-        print(found.to_json(), end="")
-        return ExitCode.OK
-    output.show(found)
-    if options.out is not None and options.run is not None:
-        drawn = cli.command("report", str(options.run), "--predictions", str(options.out))
-        print(f"Wrote {options.out}; to draw it: {drawn}")
+        print(found.to_json())
+    else:
+        output.show(found)
     return ExitCode.OK
 
 
@@ -92,7 +80,7 @@ def _calibration(options: argparse.Namespace) -> Calibration:
             raise UsageError(
                 f"--{given[0].replace('_', '-')} belongs to --throughput; {options.run} has its own"
             )
-        return read_source(options.run, accept=options.accept)
+        return load_calibration(options.run)
     if options.run is not None or options.validate is not None:
         raise UsageError("--throughput stands instead of a run, and validates none; leave RUN out")
     batch = options.batch_size
@@ -109,7 +97,7 @@ def _calibration(options: argparse.Namespace) -> Calibration:
         arch=workload.name,
         image_size=workload.image_size,
         batch_per_device=batch,
-        precision=options.precision or "fp32",
+        precision="",
         device_type="cuda",
         device_name="GPU",
         torch="",
@@ -130,8 +118,6 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
     if options.gpus is None and options.validate is None:
         raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
     if options.gpus is None:
-        if options.csv is not None:
-            raise UsageError("--csv is a table of predictions; say for how many devices: --gpus 8,64")
         return []
     networks = [None] if options.network is None else map(_network, options.network.split(","))
     intra = None if options.intra is None else network(options.intra, level="intra")
@@ -191,9 +177,4 @@ def _checked_network(calibrated: Identity, run: RunData, *, accept: bool) -> Net
     check_same(calibrated, replace(found, link=found.link and calibrated.link), accept=accept)
     if found.link in (None, calibrated.link):
         return None
-    if "+" in found.link:
-        raise UsageError(
-            f"{run.path} was measured over {link_name(found.link)}, and what a delay costs is not "
-            "predicted; leave the run out"
-        )
     return network(f"link:{found.link}")

@@ -21,11 +21,10 @@ from ..buckets import BucketLayout, assign_cap, bucket_bytes, bucket_caps
 from ..cli import speaker
 from ..errors import UsageError
 from ..findings.numbers import plural
-from ..manifest import MANIFEST
 from ..results.case_result import CaseResult
 from ..results.store import RunData, load_run
 from .allreduce import Samples
-from .calibration import Calibration, Parameter, check_same, load_calibration, save_calibration
+from .calibration import Calibration, Parameter, save_calibration
 from .from_rate import FITTED, PUBLISHED
 from .runs import (
     allreduce_times,
@@ -35,7 +34,6 @@ from .runs import (
     held_out,
     identity,
     local_steps,
-    most_like,
     single_steps,
 )
 from .timeline import Compute, Slowdown, simulated_ms
@@ -50,21 +48,6 @@ Trainable: TypeAlias = tuple[str, int, str]
 
 Detail: TypeAlias = Mapping[str, Any]
 """Of a calibration block of one rank."""
-
-
-def read_source(folder: Path, *, accept: bool = False) -> Calibration:
-    """Read the calibration of a results folder.
-
-    Raises UsageError where there is none, or where it is of another machine, torch or workload than the
-    folder's run, unless `accept`.
-    """
-    calibration = load_calibration(folder)
-    if (folder / MANIFEST).exists():
-        run = load_run(folder)
-        if found := most_like(run, calibration.identity):
-            check_same(calibration.identity, found, accept=accept)
-        _looked_into(run)
-    return calibration
 
 
 def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | None:

@@ -46,7 +46,6 @@ def parser() -> cli.Parser:
     add("--scaling", metavar="NAME", help="weak or strong; default as measured")
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
     add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
-    add("--precision", metavar="NAME", help="of the rate (fp32)")
 
     add = made.add_argument_group("how far to trust it").add_argument
     add(
@@ -57,12 +56,10 @@ def parser() -> cli.Parser:
         help="predict the measured cases of this run, or of those named, that nothing was fitted to, print "
         "the errors and widen the intervals by the largest",
     )
-    add("--accept", action="store_true", help="use a calibration of another machine, torch or workload")
+    add("--accept", action="store_true", help="also of another machine, torch or workload")
 
     add = made.add_argument_group("output").add_argument
-    add("--json", action="store_true", help="everything as JSON to the terminal, instead of tables")
-    add("--out", type=Path, metavar="FILE", help="the same to a file, for report RUN --predictions FILE")
-    add("--csv", type=Path, metavar="FILE", help="one row per prediction")
+    add("--json", action="store_true", help="everything as JSON, which report RUN --predictions FILE draws")
     return made
 
 

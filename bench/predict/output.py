@@ -1,25 +1,25 @@
-"""Writes predictions as tables, as CSV, and as the document that the report draws, `predictions.json`."""
+"""Writes predictions as tables, and as the JSON document that the report draws."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
-import pandas as pd
 from rich import box
 from rich.table import Table
 
 from ..cli import print_table, to_json
 from ..findings.numbers import per_second, plural, short, with_interval
 from ..findings.wording import CPU_STAND_IN, cap_label, device_noun
-from ..results.store import write_output
 from ..text import visible
 from .calibration import Calibration, Identity, record_of
-from .prediction import Prediction
+from .prediction import OWN, Prediction, Scenario
 from .runs import HeldOut, error_sizes
-from .scenario import OWN, Scenario
+
+Rows: TypeAlias = list[dict[str, str]]
+"""A table's rows of text by column."""
 
 VERSION = 5
 
@@ -47,7 +47,7 @@ class Predictions:
         """Write the text of `predictions.json`. What is not known is null."""
         errors = [asdict(case) | {"error_pct": case.error_pct} for case in self.validation]
         answers = {"answers": self.answers()}
-        return to_json({"schema_version": VERSION, **answers, **asdict(self), "validation": errors}) + "\n"
+        return to_json({"schema_version": VERSION, **answers, **asdict(self), "validation": errors})
 
     @classmethod
     def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Predictions:
@@ -85,8 +85,8 @@ class Predictions:
             said.append(f"{found}.")
         return said
 
-    def errors(self) -> tuple[pd.DataFrame, str]:
-        """The held-out cases, a row of text each, and what their errors are."""
+    def errors(self) -> tuple[Rows, str]:
+        """The held-out cases, and what their errors are."""
         rows = [
             {
                 "link": case.network,
@@ -107,8 +107,8 @@ class Predictions:
         return _telling(rows), said
 
 
-def table(shown: Sequence[Prediction]) -> pd.DataFrame:
-    """A row of text for each of these predictions."""
+def table(shown: Sequence[Prediction]) -> Rows:
+    """The rows of these predictions."""
     rows = [
         {
             "network": p.network,
@@ -124,33 +124,14 @@ def table(shown: Sequence[Prediction]) -> pd.DataFrame:
     return _telling(rows)
 
 
-def _telling(rows: Sequence[dict[str, str]]) -> pd.DataFrame:
+def _telling(rows: Rows) -> Rows:
     """Leave out what all rows have in common; it stands elsewhere."""
-    found = pd.DataFrame(rows)
-    common = [
-        name for name in ("network", "bucket cap", "link") if name in found and found[name].nunique() == 1
-    ]
-    return found.drop(columns=common)
+    common = {name for name in COMMON if len({row.get(name) for row in rows}) == 1}
+    return [{name: cell for name, cell in row.items() if name not in common} for row in rows]
 
 
 def _on(p: Prediction) -> str:
     return f"On {p.network}, bucket cap {cap_label(p.bucket_cap_mb)}"
-
-
-def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write `--csv`, one row per prediction. Raises UsageError where the file cannot be written."""
-    figures = ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms")
-    rows = pd.DataFrame(
-        {"num_devices": p.num_devices, "bucket_cap_mb": p.bucket_cap_mb}
-        | {column: end for name in figures for column, end in getattr(p, name).columns(name).items()}
-        | {"network": p.network, "unit": p.unit}
-        for p in predictions
-    ).rename(columns={"step_ms": "step_ms_p50"})
-    write_output(
-        path,
-        lambda part: rows.to_csv(part, index=False, lineterminator="\n", float_format="%.10g"),
-        option="--csv",
-    )
 
 
 def show(found: Predictions) -> None:
@@ -168,12 +149,12 @@ def show(found: Predictions) -> None:
         print(text)
 
 
-def _print(rows: pd.DataFrame, *, title: str) -> None:
+def _print(rows: Rows, *, title: str) -> None:
     table = Table(box=box.SIMPLE_HEAD, title=title)
-    for name in rows:
-        table.add_column(str(name), justify="left" if name in WORDS else "right")
-    for row in rows.itertuples(index=False):
-        table.add_row(*row)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in WORDS else "right")
+    for row in rows:
+        table.add_row(*row.values())
     print_table(table)
 
 

@@ -25,8 +25,7 @@ from ..stats.interval import Interval
 from .allreduce import AllReduceTimes, measured_curve
 from .calibration import Calibration, Identity, differences
 from .networks import NetworkModel
-from .prediction import predict
-from .scenario import Scenario
+from .prediction import Scenario, predict
 
 
 def ddp_cases(run: RunData, *, least: int = 2) -> list[CaseResult]:

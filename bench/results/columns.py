@@ -90,17 +90,13 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(Column):
-    """A column in which one direction is better: what the gate judges and what other tools are given."""
+    """A column in which one direction is better: what the gate judges."""
 
     label: str
-    brief: str
-    """What it is, for those who see no table of columns."""
     higher_is_better: bool = False
     written: str = ""
     """How one value is written, as a format; empty for a rate, whose unit is the case's."""
     gated: bool = True
-    exported: int = 0
-    """Its place among what other tools are given; 0 for none."""
     in_parts_of: str = ""
     """The column that a change is held against, where the metric itself may be near 0; empty: itself."""
     least_change: float = 0.0

@@ -64,7 +64,6 @@ class Recorder:
         self.manifest = read_manifest(self.folder)
         """As it is on disk."""
         self._run = {
-            "prefetch": self.manifest.settings.copies_ahead,
             "run_id": self.manifest.run_id,
             "started_at": self.manifest.created_utc,
             "torch_version": self.manifest.versions.get("torch"),

@@ -97,12 +97,6 @@ MEASURED: tuple[Column, ...] = (
         "of the proof: why the case is neither proved nor wrong; else empty",
     ),
     text_column("proved_by", "what would prove a case that `not_proved` speaks of; else empty"),
-    Column(
-        "making_s",
-        "float",
-        "seconds of a call of the workload's `module`, above 5 s: one module serves all references of the "
-        "proofs, so what its forward keeps in Python stays from one to the next; else empty",
-    ),
     count_column(
         "num_buckets", "DDP buckets after the rebuild; with the Python reducer, compiled all-reduces"
     ),
@@ -115,9 +109,7 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("step ms", "number"),
         kind=Metric,
         label="step",
-        brief="one optimizer step of the slowest rank",
         gated=False,
-        exported=2,
     ),
     *with_ends(
         "images_per_s",
@@ -127,9 +119,7 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("", "rate"),
         kind=Metric,
         label="throughput",
-        brief="throughput of all devices",
         higher_is_better=True,
-        exported=1,
     ),
     Column(
         "images_per_s_sustained",
@@ -147,10 +137,8 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("speed-up", "ratio"),
         kind=Metric,
         label="speed-up",
-        brief="throughput over that of one device without a wrapper",
         higher_is_better=True,
         written="{:.3f}\N{MULTIPLICATION SIGN}",
-        exported=4,
     ),
     *with_ends(
         "efficiency",
@@ -159,7 +147,6 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("eff.", "percent", factor=100.0),
         kind=Metric,
         label="efficiency",
-        brief="speed-up over number of devices",
         higher_is_better=True,
         gated=False,  # its change is that of speed-up
         written="{:.1%}",
@@ -181,9 +168,7 @@ MEASURED: tuple[Column, ...] = (
         summary=Shown("exposed ms", "interval"),
         kind=Metric,
         label="exposed communication",
-        brief="time that communication adds to the step",
         written="{:,.2f} ms",
-        exported=3,
         in_parts_of="step_ms",
     ),
     *with_ends(
@@ -195,7 +180,6 @@ MEASURED: tuple[Column, ...] = (
     *with_ends("overlap_window_pct", "DDP logger: its communication window inside the backward"),
     *with_ends("compute_slowdown", "time to the last gradient beside communication / without it"),
     *with_ends("bubble_pct", "`partition`, `pipeline`: share of the stages' time in which they wait"),
-    *with_ends("bubble_of_stages_pct", "the same by the schedule, from the measured times of the stages"),
     *with_ends("anatomy_slowdown_pct", "how much slower the instrumented step is than the timed one"),
     Metric(
         "peak_mem_mib",
@@ -203,9 +187,7 @@ MEASURED: tuple[Column, ...] = (
         "most memory in use by this case's tensors, worst device; empty on CPU cores",
         above=0,
         label="peak memory",
-        brief="most memory in use, worst device",
         written="{:,.0f} MiB",
-        exported=5,
         least_change=1.0,  # MiB: allocators and the C library round by about as much
     ),
     Column(
@@ -273,7 +255,6 @@ MEASURED: tuple[Column, ...] = (
     count_column(
         "graph_breaks", "places where dynamo could not go on in one graph; empty for eager cases", first=0
     ),
-    Column("prefetch", "bool", "whether the next batch was copied to the GPU during the step"),
     text_column("run_id", "names the run, whatever becomes of its folder"),
     text_column("started_at", "when the run began, UTC"),
     text_column("torch_version", "PyTorch that was measured"),
@@ -289,8 +270,6 @@ METRICS: dict[str, Metric] = {column.name: column for column in CASES if isinsta
 """The columns of cases.csv in which one direction is better, by name."""
 
 GATED = {name: metric for name, metric in METRICS.items() if metric.gated}
-
-EXPORTED = {m.name: m for m in sorted(METRICS.values(), key=lambda one: one.exported) if m.exported}
 
 
 def units_of(unit: str = IMAGES) -> dict[str, str]:

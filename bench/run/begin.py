@@ -28,7 +28,7 @@ from ..settings import ResolvedSettings, Settings
 from ..sharing import interleaved_id
 from ..text import listed, visible
 from ..worker import messages as m
-from ..worker.facts import Begun, Devices, Inspected, Profiled, SeenGpus
+from ..worker.facts import Begun, Devices, Inspected, SeenGpus
 from .failures import START_LIMIT_S
 from .stop_rule import estimate_s
 from .workers import Workers
@@ -41,6 +41,7 @@ class Job:
     settings: ResolvedSettings
     machine: Machine
     plan: tuple[Planned, ...]
+    inspected: Inspected
     seen: tuple[SeenGpus, ...] = ()
     """The GPUs that a launcher's ranks see."""
 
@@ -91,14 +92,14 @@ def job_of(
     planned = plan.expand(
         settings,
         machine,
-        arch=found.name,
+        arch=found.model.arch or "",
         image_size=found.image_size,
         unit=found.unit,
         units_per_sample=found.units_per_sample,
     )
     if settings.race and not any(p.case.mode == "ddp" and p.case.num_devices > 1 for p in planned):
         raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
-    return Job(settings=settings, machine=machine, plan=tuple(planned), seen=seen)
+    return Job(settings=settings, machine=machine, plan=tuple(planned), inspected=found, seen=seen)
 
 
 def _machine(first: Devices, launched: Launch | None, seen: Sequence[SeenGpus]) -> Machine:
@@ -198,7 +199,6 @@ def show_plan(workers: Workers, job: Job) -> None:
 
 def new_manifest(
     job: Job,
-    profiled: Profiled,
     arguments: Sequence[str],
     begun: Sequence[Begun],
     *,
@@ -206,7 +206,7 @@ def new_manifest(
 ) -> Manifest:
     """What manifest.json says of a run that begins on the workers that have `begun`, by rank."""
     machines = [one.machine for one in begun if one.machine is not None]
-    settings = job.settings
+    settings, inspected = job.settings, job.inspected
     return Manifest(
         name=settings.name,
         run_id=uuid.uuid4().hex[:12],
@@ -218,13 +218,13 @@ def new_manifest(
         settings=settings,
         seed=settings.seed,
         plan_hash=plan.plan_hash(job.plan),
-        versions=profiled.versions,
+        versions=inspected.versions,
         ddp_bench=OwnVersion(version=own_version()),
         git=own_git_state(),
-        workload=profiled.workload,
+        workload=inspected.workload,
         environment=machines[0],
         hosts={str(one.host): msgspec.convert(msgspec.to_builtins(one), Host) for one in machines},
-        model=profiled.model,
+        model=inspected.model,
         ranks=tuple(one.place for one in begun),
         link=begun[0].place.link,
         load_before=load_before,

@@ -22,7 +22,7 @@ from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
 from ..sharing import TURNS_ENV, TurnClient
 from ..worker import messages as m
-from ..worker.facts import Begun, Proven, Shown, Warmed
+from ..worker.facts import Begun, Shown, Warmed
 from .failures import LEAST_S, TURN_S, RestartError, failure_in, preparing_s
 from .open_folder import fail_case
 from .schedule import LiveCase, Schedule
@@ -113,7 +113,7 @@ class CaseRunner:
         assert shown is not None  # the first rank says it
         warmed = self._warmed(live, compares=True)
         update = self._done(live, PREPARATION, m.Compare(index=index), limit_s)[0]
-        if update.why_silent and not shown.shown.not_proved:
+        if update.why_silent and not shown.not_proved:
             self._say_once(
                 "unproven",
                 f"Parameters after 2 steps prove nothing of {case.case_id}: {update.why_silent}; its "
@@ -258,13 +258,13 @@ class CaseRunner:
 
 
 def facts_of(
-    case: Case, proven: Proven, warmed: Sequence[Warmed], update: Shown, by_device: Sequence[int] | None
+    case: Case, shown: Shown, warmed: Sequence[Warmed], update: Shown, by_device: Sequence[int] | None
 ) -> dict[str, Any]:
     """Return what is known of a case once every rank has prepared it, for its row in cases.csv."""
-    doubt = proven.shown.not_proved or update.not_proved
+    doubt = shown.not_proved or update.not_proved
     errors = {
-        "gradient_error": proven.shown.error,
-        "split_effect": proven.split_effect,
+        "gradient_error": shown.error,
+        "split_effect": shown.split_effect,
         "update_error": update.error,
     }
     facts: dict[str, Any] = {
@@ -272,7 +272,6 @@ def facts_of(
         **{name: 0.0 if error is not None and error < LEAST else error for name, error in errors.items()},
         "not_proved": doubt and doubt.reason,
         "proved_by": doubt and doubt.remedy,
-        "making_s": proven.making_s,
         **memory_columns([one.memory for one in warmed], case.mode),
     }
     layout, compiled = warmed[0].layout, warmed[0].compilation

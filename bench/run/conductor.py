@@ -22,7 +22,7 @@ from ..settings import Settings
 from ..sharing import load_average
 from ..text import visible
 from ..worker import messages as m
-from ..worker.facts import Begun, Profiled
+from ..worker.facts import Begun
 from .begin import Job, check_alike, new_manifest, resolved_on
 from .close import STOPPED_BY_ERROR, How, close, finish
 from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, RestartError, is_stuck
@@ -50,8 +50,8 @@ class Conductor:
         self._workers = workers
         self._began_s = began_s
         self._load_before = load_average()
-        self._known: tuple[Job, Profiled] | None = None
-        """What the first attempt has found."""
+        self._job: Job | None = None
+        """As the first attempt has found it."""
         self._recorder: Recorder | None = None
         self._console = Console(silent=how.quiet)
         self._startup_s: float | None = None
@@ -92,13 +92,9 @@ class Conductor:
 
     def _attempt(self) -> int:
         workers = self._workers
-        if self._known is None:
-            job = resolved_on(workers, self._asked)
-            profile = m.Profile(settings=job.settings)
-            self._known = job, workers.value(0, profile, "start-up", START_LIMIT_S)
-        job, profiled = self._known
+        job = self._job = self._job or resolved_on(workers, self._asked)
         begun = self._start(job)
-        recorder = self._opened(job, profiled, begun)
+        recorder = self._opened(job, begun)
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
         # When start-up was over, had all attempts followed it without a break.
@@ -107,7 +103,7 @@ class Conductor:
         return close(
             recorder,
             job.settings,
-            profiled.parameters,
+            job.inspected.parameters,
             self._how,
             startup_s=self._startup_s,
             over_s=over_s,
@@ -133,7 +129,7 @@ class Conductor:
         check_alike(begun)
         return begun
 
-    def _opened(self, job: Job, profiled: Profiled, begun: Sequence[Begun]) -> Recorder:
+    def _opened(self, job: Job, begun: Sequence[Begun]) -> Recorder:
         """The record of the run, whose folder is opened with the first attempt."""
         oom_kills = _oom_kills(begun)
         if (recorder := self._recorder) is not None:
@@ -141,7 +137,7 @@ class Conductor:
             begin_attempt(recorder, oom_kills)
             return recorder
         how = self._how
-        manifest = new_manifest(job, profiled, how.arguments, begun, load_before=self._load_before)
+        manifest = new_manifest(job, how.arguments, begun, load_before=self._load_before)
         if how.resume is not None:
             check_same(how.resume, read_manifest(how.resume), manifest)
         self._recorder, _, notes = open_run(job.settings, job.plan, manifest, oom_kills, resume=how.resume)

@@ -27,9 +27,7 @@ GROUPS = {
         *("modes", "gpus", "share_gpus", "device", "scaling", "sweep", "passes", "trace", "telemetry"),
         *("allreduce_curve", "calibrate"),
     ),
-    "model and data": (
-        *("arch", "workload", "batch_size", "image_size", "data", "data_workers", "prefetch", "seed"),
-    ),
+    "model and data": (*("arch", "workload", "batch_size", "image_size", "data", "data_workers", "seed"),),
     "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
     "DDP settings": (*DDP_AXES, "backend"),
     "settings of replicate, FSDP2 and pipelines": MODE_AXES[len(DDP_AXES) :],
@@ -51,9 +49,9 @@ EXAMPLES = """examples:
   {run} --workload net:make    your model: make() in net.py
   {run} --preset ddp-paper     what the DDP paper varies
 
-Results: table and answers here; report.html (open first) and cases.csv in the folder.
+Results: a table here; report.html (open first) and cases.csv in the folder.
 Exit status: 0 done, 2 your input or setup, 4 a mode could not be measured.
-Several machines: docs/clusters.md. Two versions of code or torch: {gate}
+Clusters: docs/clusters.md. Two versions: {gate}
 """
 
 ORDER = """An option on|off may stand alone for on; of one with ,… each value is measured.
@@ -97,7 +95,7 @@ def parser(name: str = "run", description: str | None = __doc__, *, whole: bool 
     add(group, "resume", finish, type=Path, metavar="DIR")
     add(group, "quiet", "no progress, no table; only errors", action="store_true")
     add(group, "json", "the summary as JSON on stdout", action="store_true")
-    add(made, "preset", f"settings by name: {', '.join(PRESETS)} (docs/settings.md)", metavar="NAME")
+    add(made, "preset", f"settings by name: {', '.join(PRESETS)}", metavar="NAME")
     add(made, "config", "settings from a TOML file", type=Path, metavar="FILE.toml")
     add(made, "dry_run", "print the plan and its expected time; run nothing", action="store_true")
     every = "every option, with values and defaults"

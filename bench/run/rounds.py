@@ -15,7 +15,7 @@ from ..worker import messages as m
 from .case_runner import CaseFailedError, CaseRunner
 from .failures import block_s
 from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
-from .standalone import ask_nccl, check_links, measure_curves, measure_rates
+from .standalone import ask_nccl, check_links, measure_curves
 from .stop_rule import dropped, is_look, resting_cases
 from .summary import case_table
 
@@ -43,10 +43,9 @@ class Rounds(CaseRunner):
     def _measured(self) -> str:
         if not self._earlier:
             check_links(self)
-        measure_rates(self)
         self._prepare_cases()
         self._drop_equal_layouts()
-        self.between(m.Freeze(), "the work between cases")
+        self.between(m.Forget(), "giving memory back")
         measure_curves(self)
         self._count_earlier()
         if short := self._schedule.shortage(self.live, self._stop_rule.left_s()):

@@ -1,4 +1,4 @@
-"""What is measured beside cases: links, standalone rates of devices and all-reduces, NCCL's choices."""
+"""What is measured beside cases: links, all-reduces by themselves, NCCL's choices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from functools import partial
 
 from ..case import wire_share
 from ..errors import GaveUpError
-from ..findings.numbers import plural
-from ..manifest import DeviceRates
 from ..nccl import choices_in
 from ..worker import messages as m
 from .case_runner import CaseRunner
@@ -60,35 +58,6 @@ LEAST_REPETITIONS = 2
 LONG_S = 10.0
 """A curve takes no more than the least repetitions after so many seconds, and no larger messages than the
 gradients need where these would take longer."""
-
-
-def measure_rates(run: CaseRunner) -> None:
-    """Measure the matrix rate of every rank, once a run, by the number of devices measured at that moment.
-
-    A case on n devices is held against what those n devices reach together: cores that share a memory
-    bus, and ranks that share a device, reach less than one of them alone. A count that fails on any rank
-    is left out, and the user hears why: no case needs these rates.
-    """
-    if run.recorder.manifest.roofline:
-        return
-    run.next_turn()
-    runnable = {planned.case.num_devices for planned in run.plan if planned.skip_reason is None}
-    # DataParallel may use more devices than there are ranks.
-    counts = sorted(count for count in runnable if count <= len(run.workers))
-    found: list[DeviceRates] = []
-    # The first time takes memory and loads libraries: after it all measure at the same moment.
-    run.between(m.Rate(), "memory for the devices' rates", num_ranks=max(counts, default=0))
-    for num_devices in counts:
-        what = f"the rates of {plural(num_devices, 'device')}"
-        values = run.between(m.Rate(), what, num_ranks=num_devices)
-        reasons = [value for value in values if isinstance(value, str)]
-        if reasons:
-            run.console.note(f"{what} are not known: {reasons[0]}")
-        else:
-            rates = [value for value in values if isinstance(value, dict)]
-            found += [DeviceRates(num_devices=num_devices, rank=r, **value) for r, value in enumerate(rates)]
-    run.between(m.Settle(), "giving their memory back")
-    run.recorder.tell(roofline=tuple(found))
 
 
 def measure_curves(run: CaseRunner) -> None:

@@ -56,9 +56,6 @@ COLUMNS = {column.name: column.summary for column in CASES if column.summary is 
 OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 """What cases that share devices say nothing about."""
 
-RANKING = ("images_per_s", "speedup", "efficiency")
-"""What a case is ranked by, which DP's stand-in is not."""
-
 NOT_RANKED = "not ranked"
 
 TABLE_WIDTH = 100
@@ -88,9 +85,9 @@ def print_summary(folder: Path, conclusion: Conclusion, timing: Timing, page: Pa
         print(DEFAULT_CAP)
     print(*stand_ins(cases), sep="\n")
     print(
-        f"{plural(timing.rounds or 0, 'round')} in {duration(timing.measuring_s)} of measuring, "
-        f"{duration(timing.total_s)} in all with {timing.startup_s:.0f} s of start-up and preparation, "
-        f"{timing.timed_share_pct:.0f}% in timed steps; ended: {timing.stopped_because}"
+        f"{plural(timing.rounds or 0, 'round')} in {duration(timing.measuring_s)}, "
+        f"{timing.timed_share_pct:.0f}% of it timed steps, after {timing.startup_s:.0f} s of start-up; "
+        f"ended: {timing.stopped_because}"
     )
     if conclusion.notes:
         print(*("", *(_filled("- ", note) for note in conclusion.notes)), sep="\n")
@@ -216,9 +213,7 @@ def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
     how = COLUMNS[name]
     read = hidden_share if name == "hidden_pct" else lambda case: case.interval(name)
     found = [
-        None
-        if (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in and name in RANKING)
-        else read(case)
+        None if (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in) else read(case)
         for case in cases
     ]
     scaled = [one and one.scaled(how.factor) for one in found]

@@ -19,7 +19,7 @@ from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
 from .error_report import is_out_of_memory
 from .facts import NotProved, Shown
-from .peers import Peers, Weights, difference, norm, norm_of
+from .groups import Peers, Weights, difference, norm, norm_of
 from .reference import Computed, Subject
 
 T = TypeVar("T")
@@ -92,7 +92,6 @@ class Comparison:
 
     @functools.cached_property
     def right(self) -> Computed | None:
-        """What it comes to."""
         return self.reference()
 
     @functools.cached_property

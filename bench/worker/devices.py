@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +19,25 @@ import msgspec
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
 
 from .. import sysfs
+from ..case import Case
 from ..conditions import Question, needed
 from ..gpus import gpus, pairs
 from ..machine import machine, versions
 from ..manifest import FirstHost, Manifest, RankPlace
+from ..measure.telemetry import Telemetry
 from ..modes import Place
-from ..modes.base import pin
-from ..nccl import SHARES_GPUS
-from ..process import allowed_cores, host_name
+from ..modes.base import gpus_of, pin
+from ..nccl import SHARES_GPUS, VARIABLES
+from ..package import own_command
+from ..process import allowed_cores, end_with, host_name
 from ..provenance import own_git_state
 from ..resolve import GpuKind
+from ..settings import ResolvedSettings
 from .facts import Devices, SeenGpus
-from .messages import Begin
+from .messages import AskNccl, Begin
 
 
 def num_gpus() -> int:
@@ -143,6 +151,15 @@ def take_place(asked: Begin, number: int, local_rank: int) -> tuple[Place, str]:
     return Place(rank=number, device=device, cores=cores), bound
 
 
+def sampled(settings: ResolvedSettings, cases: Iterable[Case], place: Place) -> Telemetry | None:
+    """Start to sample the GPUs that this rank uses in `cases`; None without one, or where it is off."""
+    if place.device.type != "cuda" or not settings.telemetry:
+        return None
+    mine = [case for case in cases if place.rank < case.num_ranks]
+    devices = sorted({index for case in mine for index in gpus_of(case, place)})
+    return Telemetry({index: gpu_uuid(index) for index in devices})
+
+
 def place_of_rank(place: Place, local_rank: int, bound_cores: str) -> RankPlace:
     """What the manifest says of a rank."""
     device = place.device
@@ -168,3 +185,48 @@ def told_machine(asked: Begin, place: RankPlace) -> tuple[FirstHost, dict[str, s
     whole = Manifest(environment=machine, versions=versions(), git=own_git_state(), settings=settings)
     of_ranks = {"device": place.device_name, "ranks per host": str(asked.local_world_size)}
     return machine, needed(whole, Question.HOSTS) | of_ranks
+
+
+NCCL_LIMIT_S = 60.0
+"""Torch is imported and communicators are set up in less, or there is no answer."""
+
+
+def nccl_log(asked: AskNccl, device: torch.device) -> str:
+    """What NCCL writes of a rank in a short job, on `device`; empty where that did not come to its end.
+
+    In a process of its own, for the log slows what is timed. Those of all ranks meet in the run's store.
+    """
+    own = {**os.environ, **VARIABLES}
+    own.pop("NCCL_DEBUG_FILE", None)  # its log goes to standard output otherwise
+    how = (asked.name, str(asked.num_ranks), str(device), asked.backend, *map(str, asked.sizes))
+    job = own_command("-m", __name__, *how)
+    try:
+        done = subprocess.run(
+            job, env=own, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=NCCL_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def send_messages(name: str, num_ranks: str, device: str, backend: str, *sizes: str) -> None:
+    """Be a rank of that job: send a message of each size once."""
+    end_with(os.getppid())
+    where = torch.device(device)
+    limit = timedelta(seconds=NCCL_LIMIT_S)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = PrefixStore(name, TCPStore(address, port, is_master=False, timeout=limit))
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    dist.init_process_group(
+        backend, store=store, rank=int(os.environ["RANK"]), world_size=int(num_ranks), timeout=limit
+    )
+    for size in sizes:
+        dist.all_reduce(torch.zeros(int(size) // 4, device=where))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # past the destructors, which may wait for ranks that have gone
+
+
+if __name__ == "__main__":
+    send_messages(*sys.argv[1:])

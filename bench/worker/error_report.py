@@ -7,16 +7,15 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from traceback import FrameSummary, TracebackException
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from ..errors import RAISED_BY_USERS, UsageError, UserCodeError
+from ..errors import UsageError, UserCodeError
 from ..measure.timed import NonFiniteLossError
 from ..modes import Unsupported
 from ..modes.base import UnusedParametersError
@@ -138,22 +137,23 @@ class PeerFullError(PeerFailedError):
     """Another rank of the case has found no memory."""
 
 
-def attempt(work: Callable[[], Any], *, is_of_a_case: bool = True) -> Report:
-    """Do `work`, turning what can go wrong with one case into a report about it.
+def answer_to(error: BaseException, *, is_of_a_case: bool = True) -> Report:
+    """What a rank answers where its work raised, with where that was.
 
-    Raises UsageError; what loading the user's code raises is one only before all cases.
+    A mistake of the user ends the run; what loading the user's code raises is one only before all cases.
     """
-    try:
-        return Report(value=work())
-    except RAISED_BY_USERS as error:  # whatever a model raises fails its case alone
-        if isinstance(error, UsageError) and not (is_of_a_case and isinstance(error, UserCodeError)):
-            raise
-        found = report_of(error)
-        if not found.is_failure:
-            return found
-        # Where memory ran out says little, and the reason says what helps.
-        place = place_of(error) if found.status == "failed" else ""
-        return replace(found, place=place, traceback=formatted(error))
+    if isinstance(error, UsageError) and not (is_of_a_case and isinstance(error, UserCodeError)):
+        cause = error.__cause__ if isinstance(error, UserCodeError) else None
+        text = "" if cause is None else formatted(cause)
+        return Report(
+            status="usage", reason=str(error), exit_code=error.exit_code, label=error.label, traceback=text
+        )
+    found = report_of(error)
+    if not found.is_failure:
+        return found
+    # Where memory ran out says little, and the reason says what helps.
+    place = place_of(error) if found.status == "failed" else ""
+    return replace(found, place=place, traceback=formatted(error))
 
 
 def report_of(error: BaseException) -> Report:

@@ -37,22 +37,16 @@ class Devices(Record, frozen=True):
 
 
 class Inspected(Record, frozen=True):
-    """What a plan has to know of a workload."""
+    """What is trained."""
 
-    name: str
+    model: Model
     image_size: int | None
     unit: str
     units_per_sample: int
     has_fused_optimizer: bool
     takes_images: bool
     """Where channels_last is in question."""
-
-
-class Profiled(Record, frozen=True):
-    """What is trained."""
-
-    model: Model
-    versions: dict[str, str]
+    versions: dict[str, str] = {}
     workload: WorkloadCode | None = None
     parameters: tuple[tuple[str, int, str], ...] = ()
     """Name, bytes and kind of the trainable ones, where the run calibrates."""
@@ -84,16 +78,8 @@ class Shown(Record, frozen=True):
     not_proved: NotProved | None = None
     why_silent: str = ""
     """Why the first steps tell nothing, though the case is not in doubt."""
-
-
-class Proven(Record, frozen=True):
-    """What the first proof found."""
-
-    shown: Shown
-    split_effect: float | None
-    """Of the loss: see `SplitEffect`."""
-    making_s: float | None = None
-    """Seconds of making the module, where one serves all references."""
+    split_effect: float | None = None
+    """Of the loss, as the first proof finds it: see `SplitEffect`."""
 
 
 class Warmed(Record, frozen=True):

@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ...models.data import BatchSource, Drawn, PrefetchSource
+from ...models.data import BatchSource, Drawn
 from ...models.step import compile_module, placed
 from ..buckets import BucketLayout
 from ..case import Case
-from ..measure.anatomy import run_anatomy
+from ..measure.anatomy import run_anatomy, run_pipeline_anatomy
 from ..measure.calibration import longest, run_calibration
 from ..measure.clock import Clock
 from ..measure.memory import MemoryWatch, release_memory
 from ..measure.standalone import BucketReplay
-from ..measure.telemetry import Telemetry, gpus_of
+from ..measure.telemetry import Telemetry
 from ..measure.timed import LEAD_IN_STEPS, Trainer, run_block
 from ..measure.trace import run_trace
 from ..modes import Place, Stages, build_mode, devices_of
+from ..modes.base import gpus_of
 from ..modes.compiled import CompileWatch, draws_as_eager
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes
 from ..settings import ResolvedSettings
@@ -123,7 +124,6 @@ class HeldCase:
         return not self._largest(float(not settled))
 
     def _largest(self, value: float) -> float:
-        """On the rank of the case where it is largest."""
         return value if self.group is None else longest((value,), self.group, self.shared.place.device)[0]
 
     def compare(self) -> Shown:
@@ -151,9 +151,9 @@ class HeldCase:
         if phase == "anatomy":
             return self._anatomy()
         if phase == "trace":
-            sizes = layout.num_bytes if layout is not None else ()
+            num_buckets = 0 if layout is None else len(layout.num_bytes)
             group = self.group if self.case.communicates else None
-            return run_trace(trainer, device, sizes, group=group, keep=self.shared.settings.trace)
+            return run_trace(trainer, device, num_buckets, group=group, keep=self.shared.settings.trace)
         assert layout is not None  # a case that communicates has buckets
         if phase == "calibration":
             clock, num_ranks = self.shared.clock, self.case.num_ranks
@@ -176,9 +176,7 @@ class HeldCase:
     def _anatomy(self) -> BlockTimes:
         trainer, case, device = self.trainer, self.case, self.shared.place.device
         if case.is_staged:
-            from ..measure.pipeline import run_pipeline_anatomy  # imported with such a case
-
-            return run_pipeline_anatomy(trainer, case, ANATOMY_STEPS, device, self.group)
+            return run_pipeline_anatomy(trainer, ANATOMY_STEPS, device, self.group)
         buckets = () if self.layout is None else self.layout.parameters
         local_steps = 1 if case.communicates else 0
         return run_anatomy(trainer, ANATOMY_STEPS, device, local_steps=local_steps, buckets=buckets)
@@ -199,8 +197,7 @@ def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: S
 def source_of(case: Case, shared: Shared) -> BatchSource:
     """What this rank trains on; batches that another live case holds are not drawn again."""
     place = shared.place
-    source = shared.prover.maker.source(case, case.part_of(place.rank), place.device, shared.drawn)
-    return PrefetchSource(source, place.device) if shared.settings.copies_ahead else source
+    return shared.prover.maker.source(case, case.part_of(place.rank), place.device, shared.drawn)
 
 
 def _sparse_gradients(trainer: Trainer, buckets: Sequence[Sequence[int]]) -> dict[int, torch.Tensor]:

@@ -11,20 +11,18 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..cli import guarded, speaker
-from ..errors import ExitCode, UsageError, UserCodeError
+from ..errors import ExitCode
 from ..launch import Launch
 from ..process import die_at_once, host_name
 from . import messages as m
 from .error_report import bounded
-from .groups import ADDRESS_KEY, joined_store
-from .peers import waiting_for, waits_for
+from .groups import ADDRESS_KEY, joined_store, waiting_for, waits_for
 from .rank import Rank
 
 CONNECT_S = 600.0
@@ -106,19 +104,7 @@ def serve(connection: Connection, rank: Rank) -> NoReturn:
             sys.stdout.flush()
             # Not through the interpreter's end, for what `leave` in bench/process.py says.
             os._exit(ExitCode.OK)
-        try:
-            answer = rank.do(command)
-        except UsageError as error:
-            shown = isinstance(error, UserCodeError) and error.__cause__ is not None
-            text = "".join(traceback.format_exception(error.__cause__)) if shown else ""
-            answer = m.Report(
-                status="usage",
-                reason=str(error),
-                exit_code=error.exit_code,
-                label=error.label,
-                traceback=text,
-            )
-        connection.send(answer)
+        connection.send(rank.do(command))
 
 
 def start(descriptor: int) -> NoReturn:

@@ -5,9 +5,7 @@ Copies of one module would lose hooks of parameters, and many modules cannot be 
 
 from __future__ import annotations
 
-import math
 import random
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,10 +19,7 @@ from ...models.workload import Batch, Workload, check_loss, loss_function, make_
 from ..case import Case, split_of
 from ..errors import UsageError
 from ..modes.base import tensors_of_module
-from .peers import Weights
-
-SLOW_S = 5.0
-"""Where the workload's function takes longer, one module serves all references of the proofs."""
+from .groups import Weights
 
 
 class Maker:
@@ -45,16 +40,9 @@ class Maker:
         """
         self.workload, self.seed, self.device = workload, seed, device
         self.data_workers, self.alone = data_workers, alone
-        self.seconds = math.inf
-        """What a call of the workload's function takes, the shortest so far: the first may import."""
         first = self._made()
         self.start: Weights = {name: one.detach().clone() for name, one in tensors_of_module(first).items()}
         self._unused: nn.Module | None = first
-        self._shared: nn.Module | None = None
-
-    @property
-    def is_slow(self) -> bool:
-        return self.seconds > SLOW_S
 
     def source(self, case: Case, part: int, device: torch.device, drawn: Drawn | None = None) -> BatchSource:
         """What a part of a case's batches is fetched from; those in `drawn` are not drawn again."""
@@ -81,16 +69,12 @@ class Maker:
         check_loss(self.workload, found)
         return found
 
-    def module(self, dtype: torch.dtype | None = None, *, refers: bool = False) -> nn.Module:
+    def module(self, dtype: torch.dtype | None = None) -> nn.Module:
         """A module with the weights `start`, floating ones as `dtype` if it is given.
 
-        One that `refers`, to compare a mode with, may be what `take_back` has got where making one is slow.
         Raises UsageError where the function makes modules of other shapes from call to call.
         """
-        if refers and self._shared is not None:
-            module, self._shared = self._shared, None
-        else:
-            module, self._unused = self._unused or self._made(), None
+        module, self._unused = self._unused or self._made(), None
         own = tensors_of_module(module)
         shapes, others = shapes_of(own), shapes_of(self.start)
         if shapes != others:
@@ -106,24 +90,11 @@ class Maker:
         module.to(self.device)._apply(lambda one: precise(one, dtype))
         return module
 
-    def take_back(self, module: nn.Module) -> None:
-        """Take a module that was to compare with; it is used again where making one is slow."""
-        if not self.is_slow:
-            return
-        for name, one in tensors_of_module(module).items():
-            one.grad = None
-            if name in self.start:
-                one.data = self.start[name].clone()
-        self._shared = module
-
     def _made(self) -> nn.Module:
         torch.manual_seed(self.seed)
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
-        began_s = time.perf_counter()
-        module = make_module(self.workload)
-        self.seconds = min(self.seconds, time.perf_counter() - began_s)
-        return module
+        return make_module(self.workload)
 
 
 def begin_draws(*numbers: int) -> None:

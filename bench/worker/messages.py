@@ -19,7 +19,7 @@ from ..manifest import Record
 from ..results.block_times import BlockTimes
 from ..settings import ResolvedSettings
 from ..sharing import LoadReading
-from .facts import Begun, Devices, Inspected, Profiled, Proven, SeenGpus, Shown, Warmed
+from .facts import Begun, Devices, Inspected, SeenGpus, Shown, Warmed
 
 MOST_BYTES = 2**28
 """Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
@@ -122,7 +122,7 @@ class Look(Command[Devices], frozen=True):
 
 
 class Inspect(Command[Inspected], frozen=True):
-    """Load the workload, and see that the images are there that it is to train on."""
+    """Load and describe the workload, and see that the images are there that it is to train on."""
 
     settings: ResolvedSettings
 
@@ -132,12 +132,6 @@ class Probe(Command[list[float]], frozen=True):
 
     settings: ResolvedSettings
     case: Case
-
-
-class Profile(Command[Profiled], frozen=True):
-    """Describe model and code."""
-
-    settings: ResolvedSettings
 
 
 class Begin(Command[Begun], frozen=True):
@@ -166,10 +160,6 @@ class Load(Command[LoadReading | None], frozen=True):
     """Read how busy the machine is."""
 
 
-class Rate(Command[dict[str, float] | str], frozen=True):
-    """Measure the device by itself: figures of `DeviceRates`, or in a sentence why there are none."""
-
-
 class Group(Command[None], frozen=True):
     """Make a process group; all ranks together."""
 
@@ -189,7 +179,7 @@ class Split(Command[tuple[int, ...]], frozen=True):
     case: Case
 
 
-class Prove(Command[Proven | None], frozen=True):
+class Prove(Command[Shown | None], frozen=True):
     """Show that a case computes the plain module's gradients; the first rank says it."""
 
     case: Case
@@ -248,8 +238,8 @@ class Settle(Command[None], frozen=True):
     group: GroupKey = (1, "")
 
 
-class Freeze(Command[None], frozen=True):
-    """What is alive now stays so: no collection of garbage has to look through it within a block."""
+class Forget(Command[None], frozen=True):
+    """Give back the memory of what cases were compared with: all are prepared."""
 
 
 Commands: TypeAlias = Mapping[int, Command[Any]]

@@ -27,8 +27,8 @@ from ..modes import Mode, Place, Stages, Unsupported, build_mode
 from .comparison import AMPLIFIED, EXACT, Comparison, ProofError, unless_memory_is_full
 from .error_report import is_of_the_model
 from .facts import Shown
+from .groups import Peers, on_host
 from .making import Maker, begin_draws, shapes_of
-from .peers import Peers, on_host
 from .proof_inputs import IN_16_BITS, ProofInputs
 from .reference import Computed, Reference, Subject, Work
 from .stages import Splitter
@@ -115,7 +115,6 @@ class Prover:
             return unless_memory_is_full(partial(self._compared, with_plain, found, dtype))
 
     def _work(self, split: Split, dtype: torch.dtype | None) -> Work:
-        """What the gradient is computed of; the parts' losses have signs."""
 
         def signed(model: Any, batch: Batch, micro: int, part: int) -> Tensor:
             # They alternate, so that what all parts have in common cancels.

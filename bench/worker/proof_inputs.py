@@ -24,9 +24,8 @@ from ..errors import RAISED_BY_USERS
 from ..modes.base import gradients_of
 from .comparison import off_by_buffers
 from .error_report import is_of_the_model, report_of
-from .groups import num_launched
+from .groups import Peers, Weights, as_default, difference, norm, num_launched, on_host
 from .making import Maker, begin_draws, generators, precise
-from .peers import Peers, Weights, as_default, difference, norm, on_host
 from .reference import buffers_of
 
 LEAST_ROWS = 2
@@ -79,7 +78,7 @@ class ProofInputs:
             if isinstance(module, _BatchNorm) and inputs and inputs[0].ndim > 1:
                 values.append(inputs[0].numel() / inputs[0].shape[1])
 
-        module = self.maker.module(dtype, refers=True)
+        module = self.maker.module(dtype)
         hook = register_module_forward_pre_hook(enter)
         try:
             begin_draws(self.maker.seed)
@@ -87,7 +86,6 @@ class ProofInputs:
         finally:
             hook.remove()
         loss.backward()
-        self.maker.take_back(module)
         return math.ceil(LEAST_ROWS * max(1.0, LEAST_VALUES / min(values, default=LEAST_VALUES)))
 
     @property
@@ -134,8 +132,7 @@ class ProofInputs:
         if (known := self._known.get((num_rows, num_parts))) is not None:
             return known
         maker, alone = self.maker, self.maker.alone
-        module = maker.module(self.dtype, refers=True)
-        in_training = [part for part in module.modules() if part.training]
+        module = maker.module(self.dtype)
         module.eval()
         before, buffers, launched = generators(), buffers_of(module), num_launched(alone)
         try:
@@ -149,9 +146,6 @@ class ProofInputs:
         tells = tells and (generators(), num_launched(alone)) == (before, launched)
         tells = tells and not off_by_buffers(buffers_of(module), buffers).total
         self._known[num_rows, num_parts] = found = on_host(gradients_of(module)) if tells else {}
-        for part in in_training:
-            part.training = True
-        maker.take_back(module)
         return found
 
     @functools.cached_property

@@ -21,13 +21,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # the stub la
 from ...models.profile import profile_workload
 from ...models.registry import workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
-from ...models.workload import Workload, one_line
+from ...models.workload import Workload
+from ..errors import RAISED_BY_USERS
 from ..machine import versions
 from ..measure.calibration import trainable
 from ..measure.clock import make_clock
 from ..measure.memory import release_cache, release_memory
-from ..measure.standalone import allreduce_ms, matrix_rate
-from ..measure.telemetry import sampled
+from ..measure.standalone import allreduce_ms
 from ..measure.timed import probe
 from ..modes import require_compiler
 from ..provenance import workload_code
@@ -35,11 +35,12 @@ from ..settings import ResolvedSettings
 from ..sharing import read_load
 from ..sysfs import oom_kills
 from . import messages as m
-from .devices import look, place_of_rank, take_place, told_machine
-from .error_report import attempt, is_broken_by
-from .facts import Begun, Inspected, Profiled, Proven, Warmed
+from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
+from .error_report import answer_to
+from .facts import Begun, Inspected, Shown, Warmed
 from .groups import (
     ADDRESS_KEY,
+    as_default,
     check_link,
     finish,
     joined_store,
@@ -47,9 +48,9 @@ from .groups import (
     new_group,
     num_launched,
     opened_store,
+    waiting_for,
 )
 from .held_case import HeldCase, Shared, build
-from .peers import as_default, waiting_for
 from .proof import Prover
 
 
@@ -70,7 +71,10 @@ class Rank:
 
     def do(self, command: m.Command[Any]) -> m.Report:
         """Carry a command out, in step with the other ranks where they are to; what came of it."""
-        found = attempt(lambda: self._in_step(command), is_of_a_case=not isinstance(command, BEFORE_CASES))
+        try:
+            found = m.Report(value=self._in_step(command))
+        except RAISED_BY_USERS as error:  # whatever a model raises fails its case alone
+            found = answer_to(error, is_of_a_case=not isinstance(command, BEFORE_CASES))
         return replace(found, launched=num_launched(self._group_of(command)))
 
     def _in_step(self, command: m.Command[Any]) -> Any:
@@ -94,16 +98,12 @@ class Rank:
                 return self._inspect(command.settings)
             case m.Probe(settings=settings, case=case):
                 return probe(self._loaded(settings), case, torch.device(case.device_type))
-            case m.Profile():
-                return self._profile(command.settings)
             case m.Begin():
                 return self._begin(command)
             case m.Wait():
                 return None  # only the beginning concerns this rank
             case m.Load():
                 return read_load()
-            case m.Rate():
-                return self._rate()
             case m.Group(group=(num_ranks, backend) as key):
                 self._groups[key] = new_group(range(num_ranks), backend)
                 return None
@@ -125,14 +125,13 @@ class Rank:
                 group = self._groups.get(command.group)
                 return allreduce_ms(command.num_bytes, group, self.place.device, self._shared.clock)
             case m.AskNccl():
-                from .nccl_job import log_of  # runs on GPUs alone
-
                 release_memory(self.place.device)
-                return log_of(command, self.place.device)
+                return nccl_log(command, self.place.device)
             case m.Settle():
                 return self._settle(command)
-            case m.Freeze():
-                return self._freeze()
+            case m.Forget():
+                self._prover.forget()
+                return release_memory(self.place.device)
         raise AssertionError(command)
 
     def _open(self, asked: m.Open) -> int:
@@ -151,18 +150,12 @@ class Rank:
 
             check_folder(Path(settings.data))
         return Inspected(
-            name=workload.name,
+            model=profile_workload(workload),
             image_size=workload.image_size,
             unit=workload.unit,
             units_per_sample=workload.units_per_sample,
             has_fused_optimizer=settings.first("fused_optimizer") and has_fused_optimizer(workload),
             takes_images=settings.first("channels_last") and takes_images(workload),
-        )
-
-    def _profile(self, settings: ResolvedSettings) -> Profiled:
-        workload = self._loaded(settings)
-        return Profiled(
-            model=profile_workload(workload),
             versions=versions(),
             workload=None if settings.workload is None else workload_code(settings.workload),
             parameters=tuple(trainable(workload)) if settings.calibrate else (),
@@ -202,24 +195,15 @@ class Rank:
         machine, conditions = told_machine(asked, place) if self._local_rank == 0 else (None, {})
         return Begun(place=place, machine=machine, conditions=conditions, oom_kills=oom_kills())
 
-    def _rate(self) -> dict[str, float] | str:
-        """One line where it raises, as for want of memory, unless that breaks the device."""
-        try:
-            return matrix_rate(self.place.device, self._shared.settings.precision)
-        except Exception as error:
-            if is_broken_by(error):
-                raise
-            return one_line(error)
-
-    def _prove(self, asked: m.Prove) -> Proven | None:
+    def _prove(self, asked: m.Prove) -> Shown | None:
         require_compiler(asked.case, self.place.device)
-        prover, maker = self._prover, self._prover.maker
+        prover = self._prover
         stages = prover.splitter.stages(asked.by_device)
         shown = prover.prove(asked.case, self._group_of(asked), stages)
         if self.number:
             return None
         effect = prover.inputs.split_effect(asked.case)
-        return Proven(shown=shown, split_effect=effect, making_s=maker.seconds if maker.is_slow else None)
+        return replace(shown, split_effect=effect)
 
     def _warm(self, asked: m.Warm) -> Warmed:
         stages = self._prover.splitter.stages(asked.by_device)
@@ -228,14 +212,7 @@ class Rank:
         with live.trainer.mode.explained():
             return live.warm(asked.least_s, compares=asked.compares)
 
-    def _freeze(self) -> None:
-        self._prover.forget()
-        release_memory(self.place.device)
-        gc.collect()
-        gc.freeze()
-
     def _settle(self, asked: m.Settle) -> None:
-        """Let what is under way end, then give its memory back."""
         finish(self._groups.get(asked.group), self.place.device)
         if asked.index is not None and (live := self._live.pop(asked.index, None)) is not None:
             live.close()
@@ -254,11 +231,11 @@ class Rank:
         return None
 
 
-BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Profile, m.Begin)
+BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Begin)
 """Commands that concern the run as a whole."""
 
 OF_A_CASE = (m.Split, m.Prove, m.Warm, m.Compare, m.Block)
 """Commands in which a case computes."""
 
-IN_STEP = (m.Wait, m.Rate, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)
+IN_STEP = (m.Wait, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)
 """Commands that all ranks begin together; who takes no part in one waits for its beginning."""

@@ -24,8 +24,8 @@ from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
 from ..modes.base import gradients_of, tensors_of_module
 from ..modes.dp import replica_of
+from .groups import ALONE, Peers, Weights, as_default, difference, on_host
 from .making import Maker, begin_draws, generators, shapes_of
-from .peers import ALONE, Peers, Weights, as_default, difference, on_host
 
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
@@ -133,11 +133,10 @@ class Reference:
         return self._known[key]
 
     def _run(self, of: Subject, work: Work, peers: Peers, *, again: bool) -> Computed:
-        """Compute with a module of its own on each of `peers`."""
         split, scales, draws = work.split, work.scales, False
         with contextlib.ExitStack() as closing:
             with peers.together():
-                module = self.maker.module(work.dtype, refers=True)
+                module = self.maker.module(work.dtype)
                 if again:
                     _perturb(module)
                 before = weights_of(module)
@@ -167,12 +166,10 @@ class Reference:
                             optimizer.step()
         buffers, state = peers.own_part(buffers_of(module)), shapes_of(module.state_dict())
         update = difference(weights_of(module), before) if scales else {}
-        self.maker.take_back(module)
         gradients = {} if scales else on_host(found)
         return Computed(gradients, on_host(sizes), update, buffers, state, draws, unused)
 
     def _opened(self, case: Case, own: int, closing: contextlib.ExitStack) -> Fetch:
-        """What the part that this rank computes is fetched from, on the host."""
         split, sources = split_of(case), []
         for part in range(split.num_sources) if split.joined else [own]:
             sources.append(self.maker.source(case, part, torch.device("cpu")))

@@ -114,12 +114,7 @@ def layer_costs_ms(
 
 
 def balanced(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
-    """Lengths of `num_parts` runs of `costs`, none empty, whose largest sum is least; the first such.
-
-    Raises ValueError for more parts than costs.
-    """
-    if not 1 <= num_parts <= len(costs):
-        raise ValueError(f"{len(costs)} layers do not make {num_parts} stages")
+    """Lengths of `num_parts` runs of `costs`, none empty, whose largest sum is least; the first such."""
     sums = [0.0, *itertools.accumulate(costs)]
 
     @functools.cache

@@ -19,8 +19,8 @@ from ..measure.memory import release_memory
 from ..measure.timed import Trainer, hooked
 from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_is_full
 from .facts import Shown
+from .groups import Weights, difference, on_host
 from .making import begin_draws
-from .peers import Weights, difference, on_host
 from .proof import Prover
 from .reference import Computed, Subject
 
@@ -66,7 +66,6 @@ class FirstSteps:
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
-        """Around forward and backward of a micro-batch, which has been fetched."""
         begin = partial(begin_draws, self.seed, len(self.scales) - 1, self._micro, self.part)
         self._micro += 1
         begin()

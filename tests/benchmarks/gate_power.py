@@ -25,10 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from made_project import commit
 
 from ddp_bench.bench.errors import ExitCode
-from ddp_bench.bench.gate.command import both
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
-from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.gate.runs import both, read_run
 from ddp_bench.bench.package import own_command
 from ddp_bench.bench.results.schema import GATED
 
@@ -38,7 +37,7 @@ NET = """
 import time
 import torch
 from ddp_bench import Workload
-from ddp_bench.models.resnet import resnet20
+from ddp_bench.models.resnet import ResNet20
 
 SLOW_DOWN = {slow_down}
 begun_s = 0.0
@@ -47,7 +46,7 @@ begun_s = 0.0
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = resnet20()
+        self.net = ResNet20()
 
     def forward(self, images):
         global begun_s

@@ -1,4 +1,4 @@
-"""Anything where a file of settings, a log, a calibration or a trace should be: read, or refused in a line.
+"""Anything where a file of settings, a log or a calibration should be: read, or refused in a line.
 
 What is read keeps its rules.
 """
@@ -12,18 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.measure.trace import (
-    all_reduces,
-    communication_and_compute,
-    in_step,
-    overlap_pct,
-    spans_of,
-)
 from ddp_bench.bench.predict.allreduce import AllReduceTimes
 from ddp_bench.bench.predict.calibration import Calibration, Identity, Parameter
 from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.predict.prediction import predict
-from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.prediction import Scenario, predict
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.settings import options_of
 
@@ -106,7 +98,6 @@ def read_calibration(text):
 
 def test_what_is_spoilt_below_is_read_whole():
     assert read_calibration(CALIBRATION.to_json())
-    assert read_trace(TRACE)
 
 
 @bounded(400)
@@ -121,50 +112,3 @@ def test_a_calibration_with_anything_in_a_field(draw):
 def test_any_text_is_no_calibration_and_no_predictions(text):
     assert not read_calibration(text)
     assert not read_or_refused(lambda: Predictions.from_json(text))
-
-
-EVENTS = [
-    {"ph": "X", "name": name, "ts": float(ts), "dur": 3.0, "cat": cat, "args": {"correlation": ts}}
-    for ts, (name, cat) in enumerate(
-        (
-            *(("step", "user_annotation"), ("backward", "user_annotation"), ("aten::mm", "cpu_op")),
-            *(("gloo:all_reduce", "user_annotation"), ("ncclDevKernel_AllReduce_x", "kernel")),
-            *(("cudaLaunchKernel", "cuda_runtime"), ("step", "gpu_user_annotation")),
-        )
-    )
-]
-TRACE = {"traceEvents": EVENTS}
-
-
-def read_trace(trace):
-    def use():
-        events = in_step(spans_of(trace, "a trace"))
-        share = overlap_pct(*communication_and_compute(events))
-        assert share is None or 0 <= share <= 100.001
-        all_reduces(events, 2)
-
-    return read_or_refused(use)
-
-
-@bounded(300)
-@given(draw=DRAWS)
-def test_a_trace_with_anything_in_an_event(draw):
-    events = draw.choices(EVENTS, k=draw.randrange(9))
-    for _ in range(draw.randrange(1, 3)):
-        events = edited(events, draw) if isinstance(events, list) else events
-    read_trace({"traceEvents": events})
-
-
-@bounded(200)
-@given(draw=DRAWS)
-def test_whole_events_at_any_time_are_read(draw):
-    times = [{key: draw.uniform(-1e6, 1e6) for key in ("ts", "dur")} for _ in range(draw.randrange(9))]
-    events = [draw.choice(EVENTS) | at | {"args": {"correlation": draw.randrange(4)}} for at in times]
-    assert read_trace({"traceEvents": events})
-
-
-@bounded(100)
-@given(trace=DRAWS.map(lambda draw: draw.choice(VALUES)) | TEXTS)
-@example(trace={"traceEvents": {"ph": "X"}})
-def test_anything_else_is_no_trace(trace):
-    assert not read_trace(trace)

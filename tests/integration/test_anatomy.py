@@ -54,7 +54,7 @@ def test_phases_and_dp_stages_make_up_the_step_and_leave_nothing_in_it(waited_fo
     assert sum(backward) < detail["backward_ms"]
     assert 0 < detail["dp_device0_pct"] < 100
     assert isinstance(made.mode.wrapped, DataParallelStandIn)
-    assert "apply_replicas" not in vars(made.mode.wrapped), "the class's own method shows again"
+    assert "parallel_apply" not in vars(made.mode.wrapped), "the class's own method shows again"
     assert type(made) is Trainer
     assert not any(parameter._post_accumulate_grad_hooks for parameter in made.mode.module.parameters())
     assert waited_for == []
@@ -114,9 +114,9 @@ def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is():
 def test_buckets_of_unused_parameters_are_not_sent(instrumented):
     """Counted in the trace: of the buckets 0.25 MiB that hold the spare layers alone, none is reduced."""
     found = instrumented("""
-from ddp_bench.models.resnet import resnet20
+from ddp_bench.models.resnet import ResNet20
 def with_spare():
-    module = resnet20()
+    module = ResNet20()
     module.spare = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(3)))
     return module
 workload = replace(workload, module=with_spare)
@@ -125,11 +125,11 @@ def sent(**settings):
     trainer.mode.sample_every(1)
     layout = trainer.mode.bucket_layout()
     group = cluster.group(2, "gloo")
-    trace = run_trace(trainer, cluster.place.device, layout.num_bytes, group=group, keep=True)
+    trace = run_trace(trainer, cluster.place.device, len(layout.num_bytes), group=group, keep=True)
     events = json.loads(gzip.decompress(trace.trace))["traceEvents"]
     begun = min(e["ts"] for e in events if e.get("name") == "step")
     reduced = sum(e.get("name") == "gloo:all_reduce" and e["ts"] > begun for e in events)
-    count = sum(p.requires_grad for p in resnet20().parameters())
+    count = sum(p.requires_grad for p in ResNet20().parameters())
     unused = sum(all(i >= count for i in bucket) for bucket in layout.parameters)
     run_anatomy(trainer, 1, cluster.place.device, local_steps=1)
     return reduced, len(layout.num_bytes), unused
@@ -156,7 +156,7 @@ anatomy = run_anatomy(trainer, 4, cluster.place.device, **how)
 one_step = run_anatomy(trainer, 1, cluster.place.device, **how | {"local_steps": 0}).detail
 sampled = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 group = cluster.group(2, "gloo")
-trace = run_trace(trainer, cluster.place.device, layout.num_bytes, group=group, keep=True)
+trace = run_trace(trainer, cluster.place.device, len(layout.num_bytes), group=group, keep=True)
 for _ in range(3):
     trainer.step()
 after = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
@@ -183,7 +183,6 @@ report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, aft
             assert names.count(name) == 1
         assert names.count("gloo:all_reduce") == 1 + num_buckets, "one small one brings the ranks together"
         assert block_ms == pytest.approx(annotated_ms, rel=0.05)
-        assert sum(name.startswith("bucket ") for name in names) == num_buckets
         assert hooks == 0
         assert before[0] == before[1] >= 2, "it has sampled, and is silent once settled"
         assert before[1] < sampled, "the logger samples during the pass"
@@ -203,8 +202,8 @@ if cluster.rank == 1:
     patch.setattr(profile, "start", slow_start)
 sizes = trainer.mode.bucket_layout().num_bytes
 group = cluster.group(2, "gloo")
-trace = run_trace(trainer, cluster.place.device, sizes, group=group, keep=True)
-events = spans_of(json.loads(gzip.decompress(trace.trace)), "the trace")
+trace = run_trace(trainer, cluster.place.device, len(sizes), group=group, keep=True)
+events = spans_of(json.loads(gzip.decompress(trace.trace)))
 [start] = [e["ts"] for e in events if e["name"] == "step"]
 of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
 report([trace.block_ms, max(trace.detail["done_ms"]), trace.detail["overlap_trace_pct"], of_step])
@@ -233,7 +232,7 @@ report(out)
 
 
 def test_nothing_keeps_a_case_that_was_closed(instrumented):
-    """Cases are frozen: what lived on in a cycle would keep its GPU memory to the end of the run."""
+    """What lived on in a cycle would keep its GPU memory until garbage is collected."""
     found = instrumented("""
 made().close()  # torch loads some parts at their first use
 kept = {}
@@ -242,10 +241,9 @@ for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
     trainer = made(**settings)
     sizes = trainer.mode.bucket_layout().num_bytes
     gc.collect()
-    gc.freeze()
     gc.disable()
     run_anatomy(trainer, 2, cluster.place.device, local_steps=1)
-    run_trace(trainer, cluster.place.device, sizes, group=cluster.group(2, "gloo"), keep=False)
+    run_trace(trainer, cluster.place.device, len(sizes), group=cluster.group(2, "gloo"), keep=False)
     parts = [trainer, trainer.optimizer, trainer.mode.ddp, *trainer.mode.module.parameters()]
     parts = [weakref.ref(part) for part in parts]
     trainer.close()

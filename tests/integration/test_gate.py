@@ -16,7 +16,7 @@ from made_project import NET, RUN, commit
 
 from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
 from ddp_bench.bench.gate import checkouts
-from ddp_bench.bench.gate.checkouts import Checkout, Side, both_checkouts, worktree
+from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
 from ddp_bench.bench.gate.interleave import measure_in_turns
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.package import own_command
@@ -75,7 +75,7 @@ def test_a_side_that_could_not_measure_a_mode_says_why(tmp_path, capsys, monkeyp
         code = fails if checkout.name == "candidate" else ""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as stderr:
-            return Side(subprocess.Popen([sys.executable, "-c", code], stderr=stderr, text=True), log)
+            return subprocess.Popen([sys.executable, "-c", code], stderr=stderr, text=True)
 
     monkeypatch.setattr(Checkout, "start", start)
     code = main(["--interleave", ".", "--quiet", "--out", str(tmp_path / "sides"), "--", "--gpus", "1"])

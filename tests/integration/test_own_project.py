@@ -248,7 +248,7 @@ def test_an_mlp_with_named_groups_of_adam_in_every_form(tmp_path):
     two = cases[cases["mode"] != "single"]
     assert set(two["global_batch"]) == {8}
     assert set(two.loc[two["layers_by_device"].notna(), "mode"]) == {"partition", "pipeline"}
-    assert cases.set_index("mode").loc["partition", "bubble_of_stages_pct"] == pytest.approx(50)
+    assert cases.set_index("mode").loc["partition", "bubble_pct"] >= 50
     ranks = load_run(tmp_path / "run").blocks.groupby("case_id")["rank"].nunique()[two["case_id"]]
     assert [*ranks] == [1 if mode == "dp" else 2 for mode in two["mode"]]
     assert "Forms of parallel training" in (tmp_path / "run/report.html").read_text()

@@ -32,8 +32,8 @@ def prover():
     return Prover(resnet_workload("resnet20", 16), PLACE, 0)
 
 
-def stale(self):
-    made = replicate(self)
+def stale(self, *given):
+    made = replicate(self, *given)
     torch.nn.init.normal_(next(iter(self._copies[0].values())).detach())
     return made
 
@@ -42,7 +42,7 @@ def of_the_first(_self, leaves):
     return [leaf.grad for leaf in leaves[0].values() if leaf.requires_grad]
 
 
-replicate = DataParallelStandIn.replicate_weights
+replicate = DataParallelStandIn.replicate
 
 
 def prefixed(self):
@@ -53,7 +53,7 @@ def prefixed(self):
     ("owner", "method", "fault", "said"),
     [
         (DataParallelStandIn, "reduce_gradients", of_the_first, "gradients differ"),
-        (DataParallelStandIn, "replicate_weights", stale, "gradients differ"),
+        (DataParallelStandIn, "replicate", stale, "gradients differ"),
         (Mode, "state_dict", prefixed, "its state dict is not the plain module's: "),
     ],
     ids=["a lost replica", "stale weights", "a prefix in the state dict"],
@@ -409,7 +409,7 @@ LINE = """
 from statistics import fmean
 from ddp_bench import Workload
 from ddp_bench.bench.worker.making import Maker
-from ddp_bench.bench.worker.peers import Peers
+from ddp_bench.bench.worker.groups import Peers
 from ddp_bench.bench.worker.reference import Reference, Subject
 class Line(nn.Module):
     def __init__(self):

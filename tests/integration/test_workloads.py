@@ -12,8 +12,8 @@ from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker import held_case, making
-from ddp_bench.bench.worker.peers import as_default
+from ddp_bench.bench.worker import held_case
+from ddp_bench.bench.worker.groups import as_default
 control, size = torch.distributed.group.WORLD, cluster.world_size
 alone, everyone = cluster.group(1, "gloo"), cluster.group(size, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=size)
@@ -82,14 +82,6 @@ def test_micro_batches_have_the_buffers_and_the_draws_that_they_train_with(ranks
     found = ranks(PROVEN + f"report(outcome(of({made}), **{settings!r}))")
     assert found[0][0] < 1e-9
     assert found[0][1] < 1e-3
-
-
-def test_one_module_serves_all_references_where_making_one_is_slow(ranks):
-    slow = 'patch.setattr(making, "SLOW_S", 0.0)\n'
-    names = ("draws around what draws", "batch norm", "a hook of a gradient", "complex weights")
-    script = f"report([outcome(PROVED[n], mode) for n in {names} for mode in {MODES}])"
-    found = ranks(PROVEN + slow + script)[0]
-    assert all(isinstance(one, list) and max(one) < 1e-3 for one in found), found
 
 
 def test_weights_of_bf16_are_proved_by_their_digits_and_what_differs_each_time_not_at_all(ranks):

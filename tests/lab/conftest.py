@@ -9,13 +9,13 @@ import pytest
 from real_lab import Lab
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.lab import namespaces
+from ddp_bench.bench.lab import network
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _support():
     try:
-        namespaces.require_support()
+        network.require_support()
     except UsageError as missing:
         pytest.skip(str(missing))
 

@@ -141,17 +141,3 @@ def test_a_user_without_root_gets_a_lab_in_a_user_namespace(start_lab):
     assert done.returncode == 0, done.stderr
     assert "Linux" in done.stdout
     assert done.stderr.startswith("host1: Linux")
-
-
-@pytest.mark.campaign
-def test_a_delay_works_or_says_what_is_missing(start_lab):
-    lab = start_lab("1gbit", "exit", "0,0", options=("--delay", "1ms"))
-    code, _, err = lab.end()
-    if code == 0:
-        assert {facts["BENCH_LINK"] for facts in lab.ranks()} == {"1gbit+1ms"}
-    else:
-        assert code == 2
-        assert err.splitlines() == [
-            line for line in err.splitlines() if line.startswith("bench.lab: error: --delay needs")
-        ]
-        assert "netem" in err

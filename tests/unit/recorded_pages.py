@@ -29,7 +29,6 @@ CONDITIONS = {
     "name": "nightly",
     "settings": {"gpus": [1, 2], "static_graph": False, "rounds": None},
     "model": {"num_params": 11_689_512, "gradient_bytes": 46_758_048, "forward_flops_per_image": 4e9},
-    "roofline": [{"num_devices": 1, "rank": 0, "matrix_tflop_per_s": 2.0}],
     "environment": {
         "gpus": [{"name": "A", "memory_mib": 1000}] * 2,
         "topology": "GPU0 GPU1\n NV18",
@@ -99,7 +98,7 @@ def predicted_at(num_devices, efficiency):
 
 
 def predictions(**more):
-    """As `bench.predict --out` writes them, of the sample."""
+    """As `bench.predict --json` writes them, of the sample."""
     found = load_run(SAMPLE)
     ok = found.cases[(found.cases["mode"] == "ddp") & (found.cases["status"] == "ok")].iloc[0]
     cpu = found.manifest.environment

@@ -1,21 +1,15 @@
-"""What a device or a link does by itself: the first all-reduce, curves of all-reduces, rates of products."""
+"""What a link does by itself: the first all-reduce, curves of all-reduces, what NCCL is asked."""
 
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-import torch
 from made import case_of, planned, resolved
 
 from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.errors import GaveUpError
 from ddp_bench.bench.manifest import RankPlace
-from ddp_bench.bench.measure import standalone
-from ddp_bench.bench.measure.standalone import MATRIX_SIZE, MOST_REPETITIONS
-from ddp_bench.bench.modes import Place
-from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.run.case_runner import CaseRunner
-from ddp_bench.bench.run.failures import Failure, RestartError, preparing_s
+from ddp_bench.bench.run.failures import Failure, RestartError
 from ddp_bench.bench.run.standalone import (
     CURVE_BYTES,
     CURVE_REPETITIONS,
@@ -23,12 +17,8 @@ from ddp_bench.bench.run.standalone import (
     _curve,
     ask_nccl,
     check_links,
-    measure_rates,
 )
-from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.sharing import TurnClient
 from ddp_bench.bench.worker import messages as m
-from ddp_bench.bench.worker.rank import Rank
 
 MIB = 2**20
 
@@ -101,128 +91,6 @@ def test_the_first_all_reduce_is_asked_for_once_and_ranks_that_do_not_communicat
         who = r"^4 ranks, rank 0 \(cuda:0 on h\) to rank 3 \(cuda:3 on h\), do not communicate by gloo: "
         with pytest.raises(GaveUpError, match=who + why):
             link_checked(answer)
-
-
-SETTINGS = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
-CPU = torch.device("cpu")
-FLOPS = 2 * MATRIX_SIZE["cpu"] ** 3
-
-
-class HandClock:
-    """Says that work `i` of a block took `times_ms[i]`, and all after the last as long as that."""
-
-    def __init__(self, times_ms):
-        self.said = []
-        self._times_ms = times_ms
-
-    def begin(self):
-        self.mark()
-
-    def mark(self):
-        self.said.append("mark")
-
-    def read_ms(self):
-        since = " ".join(self.said).rpartition("read")[2]
-        self.said.append("read")
-        last = len(self._times_ms) - 1
-        return [self._times_ms[min(i, last)] for i in range(since.count("mark") - 1)]
-
-
-def timed_by(monkeypatch, *times_ms):
-    made = HandClock(times_ms)
-    monkeypatch.setattr(standalone, "make_clock", lambda _: made)
-    return made
-
-
-def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch):
-    timed_by(monkeypatch, 10.0, 8.0, 20.0)  # so long that each is repeated three times
-    found = standalone.matrix_rate(CPU, "fp32")
-    by_ms = {"": 10, "_low": 20, "_high": 8}
-    assert found == pytest.approx({f"matrix_tflop_per_s{end}": FLOPS / ms / 1e9 for end, ms in by_ms.items()})
-
-
-@pytest.mark.parametrize(
-    ("once_ms", "number"),
-    [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, standalone.LEAST_REPETITIONS)],
-)
-def test_a_gpu_warms_up_and_is_not_waited_for_within_repetitions_that_fill_their_time(
-    once_ms, number, monkeypatch
-):
-    made = timed_by(monkeypatch, once_ms)
-    found = standalone._times_ms(lambda: made.said.append("work"), torch.device("cuda"))
-    assert len(found) == number
-    once, in_a_row = "mark work mark read", f"mark {'work mark ' * number}read"
-    assert " ".join(made.said) == f"{once} {once} {in_a_row} {in_a_row}"
-
-
-class FakeWorkers:
-    """Two workers, of which the second one says why it cannot at some counts."""
-
-    def __init__(self, fails=()):
-        self.asked = []
-        self._fails = fails
-
-    def __len__(self):
-        return 2
-
-    def values(self, commands, what, limit_s):
-        assert limit_s == preparing_s(SETTINGS)
-        self.asked.append((what, [type(command).__name__.lower() for command in commands.values()]))
-        told = {"matrix_tflop_per_s": 1.0}
-        return {0: told, 1: "OutOfMemoryError: full" if what in self._fails else told}
-
-
-def rates(workers, *counts):
-    """With what the user hears."""
-    plan = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
-    skipped = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
-    said, found = [], []
-    run = CaseRunner.__new__(CaseRunner)
-    run.workers, run.plan, run.settings = workers, [*plan, skipped], SETTINGS
-    manifest, tell = SimpleNamespace(roofline=()), lambda *, roofline: found.extend(roofline)
-    run.recorder = SimpleNamespace(note=lambda *_: None, manifest=manifest, tell=tell)
-    run.console, run._turns = SimpleNamespace(note=said.append), TurnClient(None)
-    measure_rates(run)
-    return found, said
-
-
-def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks():
-    """A count that fails on any of them has no rates, and the user hears why."""
-    workers = FakeWorkers()
-    found, said = rates(workers, 2, 1, 2, 4)
-    assert workers.asked == [
-        ("memory for the devices' rates", ["rate", "rate"]),
-        ("the rates of 1 device", ["rate", "wait"]),
-        ("the rates of 2 devices", ["rate", "rate"]),
-        ("giving their memory back", ["settle", "settle"]),
-    ]
-    assert [(row.num_devices, row.rank) for row in found] == [(1, 0), (2, 0), (2, 1)]
-    assert not said
-    found, said = rates(FakeWorkers(fails=["the rates of 2 devices"]), 1, 2)
-    assert [row.num_devices for row in found] == [1]
-    assert said == ["the rates of 2 devices are not known: OutOfMemoryError: full"]
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "value", "restart"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory"), "ok", "OutOfMemoryError: CUDA out of memory", False),
-        (torch.AcceleratorError("CUDA error: an illegal memory access was met"), "failed", None, True),
-    ],
-)
-def test_a_device_without_the_memory_says_why_and_a_broken_one_starts_the_ranks_again(
-    error, status, value, restart, monkeypatch
-):
-    def fails(*_):
-        raise error
-
-    monkeypatch.setattr("torch.distributed.barrier", lambda *_: None)
-    monkeypatch.setattr("ddp_bench.bench.worker.rank.matrix_rate", fails)
-    rank = Rank(0, 0)
-    rank.place = Place(rank=0, device=CPU, cores=(0,))
-    rank._shared = SimpleNamespace(settings=SETTINGS)
-    found = rank.do(m.Rate())
-    assert (found.status, found.value, found.restart) == (status, value, restart)
 
 
 def asked_of_nccl(log, backend="nccl", known=None):

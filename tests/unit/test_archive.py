@@ -16,9 +16,8 @@ from gate_runs import STEADY, write_run
 from ddp_bench import compare, load_run
 from ddp_bench.bench import manifest
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.export.formats import bencher
 from ddp_bench.bench.export.main import main as export
-from ddp_bench.bench.gate.baseline import save
+from ddp_bench.bench.export.pytest_benchmark import pytest_benchmark
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.manifest import Record
 from ddp_bench.bench.process import remove_abandoned
@@ -108,8 +107,6 @@ def test_no_member_of_the_zip_tells_of_people_and_places(secretive, tmp_path):
     found = load_run(path)
     assert set(found.cases["reason"]) == {LEFT_OUT}
     assert set(found.blocks["host"]) == {"host0", "host1"}
-    kept = save(secretive, tmp_path / "baselines")
-    assert {file.name: file.read_bytes() for file in kept.iterdir()} == members, "nor does a baseline"
 
 
 def test_commands_read_the_zip_as_they_read_the_run(secretive, tmp_path):
@@ -120,7 +117,8 @@ def test_commands_read_the_zip_as_they_read_the_run(secretive, tmp_path):
     same = compare(secretive, after, ratios_only=True)
     assert (same["ratio"] == 1).all()
     assert not same["verdict"].isin(["not comparable", "missing"]).any()
-    assert json.loads(bencher(after)) == json.loads(bencher(before))
+    benchmarks = [json.loads(pytest_benchmark(found))["benchmarks"] for found in (before, after)]
+    assert benchmarks[0] == benchmarks[1]
     whole = load_run(zip_of(SAMPLE, tmp_path / "sample.zip"))
     assert not compare(SAMPLE, whole)["verdict"].isin(["not comparable", "missing"]).any()
 
@@ -178,15 +176,13 @@ def test_another_command_that_tidies_up_leaves_it_alone(archive):
     assert not folder.exists()
 
 
-def test_the_report_and_a_baseline_are_made_of_an_archive(archive, tmp_path, capsys):
+def test_the_report_is_made_of_an_archive(archive, tmp_path, capsys):
     capsys.readouterr()
     assert report([str(archive)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "a.html")
     shown = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert "cases.csv" in shown
     assert 'href="./' not in shown, "what it was unpacked to is gone"
-    kept = save(archive, tmp_path / "baselines")
-    assert load_run(kept).cases.equals(load_run(archive).cases)
 
 
 def test_the_published_one_is_the_sample_it_was_made_of():
@@ -241,7 +237,7 @@ def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method, tm
     assert all(str(path) in line and "\n" not in line for line in told)
     path.write_bytes(content.getvalue())
     if method == zipfile.ZIP_LZMA:
-        commands = [(report, []), (gate, [str(path)]), (export, ["--format", "pytorch"])]
+        commands = [(report, []), (gate, [str(path)]), (export, ["--format", "pytest-benchmark"])]
         assert {main([str(path), *more]) for main, more in commands} == {ExitCode.USAGE}
 
 

@@ -15,8 +15,7 @@ from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
 from ddp_bench.bench.predict.from_pass import calibration_of, slowdowns
 from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT
 from ddp_bench.bench.predict.networks import network
-from ddp_bench.bench.predict.prediction import estimate
-from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.prediction import Scenario, estimate
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, typed_frame
 from ddp_bench.bench.results.schema import CASES
@@ -133,24 +132,17 @@ def test_the_machine_that_made_a_run_is_found_again(tmp_path):
     assert found.model_error_pct is not None
 
 
-def test_a_curve_taken_while_the_network_was_held_up_is_set_right_by_the_rounds(tmp_path):
+@pytest.mark.parametrize(("held_up", "hook", "share"), [(2, "none", 1), (1, "fp16", 2)])
+def test_a_curve_is_set_right_by_what_the_rounds_took_for_what_the_hook_sent(tmp_path, held_up, hook, share):
+    """The network was held up while the curve was taken; or the rounds took as long for half of the bytes."""
     run = known_run(tmp_path)
-    held_up = run.allreduce.assign(time_ms=2 * run.allreduce["time_ms"])
-    found = calibration_of(replace(run, allreduce=held_up), TRAINABLE)
-    assert found.allreduce == calibration_of(run, TRAINABLE).allreduce
+    curve = run.allreduce.assign(time_ms=held_up * run.allreduce["time_ms"])
+    found = calibration_of(replace(run, allreduce=curve, cases=run.cases.assign(comm_hook=hook)), TRAINABLE)
     sizes = [int(size) for size in run.cases["bucket_bytes"].iloc[0].split("/")]
-    curve = measured_curve(found.allreduce[0].points)
-    assert sum(map(curve, sizes)) == pytest.approx(1.1 * sum(map(CURVE, sizes))), "of the middle round"
-
-
-def test_under_a_hook_the_curve_is_set_right_by_what_the_hook_sent(tmp_path):
-    """The rounds took as long for half of the bytes."""
-    run = known_run(tmp_path)
-    found = calibration_of(replace(run, cases=run.cases.assign(comm_hook="fp16")), TRAINABLE)
-    sent = [int(size) / 2 for size in run.cases["bucket_bytes"].iloc[0].split("/")]
-    whole = [int(size) for size in run.cases["bucket_bytes"].iloc[0].split("/")]
-    curve = measured_curve(found.allreduce[0].points)
-    assert sum(map(curve, sent)) == pytest.approx(1.1 * sum(map(CURVE, whole)))
+    of_the_middle_round = pytest.approx(1.1 * sum(map(CURVE, sizes)))
+    assert (
+        sum(measured_curve(found.allreduce[0].points)(size / share) for size in sizes) == of_the_middle_round
+    )
 
 
 def test_the_residual_is_that_of_the_calibrated_case_whatever_the_others_take(tmp_path):

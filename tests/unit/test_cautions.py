@@ -25,7 +25,7 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.sharing import LoadReading, mean_load, other_loads, read_load
-from ddp_bench.bench.worker.facts import NotProved, Proven, Shown, Warmed
+from ddp_bench.bench.worker.facts import NotProved, Shown, Warmed
 from ddp_bench.report.conditions import groups
 
 NVLINK = {"nvlink": True, "peer_access": True}
@@ -247,9 +247,7 @@ def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():
 def test_a_case_that_is_not_proved_says_why_and_what_would_prove_it(proof):
     doubt = Shown(not_proved=NotProved(reason="it draws; and more", remedy="a seed"))
     first, second = (doubt, Shown(error=0.0)) if proof == "first" else (Shown(error=0.0), doubt)
-    proven = Proven(shown=first, split_effect=None, making_s=7.5)
-    facts = facts_of(case_of(), proven, [Warmed(times=BlockTimes(1.0, (1.0,)))], second, None)
-    assert facts["making_s"] == 7.5, "one module served all references"
+    facts = facts_of(case_of(), first, [Warmed(times=BlockTimes(1.0, (1.0,)))], second, None)
     told = {name: facts[name] for name in ("not_proved", "proved_by")}
     (found,) = (one for one in cautions_of(run([TWO | told, FOUR])) if one.kind == "not proved")
     assert found.text == "1 case of 2 could not be proved to train right: it draws; and more"

@@ -11,7 +11,7 @@ from made_project import commit, git
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate import checkouts
-from ddp_bench.bench.gate.importing import (
+from ddp_bench.bench.gate.checkouts import (
     check_loaded,
     moved_path,
     repository_to_compare,
@@ -81,16 +81,13 @@ def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(tmp_p
     for here in (own, own / "bench"):
         monkeypatch.chdir(here)
         assert checkouts.own_repository() == own
-    monkeypatch.chdir(neither)
-    with pytest.raises(UsageError, match="do not change here; name a workload"):
-        checkouts.own_repository()
-    monkeypatch.chdir(theirs)
-    with pytest.raises(UsageError, match=r"do not change with the commits of .*theirs; name a workload"):
-        checkouts.own_repository()
-    monkeypatch.setattr(checkouts, "ROOT", theirs / "env" / "site-packages")
-    (theirs / "env" / "site-packages").mkdir(parents=True)
-    with pytest.raises(UsageError, match="runs from no git checkout here; name a workload of yours"):
-        checkouts.own_repository()
+    installed = theirs / "env" / "site-packages"
+    installed.mkdir(parents=True)
+    for code, here in ((own, neither), (own, theirs), (installed, theirs)):
+        monkeypatch.setattr(checkouts, "ROOT", code)
+        monkeypatch.chdir(here)
+        with pytest.raises(UsageError, match="own checkout, which this is not; name a workload of yours"):
+            checkouts.own_repository()
 
 
 @pytest.mark.campaign

@@ -77,7 +77,7 @@ def test_the_help_of_a_run_is_one_screen_with_an_example(capsys, monkeypatch):
     lines = helped("--help", capsys, monkeypatch).splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
-    assert "  python -m bench.run --modes dp,ddp --gpus 1,2" in "\n".join(lines)
+    assert "  python -m bench.run --gpus 1,2,4" in "\n".join(lines)
 
 
 def test_the_whole_help_has_every_option_with_its_default_and_switches_of_one_style(capsys, monkeypatch):
@@ -199,7 +199,7 @@ REFUSED = (
     ("tune", "--preset quick"),
     ("doctor", "--repair"),
     ("export", ""),
-    ("lab", "--rate 1gbit,2gbit -- python train.py"),
+    ("lab", "--rate 1gbit -- python train.py"),
     ("report", "no-such-run"),
 )
 

@@ -35,7 +35,7 @@ RUN = {
     },
     "git": {"commit": "abc", "dirty": False},
     "settings": {
-        "device": "cuda", "data": "/images", "data_workers": 2, "prefetch": True, "steps": 2, "seed": 0,
+        "device": "cuda", "data": "/images", "data_workers": 2, "steps": 2, "seed": 0,
         "out": "a", "name": "n",
     },
     "model": {"num_params": 10, "gradient_bytes": 40},
@@ -70,7 +70,6 @@ TABLE = {
     "git.commit": ("def", {HOSTS}, {GATE}),
     "git.dirty": (True, {HOSTS}, {GATE}),
     "settings.data_workers": (4, {HOSTS, GATE}, set()),
-    "settings.prefetch": (False, {HOSTS, GATE}, set()),
     "settings.steps": (3, {HOSTS}, {GATE}),
     "settings.seed": (1, {HOSTS}, {GATE}),
     "settings.out": ("b", set(), set()),

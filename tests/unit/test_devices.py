@@ -12,9 +12,9 @@ from made import case_of, torchrun
 from msgspec.structs import replace
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.manifest import Gpu, GpuPair
-from ddp_bench.bench.measure.telemetry import gpus_of
+from ddp_bench.bench.manifest import Gpu, GpuPair, Model
 from ddp_bench.bench.modes import Place, devices_of
+from ddp_bench.bench.modes.base import gpus_of
 from ddp_bench.bench.plan import SHARING, Machine, expand
 from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
 from ddp_bench.bench.run.begin import as_seen, job_of
@@ -109,7 +109,7 @@ def inspect(settings):
     """What is told of a workload that is like the built-in ones."""
     size = settings.image_size
     return Inspected(
-        name="net",
+        model=Model(arch="net"),
         image_size=size,
         unit="images",
         units_per_sample=1,

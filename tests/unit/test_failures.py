@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch._utils import ExceptionWrapper
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.errors import UsageError, UserCodeError
 from ddp_bench.bench.measure.timed import NonFiniteLossError
 from ddp_bench.bench.modes import Unsupported
 from ddp_bench.bench.modes.base import UnusedParametersError
@@ -16,7 +16,7 @@ from ddp_bench.bench.results.journal import Settled, State, UnderWay
 from ddp_bench.bench.run import failures
 from ddp_bench.bench.run.failures import LEAST_S, LEAST_STEPS, PATIENCE, Failure, block_s, preparing_s
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker.error_report import attempt, report_of
+from ddp_bench.bench.worker.error_report import answer_to, report_of
 from ddp_bench.bench.worker.messages import Report
 
 KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
@@ -247,11 +247,9 @@ def test_what_may_be_a_full_gpu_is_one_where_little_is_free(error, monkeypatch):
 
 
 def test_the_texts_of_the_installed_allocator():
-    def work():
+    with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
-
-    found = attempt(work)
-    assert (found.status, found.reason) == ("oom", full("host").reason)
+    assert report_of(caught.value) == full("host")
 
 
 def test_what_a_replica_raised_is_named_by_its_own_line():
@@ -268,8 +266,8 @@ def test_what_a_replica_raised_is_named_by_its_own_line():
 
 
 def test_a_mistake_of_the_user_is_not_a_cases():
-    def work():
-        raise UsageError("no such folder")
-
-    with pytest.raises(UsageError):
-        attempt(work)
+    assert answer_to(UsageError("no such folder")) == Report(
+        status="usage", reason="no such folder", exit_code=2, label="error"
+    )
+    assert answer_to(UserCodeError("it raised")).status == "failed"
+    assert answer_to(UserCodeError("it raised"), is_of_a_case=False).status == "usage"

@@ -17,7 +17,7 @@ from finding_cases import (
 )
 from report_runs import case, measured, run, timed, usual_cases
 
-from ddp_bench.bench.findings.answers import NOT_MEASURABLE, headline, verdicts
+from ddp_bench.bench.findings.answers import PUBLISHED, headline, verdicts
 from ddp_bench.bench.findings.causes import slow_ranks
 from ddp_bench.bench.findings.cautions import Caution, trust
 from ddp_bench.bench.findings.findings import conclude, run_cautions
@@ -68,12 +68,13 @@ def test_a_stand_in_is_not_ranked():
     assert pairs_of(map(CaseResult.of, [single, dp, ddp])) == []
     verdict = found(single, dp, ddp)[WRAPPER]
     assert (verdict.faster, verdict.slower, verdict.paste) == ("DDP on 2 CPU cores", "one device", "")
-    stages, not_measurable = verdict.notes
-    assert stages.startswith("Stages of DP's stand-in, in a step of 200 (198\N{EN DASH}202) ms: replicate ")
+    stages, published = verdict.notes
+    assert stages.startswith("Stages of DP's stand-in, in a step of 200 (198\N{EN DASH}202) ms: reduce ")
     assert "replicate 2.0 ms, scatter 1.0 ms" in stages
-    assert not_measurable.startswith("DP against DDP is not measurable without GPUs")
+    assert verdict.sentence.endswith("as fast as one device; DP is not measurable without GPUs.")
+    assert published == PUBLISHED
     assert WRAPPER not in found(single, dp), "nor against one device"
-    assert NOT_MEASURABLE not in wrapper(1.5, 1.7).notes
+    assert PUBLISHED not in wrapper(1.5, 1.7).notes
 
 
 def caps(*by, more=()):
@@ -286,23 +287,23 @@ DOUBT = "is in doubt (few rounds)"
 @pytest.mark.parametrize(
     ("kinds", "order", "size", "alone"),
     [
-        ([], OPEN_YET, "within the intervals", ""),
-        (["slowed GPUs"], OPEN_YET, "within the intervals, with slowed GPUs", ""),
-        (["few rounds", "scattered rounds"], DOUBT, "within the intervals, with scattered rounds", ""),
-        (["other load", "drift"], OPEN_YET, "within the intervals, with other load", "drift"),
-        (["few rounds", "drift"], DOUBT, "within the intervals", "drift"),
-        (["few rounds", "slow links"], DOUBT, "within the intervals", "slow links"),
+        ([], OPEN_YET, "within their intervals", ""),
+        (["slowed GPUs"], OPEN_YET, "within their intervals, with slowed GPUs", ""),
+        (["few rounds", "scattered rounds"], DOUBT, "within their intervals, with scattered rounds", ""),
+        (["other load", "drift"], OPEN_YET, "within their intervals, with other load", "drift"),
+        (["few rounds", "drift"], DOUBT, "within their intervals", "drift"),
+        (["few rounds", "slow links"], DOUBT, "within their intervals", "slow links"),
     ],
 )
 def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
     worth = trust(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False, evidence="others held")
-    assert (worth.order, worth.size) == (order, f"holds {size}")
+    assert (worth.order, worth.size) == (order, f"ratios hold {size}")
     assert worth.next_run == f"others held{f'; ms and rates do not carry over ({alone})' if alone else ''}"
     assert trust(cautions, [], on_cpu=False) is None
     assert trust([], [EQUAL, UNRESOLVED], on_cpu=True, load="load").lines == {
         "which is faster": "holds",
-        "by how much": "holds within the intervals; load",
+        "by how much": "ratios hold within their intervals; load",
         "next run": "",
         "other machines": "not GPUs: a device here is a CPU core; measure there",
     }

@@ -2,13 +2,11 @@
 
 import base64
 import csv
-import errno
 import io
 import json
 import math
 import re
 import shutil
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -20,7 +18,6 @@ from recorded_pages import text_of
 from ddp_bench.bench.console import MOST_ANNOTATIONS, Annotation, show_on_github
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.gate import output
-from ddp_bench.bench.gate.baseline import find, fingerprint, save
 from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.gate.main import main
@@ -176,91 +173,6 @@ def test_a_threshold_of_a_metric_goes_before_that_of_all():
     found = read_thresholds("images_per_s=3%,8%,speedup=0.00001")
     assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.08, 1e-5)
     assert read_thresholds("speedup=1%")["images_per_s"] == 0.05
-
-
-CPU = {
-    "versions": {"torch": "2.15.0+cpu"},
-    "environment": {"host": "a", "cpu_model": "Intel(R) Xeon(R) @ 2.20GHz", "num_cores": 2, "gpus": []},
-    "settings": {"device": "cpu", "data": "device", "out": "/home/someone/run"},
-}
-
-
-def gpus(*names, **more):
-    environment = {**CPU["environment"], "gpus": [{"name": name} for name in names], **more}
-    return {**CPU, "environment": environment, "settings": {"device": "cuda"}}
-
-
-def named(told):
-    return fingerprint(made_manifest(**told))
-
-
-def test_a_fingerprint_reads_and_tells_machines_apart():
-    assert named(CPU).startswith("2-cores-intel-r-xeon-r-2-20ghz-torch2.15-")
-    assert named(gpus("NVIDIA H200", "NVIDIA H200")).startswith("2x-nvidia-h200-torch2.15-")
-    made = [
-        CPU,
-        {**CPU, "versions": {"torch": "2.16.0"}},
-        {**CPU, "environment": {**CPU["environment"], "num_cores": 4}},
-        {**CPU, "environment": {**CPU["environment"], "cpu_model": "Another"}},
-        gpus("NVIDIA H200"),
-        gpus("NVIDIA H200", "NVIDIA H200"),
-        gpus("NVIDIA H100", "NVIDIA H200"),
-        {},
-    ]
-    assert len({named(manifest) for manifest in made}) == len(made)
-
-
-def test_a_fingerprint_is_a_folder_name_and_the_same_for_what_the_gate_compares_itself():
-    other_host = {**CPU, "environment": {**CPU["environment"], "host": "b", "os": "Linux"}}
-    assert named(other_host) == named({**CPU, "versions": {"torch": "2.15.1"}}) == named(CPU)
-    driven = [{"name": "A", "driver": "580"}, {"name": "B"}]
-    assert named(gpus("A", "B")) == named(gpus("B", "A")) == named(gpus(gpus=driven))
-    for strange in ("../../x", "", "…", "a" * 300):
-        name = named({"environment": {"cpu_model": strange}})
-        assert Path(name).name == name
-        assert len(name) < 100
-
-
-def test_a_saved_baseline_is_found_and_gated_against(tmp_path, capsys):
-    root, good = tmp_path / "baselines", write_run(tmp_path / "good")
-    assert main(["--save-baseline", str(good), "--baselines", str(root)]) == 0
-    assert str(find(good, root)) in capsys.readouterr().out
-    same, slow = write_run(tmp_path / "same"), write_run(tmp_path / "slow", slowed(1.3))
-    codes = [main(["auto", str(run), "--baselines", str(root)]) for run in (same, slow)]
-    assert codes == [0, 1]
-
-
-def test_without_one_the_gate_names_the_command_that_makes_it(tmp_path, capsys):
-    run = write_run(tmp_path / "run")
-    assert main(["auto", str(run), "--baselines", str(tmp_path / "none")]) == 3
-    said = capsys.readouterr().err
-    assert "no baseline for this machine" in said
-    assert f"python -m bench.gate --save-baseline RUN --baselines {tmp_path / 'none'}" in said
-
-
-def test_what_cannot_serve_is_refused(tmp_path):
-    root = tmp_path / "baselines"
-    good = write_run(tmp_path / "good")
-    save(good, root)
-    with pytest.raises(UsageError, match="baseline already; remove it first"):
-        save(good, root)
-    short = write_run(tmp_path / "short", {key: series[:2] for key, series in STEADY.items()})
-    with pytest.raises(UsageError, match="2 rounds"):
-        save(short, tmp_path / "other")
-    with pytest.raises(UsageError, match="no case with status ok"):
-        save(write_run(tmp_path / "nothing", {}), tmp_path / "other")
-    assert not (tmp_path / "other").exists()
-
-
-def test_a_full_disk_leaves_no_part_of_a_baseline(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    run = write_run(tmp_path / "run")
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(UsageError, match="cannot be written: No space left on device"):
-        save(run, tmp_path / "baselines")
-    assert not [*(tmp_path / "baselines").iterdir()]
 
 
 def test_foreign_text_stays_text():

@@ -128,7 +128,7 @@ def test_a_machine_that_changes_by_itself_leaves_it_undecided():
     assert {c.verdict for c in gate.comparisons if c not in rates} == {"allowed"}
     assert gate.exit_code == 3, "though speed-up is known"
     assert gate_output.conditions(gate)[0] == NOT_INTERLEAVED
-    assert "bench.gate --interleave 0123456789ab -- " in gate_output.decides(gate).command
+    assert "bench.gate --interleave 0123456789ab --launches 10 -- " in gate_output.decides(gate).command
 
 
 def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too():
@@ -149,7 +149,7 @@ def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too()
 def test_a_table_leaves_out_what_is_undecided_and_decides_nothing():
     gate = gated(STEADY, STEADY)
     assert {c.metric for c in gate.shown} == {"images_per_s"}
-    assert f"Not shown: {len(gate.comparisons) - 3} other changes" in " ".join(gate_output.notes(gate))
+    assert f"Not shown: {len(gate.comparisons) - 3} changes" in " ".join(gate_output.notes(gate))
     every = [structs.replace(c, verdict="improved") if c.metric == "speedup" else c for c in gate.comparisons]
     assert {c.metric for c in replace(gate, comparisons=tuple(every)).shown} == {"images_per_s", "speedup"}
     assert gated(STEADY, STEADY, strict=True).shown == [*gated(STEADY, STEADY, strict=True).comparisons]

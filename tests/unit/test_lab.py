@@ -1,7 +1,6 @@
-"""The lab: its command line, rates, shares, commands and exit codes."""
+"""The lab: its command line, rate, shares, commands and exit codes."""
 
 import os
-import re
 import sys
 import unittest.mock
 
@@ -11,28 +10,11 @@ from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.lab import link, namespaces, rates
+from ddp_bench.bench.lab import job, network
 from ddp_bench.bench.lab import main as lab
+from ddp_bench.bench.lab.job import is_bench_run, is_torchrun, resolved
 from ddp_bench.bench.lab.main import summary
-from ddp_bench.bench.lab.program import is_bench_run, is_torchrun, resolved
 from ddp_bench.bench.package import own_command
-
-
-def test_each_rate_gets_a_lab_of_its_own():
-    given = ["--hosts", "3", "--rate", "200mbit,2500mbit", "--delay", "1ms", "--ranks-per-host", "2"]
-    given += ["--quiet"]
-    options = lab.parse([*given, *["--", "python", "-m", "bench.run", "--rate", "x", "--out", "x-{rate}"]])
-    commands = rates.commands(options.links, given, options.command)
-    assert list(commands) == ["200mbit", "2.5gbit"]
-    for rate, command in commands.items():
-        assert command[:3] == own_command("lab")
-        assert lab.parse(command[3:]) == lab.LabOptions(
-            num_hosts=3,
-            links=(link.ShapedLink(link.parse_rate(rate), 0.001),),
-            ranks_per_host=2,
-            command=own_command("run", "--rate", "x", "--out", f"x-{rate}"),
-            quiet=True,
-        )
 
 
 @pytest.mark.parametrize("missing", ["ip", "tc", "nsenter", "setpriv", "unshare"])
@@ -41,53 +23,45 @@ def test_a_missing_tool_is_named_with_its_package(missing, tmp_path, monkeypatch
     for tool in {"ip", "tc", "nsenter", "setpriv", "unshare"} - {missing}:
         (tmp_path / tool).write_text("#!/bin/sh\n")
         (tmp_path / tool).chmod(0o755)
-    monkeypatch.setattr(namespaces, "environment", lambda: {"PATH": os.fspath(tmp_path)})
+    monkeypatch.setattr(network, "environment", lambda: {"PATH": os.fspath(tmp_path)})
     with pytest.raises(UsageError, match=rf"'{missing}'.*install (iproute2|util-linux)"):
-        namespaces.require_support()
+        network.require_support()
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match="needs Linux"):
-        namespaces.require_support()
+        network.require_support()
 
 
 @pytest.mark.parametrize(
-    ("rate", "bit_per_s", "delay", "label"),
+    ("rate", "bit_per_s", "label"),
     [
-        ("200mbit", 200_000_000, "", "200mbit"),
-        ("1000mbit", 1_000_000_000, "", "1gbit"),
-        ("2.5gbit", 2_500_000_000, "", "2.5gbit"),
-        ("1mbit", 1_000_000, "", "1mbit"),
-        ("100gbit", 100_000_000_000, "", "100gbit"),
-        ("1234.567891mbit", 1_234_567_891, "", "1.234567891gbit"),
-        ("1gbit", 1_000_000_000, "1ms", "1gbit+1ms"),
-        ("1gbit", 1_000_000_000, "0.5ms", "1gbit+500us"),
-        ("1gbit", 1_000_000_000, "2s", "1gbit+2s"),
+        ("200mbit", 200_000_000, "200mbit"),
+        ("1000mbit", 1_000_000_000, "1gbit"),
+        ("2.5gbit", 2_500_000_000, "2.5gbit"),
+        ("1mbit", 1_000_000, "1mbit"),
+        ("100gbit", 100_000_000_000, "100gbit"),
+        ("1234.567891mbit", 1_234_567_891, "1.234567891gbit"),
     ],
 )
-def test_a_rate_is_decimal_and_has_one_label(rate, bit_per_s, delay, label):
-    assert link.parse_rate(rate) == bit_per_s
-    assert link.parse_rate(link.ShapedLink(bit_per_s).label) == bit_per_s, "labs of several start others"
-    assert link.ShapedLink(bit_per_s, *([link.parse_delay(delay)] if delay else [])).label == label
+def test_a_rate_is_decimal_and_has_one_label(rate, bit_per_s, label):
+    options = lab.parse(["--hosts", "3", "--rate", rate, "--", "python", "-m", "bench.run", "--rate", "x"])
+    assert options.command == own_command("run", "--rate", "x")
+    assert options.link == network.ShapedLink(bit_per_s)
+    assert options.link.label == label
+    assert network.parse_rate(label) == bit_per_s
 
 
 NO_RATES = ("", "1", "gbit", "1 gbit", "1Gbit", "1gbps", "1gbits", "-1gbit", "0gbit", "1e3mbit", "1kbit")
-NO_DELAYS = ("", "1", "0ms", "-1ms", "1m", "1min", "11s", "0.1us")
 
 
-@pytest.mark.parametrize(
-    ("parse", "what", "text"),
-    [
-        *((link.parse_rate, "rate", text) for text in (*NO_RATES, "101gbit", "1gbit\n")),
-        *((link.parse_delay, "delay", text) for text in NO_DELAYS),
-    ],
-)
-def test_anything_else_is_no_rate_and_no_delay(parse, what, text):
-    with pytest.raises(UsageError, match=what):
-        parse(text)
+@pytest.mark.parametrize("text", [*NO_RATES, "101gbit", "1gbit\n", "1gbit,2gbit"])
+def test_anything_else_is_no_rate(text):
+    with pytest.raises(UsageError, match="rate"):
+        network.parse_rate(text)
 
 
 @given(st.integers(0, 200), st.integers(2, 64))
 def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few(items, hosts):
-    found = link.shares(range(items), hosts)
+    found = lab.shares(range(items), hosts)
     if not items:
         assert found == [[]] * hosts
         return
@@ -109,7 +83,7 @@ def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few
     ],
 )
 def test_the_code_a_program_chose_beats_those_of_its_victims(codes, expected):
-    assert link.job_exit_code(codes) == expected
+    assert job.job_exit_code(codes) == expected
 
 
 PYTHON = "/opt/env/bin/python3.12"
@@ -131,7 +105,7 @@ def test_a_command_is_known_in_every_form_and_runs_under_the_interpreter_of_the_
     assert command == [*MEANT[words], "--gpus", "1,2"]
     assert is_bench_run(command) == (MEANT[words] == RUN)
     assert is_torchrun(command) == (MEANT[words] == TORCHRUN), "that starts the ranks of a host itself"
-    assert resolved(command, PYTHON) == command, "a lab of several rates starts labs of one"
+    assert resolved(command, PYTHON) == command, "without root a lab starts itself anew"
 
 
 @pytest.mark.parametrize("words", [[], ["python"], ["python3.12"], ["no-such-program", "x"]])
@@ -141,40 +115,31 @@ def test_what_is_no_command_is_refused_with_an_example(words):
 
 
 def test_torchrun_is_told_where_it_is_by_the_variables_that_it_reads():
-    job = link.HostJob(host=1, num_hosts=3, ranks_per_host=2, run_id="x", command=[])
-    with unittest.mock.patch.dict(os.environ, link.torchrun_environment(job)):
+    second = job.HostJob(host=1, num_hosts=3, ranks_per_host=2, run_id="x", command=[])
+    with unittest.mock.patch.dict(os.environ, job.torchrun_environment(second)):
         options = get_args_parser().parse_args(["train.py"])
     assert (options.nnodes, options.nproc_per_node, options.node_rank) == ("3", "2", 1)
-    assert (options.master_addr, options.master_port) == (link.address(0), link.TORCHRUN_PORT)
-    assert options.local_addr == link.address(1)
+    assert (options.master_addr, options.master_port) == (network.address(0), job.TORCHRUN_PORT)
+    assert options.local_addr == network.address(1)
 
 
-@given(st.integers(link.MIN_RATE_BIT_PER_S, link.MAX_RATE_BIT_PER_S))
-def test_the_bucket_holds_a_packet_and_outlasts_a_late_kernel(rate):
-    burst = link.ShapedLink(rate).burst_bytes
-    assert burst > 65536 + 1514, "or the kernel cuts every large segment in software"
-    assert burst * 8 / rate >= 0.00199
+@given(st.integers(network.MIN_RATE_BIT_PER_S, network.MAX_RATE_BIT_PER_S))
+def test_the_bucket_outlasts_a_late_kernel_and_the_queue_drops_no_tail_of_a_message(rate):
+    link = network.ShapedLink(rate)
+    assert link.burst_bytes > 65536 + 1514, "or the kernel cuts every large segment in software"
+    assert link.burst_bytes * 8 / rate >= 0.00199
+    if rate >= 100_000_000:
+        assert link.queue_bytes > 4_194_304, "what tcp_wmem lets a connection have in flight"
+        assert link.queue_bytes * 8 / rate < 0.6
 
 
-@given(st.integers(100_000_000, link.MAX_RATE_BIT_PER_S))
-def test_the_queue_drops_no_tail_of_a_message(rate):
-    assert link.ShapedLink(rate).queue_bytes > 4_194_304, "what tcp_wmem lets a connection have in flight"
-    assert link.ShapedLink(rate).queue_bytes * 8 / rate < 0.6
-
-
-def test_both_ends_of_a_link_are_shaped_alike_and_only_the_host_delays():
-    shaped = link.ShapedLink(10**9, 0.001)
-    host = link.shaping_commands("eth0", shaped, leaves_host=True)
-    switch = link.shaping_commands("host0", shaped, leaves_host=False)
-    assert host[0].replace("eth0", "host0") == switch[0]
+def test_both_ends_of_a_link_are_shaped_alike():
+    host, switch = (network.shaping_commands(name, network.ShapedLink(10**9)) for name in ("eth0", "host0"))
+    assert [line.replace("eth0", "host0") for line in host] == switch
     assert "rate 1000000000bit" in host[0]
-    assert len(switch) == 1
-    assert "netem delay 1000us" in host[1]
-    limit = int(re.search(r"limit (\d+)", host[1])[1])
-    assert limit * 1500 * 8 >= 10**9 * shaped.delay_s, "netem must hold what is in flight"
 
 
 def test_the_summary_says_when_hosts_share_cores():
-    shaped = link.ShapedLink(10**9)
+    shaped = network.ShapedLink(10**9)
     assert "shared" not in summary(2, 1, shaped, [[0, 1], [2, 3]])
     assert "1 CPU core per host, shared between hosts" in summary(3, 1, shaped, [[0], [1], [0]])

@@ -1,34 +1,23 @@
 """`bench.predict` as a command: what it says, writes and refuses; networks that a user names."""
 
-import csv
-import json
-import shutil
+import re
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 from accuracy_tables import calibrations
 from test_scaling_predict import SAMPLE, SMALL
 
+from ddp_bench.bench.findings.numbers import with_interval
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.allreduce import ring_factor
-from ddp_bench.bench.predict.calibration import save_calibration
-from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.calibration import load_calibration, save_calibration
 from ddp_bench.bench.predict.networks import (
     NETWORKS,
     MeasuredNetwork,
     network,
 )
 from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.predict.prediction import estimate, predict
-from ddp_bench.bench.predict.scenario import Scenario
-
-
-@pytest.fixture
-def run(tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(SAMPLE, folder)
-    return folder
+from ddp_bench.bench.predict.prediction import Scenario, estimate, predict
 
 
 def refused(arguments, capsys):
@@ -36,6 +25,12 @@ def refused(arguments, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     return said
+
+
+def asked(capsys, *arguments):
+    """What is predicted, by its document."""
+    assert command.main([*map(str, arguments), "--json"]) == 0
+    return Predictions.from_json(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -47,46 +42,31 @@ def refused(arguments, capsys):
         ({"precision": "bf16"}, "precision 'bf16' is not 'fp32'"),
     ],
 )
-def test_a_calibration_of_something_else_is_refused_until_accepted(run, change, difference, capsys):
-    own = read_source(run)
-    changed = replace(own, identity=replace(own.identity, **change))
-    save_calibration(run, changed)
-    asked = [str(run), "--gpus", "2"]
-    said = refused(asked, capsys)
+def test_errors_on_runs_of_something_else_are_refused_until_accepted(tmp_path, change, difference, capsys):
+    own = load_calibration(SAMPLE)
+    save_calibration(tmp_path, replace(own, identity=replace(own.identity, **change)))
+    given = [str(tmp_path), "--validate", str(SAMPLE)]
+    said = refused(given, capsys)
     assert difference in said
     assert said.count(" is not ") == 1
     assert "--accept" in said
-    assert command.main([*asked, "--accept"]) == 0
-    assert read_source(run, accept=True).identity == changed.identity
+    assert len(asked(capsys, *given, "--accept").validation) == 7
 
 
-RATE = [
-    "--throughput",
-    "319",
-    "--arch",
-    "resnet50",
-    "--batch-size",
-    "32",
-    "--gpus",
-    "2,8",
-    "--intra",
-    "nvlink-v100",
-]
+RATE = ["--throughput", "319", "--arch", "resnet50", "--batch-size", "32", "--gpus", "2,8"]
+RATE += ["--intra", "nvlink-v100"]
 
 
-def test_a_rate_that_is_known_stands_for_a_run(tmp_path, capsys):
+def test_a_rate_that_is_known_stands_for_a_run(capsys):
     """Oracle: PyTorch's DDP table, 310 images/s per V100 on two and 307 on eight."""
-    table, document = tmp_path / "p.csv", tmp_path / "p.json"
-    assert command.main([*RATE, "--csv", str(table), "--out", str(document)]) == 0
-    rate = pd.read_csv(table).set_index("num_devices")["images_per_s"]
-    assert dict(rate) == {2: pytest.approx(620, rel=0.02), 8: pytest.approx(2456, rel=0.02)}
-    assert len(Predictions.from_json(document.read_text()).predictions) == 2
-    said = capsys.readouterr().out
+    found = asked(capsys, *RATE)
+    rates = [p.images_per_s.estimate for p in found.predictions]
+    assert rates == [pytest.approx(620, rel=0.02), pytest.approx(2456, rel=0.02)]
+    said = " ".join(found.notes)
     assert "the model's error on published rows" in said
     assert "fitted to published clusters" in said
-    plain = [*RATE, "--without-ddp", "--csv", str(table)]
-    assert command.main(plain) == 0
-    assert (pd.read_csv(table).set_index("num_devices")["images_per_s"] < rate).all()
+    plain = [p.images_per_s.estimate for p in asked(capsys, *RATE, "--without-ddp").predictions]
+    assert all(less < rate for less, rate in zip(plain, rates, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -105,20 +85,14 @@ def test_what_no_rate_can_be_predicted_from(arguments, message, capsys):
     assert message in refused(arguments, capsys)
 
 
-def test_a_calibration_that_is_broken_off_is_refused(run, capsys):
-    path = run / "calibration.json"
-    path.write_text(path.read_text()[:-9])
-    assert "calibration.json is not valid JSON" in refused([str(run), "--gpus", "2"], capsys)
-
-
 def test_the_all_reduces_of_another_run_are_a_network(capsys):
     """Its own are no other network."""
 
-    def step_ms(run, *network):
-        assert command.main([str(run), "--gpus", "2", *network, "--json"]) == 0
-        return float(json.loads(capsys.readouterr().out)["predictions"][0]["step_ms"]["estimate"])
-
-    assert step_ms(SAMPLE, "--network", str(SAMPLE)) == pytest.approx(step_ms(SAMPLE))
+    own, other = (
+        asked(capsys, SAMPLE, "--gpus", "2", *network).predictions[0].step_ms.estimate
+        for network in ((), ("--network", SAMPLE))
+    )
+    assert other == pytest.approx(own)
 
 
 def test_the_all_reduces_of_another_model_are_the_same_network():
@@ -129,23 +103,18 @@ def test_the_all_reduces_of_another_model_are_the_same_network():
     assert steps[1] == pytest.approx(steps[0], rel=0.05)
 
 
-def test_the_table_and_the_document_have_the_same_figures(tmp_path):
-    table, document = tmp_path / "p.csv", tmp_path / "p.json"
+def test_the_table_and_the_document_have_the_same_figures(capsys):
     given = [str(SAMPLE), "--gpus", "2,8", "--network", "link:350mbit,ib-100g", "--validate"]
-    assert command.main([*given, "--csv", str(table), "--out", str(document)]) == 0
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 4
-    found = Predictions.from_json(document.read_text())
-    asked = [(net, n) for net in ("link:350mbit", "ib-100g") for n in (2, 8)]
-    assert [(p.network, p.num_devices) for p in found.predictions] == asked
+    found = asked(capsys, *given)
+    networks = [(net, n) for net in ("link:350mbit", "ib-100g") for n in (2, 8)]
+    assert [(p.network, p.num_devices) for p in found.predictions] == networks
     assert len(found.validation) == 6
-    mark = found.predictions[0]
-    for name, figure in {"images_per_s": mark.images_per_s, "efficiency": mark.efficiency}.items():
-        ends = [float(rows[0][f"{name}{end}"]) for end in ("", "_low", "_high")]
-        assert ends == pytest.approx([figure.estimate, figure.low, figure.high])
-    assert float(rows[0]["step_ms_p50"]) == pytest.approx(mark.step_ms.estimate)
-    assert float(rows[0]["exposed_comm_ms_low"]) < float(rows[0]["exposed_comm_ms"])
+    assert command.main(given) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if re.match(r" +[28] ", line)]
+    assert [int(row[0]) for row in rows] == [2, 8, 2, 8]
+    for row, p in zip(rows, found.predictions, strict=True):
+        figures = p.step_ms, p.images_per_s, p.efficiency.scaled(100), p.exposed_comm_ms
+        assert row[1:] == " ".join(with_interval(figure, digits=4) for figure in figures).split()
 
 
 LARGE_ONLY = replace(SMALL, residual_ms=(0.0, 10.0, 400.0), backward_ms=(1.0, 80.0, 300.0))
@@ -154,16 +123,13 @@ LARGE_ONLY = replace(SMALL, residual_ms=(0.0, 10.0, 400.0), backward_ms=(1.0, 80
 
 def test_what_is_hardly_known_has_a_finite_interval_that_says_so(tmp_path, capsys):
     save_calibration(tmp_path, LARGE_ONLY)
-    table, document = tmp_path / "p.csv", tmp_path / "p.json"
-    given = [str(tmp_path), "--gpus", "1,64", "--csv", str(table), "--out", str(document)]
-    assert command.main(given) == 0
-    assert "only the order of magnitude is known" in capsys.readouterr().out
-    many = Predictions.from_json(document.read_text()).predictions[1]
+    found = asked(capsys, tmp_path, "--gpus", "1,64")
+    assert "only the order of magnitude is known" in " ".join(found.notes)
+    many = found.predictions[1]
     assert many.images_per_s.half_width > 0.5
     assert 0 < many.step_ms.low < many.step_ms.estimate < many.step_ms.high
     save_calibration(tmp_path, SMALL)
-    assert command.main(given) == 0
-    assert "order of magnitude" not in capsys.readouterr().out
+    assert "order of magnitude" not in " ".join(asked(capsys, tmp_path, "--gpus", "1,64").notes)
 
 
 def test_superlinear_values_that_were_measured_stay():
@@ -207,16 +173,13 @@ def test_a_network_of_the_same_figures_costs_the_same(own):
         assert box.band(8).estimate(size) == pytest.approx(theirs)
 
 
-def test_predict_takes_one_of_the_file(own, tmp_path, capsys):
-    def steps(*given):
-        assert command.main([str(SAMPLE), "--gpus", "16", *given, "--csv", str(tmp_path / "p.csv")]) == 0
-        return dict(pd.read_csv(tmp_path / "p.csv").set_index("network")["step_ms_p50"])
-
-    alone = steps("--network", f"{own}:fabric,ib-400g")
-    assert alone["fabric"] == alone["ib-400g"]
-    assert "Network: fabric: as ib-400g, for a test." in capsys.readouterr().out
-    inside = steps("--network", f"{own}:fabric", "--intra", f"{own}:box")
-    assert list(inside) == ["box + fabric"]
+def test_predict_takes_one_of_the_file(own, capsys):
+    alone = asked(capsys, SAMPLE, "--gpus", "16", "--network", f"{own}:fabric,ib-400g")
+    fabric, ours = alone.predictions
+    assert (fabric.network, fabric.step_ms) == ("fabric", ours.step_ms)
+    assert "Network: fabric: as ib-400g, for a test." in alone.notes
+    inside = asked(capsys, SAMPLE, "--gpus", "16", "--network", f"{own}:fabric", "--intra", f"{own}:box")
+    assert [p.network for p in inside.predictions] == ["box + fabric"]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_settings_of_the_users_own_stay(given, added):
     [
         ("worker.main", "pandas scipy.stats ddp_bench.report.build"),
         ("run.conductor", "torch"),
-        ("measure.sampler", "torch"),
+        ("measure.telemetry", "torch"),
     ],
 )
 def test_neither_loads_what_the_other_works_with(module, others):

@@ -25,9 +25,9 @@ from ddp_bench.bench.worker.comparison import (
 )
 from ddp_bench.bench.worker.error_report import PeerFailedError, PeerFullError
 from ddp_bench.bench.worker.facts import Shown
+from ddp_bench.bench.worker.groups import difference, norm
 from ddp_bench.bench.worker.held_case import HeldCase
 from ddp_bench.bench.worker.making import Maker
-from ddp_bench.bench.worker.peers import difference, norm
 from ddp_bench.bench.worker.reference import Computed, Reference, Subject
 from ddp_bench.bench.worker.update_proof import (
     HOOK_TOLERANCES,

@@ -10,8 +10,7 @@ from test_scaling_predict import SMALL
 
 from ddp_bench.bench.predict import allreduce
 from ddp_bench.bench.predict.networks import NETWORKS, network
-from ddp_bench.bench.predict.prediction import estimate
-from ddp_bench.bench.predict.scenario import Scenario, cost_band
+from ddp_bench.bench.predict.prediction import Scenario, cost_band, estimate
 from ddp_bench.bench.predict.timeline import Slowdown
 
 ALPHA_BETA = allreduce.CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))

@@ -1,4 +1,4 @@
-"""The event simulation and pipelines' bubbles against closed forms worked out by hand."""
+"""The event simulation and the split of a model's layers against closed forms worked out by hand."""
 
 import contextlib
 import itertools
@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet18
 
-from ddp_bench.bench.measure.pipeline import bubble_share
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
 from ddp_bench.bench.worker.stages import balanced, layer_costs_ms
-from ddp_bench.models.resnet import resnet20, resnet_layers
+from ddp_bench.models.resnet import ResNet20, resnet_layers
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 
@@ -115,19 +114,6 @@ def test_more_bandwidth_is_never_slower(buckets, slow, factor):
     assert exposed_ms(faster, slowdown=slow) <= slower_ms + 1e-6
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("n", "m"), [(2, 1), (2, 4), (3, 5), (4, 4), (8, 32)])
-def test_equal_stages_wait_as_the_gpipe_paper_says(schedule, n, m):
-    if schedule == "gpipe" or m >= n:
-        assert bubble_share(schedule, [1.0] * n, [2.0] * n, m) == pytest.approx((n - 1) / (m + n - 1))
-
-
-def test_unequal_stages_wait_for_the_slowest_and_partition_keeps_one_busy_at_a_time():
-    # By hand: F 1, 1 then F 3, 3 ends at 7; backwards of no time. Busy 8 of 2 x 7.
-    assert bubble_share("gpipe", [1.0, 3.0], [0.0, 0.0], 2) == pytest.approx(1 - 8 / 14)
-    assert bubble_share("gpipe", [1.0, 5.0, 2.0], [2.0, 9.0, 4.0], 1) == pytest.approx(2 / 3)
-
-
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 5])
 def test_no_other_split_has_a_smaller_slowest_stage(num_parts):
     costs = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
@@ -143,12 +129,7 @@ def test_no_other_split_has_a_smaller_slowest_stage(num_parts):
     assert slowest(tuple(itertools.accumulate(found[:-1]))) == min(every)
 
 
-def test_more_devices_than_layers_is_refused():
-    with pytest.raises(ValueError, match="2 layers do not make 3 stages"):
-        balanced([1.0, 1.0], 3)
-
-
-@pytest.mark.parametrize("make", [resnet20, resnet18])
+@pytest.mark.parametrize("make", [ResNet20, resnet18])
 def test_a_resnets_layers_one_after_another_are_the_resnet(make):
     module = make().eval()
     images = torch.randn(2, 3, 32, 32)

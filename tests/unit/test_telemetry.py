@@ -3,30 +3,28 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import msgspec
-import psutil
 import pytest
 import torch
-from commands import eventually, has_ended
+from commands import eventually
 from made import planned, resolved
 
 from ddp_bench.bench.gpus import ClockReason
 from ddp_bench.bench.measure import telemetry
-from ddp_bench.bench.measure.sampler import Sample, SampledGpu, answer, power_w, summary
-from ddp_bench.bench.measure.telemetry import Telemetry, sampled
+from ddp_bench.bench.measure.telemetry import Sample, Telemetry, power_w, summary, within
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import TELEMETRY_FAILED, BlockTimes, block_rows
 from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.worker import devices as rank_devices
+from ddp_bench.bench.worker.devices import sampled
 from ddp_bench.bench.worker.held_case import HeldCase, Shared
 from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
 
-FIRST, SECOND = "11111111-aaaa-4bbb-8ccc-0123456789ab", "22222222-aaaa-4bbb-8ccc-0123456789ab"
-"""UUIDs as `str(torch.cuda.get_device_properties(i).uuid)` writes them."""
+FIRST, SECOND = "GPU-11111111-aaaa-4bbb-8ccc-0123456789ab", "GPU-22222222-aaaa-4bbb-8ccc-0123456789ab"
 
 NVML = """
 import os, time
@@ -79,7 +77,7 @@ def test_a_block_is_told_the_readings_of_its_own_gpus(both):
     """CUDA's first GPU is NVML's second one: the UUID decides."""
     found = seen(both, [0])
     assert found == {
-        FIRST[:8]: {
+        FIRST[4:12]: {
             "sm_clock_mhz": 1410,
             "power_w": pytest.approx(300, rel=1e-3),
             "temperature_c": 62,
@@ -89,10 +87,10 @@ def test_a_block_is_told_the_readings_of_its_own_gpus(both):
     }
     found = seen(both, [0, 1])
     assert {name: readings["power_w"] for name, readings in found.items()} == {
-        SECOND[:8]: pytest.approx(500, rel=1e-3),
-        FIRST[:8]: pytest.approx(300, rel=1e-3),
+        SECOND[4:12]: pytest.approx(500, rel=1e-3),
+        FIRST[4:12]: pytest.approx(300, rel=1e-3),
     }
-    assert found[SECOND[:8]]["throttled_by_pct"] == {"power cap": 100}
+    assert found[SECOND[4:12]]["throttled_by_pct"] == {"power cap": 100}
 
 
 def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
@@ -134,7 +132,7 @@ def test_why_nothing_can_be_sampled_is_told_once(environment, why, monkeypatch):
 def test_a_sampler_that_ends_or_hangs_holds_nobody_up(with_what, both, monkeypatch):
     seen(both, [0])
     (process,) = both._process
-    both._peer.settimeout(0.2)
+    monkeypatch.setattr(telemetry, "ANSWER_S", 0.2)
     monkeypatch.setattr(telemetry, "END_S", 0.1)
     process.send_signal(with_what)
     assert "has ended, or hangs" in both.of(block(), [0]).detail[TELEMETRY_FAILED]
@@ -154,38 +152,6 @@ def test_a_sampler_that_cannot_be_started_or_never_answers(command, monkeypatch)
     assert not made._process or made._process[0].wait(30) < 0
 
 
-STARTS_ONE = """
-import os, sys
-from ddp_bench.bench.measure import telemetry
-if sys.argv[1] == "unguarded":
-    telemetry.ended_with_us = list
-made = telemetry.Telemetry({0: "11111111-aaaa-4bbb-8ccc-0123456789ab"})
-other = os.fork() if sys.argv[1] == "loader" else 1
-if other:
-    print(made._process[0].pid, other, flush=True)
-sys.stdin.read()
-"""
-"""`loader`: another child holds the socket open, as a forked loader of batches may, and outlives the rank."""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-@pytest.mark.campaign
-@pytest.mark.parametrize("how", ["guarded", "unguarded", "loader"])
-@pytest.mark.usefixtures("nvml")
-def test_it_ends_with_a_rank_that_is_killed(how):
-    rank = subprocess.Popen(
-        [sys.executable, "-c", STARTS_ONE, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with rank:
-        own, other = map(int, rank.stdout.readline().split())
-        eventually(lambda: "ddp_bench.bench.measure.sampler" in psutil.Process(own).cmdline()[:4])
-        rank.kill()
-        rank.wait()
-        eventually(lambda: has_ended(own), 30)
-    if how == "loader":
-        os.kill(other, signal.SIGKILL)
-
-
 def place(rank, device):
     return Place(rank=rank, device=torch.device(device), cores=(0,))
 
@@ -202,14 +168,14 @@ def cases(device):
 
 def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch):
     made = []
-    monkeypatch.setattr(telemetry, "Telemetry", made.append)
+    monkeypatch.setattr(rank_devices, "Telemetry", made.append)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=f"uuid {i}"))
     settings, every = cases("cuda")
     sampled(settings, every, place(0, "cuda:0"))
     sampled(settings, every, place(3, "cuda:3"))
     sampled(settings, [case for case in every if case.mode != "dp"], place(0, "cuda:0"))
     assert [sorted(uuids) for uuids in made] == [[0, 1, 2, 3], [3], [0]]
-    assert made[1] == {3: "uuid 3"}
+    assert made[1] == {3: "GPU-uuid 3"}
     # None on CPU cores, or where it is off.
     assert sampled(*cases("cpu"), place(0, "cpu")) is None
     assert settings.telemetry
@@ -316,10 +282,8 @@ def test_power_without_a_usable_counter(samples, watts):
 
 
 def test_only_samples_between_start_and_end_count():
-    gpu = SampledGpu(None)
-    gpu.samples.extend(
+    samples = [
         Sample(moment_s=t, sm_clock_mhz=mhz)
         for t, mhz in ((0.9, 100), (1.0, 1000), (1.5, 1100), (2.0, 1200), (2.1, 100))
-    )
-    question = {"start_s": 1.0, "end_s": 2.0, "gpus": ["abcdefgh-1"]}
-    assert answer(question, {"abcdefgh-1": gpu}) == {"gpus": {"abcdefgh": {"sm_clock_mhz": 1100}}}
+    ]
+    assert summary(within(samples, 1.0, 2.0)) == {"sm_clock_mhz": 1100}

@@ -219,7 +219,7 @@ def traced_to(content, monkeypatch):
         step=lambda: done.append("step"), hooked=lambda around: nullcontext(done.append(around.__name__))
     )
     device = torch.device("cuda", 0)
-    return trace.run_trace(trainer, device, [2**20, 2**22], group=None, keep=True), done
+    return trace.run_trace(trainer, device, 2, group=None, keep=True), done
 
 
 def test_the_step_that_warms_up_is_neither_timed_nor_evaluated(monkeypatch):
@@ -231,9 +231,7 @@ def test_the_step_that_warms_up_is_neither_timed_nor_evaluated(monkeypatch):
     assert times.detail["done_ms"] == [0.14, 0.25]
     assert times.detail["overlap_trace_pct"] == pytest.approx(OVERLAP, abs=0.001)
     kept = json.loads(gzip.decompress(times.trace))
-    drawn = [(e["name"], e["ts"], e["dur"]) for e in kept["traceEvents"] if e["cat"] == "bucket"]
-    assert drawn == [("bucket 0: 1.00 MiB", 2150, 100), ("bucket 1: 4.00 MiB", 2260, 100)]
-    assert kept["traceEvents"][: -len(drawn)] == [*warm_up, *ONE_STEP], "the trace is kept as it was"
+    assert kept["traceEvents"] == [*warm_up, *ONE_STEP], "the trace is kept as it was"
 
 
 def test_a_trace_without_kernels_says_nothing_of_a_gpu(monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from ddp_bench.bench.errors import UserCodeError
 from ddp_bench.bench.run.failures import failure_in
 from ddp_bench.bench.worker import error_report as tb
-from ddp_bench.bench.worker.error_report import LOST, attempt, report_of
+from ddp_bench.bench.worker.error_report import LOST, answer_to, report_of
 from ddp_bench.bench.worker.messages import Report
 
 NET = """\
@@ -187,17 +187,17 @@ def test_a_long_traceback_is_cut_in_the_middle_and_says_so(net):
 
 
 def test_a_report_holds_the_place_and_the_traceback(net):
-    found = attempt(net.late)
+    found = answer_to(raised(net.late))
     assert (found.status, found.reason, found.place) == ("failed", "ValueError: late bug", LATE)
     assert found.traceback.endswith("ValueError: late bug\n")
-    assert attempt(net.odd).reason == "Odd"
+    assert answer_to(raised(net.odd)).reason == "Odd"
 
 
 def test_a_rank_that_another_one_took_along_is_no_cause():
     def gone():
         raise RuntimeError(LOST[0])
 
-    lost = attempt(gone)
+    lost = answer_to(raised(gone))
     cause = Report(
         status="failed", reason="ValueError: late bug", place="net.py:6, in late", traceback="Traceback: it\n"
     )

@@ -52,8 +52,7 @@ def token_run(folder, *, scale=1.0, **manifest):
         "gradient_bytes": 4 * 10**6,
         "forward_flops_per_image": 1e9,
     }
-    rates = [{"num_devices": n, "rank": rank, "matrix_tflop_per_s": 2.0} for n in (1, 2) for rank in range(n)]
-    told = MANIFEST | {"model": model, "roofline": rates}
+    told = MANIFEST | {"model": model}
     told |= {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
     writer.write_manifest(made_manifest(**told | manifest))
     rows = []

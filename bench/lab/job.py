@@ -1,0 +1,110 @@
+"""Each host's part of a job: the command that the words after `--` mean, its environment, its exit code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from ..errors import UsageError
+from ..package import own_command
+from .network import INTERFACE, ShapedLink, address, host_name
+
+TORCHRUN = ["-m", "torch.distributed.run"]
+
+RENDEZVOUS_PORT = 29500
+"""torchrun's default for --master-port; in a lab's own network no other program can hold it."""
+
+TORCHRUN_PORT = 29400
+"""Where a torchrun that the job starts itself meets the others: the lab's own agents may hold the other."""
+
+
+@dataclass(frozen=True)
+class HostJob:
+    """One host's part of a job: which host it is, and the command that each of its ranks runs."""
+
+    host: int
+    num_hosts: int
+    ranks_per_host: int
+    run_id: str
+    command: list[str]
+
+
+def resolved(words: Sequence[str], executable: str) -> list[str]:
+    """Return the command that the words after `--` mean; `executable` is what `python` stands for.
+
+    The interpreter is that of the lab, because under sudo PATH may know another one or no torchrun. Commands
+    of ours are ours in any folder. Raises UsageError where there is no command, or no such program.
+    """
+    first, *rest = words or [""]
+    name = PurePath(first).name
+    if first in {"python", "python3", executable, PurePath(executable).name} and rest:
+        module = rest[1] if rest[0] == "-m" and len(rest) > 1 else ""
+        if own := re.fullmatch(r"bench(?:\.(\w+))?|(report)", module):
+            return own_command(*filter(None, own.groups()), *rest[2:], python=executable)
+        return [executable, *rest]
+    if name == "torchrun":
+        return [executable, *TORCHRUN, *rest]
+    if name == "ddp-bench" or re.fullmatch(r"bench\.\w+", first):
+        own_words = rest if name == "ddp-bench" else [first.removeprefix("bench."), *rest]
+        return own_command(*own_words, python=executable)
+    if not rest and name.startswith("python"):
+        raise UsageError(f"after -- comes what {name} is to run too, as in -- {name} train.py")
+    if not first or shutil.which(first) is None:
+        given = f"no program {first!r} is found" if first else "nothing is there"
+        raise UsageError(f"after -- comes a command, as in -- python train.py, but {given}")
+    return [first, *rest]
+
+
+def is_torchrun(command: Sequence[str]) -> bool:
+    """Whether a resolved command starts the ranks of its host itself."""
+    return command[1:3] == TORCHRUN
+
+
+def is_bench_run(command: Sequence[str]) -> bool:
+    """Whether a resolved command is `bench.run`: it goes on where its ranks died."""
+    return command[1:3] == own_command("run")[1:]
+
+
+def host_environment(host: int, link: ShapedLink, gpus: Sequence[str]) -> dict[str, str]:
+    """What a host's ranks find in their environment beside the user's own."""
+    environment = {
+        "BENCH_HOST": host_name(host),
+        "BENCH_LINK": link.label,
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        # NCCL must take the hosts for different machines and the link for the only way between them
+        "NCCL_SOCKET_IFNAME": INTERFACE,
+        "NCCL_HOSTID": host_name(host),
+        "NCCL_IB_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    return environment | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def torchrun_environment(job: HostJob) -> dict[str, str]:
+    """What tells a torchrun on this host, by the variables it reads in place of options, where it is."""
+    return {
+        "NODE_RANK": str(job.host),
+        "PET_NNODES": str(job.num_hosts),
+        "PET_NODE_RANK": str(job.host),
+        "PET_NPROC_PER_NODE": str(job.ranks_per_host),
+        "PET_MASTER_ADDR": address(0),
+        "PET_MASTER_PORT": str(TORCHRUN_PORT),
+        "PET_LOCAL_ADDR": address(job.host),
+    }
+
+
+def job_exit_code(codes: Sequence[int]) -> int:
+    """Choose the exit code of a job from its processes' codes, in the order in which they ended.
+
+    Peers of a failed process die of its absence, with 1 (an exception) or by a signal (negative, or above
+    128), sometimes before it has ended itself. So a code that a program chose, such as 2, goes first; 0 only
+    where all are 0.
+    """
+    failed = [128 - code if code < 0 else code for code in codes if code]
+    chosen = [code for code in failed if 1 < code < 128]
+    return (chosen or failed or [0])[0]
