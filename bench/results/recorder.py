@@ -24,7 +24,6 @@ from .aggregate import (
     bucket_rows,
     case_rows,
     identity,
-    images_per_s_by_round,
     rate_half_widths,
 )
 from .block_times import block_rows, values_of
@@ -33,7 +32,7 @@ from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, type
 from .comparisons import Comparison, compared, pairs_of
 from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Plan, Settled, UnderWay
-from .round_times import ByRound, RoundTimes
+from .round_times import RoundTimes
 from .store import RUN_FILES, RunWriter, read_manifest
 from .tables import read_blocks, read_table, readable, repair_blocks
 
@@ -184,9 +183,6 @@ class Recorder:
         skipped = {index for index, known in settled.items() if known.status == "skipped"}
         plan = [p for index, p in enumerate(self._plan) if p.skip_reason is None and index not in skipped]
         return pairs_of(CaseResult.of(identity(Outcome(p))) for p in plan)
-
-    def images_per_s(self) -> dict[str, ByRound]:
-        return images_per_s_by_round(self.times, self._units_per_step)
 
     def write(self) -> pd.DataFrame:
         """Bring cases.csv, comparisons.csv and buckets.csv up to date; the frame of cases."""

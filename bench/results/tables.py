@@ -33,13 +33,11 @@ from .round_times import blocks
 
 _PIECE_ROWS = 50_000
 
-_TRUTHS: dict[str, bool] = {"true": True, "false": False}
-
 _READERS: dict[str, Callable[[str], Any]] = {
     "text": lambda cell: csv_text(cell) or None,
     "int": lambda cell: int(number) if (number := float(cell)).is_integer() else number,
     "float": float,
-    "bool": lambda cell: _TRUTHS[cell.lower()],
+    "bool": lambda cell: {"true": True, "false": False}[cell.lower()],
 }
 
 csv.field_size_limit(MOST_LINE)  # the steps of one block may take more than the 128 KiB of Python's default

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..plan import equal_layout_reason, round_order
-from ..results.aggregate import rate_half_widths
+from ..results.aggregate import images_per_s_by_round, rate_half_widths
 from ..results.case_result import case_results
 from ..results.columns import EQUAL_LAYOUT
 from ..results.journal import Completion
@@ -176,9 +176,8 @@ class Rounds(CaseRunner):
         """In a race, measure no further what is slowest; its results stay."""
         if not self.settings.race:
             return
-        rates = self.recorder.images_per_s()
-        live_ids = [live.case.case_id for live in self.live]
-        measured = {case_id: rates[case_id] for case_id in live_ids if case_id in rates}
-        named = dropped(self.recorder.pairs(), measured, self._stop_rule.left_share(num_rounds))
+        units = {live.case.case_id: live.case.units_per_step for live in self.live}
+        rates = images_per_s_by_round(self.recorder.times, units)
+        named = dropped(self.recorder.pairs(), rates, self._stop_rule.left_share(num_rounds))
         for live in [live for live in self.live if live.case.case_id in named]:
             self.drop(live)

@@ -43,6 +43,8 @@ class Workers:
     def __init__(self, processes: Processes, launched: Launch | None = None) -> None:
         self.launched = launched
         self._processes = processes
+        self.stuck = processes.stuck
+        """Processes that do not end, though they were killed."""
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, Worker] = {}
         self._lost: dict[int, int | None] = {}
@@ -256,11 +258,6 @@ class Workers:
         self._was_idle = False
         self._processes.end_all()
         self._begin()
-
-    @property
-    def stuck(self) -> list[int]:
-        """Processes that do not end, though they were killed."""
-        return self._processes.stuck
 
     def close(self) -> None:
         """End all, and say who does not end."""

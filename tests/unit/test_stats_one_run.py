@@ -151,19 +151,6 @@ def test_one_column_of_independent_rounds_has_students_interval(num_rounds, conf
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
 
 
-def test_rounds_that_resemble_each_other_widen_the_interval():
-    rng = np.random.default_rng(2)
-    shocks = 0.05 * rng.standard_normal((60, 4))
-    alike = np.empty_like(shocks)
-    alike[0] = shocks[0]
-    for r in range(1, 60):
-        alike[r] = 0.7 * alike[r - 1] + math.sqrt(1 - 0.49) * shocks[r]
-    independent, correlated = (fit(np.exp(LOG_MS + x)) for x in (shocks, alike))
-    assert independent.case_correlation < 0.3 < correlated.case_correlation
-    plain, wide = (intervals(x, [difference(1, 0)])[0] for x in (independent, correlated))
-    assert wide.high - wide.low > 1.3 * (plain.high - plain.low)
-
-
 @pytest.mark.parametrize(("ratio", "n"), [(0.0, 5), (0.4, 8), (0.9, 30)])
 def test_the_ar1_factor_is_that_of_the_covariance_matrix(ratio, n):
     covariance = ratio ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
