@@ -68,7 +68,7 @@ def test_others_start_when_one_was_killed_and_stopped_ones_go_too():
 def test_workers_end_within_the_limit_where_what_they_are_forks_of_is_stopped():
     with contextlib.closing(Workers(Processes(worker_variables("cpu"), ["json"]))) as workers:
         workers.open()
-        server, pids = workers._processes._server.pid, pids_of(workers)
+        server, pids = workers._processes.server.pid, pids_of(workers)
         os.kill(server, signal.SIGSTOP)
         workers.end()
         assert workers.stuck == []

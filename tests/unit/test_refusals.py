@@ -44,7 +44,7 @@ MISTAKES = {
         ("{run}", "the following arguments are required: --format"),
         ("{run} --format pytest", "did you mean 'pytest-benchmark'?"),
         ("{run} --format pytest-benchmark --out {run}/cases.csv", "is a file of a run's results"),
-        ("{run} --format zip --out a.tar", "--out a.tar does not end with .zip"),
+        ("{run} --format zip --out a.tar", "--format zip needs --out FILE.zip"),
         ("{run} --format zip --out /nowhere/a.zip", "--out /nowhere/a.zip cannot be written"),
         ("{run} --format pytest-benchmark --out /nowhere/x", "--out /nowhere/x cannot be written"),
         ("{empty} --format pytest-benchmark", "is not a results folder"),
