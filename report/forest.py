@@ -69,9 +69,8 @@ def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], 
         title="Against DDP's default",
         caption=f"On {count} "
         + (compared if math.isfinite(first.interval.low) else "there are too few rounds to compare."),
-        note="Right of the line is faster; a bar within the shaded band differs by less than the margin "
-        f"(--margin) of {100 * margin:g}%."
-        + ("" if here == "cap default" else f" Default here: {here or 'defaults'}."),
+        note="Right of the line is faster; a bar within the shaded band counts as equal, by the margin of "
+        f"{100 * margin:g}%." + ("" if here == "cap default" else f" Default here: {here or 'defaults'}."),
         terms=("Against DDP's default", "Cap"),
         x_label=f"throughput over DDP's default on {count}",
     )
