@@ -252,13 +252,6 @@ def duration_s(text: str) -> float:
     return seconds
 
 
-def price(text: str) -> float:
-    """An amount of money above 0, such as `2.5`."""
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) or float(text) == 0:
-        raise UsageError(f"{text!r} is not a price above 0; write it as 2.5")
-    return float(text)
-
-
 def fraction(text: str) -> float:
     """`2%` or `0.02`, as a fraction between 0 and 1."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(%?)", text)

@@ -10,13 +10,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ..bench.errors import UsageError
-from ..bench.findings.wording import unit_of_cases
 from ..bench.predict.output import Predictions
 from ..bench.results.archive import is_archive, opened
 from ..bench.results.disk import read_bytes
 from ..bench.results.store import load_run, write_output
-from ..bench.settings import IMAGES
 from ..bench.text import markdown as escaped
 from .page import Files, Page, data_link, page
 from .table import Cell
@@ -28,20 +25,17 @@ _MOST_PREDICTIONS_BYTES = 64 * 2**20
 _MOST_DATA_BYTES = 2**18
 
 
-def build(run: Path, out: Path, *, predictions: Path | None = None, price: float | None = None) -> Path:
+def build(run: Path, out: Path, *, predictions: Path | None = None) -> Path:
     """Write one self-contained page of `run` to `out`, whole or not at all, and return its path.
 
-    The same run gives the same bytes. `predictions` is a file that `bench.predict --out` wrote, `price`
-    that of a device for an hour. Raises UsageError for a folder that is no run, a file that holds no
-    predictions, or a page that cannot be written.
+    The same run gives the same bytes. `predictions` is a file of what `bench.predict --json` printed. Raises
+    UsageError for a folder that is no run, a file without predictions, or a page that cannot be written.
     """
-    _write(out, render(load(run, out.parent, predictions=predictions, price=price)))
+    _write(out, render(load(run, out.parent, predictions=predictions)))
     return out
 
 
-def load(
-    run: Path, page_folder: Path, *, predictions: Path | None = None, price: float | None = None
-) -> Page:
+def load(run: Path, page_folder: Path, *, predictions: Path | None = None) -> Page:
     """Read what a page in `page_folder` shows of `run`. Raises UsageError for a folder that is no run."""
     predicted = None
     if predictions is not None:
@@ -54,12 +48,7 @@ def load(
         cases = folder / "cases.csv"
         if cases.stat().st_size <= _MOST_DATA_BYTES:
             files = replace(files, data=data_link(cases.name, cases.read_bytes()))
-    unit = unit_of_cases(loaded.results)
-    if price is not None and unit != IMAGES:
-        raise UsageError(
-            f"--price-per-device-hour is for an epoch of images, and {run} counts {unit}; leave it out"
-        )
-    return page(loaded, files, predicted, price=price)
+    return page(loaded, files, predicted)
 
 
 def _environment(*, html: bool) -> Environment:
@@ -110,9 +99,9 @@ def _markdown_cell(cell: Cell) -> str:
     return escaped(cell if isinstance(cell, str) else " ".join(link.label for link in cell))
 
 
-def write_markdown(run: Path, out: Path | None, *, price: float | None = None) -> str:
+def write_markdown(run: Path, out: Path | None) -> str:
     """Write the summary of `run` to `out` and return its path; without `out` return the summary."""
-    text = markdown(load(run, Path(), price=price))
+    text = markdown(load(run, Path()))
     if out is None:
         return text.rstrip("\n")
     _write(out, text)

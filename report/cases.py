@@ -1,8 +1,8 @@
-"""Selects the cases that belong together, and computes what a case implies: rates, costs."""
+"""Selects the cases that belong together, and computes the rates that a case implies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,28 +10,14 @@ from ..bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from ..bench.buckets import BucketLayout
 from ..bench.case import wire_share
 from ..bench.findings.answers import headline
-from ..bench.findings.numbers import plural, with_interval
-from ..bench.findings.wording import (
-    case_label,
-    compile_label,
-    device_noun,
-    samples_noun,
-    unit_of_cases,
-    workload_parts,
-)
+from ..bench.findings.wording import compile_label, device_noun, samples_noun, unit_of_cases, workload_parts
 from ..bench.manifest import Manifest
-from ..bench.plan import equal_layout_reason
 from ..bench.results.aggregate import bus_gb
 from ..bench.results.case_result import CaseResult
-from ..bench.settings import IMAGES
 from ..bench.stats.interval import Interval
-from .chart import Mark
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data")
-
-EPOCH_IMAGES = 1_281_167
-"""Training images of ImageNet-1k (Russakovsky et al., 2015)."""
 
 PASSES = 3
 """Forward, gradient of the weights, gradient of the inputs: as much arithmetic each in convolutions."""
@@ -58,8 +44,6 @@ class WorkloadCases:
     name: str
     """The label, or `eager` and `compiled` where nothing else tells the workloads of a run apart."""
     cases: Sequence[CaseResult]
-    equal_layouts: Mapping[str, Sequence[str]]
-    """By bucket cap, the caps that make the same buckets and were therefore not measured again."""
 
     @property
     def device(self) -> str:
@@ -67,19 +51,9 @@ class WorkloadCases:
         return device_noun(self.cases[0].device_type)
 
     @property
-    def scaling(self) -> str:
-        """`weak` or `strong`."""
-        return self.cases[0].scaling
-
-    @property
     def unit(self) -> str:
         """What its throughput counts."""
         return unit_of_cases(self.cases)
-
-    @property
-    def devices_label(self) -> str:
-        """Label an axis of device counts."""
-        return f"devices ({self.device}s), {self.scaling} scaling"
 
 
 def workloads(cases: Sequence[CaseResult]) -> list[WorkloadCases]:
@@ -94,7 +68,7 @@ def workloads(cases: Sequence[CaseResult]) -> list[WorkloadCases]:
     for group in groups.values():
         label = _workload_label(group[0])
         name = compile_label(group[0].compile) if len(groups) > 1 and len(others) == 1 else label
-        made.append(WorkloadCases(label, name, group, _equal_layouts(group, cases)))
+        made.append(WorkloadCases(label, name, group))
     return made
 
 
@@ -110,34 +84,16 @@ def _workload_label(case: CaseResult) -> str:
     return " · ".join([*workload_parts(case, _batch(case)), *([source] if source else [])])
 
 
-def _equal_layouts(ok: Iterable[CaseResult], cases: Iterable[CaseResult]) -> dict[str, list[str]]:
-    cap_of = {equal_layout_reason(case.case_id): case.setting("bucket_cap_mb") for case in ok}
-    found: dict[str, list[str]] = {}
-    for case in cases:
-        measured, cap = cap_of.get(case.reason), case.setting("bucket_cap_mb")
-        if case.status == "skipped" and measured and cap not in found.setdefault(measured, []):
-            found[measured].append(cap)
-    return found
-
-
-def usual_settings(ddp: Iterable[CaseResult], *, free: str = "") -> list[CaseResult]:
-    """Keep DDP cases at PyTorch's defaults; where a default was not measured, at the first value that was.
-
-    `free` names the setting that may take any value.
-    """
-    kept = list(ddp)
-    for name, default in DDP_DEFAULTS.items():
-        if kept and name != free:
-            values = [case.setting(name) for case in kept]
-            usual = str(default) if str(default) in values else values[0]
-            kept = [case for case in kept if case.setting(name) == usual]
-    return kept
-
-
 def by_mode(cases: Iterable[CaseResult], mode: str) -> list[CaseResult]:
-    """Keep one case per device count: plain `single` or `dp` cases, or DDP at its usual settings."""
+    """Keep one case per device count; of DDP at its usual settings.
+
+    Those are PyTorch's defaults; where a default was not measured, the first value that was.
+    """
     found = [case for case in cases if case.mode == mode]
-    found = usual_settings(found) if mode == "ddp" else found
+    for name, default in DDP_DEFAULTS.items() if mode == "ddp" else ():
+        values = [case.setting(name) for case in found]
+        usual = str(default) if str(default) in values else next(iter(values), "")
+        found = [case for case in found if case.setting(name) == usual]
     firsts = {case.num_devices: case for case in reversed(found)}
     return [firsts[count] for count in sorted(firsts)]
 
@@ -153,35 +109,10 @@ def headline_count(cases: Sequence[CaseResult]) -> int | None:
     return next((case.num_devices for case in headline(cases)), None)
 
 
-def caps_at_headline(cases: Iterable[CaseResult]) -> list[CaseResult]:
-    """Keep DDP at its usual settings but for the bucket cap, at the headline count."""
-    ddp = [case for case in cases if case.mode == "ddp"]
-    at = headline_count(ddp)
-    return usual_settings((case for case in ddp if case.num_devices == at), free="bucket_cap_mb")
+def with_rates(case: CaseResult, manifest: Manifest) -> CaseResult:
+    """Add rates with intervals, arithmetic being that of a device.
 
-
-def step_time(case: CaseResult) -> Interval | None:
-    """Return ms per optimizer step as global batch / throughput, so that it has throughput's interval."""
-    found, batch = case.images_per_s, case.global_batch
-    if found is None or batch is None or found.estimate <= 0 or found.low <= 0:
-        return None
-    return found.inverted(1000 * batch * case.units_per_sample)
-
-
-def mark(x: float, value: Interval, case: CaseResult, unit: str, *, note: str = "") -> Mark:
-    """Make a mark at `x`, hollow where devices are shared, over which case, value and rounds are shown."""
-    rounds = plural(case.num_rounds, "round") if case.num_rounds else ""
-    parts = (case_label(case), with_interval(value, unit), rounds)
-    return Mark(x, value, case.oversubscribed, " · ".join(filter(None, parts)), note)
-
-
-def with_rates(case: CaseResult, manifest: Manifest, price: float | None) -> CaseResult:
-    """Add rates with intervals, arithmetic being that of a device; `epoch_h` and `epoch_cost` of images.
-
-    Args:
-        case: a measured one.
-        manifest: of its run; the forward FLOPs of a sample are in it.
-        price: of a device for an hour; None leaves the cost empty.
+    The manifest has the forward FLOPs of a sample.
     """
     found: dict[str, float] = {}
     flops, rate = manifest.model.forward_flops_per_image, case.images_per_s
@@ -192,11 +123,6 @@ def with_rates(case: CaseResult, manifest: Manifest, price: float | None) -> Cas
             found |= achieved.scaled(100 / peak).columns("mfu_pct")
     if (bus := _bus_gb_per_s(case)) is not None:
         found |= bus.columns("bus_gb_per_s")
-    with_pauses = case.number("images_per_s_sustained")
-    if with_pauses and case.num_devices and case.unit == IMAGES:
-        found["epoch_h"] = EPOCH_IMAGES / with_pauses / 3600
-        if price is not None:
-            found["epoch_cost"] = found["epoch_h"] * case.num_devices * price
     return with_cells(case, **found)
 
 

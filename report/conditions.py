@@ -1,36 +1,123 @@
-"""Shows the conditions of a run, from its manifest; what is not known shows nothing."""
+"""What was measured on what, how the run ended, under which conditions; what is not known is not said."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Sequence
+from typing import Any
 
-from ..bench.conditions import variables_of
+import msgspec
+
+from ..bench.conditions import NONE, UNKNOWN, conditions_of, variables_of
+from ..bench.findings.answers import headline
 from ..bench.findings.cautions import said_load
-from ..bench.findings.numbers import TIMES, count, duration, mib, plain, quantity, singular
-from ..bench.findings.wording import link_name, samples_noun
+from ..bench.findings.numbers import about, count, duration, plain, plural, quantity, singular
+from ..bench.findings.verdicts import Verdict
+from ..bench.findings.wording import device_noun, link_name, samples_noun, stand_ins
 from ..bench.manifest import Manifest, WorkloadCode
-from ..bench.results.case_result import CaseResult, finite
-from ..bench.settings import IMAGES
+from ..bench.results.case_result import CaseResult
+from ..bench.results.store import RunData
+from ..bench.settings import IMAGES, as_text
+from .cases import WorkloadCases
 from .table import Heading, Table
 
+_MOST_HOSTS = 4
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
+_MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
+_FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
 
 
-class Fact(NamedTuple):
-    """One condition of a run; `code` marks text to be read letter by letter."""
+def heading(cases: Sequence[CaseResult]) -> str:
+    """Name what was measured on what: `ResNet-18, 1\N{EN DASH}4 CPU cores`."""
+    shown = [case for case in cases if case.is_ok] or cases
+    names = " and ".join(dict.fromkeys(model_name(case.arch) for case in shown if case.arch))
+    own = [case for case in shown if not case.oversubscribed] or shown
+    counts = [case.num_devices for case in own if case.num_devices]
+    noun = " or ".join(dict.fromkeys(device_noun(case.device_type) for case in shown if case.device_type))
+    if not counts or not noun:
+        return names
+    low, high = min(counts), max(counts)
+    where = plural(low, noun) if low == high else f"{low}\N{EN DASH}{plural(high, noun)}"
+    num_hosts = max(case.num_nodes for case in shown)
+    where += f" of {num_hosts:,d} hosts" if num_hosts > 1 else ""
+    return ", ".join(filter(None, (names, where)))
 
-    name: str
-    value: str
-    code: bool = False
+
+def model_name(arch: str) -> str:
+    """Write a built-in architecture as papers do: `ResNet-18`; another name as it is."""
+    found = _MODEL.fullmatch(arch)
+    return arch if found is None else f"{_FAMILIES[found['family']]}-{found['rest']}"
 
 
-class Group(NamedTuple):
-    """Conditions that belong together."""
+def status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[Verdict]) -> str:
+    """Say in one line how the run ended and how much of its questions it answered."""
+    why = manifest.timing.stopped_because or ""
+    num_skipped = sum(case.status == "skipped" for case in cases)
+    answered = sum(not verdict.is_open for verdict in verdicts)
+    ok = [case for case in cases if case.is_ok]
+    if not ok:
+        said = "nothing measured"
+    elif not verdicts:
+        shared = any(case.answers_nothing for case in ok)
+        said = "it works; shared GPUs tell nothing about speed" if shared else "nothing to compare"
+    elif not answered:
+        said = "undecided"
+    else:
+        every = answered == len(verdicts)
+        said = "answered" if every else f"{answered} of {plural(len(verdicts), 'question')} answered"
+    rounds = max((case.num_rounds for case in ok), default=0)
+    took = manifest.timing.measuring_s
+    interrupted = why == "interrupted"
+    parts = (
+        f"Interrupted, {said}" if interrupted else f"{said[:1].upper()}{said[1:]}",
+        f"{len(ok):,d} of {plural(len(cases), 'case')} measured",
+        f"{num_skipped:,d} skipped" if num_skipped else "",
+        plural(rounds, "round") if rounds else "",
+        f"{about(took)} of measuring" if took else "",
+        f"ended: {why}" if why and not interrupted else "",
+    )
+    return " · ".join(part for part in parts if part)
 
-    title: str
-    facts: tuple[Fact, ...]
+
+def subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> list[str]:
+    """Say what trained on what: workload, processor, backend, torch, hosts, time."""
+    manifest, cases = run.manifest, run.results
+    machine = manifest.environment
+    named = dict.fromkeys(case.device_name for case in cases)
+    if all(case.device_type == "cpu" for case in cases) and machine.cpu_model:
+        cores = f", {plural(machine.num_cores, 'core')}" if machine.num_cores else ""
+        named = {f"{machine.cpu_model}{cores}": None}
+    hosts = list(dict.fromkeys(filter(None, (machine.host, *(rank.host for rank in manifest.ranks)))))
+    more = f" and {plural(len(hosts) - _MOST_HOSTS, 'other')}" if len(hosts) > _MOST_HOSTS else ""
+    torch = manifest.versions.get("torch") or max(case.torch_version for case in cases)
+    lab, moment = link(manifest, cases), manifest.created_utc or ""
+    parts = (
+        measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else "",
+        *named,
+        *dict.fromkeys(f"backend {case.backend}" for case in cases if case.backend),
+        f"torch {torch}" if torch else "",
+        f"{'hosts' if len(hosts) > 1 else 'host'} {', '.join(hosts[:_MOST_HOSTS])}{more}" if hosts else "",
+        f"link {lab}" if lab else "",
+        moment.replace("T", " ").replace("+00:00", " UTC"),
+        f"run {title}" if title != "run" else "",
+    )
+    return [part for part in parts if part]
+
+
+def warnings(manifest: Manifest, cases: Sequence[CaseResult]) -> list[str]:
+    """Return what a reader must know before any number."""
+    tried = [case for case in cases if case.status != "skipped"]
+    broken = sum(case.has_failed for case in tried)
+    stand_in = " ".join(f"{said}." for said in stand_ins(cases))
+    made = [stand_in] if stand_in else []
+    made += ["Hosts and link are made by bench.lab on one machine."] if link(manifest, cases) else []
+    if any(case.oversubscribed for case in headline(cases)):
+        made.append(
+            "Cases with more devices than the machine has share them: they say nothing about scaling."
+        )
+    if broken:
+        made.append(f"{broken:,d} of {plural(len(tried), 'case')} did not finish: see “Not measured”.")
+    return made
 
 
 def link(manifest: Manifest, cases: Sequence[CaseResult]) -> str:
@@ -39,93 +126,46 @@ def link(manifest: Manifest, cases: Sequence[CaseResult]) -> str:
     return ", ".join(link_name(rate) for rate in known if rate)
 
 
-def groups(manifest: Manifest, cases: Sequence[CaseResult]) -> list[Group]:
-    """Return the conditions in groups, without empty facts and groups."""
-    timing, machine, git = manifest.timing, manifest.environment, manifest.git
-    model, code = manifest.model, manifest.workload or WorkloadCode()
-    flops = model.forward_flops_per_image
+def conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dict[str, str]]:
+    """Return the conditions by name in groups: what a gate compares, and how the run went."""
+    timing, machine, model = manifest.timing, manifest.environment, manifest.model
     first = cases[0] if cases else CaseResult.of({})
-    each = first.units_per_sample
-    gpus = Counter(
-        ", ".join(filter(None, (gpu.name, quantity(gpu.memory_mib, "MiB")))) for gpu in machine.gpus or ()
-    )
-    made = (
-        _group(
-            "Run",
-            {
-                "name": manifest.name,
-                "started (UTC)": manifest.created_utc,
-                "total time": duration(timing.total_s),
-                "start-up": duration(timing.startup_s),
-                "share of time measured": quantity(timing.timed_share_pct, "%"),
-                "load": said_load(manifest),
-                "rounds": timing.rounds,
-                "stopped because": timing.stopped_because,
-                "seed": manifest.seed,
-            },
-            {"plan": manifest.plan_hash, "command": manifest.command or " ".join(manifest.argv)},
-        ),
-        _group("Settings", {k.replace("_", " "): v for k, v in manifest.settings.stored().items()}),
-        _group(
-            "Model",
-            {
-                "model": model.arch,
-                "parameters": count(model.num_params),
-                "gradients per step": mib(model.gradient_bytes),
-                "forward pass": quantity(flops and flops / 1e9, f"GFLOP/{singular(samples_noun(first))}"),
-                "throughput counts": ""
-                if first.unit == IMAGES
-                else first.unit + ("" if each == 1 else f", {each:,d} per sample"),
-            },
-        ),
-        _group(
-            "Machine",
-            {
-                "host": machine.host,
-                "system": machine.os,
-                "CPU": machine.cpu_model,
-                "CPU cores": count(machine.num_cores),
-                "memory": quantity(machine.memory_gib, "GiB"),
-                "CPU governor": machine.governors,
-                "transparent huge pages": machine.huge_pages,
-                "container's CPU quota": quantity(finite(machine.cgroup.cpu_quota_cores), "cores"),
-                "container's memory limit": quantity(finite(machine.cgroup.memory_limit_gib), "GiB"),
-                "container's cores": machine.cgroup.cpuset,
-                "GPUs": "; ".join(f"{how_many} {TIMES} {name}" for name, how_many in gpus.items() if name),
-                "link between hosts": link(manifest, cases),
-            },
-        ),
-        _group("Versions", {name.replace("_", " "): version for name, version in manifest.versions.items()}),
-        _group(
-            "Workload's code",
-            {
-                "workload": code.spec,
-                "file": code.file,
-                "repository": code.repository,
-                "origin": code.origin,
-                "commit": code.commit,
-                "uncommitted changes": code.dirty,
-            },
-            {"SHA-256 of the file": code.sha256, "SHA-256 of all imported files": code.code_sha256},
-        ),
-        _group(
-            "ddp-bench",
-            {
-                "version": manifest.ddp_bench.version,
-                "commit": git.commit,
-                "uncommitted changes": git.dirty,
-            },
-        ),
-        _group("Environment variables", {}, variables_of(machine)),
-    )
-    return [group for group in made if group.facts]
-
-
-def _group(title: str, facts: Mapping[str, Any], codes: Mapping[str, Any] | None = None) -> Group:
-    """Leave out what is not known; `codes` are to be read letter by letter."""
-    pairs = [(facts, False), (codes or {}, True)]
-    shown = [Fact(name, plain(value), code) for told, code in pairs for name, value in told.items()]
-    return Group(title, tuple(fact for fact in shown if fact.value))
+    flops, each = model.forward_flops_per_image, f", {first.units_per_sample:,d} per sample"
+    compared = {c.name: c.value for c in conditions_of(manifest) if c.value.lower() not in (UNKNOWN, NONE)}
+    settings = {name: value for name, value in manifest.settings.stored().items() if value is not None}
+    code = msgspec.structs.asdict(manifest.workload or WorkloadCode()) | {"files": None}
+    variables = variables_of(machine)
+    made: dict[str, dict[str, Any]] = {
+        "Run": {
+            "name": manifest.name,
+            "started": manifest.created_utc,
+            "command": manifest.command or " ".join(manifest.argv),
+            "total time": duration(timing.total_s),
+            "start-up": duration(timing.startup_s),
+            "share of time measured": quantity(timing.timed_share_pct, "%"),
+            "load": said_load(manifest),
+            "stopped because": timing.stopped_because,
+            "throughput counts": None
+            if first.unit == IMAGES
+            else first.unit + each * (first.units_per_sample != 1),
+            "forward pass": quantity(flops and flops / 1e9, f"GFLOP/{singular(samples_noun(first))}"),
+        },
+        "Model and machine": {
+            **{name: value for name, value in compared.items() if name[:2] != "--" and name not in variables},
+            "model parameters": count(model.num_params),
+            "gradient bytes": count(model.gradient_bytes),
+            "system": machine.os,
+            "memory": quantity(machine.memory_gib, "GiB"),
+        },
+        "Settings": {name.replace("_", " "): as_text(value) for name, value in settings.items()},
+        "Workload's code": {name.replace("_", " "): value for name, value in code.items()},
+        "Environment variables": variables,
+    }
+    said = {
+        title: {name: plain(value) for name, value in facts.items() if plain(value)}
+        for title, facts in made.items()
+    }
+    return {title: facts for title, facts in said.items() if facts}
 
 
 def ranks(manifest: Manifest) -> Table | None:

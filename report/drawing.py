@@ -1,4 +1,4 @@
-"""How figures look, how marks with intervals are drawn, and how a figure becomes SVG.
+"""How figures look, and how Matplotlib's SVG becomes an element of a page: themed, small, with tips.
 
 Each colour is a variable of the page, so that one drawing serves light, dark and print; none stands alone.
 """
@@ -6,18 +6,18 @@ Each colour is a variable of the page, so that one drawing serves light, dark an
 from __future__ import annotations
 
 import io
+import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 from cycler import cycler
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from .svg import KEY, inline
 
 WIDTH_PT = 400
 """Width of every figure, for which the sizes of its text and marks are chosen."""
@@ -47,16 +47,15 @@ LOOKS: dict[str, dict[str, Any]] = {
     "ddp": _look("ddp", "o", "-"),
     "other": _look("other", "s", _DASH_DOT, 5),
     "ideal": _look("muted", "", _DOTTED, 0),
-    "run1": _look("ddp", "o", "-"),
-    "run2": _look("dp", "^", _DASHED),
-    "run3": _look("other", "s", _DASH_DOT),
-    "run4": _look("ink", "D", (0, (2, 1.5))),
-    "run5": _look("ddp", "v", (0, (8, 2))),
-    "run6": _look("dp", "P", (0, (4, 1, 1, 1, 1, 1))),
-    "run7": _look("other", "X", (0, (1, 1))),
-    "run8": _look("ink", "*", (0, (10, 3))),
 }
 """Lines and marks by what they stand for."""
+
+MANY_LOOKS = [
+    _look(colour, marker, line)
+    for line, markers in (("-", "o^sD"), (_DASHED, "vPX*"))
+    for colour, marker in zip(("ddp", "dp", "other", "ink"), markers, strict=True)
+]
+"""Those of as many lines of one kind as one drawing can tell apart."""
 
 _RC: Any = {
     **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), INK),
@@ -79,27 +78,37 @@ _RC: Any = {
     "text.parse_math": False,
 }
 
+_TAG, _KEY, _APART = "tag:", "key:", "\N{INVISIBLE SEPARATOR}"
+"""What the id of a drawn thing begins with that has words or a series, that of a legend's entry; and what
+parts both: no printable text holds it."""
+
+_LEFT_OUT = re.compile(r"<(style|metadata).*?</\1>", re.DOTALL)
+_SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+_NUMBER = re.compile(r"-?\d+\.\d+")
+_GEOMETRY = ("d", "transform", "x", "y", "width", "height")
+_REFERENCE = re.compile(r"#([\w-]+)")
+
 
 @dataclass(frozen=True)
 class Figure:
     """A figure and the words around it; `key` is unique on the page.
 
-    `draw` fills an empty canvas of `height_pt` points. `axes` says to a reader who cannot see the figure what
-    it draws, before its finding; without them its title does.
+    `draw` fills an empty canvas of `height_pt` points. `note` says how to read it; `terms` are words of the
+    page that it uses.
     """
 
     key: str
     title: str
     caption: str
-    how_to_read: str
+    note: str
     height_pt: float
     draw: Callable[[Canvas], None]
-    axes: str = ""
+    terms: tuple[str, ...] = ()
 
     @property
     def alt(self) -> str:
         """Say what the figure shows, then its finding."""
-        return f"{self.axes or self.title}. {self.caption}"
+        return f"{self.title}. {self.caption}"
 
     def svg(self) -> str:
         """Return the figure as one `<svg>` element for an HTML page; equal figures give equal bytes."""
@@ -108,7 +117,7 @@ class Figure:
             canvas = Canvas(figsize=(WIDTH_PT / 72, self.height_pt / 72), layout="constrained")
             self.draw(canvas)
             canvas.savefig(raw, format="svg", metadata={"Date": None})
-        return inline(raw.getvalue(), self.key, self.alt, _STAND_INS)
+        return _inline(raw.getvalue(), self.alt)
 
 
 @contextmanager
@@ -124,9 +133,8 @@ def look(salt: str) -> Iterator[None]:
         yield
 
 
-def mark_look(look: str, *, hollow: bool) -> dict[str, Any]:
-    """Return how a single mark is drawn."""
-    found = LOOKS[look]
+def mark_look(found: Mapping[str, Any], *, hollow: bool = False) -> dict[str, Any]:
+    """Return how a single mark of a line's look is drawn."""
     return {
         "linestyle": "",
         "marker": found["marker"],
@@ -138,18 +146,106 @@ def mark_look(look: str, *, hollow: bool) -> dict[str, Any]:
     }
 
 
-def time_axis(axes: Any, label: str) -> None:
-    """Draw durations to the right, with a grid to read them by and no other."""
+def read_across(axes: Any, label: str) -> None:
+    """Name what is drawn to the right, with a grid to read it by and no other."""
     axes.grid(visible=False)
     axes.grid(visible=True, axis="x", color=GRID)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
-    axes.set_xlabel(label)
+    axes.set_xlabel(printable(label))
 
 
-def legend(canvas: Canvas, handles: Sequence[Any], columns: int, **how: Any) -> None:
+def legend(canvas: Canvas, handles: Sequence[Any], **how: Any) -> None:
     """Draw a legend above all, whose entries the page can tell."""
+    longest = sorted(len(str(handle.get_label())) for handle in handles)[-3:]
+    columns = 3 if sum(longest) <= 48 else 2  # what fits the width of a figure
     made = canvas.legend(handles=handles, loc="outside upper left", ncols=columns, **how)
     for words, handle in zip(made.get_texts(), made.legend_handles, strict=True):
         for one in filter(None, (words, handle)):
-            one.set_gid(f"{KEY}{words.get_text()}")
+            one.set_gid(f"{_KEY}{words.get_text()}")
+
+
+def printable(text: str) -> str:
+    """Drop characters that a drawing cannot hold: XML has no way to write control characters."""
+    return "".join(c for c in text if c.isprintable())
+
+
+def tag(words: str = "", series: str = "") -> str:
+    """Return the id of a drawn thing: what the page says to who points at it, and its entry in the legend."""
+    return f"{_TAG}{printable(words)}{_APART}{printable(series)}"
+
+
+def _inline(raw: str, alt: str) -> str:
+    """Return a document that Matplotlib wrote as one `<svg>` element, which shows what `alt` says."""
+    root = ET.fromstring(_LEFT_OUT.sub("", raw))  # noqa: S314 - written by matplotlib a moment ago
+    classes: dict[str, str] = {}
+    for element in root.iter():
+        element.tag = element.tag.removeprefix(_SVG)
+        element.text = (element.text or "").strip() or None
+        element.tail = None
+        if _HREF in element.attrib:
+            element.set("href", element.attrib.pop(_HREF))
+        _shorten(element)
+        _tell(element)
+        if style := _themed(element):
+            name = classes.setdefault(style, f"s{zlib.crc32(style.encode()):x}")
+            element.set("class", " ".join(filter(None, (element.get("class"), name))))
+    said = [*classes, *(value for element in root.iter() for value in element.attrib.values())]
+    used = {name for value in said for name in _REFERENCE.findall(value)}
+    for own in (element.attrib for element in root.iter()):
+        if own.get("id") not in used:
+            own.pop("id", None)
+    _prune(root)
+    for name in ("width", "height", "version"):
+        del root.attrib[name]
+    root.attrib |= {"role": "img", "aria-label": alt}
+    sheet = ET.Element("style")
+    sheet.text = "".join(f".{name}{{{style}}}" for style, name in classes.items())
+    root.insert(0, sheet)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _shorten(element: ET.Element) -> None:
+    """Write a hundredth of a point at most, and no turn by nothing."""
+    own = element.attrib
+    for name in own.keys() & set(_GEOMETRY):
+        short = _NUMBER.sub(lambda found: f"{round(float(found[0]), 2) + 0.0:g}", own[name])
+        own[name] = re.sub(r" *([A-Za-z]) *", r"\1", short).strip() if name == "d" else short
+    if own.get("transform", "").startswith("rotate(-0 "):
+        del own["transform"]
+
+
+def _tell(element: ET.Element) -> None:
+    """Give a drawn thing its words, for who points at it, and its series."""
+    own, name = element.attrib, element.get("id", "")
+    if name.startswith(_KEY):
+        own["data-key"] = own.pop("id").removeprefix(_KEY)
+    elif name.startswith(_TAG):
+        words, _, series = own.pop("id").removeprefix(_TAG).partition(_APART)
+        own |= {"data-series": series} if series else {}
+        if words:
+            own["class"] = "tip"
+            title = ET.Element("title")
+            title.text = words
+            element.insert(0, title)
+
+
+def _themed(element: ET.Element) -> str:
+    """Take the element's style and return it, in the page's colours and without fonts."""
+    own = element.attrib
+    # The paint of hatches stands in attributes, where the page's variables do not apply.
+    paint = [f"{name}: {own.pop(name)}" for name in ("fill", "stroke") if name in own]
+    parts = [*paint, *own.pop("style", "").split("; ")]
+    style = ";".join(part.replace(": ", ":") for part in parts if not part.startswith("font-family"))
+    for name, colour in _STAND_INS.items():
+        style = style.replace(colour, f"var(--{name})")
+    return style.strip(";")
+
+
+def _prune(parent: ET.Element) -> None:
+    """Take out empty groups, and put in place of groups without a meaning what they hold."""
+    kept: list[ET.Element] = []
+    for child in parent:
+        _prune(child)
+        if child.tag in {"g", "defs"} and not len(child):
+            continue
+        kept += list(child) if child.tag == "g" and not child.attrib else [child]
+    parent[:] = kept

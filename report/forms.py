@@ -23,18 +23,14 @@ FORMS = {
 """Modes by the form of parallel training that they belong to, in the order of its section."""
 
 
-ALL_OF = ("pipeline", *COMPOSABLE)
-"""Modes of which every case is shown; of others that without settings."""
-
-
 def forms(measured: Sequence[WorkloadCases]) -> Section | None:
     """Show every form of parallel training that was measured; None without a mode beside DP and DDP."""
     with_more = [w for w in measured if any(case.mode in COMPARATORS for case in w.cases)]
-    if not with_more:
-        return None
     several = len(measured) > 1
     cases = [with_cells(c, workload=w.label if several else "") for w in with_more for c in _cases(w)]
     made = _table(cases)
+    if made is None:
+        return None
     notes = [
         "Data parallel: every device has the model and a part of the batch (DP, DDP, replicate); sharded, it "
         "holds part of each parameter, gradient and optimizer state, and gathers a block while it computes "
@@ -49,14 +45,15 @@ def forms(measured: Sequence[WorkloadCases]) -> Section | None:
         for case in cases
         if case.mode == "partition" and case.speedup and case.speedup.low > 1
     ]
-    return Section("Forms of parallel training", notes, tables=[made] if made else [])
+    return Section("forms", "Forms of parallel training", notes, tables=[made])
 
 
 def _cases(workload: WorkloadCases) -> list[CaseResult]:
-    """Keep one case of each mode and device count, all of `ALL_OF`; `single` first, then by `FORMS`."""
+    """Keep one case of each mode and device count, all of modes with settings; `single` first."""
     every = workload.cases
     chosen = (
-        [c for c in every if c.mode == m] if m in ALL_OF else by_mode(every, m) for m in ("single", *FORMS)
+        [c for c in every if c.mode == m] if m in ("pipeline", *COMPOSABLE) else by_mode(every, m)
+        for m in ("single", *FORMS)
     )
     return [case for cases in chosen for case in cases]
 
@@ -64,9 +61,7 @@ def _cases(workload: WorkloadCases) -> list[CaseResult]:
 def _table(cases: Sequence[CaseResult]) -> Table | None:
     return table(
         "Side by side",
-        "Layers are split by the time that each takes. The bubble is the share of the stages' time in which "
-        "they wait for each other. The bound is the speed-up of equal stages without communication, "
-        "n m / (m + n - 1) on n devices with m micro-batches.",
+        "Layers are split by the time that each takes.",
         cases,
         (
             *NAME,

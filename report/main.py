@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..bench.cli import Parser, command, guarded, named, price
+from ..bench.cli import Parser, command, guarded
 from ..bench.errors import ExitCode, UsageError
 
 
@@ -37,11 +37,6 @@ def _parser() -> Parser:
         help=f"draw what `{command('predict')} RUN --json` predicted from this run",
     )
     parser.add_argument(
-        "--price-per-device-hour",
-        metavar="PRICE",
-        help="adds to the tables what an epoch of ImageNet's size costs, in the currency of PRICE",
-    )
-    parser.add_argument(
         "--markdown",
         action="store_true",
         help="print answers and results, fit for a comment, or write them to --out",
@@ -58,11 +53,9 @@ def _write(arguments: argparse.Namespace) -> str:
     if arguments.others:
         both = " ".join(map(str, (run, arguments.others[0])))
         raise UsageError(f"a page is of one run; to compare two: {command('gate')} {both} --html FILE")
-    given = arguments.price_per_device_hour
-    hourly = None if given is None else named("price_per_device_hour", price, given)
     if arguments.markdown:
         if predictions is not None:
             raise UsageError("--predictions are drawn; leave --markdown out")
-        return write_markdown(run, out, price=hourly)
+        return write_markdown(run, out)
     beside = run.with_suffix(".html") if is_archive(run) else run / "report.html"
-    return str(build(run, out or beside, predictions=predictions, price=hourly))
+    return str(build(run, out or beside, predictions=predictions))

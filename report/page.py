@@ -19,13 +19,14 @@ from ..bench.predict.output import Predictions
 from ..bench.results.comparisons import EQUAL, FASTER, SLOWER
 from ..bench.results.store import FAILURES, RunData
 from ..bench.text import visible
-from . import conditions, figures, forest, step, tables, timeline
+from . import charts, conditions, tables
 from .cases import with_cells, with_rates, workloads
 from .drawing import Figure
+from .forest import against_default
 from .forms import forms
-from .head import heading, status, subtitle, warnings
 from .predicted import predicted
-from .table import Link, Section, Table
+from .step import breakdown
+from .table import TERMS, Link, Section, Table
 
 _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 _STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
@@ -100,102 +101,107 @@ class Page:
     cautions: Sequence[Caution] = ()
     notes: Sequence[str] = ()
     figures: Sequence[Figure] = ()
-    not_drawn: Sequence[str] = ()
-    """Why a figure is missing."""
-    more_figures: Sequence[Figure] = ()
+    sections: Sequence[Section] = ()
+    """What stands between the notes and the numbers."""
     tables: Sequence[Table] = ()
-    """The first is the page's; the others are folded."""
+    folds: Sequence[Section] = ()
     files: Files = field(default_factory=Files)
-    unmeasured: Table | None = None
-    conditions: Sequence[conditions.Group] = ()
-    ranks: Table | None = None
+    conditions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     topology: str = ""
-    sections: Mapping[str, Section] = field(default_factory=dict)
-    """What stands between the figures and the numbers, by its key."""
+    intervals: str = ""
+    """What bars and numbers in parentheses are."""
 
-    @property
-    def folds(self) -> dict[str, Section]:
-        """What is folded, by its key."""
-        more, others = self.more_figures, self.tables[1:]
-        return {
-            **({"more": Section(more[0].title.partition(":")[0], figures=more)} if more else {}),
-            **({"all-tables": Section("More tables", tables=others)} if others else {}),
-        }
+    def explained(self) -> Page:
+        """Say what each term of figures and tables means where it first appears, and nowhere else."""
+        said: set[str] = set()
+
+        def meanings(terms: Iterable[str]) -> list[str]:
+            new = [term for term in dict.fromkeys(terms) if term in TERMS and term not in said]
+            said.update(new)
+            return [f"{term}: {TERMS[term]}." for term in new]
+
+        def drawn(found: Sequence[Figure]) -> list[Figure]:
+            return [
+                replace(one, note=" ".join(filter(None, (*meanings(one.terms), one.note)))) for one in found
+            ]
+
+        def told(found: Sequence[Table]) -> list[Table]:
+            return [replace(one, below=(*meanings(one.terms), *one.below)) for one in found]
+
+        def both(found: Sequence[Section]) -> list[Section]:
+            return [replace(one, figures=drawn(one.figures), tables=told(one.tables)) for one in found]
+
+        return replace(
+            self,
+            figures=drawn(self.figures),
+            sections=both(self.sections),
+            tables=told(self.tables),
+            folds=both(self.folds),
+        )
 
 
-def page(
-    run: RunData,
-    files: Files | None = None,
-    predictions: Predictions | None = None,
-    *,
-    price: float | None = None,
-) -> Page:
+def page(run: RunData, files: Files | None = None, predictions: Predictions | None = None) -> Page:
     """Make the page of a run.
 
     Args:
         run: what was measured.
         files: what the page offers of the run's files.
         predictions: made of this run, to be drawn.
-        price: of a device for an hour.
     """
     files = files or Files()
     title = run.manifest.name or run.path.name
     cases, manifest = run.results, run.manifest
     conclusion, comparisons = conclude_run(run), run.compared
     measured = workloads(cases)
-    main: list[Figure] = []
-    not_drawn: list[str] = []
-    more: list[Figure] = []
+    figures: list[Figure] = []
+    rounds: list[Figure] = []
     for i, workload in enumerate(measured, start=1):
-        place = f"w{i}"
         if any(c.answers_nothing for c in workload.cases) and not headline(workload.cases):
-            not_drawn.append("No figures: cases that share a GPU tell nothing about speed.")
-            continue
-        one_step, why_not = timeline.one_step(workload, run.blocks, key=place)
-        not_drawn += [why_not] if why_not else []
-        first = (
-            figures.scaling(workload, key=place),
-            forest.against_default(workload, comparisons, key=place),
-            figures.bucket_caps(workload, key=place),
-            step.breakdown(workload, comparisons, key=place),
-            one_step,
+            continue  # cases that share a GPU tell nothing about speed
+        key, suffix = f"w{i}", f": {workload.name}" if len(measured) > 1 else ""
+        drawn = (
+            charts.scaling(workload, key=key),
+            against_default(workload, comparisons, key=key),
+            breakdown(workload, comparisons, key=key),
         )
-        rest = (figures.drift(workload, run.times, key=place),)
-        suffix = f": {workload.name}" if len(measured) > 1 else ""
-        for found, kept in ((first, main), (rest, more)):
+        over_time = charts.drift(workload, run.times, key=key)
+        for found, kept in ((drawn, figures), ((over_time,), rounds)):
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
     shown = [
-        with_cells(with_rates(case, manifest, price), workload=w.name if len(measured) > 1 else "")
+        with_cells(with_rates(case, manifest), workload=w.name if len(measured) > 1 else "")
         for w in measured
         for case in w.cases
     ]
-    sections = {
-        "forms": forms(measured),
-        "predicted": predicted(run, predictions, key="predicted") if predictions else None,
-    }
+    results, *others = tables.tables(shown, files.traces, comparisons)
+    failed, places = tables.unmeasured(cases, files.failures), conditions.ranks(manifest)
+    folds = (
+        Section("more", "Rounds over time", figures=rounds),
+        Section("all-tables", "More tables", tables=[one for one in (*others, places) if one is not None]),
+    )
+    sections = (forms(measured), predicted(run, predictions) if predictions else None)
     return Page(
         title=title,
-        heading=", ".join(filter(None, (heading(cases) or title, conditions.link(manifest, cases)))),
-        status=status(manifest, cases, conclusion.verdicts),
-        subtitle=subtitle(run, measured, title),
+        heading=", ".join(
+            filter(None, (conditions.heading(cases) or title, conditions.link(manifest, cases)))
+        ),
+        status=conditions.status(manifest, cases, conclusion.verdicts),
+        subtitle=conditions.subtitle(run, measured, title),
         command=again(manifest) or " ".join(manifest.argv),
-        warnings=warnings(cases, conditions.link(manifest, cases)),
+        warnings=conditions.warnings(manifest, cases),
         cards=cards(conclusion.verdicts),
         following=conclusion.next_step,
         cautions=conclusion.cautions,
         trust=conclusion.trust.lines if conclusion.trust else {},
         notes=conclusion.notes,
-        figures=main,
-        not_drawn=tuple(dict.fromkeys(not_drawn)),
-        more_figures=more,
-        tables=tables.tables(shown, files.traces, comparisons),
+        intervals="In parentheses and as bars: 95% intervals." if shown else "",
+        figures=figures,
+        sections=[section for section in sections if section is not None],
+        tables=[table for table in (results, failed) if table is not None],
+        folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files,
-        unmeasured=tables.unmeasured(cases, files.failures),
-        conditions=conditions.groups(manifest, cases),
-        ranks=conditions.ranks(manifest),
+        conditions=conditions.conditions(manifest, cases),
         topology=(manifest.environment.topology or "").strip("\n"),
-        sections={name: section for name, section in sections.items() if section is not None},
-    )
+    ).explained()
 
 
 def cards(verdicts: Iterable[Verdict]) -> list[Card]:

@@ -15,46 +15,39 @@ from ..bench.predict.prediction import Prediction
 from ..bench.predict.runs import ddp_cases, identity
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
-from .cases import mark
-from .chart import MOST_RUNS, Line, Mark, ideal
-from .drawing import Figure
-from .figures import counts_of, over_devices
+from .charts import Line, Mark, mark, over_devices
+from .drawing import LOOKS, MANY_LOOKS, Figure
 from .table import Heading, Section, Table
 
-PREDICTION = (
-    "Prediction (95% interval). Exposed communication is the step less the same step without communication; "
-    "efficiency is throughput over devices times that of one."
-)
-ERROR = (
+_ERROR = (
     "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
     "predicted over measured, less one."
 )
 
 
-def predicted(run: RunData, predictions: Predictions, *, key: str) -> Section:
+def predicted(run: RunData, predictions: Predictions) -> Section:
     """Show `predictions` beside the cases of `run`."""
     lines = predictions.lines()
     notes = [
         f"Predicted by {command('predict')}, not measured: a simulation of one step, fed by a calibration.",
         *predictions.answers(),
     ]
-    if len(lines) > MOST_RUNS:
-        notes.append(f"Of {len(lines)} lines the first {MOST_RUNS} are drawn.")
+    if len(lines) > len(MANY_LOOKS):
+        notes.append(f"Of {len(lines)} lines the first {len(MANY_LOOKS)} are drawn.")
     unlike = [differences(predictions.identity, identity(run, case)) for case in ddp_cases(run)]
     if unlike and all(unlike):
         notes.append(f"The calibration is not of this run: {min(map('; '.join, unlike), key=len)}.")
     figures, tables = [], []
     if lines:
-        drawn = lines[:MOST_RUNS]
-        figures = [_figure(run, predictions, drawn, key)]
+        figures = [_figure(run, predictions, lines[: len(MANY_LOOKS)])]
         rows = table([p for line in lines for p in line])
-        tables.append(_table("Predictions", PREDICTION, rows, below=predictions.notes))
+        tables.append(_table("Predictions", "", rows, below=predictions.notes))
     else:
         notes += predictions.notes
     if predictions.validation:
         rows, said = predictions.errors()
-        tables.append(_table("Error of the predictions", ERROR, rows, below=(said,)))
-    return Section("On hardware you do not have", notes, figures, tables)
+        tables.append(_table("Error of the predictions", _ERROR, rows, below=(said,)))
+    return Section("predicted", "On hardware you do not have", notes, figures, tables)
 
 
 def _table(title: str, note: str, rows: Rows, *, below: Sequence[str]) -> Table:
@@ -62,9 +55,7 @@ def _table(title: str, note: str, rows: Rows, *, below: Sequence[str]) -> Table:
     return Table(title, note, columns, tuple(tuple(row.values()) for row in rows), tuple(below))
 
 
-def _figure(
-    run: RunData, predictions: Predictions, lines: Sequence[Sequence[Prediction]], key: str
-) -> Figure:
+def _figure(run: RunData, predictions: Predictions, lines: Sequence[Sequence[Prediction]]) -> Figure:
     """Draw efficiency against devices, a line for each network and bucket cap."""
     device, link = device_noun(predictions.identity.device_type), predictions.identity.link
     first = lines[0][0]
@@ -72,33 +63,34 @@ def _figure(
     drawn = [
         Line(
             line[0].network + (f", bucket cap {cap_label(line[0].bucket_cap_mb)}" if several_caps else ""),
-            f"run{i}",
+            look,
             tuple(Mark(p.num_devices, p.efficiency.scaled(100)) for p in line),
             band=True,
         )
-        for i, line in enumerate(lines, start=1)
+        for line, look in zip(lines, MANY_LOOKS, strict=False)
     ]
-    measured = Line(
-        f"measured, {link_name(link)}" if link else "measured",
-        "single",
-        tuple(
-            mark(float(case.num_devices), case.efficiency.scaled(100), case, "")
-            for case in _measured(run, predictions, first)
-            if case.efficiency is not None
-        ),
-        joined=False,
-    )
-    dotted = ideal("ideal", dict.fromkeys({1.0, *counts_of((*drawn, measured))}, 100.0))
     said = "; ".join(f"{line.label} {with_interval(line.marks[-1].value, '%')}" for line in drawn)
+    most = drawn[0].marks[-1].x
+    measured = [
+        mark(case, share, with_interval(share, "%"))
+        for case in _measured(run, predictions, first)
+        if (share := case.efficiency and case.efficiency.scaled(100))
+    ]
+    if measured:
+        name = f"measured, {link_name(link)}" if link else "measured"
+        drawn.append(Line(name, LOOKS["single"] | {"linestyle": ""}, tuple(measured)))
     return over_devices(
-        key=f"{key}-efficiency",
+        drawn,
+        ideal={1.0: 100.0, most: 100.0},
+        log="x",
+        key="predicted-efficiency",
         title="Predicted efficiency",
-        panels={"efficiency (%)": [line for line in (*drawn, measured) if line.marks] + [dotted]},
         x_label=f"devices ({device}s), {first.scaling} scaling",
-        caption=f"Predicted on {plural(drawn[0].marks[-1].x, device)}: {said}.",
-        how_to_read="Higher is better; the dotted line is ideal. Lines are predictions, their areas 95% "
-        "intervals: where an area is wide, little is known. Diamonds with bars were measured in this run, "
-        "over its own network.",
+        y_label="efficiency (%)",
+        caption=f"Predicted on {plural(most, device)}: {said}.",
+        note="Areas are 95% intervals: where one is wide, little is known. Diamonds were measured in this "
+        "run, over its own network.",
+        terms=("Efficiency",),
     )
 
 

@@ -11,13 +11,11 @@ from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import EXPOSED_COMM
 from ..bench.results.comparisons import Comparison, over_eager
 from ..bench.results.store import failure_file
-from .cases import EPOCH_IMAGES, unshared
+from .cases import unshared
 from .table import NAME, Column, Heading, Link, Table, figures, table, whole, words
 
 _ID = words("Id", lambda case: case.case_id)
 _ROUNDS = whole("Rounds", "num_rounds")
-SPEEDUP = figures("Speed-up", "speedup", TIMES)
-_EFFICIENCY = figures("Efficiency", "efficiency", "%", 100.0)
 
 
 def _ranked(column: Column) -> Column:
@@ -25,19 +23,16 @@ def _ranked(column: Column) -> Column:
     return column._replace(cell=lambda case: column.cell(case) if case.is_ranked else "")
 
 
+SPEEDUP = _ranked(figures("Speed-up", "speedup", TIMES))
+_EFFICIENCY = _ranked(figures("Efficiency", "efficiency", "%", 100.0))
 _EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
 _HIDDEN = words("Hidden (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number")
-_PEAK = figures(
-    "Peak memory",
-    "peak_mem_mib",
-    "MiB",
-    meaning="in tensors, on the device that needs most; what libraries take beside them (CUDA, NCCL, oneDNN) "
-    "is not counted",
-)
-_COST = figures("Cost of an epoch", "epoch_cost")
+_PEAK = figures("Peak memory", "peak_mem_mib", "MiB")
 
 
 def _over_default(case: CaseResult) -> str:
+    if case.is_stand_in:
+        return "says nothing of DP"
     found = None if case.answers_nothing else case.interval("vs_ddp_default")
     is_reference = found is not None and found.low == found.high == 1
     return "1, the default" if is_reference else with_interval(found)
@@ -48,55 +43,39 @@ _AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number")
 
 def tables(
     ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]], comparisons: Sequence[Comparison]
-) -> list[Table]:
-    """Make the tables of the measured cases, the results first.
+) -> list[Table | None]:
+    """Make the tables of the measured cases, the results first; None for one that has nothing to show.
 
     Args:
         ok: the cases; a column `workload` is blank where there is only one.
         traces: links by case.
         comparisons: what the run answers.
     """
-    made = (
+    ddp = [case for case in ok if case.mode == "ddp"]
+    sizes = (whole("Buckets", "num_buckets"), words("Sizes in all-reduce order", _sizes))
+    layouts = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
+    return [
         _results(ok),
         _every_column(ok, traces),
         _anatomy(ok),
-        communication(ok),
+        _communication([case for case in ddp if case.num_devices > 1]),
         _compiling(ok, comparisons),
         _gpu_load(ok),
         _dp_stages([case for case in ok if case.mode == "dp"]),
-        table(
-            "Bucket layouts",
-            "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout.",
-            [case for case in ok if case.mode == "ddp"],
-            (*NAME, whole("Buckets", "num_buckets"), words("Sizes in all-reduce order", _sizes)),
-        ),
-    )
-    return [one for one in made if one is not None]
+        table("Bucket layouts", layouts, ddp, (*NAME, *sizes)),
+    ]
 
 
 def _results(ok: Sequence[CaseResult]) -> Table | None:
     own = unshared(ok)
     folded = len(ok) - len(own)
-    throughput = figures("Throughput", "images_per_s", per_second(unit_of_cases(ok)))
+    per_s = per_second(unit_of_cases(ok))
+    ratios = _AGAINST, SPEEDUP, _EFFICIENCY
     return table(
         "Results",
-        "Estimate (95% interval); the ratios to DDP's default at the same number of devices hold "
-        "all at once. Speed-up is throughput over that of “single”, efficiency is speed-up / devices. "
-        "Exposed is what communication adds to the step, hidden the share of communication that it does not.",
+        f"{plural(folded, 'case')} on shared devices: see “Every column”." if folded else "",
         own,
-        (
-            *NAME,
-            throughput,
-            _AGAINST,
-            _ranked(SPEEDUP),
-            _ranked(_EFFICIENCY),
-            _EXPOSED,
-            _HIDDEN,
-            _PEAK,
-            _COST,
-            _ROUNDS,
-        ),
-        below=[f"{plural(folded, 'case')} on shared devices: see “Every column”."] if folded else [],
+        (*NAME, figures("Throughput", "images_per_s", per_s), *ratios, _EXPOSED, _HIDDEN, _PEAK, _ROUNDS),
     )
 
 
@@ -116,8 +95,6 @@ def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...
         figures("MFU", "mfu_pct", "% of the data sheet's peak"),
         _PEAK,
         figures("Reserved memory", "reserved_mem_mib", "MiB"),
-        figures("Epoch", "epoch_h", "h"),
-        _COST,
         words("Proof: gradients off by", lambda case: _power_of_ten(case.number("gradient_error")), "number"),
         words("Proof: two steps off by", lambda case: _power_of_ten(case.number("update_error")), "number"),
         _ROUNDS,
@@ -125,21 +102,7 @@ def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...
         whole("Devices", "num_devices"),
         _ID,
     )
-    notes = {
-        "epoch_h": f" An epoch has the {EPOCH_IMAGES:,d} images of ImageNet-1k, of the size measured, at the "
-        "throughput with pauses.",
-        "reserved_mem_mib": " Reserved memory is what torch's allocator held for the tensors.",
-    }
-    note = (
-        "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic "
-        "counts three times the forward's matrix products and convolutions. The proofs say how far, "
-        "relatively, a case was off the plain module before it was timed: its gradients, and what two steps "
-        "add to the parameters. cases.csv holds the measured numbers under the name in column “Id”."
-    )
-    said = "".join(
-        words for name, words in notes.items() if any(case.number(name) is not None for case in ok)
-    )
-    return table("Every column", note + said, ok, columns)
+    return table("Every column", "All cases, those on shared devices too.", ok, columns)
 
 
 def _power_of_ten(found: float | None) -> str:
@@ -157,8 +120,7 @@ def _anatomy(ok: Sequence[CaseResult]) -> Table | None:
     phases = ("data", "forward", "backward", "optimizer")
     return table(
         "Where the step goes",
-        "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower "
-        "its instruments make the step. Backward includes exposed communication.",
+        "Per step, from the anatomy pass, not the timed one. Backward includes exposed communication.",
         ok,
         (
             *NAME,
@@ -170,11 +132,9 @@ def _anatomy(ok: Sequence[CaseResult]) -> Table | None:
 
 def _dp_stages(dp: Sequence[CaseResult]) -> Table | None:
     stages = ("scatter", "replicate", "apply", "gather", "backward", "reduce")
-    stand_in = " “CPU stand-in”: the same stages, carried out on CPU cores and host memory."
     return table(
         "DataParallel's stages",
-        "Per step: DataParallel's own stages, in order. Outside apply and backward only device 0 works."
-        + (stand_in if any(case.device_type == "cpu" for case in dp) else ""),
+        "Per step: DataParallel's own stages, in order.",
         dp,
         (
             *NAME,
@@ -208,36 +168,21 @@ def _sizes(case: CaseResult) -> str:
     return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
 
 
-def communication(ok: Sequence[CaseResult]) -> Table | None:
-    """Show several measures of communication, and what each means."""
-    ddp = [case for case in ok if case.mode == "ddp" and case.num_devices > 1]
+def _communication(ddp: Sequence[CaseResult]) -> Table | None:
     columns = (
         *NAME,
-        figures("Communication alone", "comm_ms", "ms", meaning="what a step sends, DDP's buffers and then "
-                "its buckets, back to back with no compute beside it"),
-        figures("Buffers", "buffers_ms", "ms", meaning="the part of it that broadcasts DDP's buffers"),
-        figures("Bus bandwidth", "bus_gb_per_s", "GB/s", meaning="bytes of the buckets / their part of "
-                "communication alone x 2 (n - 1) / n, as nccl-tests defines it"),
-        _EXPOSED._replace(meaning="the step minus the same step without synchronising, in the same round: "
-                           "time that communication adds"),
-        _HIDDEN._replace(meaning="100 x (1 - exposed / alone); none where it adds more than it takes "
-                          "alone; empty where it is not known to 50 points"),
-        figures("Overlap, trace", "overlap_trace_pct", "%", meaning="time in which both compute and "
-                "communication run, over the time communication runs, per rank; unlike hidden it counts "
-                "compute that communication slows, and waiting for other ranks"),
-        figures("Overlap, DDP window", "overlap_window_pct", "%", meaning="DDP's own logger: the part of its "
-                "communication window that lies inside the backward"),
-        figures("Compute slow-down", "compute_slowdown", TIMES, meaning="time to the last gradient beside "
-                "communication, over the same time without it"),
-        figures("Rank skew", "rank_skew_ms", "ms", meaning="slowest minus fastest rank's own work; the "
-                "others wait for the slowest"),
-        figures("Step without synchronising", "no_sync_step_ms", "ms", meaning="the step under no_sync: "
-                "compute, optimizer and batch"),
-    )  # fmt: skip
-    note = (
-        "Per step of every DDP case on several devices: several measures of the same thing side by side, "
-        "because each leaves something out."
+        figures("Communication alone", "comm_ms", "ms"),
+        figures("Buffers", "buffers_ms", "ms"),
+        figures("Bus bandwidth", "bus_gb_per_s", "GB/s"),
+        _EXPOSED,
+        _HIDDEN,
+        figures("Overlap, trace", "overlap_trace_pct", "%"),
+        figures("Overlap, DDP window", "overlap_window_pct", "%"),
+        figures("Compute slow-down", "compute_slowdown", TIMES),
+        figures("Rank skew", "rank_skew_ms", "ms"),
+        figures("Step without synchronising", "no_sync_step_ms", "ms"),
     )
+    note = "Per step of every DDP case on several devices: several measures, as each leaves something out."
     return table("Communication", note, ddp, columns)
 
 
@@ -254,18 +199,12 @@ def _compiling(ok: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> T
         (
             NAME[0],
             words("Mode", lambda case: case.compile),
-            words(
-                "DDP is optimised by", lambda case: case.text("optimize_ddp") if case.mode == "ddp" else ""
-            ),
+            words("DDP is optimised by", lambda case: case.text("optimize_ddp") * (case.mode == "ddp")),
             figures("Compiling", "compile_s", "s"),
             whole("Graphs", "num_graphs"),
             whole("DDP's buckets", "num_buckets"),
             whole("Graph breaks", "graph_breaks"),
-            words(
-                f"Against eager ({TIMES})",
-                lambda case: with_interval(ratios.get(case.case_id)),
-                "number",
-            ),
+            words(f"Against eager ({TIMES})", lambda case: with_interval(ratios.get(case.case_id)), "number"),
         ),
     )
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import astuple, replace
 
 from ...report import build
-from ...report.conditions import Fact, Group
 from ...report.drawing import Figure
 from ...report.forest import Ratio, forest
 from ...report.page import Card, Files, Page, data_link
@@ -53,7 +52,7 @@ def page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
         figures=[one for name in ("images_per_s", "speedup") if (one := _figure(gate, name)) is not None],
         tables=[_table(gate)],
         files=Files(data=data_link("comparison.csv", _csv(gate))),
-        conditions=[Group(name, tuple(_facts(side))) for name, side in sides.items()],
+        conditions={name: _facts(side) for name, side in sides.items()},
     )
 
 
@@ -102,9 +101,9 @@ def _figure(gate: Gate, metric: str) -> Figure | None:
         key=metric.replace("_", "-"),
         title=f"Change of {label}",
         caption=f"{sentence[:1].upper()}{sentence[1:]}.",
-        how_to_read="Each mark is the candidate against the baseline; right of the line it is higher. Bars "
+        note="Each mark is the candidate against the baseline; right of the line it is higher. Bars "
         f"are {100 * gate.confidence:.4g}% intervals. What regressed has its bar left of the line and its "
-        "mark left of the shaded band. The axis is logarithmic.",
+        "mark left of the shaded band.",
         x_label=f"change of {label} (%); shaded: within {100 * threshold:g}%",
         ticks=lambda ratio: f"{100 * (ratio - 1):.3g}",
     )
@@ -121,19 +120,18 @@ def _table(gate: Gate) -> Table:
     return Table("Every comparison", "The worst first.", columns, tuple(map(cells, gate.shown)))
 
 
-def _facts(side: GateRun) -> list[Fact]:
+def _facts(side: GateRun) -> dict[str, str]:
     """How a side ran, as far as its manifest tells."""
     manifest = side.manifest
     told = {
         "run": str(side.path),
-        "started (UTC)": manifest.created_utc,
+        "started": manifest.created_utc,
         "CPU": manifest.environment.cpu_model,
         "torch": manifest.versions.get("torch"),
         "commit": (manifest.workload or manifest.git).commit,
+        "command": again(manifest),
     }
-    facts = [Fact(name, value) for name, value in told.items() if value]
-    command = again(manifest)
-    return [*facts, Fact("command", command, code=True)] if command else facts
+    return {name: value for name, value in told.items() if value}
 
 
 def _csv(gate: Gate) -> bytes:

@@ -82,22 +82,6 @@ def as_calibrated(calibration: Calibration, scenario: Scenario) -> Scenario:
     return replace(scenario, scaling=scaling, batch_size=scenario.batch_size or usual, network=network)
 
 
-def batch_per_device(scenario: Scenario) -> int:
-    """Count samples per device and micro-batch of a scenario `as_calibrated`; strong scaling divides them.
-
-    Raises UsageError where the batch does not divide over the devices.
-    """
-    batch, n = scenario.batch_size or 0, scenario.num_devices
-    if scenario.scaling == "weak":
-        return batch
-    if batch % n:
-        raise UsageError(
-            f"the global batch of {batch} does not divide over {n} devices; "
-            f"give --batch-size a multiple of {n}"
-        )
-    return batch // n
-
-
 def cost_band(scenario: Scenario) -> CostBand:
     """Cost an all-reduce of a scenario `as_calibrated`.
 
@@ -141,7 +125,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One scenario's outcome, figures as those of `Estimate`: a row of the table, the CSV, JSON and page."""
+    """One scenario's outcome, figures as those of `Estimate`: a row of the table, the JSON and the page."""
 
     num_devices: Annotated[int, Meta(ge=1)]
     bucket_cap_mb: str
@@ -195,7 +179,14 @@ def predict(
 def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estimate:
     """Simulate a scenario from the medians of a calibration; `end` is that of the network's band."""
     scenario = as_calibrated(c, scenario)
-    n, times, batch = scenario.num_devices, scenario.accumulate, batch_per_device(scenario)
+    n, times, batch = scenario.num_devices, scenario.accumulate, scenario.batch_size or 0
+    if scenario.scaling == "strong":
+        if batch % n:
+            raise UsageError(
+                f"the global batch of {batch} does not divide over {n} devices; "
+                f"give --batch-size a multiple of {n}"
+            )
+        batch //= n  # per device and micro-batch
     size, micro = batch / c.identity.batch_per_device, c.compute()
     compute = Compute(
         before_ms=size * (times * micro.before_ms + (times - 1) * micro.backward_ms),

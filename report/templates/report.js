@@ -88,7 +88,7 @@
       for (const mark of marks) mark.element.classList.toggle("faded", !matches(mark));
       status.textContent = wanted.length ? `${count(rows.filter(matches))} of ${count(rows)} cases` : "";
     });
-    document.querySelector(".contents").append(make("span", { className: "filter" }, status, box));
+    document.getElementById("tables").after(make("p", { className: "filter" }, box, status));
   };
 
   /** A figure as a document of its own: its legend and marks in the colours that are seen now. */

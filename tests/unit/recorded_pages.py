@@ -147,7 +147,7 @@ LONG = {key: [*series] * 4 for key, series in STEADY.items()}
 
 PAGES = {
     "usual": lambda _: page(run(usual_cases())),
-    "paper": lambda _: page(paper_like(), price=3.0),
+    "paper": lambda _: page(paper_like()),
     "conditions": lambda _: page(run(TWO, CONDITIONS)),
     "cores": lambda _: page(run(on_cores())),
     "gpus": lambda _: page(run(GPUS)),
@@ -201,7 +201,7 @@ def text_of_page(name, folder):
     made = PAGES[name](folder)
     predicted = name == "predicted"
     if predicted:  # without figures that are not looked at
-        made = replace(made, figures=(), more_figures=())
+        made = replace(made, figures=())
     lines = text_of(render(made))
     begin = max(i for i, line in enumerate(lines) if line.startswith("On hardware")) if predicted else 0
     ends = [i for i, line in enumerate(lines) if line == "Conditions" and name != "conditions"]

@@ -1,6 +1,5 @@
 """Small runs made by hand: round numbers, so that what the page shows can be checked by eye."""
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,7 +74,6 @@ class Drawn(NamedTuple):
     y: float
     low: float | None = None
     high: float | None = None
-    hollow: bool = False
 
 
 def canvas_of(figure):
@@ -89,33 +87,18 @@ def canvas_of(figure):
 
 
 def drawn(figure):
-    """Title and lines of each panel of a figure, by their names."""
-    from ddp_bench.report.drawing import PAPER
-
-    panels = []
-    for axes in canvas_of(figure).axes:
-        lines = {}
-        bar = {}
-        for line in axes.lines:
-            label, at, values = str(line.get_label()), [*line.get_xdata()], [*line.get_ydata()]
-            if line.get_marker() in ("_", "|"):
-                bar = {at[0]: (values[0], values[1])}
-            elif not label.startswith("_") and line.get_linestyle() == "None":
-                hollow = line.get_markerfacecolor() == PAPER
-                lines.setdefault(label, []).extend(
-                    Drawn(x, y, *bar.pop(x, ()), hollow=hollow) for x, y in zip(at, values, strict=True)
-                )
-            elif label in ("ideal", "equally fast"):
-                lines[label] = [Drawn(x, y) for x, y in zip(at, values, strict=True)]
-        panels.append((axes.get_title(loc="left"), lines))
-    return panels
-
-
-def traced(row, round_index, rank=0, **moments):
-    """A block of the anatomy pass, or traced: buckets' moments in ms."""
-    phase = "anatomy" if "ready_ms" in moments else "trace"
-    detail = json.dumps({name: list(values) for name, values in moments.items()})
-    return timed(row, round_index, 100.0, rank=rank, phase=phase, detail=detail)
+    """The lines of a chart by their names."""
+    (axes,) = canvas_of(figure).axes
+    lines, bar = {}, {}
+    for line in axes.lines:
+        label, at, values = str(line.get_label()), [*line.get_xdata()], [*line.get_ydata()]
+        if line.get_marker() == "_":
+            bar = {at[0]: values}
+        elif not label.startswith("_"):  # marks take the place of the line through them
+            marks = [Drawn(x, y, *bar.pop(x, ())) for x, y in zip(at, values, strict=True)]
+            known = lines.setdefault(label, {})
+            known |= {mark.x: mark for mark in marks}
+    return {label: [*marks.values()] for label, marks in lines.items()}
 
 
 def dashed(written):
@@ -132,7 +115,7 @@ def measured(**values):
     }
 
 
-def run(cases, manifest=None, *, path="runs/by-hand", allreduce=(), timed_blocks=None):
+def run(cases, manifest=None, *, path="runs/by-hand", timed_blocks=None):
     told = made_manifest(**manifest or {})
     frame = typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
     comparisons = compared(typed_frame(cases, CASES), RoundTimes.of(frame), told.margin)
@@ -147,7 +130,7 @@ def run(cases, manifest=None, *, path="runs/by-hand", allreduce=(), timed_blocks
         cases=typed_frame(rows, CASES),
         blocks=frame,
         buckets=typed_frame([], BUCKETS),
-        allreduce=typed_frame(allreduce, ALLREDUCE),
+        allreduce=typed_frame([], ALLREDUCE),
         comparisons=typed_frame([one.row() for one in comparisons], COMPARISONS),
     )
 
@@ -174,42 +157,19 @@ COMMUNICATION = {"comm_ms": 40.0, "exposed_comm_ms": 20.0, "hidden_pct": 50.0, "
 
 def communicating(num_devices, images_per_s, **more):
     """A DDP case with an anatomy pass and measured communication; a step of 100 ms in parts."""
-    return case(
-        "ddp", num_devices, images_per_s, **measured(**PHASES, **COMMUNICATION), **{"num_buckets": 3, **more}
-    )
+    columns = measured(**PHASES, **COMMUNICATION, step_ms=10_000 * num_devices / images_per_s)
+    return case("ddp", num_devices, images_per_s, **columns, **{"num_buckets": 3, **more})
 
 
 def paper_like():
     """The shape of the DDP paper's sweep: caps and accumulation varied one at a time on two GPUs."""
-    default = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")
-    one = communicating(2, 160.0, bucket_cap_mb="100", num_buckets=1, bucket_bytes="4194304")
     cases = [
-        case("single", 1, 100.0, **measured(**PHASES)),
+        case("single", 1, 100.0, gradient_error=1e-7, update_error=1e-6, **measured(**PHASES)),
         case("ddp", 1, 98.0, num_buckets=3),
-        default,
+        communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728"),
         communicating(2, 125.0, bucket_cap_mb="0", num_buckets=60),
-        one,
+        communicating(2, 160.0, bucket_cap_mb="100", num_buckets=1, bucket_bytes="4194304"),
         communicating(2, 220.0, accumulate=2, global_batch=40),
         communicating(2, 240.0, accumulate=8, global_batch=160),
     ]
-    return run(
-        cases,
-        {
-            "settings": {"sweep": "star"},
-            "model": {"gradient_bytes": 46_758_048},
-            "versions": {"torch": "2.15"},
-        },
-        timed_blocks=[
-            *blocks(cases),
-            traced(default, 1, ready_ms=(10.0, 55.0)),
-            traced(default, 1, start_ms=(11.0, 56.0), done_ms=(20.0, 75.0)),
-            traced(one, 1, ready_ms=(70.0,)),
-            traced(one, 1, start_ms=(70.0,), done_ms=(90.0,)),
-        ],
-        allreduce=[
-            {"num_devices": n, "backend": "nccl", "bytes": size, "num_samples": 5, "busbw_gb_per_s": rate}
-            | measured(time_ms=time_ms)
-            for n in (2, 4)
-            for size, time_ms, rate in ((4096, 0.1, 0.04), (2**20, 0.5, 2.1), (2**26, 20.0, 3.4))
-        ],
-    )
+    return run(cases, {"settings": {"sweep": "star"}, "model": {"gradient_bytes": 46_758_048}})

@@ -26,7 +26,7 @@ from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.sharing import LoadReading, mean_load, other_loads, read_load
 from ddp_bench.bench.worker.facts import NotProved, Shown, Warmed
-from ddp_bench.report.conditions import groups
+from ddp_bench.report.conditions import conditions
 
 NVLINK = {"nvlink": True, "peer_access": True}
 PCIE = {"nvlink": False, "peer_access": True}
@@ -159,8 +159,7 @@ def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said)
     found = [c for c in cautions_of(measured) if "load" in c.kind]
     assert len(found) == bool(said)
     assert all(said in caution.sentence for caution in found)
-    (facts,) = (group.facts for group in groups(measured.manifest, measured.results) if group.title == "Run")
-    (shown,) = (fact.value for fact in facts if fact.name == "load")
+    shown = conditions(measured.manifest, measured.results)["Run"]["load"]
     assert shown.startswith(f"other programs used {25 * busy:.0f}% of the cores")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from finding_cases import DDP, DP, ENDS, SINGLE, concluded, over
 from made import made_manifest
-from report_runs import Drawn, case, communicating, dashed, drawn, run
+from report_runs import Drawn, case, communicating, dashed, drawn, paper_like, run
 from rich.console import Console
 from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
@@ -18,10 +18,10 @@ from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.case_result import case_results, text
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table
-from ddp_bench.report.cases import DENSE_PEAKS, EPOCH_IMAGES, with_rates
-from ddp_bench.report.head import status
+from ddp_bench.report.cases import DENSE_PEAKS, with_rates
+from ddp_bench.report.conditions import status
 from ddp_bench.report.page import Files, cards, page
-from ddp_bench.report.tables import Link
+from ddp_bench.report.table import TERMS, Link
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -44,20 +44,22 @@ def test_status_says_that_nothing_compares_and_that_a_run_was_interrupted():
     ("cases", "figures"),
     [
         ([case("single", 1, 100.0)], []),
-        ([case("single", 1, 100.0), case("dp", 2, 150.0)], ["throughput"]),
-        ([case("single", 1, 9.0), case("ddp", 2, 15.0)], ["throughput"]),
+        ([case("single", 1, 100.0), case("dp", 2, 150.0)], ["speedup"]),
         ([case("ddp", 2, 150.0)], []),
     ],
 )
 def test_a_figure_that_has_nothing_to_show_is_not_there(cases, figures):
-    shown = page(run(cases))
-    assert [one.key.removeprefix("w1-") for one in (*shown.figures, *shown.more_figures)] == figures
-    ideal = [drawn(figure)[0][1].get("ideal") for figure in shown.figures]
-    assert all(found is None for found in ideal) == (cases[0]["mode"] != "single" or not ideal)
+    assert [one.key.removeprefix("w1-") for one in page(run(cases)).figures] == figures
 
 
-def view(cases):
-    return page(run(cases))
+def test_what_a_term_means_is_said_once_where_it_first_stands():
+    shown = page(paper_like())
+    parts = [*shown.figures, *shown.tables, *(table for fold in shown.folds for table in fold.tables)]
+    text = " ".join(" ".join((part.note, *getattr(part, "below", ()))) for part in parts)
+    assert {text.count(f"{term}: {meaning}.") for term, meaning in TERMS.items()} == {0, 1}
+    for first, term in enumerate(("Speed-up", "Against DDP's default", "Exposed")):
+        assert f"{term}: " in parts[first].note
+    assert any(line.startswith("Efficiency: ") for line in shown.tables[0].below)
 
 
 def column(table, name):
@@ -66,19 +68,18 @@ def column(table, name):
 
 
 def test_one_round_shows_the_estimate_without_an_interval():
-    bare = case("ddp", 2, 150.0, images_per_s_low=None, images_per_s_high=None)
-    shown = view([case("single", 1, 100.0), bare])
-    assert drawn(shown.figures[0])[0][1]["DDP"] == [Drawn(2.0, 150.0)]
+    gone = {f"{name}_{end}": None for name in ("images_per_s", "speedup") for end in ("low", "high")}
+    shown = page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, **gone)]))
+    assert drawn(shown.figures[0])["DDP"] == [Drawn(2.0, 1.5)]
     assert column(shown.tables[0], "Throughput (images/s)")[1] == "150"
 
 
 def test_figures_compare_modes_at_default_settings_only():
     static = case("ddp", 2, 300.0, static_graph=True, case_id="static")
-    plain = case("ddp", 2, 150.0, static_graph=False)
-    shown = view([case("single", 1, 100.0), static, plain])
-    assert drawn(shown.figures[0])[0][1]["DDP"] == [Drawn(2.0, *map(pytest.approx, (150.0, 148.5, 151.5)))]
+    shown = page(run([case("single", 1, 100.0), static, case("ddp", 2, 150.0, static_graph=False)]))
+    assert [mark.y for mark in drawn(shown.figures[0])["DDP"]] == [1.5]
     labels = [f"DDP, 2 GPUs, cap default{more}" for more in (", static graph", "")]
-    assert column(shown.tables[1], "Case") == ["single, 1 GPU", *labels]
+    assert column(shown.tables[0], "Case") == ["single, 1 GPU", *labels]
 
 
 def test_files_are_linked_where_the_page_lies_above_them(tmp_path):
@@ -107,12 +108,16 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path):
         (folder / failure_file(row["case_id"])).touch()
     name = failure_file(failed["case_id"])
     above, elsewhere = (
-        page(run([SINGLE, failed, skipped]), Files.of(folder, page_folder)).unmeasured
+        page(run([SINGLE, failed, skipped]), Files.of(folder, page_folder)).tables[-1]
         for page_folder in (tmp_path, tmp_path / "pages")
     )
     at = [column.name for column in above.columns].index("Tracebacks")
     assert [row[at] for row in above.rows] == [(Link(name, f"./a%20run/{name}"),)]
     assert [row[at] for row in elsewhere.rows] == [(Link(name, ""),)]
+
+
+def folded(shown, title):
+    return next(table for fold in shown.folds for table in fold.tables if table.title == title)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +127,7 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path):
 def test_instruments_never_cost_less_than_nothing(low, width, cost):
     ends = {"": low + width / 2, "_low": low, "_high": low + width}
     row = communicating(2, 200.0) | {f"anatomy_slowdown_pct{end}": value for end, value in ends.items()}
-    table = next(t for t in page(run([row])).tables if t.title == "Where the step goes")
-    assert table.rows[0][-1] == cost
+    assert folded(page(run([row])), "Where the step goes").rows[0][-1] == cost
 
 
 MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
@@ -133,7 +137,6 @@ def test_shared_gpus_draw_and_rank_nothing():
     shown = page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=True)]))
     assert (shown.cards, shown.figures) == ([], [])
     assert shown.status.startswith("It works; shared GPUs tell nothing about speed")
-    assert "share a GPU" in shown.not_drawn[0]
     names = [column.name.partition(" (")[0] for column in shown.tables[0].columns]
     rows = [dict(zip(names, row, strict=True)) for row in shown.tables[0].rows]
     assert [(row["Speed-up"] != "", row["Throughput"] != "") for row in rows] == [(True, True), (False, True)]
@@ -142,8 +145,8 @@ def test_shared_gpus_draw_and_rank_nothing():
 MIB = 2**20
 
 
-def rates(*cases, price=None):
-    return [with_rates(one, made_manifest(**MANIFEST), price).cells for one in run(cases).results]
+def rates(*cases):
+    return [with_rates(one, made_manifest(**MANIFEST)).cells for one in run(cases).results]
 
 
 def test_arithmetic_is_three_forwards_per_image_and_device():
@@ -152,13 +155,13 @@ def test_arithmetic_is_three_forwards_per_image_and_device():
     assert two["tflop_per_s"] == pytest.approx(180 * 12e9 / 2 / 1e12)
     assert (two["tflop_per_s_low"], two["tflop_per_s_high"]) == pytest.approx((1.0692, 1.0908))
     (alone,) = run([case("single", 1, 100.0)]).results
-    assert with_rates(alone, Manifest(), None).number("tflop_per_s") is None, "its operators are not counted"
+    assert with_rates(alone, Manifest()).number("tflop_per_s") is None, "its operators are not counted"
 
 
 def mfu(name):
     manifest = made_manifest(**MANIFEST)
     one = case("single", 1, 100.0, device_name=name, precision="bf16")
-    return with_rates(run([one]).results[-1], manifest, None).number("mfu_pct")
+    return with_rates(run([one]).results[-1], manifest).number("mfu_pct")
 
 
 def test_mfu_is_the_arithmetic_over_the_data_sheets_peak_where_that_is_known():
@@ -187,14 +190,6 @@ def test_bus_bandwidth_is_that_of_nccl_tests(ranks, hook, factor):
     (row,) = rates(communicating(ranks, 200.0, bucket_bytes=f"{30 * MIB}/{10 * MIB}", comm_hook=hook))
     assert row["bus_gb_per_s"] == pytest.approx(factor * 40 * MIB / 0.040 / 1e9)
     assert row["bus_gb_per_s_low"] < row["bus_gb_per_s"] < row["bus_gb_per_s_high"]
-
-
-def test_an_epoch_counts_pauses_and_costs_every_device():
-    cell = {"images_per_s_sustained": EPOCH_IMAGES / 3600 / 2}
-    (row,) = rates(case("ddp", 4, 240.0, **cell), price=2.5)
-    assert (row["epoch_h"], row["epoch_cost"]) == pytest.approx((2.0, 20.0))
-    (unpriced,) = rates(case("ddp", 4, 240.0, **cell))
-    assert "epoch_cost" not in unpriced
 
 
 NUMBER = re.compile(r"-?[0-9][0-9,]*\.?[0-9]*")
@@ -232,7 +227,7 @@ def test_the_terminal_prints_what_cases_csv_holds(path):
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_the_page_prints_rates_whose_quotients_are_its_speed_ups(path):
     view = page(replace(sample(path), cases=rebuilt(path)))
-    every = next(table for table in view.tables if table.title == "Every column")
+    every = folded(view, "Every column")
     names = [column.name.partition(" (")[0] for column in every.columns]
     rows = [dict(zip(names, row, strict=True)) for row in every.rows]
     single = next((row for row in rows if text(row["Case"]).startswith("single")), None)
@@ -240,6 +235,8 @@ def test_the_page_prints_rates_whose_quotients_are_its_speed_ups(path):
         return
     reference, least = printed(single["Throughput"])
     for row in rows:
+        if not row["Speed-up"]:  # of what shares devices
+            continue
         rate, half = printed(row["Throughput"])
         speedup, rounding = printed(row["Speed-up"])
         assert abs(speedup - rate / reference) <= rounding + (half + least * rate / reference) / reference

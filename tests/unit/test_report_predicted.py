@@ -18,16 +18,16 @@ HELD_OUT = predictions().validation[0]
 
 
 def section(**more):
-    return predicted(RUN, predictions(**more), key="k")
+    return predicted(RUN, predictions(**more))
 
 
 def test_predictions_are_drawn_beside_what_the_same_machine_measured():
-    ((_, lines),) = drawn(*section().figures)
+    lines = drawn(*section().figures)
     measured = next(marks for name, marks in lines.items() if name.startswith("measured"))
     assert [mark.x for mark in measured] == [2]
     assert [mark.x for mark in lines["ib-100g"]] == [1, 32, 64]
     other = section(identity=replace(predictions().identity, torch="1.0"))
-    ((_, lines),) = drawn(other.figures[0])
+    lines = drawn(other.figures[0])
     assert not [name for name in lines if name.startswith("measured")]
     assert "The calibration is not of this run: torch '1.0' is not '2.15.0'." in other.notes
 
