@@ -64,8 +64,8 @@ def run(arguments: list[str]) -> NoReturn:
 
         sys.exit(guarded("", lambda: _without_command(arguments)))
     sys.argv[1:] = arguments[1:]
-    module = "report" if name == "report" else f"bench.{name}"
-    sys.exit(importlib.import_module(f"ddp_bench.{module}.main").main(arguments[1:]))
+    module = {"report": "report.main", "tune": "bench.tune"}.get(name, f"bench.{name}.main")
+    sys.exit(importlib.import_module(f"ddp_bench.{module}").main(arguments[1:]))
 
 
 def _without_command(arguments: list[str]) -> int:

@@ -60,7 +60,14 @@ def _named(node, package):
             yield inner if inner in FILES else named
 
 
-@pytest.mark.parametrize("module", sorted(FILES.keys() - {f"{TOP}.__init__", f"{TOP}.__main__"}))
+COMMANDS = {f"{TOP}.{name}" for name in ("__init__", "__main__", "bench.tune")}  # nothing is loaded twice
+    f"{TOP}.__init__",
+    f"{TOP}.__main__",
+    f"{TOP}.bench.tune",
+}  # `python -m` of these loads nothing twice
+
+
+@pytest.mark.parametrize("module", sorted(FILES.keys() - COMMANDS))
 def test_the_three_folders_import_each_other_by_dots(module):
     """GitHub, IDEs and analysers follow no links: `ddp_bench.bench` means nothing to them."""
     tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
