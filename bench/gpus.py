@@ -17,9 +17,6 @@ import pynvml
 
 from .manifest import Gpu, GpuPair
 
-PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""
-
 
 class ClockReason(StrEnum):
     """Why a GPU's clocks are not at their maximum: the bits of "nvmlClocksEventReasons" in nvml.h, from 1 up.
@@ -48,6 +45,9 @@ CHOICES = frozenset((ClockReason.APPLICATION, ClockReason.SYNC_BOOST, ClockReaso
 
 THROTTLING = FAULTS | {ClockReason.POWER_CAP}
 """Reasons that heat and power bring about under load: neither idle nor set by someone."""
+
+SHARES_GPUS = (2, 30)
+"""The version of NCCL from which several of its ranks may have one GPU, by NCCL_MULTI_RANK_GPU_ENABLE."""
 
 
 def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
@@ -88,13 +88,11 @@ def pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
     # pynvml's ..._INDEX_READ is a tuple by a stray comma; NCCL asks for writing as well.
     peer = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
     nvlink = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    level = ask_nvml("nvmlDeviceGetTopologyCommonAncestor", a, b)
     return GpuPair(
         first=first,
         second=second,
         nvlink=None if nvlink is None else nvlink == pynvml.NVML_P2P_STATUS_OK,
         peer_access=None if peer is None else peer == pynvml.NVML_P2P_STATUS_OK,
-        path=PATHS.get(level),
     )
 
 
@@ -160,7 +158,6 @@ def _gpu(handle: Any) -> Gpu:
         driver=ask_nvml("nvmlSystemGetDriverVersion"),
         memory_mib=None if memory is None or mig else int(memory.total) // 2**20,
         power_limit_w=None if limit_mw is None else int(limit_mw) / 1000,
-        max_sm_clock_mhz=ask_nvml("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
     )
 
 

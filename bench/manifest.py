@@ -37,7 +37,6 @@ class Gpu(Record, frozen=True):
     driver: str | None = None
     memory_mib: Amount | None = None
     power_limit_w: Amount | None = None
-    max_sm_clock_mhz: Amount | None = None
 
 
 class GpuPair(Record, frozen=True):
@@ -47,8 +46,6 @@ class GpuPair(Record, frozen=True):
     second: Count
     nvlink: bool | None = None
     peer_access: bool | None = None
-    path: str | None = None
-    """In the words of `nvidia-smi topo -m`."""
 
 
 class Cgroup(Record, frozen=True):
@@ -68,7 +65,6 @@ class Host(Record, frozen=True):
     memory_gib: Amount | None = None
     gpus: tuple[Gpu, ...] | None = None
     gpu_pairs: tuple[GpuPair, ...] = ()
-    topology: str | None = None
     governors: tuple[str, ...] | None = None
     huge_pages: str | None = None
     """Transparent huge pages: always, madvise or never."""
@@ -139,7 +135,6 @@ class RankPlace(Record, frozen=True):
     """cuda:0, or the core."""
     device_name: str = ""
     link: str | None = None
-    pid: Count = 0
     gpu: str | None = None
     bound_cores: str = ""
     """The cores that it was kept on, such as 0-15,64."""
@@ -152,7 +147,6 @@ class Timing(Record, frozen=True):
     """From the command to the first case."""
     measuring_s: Amount | None = None
     """From there to the end."""
-    timed_steps_s: Amount | None = None
     rounds: Count | None = None
     stopped_because: str | None = None
     total_s: Amount | None = None
@@ -184,7 +178,6 @@ class NcclMessage(Record, frozen=True):
 class NcclChoices(Record, frozen=True):
     """How NCCL sends the gradient buckets of a run, as a short job of its own has shown."""
 
-    num_ranks: Count
     transports: tuple[str, ...] = ()
     """Such as P2P/CUMEM or NET/IB/GDRDMA."""
     messages: tuple[NcclMessage, ...] = ()

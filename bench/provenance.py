@@ -14,8 +14,15 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from .machine import version_of
 from .manifest import Git, WorkloadCode
-from .package import OWN_FOLDERS, PACKAGE, ROOT, version_of
+from .process import PACKAGE
+
+ROOT = PACKAGE.parent
+"""The checkout that this code runs from, or the folder that it is installed in."""
+
+OWN_FOLDERS = frozenset(path.resolve() for path in (PACKAGE, *PACKAGE.iterdir()) if path.is_dir())
+"""Folders of this code; in a checkout the package has links to some."""
 
 GIT_TIMEOUT_S = 10
 

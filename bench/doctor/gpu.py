@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pynvml
 
-from .. import sysfs
 from ..gpus import CHOICES, FAULTS, ClockReason, clock_reasons, is_mig
+from ..machine import ranges, read_number
 from .host import SEVERITY, UNKNOWN, Answer, Check, Gpu, Host, Status, judged
 
 BUSY_CAUTION_PCT = 5
@@ -38,7 +38,7 @@ def per_gpu(check: Callable[[Host, Gpu], Answer]) -> Check:
         parts = []
         for answer, members in order:
             shown = answer.text.replace("{}", span([value for _, value in members if value is not None]))
-            which = sysfs.ranges([index for index, _ in members])
+            which = ranges([index for index, _ in members])
             parts.append(shown if len(order) == 1 else f"GPU {which}: {shown}")
         advice = next((answer.advice for answer, _ in order if answer.advice), "")
         return Answer(order[0][0].status, "; ".join(parts), advice) if order else None
@@ -237,7 +237,7 @@ def affinity(host: Host, gpu: Gpu) -> Answer:
     if pci is not None:
         # NVML writes the PCI domain with eight digits, the kernel with four.
         slot = host.root / "sys/bus/pci/devices" / str(pci.busId).lower()[-12:]
-        node = sysfs.number(slot / "numa_node")
+        node = read_number(slot / "numa_node")
     # The kernel writes -1 where the firmware does not say.
     gpu.keep("numa_node", node if node is not None and node >= 0 else None)
     if len(host.nodes) == 1:

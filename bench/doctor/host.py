@@ -17,9 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import psutil
 import pynvml
 
-from .. import sysfs
 from ..gpus import ask_nvml, names_of, nvml_devices, pair, visible
-from ..machine import environment
+from ..machine import cores_in, cpu_quota, environment, read_text
 from ..manifest import GpuPair
 from ..process import allowed_cores
 
@@ -148,9 +147,9 @@ class Host(contextlib.ExitStack):
     def _watch(self) -> None:
         """Read which cores are ours, and for `SAMPLE_S` who uses them, and swap."""
         self.allowed = frozenset(allowed_cores())
-        self.quota = self.cpu.keep("quota", sysfs.cpu_quota(self.root))
+        self.quota = self.cpu.keep("quota", cpu_quota(self.root))
         self.nodes = _nodes(self.root)
-        flags = re.search(r"^flags\s*:(.*)$", sysfs.text(self.root / "proc/cpuinfo") or "", re.MULTILINE)
+        flags = re.search(r"^flags\s*:(.*)$", read_text(self.root / "proc/cpuinfo") or "", re.MULTILINE)
         self.virtual = self.cpu.keep("virtual", " hypervisor " in f"{flags[1]} " if flags else None)
         before, swap = attempt(lambda: psutil.cpu_times(percpu=True)), attempt(psutil.swap_memory)
         started = time.perf_counter()
@@ -193,7 +192,7 @@ def _nodes(root: Path) -> dict[int, frozenset[int]]:
     """Cores by NUMA node; nodes of memory alone are left out."""
     found = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        if cores := sysfs.cores_in(sysfs.text(folder / "cpulist") or ""):
+        if cores := cores_in(read_text(folder / "cpulist") or ""):
             found[int(folder.name.removeprefix("node"))] = cores
     return dict(sorted(found.items()))
 

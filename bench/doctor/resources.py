@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 
-from .. import sysfs
+from .. import machine
 from ..cli import speaker
+from ..machine import CPUS, read_number, read_text
 from ..resolve import BATCH_BY_MEMORY
 from ..sharing import MOST_BUSY, MOST_STEAL
 from .host import (
@@ -66,8 +67,8 @@ def cores(host: Host) -> Answer:
     """Check the cores this process may use against those present, and against what the devices need."""
     present = host.cpu.keep("present", os.cpu_count())
     allowed = host.cpu.keep("allowed", len(host.allowed) or None)
-    topology = [host.root / sysfs.CPUS / f"cpu{core}/topology" for core in host.allowed]
-    siblings = {sysfs.text(folder / "thread_siblings_list") for folder in topology}
+    topology = [host.root / CPUS / f"cpu{core}/topology" for core in host.allowed]
+    siblings = {read_text(folder / "thread_siblings_list") for folder in topology}
     physical = None if None in siblings else len(siblings) or None
     host.cpu.keep("allowed_physical", physical)
     usable = host.usable_cores
@@ -108,9 +109,9 @@ def _hidden(host: Host) -> Answer:
 
 def governor(host: Host) -> Answer:
     """Check the frequency governor; only "performance" keeps one frequency target."""
-    governors = host.cpu.keep("governors", sysfs.governors(host.root))
-    drivers = sorted((host.root / sysfs.CPUS).glob("cpu[0-9]*/cpufreq/scaling_driver"))
-    driver = host.cpu.keep("driver", sysfs.text(drivers[0]) if drivers else None)
+    governors = host.cpu.keep("governors", machine.governors(host.root))
+    drivers = sorted((host.root / CPUS).glob("cpu[0-9]*/cpufreq/scaling_driver"))
+    driver = host.cpu.keep("driver", read_text(drivers[0]) if drivers else None)
     if not governors:
         return _hidden(host)
     text = f"{'/'.join(governors)}{f' ({driver})' if driver else ''}"
@@ -124,8 +125,8 @@ def governor(host: Host) -> Answer:
 
 def turbo(host: Host) -> Answer:
     """Check turbo: where cores stand in for devices, one busy core runs faster than many do."""
-    cpus = host.root / sysfs.CPUS
-    no_turbo, boost = sysfs.number(cpus / "intel_pstate/no_turbo"), sysfs.number(cpus / "cpufreq/boost")
+    cpus = host.root / CPUS
+    no_turbo, boost = read_number(cpus / "intel_pstate/no_turbo"), read_number(cpus / "cpufreq/boost")
     is_on = no_turbo == 0 if no_turbo is not None else boost == 1 if boost is not None else None
     if host.cpu.keep("turbo", is_on) is None:
         return _hidden(host)
@@ -176,7 +177,7 @@ def numa(host: Host) -> Answer:
         for number, cores in host.nodes.items()
     ]
     host.cpu.keep("nodes", nodes or None)
-    balancing = sysfs.number(host.root / "proc/sys/kernel/numa_balancing")
+    balancing = read_number(host.root / "proc/sys/kernel/numa_balancing")
     host.cpu.keep("numa_balancing", None if balancing is None else balancing > 0)
     if not nodes:
         return UNKNOWN
@@ -193,7 +194,7 @@ def free_memory(host: Host) -> Answer:
     """Check available memory, or the container's limit where that is less, against one rank per device."""
     total = host.memory.keep("total_bytes", host.room and int(host.room.total))
     available = host.memory.keep("available_bytes", host.room and int(host.room.available))
-    limit = host.memory.keep("limit_bytes", sysfs.memory_limit_bytes(host.root))
+    limit = host.memory.keep("limit_bytes", machine.memory_limit_bytes(host.root))
     if total is None or available is None:
         return UNKNOWN
     text, room = f"{gib(available)} available of {gib(total)}", float(available)
@@ -208,7 +209,7 @@ def free_memory(host: Host) -> Answer:
 
 def pressure(host: Host) -> Answer:
     """Check the time lost waiting for memory."""
-    stalls = re.search(r"^some avg10=([0-9.]+)", sysfs.text(host.root / "proc/pressure/memory") or "")
+    stalls = re.search(r"^some avg10=([0-9.]+)", read_text(host.root / "proc/pressure/memory") or "")
     share = host.memory.keep("pressure_pct", float(stalls[1]) if stalls else None)
     if share is None:
         return UNKNOWN
@@ -230,7 +231,7 @@ def swap(host: Host) -> Answer:
 
 def huge_pages(host: Host) -> Answer | None:
     """Check whether ranks on CPU cores get memory that makes every launch equally fast."""
-    pages = host.memory.keep("huge_pages", sysfs.huge_pages(host.root))
+    pages = host.memory.keep("huge_pages", machine.huge_pages(host.root))
     if host.num_gpus:
         return None
     if pages is None:

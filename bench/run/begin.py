@@ -16,10 +16,9 @@ from ..console import format_s
 from ..errors import UsageError
 from ..findings.numbers import plural, short
 from ..findings.wording import devices, samples_noun, workload_parts
-from ..gpus import gpus
+from ..gpus import SHARES_GPUS, gpus
 from ..launch import Launch
 from ..manifest import Host, Manifest, OwnVersion
-from ..nccl import SHARES_GPUS
 from ..plan import Machine, Planned
 from ..provenance import own_git_state, own_version
 from ..resolve import with_device_defaults

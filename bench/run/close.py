@@ -133,7 +133,6 @@ def timing_of(recorder: Recorder, measuring_s: float, because: str) -> Timing:
     return msgspec.structs.replace(
         recorder.manifest.timing,
         measuring_s=round(measuring_s, 2),
-        timed_steps_s=round(recorder.timed_s, 2),
         rounds=recorder.rounds,
         stopped_because=because,
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..case import wire_share
+from ..conditions import choices_in
 from ..errors import GaveUpError
-from ..nccl import choices_in
 from ..worker import messages as m
 from ..worker.facts import Begun
 from .case_runner import CaseRunner
@@ -121,7 +121,7 @@ def ask_nccl(run: CaseRunner) -> None:
     run.next_turn()
     name = f"nccl/{run.recorder.launch}"
     asked = m.AskNccl(name=name, num_ranks=num_ranks, sizes=tuple(sorted(sizes)), backend="nccl")
-    found = choices_in(run.between(asked, what, num_ranks=num_ranks), num_ranks)
+    found = choices_in(run.between(asked, what, num_ranks=num_ranks))
     if found is None:
         run.console.note("How NCCL sends the buckets is not known: its log does not say it")
     else:

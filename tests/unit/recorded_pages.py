@@ -31,7 +31,6 @@ CONDITIONS = {
     "model": {"num_params": 11_689_512, "gradient_bytes": 46_758_048, "forward_flops_per_image": 4e9},
     "environment": {
         "gpus": [{"name": "A", "memory_mib": 1000}] * 2,
-        "topology": "GPU0 GPU1\n NV18",
         "governors": ["performance"],
         "huge_pages": "madvise",
         "cgroup": {"cpu_quota_cores": 2.5, "memory_limit_gib": "unlimited", "cpuset": None},

@@ -19,7 +19,7 @@ from doctor_machines import (
     write,
 )
 
-from ddp_bench.bench import sysfs
+from ddp_bench.bench import machine
 from ddp_bench.bench.doctor import main
 from ddp_bench.bench.doctor.gpu import span
 
@@ -135,15 +135,15 @@ VERSION_1 = {
 def test_container_limits(tmp_path, tree, cores, memory_bytes):
     """Those of groups within groups: test_conditions."""
     root = write(tmp_path, tree)
-    assert sysfs.cpu_quota(root) == cores
-    assert sysfs.memory_limit_bytes(root) == memory_bytes
+    assert machine.cpu_quota(root) == cores
+    assert machine.memory_limit_bytes(root) == memory_bytes
 
 
 def test_lists_and_ranges_of_cores_and_spans():
-    assert sysfs.cores_in("0-3,8") == {0, 1, 2, 3, 8}
-    assert sysfs.cores_in("") == frozenset()
-    assert sysfs.cores_in("all") is None
-    assert (sysfs.ranges([0, 1, 2, 3, 6]), sysfs.ranges([5])) == ("0-3,6", "5")
+    assert machine.cores_in("0-3,8") == {0, 1, 2, 3, 8}
+    assert machine.cores_in("") == frozenset()
+    assert machine.cores_in("all") is None
+    assert (machine.ranges([0, 1, 2, 3, 6]), machine.ranges([5])) == ("0-3,6", "5")
     assert (span([41.2, 40.6]), span([40, 47]), span([])) == ("41", "40-47", "?")
 
 

@@ -24,13 +24,13 @@ from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 @pytest.fixture
 def two(monkeypatch):
     """NVML's answers of two A100, of which the first is capped, to be changed."""
-    alike = {"Name": "NVIDIA A100-SXM4-80GB", "MigMode": [0, 0], "MaxClockInfo": 1410}
+    alike = {"Name": "NVIDIA A100-SXM4-80GB", "MigMode": [0, 0]}
     alike |= {"MemoryInfo": SimpleNamespace(used=3 * 2**20, total=80 * 2**30)}
     limits_mw = {"GPU-a1234567": 250000, "GPU-b1234567": 400000}
     machine = Machine(
         {},
         gpus=[alike | {"UUID": uuid, "EnforcedPowerLimit": mw} for uuid, mw in limits_mw.items()],
-        link={"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynvml.NVML_TOPOLOGY_NODE},
+        link={"P2PStatus": pynvml.NVML_P2P_STATUS_OK},
         system={"DriverVersion": "570.86.15"},
     )
     fake = machine.nvml()
@@ -47,7 +47,6 @@ def test_what_a_manifest_keeps_of_gpus(two):
         driver="570.86.15",
         memory_mib=81920,
         power_limit_w=250.0,
-        max_sm_clock_mhz=1410,
     )
     assert second.power_limit_w == 400.0
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
@@ -108,7 +107,7 @@ def test_pairs_are_told_by_the_places_of_their_uuids(two):
         (a, b, index) != (first, second, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
     )
     found = gpus.pairs(["GPU-unknown", "GPU-b1234567", "GPU-a1234567"])
-    assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True, path="NODE")]
+    assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True)]
 
 
 def test_a_slice_is_its_parent_and_says_mig(two):

@@ -60,11 +60,7 @@ def _named(node, package):
             yield inner if inner in FILES else named
 
 
-COMMANDS = {f"{TOP}.{name}" for name in ("__init__", "__main__", "bench.tune")}  # nothing is loaded twice
-    f"{TOP}.__init__",
-    f"{TOP}.__main__",
-    f"{TOP}.bench.tune",
-}  # `python -m` of these loads nothing twice
+COMMANDS = {f"{TOP}.{name}" for name in ("__init__", "__main__", "bench.tune")}  # they load nothing twice
 
 
 @pytest.mark.parametrize("module", sorted(FILES.keys() - COMMANDS))
