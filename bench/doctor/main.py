@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -15,10 +14,9 @@ from ..errors import ExitCode
 from ..text import visible
 from .gpu import GPU_CHECKS
 from .host import Answer, Host, worst
-from .libraries import LIBRARY_CHECKS
 from .resources import RESOURCE_CHECKS
 
-CHECKS = {**GPU_CHECKS, **RESOURCE_CHECKS, **LIBRARY_CHECKS}
+CHECKS = {**GPU_CHECKS, **RESOURCE_CHECKS}
 STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
 
 
@@ -36,7 +34,7 @@ def parser() -> Parser:
     )
     output = made.add_argument_group("output")
     output.add_argument("--quiet", action="store_true", help="only what is caution or bad")
-    output.add_argument("--json", action="store_true", help="findings and readings as JSON on stdout")
+    output.add_argument("--json", action="store_true", help="findings as JSON on stdout")
     return made
 
 
@@ -47,15 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    found, readings = examine()
+    found = examine()
     grave = worst(answer.status for answer in found.values())
     shown = {n: a for n, a in found.items() if not options.quiet or a.status in ("caution", "bad")}
     if options.json:
-        # In readings null is "could not be read", "unlimited" is no limit.
         lines = [
             {"name": n, "status": a.status, "text": a.text, "advice": a.advice} for n, a in shown.items()
         ]
-        print(to_json({"status": grave, "findings": lines, "readings": readings}))
+        print(to_json({"status": grave, "findings": lines}))
     else:
         show(shown)
         if not options.quiet:
@@ -63,14 +60,13 @@ def _main(argv: Sequence[str] | None) -> int:
     return ExitCode.FAILED if grave == "bad" else ExitCode.OK
 
 
-def examine(root: Path = Path("/")) -> tuple[dict[str, Answer], dict[str, Any]]:
-    """Make every check, in reading order, and return what it found, by its name, and what it read.
+def examine(root: Path = Path("/")) -> dict[str, Answer]:
+    """Make every check, in reading order, and return what it found, by its name.
 
     It takes a few seconds, most of them for importing torch. `root` is where /proc and /sys are found.
     """
     with Host(root) as host:
-        found = {name: answer for name, check in CHECKS.items() if (answer := check(host)) is not None}
-        return found, host.readings()
+        return {name: answer for name, check in CHECKS.items() if (answer := check(host)) is not None}
 
 
 def show(found: Mapping[str, Answer]) -> None:

@@ -24,8 +24,8 @@ from ..provenance import own_git_state, own_version
 from ..resolve import with_device_defaults
 from ..results.case_result import CaseResult
 from ..settings import ResolvedSettings, Settings
-from ..sharing import interleaved_id
 from ..text import listed, visible
+from ..turns import interleaved_id
 from ..worker import messages as m
 from ..worker.facts import Begun, Devices, Inspected, SeenGpus
 from .failures import START_LIMIT_S

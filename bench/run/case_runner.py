@@ -19,7 +19,7 @@ from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, me
 from ..results.column_types import LEAST
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
-from ..sharing import TURNS_ENV, TurnClient
+from ..turns import TURNS_ENV, TurnClient
 from ..worker import messages as m
 from ..worker.facts import Begun, Shown, Warmed
 from .failures import LEAST_S, RestartError, failure_in, preparing_s, turn_s

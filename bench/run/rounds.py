@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..load import LoadReading, mean_load, other_loads
 from ..plan import equal_layout_reason, round_order
 from ..results.aggregate import rate_half_widths
 from ..results.case_columns import EQUAL_LAYOUT
 from ..results.case_result import case_results
 from ..results.journal import Completion, State
-from ..sharing import LoadReading, interleaved_id, mean_load, other_loads
+from ..turns import interleaved_id
 from ..worker import messages as m
 from ..worker.facts import Begun
 from .case_runner import CaseFailedError, CaseRunner

@@ -15,10 +15,10 @@ import msgspec
 
 from ..case import Case
 from ..cli import to_json
+from ..load import LoadReading
 from ..manifest import Record
 from ..results.block_times import BlockTimes
 from ..settings import ResolvedSettings
-from ..sharing import LoadReading
 from .facts import Begun, Devices, Inspected, SeenGpus, Shown, Warmed
 
 MOST_BYTES = 2**28

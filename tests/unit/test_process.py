@@ -16,7 +16,7 @@ from commands import eventually
 
 from ddp_bench.bench import process as processes
 from ddp_bench.bench.process import PREFIX, remove_abandoned, scratch_folder
-from ddp_bench.bench.sharing import TurnClient, TurnServer
+from ddp_bench.bench.turns import TurnClient, TurnServer
 
 
 @pytest.mark.parametrize(
