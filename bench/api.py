@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import pandas as pd
 
-from . import cli
 from .findings.findings import conclude_run
 from .findings.wording import unit_of_cases
 from .gate.compare import compare as gate_of
@@ -26,6 +25,8 @@ from .results import store
 from .results.schema import GATED, units_of
 from .run.summary import summary_of
 from .settings import as_text
+from .text import to_json
+from .values import fraction, named
 
 COMPARISON_COLUMNS = {
     "case_id": "string",
@@ -62,7 +63,7 @@ class Run(store.RunData):
     def summary(self) -> dict[str, Any]:
         """What `bench.run --json` prints of the run: answers, findings, cautions, timing, cases."""
         whole = summary_of(self.path, self.cases, conclude_run(self), self.manifest.timing)
-        return cast("dict[str, Any]", json.loads(cli.to_json(whole)))
+        return cast("dict[str, Any]", json.loads(to_json(whole)))
 
     def __repr__(self) -> str:
         measured = int((self.cases["status"] == "ok").sum())
@@ -94,7 +95,7 @@ def compare(
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
-    share = cli.named("threshold", cli.fraction, as_text(threshold))
+    share = named("threshold", fraction, as_text(threshold))
     paths = (run.path if isinstance(run, Run) else Path(run).expanduser() for run in (baseline, candidate))
     first, second = map(read_run, paths)
     gate = gate_of(

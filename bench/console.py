@@ -24,6 +24,14 @@ from .text import visible
 PLAIN_EVERY_S = 10.0
 """Without a terminal a line comes so often: a log of an hour has a few hundred."""
 
+PIPED_WIDTH = 180
+"""Columns of a table that is not on a terminal, where rich would wrap at 80: names of cases may be long."""
+
+
+def print_table(table: Table, width: int = PIPED_WIDTH) -> None:
+    """Print a table on stdout, `width` wide at most where that is no terminal."""
+    RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else width).print(table)
+
 
 def format_s(seconds: float) -> str:
     """`1m 05s` or `8s`."""

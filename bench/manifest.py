@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from . import cli
 from .errors import UsageError
 from .settings import MARGINS, Settings
+from .text import to_json
 
 MANIFEST = "manifest.json"
 
@@ -237,7 +237,7 @@ class Manifest(Record, frozen=True):
 
     def as_json(self) -> bytes:
         apart = {"schema_version": SCHEMA_VERSION, "settings": self.settings.stored()}
-        return f"{cli.to_json(msgspec.to_builtins(self) | apart, indent=1)}\n".encode()
+        return f"{to_json(msgspec.to_builtins(self) | apart, indent=1)}\n".encode()
 
 
 T = TypeVar("T")

@@ -69,9 +69,10 @@ def run(arguments: list[str]) -> NoReturn:
 
 
 def _without_command(arguments: list[str]) -> int:
-    from ddp_bench.bench.cli import Parser, command, did_you_mean
+    from ddp_bench.bench.cli import Parser, command
     from ddp_bench.bench.errors import ExitCode, UsageError
     from ddp_bench.bench.machine import version_of
+    from ddp_bench.bench.values import did_you_mean
 
     parser = Parser(
         prog=command(),

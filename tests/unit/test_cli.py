@@ -14,13 +14,14 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.cli import TYPED_ENV, switch
+from ddp_bench.bench.cli import TYPED_ENV
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
 from ddp_bench.bench.machine import ENV_PREFIXES
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.settings import SWITCHES, options_of
+from ddp_bench.bench.values import switch
 
 EACH_COMMAND = """
 import contextlib, io, json, runpy, sys

@@ -17,9 +17,9 @@ from made import block, case_of, made_manifest
 from report_runs import case
 
 from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.cli import read_toml
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.resolve import read_toml
 from ddp_bench.bench.results import disk, journal
 from ddp_bench.bench.results.disk import LOCK, FolderLock
 from ddp_bench.bench.results.recorder import Recorder
