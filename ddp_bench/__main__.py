@@ -12,8 +12,9 @@ import os
 import platform
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 
 def _load_package() -> None:
@@ -64,8 +65,13 @@ def run(arguments: list[str]) -> NoReturn:
 
         sys.exit(guarded("", lambda: _without_command(arguments)))
     sys.argv[1:] = arguments[1:]
+    sys.exit(main_of(name)(arguments[1:]))
+
+
+def main_of(name: str) -> Callable[[list[str]], int]:
+    """What runs the command `name`, of its arguments: `main` of a module of its own."""
     module = {"report": "report.main", "tune": "bench.tune"}.get(name, f"bench.{name}.main")
-    sys.exit(importlib.import_module(f"ddp_bench.{module}").main(arguments[1:]))
+    return cast("Callable[[list[str]], int]", importlib.import_module(f"ddp_bench.{module}").main)
 
 
 def _without_command(arguments: list[str]) -> int:
