@@ -63,10 +63,13 @@ def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
 def gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
     """What a manifest says of the GPUs with these UUIDs, in their order; empty without a driver.
 
-    Without `uuids`, and where NVML lacks one of them, of those that CUDA_VISIBLE_DEVICES leaves.
+    Without `uuids` of those that CUDA_VISIBLE_DEVICES leaves.
     """
     with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
-        return [_gpu(handle) for handle in _chosen(uuids, handles)]
+        if uuids is None:
+            names = [names_of(handle) for handle in handles]
+            return [_gpu(handles[place]) for place in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), names)]
+        return [Gpu() if handle is None else _gpu(handle) for handle in named(uuids, handles)]
     return []
 
 
@@ -107,17 +110,18 @@ def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
         return list(range(len(names)))
     chosen: list[int] = []
     for word in (part.strip() for part in setting.split(",")):
-        match = [i for i, own in enumerate(names) if str(i) == word or _isnamed(word, own)]
+        is_name = word.startswith(("GPU-", "MIG-"))
+        match = [
+            i
+            for i, own in enumerate(names)
+            if str(i) == word or (is_name and any(name.startswith(word) for name in own))
+        ]
         if len(match) != 1:
             break
         chosen += match
     if not chosen and setting.strip().startswith("MIG-"):
         return list(range(len(names)))
     return sorted(set(chosen))
-
-
-def _isnamed(word: str, names: Sequence[str]) -> bool:
-    return word.startswith(("GPU-", "MIG-")) and any(name.startswith(word) for name in names)
 
 
 def is_mig(handle: Any) -> bool | None:
@@ -132,14 +136,6 @@ def names_of(handle: Any) -> list[str]:
     slices = [ask_nvml("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in slots]
     found = [ask_nvml("nvmlDeviceGetUUID", one) for one in (handle, *slices) if one is not None]
     return [name for name in found if name]
-
-
-def _chosen(uuids: Sequence[str] | None, handles: Sequence[Any]) -> list[Any]:
-    found = named(uuids or (), handles)
-    if uuids is not None and None not in found:
-        return found
-    names = [names_of(handle) for handle in handles]
-    return [handles[place] for place in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), names)]
 
 
 def named(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:

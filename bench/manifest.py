@@ -94,14 +94,11 @@ class WorkloadCode(Git, frozen=True):
     spec: str | None = None
     file: str | None = None
     """Below the top of its repository, or where it is imported from."""
-    sha256: str | None = None
-    """Of that file."""
     code_sha256: str | None = None
     """Of all files that were imported from there."""
     files: dict[str, str | None] = {}
     """The SHA-256 of each by absolute path, and of what other checkouts of the repository gave."""
     repository: str | None = None
-    origin: str | None = None
 
 
 class OwnVersion(Record, frozen=True):

@@ -32,7 +32,7 @@ KEEPS = {
     "workload environment hosts model ranks link timing nccl load load_before restarts resumed",
     "OwnVersion": "version",
     "Git": "commit dirty",
-    "WorkloadCode": "commit dirty sha256 code_sha256",
+    "WorkloadCode": "commit dirty code_sha256",
     "Host": _HOST,
     "FirstHost": f"{_HOST} host os env",
     "Gpu": "name uuid driver memory_mib power_limit_w",

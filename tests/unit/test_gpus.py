@@ -20,6 +20,8 @@ from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 
+BOTH = ["GPU-a1234567", "GPU-b1234567"]
+
 
 @pytest.fixture
 def two(monkeypatch):
@@ -40,7 +42,7 @@ def two(monkeypatch):
 
 
 def test_what_a_manifest_keeps_of_gpus(two):
-    first, second = gpus.gpus()
+    first, second = gpus.gpus(BOTH)
     assert first == Gpu(
         uuid="GPU-a1234567",
         name="NVIDIA A100-SXM4-80GB",
@@ -52,7 +54,7 @@ def test_what_a_manifest_keeps_of_gpus(two):
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
     for name in two.keys() - set(kept):
         del two[name]
-    assert gpus.gpus() == [Gpu(), Gpu()], "of those that support no reading"
+    assert gpus.gpus(BOTH) == [Gpu(), Gpu()], "of those that support no reading"
 
 
 @pytest.mark.parametrize(
@@ -76,14 +78,13 @@ def test_visible_devices(setting, chosen):
 
 @pytest.mark.usefixtures("two")
 def test_gpus_are_those_that_cuda_sees(monkeypatch):
-    a, b = "GPU-a1234567", "GPU-b1234567"
-    assert [gpu.uuid for gpu in gpus.gpus()] == visible_gpus() == [a, b]
-    assert [gpu.uuid for gpu in gpus.gpus([b, a])] == [b, a]
+    assert [gpu.uuid for gpu in gpus.gpus()] == visible_gpus() == BOTH
+    assert [gpu.uuid for gpu in gpus.gpus(BOTH[::-1])] == BOTH[::-1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [gpu.uuid for gpu in gpus.gpus()] == [b]
+    assert [gpu.uuid for gpu in gpus.gpus()] == [BOTH[1]]
     assert visible_gpus() == ["1"]  # the user's own word
-    assert [gpu.uuid for gpu in gpus.gpus([a])] == [a], "torch has looked"
-    assert [gpu.uuid for gpu in gpus.gpus(["GPU-unknown"])] == [b], "as the variable says"
+    assert [gpu.uuid for gpu in gpus.gpus(BOTH[:1])] == BOTH[:1], "torch has looked"
+    assert gpus.gpus(["GPU-unknown"]) == [Gpu()]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus.gpus() == []
 
@@ -97,8 +98,8 @@ def test_a_gpu_that_a_cgroup_keeps_away_is_none(two):
         return opened(index)
 
     two["nvmlDeviceGetHandleByIndex"] = handle
-    assert [gpu.uuid for gpu in gpus.gpus()] == ["GPU-b1234567"]
-    assert gpus.pairs(["GPU-a1234567", "GPU-b1234567"]) == []
+    assert [gpu.uuid for gpu in gpus.gpus(BOTH)] == [None, BOTH[1]]
+    assert gpus.pairs(BOTH) == []
 
 
 def test_pairs_are_told_by_the_places_of_their_uuids(two):
