@@ -22,9 +22,6 @@ BUSY_CAUTION_PCT = 5
 UNSEEN_CAUTION_MIB = 1024
 """Memory in use without a process to show for it, about two CUDA contexts: below, a driver's own rounding."""
 
-MARGIN_CAUTION_C = 10
-"""Degrees to thermal slow-down on a GPU that should be idle. Own rule: training adds tens of degrees."""
-
 
 def per_gpu(check: Callable[[Host, Gpu], Answer]) -> Check:
     """Make a check of every GPU: equal answers together, the gravest first, whose advice is the line's."""
@@ -92,7 +89,10 @@ def _without_gpus(host: Host) -> Answer:
 
 def use(_: Host, gpu: Gpu) -> Answer:
     """Check whether anyone else uses the GPU."""
-    others, used_mib = _others(gpu), gpu.memory_mib("used")
+    others = _others(gpu)
+    # Without what the driver keeps for itself: version 1 of this reading counts it as used.
+    memory = gpu.ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
+    used_mib = None if memory is None else int(memory.used) // 2**20
     rates = gpu.ask("nvmlDeviceGetUtilizationRates")
     busy_pct = None if rates is None else int(rates.gpu)
     busy = "share of time unknown" if busy_pct is None else "{}% busy"
@@ -175,29 +175,6 @@ def memory_errors(_: Host, gpu: Gpu) -> Answer:
     return Answer("ok", f"none, ECC {'on' if ecc[0] else 'off'}")
 
 
-def heat(_: Host, gpu: Gpu) -> Answer:
-    """Check the temperature by the degrees left to thermal slow-down, both from NVML."""
-    sensor = pynvml.NVML_TEMPERATURE_GPU
-    now_c = gpu.ask("nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", sensor)
-    margin_c = gpu.ask("nvmlDeviceGetMarginTemperature")
-    if margin_c is None and now_c is not None:
-        # Older drivers know the threshold instead.
-        kind = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-        threshold = gpu.ask("nvmlDeviceGetTemperatureThreshold", kind)
-        margin_c = threshold - now_c if threshold else None
-    if now_c is None:
-        return UNKNOWN
-    if margin_c is None:
-        return Answer("unknown", "{} C, slow-down temperature not readable here", value=now_c)
-    advice = "look at fans and airflow, or let it cool"
-    if margin_c <= 0:
-        return Answer("bad", "{} C, at thermal slow-down", advice, now_c)
-    if margin_c <= MARGIN_CAUTION_C:
-        text = f"{{}} C, within {MARGIN_CAUTION_C} C of thermal slow-down"
-        return Answer("caution", text, advice, now_c)
-    return Answer("ok", "{} C", value=now_c)
-
-
 def links(host: Host) -> Answer | None:
     """Check how GPUs reach each other: the slowest link sets the pace of an all-reduce.
 
@@ -244,7 +221,6 @@ GPU_CHECKS: dict[str, Check] = {
     "GPU clocks": per_gpu(clocks),
     "GPU power": per_gpu(power),
     "GPU memory errors": per_gpu(memory_errors),
-    "GPU heat": per_gpu(heat),
     "GPU links": links,
     "GPU affinity": per_gpu(affinity),
 }

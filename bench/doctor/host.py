@@ -90,11 +90,6 @@ class Gpu:
     def name(self) -> str:
         return self.ask("nvmlDeviceGetName") or "name unknown"
 
-    def memory_mib(self, kind: Literal["used", "total"]) -> int | None:
-        """Memory, without what the driver keeps for itself: version 1 of this reading counts it as used."""
-        memory = self.ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
-        return None if memory is None else int(getattr(memory, kind)) // 2**20
-
 
 class Host(contextlib.ExitStack):
     """Where the checks look, and what several of them read; NVML is open until the host is left.

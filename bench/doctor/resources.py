@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import re
-import shutil
 
 import psutil
 
@@ -14,7 +12,6 @@ from .. import machine
 from ..cli import speaker
 from ..load import MOST_BUSY, MOST_STEAL
 from ..machine import CPUS, read_number, read_text
-from ..resolve import BATCH_BY_MEMORY
 from .host import SEVERITY, UNKNOWN, Answer, Check, Host, Status, attempt, figures, graded, judged, worst
 
 CORES_PER_GPU = 2
@@ -38,12 +35,6 @@ resident set). Less than this per device and ranks are killed; less than twice l
 PRESSURE_CAUTION_PCT, PRESSURE_BAD_PCT = 5.0, 25.0
 """Share of the last 10 s in which some task waited for memory (Linux accounting/psi, "some avg10"): the
 gate's default threshold, and five times it."""
-
-SHM_BYTES = 64 * 2**20
-"""Docker's default size of /dev/shm (docker run reference, --shm-size), less than two batches."""
-
-IN_FLIGHT_BYTES = 2 * 2 * 3 * 224 * 224 * 4
-"""For each float32 image of a batch: `--data-workers` 2 times DataLoader's default prefetch_factor 2."""
 
 REINSTALL = "install torch and torchvision together, from one index: pip install -U torch torchvision"
 
@@ -217,24 +208,6 @@ def huge_pages(host: Host) -> Answer | None:
     return Answer("ok", f"{pages}: {speaker('run')}'s ranks on CPU cores use them")
 
 
-def shared_memory(host: Host) -> Answer:
-    """Check /dev/shm: DataLoader workers, which a run of `--data FOLDER` has, hand over batches in it."""
-    room = attempt(lambda: shutil.disk_usage(host.root / "dev/shm"))
-    if room is None:
-        return UNKNOWN
-    least_mib = min((gpu.memory_mib("total") or 0 for gpu in host.gpus or ()), default=0)
-    batch = next(size for least_gib, size in BATCH_BY_MEMORY if least_mib >= 1024 * least_gib)
-    wanted = host.num_devices * batch * IN_FLIGHT_BYTES
-    text = f"{gib(room.free)} free of {gib(room.total)}"
-    if room.free > max(wanted, SHM_BYTES):
-        return Answer("ok", text)
-    return Answer(
-        "caution",
-        f"{text}; loader workers with default batches fill {gib(wanted)}",
-        f"docker run --shm-size={math.ceil(2 * wanted / 2**30)}g or --ipc=host; else --data-workers 0",
-    )
-
-
 def threads(host: Host) -> Answer:
     """Check the OpenMP and MKL settings that every rank would inherit."""
     env, gpus, cores = host.env, host.num_gpus, host.usable_cores
@@ -293,7 +266,6 @@ RESOURCE_CHECKS: dict[str, Check] = {
     "memory": free_memory,
     "memory stalls": pressure,
     "huge pages": huge_pages,
-    "shared memory": shared_memory,
     "threads": threads,
     "torch": torch_build,
     "settings": settings,

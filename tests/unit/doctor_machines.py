@@ -2,7 +2,6 @@
 
 import copy
 import os
-import shutil
 import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -56,7 +55,6 @@ class Machine:
     num_cores: int | None = 8
     allowed: frozenset[int] = frozenset(range(8))
     load: float | None = 0.4
-    shm: tuple[int, int] | None = (8 * GIB, 8 * GIB)
     torch: Any = None
     later: dict[str, str] = field(default_factory=dict)
     """Files as they are once load has been watched."""
@@ -89,14 +87,8 @@ class Machine:
         """Let the doctor find this machine."""
         write(root, self.files)
 
-        def usage(_):
-            if self.shm is None:
-                raise OSError
-            return SimpleNamespace(total=self.shm[0], free=self.shm[1])
-
         patch.setattr(gpus, "pynvml", self.nvml())
         patch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
-        patch.setattr(shutil, "disk_usage", usage)
         clock = iter((0.0, 1.0))
         watched = SimpleNamespace(sleep=lambda _: write(root, self.later), monotonic=lambda: next(clock))
         patch.setattr(host, "time", watched)
@@ -170,7 +162,6 @@ def h100(index):
         "ClockInfo": 345, "MaxClockInfo": 1980, "CurrentClocksEventReasons": 0x1,
         "EnforcedPowerLimit": 700000, "PowerManagementDefaultLimit": 700000,
         "EccMode": [1, 1], "TotalEccErrors": 0, "RemappedRows": (0, 0, 0, 0),
-        "TemperatureV": 29 + index, "MarginTemperature": 56,
     }  # fmt: skip
 
 
@@ -202,7 +193,6 @@ def h100_box():
         link=dict(NVLINK),
         num_cores=112,
         allowed=frozenset(range(112)),
-        shm=(1024 * GIB, 1024 * GIB),
         torch=fake_torch("2.11.0+cu128", cuda="12.8", num_devices=8),
         later={"proc/stat": stat(112, since=101)},
     )
@@ -228,7 +218,7 @@ def laptop():
 
 def blank():
     """Nothing can be read."""
-    return Machine({}, num_cores=None, allowed=frozenset(), load=None, shm=None)
+    return Machine({}, num_cores=None, allowed=frozenset(), load=None)
 
 
 def changed(machine, **changes):
@@ -245,7 +235,6 @@ def changed(machine, **changes):
 
 
 BY_PCIE = {"P2PStatus": pynvml.NVML_P2P_STATUS_NOT_SUPPORTED}
-BATCHES = 8 * 2 * 2 * 256 * 3 * 224 * 224 * 4  # GPUs x workers x prefetched x images x float32
 OTHERS = [SimpleNamespace(pid=4242, usedGpuMemory=12034 * 2**20)]
 
 
@@ -286,7 +275,6 @@ SITUATIONS = {
     "GPU clocks": [(h100_box, *(gpu(5, CurrentClocksEventReasons=bits) for bits in (0x40, 0x4)))],
     "GPU power": [(h100_box, gpu(0, EnforcedPowerLimit=250000))],
     "GPU memory errors": [(h100_box, gpu(1, TotalEccErrors=3))],
-    "GPU heat": [(h100_box, gpu(0, MarginTemperature=0))],
     "GPU links": [(h100_box, {"gpus": [h100(0), h100(1)], "link": BY_PCIE})],
     "GPU affinity": [(h100_box, allowed(56))],
     "cores": [
@@ -301,7 +289,6 @@ SITUATIONS = {
     "memory": [(laptop, file("sys/fs/cgroup/memory.max", f"{3 * GIB}"))],
     "memory stalls": [(laptop, file("proc/pressure/memory", "some avg10=25.00"))],
     "huge pages": [(laptop, file("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]"))],
-    "shared memory": [(h100_box, *({"shm": (BATCHES, BATCHES + more)} for more in (1, 0)))],
     "threads": [
         (h100_box, env(OMP_NUM_THREADS="16"), env(GOMP_CPU_AFFINITY="0-3")),
     ],
