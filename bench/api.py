@@ -28,23 +28,6 @@ from .settings import as_text
 from .text import to_json
 from .values import fraction, named
 
-COMPARISON_COLUMNS = {
-    "case_id": "string",
-    "metric": "string",
-    "verdict": "string",
-    "baseline": "float64",
-    "candidate": "float64",
-    "unit": "string",
-    "ratio": "float64",
-    "ratio_low": "float64",
-    "ratio_high": "float64",
-    "threshold": "float64",
-    "num_rounds_baseline": "Int64",
-    "num_rounds_candidate": "Int64",
-    "stand_in": "boolean",
-    "reason": "string",
-}
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Run(store.RunData):
@@ -88,10 +71,10 @@ def compare(
 ) -> pd.DataFrame:
     """Gate `candidate` against `baseline` as `bench.gate` does: one row per case and metric, worst first.
 
-    `baseline` and `candidate` are in `unit`; `ratio` is candidate / baseline, with its interval, of exposed
-    communication 1 + candidate less baseline in parts of the baseline's step; `threshold` is the share of
-    change that matters, such as 0.05 or "5%". `attrs` of the frame holds what concerns the whole gate:
-    `verdict`, `exit_code`, `sentence`, `interval_confidence`, `differences` and more.
+    Columns and `attrs`, which concerns the whole gate, are what its `--json` prints. `baseline` and
+    `candidate` have the unit of their `metric` in `Run.units`; `ratio` is candidate / baseline, with its
+    interval, of exposed communication 1 + candidate less baseline in parts of the baseline's step;
+    `threshold` is the share of change that matters, such as 0.05 or "5%".
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
@@ -106,24 +89,11 @@ def compare(
         allow_missing=allow_missing,
     )
     whole: dict[str, Any] = json.loads(as_json(gate))
-    units = units_of(first.cases[0].result.unit)
-    rows = [_row(found, units) for found in whole.pop("comparisons")]
-    columns = COMPARISON_COLUMNS.items()
-    frame = pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns})
+    rows = []
+    for found in whole.pop("comparisons"):
+        ratio = found["ratio"] or {}
+        ends = {f"ratio_{end}": ratio.get(end) for end in ("low", "high")}
+        rows.append({**found, "ratio": ratio.get("estimate"), **ends})
+    frame = pd.DataFrame(rows)
     frame.attrs.update(whole)
     return frame
-
-
-def _row(found: Mapping[str, Any], units: Mapping[str, str]) -> dict[str, Any]:
-    """A row of the frame, of a comparison as `bench.gate --json` prints it."""
-    ratio = found["ratio"] or {}
-    rounds = found["num_rounds"] or (None, None)
-    ends = {f"ratio_{end}": ratio.get(end) for end in ("low", "high")}
-    return {
-        **found,
-        "unit": units.get(found["metric"] or "", ""),
-        "ratio": ratio.get("estimate"),
-        **ends,
-        "num_rounds_baseline": rounds[0],
-        "num_rounds_candidate": rounds[1],
-    }
