@@ -214,25 +214,15 @@ SETTINGS_OF: dict[str, tuple[Field[Any], ...]] = {
 """What a run may vary of each mode."""
 
 MODE_SETTINGS = tuple({s.name: s for own in SETTINGS_OF.values() for s in own}.values())
-MODE_AXES = tuple(setting.name for setting in MODE_SETTINGS)
-"""Names of these settings, in the order of columns."""
-
 STEP_SETTINGS: tuple[Field[Any], ...] = fields(StepSettings)
+
+MODE_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in MODE_SETTINGS}
+"""What torch does without arguments, as cases.csv holds it; in the order of columns."""
+
+DDP_DEFAULTS = {setting.name: MODE_DEFAULTS[setting.name] for setting in SETTINGS_OF["ddp"]}
 STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in STEP_SETTINGS}
 
-DDP_SETTINGS: tuple[Field[Any], ...] = fields(DdpSettings)
-DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
-"""Names of the DDP settings, in the order of case ids and columns."""
-
-DDP_KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in DDP_SETTINGS}
-
-ALTERS = {setting.name for setting in MODE_SETTINGS if setting.metadata["kind"] == "training"}
-"""Settings that change the training itself."""
+KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in MODE_SETTINGS}
 
 SWEPT: dict[str, tuple[Value, ...]] = {s.name: s.metadata["swept"] for s in MODE_SETTINGS}
 """What a run measures of them by default."""
-
-MODE_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in MODE_SETTINGS}
-"""What torch does without arguments, as cases.csv holds it."""
-
-DDP_DEFAULTS = {name: MODE_DEFAULTS[name] for name in DDP_AXES}

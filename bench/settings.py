@@ -94,16 +94,10 @@ class Settings:
     )
     data_workers: int = option(2, whole_number, "loader processes per rank, with a folder", "N")
     scaling: str = option(
-        "weak",
-        choice(("weak", "strong")),
-        "what stays fixed: batch per device, or in all",
-        "weak|strong",
+        "weak", choice(("weak", "strong")), "what stays fixed: batch per device, or in all", "weak|strong"
     )
     precision: str | None = option(
-        None,
-        choice(PRECISIONS),
-        "arithmetic (default: CPU fp32, GPU bf16 if it can)",
-        "|".join(PRECISIONS),
+        None, choice(PRECISIONS), "arithmetic (default: CPU fp32, GPU bf16 if it can)", "|".join(PRECISIONS)
     )
     device: str = option("auto", choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = option(
