@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from .manifest import FirstHost, Host, Manifest, NcclChoices, NcclMessage, RankPlace, Record
+from .manifest import Host, Manifest, NcclChoices, NcclMessage, RankPlace, Record
 
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""
 
-INTERNAL_ENV_PREFIX = "BENCH_"
-"""The suite's own variables, such as a start time: no conditions."""
 UNKNOWN = "unknown"
 NONE = "none"
 
@@ -56,13 +54,6 @@ class Difference(Record, frozen=True, rename={"then": "baseline", "now": "candid
     now: str
     blocking: bool
     """Whether it makes the runs not comparable."""
-
-
-def variables_of(environment: FirstHost) -> dict[str, str]:
-    """The environment variables of a manifest's `environment`, without the suite's own."""
-    return {
-        name: value for name, value in environment.env.items() if not name.startswith(INTERNAL_ENV_PREFIX)
-    }
 
 
 def differences(then: Manifest, now: Manifest, question: Question) -> list[Difference]:
@@ -127,7 +118,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
     for name, value in versions.items():
         if name not in ("torch", "cuda", "python", "nccl_backend"):
             rows.append((name, value, (RESUME,), () if name in ANALYSIS_PACKAGES else (GATE,)))
-    rows += [(name, value, (), (GATE,)) for name, value in variables_of(machine).items()]
+    rows += [(name, value, (), (GATE,)) for name, value in machine.env.items()]
     for name, value in settings.stored().items():
         if name not in ("out", "preset", "name"):
             rows.append((f"--{name.replace('_', '-')}", str(value), (HOSTS,), ()))

@@ -40,9 +40,6 @@ FAULTS = frozenset(
 )
 """Reasons that NVML documents as heat or power delivery, not choice ("nvmlClocksEventReasons")."""
 
-CHOICES = frozenset((ClockReason.APPLICATION, ClockReason.SYNC_BOOST, ClockReason.DISPLAY))
-"""Reasons that someone set, again by NVML's documentation."""
-
 THROTTLING = FAULTS | {ClockReason.POWER_CAP}
 """Reasons that heat and power bring about under load: neither idle nor set by someone."""
 

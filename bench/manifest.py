@@ -6,7 +6,7 @@ A field may be missing: then nobody knows it. Keys that no field names are ignor
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -200,12 +200,9 @@ class Manifest(Record, frozen=True):
     """Names the run, whatever becomes of its folder."""
     interleaved_id: str | None = None
     """Alike in the runs that a gate measured in turns."""
-    preset: str | None = None
     created_utc: str | None = None
-    argv: tuple[str, ...] = ()
     command: str | None = None
     settings: Settings = Settings()
-    seed: int | None = None
     plan_hash: str | None = None
     """Equal for runs of the same cases."""
     versions: dict[str, str] = {}
@@ -237,17 +234,6 @@ class Manifest(Record, frozen=True):
         return f"{to_json(msgspec.to_builtins(self) | apart, indent=1)}\n".encode()
 
 
-T = TypeVar("T")
-
-
-def of_json(value: Any, kind: type[T], where: Path | str) -> T:
-    """`value`, of a JSON file, as a record; raises UsageError, which names `where`, for what it cannot be."""
-    try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise UsageError(f"{where} is damaged: {error}; restore it, or leave the run out") from None
-
-
 def manifest_of(found: Any, where: Path | str) -> Manifest:
     """The manifest that a JSON value is. Raises UsageError."""
     if not isinstance(found, dict):
@@ -259,7 +245,10 @@ def manifest_of(found: Any, where: Path | str) -> Manifest:
             "wrote it"
         )
     settings = found.pop("settings", {})
-    manifest = of_json(found, Manifest, where)
+    try:
+        manifest = msgspec.convert(found, Manifest)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UsageError(f"{where} is damaged: {error}; restore it, or leave the run out") from None
     if not isinstance(settings, dict):
         raise UsageError(f"{where} is damaged: its settings are no object; restore it")
     try:

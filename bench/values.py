@@ -63,15 +63,13 @@ def named(key: str, parse: Callable[[str], T], text: str, *, where: str = "") ->
 
 def positive_int(text: str) -> int:
     """A whole number of at least 1."""
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-        raise UsageError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    return whole_number(text, least=1)
 
 
-def whole_number(text: str) -> int:
-    """A whole number of at least 0."""
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise UsageError(f"{text!r} is not a whole number of at least 0")
+def whole_number(text: str, *, least: int = 0) -> int:
+    """A whole number of at least `least`."""
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        raise UsageError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 

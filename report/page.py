@@ -185,7 +185,7 @@ def page(run: RunData, files: Files | None = None, predictions: Predictions | No
         ),
         status=conditions.status(manifest, cases, conclusion.verdicts),
         subtitle=conditions.subtitle(run, measured, title),
-        command=again(manifest) or " ".join(manifest.argv),
+        command=again(manifest),
         warnings=conditions.warnings(manifest, cases),
         cards=cards(conclusion.verdicts),
         following=conclusion.next_step,

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pynvml
 
-from ..gpus import CHOICES, FAULTS, ClockReason, clock_reasons, is_mig
+from ..gpus import FAULTS, ClockReason, clock_reasons, is_mig
 from ..machine import ranges, read_number
 from .host import SEVERITY, UNKNOWN, Answer, Check, Gpu, Host, Status, judged
 
@@ -142,7 +142,7 @@ def clocks(_: Host, gpu: Gpu) -> Answer:
         return Answer("bad", held, advice, clock)
     if ClockReason.POWER_CAP in reasons:
         return Answer("caution", held, "raise the power limit, see the line GPU power", clock)
-    if reasons & CHOICES:
+    if reasons - {ClockReason.IDLE}:  # the others are someone's choice
         advice = "compare only runs at these clocks; for the default: sudo nvidia-smi -rac and -rgc"
         return Answer("caution", held, advice, clock)
     return Answer("ok", f"{text}{', idle' if ClockReason.IDLE in reasons else ''}", value=clock)

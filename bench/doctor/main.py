@@ -26,16 +26,12 @@ def parser() -> Parser:
     made = Parser(
         prog=command("doctor"),
         description=__doc__,
-        epilog="Exit status: 0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
+        epilog="It only reads, never changes. Every line is ok, caution, bad or unknown (not readable here); "
+        "caution and bad say what to do. Exit status: 0 when nothing is bad, 1 when something is, 2 for a "
+        "wrong command line.",
     )
-    made.add_argument_group(
-        "reading the machine",
-        "It only reads, never changes. Every line is ok, caution, bad or unknown (not readable here); "
-        "caution and bad say what to do.",
-    )
-    output = made.add_argument_group("output")
-    output.add_argument("--quiet", action="store_true", help="only what is caution or bad")
-    output.add_argument("--json", action="store_true", help="findings as JSON on stdout")
+    made.add_argument("--quiet", action="store_true", help="only what is caution or bad")
+    made.add_argument("--json", action="store_true", help="findings as JSON on stdout")
     return made
 
 

@@ -28,7 +28,7 @@ from .tables import csv_bytes, readable
 _HOST = "cpu_model num_cores memory_gib gpus gpu_pairs governors huge_pages cgroup"
 
 KEEPS = {
-    "Manifest": "run_id interleaved_id preset created_utc settings seed plan_hash versions ddp_bench git "
+    "Manifest": "run_id interleaved_id created_utc settings plan_hash versions ddp_bench git "
     "workload environment hosts model ranks link timing nccl load load_before restarts resumed",
     "OwnVersion": "version",
     "Git": "commit dirty",

@@ -29,7 +29,7 @@ RUN = {
         "governors": ["performance"],
         "huge_pages": "madvise",
         "cgroup": {"cpu_quota_cores": "unlimited", "memory_limit_gib": 16.0, "cpuset": "0-7"},
-        "env": {"NCCL_ALGO": "Ring", "BENCH_TURNS": "x"},
+        "env": {"NCCL_ALGO": "Ring"},
     },
     "git": {"commit": "abc", "dirty": False},
     "settings": {
@@ -64,7 +64,6 @@ TABLE = {
     "environment.cgroup.memory_limit_gib": ("unlimited", set(), {GATE}),
     "environment.cgroup.cpuset": ("0-3", set(), {GATE}),
     "environment.env.NCCL_ALGO": ("Tree", set(), {GATE}),
-    "environment.env.BENCH_TURNS": ("y", set(), set()),
     "git.commit": ("def", {HOSTS}, {GATE}),
     "git.dirty": (True, {HOSTS}, {GATE}),
     "settings.data_workers": (4, {HOSTS, GATE}, set()),
