@@ -187,8 +187,6 @@ class Resumed(Record, frozen=True):
     utc: str | None = None
     command: str | None = None
     git: Git = Git()
-    workload: WorkloadCode | None = None
-    host: str | None = None
 
 
 class Manifest(Record, frozen=True):

@@ -158,18 +158,24 @@ def test_the_kernels_settings_and_limits_are_read(tmp_path):
     assert found.cgroup == Cgroup(cpu_quota_cores=1.5, memory_limit_gib=3.0, cpuset="0-3,8")
 
 
-def test_cores_of_a_container_under_cgroup_v1(tmp_path):
+def test_a_container_under_cgroup_v1(tmp_path):
+    """As Docker makes one; the limit of memory is its way to say none."""
     tree = {
-        "proc/self/cgroup": "5:cpuset:/docker/ab\n4:memory:/docker/ab",
+        "proc/self/cgroup": "5:cpuset:/docker/ab\n4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/",
         "sys/fs/cgroup/cpuset/docker/ab/cpuset.cpus": "2-3",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
     }
-    assert machine("here", write(tmp_path, tree)).cgroup.cpuset == "2-3"
+    found = machine("here", write(tmp_path, tree)).cgroup
+    assert found == Cgroup(cpu_quota_cores=0.5, memory_limit_gib="unlimited", cpuset="2-3")
 
 
 def test_no_limit_is_not_unknown(tmp_path):
     nothing = machine("here", tmp_path)
     assert (nothing.governors, nothing.huge_pages, nothing.cgroup) == (None, None, Cgroup())
-    found = machine("here", write(tmp_path, {"proc/self/cgroup": "0::/"})).cgroup
+    tree = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "what?"}
+    found = machine("here", write(tmp_path, tree)).cgroup
     assert (found.cpu_quota_cores, found.memory_limit_gib) == ("unlimited", "unlimited")
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 import shutil
 
 import pynvml
@@ -15,7 +14,6 @@ from doctor_machines import (
     gpu,
     h100_box,
     laptop,
-    write,
 )
 
 from ddp_bench.bench import machine
@@ -98,31 +96,6 @@ def test_nothing_of_nvml_is_set_and_every_name_is_known_to_it(tmp_path, monkeypa
     monkeypatch.setattr(machine, "nvml", lambda: fake)
     found_in(machine, tmp_path)
     assert (fake.absent, fake.set_calls) == (set(), [])
-
-
-VERSION_1 = {
-    "proc/self/cgroup": "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/",
-    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
-    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
-}
-
-
-@pytest.mark.parametrize(
-    ("tree", "cores", "memory_bytes"),
-    [
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5, math.inf),
-        (VERSION_1, 0.5, math.inf),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "what?"}, math.inf, math.inf),
-        ({}, None, None),
-    ],
-    ids=["v2", "v1", "garbage", "no cgroups"],
-)
-def test_container_limits(tmp_path, tree, cores, memory_bytes):
-    """Those of groups within groups: test_conditions."""
-    root = write(tmp_path, tree)
-    assert machine.cpu_quota(root) == cores
-    assert machine.memory_limit_bytes(root) == memory_bytes
 
 
 def test_lists_and_ranges_of_cores_and_spans():
