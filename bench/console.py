@@ -1,4 +1,4 @@
-"""What a command shows as it works: progress on stderr, and on GitHub annotations and the job's summary.
+"""What a command shows: tables, progress on stderr, and on GitHub annotations and the summary of a job.
 
 GitHub's formats: https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
 """
