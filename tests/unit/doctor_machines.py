@@ -51,7 +51,6 @@ class Machine:
     gpus: list[dict[str, Any]] | int = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     link: dict[str, Any] = field(default_factory=dict)
     """What it answers of every pair."""
-    system: dict[str, Any] = field(default_factory=dict)
     num_cores: int | None = 8
     allowed: frozenset[int] = frozenset(range(8))
     load: float | None = 0.4
@@ -77,10 +76,6 @@ class Machine:
             )
         for name, value in self.link.items():
             answers[f"nvmlDeviceGet{name}"] = lambda *_, value=value: value
-        for name, value in self.system.items():
-            answers[f"nvmlSystemGet{name}"] = lambda value=value: (
-                Nvml.not_supported() if value is None else value
-            )
         return Nvml(answers)
 
     def install(self, root, patch):
@@ -177,7 +172,6 @@ def h100_box():
         f"{CPUS}/intel_pstate/no_turbo": "0",
         f"{NODES}/node0/cpulist": "0-55",
         f"{NODES}/node1/cpulist": "56-111",
-        "proc/cpuinfo": "flags\t\t: fpu",
         "proc/self/cgroup": "0::/",
         "sys/fs/cgroup/cpu.max": "max 100000",
         "sys/fs/cgroup/memory.max": "max",
@@ -235,6 +229,7 @@ def changed(machine, **changes):
 
 
 BY_PCIE = {"P2PStatus": pynvml.NVML_P2P_STATUS_NOT_SUPPORTED}
+BUSY = SimpleNamespace(gpu=87)
 OTHERS = [SimpleNamespace(pid=4242, usedGpuMemory=12034 * 2**20)]
 
 
@@ -269,9 +264,7 @@ SITUATIONS = {
         (h100_box, gpu(0, VirtualizationMode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)),
         (h100_box, {"gpus": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "torch": fake_torch()}),
     ],
-    "GPU use": [
-        (h100_box, gpu(2, ComputeRunningProcesses=OTHERS, UtilizationRates=SimpleNamespace(gpu=87))),
-    ],
+    "GPU use": [(h100_box, gpu(2, ComputeRunningProcesses=OTHERS, UtilizationRates=BUSY))],
     "GPU clocks": [(h100_box, *(gpu(5, CurrentClocksEventReasons=bits) for bits in (0x40, 0x4)))],
     "GPU power": [(h100_box, gpu(0, EnforcedPowerLimit=250000))],
     "GPU memory errors": [(h100_box, gpu(1, TotalEccErrors=3))],
@@ -289,9 +282,7 @@ SITUATIONS = {
     "memory": [(laptop, file("sys/fs/cgroup/memory.max", f"{3 * GIB}"))],
     "memory stalls": [(laptop, file("proc/pressure/memory", "some avg10=25.00"))],
     "huge pages": [(laptop, file("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]"))],
-    "threads": [
-        (h100_box, env(OMP_NUM_THREADS="16"), env(GOMP_CPU_AFFINITY="0-3")),
-    ],
+    "threads": [(h100_box, env(OMP_NUM_THREADS="16"), env(GOMP_CPU_AFFINITY="0-3"))],
     "torch": [(h100_box, {"torch": fake_torch()}), (laptop, {"torch": None})],
     "settings": [(h100_box, env(CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="info"))],
 }

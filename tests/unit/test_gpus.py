@@ -33,9 +33,9 @@ def two(monkeypatch):
         {},
         gpus=[alike | {"UUID": uuid, "EnforcedPowerLimit": mw} for uuid, mw in limits_mw.items()],
         link={"P2PStatus": pynvml.NVML_P2P_STATUS_OK},
-        system={"DriverVersion": "570.86.15"},
     )
     fake = machine.nvml()
+    fake.answers["nvmlSystemGetDriverVersion"] = lambda: "570.86.15"
     monkeypatch.setattr(gpus, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake.answers

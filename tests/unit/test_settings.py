@@ -23,9 +23,8 @@ def test_later_layers_win(tmp_path):
 
 def test_toml_values_of_every_kind(tmp_path):
     config = tmp_path / "a.toml"
-    config.write_text(
-        "static_graph = [true, false]\nbucket_cap_mb = ['default', 0.5, 25]\nsync-buffers = false\n"
-    )
+    told = ("static_graph = [true, false]", "bucket_cap_mb = ['default', 0.5, 25]", "sync-buffers = false")
+    config.write_text("\n".join(told))
     settings = resolve({}, config=config)
     assert settings.axes["static_graph"] == (True, False)
     assert settings.stored()["bucket_cap_mb"] == ("default", "0.5", "25")
