@@ -134,6 +134,7 @@ def conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dic
     compared = {c.name: c.value for c in conditions_of(manifest) if c.value.lower() not in (UNKNOWN, NONE)}
     settings = {name: value for name, value in manifest.settings.stored().items() if value is not None}
     code = msgspec.structs.asdict(manifest.workload or WorkloadCode()) | {"files": None}
+    env = machine.env
     made: dict[str, dict[str, Any]] = {
         "Run": {
             "name": manifest.name,
@@ -150,11 +151,7 @@ def conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dic
             "forward pass": quantity(flops and flops / 1e9, f"GFLOP/{singular(samples_noun(first))}"),
         },
         "Model and machine": {
-            **{
-                name: value
-                for name, value in compared.items()
-                if name[:2] != "--" and name not in machine.env
-            },
+            **{name: value for name, value in compared.items() if name[:2] != "--" and name not in env},
             "model parameters": count(model.num_params),
             "gradient bytes": count(model.gradient_bytes),
             "system": machine.os,
@@ -162,7 +159,7 @@ def conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dic
         },
         "Settings": {name.replace("_", " "): as_text(value) for name, value in settings.items()},
         "Workload's code": {name.replace("_", " "): value for name, value in code.items()},
-        "Environment variables": machine.env,
+        "Environment variables": env,
     }
     said = {
         title: {name: plain(value) for name, value in facts.items() if plain(value)}
