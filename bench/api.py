@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import pandas as pd
 
-from . import cli
 from .findings.findings import conclude_run
 from .findings.wording import unit_of_cases
 from .gate.compare import compare as gate_of
@@ -26,23 +25,8 @@ from .results import store
 from .results.schema import GATED, units_of
 from .run.summary import summary_of
 from .settings import as_text
-
-COMPARISON_COLUMNS = {
-    "case_id": "string",
-    "metric": "string",
-    "verdict": "string",
-    "baseline": "float64",
-    "candidate": "float64",
-    "unit": "string",
-    "ratio": "float64",
-    "ratio_low": "float64",
-    "ratio_high": "float64",
-    "threshold": "float64",
-    "num_rounds_baseline": "Int64",
-    "num_rounds_candidate": "Int64",
-    "stand_in": "boolean",
-    "reason": "string",
-}
+from .text import to_json
+from .values import fraction, named
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -62,7 +46,7 @@ class Run(store.RunData):
     def summary(self) -> dict[str, Any]:
         """What `bench.run --json` prints of the run: answers, findings, cautions, timing, cases."""
         whole = summary_of(self.path, self.cases, conclude_run(self), self.manifest.timing)
-        return cast("dict[str, Any]", json.loads(cli.to_json(whole)))
+        return cast("dict[str, Any]", json.loads(to_json(whole)))
 
     def __repr__(self) -> str:
         measured = int((self.cases["status"] == "ok").sum())
@@ -87,14 +71,14 @@ def compare(
 ) -> pd.DataFrame:
     """Gate `candidate` against `baseline` as `bench.gate` does: one row per case and metric, worst first.
 
-    `baseline` and `candidate` are in `unit`; `ratio` is candidate / baseline, with its interval, of exposed
-    communication 1 + candidate less baseline in parts of the baseline's step; `threshold` is the share of
-    change that matters, such as 0.05 or "5%". `attrs` of the frame holds what concerns the whole gate:
-    `verdict`, `exit_code`, `sentence`, `interval_confidence`, `differences` and more.
+    Columns and `attrs`, which concerns the whole gate, are what its `--json` prints. `baseline` and
+    `candidate` have the unit of their `metric` in `Run.units`; `ratio` is candidate / baseline, with its
+    interval, of exposed communication 1 + candidate less baseline in parts of the baseline's step;
+    `threshold` is the share of change that matters, such as 0.05 or "5%".
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
-    share = cli.named("threshold", cli.fraction, as_text(threshold))
+    share = named("threshold", fraction, as_text(threshold))
     paths = (run.path if isinstance(run, Run) else Path(run).expanduser() for run in (baseline, candidate))
     first, second = map(read_run, paths)
     gate = gate_of(
@@ -105,24 +89,11 @@ def compare(
         allow_missing=allow_missing,
     )
     whole: dict[str, Any] = json.loads(as_json(gate))
-    units = units_of(first.cases[0].result.unit)
-    rows = [_row(found, units) for found in whole.pop("comparisons")]
-    columns = COMPARISON_COLUMNS.items()
-    frame = pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns})
+    rows = []
+    for found in whole.pop("comparisons"):
+        ratio = found["ratio"] or {}
+        ends = {f"ratio_{end}": ratio.get(end) for end in ("low", "high")}
+        rows.append({**found, "ratio": ratio.get("estimate"), **ends})
+    frame = pd.DataFrame(rows)
     frame.attrs.update(whole)
     return frame
-
-
-def _row(found: Mapping[str, Any], units: Mapping[str, str]) -> dict[str, Any]:
-    """A row of the frame, of a comparison as `bench.gate --json` prints it."""
-    ratio = found["ratio"] or {}
-    rounds = found["num_rounds"] or (None, None)
-    ends = {f"ratio_{end}": ratio.get(end) for end in ("low", "high")}
-    return {
-        **found,
-        "unit": units.get(found["metric"] or "", ""),
-        "ratio": ratio.get("estimate"),
-        **ends,
-        "num_rounds_baseline": rounds[0],
-        "num_rounds_candidate": rounds[1],
-    }

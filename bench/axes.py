@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeAlias
 
-from . import cli
 from .buckets import PYTORCH_CAPS, Caps, bucket_caps
+from .values import choice, csv, positive_int, switch
 
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 MP_POLICIES = ("none", "bf16")
@@ -20,8 +20,8 @@ Value: TypeAlias = bool | int | str
 
 def _compile_modes(text: str) -> tuple[str, ...]:
     """Modes of torch.compile, `off` before the others: it is what they are compared with."""
-    named = cli.choice(("on", "off", "default", "reduce-overhead", "max-autotune"))
-    modes = cli.csv(lambda part: "default" if named(part) == "on" else part)(text)
+    named = choice(("on", "off", "default", "reduce-overhead", "max-autotune"))
+    modes = csv(lambda part: "default" if named(part) == "on" else part)(text)
     return tuple(sorted(modes, key=lambda mode: mode != "off"))
 
 
@@ -32,16 +32,16 @@ def option(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str
 
 def _axis(default: Value, parse: Callable[[str], Value], *facts: Any, **more: Any) -> Any:
     usual = {"short": "", "kind": "argument", "unmeasured": (), "swept": (default,)}
-    return option(default, cli.csv(parse), *facts, **usual | more)
+    return option(default, csv(parse), *facts, **usual | more)
 
 
 def _switch(meaning: str, short: str, *, default: bool = False, **more: Any) -> Any:
-    return _axis(default, cli.switch, meaning, "on|off,…", short=short, **{"column": "DDP setting"} | more)
+    return _axis(default, switch, meaning, "on|off,…", short=short, **{"column": "DDP setting"} | more)
 
 
 def _step_switch(meaning: str, column: str, label: str) -> Any:
     def parse(text: str) -> tuple[bool]:
-        return (cli.switch(text),)
+        return (switch(text),)
 
     return option(False, parse, meaning, "on|off", column=column, label=label)
 
@@ -106,7 +106,7 @@ class DdpSettings:
     )
     comm_hook: str = _axis(
         "none",
-        cli.choice(COMM_HOOKS),
+        choice(COMM_HOOKS),
         "DDP: gradient compression: none, fp16, bf16, powersgd",
         "HOOK,…",
         column="DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`",
@@ -114,7 +114,7 @@ class DdpSettings:
     )
     accumulate: int = _axis(
         1,
-        cli.positive_int,
+        positive_int,
         "DDP: micro-batches per synchronisation",
         "K,…",
         column="micro-batches per optimizer step; gradients synchronise on the last",
@@ -123,7 +123,7 @@ class DdpSettings:
     )
     optimize_ddp: str = _axis(
         DDP_OPTIMIZER,
-        cli.choice((DDP_OPTIMIZER, "no_optimization")),
+        choice((DDP_OPTIMIZER, "no_optimization")),
         "compiled DDP: ddp_optimizer splits the graph at buckets, no_optimization does not",
         "WAY,…",
         column="compiled DDP: `ddp_optimizer` or `no_optimization`",
@@ -170,14 +170,14 @@ class PipelineSettings:
 
     pipeline_schedule: str = _axis(
         "gpipe",
-        cli.choice(("gpipe", "1f1b")),
+        choice(("gpipe", "1f1b")),
         "pipeline: order of forwards and backwards: gpipe, 1f1b",
         "NAME,…",
         column="pipeline: order of forwards and backwards, `gpipe` or `1f1b`",
     )
     micro_batches: int = _axis(
         4,
-        cli.positive_int,
+        positive_int,
         "pipeline: micro-batches of a step",
         "M,…",
         column="pipeline: micro-batches of a step",
@@ -191,7 +191,7 @@ class FsdpSettings:
 
     mp_policy: str = _axis(
         "none",
-        cli.choice(MP_POLICIES),
+        choice(MP_POLICIES),
         "fsdp, replicate: autocast, or a MixedPrecisionPolicy: bf16 parameters, float32 reduction",
         "POLICY,…",
         column="`fsdp`, `replicate`: `none` (autocast alone) or `bf16` (a MixedPrecisionPolicy instead)",
@@ -214,25 +214,15 @@ SETTINGS_OF: dict[str, tuple[Field[Any], ...]] = {
 """What a run may vary of each mode."""
 
 MODE_SETTINGS = tuple({s.name: s for own in SETTINGS_OF.values() for s in own}.values())
-MODE_AXES = tuple(setting.name for setting in MODE_SETTINGS)
-"""Names of these settings, in the order of columns."""
-
 STEP_SETTINGS: tuple[Field[Any], ...] = fields(StepSettings)
+
+MODE_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in MODE_SETTINGS}
+"""What torch does without arguments, as cases.csv holds it; in the order of columns."""
+
+DDP_DEFAULTS = {setting.name: MODE_DEFAULTS[setting.name] for setting in SETTINGS_OF["ddp"]}
 STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in STEP_SETTINGS}
 
-DDP_SETTINGS: tuple[Field[Any], ...] = fields(DdpSettings)
-DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
-"""Names of the DDP settings, in the order of case ids and columns."""
-
-DDP_KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in DDP_SETTINGS}
-
-ALTERS = {setting.name for setting in MODE_SETTINGS if setting.metadata["kind"] == "training"}
-"""Settings that change the training itself."""
+KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in MODE_SETTINGS}
 
 SWEPT: dict[str, tuple[Value, ...]] = {s.name: s.metadata["swept"] for s in MODE_SETTINGS}
 """What a run measures of them by default."""
-
-MODE_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in MODE_SETTINGS}
-"""What torch does without arguments, as cases.csv holds it."""
-
-DDP_DEFAULTS = {name: MODE_DEFAULTS[name] for name in DDP_AXES}

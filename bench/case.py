@@ -8,14 +8,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .axes import (
-    DDP_SETTINGS,
-    SETTINGS_OF,
-    DdpSettings,
-    FsdpSettings,
-    PipelineSettings,
-    StepSettings,
-)
+from .axes import MODE_SETTINGS, SETTINGS_OF, DdpSettings, FsdpSettings, PipelineSettings, StepSettings
 from .settings import COMPOSABLE, IMAGES, RANK_PER_DEVICE, STAGED
 
 STAND_IN = "cpu_standin"
@@ -96,7 +89,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
         PowerSGD's messages are not the buckets.
         """
         found = {"comm"} if self.comm_hook == "powersgd" else set()
-        on = [setting for setting in DDP_SETTINGS if getattr(self, setting.name) != setting.default]
+        on = [setting for setting in MODE_SETTINGS if getattr(self, setting.name) != setting.default]
         return found.union(*(setting.metadata["unmeasured"] for setting in on))
 
     @property

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,14 +13,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from .manifest import FirstHost, Host, Manifest, RankPlace, Record
-from .nccl import said
+from .manifest import Host, Manifest, NcclChoices, NcclMessage, RankPlace, Record
 
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""
 
-INTERNAL_ENV_PREFIX = "BENCH_"
-"""The suite's own variables, such as a start time: no conditions."""
 UNKNOWN = "unknown"
 NONE = "none"
 
@@ -56,13 +54,6 @@ class Difference(Record, frozen=True, rename={"then": "baseline", "now": "candid
     now: str
     blocking: bool
     """Whether it makes the runs not comparable."""
-
-
-def variables_of(environment: FirstHost) -> dict[str, str]:
-    """The environment variables of a manifest's `environment`, without the suite's own."""
-    return {
-        name: value for name, value in environment.env.items() if not name.startswith(INTERNAL_ENV_PREFIX)
-    }
 
 
 def differences(then: Manifest, now: Manifest, question: Question) -> list[Difference]:
@@ -108,7 +99,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("python", versions.get("python", NONE), (HOSTS, RESUME), (GATE,)),
         ("NCCL backend", versions.get("nccl_backend", NONE), Question, ()),
         ("NCCL transport", nccl and ", ".join(nccl.transports), (), (GATE,)),
-        ("NCCL algorithms", nccl and said(nccl.messages), (), (GATE,)),
+        ("NCCL algorithms", nccl and nccl_said(nccl.messages), (), (GATE,)),
         ("model parameters", model.num_params, (GATE,), ()),
         ("gradient bytes", model.gradient_bytes, (GATE,), ()),
         ("CPU governor", None if machine.governors is None else "/".join(machine.governors), (), (GATE,)),
@@ -127,7 +118,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
     for name, value in versions.items():
         if name not in ("torch", "cuda", "python", "nccl_backend"):
             rows.append((name, value, (RESUME,), () if name in ANALYSIS_PACKAGES else (GATE,)))
-    rows += [(name, value, (), (GATE,)) for name, value in variables_of(machine).items()]
+    rows += [(name, value, (), (GATE,)) for name, value in machine.env.items()]
     for name, value in settings.stored().items():
         if name not in ("out", "preset", "name"):
             rows.append((f"--{name.replace('_', '-')}", str(value), (HOSTS,), ()))
@@ -169,3 +160,38 @@ def _counted(values: Iterable[object]) -> str:
 
 def _each_once(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(filter(None, values))) or NONE
+
+
+NCCL_VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,TUNING"}
+"""What has NCCL write how it sends gradients; transports come under INIT, the rest under TUNING."""
+
+# By the formats in libnccl.so of 2.28.9 and 2.30.7.
+_MESSAGE = re.compile(r"AllReduce: (\d+) Bytes -> Algo (\w+) proto (\w+)")
+_SYMMETRIC = re.compile(r"AllReduce \[(Symmetric)\]: (\d+) Bytes -> Kernel (\w+)")
+_TRANSPORT = re.compile(r"\bvia (P2P/(?:direct pointer|[A-Za-z]+)|SHM|(?:COLL)?NET/\w+)(?:\S*(/GDRDMA))?")
+
+
+def choices_in(logs: Iterable[str]) -> NcclChoices | None:
+    """What NCCL wrote in the `logs` of all ranks; None where it chose nothing that this can read."""
+    transports: set[str] = set()
+    messages: set[NcclMessage] = set()
+    for line in itertools.chain.from_iterable(log.splitlines() for log in logs):
+        if found := _TRANSPORT.search(line):
+            transports.add("".join(filter(None, found.groups())))
+        elif found := _MESSAGE.search(line):
+            messages.add(NcclMessage(bytes=int(found[1]), algorithm=found[2], protocol=found[3]))
+        elif found := _SYMMETRIC.search(line):
+            messages.add(NcclMessage(bytes=int(found[2]), algorithm=found[1], protocol=found[3]))
+    if not messages:
+        return None
+    by_size = sorted(messages, key=lambda one: (one.bytes, one.algorithm, one.protocol))
+    return NcclChoices(transports=tuple(sorted(transports)), messages=tuple(by_size))
+
+
+def nccl_said(messages: Iterable[NcclMessage]) -> str:
+    """Messages by size, those in a row that are sent alike together: `1,024 to 65,536 bytes: TREE/LL`."""
+    parts = []
+    for how, group in itertools.groupby(messages, key=lambda one: f"{one.algorithm}/{one.protocol}"):
+        sizes = [f"{one.bytes:,d}" for one in group]
+        parts.append(f"{' to '.join(dict.fromkeys((sizes[0], sizes[-1])))} bytes: {how}")
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""What a command shows as it works: progress on stderr, and on GitHub annotations and the job's summary.
+"""What a command shows: tables, progress on stderr, and on GitHub annotations and the summary of a job.
 
 GitHub's formats: https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
 """
@@ -23,6 +23,14 @@ from .text import visible
 
 PLAIN_EVERY_S = 10.0
 """Without a terminal a line comes so often: a log of an hour has a few hundred."""
+
+PIPED_WIDTH = 180
+"""Columns of a table that is not on a terminal, where rich would wrap at 80: names of cases may be long."""
+
+
+def print_table(table: Table, width: int = PIPED_WIDTH) -> None:
+    """Print a table on stdout, `width` wide at most where that is no terminal."""
+    RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else width).print(table)
 
 
 def format_s(seconds: float) -> str:

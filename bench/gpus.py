@@ -17,9 +17,6 @@ import pynvml
 
 from .manifest import Gpu, GpuPair
 
-PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""
-
 
 class ClockReason(StrEnum):
     """Why a GPU's clocks are not at their maximum: the bits of "nvmlClocksEventReasons" in nvml.h, from 1 up.
@@ -43,11 +40,11 @@ FAULTS = frozenset(
 )
 """Reasons that NVML documents as heat or power delivery, not choice ("nvmlClocksEventReasons")."""
 
-CHOICES = frozenset((ClockReason.APPLICATION, ClockReason.SYNC_BOOST, ClockReason.DISPLAY))
-"""Reasons that someone set, again by NVML's documentation."""
-
 THROTTLING = FAULTS | {ClockReason.POWER_CAP}
 """Reasons that heat and power bring about under load: neither idle nor set by someone."""
+
+SHARES_GPUS = (2, 30)
+"""The version of NCCL from which several of its ranks may have one GPU, by NCCL_MULTI_RANK_GPU_ENABLE."""
 
 
 def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
@@ -63,10 +60,13 @@ def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
 def gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
     """What a manifest says of the GPUs with these UUIDs, in their order; empty without a driver.
 
-    Without `uuids`, and where NVML lacks one of them, of those that CUDA_VISIBLE_DEVICES leaves.
+    Without `uuids` of those that CUDA_VISIBLE_DEVICES leaves.
     """
     with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
-        return [_gpu(handle) for handle in _chosen(uuids, handles)]
+        if uuids is None:
+            names = [names_of(handle) for handle in handles]
+            return [_gpu(handles[place]) for place in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), names)]
+        return [Gpu() if handle is None else _gpu(handle) for handle in named(uuids, handles)]
     return []
 
 
@@ -88,13 +88,11 @@ def pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
     # pynvml's ..._INDEX_READ is a tuple by a stray comma; NCCL asks for writing as well.
     peer = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
     nvlink = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    level = ask_nvml("nvmlDeviceGetTopologyCommonAncestor", a, b)
     return GpuPair(
         first=first,
         second=second,
         nvlink=None if nvlink is None else nvlink == pynvml.NVML_P2P_STATUS_OK,
         peer_access=None if peer is None else peer == pynvml.NVML_P2P_STATUS_OK,
-        path=PATHS.get(level),
     )
 
 
@@ -109,17 +107,18 @@ def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
         return list(range(len(names)))
     chosen: list[int] = []
     for word in (part.strip() for part in setting.split(",")):
-        match = [i for i, own in enumerate(names) if str(i) == word or _isnamed(word, own)]
+        is_name = word.startswith(("GPU-", "MIG-"))
+        match = [
+            i
+            for i, own in enumerate(names)
+            if str(i) == word or (is_name and any(name.startswith(word) for name in own))
+        ]
         if len(match) != 1:
             break
         chosen += match
     if not chosen and setting.strip().startswith("MIG-"):
         return list(range(len(names)))
     return sorted(set(chosen))
-
-
-def _isnamed(word: str, names: Sequence[str]) -> bool:
-    return word.startswith(("GPU-", "MIG-")) and any(name.startswith(word) for name in names)
 
 
 def is_mig(handle: Any) -> bool | None:
@@ -134,14 +133,6 @@ def names_of(handle: Any) -> list[str]:
     slices = [ask_nvml("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in slots]
     found = [ask_nvml("nvmlDeviceGetUUID", one) for one in (handle, *slices) if one is not None]
     return [name for name in found if name]
-
-
-def _chosen(uuids: Sequence[str] | None, handles: Sequence[Any]) -> list[Any]:
-    found = named(uuids or (), handles)
-    if uuids is not None and None not in found:
-        return found
-    names = [names_of(handle) for handle in handles]
-    return [handles[place] for place in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), names)]
 
 
 def named(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:
@@ -160,7 +151,6 @@ def _gpu(handle: Any) -> Gpu:
         driver=ask_nvml("nvmlSystemGetDriverVersion"),
         memory_mib=None if memory is None or mig else int(memory.total) // 2**20,
         power_limit_w=None if limit_mw is None else int(limit_mw) / 1000,
-        max_sm_clock_mhz=ask_nvml("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
     )
 
 

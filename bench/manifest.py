@@ -6,14 +6,14 @@ A field may be missing: then nobody knows it. Keys that no field names are ignor
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from . import cli
 from .errors import UsageError
 from .settings import MARGINS, Settings
+from .text import to_json
 
 MANIFEST = "manifest.json"
 
@@ -37,7 +37,6 @@ class Gpu(Record, frozen=True):
     driver: str | None = None
     memory_mib: Amount | None = None
     power_limit_w: Amount | None = None
-    max_sm_clock_mhz: Amount | None = None
 
 
 class GpuPair(Record, frozen=True):
@@ -47,8 +46,6 @@ class GpuPair(Record, frozen=True):
     second: Count
     nvlink: bool | None = None
     peer_access: bool | None = None
-    path: str | None = None
-    """In the words of `nvidia-smi topo -m`."""
 
 
 class Cgroup(Record, frozen=True):
@@ -68,7 +65,6 @@ class Host(Record, frozen=True):
     memory_gib: Amount | None = None
     gpus: tuple[Gpu, ...] | None = None
     gpu_pairs: tuple[GpuPair, ...] = ()
-    topology: str | None = None
     governors: tuple[str, ...] | None = None
     huge_pages: str | None = None
     """Transparent huge pages: always, madvise or never."""
@@ -98,14 +94,11 @@ class WorkloadCode(Git, frozen=True):
     spec: str | None = None
     file: str | None = None
     """Below the top of its repository, or where it is imported from."""
-    sha256: str | None = None
-    """Of that file."""
     code_sha256: str | None = None
     """Of all files that were imported from there."""
     files: dict[str, str | None] = {}
     """The SHA-256 of each by absolute path, and of what other checkouts of the repository gave."""
     repository: str | None = None
-    origin: str | None = None
 
 
 class OwnVersion(Record, frozen=True):
@@ -139,7 +132,6 @@ class RankPlace(Record, frozen=True):
     """cuda:0, or the core."""
     device_name: str = ""
     link: str | None = None
-    pid: Count = 0
     gpu: str | None = None
     bound_cores: str = ""
     """The cores that it was kept on, such as 0-15,64."""
@@ -152,7 +144,6 @@ class Timing(Record, frozen=True):
     """From the command to the first case."""
     measuring_s: Amount | None = None
     """From there to the end."""
-    timed_steps_s: Amount | None = None
     rounds: Count | None = None
     stopped_because: str | None = None
     total_s: Amount | None = None
@@ -184,7 +175,6 @@ class NcclMessage(Record, frozen=True):
 class NcclChoices(Record, frozen=True):
     """How NCCL sends the gradient buckets of a run, as a short job of its own has shown."""
 
-    num_ranks: Count
     transports: tuple[str, ...] = ()
     """Such as P2P/CUMEM or NET/IB/GDRDMA."""
     messages: tuple[NcclMessage, ...] = ()
@@ -197,8 +187,6 @@ class Resumed(Record, frozen=True):
     utc: str | None = None
     command: str | None = None
     git: Git = Git()
-    workload: WorkloadCode | None = None
-    host: str | None = None
 
 
 class Manifest(Record, frozen=True):
@@ -210,12 +198,9 @@ class Manifest(Record, frozen=True):
     """Names the run, whatever becomes of its folder."""
     interleaved_id: str | None = None
     """Alike in the runs that a gate measured in turns."""
-    preset: str | None = None
     created_utc: str | None = None
-    argv: tuple[str, ...] = ()
     command: str | None = None
     settings: Settings = Settings()
-    seed: int | None = None
     plan_hash: str | None = None
     """Equal for runs of the same cases."""
     versions: dict[str, str] = {}
@@ -244,18 +229,7 @@ class Manifest(Record, frozen=True):
 
     def as_json(self) -> bytes:
         apart = {"schema_version": SCHEMA_VERSION, "settings": self.settings.stored()}
-        return f"{cli.to_json(msgspec.to_builtins(self) | apart, indent=1)}\n".encode()
-
-
-T = TypeVar("T")
-
-
-def of_json(value: Any, kind: type[T], where: Path | str) -> T:
-    """`value`, of a JSON file, as a record; raises UsageError, which names `where`, for what it cannot be."""
-    try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise UsageError(f"{where} is damaged: {error}; restore it, or leave the run out") from None
+        return f"{to_json(msgspec.to_builtins(self) | apart, indent=1)}\n".encode()
 
 
 def manifest_of(found: Any, where: Path | str) -> Manifest:
@@ -269,7 +243,10 @@ def manifest_of(found: Any, where: Path | str) -> Manifest:
             "wrote it"
         )
     settings = found.pop("settings", {})
-    manifest = of_json(found, Manifest, where)
+    try:
+        manifest = msgspec.convert(found, Manifest)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UsageError(f"{where} is damaged: {error}; restore it, or leave the run out") from None
     if not isinstance(settings, dict):
         raise UsageError(f"{where} is damaged: its settings are no object; restore it")
     try:

@@ -198,11 +198,8 @@ def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) 
         started = machine.ranks_per_node * machine.num_nodes
         if case.num_devices > started:
             return f"needs {case.num_devices} ranks, the launcher started {started}"
-    if machine.device_type == "cuda" and shared:
-        if case.mode == "dp":
-            return _too_few_for_dp(case, machine)
-        if case.backend.startswith("nccl"):
-            return _too_few_for_ranks(case, machine, on_a_node)
+    if machine.device_type == "cuda" and shared and (case.mode == "dp" or case.backend.startswith("nccl")):
+        return _too_few(case, machine, on_a_node)
     if case.sync_batchnorm and machine.device_type == "cpu":
         return "SyncBatchNorm needs GPUs"
     return None
@@ -247,28 +244,20 @@ def _senseless(case: Case) -> str | None:
     return next((why for why, holds in refusals.items() if holds), None)
 
 
-def _too_few_for_dp(case: Case, machine: Machine) -> str:
+def _too_few(case: Case, machine: Machine, on_a_node: int) -> str:
+    """The same for every mode and count of one machine, so that a run says it once."""
     here, seen = machine.devices_per_node, machine.devices_per_process or machine.devices_per_node
-    if seen < case.num_devices <= here:
+    if case.mode == "dp" and seen < case.num_devices <= here:
         return (
             f"DataParallel needs {case.num_devices} GPUs in one process, and the first rank sees {seen} of "
             f"{here}; with Slurm, give --gpus-per-node or --gres instead of --gpus-per-task"
         )
+    if case.mode in RANK_PER_DEVICE:
+        here = len(set(machine.rank_devices[: case.num_devices])) or here
     if machine.num_nodes > 1:
-        return f"DataParallel works within one machine: needs {case.num_devices} GPUs, there are {here}"
-    return _more_than(here)
-
-
-def _too_few_for_ranks(case: Case, machine: Machine, on_a_node: int) -> str:
-    here = len(set(machine.rank_devices[: case.num_devices])) or machine.devices_per_node
-    if machine.num_nodes > 1:
-        return f"needs {on_a_node} GPUs per machine, there are {here}"
-    return _more_than(here)
-
-
-def _more_than(num_gpus: int) -> str:
-    """The same for every mode and count, so that a run says it once."""
-    return f"more than {num_gpus} GPU{'s' if num_gpus > 1 else ''}; {SHARING}"
+        why = "DataParallel works within one machine: " if case.mode == "dp" else ""
+        return f"{why}needs {on_a_node} GPUs per machine, there are {here}"
+    return f"more than {here} GPU{'s' if here > 1 else ''}; {SHARING}"
 
 
 def world_size(plan: Sequence[Planned]) -> int:

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+PACKAGE = Path(__file__).parents[1].resolve()
+
 KILLED_S = 10.0
 """So long a process that was killed may take to end."""
 
@@ -77,6 +79,14 @@ def allowed_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def own_command(*arguments: str, python: str = sys.executable) -> list[str]:
+    """The command line of `ddp-bench arguments` that finds this package, in any folder.
+
+    With `-m` and one of our modules as first arguments it runs that module.
+    """
+    return [python, str(PACKAGE / "__main__.py"), *arguments]
 
 
 def ended_with_us(command: Sequence[str]) -> list[str]:

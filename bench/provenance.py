@@ -12,10 +12,16 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from .machine import version_of
 from .manifest import Git, WorkloadCode
-from .package import OWN_FOLDERS, PACKAGE, ROOT, version_of
+from .process import PACKAGE
+
+ROOT = PACKAGE.parent
+"""The checkout that this code runs from, or the folder that it is installed in."""
+
+OWN_FOLDERS = frozenset(path.resolve() for path in (PACKAGE, *PACKAGE.iterdir()) if path.is_dir())
+"""Folders of this code; in a checkout the package has links to some."""
 
 GIT_TIMEOUT_S = 10
 
@@ -137,11 +143,9 @@ def workload_code(spec: str) -> WorkloadCode:
     return WorkloadCode(
         spec=spec,
         file=file.relative_to(root).as_posix(),
-        sha256=files[file],
         code_sha256=code_sha256(files, root),
         files={str(one): told for one, told in files.items()},
         repository=None if top is None else repository_name(top),
-        origin=None if top is None else origin(top),
         commit=state.commit,
         dirty=True if untracked else state.dirty,
     )
@@ -209,25 +213,9 @@ def code_sha256(files: Mapping[Path, str | None], root: Path) -> str:
 
 def repository_name(top: Path) -> str:
     """The name of a repository: its origin's, else its folder's, also in a further worktree of it."""
-    url = origin(top)
+    url = (ask_git(top, "config", "--get", "remote.origin.url") or "").partition("?")[0].rstrip("/")
     if url:
-        return re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
+        return re.split(r"[/:\\]", url)[-1].removesuffix(".git")
     common = ask_git(top, "rev-parse", "--git-common-dir")
     folder = (top / common).resolve() if common else top
     return folder.parent.name if folder.name == ".git" else folder.name.removesuffix(".git")
-
-
-def origin(top: Path) -> str | None:
-    """The URL that a repository was cloned from, without credentials; None of a folder of this machine."""
-    url = ask_git(top, "config", "--get", "remote.origin.url")
-    return public_url(url) if url else None
-
-
-def public_url(url: str) -> str | None:
-    """A repository's URL without user, password and query; None of a local path."""
-    if "://" in url:
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
-        return f"{parts.scheme}://{host}{parts.path}" if parts.scheme != "file" and host else None
-    remote = re.fullmatch(r"(?:[^/:]*@)?([^/:@]{2,}:[^:]+)", url)
-    return remote[1] if remote else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import stat
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from . import cli
 from .axes import STEP_DEFAULTS
 from .errors import UsageError
 from .settings import (
@@ -21,6 +22,9 @@ from .settings import (
     options_of,
     stored_text,
 )
+from .values import did_you_mean, named
+
+MOST_TOML_BYTES = 2**20
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"arch": "resnet20", "batch_size": 32, "max_time": "30s", "bucket_cap_mb": "default,0.25"},
@@ -54,12 +58,12 @@ def resolve(
     Raises UsageError that names the layer, the key and the fix.
     """
     if preset is not None and preset not in PRESETS:
-        raise UsageError(f"unknown preset {preset!r}; {cli.did_you_mean(preset, PRESETS)}")
+        raise UsageError(f"unknown preset {preset!r}; {did_you_mean(preset, PRESETS)}")
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if preset is not None:
         layers.append((f"preset {preset}: ", PRESETS[preset]))
     if config is not None:
-        layers.append((f"{config}: ", cli.read_toml(config)))
+        layers.append((f"{config}: ", read_toml(config)))
     layers.append(("", command_line))
     known = {option.name: option for option in options_of()}
     values: dict[str, Any] = {}
@@ -67,11 +71,30 @@ def resolve(
         for raw_key, raw in layer.items():
             key = raw_key.replace("-", "_")
             if key not in known:
-                raise UsageError(f"{where}unknown key {raw_key!r}; {cli.did_you_mean(key, known)}")
-            values[key] = cli.named(key, known[key].parse, as_text(raw), where=where)
+                raise UsageError(f"{where}unknown key {raw_key!r}; {did_you_mean(key, known)}")
+            values[key] = named(key, known[key].parse, as_text(raw), where=where)
         if "workload" in layer and "arch" not in layer:
             values.pop("arch", None)
     return Settings.of(values | {"preset": preset, "caps_given": "bucket_cap_mb" in values})
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A `--config` file as a dictionary. Raises UsageError where it cannot be read or is no TOML."""
+    try:
+        found = path.stat()
+        is_usual = stat.S_ISREG(found.st_mode) and found.st_size <= MOST_TOML_BYTES
+        content = path.read_bytes() if is_usual else b""  # a pipe would hold the command up for ever
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", error)
+        raise UsageError(f"--config {path}: {why}; name a readable TOML file") from None
+    if not is_usual:
+        raise UsageError(
+            f"--config {path} is no regular file of at most {MOST_TOML_BYTES} bytes; name another"
+        )
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--config {path} is not valid TOML: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

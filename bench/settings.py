@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
-from . import cli
 from .axes import MODE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, SWEPT, Value, option
 from .errors import UsageError
+from .values import choice, csv, duration_s, fraction, named, positive_int, switch, whole_number
 
 STAGED = ("partition", "pipeline")
 """Modes in which each device has some of the layers."""
@@ -63,13 +63,13 @@ class Settings:
 
     modes: tuple[str, ...] = option(
         ("dp", "ddp"),
-        cli.csv(cli.choice(MODES)),
+        csv(choice(MODES)),
         "besides single (one device): dp, ddp, replicate, fsdp, partition, pipeline (docs/forms.md)",
         "MODE,…",
     )
     gpus: tuple[int, ...] | None = option(
         None,
-        cli.csv(cli.positive_int),
+        csv(positive_int),
         "device counts (which: CUDA_VISIBLE_DEVICES); CPU cores without GPUs (default: 1, 2, 4 … all)",
         "N,…",
     )
@@ -83,90 +83,81 @@ class Settings:
         "package.module:name",
     )
     batch_size: int | None = option(
-        None, cli.positive_int, "samples per device (default: CPU 16, GPU what fits)", "N"
+        None, positive_int, "samples per device (default: CPU 16, GPU what fits)", "N"
     )
-    image_size: int | None = option(
-        None, cli.positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N"
-    )
+    image_size: int | None = option(None, positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N")
     data: str = option(
         "device",
         str,
         "batches: synthetic on the device, on the host, or a folder of images",
         "device|host|DIR",
     )
-    data_workers: int = option(2, cli.whole_number, "loader processes per rank, with a folder", "N")
+    data_workers: int = option(2, whole_number, "loader processes per rank, with a folder", "N")
     scaling: str = option(
-        "weak", cli.choice(("weak", "strong")), "what stays fixed: batch per device, or in all", "weak|strong"
+        "weak", choice(("weak", "strong")), "what stays fixed: batch per device, or in all", "weak|strong"
     )
     precision: str | None = option(
-        None,
-        cli.choice(PRECISIONS),
-        "arithmetic (default: CPU fp32, GPU bf16 if it can)",
-        "|".join(PRECISIONS),
+        None, choice(PRECISIONS), "arithmetic (default: CPU fp32, GPU bf16 if it can)", "|".join(PRECISIONS)
     )
-    device: str = option("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
+    device: str = option("auto", choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = option(
-        "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
+        "auto", choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
     )
-    numa_bind: bool = option(
-        True, cli.switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off"
-    )
-    share_gpus: bool = option(
-        False, cli.switch, "more ranks than GPUs: shows that it works, not speed", "on|off"
-    )
+    numa_bind: bool = option(True, switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off")
+    share_gpus: bool = option(False, switch, "more ranks than GPUs: shows that it works, not speed", "on|off")
     rounds: int | None = option(
-        None, cli.positive_int, "measure each case N times (default: enough to compare, or as fit)", "N"
+        None, positive_int, "measure each case N times (default: enough to compare, or as fit)", "N"
     )
     precision_target: float | None = option(
         None,
-        cli.fraction,
+        fraction,
         "stop when every throughput is known to ± this (default: when comparisons are, to half the margin)",
         "2%",
     )
     margin: float | None = option(
-        None, cli.fraction, "differences up to this count as none (default: CPU 5%%, GPU 1%%)", "5%"
+        None, fraction, "differences up to this count as none (default: CPU 5%%, GPU 1%%)", "5%"
     )
     max_time: float | None = option(
         None,
-        cli.duration_s,
+        duration_s,
         "limit of measuring, as 90s or 2h; start-up is extra (default: CPU 200s, GPU 10m)",
         "10m",
     )
     race: bool = option(
-        False, cli.switch, "drop the slowest cases one after another: more rounds for the others", "on|off"
+        False, switch, "drop the slowest cases one after another: more rounds for the others", "on|off"
     )
     case_timeout: float | None = option(
-        None, cli.duration_s, "give a case up that hangs this long (default: 20 times the usual)", "60s"
+        None, duration_s, "give a case up that hangs this long (default: 20 times the usual)", "60s"
     )
     steps: int | None = option(
-        None, cli.positive_int, "steps per block (default: CPU 1, GPU as many as take 1 s)", "N"
+        None, positive_int, "steps per block (default: CPU 1, GPU as many as take 1 s)", "N"
     )
-    trace: bool = option(False, cli.switch, "keep a Chrome trace per case and rank", "on|off")
+    trace: bool = option(False, switch, "keep a Chrome trace per case and rank", "on|off")
     telemetry: bool = option(
-        True, cli.switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
+        True, switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
     )
     allreduce_curve: bool = option(
-        False, cli.switch, "also time the all-reduce by itself over message sizes", "on|off"
+        False, switch, "also time the all-reduce by itself over message sizes", "on|off"
     )
     calibrate: bool | None = option(
         None,
-        cli.switch,
+        switch,
         "also measure what predictions and tuning need: calibration.json (default: of DDP on one GPU alone)",
         "on|off",
     )
     passes: tuple[str, ...] = option(
         PASSES,
-        cli.csv(cli.choice((*PASSES, "none"))),
+        csv(choice((*PASSES, "none"))),
         "what to measure beside throughput: no_sync, comm, anatomy, trace, or none",
         "PASS,…",
     )
     sweep: str = option(
         "grid",
-        cli.choice(("grid", "star")),
+        choice(("grid", "star")),
         "DDP settings: every combination, or one varied at a time from the first of each",
         "grid|star",
     )
-    seed: int = option(0, cli.whole_number, "seed of weights, batches and order", "N")
+    seed: int = option(0, whole_number, "seed of weights, batches and order", "N")
     name: str = option("run", str, "label in the results folder's name", "NAME")
     preset: str | None = None
     """Where values came from."""
@@ -214,7 +205,7 @@ class Settings:
     @classmethod
     def of_stored(cls, values: Mapping[str, Any]) -> Settings:
         """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
-        parsers: dict[str, Any] = {"preset": str, "caps_given": cli.switch, "least_block_s": float}
+        parsers: dict[str, Any] = {"preset": str, "caps_given": switch, "least_block_s": float}
         parsers |= {option.name: option.parse for option in options_of()}
         found: dict[str, Any] = {}
         for name, value in values.items():
@@ -223,7 +214,7 @@ class Settings:
             if name not in parsers:
                 raise UsageError(f"another version of ddp-bench has set {name}; use that one")
             if value is not None:
-                found[name] = cli.named(name, parsers[name], stored_text(value, parsers[name]))
+                found[name] = named(name, parsers[name], stored_text(value, parsers[name]))
         return cls.of(found)
 
 
@@ -273,7 +264,7 @@ def options_of() -> list[Option]:
 
 def stored_text(raw: Any, parse: object) -> str:
     """A stored value as its option takes it: durations are stored in seconds."""
-    return as_text(raw) + ("s" if parse is cli.duration_s and isinstance(raw, int | float) else "")
+    return as_text(raw) + ("s" if parse is duration_s and isinstance(raw, int | float) else "")
 
 
 def as_text(raw: Any) -> str:

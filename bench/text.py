@@ -1,12 +1,17 @@
-"""Text that others wrote, made harmless where it is shown: CSV, terminal, Markdown; and lists of names.
+"""Values as JSON, and text that others wrote, made harmless where it is shown: CSV, terminal, Markdown.
 
 HTML needs nothing of this: the page's template escapes by itself.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 _FORMULA = re.compile(r"'*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
@@ -72,3 +77,19 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     """Name the first few: `a, b, c and 2 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def to_json(value: Any, *, indent: int | None = 2) -> str:
+    """JSON of a value or a record, in ASCII; NaN and infinity, which JSON lacks, are null.
+
+    Not by msgspec: names of files and hosts may hold bytes that are no UTF-8, as lone surrogates.
+    """
+    return json.dumps(_finite(msgspec.to_builtins(value)), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,8 +12,9 @@ import os
 import platform
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 
 def _load_package() -> None:
@@ -64,14 +65,20 @@ def run(arguments: list[str]) -> NoReturn:
 
         sys.exit(guarded("", lambda: _without_command(arguments)))
     sys.argv[1:] = arguments[1:]
-    module = "report" if name == "report" else f"bench.{name}"
-    sys.exit(importlib.import_module(f"ddp_bench.{module}.main").main(arguments[1:]))
+    sys.exit(main_of(name)(arguments[1:]))
+
+
+def main_of(name: str) -> Callable[[list[str]], int]:
+    """What runs the command `name`, of its arguments: `main` of a module of its own."""
+    module = {"report": "report.main", "tune": "bench.tune"}.get(name, f"bench.{name}.main")
+    return cast("Callable[[list[str]], int]", importlib.import_module(f"ddp_bench.{module}").main)
 
 
 def _without_command(arguments: list[str]) -> int:
-    from ddp_bench.bench.cli import Parser, command, did_you_mean
+    from ddp_bench.bench.cli import Parser, command
     from ddp_bench.bench.errors import ExitCode, UsageError
-    from ddp_bench.bench.package import version_of
+    from ddp_bench.bench.machine import version_of
+    from ddp_bench.bench.values import did_you_mean
 
     parser = Parser(
         prog=command(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..bench.conditions import NONE, UNKNOWN, conditions_of, variables_of
+from ..bench.conditions import NONE, UNKNOWN, conditions_of
 from ..bench.findings.answers import headline
 from ..bench.findings.cautions import said_load
 from ..bench.findings.numbers import about, count, duration, plain, plural, quantity, singular
@@ -134,12 +134,12 @@ def conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dic
     compared = {c.name: c.value for c in conditions_of(manifest) if c.value.lower() not in (UNKNOWN, NONE)}
     settings = {name: value for name, value in manifest.settings.stored().items() if value is not None}
     code = msgspec.structs.asdict(manifest.workload or WorkloadCode()) | {"files": None}
-    variables = variables_of(machine)
+    env = machine.env
     made: dict[str, dict[str, Any]] = {
         "Run": {
             "name": manifest.name,
             "started": manifest.created_utc,
-            "command": manifest.command or " ".join(manifest.argv),
+            "command": manifest.command,
             "total time": duration(timing.total_s),
             "start-up": duration(timing.startup_s),
             "share of time measured": quantity(timing.timed_share_pct, "%"),
@@ -151,7 +151,7 @@ def conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dic
             "forward pass": quantity(flops and flops / 1e9, f"GFLOP/{singular(samples_noun(first))}"),
         },
         "Model and machine": {
-            **{name: value for name, value in compared.items() if name[:2] != "--" and name not in variables},
+            **{name: value for name, value in compared.items() if name[:2] != "--" and name not in env},
             "model parameters": count(model.num_params),
             "gradient bytes": count(model.gradient_bytes),
             "system": machine.os,
@@ -159,7 +159,7 @@ def conditions(manifest: Manifest, cases: Sequence[CaseResult]) -> dict[str, dic
         },
         "Settings": {name.replace("_", " "): as_text(value) for name, value in settings.items()},
         "Workload's code": {name.replace("_", " "): value for name, value in code.items()},
-        "Environment variables": variables,
+        "Environment variables": env,
     }
     said = {
         title: {name: plain(value) for name, value in facts.items() if plain(value)}

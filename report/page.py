@@ -107,7 +107,6 @@ class Page:
     folds: Sequence[Section] = ()
     files: Files = field(default_factory=Files)
     conditions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    topology: str = ""
     intervals: str = ""
     """What bars and numbers in parentheses are."""
 
@@ -186,7 +185,7 @@ def page(run: RunData, files: Files | None = None, predictions: Predictions | No
         ),
         status=conditions.status(manifest, cases, conclusion.verdicts),
         subtitle=conditions.subtitle(run, measured, title),
-        command=again(manifest) or " ".join(manifest.argv),
+        command=again(manifest),
         warnings=conditions.warnings(manifest, cases),
         cards=cards(conclusion.verdicts),
         following=conclusion.next_step,
@@ -200,7 +199,6 @@ def page(run: RunData, files: Files | None = None, predictions: Predictions | No
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files,
         conditions=conditions.conditions(manifest, cases),
-        topology=(manifest.environment.topology or "").strip("\n"),
     ).explained()
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pynvml
 
-from .. import sysfs
-from ..gpus import CHOICES, FAULTS, ClockReason, clock_reasons, is_mig
+from ..gpus import FAULTS, ClockReason, clock_reasons, is_mig
+from ..machine import ranges, read_number
 from .host import SEVERITY, UNKNOWN, Answer, Check, Gpu, Host, Status, judged
 
 BUSY_CAUTION_PCT = 5
@@ -21,9 +21,6 @@ BUSY_CAUTION_PCT = 5
 
 UNSEEN_CAUTION_MIB = 1024
 """Memory in use without a process to show for it, about two CUDA contexts: below, a driver's own rounding."""
-
-MARGIN_CAUTION_C = 10
-"""Degrees to thermal slow-down on a GPU that should be idle. Own rule: training adds tens of degrees."""
 
 
 def per_gpu(check: Callable[[Host, Gpu], Answer]) -> Check:
@@ -38,7 +35,7 @@ def per_gpu(check: Callable[[Host, Gpu], Answer]) -> Check:
         parts = []
         for answer, members in order:
             shown = answer.text.replace("{}", span([value for _, value in members if value is not None]))
-            which = sysfs.ranges([index for index, _ in members])
+            which = ranges([index for index, _ in members])
             parts.append(shown if len(order) == 1 else f"GPU {which}: {shown}")
         advice = next((answer.advice for answer, _ in order if answer.advice), "")
         return Answer(order[0][0].status, "; ".join(parts), advice) if order else None
@@ -59,22 +56,17 @@ def models(host: Host) -> Answer:
     gpus = host.gpus
     if not gpus:
         return _without_gpus(host)
-    for gpu in gpus:
-        mode = gpu.ask("nvmlDeviceGetVirtualizationMode")
-        gpu.keep("name", gpu.ask("nvmlDeviceGetName"))
-        gpu.keep("uuid", gpu.ask("nvmlDeviceGetUUID"))
-        gpu.keep("virtual", None if mode is None else mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
-        gpu.keep("mig", is_mig(gpu.handle))
-    counts = Counter(gpu["name"] or "name unknown" for gpu in gpus)
+    counts = Counter(gpu.name for gpu in gpus)
     text = ", ".join(f"{count} x {name}" for name, count in counts.items())
-    if host.num_gpus_present is not None and host.num_gpus_present > len(gpus):
+    if host.num_gpus_present > len(gpus):
         text += f" ({len(gpus)} of {host.num_gpus_present} visible)"
     if len(counts) > 1:
         return Answer("caution", f"{text}: the slowest sets the pace", "choose equal ones")
-    if any(gpu["mig"] for gpu in gpus):
+    if any(is_mig(gpu.handle) for gpu in gpus):
         mig = f"{text}, split by MIG: a part of a GPU, beside others' parts"
         return Answer("caution", mig, "measure on whole GPUs, with MIG mode off")
-    if any(gpu["virtual"] for gpu in gpus):
+    virtual = pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
+    if any(gpu.ask("nvmlDeviceGetVirtualizationMode") == virtual for gpu in gpus):
         shared = f"{text}, virtual: others can share it, and readings are hidden"
         return Answer("caution", shared, "compare by ratios only, or use a passed-through GPU")
     return Answer("ok", text)
@@ -97,15 +89,16 @@ def _without_gpus(host: Host) -> Answer:
 
 def use(_: Host, gpu: Gpu) -> Answer:
     """Check whether anyone else uses the GPU."""
-    processes = gpu.keep("processes", _others(gpu))
+    others = _others(gpu)
+    # Without what the driver keeps for itself: version 1 of this reading counts it as used.
+    memory = gpu.ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
+    used_mib = None if memory is None else int(memory.used) // 2**20
     rates = gpu.ask("nvmlDeviceGetUtilizationRates")
-    busy_pct = gpu.keep("busy_pct", None if rates is None else int(rates.gpu))
-    used_mib = gpu.keep("used_mib", gpu.memory_mib("used"))
-    gpu.keep("total_mib", gpu.memory_mib("total"))
+    busy_pct = None if rates is None else int(rates.gpu)
     busy = "share of time unknown" if busy_pct is None else "{}% busy"
     working = busy_pct is not None and busy_pct >= BUSY_CAUTION_PCT
-    if processes:
-        who = ", ".join(f"{pid} ({mib} MiB)" if mib else f"{pid}" for pid, mib in map(dict.values, processes))
+    if others:
+        who = ", ".join(f"{pid} ({size // 2**20} MiB)" if size else f"{pid}" for pid, size in others.items())
         advice = (
             "wait for it, or use other GPUs (CUDA_VISIBLE_DEVICES); ps -o user,cmd -p PID shows whose it is"
         )
@@ -117,28 +110,27 @@ def use(_: Host, gpu: Gpu) -> Answer:
     if used_mib is not None and used_mib >= UNSEEN_CAUTION_MIB:
         text = "{} MiB in use by a process not visible from here"
         return Answer("caution", text, elsewhere, used_mib)
-    if processes is None and busy_pct is None:
+    if others is None and busy_pct is None:
         return UNKNOWN
     return Answer("ok", f"no other process, {busy}", value=busy_pct)
 
 
-def _others(gpu: Gpu) -> list[dict[str, int | None]] | None:
-    """List processes other than this one that compute or draw."""
+def _others(gpu: Gpu) -> dict[int, int | None] | None:
+    """The memory in bytes of processes other than this one that compute or draw, by number."""
     kinds = ("Compute", "Graphics")
     lists = [gpu.ask(f"nvmlDeviceGet{kind}RunningProcesses") for kind in kinds]
     if all(found is None for found in lists):
         return None
     used = {entry.pid: entry.usedGpuMemory for found in lists for entry in found or ()}
     used.pop(os.getpid(), None)
-    return [{"pid": pid, "used_mib": None if size is None else size // 2**20} for pid, size in used.items()]
+    return used
 
 
 def clocks(_: Host, gpu: Gpu) -> Answer:
     """Check the SM clock by what holds it down."""
-    clock = gpu.keep("sm_clock_mhz", gpu.ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM))
-    most = gpu.keep("max_sm_clock_mhz", gpu.ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM))
+    clock = gpu.ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
+    most = gpu.ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM)
     reasons = clock_reasons(gpu.handle)
-    gpu.keep("clock_reasons", None if reasons is None else sorted(reasons))
     if clock is None:
         return UNKNOWN
     text = f"{{}} of {most or '?'} MHz"
@@ -150,7 +142,7 @@ def clocks(_: Host, gpu: Gpu) -> Answer:
         return Answer("bad", held, advice, clock)
     if ClockReason.POWER_CAP in reasons:
         return Answer("caution", held, "raise the power limit, see the line GPU power", clock)
-    if reasons & CHOICES:
+    if reasons - {ClockReason.IDLE}:  # the others are someone's choice
         advice = "compare only runs at these clocks; for the default: sudo nvidia-smi -rac and -rgc"
         return Answer("caution", held, advice, clock)
     return Answer("ok", f"{text}{', idle' if ClockReason.IDLE in reasons else ''}", value=clock)
@@ -160,10 +152,9 @@ def power(_: Host, gpu: Gpu) -> Answer:
     """Check the enforced power limit against the maker's default; the half watt is for rounding."""
     limit_mw = gpu.ask("nvmlDeviceGetEnforcedPowerLimit")
     default_mw = gpu.ask("nvmlDeviceGetPowerManagementDefaultLimit")
-    limit_w = gpu.keep("power_limit_w", None if limit_mw is None else limit_mw / 1000)
-    default_w = gpu.keep("default_power_limit_w", None if default_mw is None else default_mw / 1000)
-    if limit_w is None or default_w is None:
+    if limit_mw is None or default_mw is None:
         return UNKNOWN
+    limit_w, default_w = limit_mw / 1000, default_mw / 1000
     default = f"default {default_w:.0f} W"
     if limit_w < default_w - 0.5:
         advice = f"sudo nvidia-smi -pl {default_w:.0f}; else compare only runs with this limit"
@@ -174,41 +165,14 @@ def power(_: Host, gpu: Gpu) -> Answer:
 def memory_errors(_: Host, gpu: Gpu) -> Answer:
     """Check errors since the driver was loaded, but for corrected ones: they need no action."""
     ecc = gpu.ask("nvmlDeviceGetEccMode")
-    gpu.keep("ecc", None if ecc is None else bool(ecc[0]))
     which = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-    errors = gpu.keep("uncorrected_errors", gpu.ask("nvmlDeviceGetTotalEccErrors", *which))
     remapped = gpu.ask("nvmlDeviceGetRemappedRows")
-    remap_failed = gpu.keep("remap_failed", None if remapped is None else bool(remapped[3]))
-    if errors or remap_failed:
+    if (remapped and remapped[3]) or gpu.ask("nvmlDeviceGetTotalEccErrors", *which):
         advice = "drain the machine and reset the GPU; replace it if they come back"
         return Answer("bad", "memory errors that ECC could not correct", advice)
     if ecc is None:
         return Answer("unknown", "ECC not reported by this GPU")
     return Answer("ok", f"none, ECC {'on' if ecc[0] else 'off'}")
-
-
-def heat(_: Host, gpu: Gpu) -> Answer:
-    """Check the temperature by the degrees left to thermal slow-down, both from NVML."""
-    sensor = pynvml.NVML_TEMPERATURE_GPU
-    now_c = gpu.keep("temperature_c", gpu.ask("nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", sensor))
-    margin_c = gpu.ask("nvmlDeviceGetMarginTemperature")
-    if margin_c is None and now_c is not None:
-        # Older drivers know the threshold instead.
-        kind = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-        threshold = gpu.ask("nvmlDeviceGetTemperatureThreshold", kind)
-        margin_c = threshold - now_c if threshold else None
-    gpu.keep("margin_c", margin_c)
-    if now_c is None:
-        return UNKNOWN
-    if margin_c is None:
-        return Answer("unknown", "{} C, slow-down temperature not readable here", value=now_c)
-    advice = "look at fans and airflow, or let it cool"
-    if margin_c <= 0:
-        return Answer("bad", "{} C, at thermal slow-down", advice, now_c)
-    if margin_c <= MARGIN_CAUTION_C:
-        text = f"{{}} C, within {MARGIN_CAUTION_C} C of thermal slow-down"
-        return Answer("caution", text, advice, now_c)
-    return Answer("ok", "{} C", value=now_c)
 
 
 def links(host: Host) -> Answer | None:
@@ -225,7 +189,7 @@ def links(host: Host) -> Answer | None:
         return UNKNOWN
     ways = Counter("NVLink" if p.nvlink else "PCIe" if p.peer_access else "host memory" for p in pairs)
     text = ", ".join(f"{count} of {len(pairs)} pairs by {way}" for way, count in ways.items())
-    by_design = all("GeForce" in (gpu["name"] or "") for gpu in gpus)
+    by_design = all("GeForce" in gpu.name for gpu in gpus)
     is_slow = len(ways) > 1 or ("host memory" in ways and not by_design)
     advice = "choose equal links (nvidia-smi topo -m, CUDA_VISIBLE_DEVICES), or turn PCIe ACS and IOMMU off"
     return judged("caution" if is_slow else "ok", text, advice)
@@ -237,12 +201,10 @@ def affinity(host: Host, gpu: Gpu) -> Answer:
     if pci is not None:
         # NVML writes the PCI domain with eight digits, the kernel with four.
         slot = host.root / "sys/bus/pci/devices" / str(pci.busId).lower()[-12:]
-        node = sysfs.number(slot / "numa_node")
-    # The kernel writes -1 where the firmware does not say.
-    gpu.keep("numa_node", node if node is not None and node >= 0 else None)
+        node = read_number(slot / "numa_node")
     if len(host.nodes) == 1:
         return Answer("ok", "one NUMA node")
-    if node not in host.nodes or not host.allowed:
+    if node not in host.nodes or not host.allowed:  # -1 where the firmware does not say
         return UNKNOWN
     if not host.nodes[node] & host.allowed:
         advice = (
@@ -259,7 +221,6 @@ GPU_CHECKS: dict[str, Check] = {
     "GPU clocks": per_gpu(clocks),
     "GPU power": per_gpu(power),
     "GPU memory errors": per_gpu(memory_errors),
-    "GPU heat": per_gpu(heat),
     "GPU links": links,
     "GPU affinity": per_gpu(affinity),
 }

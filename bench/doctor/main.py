@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from ..cli import Parser, command, guarded, print_table, to_json
+from ..cli import Parser, command, guarded
+from ..console import print_table
 from ..errors import ExitCode
-from ..text import visible
+from ..text import to_json, visible
 from .gpu import GPU_CHECKS
 from .host import Answer, Host, worst
-from .libraries import LIBRARY_CHECKS
 from .resources import RESOURCE_CHECKS
 
-CHECKS = {**GPU_CHECKS, **RESOURCE_CHECKS, **LIBRARY_CHECKS}
+CHECKS = {**GPU_CHECKS, **RESOURCE_CHECKS}
 STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
 
 
@@ -27,16 +26,12 @@ def parser() -> Parser:
     made = Parser(
         prog=command("doctor"),
         description=__doc__,
-        epilog="Exit status: 0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
+        epilog="It only reads, never changes. Every line is ok, caution, bad or unknown (not readable here); "
+        "caution and bad say what to do. Exit status: 0 when nothing is bad, 1 when something is, 2 for a "
+        "wrong command line.",
     )
-    made.add_argument_group(
-        "reading the machine",
-        "It only reads, never changes. Every line is ok, caution, bad or unknown (not readable here); "
-        "caution and bad say what to do.",
-    )
-    output = made.add_argument_group("output")
-    output.add_argument("--quiet", action="store_true", help="only what is caution or bad")
-    output.add_argument("--json", action="store_true", help="findings and readings as JSON on stdout")
+    made.add_argument("--quiet", action="store_true", help="only what is caution or bad")
+    made.add_argument("--json", action="store_true", help="findings as JSON on stdout")
     return made
 
 
@@ -47,15 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    found, readings = examine()
+    found = examine()
     grave = worst(answer.status for answer in found.values())
     shown = {n: a for n, a in found.items() if not options.quiet or a.status in ("caution", "bad")}
     if options.json:
-        # In readings null is "could not be read", "unlimited" is no limit.
         lines = [
             {"name": n, "status": a.status, "text": a.text, "advice": a.advice} for n, a in shown.items()
         ]
-        print(to_json({"status": grave, "findings": lines, "readings": readings}))
+        print(to_json({"status": grave, "findings": lines}))
     else:
         show(shown)
         if not options.quiet:
@@ -63,14 +57,13 @@ def _main(argv: Sequence[str] | None) -> int:
     return ExitCode.FAILED if grave == "bad" else ExitCode.OK
 
 
-def examine(root: Path = Path("/")) -> tuple[dict[str, Answer], dict[str, Any]]:
-    """Make every check, in reading order, and return what it found, by its name, and what it read.
+def examine(root: Path = Path("/")) -> dict[str, Answer]:
+    """Make every check, in reading order, and return what it found, by its name.
 
     It takes a few seconds, most of them for importing torch. `root` is where /proc and /sys are found.
     """
     with Host(root) as host:
-        found = {name: answer for name, check in CHECKS.items() if (answer := check(host)) is not None}
-        return found, host.readings()
+        return {name: answer for name, check in CHECKS.items() if (answer := check(host)) is not None}
 
 
 def show(found: Mapping[str, Answer]) -> None:

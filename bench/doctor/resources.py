@@ -1,28 +1,18 @@
-"""Checks of processor cores and memory. They change nothing."""
+"""Checks of processor cores, memory and libraries. They change nothing, and create no CUDA context."""
 
 from __future__ import annotations
 
-import math
 import os
+import platform
 import re
-import shutil
 
-from .. import sysfs
+import psutil
+
+from .. import machine
 from ..cli import speaker
-from ..resolve import BATCH_BY_MEMORY
-from ..sharing import MOST_BUSY, MOST_STEAL
-from .host import (
-    SEVERITY,
-    UNKNOWN,
-    Answer,
-    Check,
-    Host,
-    Status,
-    attempt,
-    figures,
-    graded,
-    judged,
-)
+from ..load import MOST_BUSY, MOST_STEAL
+from ..machine import CPUS, read_number, read_text
+from .host import SEVERITY, UNKNOWN, Answer, Check, Host, Status, attempt, figures, graded, judged, worst
 
 CORES_PER_GPU = 2
 """A rank on a GPU keeps one core busy launching kernels, and NCCL's proxy thread beside it (NCCL user guide,
@@ -46,14 +36,21 @@ PRESSURE_CAUTION_PCT, PRESSURE_BAD_PCT = 5.0, 25.0
 """Share of the last 10 s in which some task waited for memory (Linux accounting/psi, "some avg10"): the
 gate's default threshold, and five times it."""
 
-SHM_BYTES = 64 * 2**20
-"""Docker's default size of /dev/shm (docker run reference, --shm-size), less than two batches."""
+REINSTALL = "install torch and torchvision together, from one index: pip install -U torch torchvision"
 
-IMAGE_BYTES = 3 * 224 * 224 * 4
-"""Of a run's default batch on a GPU, float32."""
-
-BATCHES_IN_FLIGHT = 2 * 2
-"""`--data-workers` 2 times DataLoader's default prefetch_factor 2 (torch.utils.data)."""
+SLOW_SETTINGS: tuple[tuple[str, tuple[str, ...], Status], ...] = (
+    ("CUDA_LAUNCH_BLOCKING", ("1",), "bad"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", ("1",), "bad"),
+    ("TORCH_DISTRIBUTED_DEBUG", ("DETAIL",), "bad"),
+    ("TORCH_DISTRIBUTED_DEBUG", ("INFO",), "caution"),
+    ("NCCL_DEBUG", ("INFO", "TRACE"), "caution"),
+    ("NCCL_P2P_DISABLE", ("1",), "caution"),
+    ("NCCL_SHM_DISABLE", ("1",), "caution"),
+    ("NCCL_IB_DISABLE", ("1",), "caution"),
+)
+"""Name, values, how grave. The bad ones make every launch wait, every allocation a cudaMalloc, every
+collective checked by another (PyTorch notes "CUDA environment variables" and "Distributed: debugging"); the
+others switch a transport off or write logs (NCCL user guide, "Environment variables")."""
 
 
 def gib(value_bytes: float) -> str:
@@ -64,16 +61,13 @@ def gib(value_bytes: float) -> str:
 
 def cores(host: Host) -> Answer:
     """Check the cores this process may use against those present, and against what the devices need."""
-    present = host.cpu.keep("present", os.cpu_count())
-    allowed = host.cpu.keep("allowed", len(host.allowed) or None)
-    topology = [host.root / sysfs.CPUS / f"cpu{core}/topology" for core in host.allowed]
-    siblings = {sysfs.text(folder / "thread_siblings_list") for folder in topology}
-    physical = None if None in siblings else len(siblings) or None
-    host.cpu.keep("allowed_physical", physical)
-    usable = host.usable_cores
-    if usable is None or allowed is None:
+    allowed, usable = len(host.allowed), host.usable_cores
+    if usable is None:
         return UNKNOWN
-    text, found = f"{figures(usable)} of {present or '?'} usable", list[Answer]()
+    topology = [host.root / CPUS / f"cpu{core}/topology" for core in host.allowed]
+    siblings = {read_text(folder / "thread_siblings_list") for folder in topology}
+    physical = allowed if None in siblings else len(siblings)
+    text, found = f"{figures(usable)} of {os.cpu_count()} usable", list[Answer]()
     if host.quota is not None and host.quota < allowed:
         # sched-bwc in the Linux scheduler documents.
         what = f"{text}, {allowed} visible: the container is stopped for part of each period beyond its quota"
@@ -88,11 +82,11 @@ def cores(host: Host) -> Answer:
     elif usable < 2:
         what, advice = f"{text}: nothing can be scaled on it", "allow two cores or more (taskset, --cpus)"
         found.append(Answer("caution", what, advice))
-    if not host.num_gpus and physical is not None and physical < allowed:
+    if not host.num_gpus and physical < allowed:
         what = f"{text}, hardware threads of {physical} cores: two devices can share one core"
         advice = f"--gpus up to {physical}, under taskset with one thread of each core (lscpu -e)"
         found.append(Answer("caution", what, advice))
-    return max(found, key=lambda f: SEVERITY.index(f.status), default=Answer("ok", text))
+    return max(found, key=lambda answer: SEVERITY.index(answer.status), default=Answer("ok", text))
 
 
 def _room(num_cores: float, num_gpus: int) -> Status:
@@ -102,17 +96,12 @@ def _room(num_cores: float, num_gpus: int) -> Status:
     return "caution" if num_cores < CORES_PER_GPU * num_gpus else "ok"
 
 
-def _hidden(host: Host) -> Answer:
-    return Answer("unknown", "not shown in this virtual machine") if host.virtual else UNKNOWN
-
-
 def governor(host: Host) -> Answer:
     """Check the frequency governor; only "performance" keeps one frequency target."""
-    governors = host.cpu.keep("governors", sysfs.governors(host.root))
-    drivers = sorted((host.root / sysfs.CPUS).glob("cpu[0-9]*/cpufreq/scaling_driver"))
-    driver = host.cpu.keep("driver", sysfs.text(drivers[0]) if drivers else None)
+    governors = machine.governors(host.root)
     if not governors:
-        return _hidden(host)
+        return UNKNOWN
+    driver = read_text(host.root / CPUS / "cpu0/cpufreq/scaling_driver")
     text = f"{'/'.join(governors)}{f' ({driver})' if driver else ''}"
     if governors == ("performance",):
         return Answer("ok", text)
@@ -124,66 +113,54 @@ def governor(host: Host) -> Answer:
 
 def turbo(host: Host) -> Answer:
     """Check turbo: where cores stand in for devices, one busy core runs faster than many do."""
-    cpus = host.root / sysfs.CPUS
-    no_turbo, boost = sysfs.number(cpus / "intel_pstate/no_turbo"), sysfs.number(cpus / "cpufreq/boost")
+    cpus = host.root / CPUS
+    no_turbo, boost = read_number(cpus / "intel_pstate/no_turbo"), read_number(cpus / "cpufreq/boost")
     is_on = no_turbo == 0 if no_turbo is not None else boost == 1 if boost is not None else None
-    if host.cpu.keep("turbo", is_on) is None:
-        return _hidden(host)
+    if is_on is None:
+        return UNKNOWN
+    text = "on: one busy core runs faster than all do, so scaling looks worse than it is"
+    advice = "in /sys/devices/system/cpu: 1 into intel_pstate/no_turbo, or 0 into cpufreq/boost, as root"
     if is_on and not host.num_gpus:
-        return Answer(
-            "caution",
-            "on: one busy core runs faster than all do, so scaling looks worse than it is",
-            "in /sys/devices/system/cpu: 1 into intel_pstate/no_turbo, or 0 into cpufreq/boost, as root",
-        )
+        return Answer("caution", text, advice)
     return Answer("ok", "on" if is_on else "off")
 
 
 def load(host: Host) -> Answer:
     """Check the cores that other programs use now, against what the devices need."""
-    share, num_cores = host.cpu.keep("busy_share", host.shares.busy), len(host.allowed)
-    average = host.cpu.keep("load_1min", attempt(lambda: os.getloadavg()[0]))
-    if share is None or not num_cores:
+    average, now = attempt(lambda: os.getloadavg()[0]), host.load
+    if now is None or not now.cores:
         return UNKNOWN
-    busy = share * num_cores
-    text = f"{figures(busy)} of {num_cores} cores busy over {figures(host.sample_s)} s"
+    text = f"{figures(now.others)} of {now.cores} cores busy over {figures(now.seconds)} s"
     text += "" if average is None else f", load average {average:.2f} over 1 min"
     if host.num_gpus:
-        status = _room(num_cores - busy, host.num_gpus)
+        status = _room(now.cores - now.others, host.num_gpus)
     else:
-        status = graded(share, caution=MOST_BUSY, bad=BUSY_BAD)
-    if status == "ok" and average is not None and average > num_cores:
+        status = graded(now.others / now.cores, caution=MOST_BUSY, bad=BUSY_BAD)
+    if status == "ok" and average is not None and average > now.cores:
         status = "caution"
     return judged(status, text, "stop other programs (top shows them), or wait")
 
 
 def steal(host: Host) -> Answer:
     """Check the time that other guests of the same host took."""
-    now = host.cpu.keep("steal_share", host.shares.steal)
-    ever = host.cpu.keep("steal_share_since_boot", host.shares.steal_since_boot)
-    if now is None or ever is None:
+    if host.load is None or not host.load.cores:
         return UNKNOWN
-    text = f"{now:.1%} over {figures(host.sample_s)} s, {ever:.1%} since start-up"
-    status = graded(max(now, ever), caution=MOST_STEAL, bad=STEAL_BAD)
-    text += "" if status == "ok" else ": other virtual machines take this one's cores"
+    share = host.load.steal / host.load.cores
+    status = graded(share, caution=MOST_STEAL, bad=STEAL_BAD)
+    text = f"{share:.1%} of the cores' time went to other virtual machines"
     advice = "use a dedicated or larger machine, or more rounds; compare by ratios only"
     return judged(status, text, advice)
 
 
 def numa(host: Host) -> Answer:
     """Check whether the kernel moves pages between NUMA nodes (sysctl/kernel, numa_balancing)."""
-    nodes = [
-        {"number": number, "num_cores": len(cores), "num_allowed": len(cores & host.allowed)}
-        for number, cores in host.nodes.items()
-    ]
-    host.cpu.keep("nodes", nodes or None)
-    balancing = sysfs.number(host.root / "proc/sys/kernel/numa_balancing")
-    host.cpu.keep("numa_balancing", None if balancing is None else balancing > 0)
-    if not nodes:
+    if not host.nodes:
         return UNKNOWN
-    if len(nodes) < 2:
+    if len(host.nodes) == 1:
         return Answer("ok", "1 node")
-    text = f"{len(nodes)} nodes, cores allowed on {sum(node['num_allowed'] > 0 for node in nodes)}"
-    if balancing:
+    num_allowed = sum(not cores.isdisjoint(host.allowed) for cores in host.nodes.values())
+    text = f"{len(host.nodes)} nodes, cores allowed on {num_allowed}"
+    if read_number(host.root / "proc/sys/kernel/numa_balancing"):
         text += "; the kernel moves pages between them while steps run"
         return Answer("caution", text, "sudo sysctl kernel.numa_balancing=0")
     return Answer("ok", text)
@@ -191,13 +168,11 @@ def numa(host: Host) -> Answer:
 
 def free_memory(host: Host) -> Answer:
     """Check available memory, or the container's limit where that is less, against one rank per device."""
-    total = host.memory.keep("total_bytes", host.room and int(host.room.total))
-    available = host.memory.keep("available_bytes", host.room and int(host.room.available))
-    limit = host.memory.keep("limit_bytes", sysfs.memory_limit_bytes(host.root))
-    if total is None or available is None:
+    memory, limit = attempt(psutil.virtual_memory), machine.memory_limit_bytes(host.root)
+    if memory is None:
         return UNKNOWN
-    text, room = f"{gib(available)} available of {gib(total)}", float(available)
-    if limit is not None and limit < total:
+    text, room = f"{gib(memory.available)} available of {gib(memory.total)}", float(memory.available)
+    if limit is not None and limit < memory.total:
         text, room = f"{text}, container limit {gib(limit)}", min(room, limit)
     wanted = RANK_BYTES * host.num_devices
     status = graded(-room, caution=-2 * wanted, bad=-wanted)
@@ -208,29 +183,18 @@ def free_memory(host: Host) -> Answer:
 
 def pressure(host: Host) -> Answer:
     """Check the time lost waiting for memory."""
-    stalls = re.search(r"^some avg10=([0-9.]+)", sysfs.text(host.root / "proc/pressure/memory") or "")
-    share = host.memory.keep("pressure_pct", float(stalls[1]) if stalls else None)
-    if share is None:
+    stalls = re.search(r"^some avg10=([0-9.]+)", read_text(host.root / "proc/pressure/memory") or "")
+    if stalls is None:
         return UNKNOWN
+    share = float(stalls[1])
     status = graded(share, caution=PRESSURE_CAUTION_PCT, bad=PRESSURE_BAD_PCT)
     advice = "stop programs that use much memory (top, then M)"
     return judged(status, f"{share:.1f}% of the last 10 s", advice)
 
 
-def swap(host: Host) -> Answer:
-    """Check swap: pages put away once do no harm, reading them back does."""
-    used = host.memory.keep("swap_used_bytes", host.swap and int(host.swap.used))
-    read_back = host.memory.keep("swapped_in_bytes", host.swapped_in)
-    if used is None:
-        return UNKNOWN
-    text = f"{gib(used)} in use" + (f", {gib(read_back)} being read back" if read_back else "")
-    advice = "free memory; what is in swap comes back when it is next used"
-    return judged("caution" if read_back else "ok", text, advice)
-
-
 def huge_pages(host: Host) -> Answer | None:
     """Check whether ranks on CPU cores get memory that makes every launch equally fast."""
-    pages = host.memory.keep("huge_pages", sysfs.huge_pages(host.root))
+    pages = machine.huge_pages(host.root)
     if host.num_gpus:
         return None
     if pages is None:
@@ -244,24 +208,52 @@ def huge_pages(host: Host) -> Answer | None:
     return Answer("ok", f"{pages}: {speaker('run')}'s ranks on CPU cores use them")
 
 
-def shared_memory(host: Host) -> Answer:
-    """Check /dev/shm: DataLoader workers, which a run of `--data FOLDER` has, hand over batches in it."""
-    room = attempt(lambda: shutil.disk_usage(host.root / "dev/shm"))
-    host.memory.keep("shm_total_bytes", room and room.total)
-    host.memory.keep("shm_free_bytes", room and room.free)
-    if room is None:
-        return UNKNOWN
-    least_mib = min((gpu.memory_mib("total") or 0 for gpu in host.gpus or ()), default=0)
-    batch = next(size for least_gib, size in BATCH_BY_MEMORY if least_mib >= 1024 * least_gib)
-    wanted = host.num_devices * BATCHES_IN_FLIGHT * batch * IMAGE_BYTES
-    text = f"{gib(room.free)} free of {gib(room.total)}"
-    if room.free > max(wanted, SHM_BYTES):
-        return Answer("ok", text)
-    return Answer(
-        "caution",
-        f"{text}; loader workers with default batches fill {gib(wanted)}",
-        f"docker run --shm-size={math.ceil(2 * wanted / 2**30)}g or --ipc=host; else --data-workers 0",
-    )
+def threads(host: Host) -> Answer:
+    """Check the OpenMP and MKL settings that every rank would inherit."""
+    env, gpus, cores = host.env, host.num_gpus, host.usable_cores
+    pinned = [key for key in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY") if env.get(key)]
+    if pinned:
+        text = ", ".join(f"{key}={env[key]}" for key in pinned)
+        return Answer("caution", f"{text}: all ranks on the same cores", f"unset {' '.join(pinned)}")
+    given = [env.get(key, "").split(",")[0].strip() for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    most = max((int(value) for value in given if value.isdecimal()), default=0)
+    if not most:
+        return Answer("ok", f"OMP_NUM_THREADS unset: {speaker('run')} and torchrun give each rank 1")
+    if not gpus:
+        return Answer("ok", f"{most} set; a CPU core standing in for a GPU runs 1 all the same")
+    text = f"{most} per rank x {gpus} GPU(s)"
+    if cores is not None and most * gpus > cores:
+        fits = max(int(cores) // gpus, 1)
+        over = f"{text} on {figures(cores)} cores: ranks push each other off their cores"
+        return Answer("caution", over, f"export OMP_NUM_THREADS={fits} MKL_NUM_THREADS={fits}")
+    return Answer("ok", text)
+
+
+def torch_build(host: Host) -> Answer:
+    """Check whether torch loads and sees the GPUs that the driver shows."""
+    torch, num_gpus = host.torch, len(host.gpus or ())
+    if host.torch_error:
+        return Answer("bad", f"does not load: {host.torch_error}", REINSTALL)
+    cuda, nccl = torch.version.cuda, attempt(lambda: ".".join(map(str, torch.cuda.nccl.version())))
+    built = f"CUDA {cuda}, NCCL {nccl or '?'}" if cuda else "built without CUDA"
+    text = f"{torch.__version__}, Python {platform.python_version()}, {built}"
+    if num_gpus and not cuda:
+        return Answer("bad", f"{text}: it cannot use the {num_gpus} GPU(s) here", REINSTALL)
+    if num_gpus and host.num_cuda_devices == 0:
+        text += f": it sees none of the {num_gpus} GPU(s) that the driver shows"
+        advice = "python -c 'import torch; torch.cuda.init()' says why, such as a driver too old for its CUDA"
+        return Answer("bad", text, advice)
+    return Answer("ok", text)
+
+
+def settings(host: Host) -> Answer:
+    """Name environment variables for debugging that would be measured along with the step."""
+    told = {key: value.strip().upper() for key, value in host.env.items()}
+    found = {key: status for key, values, status in SLOW_SETTINGS if told.get(key) in values}
+    if not found:
+        return Answer("ok", "none that slow a step down")
+    text = ", ".join(f"{key}={host.env[key]}" for key in found)
+    return Answer(worst(found.values()), f"{text}: slower steps", f"unset {' '.join(found)}")
 
 
 RESOURCE_CHECKS: dict[str, Check] = {
@@ -273,7 +265,8 @@ RESOURCE_CHECKS: dict[str, Check] = {
     "NUMA": numa,
     "memory": free_memory,
     "memory stalls": pressure,
-    "swap": swap,
     "huge pages": huge_pages,
-    "shared memory": shared_memory,
+    "threads": threads,
+    "torch": torch_build,
+    "settings": settings,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import cli
+from .. import cli, values
 from ..errors import ExitCode, UsageError
 
 FORMATS = "pytest-benchmark", "zip"
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    name = cli.named("format", cli.choice(FORMATS), options.format)
+    name = values.named("format", values.choice(FORMATS), options.format)
     # pandas takes a second
     from ..results import archive
     from ..results.store import load_run, write_output

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ..cli import to_json
 from ..errors import UsageError
 from ..findings.wording import CPU_STAND_IN, place
 from ..manifest import Manifest, WorkloadCode
@@ -14,6 +13,7 @@ from ..results.archive import data_kind
 from ..results.case_result import CaseResult, text
 from ..results.schema import IDENTITY
 from ..results.store import RunData
+from ..text import to_json
 
 _NO_LABELS = {"case_id", "status", "reason", "reason_code"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..axes import ALTERS, DDP_KINDS
+from ..axes import DDP_DEFAULTS, KINDS
 from ..results.case_result import CaseResult
 from ..results.comparisons import (
     EQUAL,
@@ -39,7 +39,8 @@ PUBLISHED = (
 )
 """On CPU cores PyTorch has no DataParallel: what is measured there is this suite's own code."""
 
-PASTED = {name for name, kind in DDP_KINDS.items() if kind == "argument"} | {"optimize_ddp"}
+ALTERS = {name for name, kind in KINDS.items() if kind == "training"}
+PASTED = {name for name in DDP_DEFAULTS if KINDS[name] == "argument"} | {"optimize_ddp"}
 """Settings that `ddp_call` can write."""
 
 

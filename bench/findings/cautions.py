@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ..cli import command
 from ..gpus import FAULTS
+from ..load import MOST_BUSY, MOST_STEAL
 from ..manifest import Manifest, Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import OPEN
-from ..sharing import MOST_BUSY, MOST_STEAL
 from .numbers import plural, short
 from .wording import case_label
 

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..manifest import Manifest
-from ..package import OWN_FOLDERS, ROOT, own_command
-from ..process import PREFIX, ended_with_us, huge_pages_env, locks, scratch_folder, uninterrupted
+from ..process import PREFIX, ended_with_us, huge_pages_env, locks, own_command, scratch_folder, uninterrupted
 from ..provenance import (
     INSTALLED,
+    OWN_FOLDERS,
+    ROOT,
     ask_git,
     import_root,
     is_own,

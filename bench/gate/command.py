@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import cli
+from .. import cli, values
 from ..console import Annotation, show_on_github
 from ..errors import NotComparableError, UsageError
 from ..results.schema import GATED
@@ -38,7 +38,7 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     thresholds, in_turns = read_thresholds(options.threshold), options.interleave is not None
     looks: Sequence[int] = DEFAULT_LAUNCHES
     if options.launches is not None:
-        looks = sorted(cli.named("launches", cli.csv(cli.positive_int), options.launches))
+        looks = sorted(values.named("launches", values.csv(values.positive_int), options.launches))
 
     def gate_of(first: GateRun, second: GateRun) -> Gate:
         return compare(
@@ -119,8 +119,8 @@ def read_thresholds(given: str) -> dict[str, float]:
     for part in given.split(","):
         name, _, share = part.rpartition("=")
         if name and name not in GATED:
-            raise UsageError(f"--threshold: unknown metric {name!r}; {cli.did_you_mean(name, GATED)}")
-        named[name] = cli.named("threshold", cli.fraction, share)
+            raise UsageError(f"--threshold: unknown metric {name!r}; {values.did_you_mean(name, GATED)}")
+        named[name] = values.named("threshold", values.fraction, share)
     return dict.fromkeys(GATED, named.pop("", DEFAULT_THRESHOLD)) | named
 
 

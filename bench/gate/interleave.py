@@ -20,7 +20,7 @@ from ..results.store import check_claimable
 from ..run.main import parser as run_parser
 from ..run.main import settings_of
 from ..settings import Settings
-from ..sharing import turn_server
+from ..turns import turn_server
 from .checkouts import Checkout, both_checkouts, check_loaded
 from .code import Code, check_one_code
 from .compare import Gate

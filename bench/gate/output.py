@@ -10,13 +10,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..cli import print_table, speaker, to_json
-from ..console import Annotation
+from ..cli import speaker
+from ..console import Annotation, print_table
 from ..errors import ExitCode
 from ..findings.next_step import NextStep
 from ..findings.numbers import plural
 from ..findings.wording import CPU_STAND_IN
-from ..text import listed, visible
+from ..text import listed, to_json, visible
 from .compare import FAMILY_CONFIDENCE, Gate
 from .judge import Change, cells, said
 from .more import UNKNOWN_REF

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..axes import DDP_DEFAULTS, MODE_AXES, STEP_DEFAULTS
+from ..axes import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..conditions import Difference, Question, differences
 from ..errors import UsageError
 from ..manifest import Manifest
@@ -24,7 +24,7 @@ from ..results.tables import readable
 from ..settings import RANK_PER_DEVICE
 from ..stats.interval import Estimate
 
-SWEPT = ("mode", "num_devices", "compile", *MODE_AXES)
+SWEPT = ("mode", "num_devices", "compile", *MODE_DEFAULTS)
 """Columns that may differ between the cases of one run; together they name a case within it."""
 
 DEFAULTS = STEP_DEFAULTS | DDP_DEFAULTS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from ..errors import UsageError
-from ..package import own_command
+from ..process import own_command
 from .network import INTERFACE, ShapedLink, address, host_name
 
 TORCHRUN = ["-m", "torch.distributed.run"]

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import IO, NoReturn, TypeVar
 
-from ..cli import Parser, command, guarded, positive_int
+from ..cli import Parser, command, guarded
 from ..errors import UsageError
 from ..gpus import gpus
-from ..package import own_command
-from ..process import POLL_S, allowed_cores, ended, huge_pages_env
+from ..process import POLL_S, allowed_cores, ended, huge_pages_env, own_command
+from ..values import positive_int
 from . import network
 from .job import HostJob, host_environment, job_exit_code, resolved, torchrun_environment
 from .network import ShapedLink, host_name, parse_rate

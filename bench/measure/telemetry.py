@@ -25,8 +25,7 @@ from typing import Any
 import pynvml
 
 from ..gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, named, nvml_devices
-from ..package import own_command
-from ..process import end_all, ended_with_us
+from ..process import end_all, ended_with_us, own_command
 from ..results.block_times import GPUS, TELEMETRY_FAILED, BlockTimes
 
 ANSWER_S = 5.0

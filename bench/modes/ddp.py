@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...models.step import defaults_of
-from ..axes import DDP_DEFAULTS, DDP_KINDS
+from ..axes import DDP_DEFAULTS, KINDS
 from ..buckets import BucketLayout, Layout, bucket_bytes, cap_arguments, cap_limits
 from ..case import Case
 from ..errors import UserCodeError
@@ -28,7 +28,7 @@ from .compiled import compiles_as
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
 
-ARGUMENTS = [name for name, kind in DDP_KINDS.items() if kind == "argument" and name != "bucket_cap_mb"]
+ARGUMENTS = [name for name in DDP_DEFAULTS if KINDS[name] == "argument" and name != "bucket_cap_mb"]
 """Settings that DDP's constructor takes by their own name."""
 
 NAMED = 3

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import cli
+from .. import values
 from ..buckets import bucket_caps
 from ..case import HALF_HOOKS
 from ..errors import ExitCode, UsageError
@@ -36,12 +36,12 @@ def positive(text: str) -> float:
 
 PARSED: dict[str, Callable[[str], Any]] = {
     "throughput": positive,
-    "scaling": cli.choice(("weak", "strong")),
-    "comm_hook": cli.choice(("none", *HALF_HOOKS)),
-    "gpus": cli.csv(cli.positive_int),
-    "bucket_cap_mb": cli.csv(bucket_caps),
+    "scaling": values.choice(("weak", "strong")),
+    "comm_hook": values.choice(("none", *HALF_HOOKS)),
+    "gpus": values.csv(values.positive_int),
+    "bucket_cap_mb": values.csv(bucket_caps),
     **dict.fromkeys(
-        ("image_size", "batch_size", "accumulate", "gpus_per_node", "nics_per_node"), cli.positive_int
+        ("image_size", "batch_size", "accumulate", "gpus_per_node", "nics_per_node"), values.positive_int
     ),
 }
 """Options that are more than a text, and what makes a value of it."""
@@ -51,7 +51,7 @@ def predicted(options: argparse.Namespace) -> int:
     """Predict, validate, show and write what `options` ask for; the exit status."""
     for name, parse in PARSED.items():
         if (given := getattr(options, name)) is not None:
-            setattr(options, name, cli.named(name, parse, given))
+            setattr(options, name, values.named(name, parse, given))
     asked, calibration = _scenarios(options), _calibration(options)
     validated = _validated(options, calibration) if options.validate is not None else []
     scenarios = [as_calibrated(calibration, one) for one in asked]

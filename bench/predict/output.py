@@ -10,10 +10,10 @@ from typing import TypeAlias
 from rich import box
 from rich.table import Table
 
-from ..cli import print_table, to_json
+from ..console import print_table
 from ..findings.numbers import per_second, plural, short, with_interval
 from ..findings.wording import CPU_STAND_IN, cap_label, device_noun
-from ..text import visible
+from ..text import to_json, visible
 from .calibration import Calibration, Identity, record_of
 from .prediction import OWN, Prediction, Scenario
 from .runs import HeldOut, error_sizes

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..cli import to_json
 from ..errors import UsageError
 from ..manifest import MANIFEST
 from ..settings import options_of
+from ..text import to_json
 from .columns import PUBLIC_REASONS, Column
 from .disk import MOST_TABLE_BYTES, read_bytes
 from .schema import FILES
@@ -37,7 +37,7 @@ LEFT_OUT = "left out of the public file"
 """Stands for a reason: it may quote a traceback of the user's code."""
 
 _TEXTS = (
-    "run_id interleaved_id preset created_utc utc plan_hash version versions git commit sha256 code_sha256 "
+    "run_id interleaved_id preset created_utc utc plan_hash version versions git commit code_sha256 "
     "os cpu_model governors huge_pages cgroup gpus gpu_pairs device gpu bound_cores model timing nccl "
     "case_id status reason_code mode impl device_type device_name backend link arch unit scaling precision "
     "bucket_bytes layers_by_device mem_by_device_mib throttle_reasons not_proved proved_by started_at "

@@ -126,7 +126,7 @@ class CaseResult:
         return _interval(self.cells, column)
 
     def setting(self, axis: str) -> str:
-        """One of `MODE_AXES` as text; torch's default where the row does not say."""
+        """One of `MODE_DEFAULTS` as text; torch's default where the row does not say."""
         return self.text(axis) or str(MODE_DEFAULTS[axis])
 
     def changed(self, reference: CaseResult | None = None) -> dict[str, str]:

@@ -17,10 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from ..buckets import BucketLayout
-from ..cli import to_json
 from ..errors import UsageError
 from ..manifest import Count, Record
 from ..plan import Planned
+from ..text import to_json
 from .columns import STATUSES
 from .disk import MOST_JSON_BYTES, append, open_regular, open_text
 from .schema import CASES

@@ -16,17 +16,16 @@ from ..console import format_s
 from ..errors import UsageError
 from ..findings.numbers import plural
 from ..findings.wording import devices, samples_noun, workload_parts
-from ..gpus import gpus
+from ..gpus import SHARES_GPUS, gpus
 from ..launch import Launch
 from ..manifest import Host, Manifest, OwnVersion
-from ..nccl import SHARES_GPUS
 from ..plan import Machine, Planned
 from ..provenance import own_git_state, own_version
 from ..resolve import with_device_defaults
 from ..results.case_result import CaseResult
 from ..settings import ResolvedSettings, Settings
-from ..sharing import interleaved_id
 from ..text import listed, visible
+from ..turns import interleaved_id
 from ..worker import messages as m
 from ..worker.facts import Begun, Devices, Inspected, SeenGpus
 from .failures import START_LIMIT_S
@@ -211,12 +210,9 @@ def new_manifest(
         name=settings.name,
         run_id=uuid.uuid4().hex[:12],
         interleaved_id=interleaved_id(),
-        preset=settings.preset,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        argv=tuple(arguments),
         command=command("run", *arguments),
         settings=settings,
-        seed=settings.seed,
         plan_hash=plan.plan_hash(job.plan),
         versions=inspected.versions,
         ddp_bench=OwnVersion(version=own_version()),

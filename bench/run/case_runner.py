@@ -20,7 +20,7 @@ from ..results.columns import LEAST
 from ..results.journal import Layout
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
-from ..sharing import TURNS_ENV, TurnClient
+from ..turns import TURNS_ENV, TurnClient
 from ..worker import messages as m
 from ..worker.facts import Begun, Shown, Warmed
 from .failures import LEAST_S, TURN_S, RestartError, failure_in, preparing_s

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..cli import command, say, speaker, to_json
+from ..cli import command, say, speaker
 from ..console import Annotation, show_on_github
 from ..errors import ExitCode, UsageError
 from ..findings.findings import conclude
@@ -23,6 +23,7 @@ from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder, resume_command
 from ..results.store import earlier_runs
 from ..settings import ResolvedSettings
+from ..text import to_json
 from .summary import print_not_measured, print_summary, summary_of
 
 STOPPED_BY_ERROR = "stopped by an error"
@@ -133,7 +134,6 @@ def timing_of(recorder: Recorder, measuring_s: float, because: str) -> Timing:
     return msgspec.structs.replace(
         recorder.manifest.timing,
         measuring_s=round(measuring_s, 2),
-        timed_steps_s=round(recorder.timed_s, 2),
         rounds=recorder.rounds,
         stopped_because=because,
     )

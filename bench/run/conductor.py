@@ -15,11 +15,11 @@ from .. import plan
 from ..cli import say, speaker
 from ..console import Console
 from ..errors import ExitCode, UsageError
+from ..load import load_average
 from ..process import ignore_signals, interrupted_by_signals
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
 from ..settings import Settings
-from ..sharing import load_average
 from ..text import visible
 from ..worker import messages as m
 from ..worker.facts import Begun

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..case import Case, split_of
+from ..machine import ranges
 from ..results.journal import State
 from ..settings import ResolvedSettings
-from ..sysfs import ranges
 from ..text import listed, visible_lines
 from ..worker.messages import Report, Told
 

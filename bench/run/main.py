@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..axes import DDP_AXES, MODE_AXES, STEP_DEFAULTS
+from ..axes import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..cli import Parser, command, guarded, say, speaker
 from ..errors import ExitCode, UsageError
 from ..launch import Launch, launch, ranks_environment
@@ -29,8 +29,8 @@ GROUPS = {
     ),
     "model and data": (*("arch", "workload", "batch_size", "image_size", "data", "data_workers", "seed"),),
     "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
-    "DDP settings": (*DDP_AXES, "backend"),
-    "settings of replicate, FSDP2 and pipelines": MODE_AXES[len(DDP_AXES) :],
+    "DDP settings": (*DDP_DEFAULTS, "backend"),
+    "settings of replicate, FSDP2 and pipelines": tuple(MODE_DEFAULTS)[len(DDP_DEFAULTS) :],
     "how long": (*("margin", "max_time", "rounds", "precision_target", "race", "steps", "case_timeout"),),
     "where to and how shown": ("out", "name"),
 }

@@ -193,13 +193,8 @@ def progress_in(recorder: Recorder) -> tuple[int, ...]:
 
 def _tell_of_resume(recorder: Recorder, new: Manifest) -> None:
     old = recorder.manifest
-    again = Resumed(
-        utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=new.command,
-        git=new.git,
-        workload=new.workload,
-        host=new.environment.host,
-    )
+    utc = datetime.now(UTC).isoformat(timespec="seconds")
+    again = Resumed(utc=utc, command=new.command, git=new.git)
     recorder.tell(
         settings=replace(new.settings, out=old.settings.out),
         ranks=new.ranks,

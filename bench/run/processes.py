@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpus import gpus
-from ..package import own_command
-from ..process import Child, ended, rank_variables
+from ..process import Child, ended, own_command, rank_variables
 from ..settings import Settings
 from ..worker import messages as m
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from ..case import wire_share
+from ..conditions import choices_in
 from ..errors import GaveUpError
-from ..nccl import choices_in
 from ..worker import messages as m
 from .case_runner import CaseRunner
 from .failures import RestartError, cause_in, placed, preparing_s
@@ -92,7 +92,7 @@ def ask_nccl(run: CaseRunner) -> None:
     name = f"nccl/{run.recorder.launch}"
     asked = m.AskNccl(name=name, num_ranks=num_ranks, sizes=tuple(sorted(sizes)), backend="nccl")
     logs = run.between(asked, "asking NCCL how it sends the buckets", num_ranks=num_ranks)
-    if (found := choices_in(logs, num_ranks)) is None:
+    if (found := choices_in(logs)) is None:
         run.console.note("How NCCL sends the buckets is not known: its log does not say it")
     else:
         run.recorder.tell(nccl=found)

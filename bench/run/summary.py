@@ -17,7 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..buckets import MIB, BucketLayout
-from ..cli import print_table, say
+from ..cli import say
+from ..console import print_table
 from ..findings.cautions import Caution, Trust
 from ..findings.findings import Conclusion
 from ..findings.next_step import NextStep

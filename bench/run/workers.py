@@ -14,9 +14,9 @@ from typing import TypeVar
 from ..cli import say
 from ..errors import ExitCode, NotMeasuredError, UsageError
 from ..launch import Launch, launch
+from ..machine import oom_kills
 from ..process import remove_abandoned
 from ..settings import Settings
-from ..sysfs import oom_kills
 from ..text import listed
 from ..worker import messages as m
 from .failures import IDLE, MOST_NAMED, RestartError, failure_in, failure_of, timed_out

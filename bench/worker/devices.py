@@ -21,18 +21,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
 
-from .. import sysfs
 from ..case import Case
-from ..conditions import Question, needed
-from ..gpus import gpus, pairs
-from ..machine import machine, versions
+from ..conditions import NCCL_VARIABLES, Question, needed
+from ..gpus import SHARES_GPUS, gpus, pairs
+from ..machine import cores_in, machine, ranges, read_text, versions
 from ..manifest import FirstHost, Manifest, RankPlace
 from ..measure.telemetry import Telemetry
 from ..modes import Place
 from ..modes.base import gpus_of, pin
-from ..nccl import SHARES_GPUS, VARIABLES
-from ..package import own_command
-from ..process import allowed_cores, end_with, host_name
+from ..process import allowed_cores, end_with, host_name, own_command
 from ..provenance import own_git_state
 from ..resolve import GpuKind
 from ..settings import ResolvedSettings
@@ -107,13 +104,13 @@ def near_cores(device: torch.device, root: Path = Path("/")) -> frozenset[int]:
     """
     gpu: Any = torch.cuda.get_device_properties(device)
     slot = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-    listed = sysfs.text(root / "sys/bus/pci/devices" / slot / "local_cpulist")
-    return sysfs.cores_in(listed or "") or frozenset()
+    listed = read_text(root / "sys/bus/pci/devices" / slot / "local_cpulist")
+    return cores_in(listed or "") or frozenset()
 
 
 def is_narrowed(allowed: Iterable[int], root: Path = Path("/")) -> bool:
     """Whether somebody has kept this process from some of the machine's cores."""
-    online = sysfs.cores_in(sysfs.text(root / "sys/devices/system/cpu/online") or "") or frozenset()
+    online = cores_in(read_text(root / "sys/devices/system/cpu/online") or "") or frozenset()
     return not online.issubset(allowed)
 
 
@@ -129,7 +126,7 @@ def bind(cores: frozenset[int], allowed: Iterable[int]) -> str:
     for thread in psutil.Process().threads():  # those of CUDA's driver and of gloo are there already
         with contextlib.suppress(OSError):
             os.sched_setaffinity(thread.id, chosen)
-    return sysfs.ranges(chosen)
+    return ranges(chosen)
 
 
 def take_place(asked: Begin, number: int, local_rank: int) -> tuple[Place, str]:
@@ -171,7 +168,6 @@ def place_of_rank(place: Place, local_rank: int, bound_cores: str) -> RankPlace:
         device=str(device) if is_gpu else f"core {min(allowed_cores())}",
         device_name=torch.cuda.get_device_name(device) if is_gpu else "CPU core",
         link=os.environ.get("BENCH_LINK"),
-        pid=os.getpid(),
         gpu=gpu_uuid(device.index) if is_gpu else None,
         bound_cores=bound_cores,
     )
@@ -196,7 +192,7 @@ def nccl_log(asked: AskNccl, device: torch.device) -> str:
 
     In a process of its own, for the log slows what is timed. Those of all ranks meet in the run's store.
     """
-    own = {**os.environ, **VARIABLES}
+    own = {**os.environ, **NCCL_VARIABLES}
     own.pop("NCCL_DEBUG_FILE", None)  # its log goes to standard output otherwise
     how = (asked.name, str(asked.num_ranks), str(device), asked.backend, *map(str, asked.sizes))
     job = own_command("-m", __name__, *how)

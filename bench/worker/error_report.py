@@ -19,8 +19,7 @@ from ..errors import UsageError, UserCodeError
 from ..measure.timed import NonFiniteLossError
 from ..modes import Unsupported
 from ..modes.base import UnusedParametersError
-from ..package import OWN_FOLDERS
-from ..provenance import INSTALLED
+from ..provenance import INSTALLED, OWN_FOLDERS
 from ..results.columns import UNUSED_PARAMETERS
 from .messages import Report
 

@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeAlias, TypeVar, Union, get_args
 import msgspec
 
 from ..case import Case
-from ..cli import to_json
+from ..load import LoadReading
 from ..manifest import Record
 from ..results.block_times import BlockTimes
 from ..settings import ResolvedSettings
-from ..sharing import LoadReading
+from ..text import to_json
 from .facts import Begun, Devices, Inspected, SeenGpus, Shown, Warmed
 
 MOST_BYTES = 2**28

@@ -23,7 +23,8 @@ from ...models.registry import workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
 from ...models.workload import Workload
 from ..errors import RAISED_BY_USERS
-from ..machine import versions
+from ..load import read_load
+from ..machine import oom_kills, versions
 from ..measure.calibration import trainable
 from ..measure.clock import make_clock
 from ..measure.memory import release_cache, release_memory
@@ -32,8 +33,6 @@ from ..measure.timed import probe
 from ..modes import require_compiler
 from ..provenance import workload_code
 from ..settings import ResolvedSettings
-from ..sharing import read_load
-from ..sysfs import oom_kills
 from . import messages as m
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
 from .error_report import answer_to

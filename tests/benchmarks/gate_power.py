@@ -28,7 +28,7 @@ from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.runs import both, read_run
-from ddp_bench.bench.package import own_command
+from ddp_bench.bench.process import own_command
 from ddp_bench.bench.results.schema import GATED
 
 SLOW_DOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10)

@@ -29,6 +29,7 @@ from fuzzing import damaged_table, edited, mutated, options
 from hypothesis import settings
 from in_process import Reached, first_worker, reached
 
+from ddp_bench.bench import tune
 from ddp_bench.bench.doctor import main as doctor
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.export.main import main as export
@@ -39,7 +40,6 @@ from ddp_bench.bench.lab import network
 from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.run import close
 from ddp_bench.bench.run import main as run
-from ddp_bench.bench.tune import main as tune
 from ddp_bench.report.main import main as report
 
 MOST_S = 10.0

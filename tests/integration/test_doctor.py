@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import sys
 from pathlib import Path
@@ -45,8 +46,8 @@ def doctor(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def report(doctor):
-    return json.loads(doctor[0].stdout)
+def said(doctor):
+    return {found["name"]: found["text"] for found in json.loads(doctor[0].stdout)["findings"]}
 
 
 def test_it_changes_nothing(doctor):
@@ -55,18 +56,12 @@ def test_it_changes_nothing(doctor):
     assert list(where.iterdir()) == []
 
 
-def test_cores_and_memory_agree_with_coreutils_and_proc(report):
+def test_cores_and_memory_agree_with_coreutils_and_proc(said):
     nproc = finished(["nproc"], env={name: None for name in os.environ if name.startswith("OMP_")})
-    assert report["readings"]["cpu"]["allowed"] == int(nproc.stdout)
-    total_kib = re.search(r"MemTotal:\s*([0-9]+) kB", Path("/proc/meminfo").read_text())
-    assert total_kib is not None
-    assert report["readings"]["memory"]["total_bytes"] == int(total_kib[1]) * 1024
-    assert 0 <= report["readings"]["cpu"]["busy_share"] <= 1
+    assert re.search(r" of (\d+) cores busy", said["load"])[1] == nproc.stdout.strip()
+    total_kib = re.search(r"MemTotal:\s*([0-9]+) kB", Path("/proc/meminfo").read_text())[1]
+    assert f"available of {int(total_kib) / 2**20:.1f} GiB" in said["memory"]
 
 
-def test_versions_agree_with_this_process(report):
-    software = report["readings"]["software"]
-    assert software["torch"] == torch.__version__
-    assert software["num_cuda_devices"] == torch.cuda.device_count()
-    (vision,) = [f for f in report["findings"] if f["name"] == "torchvision"]
-    assert vision["status"] == "ok"
+def test_versions_agree_with_this_process(said):
+    assert said["torch"].startswith(f"{torch.__version__}, Python {platform.python_version()}, ")

@@ -19,7 +19,7 @@ from ddp_bench.bench.gate import checkouts
 from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
 from ddp_bench.bench.gate.interleave import measure_in_turns
 from ddp_bench.bench.gate.main import main
-from ddp_bench.bench.package import own_command
+from ddp_bench.bench.process import own_command
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.store import load_run
 

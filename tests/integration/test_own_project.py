@@ -17,7 +17,7 @@ from commands import ROOT, bench_run, finished
 from made_project import commit
 
 from ddp_bench.__main__ import COMMANDS
-from ddp_bench.bench.package import own_command
+from ddp_bench.bench.process import own_command
 from ddp_bench.bench.results.store import load_run
 
 OURS = ("bench", "models", "report")

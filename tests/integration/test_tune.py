@@ -5,10 +5,10 @@ import json
 import pytest
 from commands import SMALL, TINY, python
 
+from ddp_bench.bench import tune
 from ddp_bench.bench.buckets import PYTORCH_CAPS, assign_cap, bucket_bytes
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.tune import main as tune
 from ddp_bench.models.registry import resnet_workload
 
 CAPS = ("default", "0", "0.25")

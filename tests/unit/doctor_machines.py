@@ -2,10 +2,8 @@
 
 import copy
 import os
-import shutil
 import sys
 from dataclasses import dataclass, field
-from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +11,7 @@ import psutil
 import pynvml
 import pytest
 
-from ddp_bench.bench import gpus
+from ddp_bench.bench import gpus, load
 from ddp_bench.bench.doctor import host, main
 
 GIB = 2**30
@@ -53,15 +51,12 @@ class Machine:
     gpus: list[dict[str, Any]] | int = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     link: dict[str, Any] = field(default_factory=dict)
     """What it answers of every pair."""
-    system: dict[str, Any] = field(default_factory=dict)
     num_cores: int | None = 8
     allowed: frozenset[int] = frozenset(range(8))
     load: float | None = 0.4
-    shm: tuple[int, int] | None = (8 * GIB, 8 * GIB)
     torch: Any = None
-    vision: tuple[str, str] | None = ("0.26.0", "torch==2.11.0")
     later: dict[str, str] = field(default_factory=dict)
-    """Files as they are once load and swap have been watched."""
+    """Files as they are once load has been watched."""
 
     def nvml(self):
         if isinstance(self.gpus, int):
@@ -81,40 +76,24 @@ class Machine:
             )
         for name, value in self.link.items():
             answers[f"nvmlDeviceGet{name}"] = lambda *_, value=value: value
-        for name, value in self.system.items():
-            answers[f"nvmlSystemGet{name}"] = lambda value=value: (
-                Nvml.not_supported() if value is None else value
-            )
         return Nvml(answers)
 
     def install(self, root, patch):
         """Let the doctor find this machine."""
         write(root, self.files)
-        torch, vision = self.torch, self.vision
-
-        def usage(_):
-            if self.shm is None:
-                raise OSError
-            return SimpleNamespace(total=self.shm[0], free=self.shm[1])
-
-        def about_vision(place):
-            def answer(_):
-                return vision[place] if vision else _raise(metadata.PackageNotFoundError())
-
-            return answer
 
         patch.setattr(gpus, "pynvml", self.nvml())
         patch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
-        patch.setattr(shutil, "disk_usage", usage)
-        patch.setattr(metadata, "version", about_vision(0))
-        patch.setattr(metadata, "requires", lambda name: [about_vision(1)(name)])
-        clock = iter((0.0, 0.5))
-        watched = SimpleNamespace(sleep=lambda _: write(root, self.later), perf_counter=lambda: next(clock))
+        clock = iter((0.0, 1.0))
+        watched = SimpleNamespace(sleep=lambda _: write(root, self.later), monotonic=lambda: next(clock))
         patch.setattr(host, "time", watched)
+        patch.setattr(load, "time", watched)
+        idle = SimpleNamespace(cpu_times=lambda: (0.0,) * 4, children=lambda **_: [])
+        patch.setattr(psutil, "Process", lambda: idle)
         patch.setattr(os, "cpu_count", lambda: self.num_cores)
         patch.setattr(os, "sched_getaffinity", lambda _: set(self.allowed))
         patch.setattr(os, "getloadavg", lambda: _raise(OSError()) if self.load is None else (self.load,) * 3)
-        patch.setitem(sys.modules, "torch", torch)
+        patch.setitem(sys.modules, "torch", self.torch)
         for name in list(host.environment()):
             patch.delenv(name)
         for name, value in self.env.items():
@@ -138,8 +117,7 @@ def found_in(machine, root):
     """The doctor's lines of a machine, by name."""
     with pytest.MonkeyPatch.context() as patch:
         machine.install(root, patch)
-        found, _ = main.examine(root)
-    return found
+        return main.examine(root)
 
 
 def fake_torch(version="2.11.0", *, cuda=None, num_devices=0):
@@ -161,9 +139,9 @@ def stat(num_cores, *, busy=0.0, steal=0.0, since=0):
     return "\n".join([f"cpu  {line}", *(f"cpu{core} {line}" for core in range(num_cores))])
 
 
-def meminfo(total_gib, available_gib, swapped_kib=0):
+def meminfo(total_gib, available_gib):
     sizes = {"MemTotal": total_gib * 2**20, "MemFree": available_gib * 2**20, "Buffers": 0, "Cached": 0}
-    sizes |= {"MemAvailable": available_gib * 2**20, "SwapTotal": 2**22, "SwapFree": 2**22 - swapped_kib}
+    sizes |= {"MemAvailable": available_gib * 2**20}
     return "\n".join(f"{name}: {size:.0f} kB" for name, size in sizes.items())
 
 
@@ -179,11 +157,10 @@ def h100(index):
         "ClockInfo": 345, "MaxClockInfo": 1980, "CurrentClocksEventReasons": 0x1,
         "EnforcedPowerLimit": 700000, "PowerManagementDefaultLimit": 700000,
         "EccMode": [1, 1], "TotalEccErrors": 0, "RemappedRows": (0, 0, 0, 0),
-        "TemperatureV": 29 + index, "MarginTemperature": 56,
     }  # fmt: skip
 
 
-NVLINK = {"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynvml.NVML_TOPOLOGY_SYSTEM}
+NVLINK = {"P2PStatus": pynvml.NVML_P2P_STATUS_OK}
 
 
 def h100_box():
@@ -195,13 +172,11 @@ def h100_box():
         f"{CPUS}/intel_pstate/no_turbo": "0",
         f"{NODES}/node0/cpulist": "0-55",
         f"{NODES}/node1/cpulist": "56-111",
-        "proc/cpuinfo": "flags\t\t: fpu",
         "proc/self/cgroup": "0::/",
         "sys/fs/cgroup/cpu.max": "max 100000",
         "sys/fs/cgroup/memory.max": "max",
         "proc/stat": stat(112, since=100),
         "proc/meminfo": meminfo(2048, 1990),
-        "proc/vmstat": "pswpin 0\npswpout 0",
         "proc/pressure/memory": "some avg10=0.00 avg60=0.00 avg300=0.00 total=1",
         "proc/sys/kernel/numa_balancing": "0",
         "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
@@ -210,10 +185,8 @@ def h100_box():
         files,
         gpus=[h100(index) for index in range(8)],
         link=dict(NVLINK),
-        system={"DriverVersion": "570.86.15", "CudaDriverVersion_v2": 12080},
         num_cores=112,
         allowed=frozenset(range(112)),
-        shm=(1024 * GIB, 1024 * GIB),
         torch=fake_torch("2.11.0+cu128", cuda="12.8", num_devices=8),
         later={"proc/stat": stat(112, since=101)},
     )
@@ -239,7 +212,7 @@ def laptop():
 
 def blank():
     """Nothing can be read."""
-    return Machine({}, num_cores=None, allowed=frozenset(), load=None, shm=None, vision=None)
+    return Machine({}, num_cores=None, allowed=frozenset(), load=None)
 
 
 def changed(machine, **changes):
@@ -256,9 +229,7 @@ def changed(machine, **changes):
 
 
 BY_PCIE = {"P2PStatus": pynvml.NVML_P2P_STATUS_NOT_SUPPORTED}
-BATCHES = 8 * 2 * 2 * 256 * 3 * 224 * 224 * 4  # GPUs x workers x prefetched x images x float32
-GOVERNORS = [f"{CPUS}/cpu{core}/cpufreq/scaling_governor" for core in range(8)]
-IN_A_GUEST = {"files": dict.fromkeys(GOVERNORS) | {"proc/cpuinfo": "flags\t\t: fpu hypervisor sse"}}
+BUSY = SimpleNamespace(gpu=87)
 OTHERS = [SimpleNamespace(pid=4242, usedGpuMemory=12034 * 2**20)]
 
 
@@ -293,35 +264,26 @@ SITUATIONS = {
         (h100_box, gpu(0, VirtualizationMode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)),
         (h100_box, {"gpus": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "torch": fake_torch()}),
     ],
-    "GPU use": [
-        (h100_box, gpu(2, ComputeRunningProcesses=OTHERS, UtilizationRates=SimpleNamespace(gpu=87))),
-    ],
+    "GPU use": [(h100_box, gpu(2, ComputeRunningProcesses=OTHERS, UtilizationRates=BUSY))],
     "GPU clocks": [(h100_box, *(gpu(5, CurrentClocksEventReasons=bits) for bits in (0x40, 0x4)))],
     "GPU power": [(h100_box, gpu(0, EnforcedPowerLimit=250000))],
     "GPU memory errors": [(h100_box, gpu(1, TotalEccErrors=3))],
-    "GPU heat": [(h100_box, gpu(0, MarginTemperature=0))],
     "GPU links": [(h100_box, {"gpus": [h100(0), h100(1)], "link": BY_PCIE})],
     "GPU affinity": [(h100_box, allowed(56))],
     "cores": [
         (h100_box, allowed(15), allowed(7)),
         (laptop, *(file("sys/fs/cgroup/cpu.max", f"{quota} 100000") for quota in (250000, 50000))),
     ],
-    "governor": [(laptop, IN_A_GUEST)],
+    "governor": [(laptop, {"files": {f"{CPUS}/cpu0/cpufreq/scaling_driver": "acpi-cpufreq"}})],
     "turbo": [(laptop, file(f"{CPUS}/intel_pstate/no_turbo", "1"))],
     "load": [(h100_box, busy(0.95, num_cores=112)), (laptop, *(busy(share) for share in (0.04, 0.06, 0.25)))],
     "steal": [(laptop, busy(0.0, steal=0.11))],
     "NUMA": [(h100_box, file("proc/sys/kernel/numa_balancing", "1"))],
     "memory": [(laptop, file("sys/fs/cgroup/memory.max", f"{3 * GIB}"))],
     "memory stalls": [(laptop, file("proc/pressure/memory", "some avg10=25.00"))],
-    "swap": [(laptop, {"later": {"proc/vmstat": "pswpin 1\npswpout 0"}})],
     "huge pages": [(laptop, file("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]"))],
-    "shared memory": [(h100_box, *({"shm": (BATCHES, BATCHES + more)} for more in (1, 0)))],
-    "threads": [
-        (h100_box, env(OMP_NUM_THREADS="16"), env(OMP_NUM_THREADS="many"), env(GOMP_CPU_AFFINITY="0-3")),
-    ],
+    "threads": [(h100_box, env(OMP_NUM_THREADS="16"), env(GOMP_CPU_AFFINITY="0-3"))],
     "torch": [(h100_box, {"torch": fake_torch()}), (laptop, {"torch": None})],
-    "torchvision": [(laptop, {"torch": fake_torch("2.13.0")}, {"vision": None})],
-    "CUDA driver": [(h100_box, {"system": {"CudaDriverVersion_v2": 11080}})],
     "settings": [(h100_box, env(CUDA_LAUNCH_BLOCKING="1", NCCL_DEBUG="info"))],
 }
 

@@ -26,7 +26,7 @@ from ddp_bench.bench.run import case_runner, rounds, stop_rule
 from ddp_bench.bench.run.case_runner import FAILED, CaseRunner
 from ddp_bench.bench.run.open_folder import open_run
 from ddp_bench.bench.run.schedule import AFTER_ROUNDS, LiveCase, unfinished
-from ddp_bench.bench.sharing import TURNS_ENV, TurnClient, TurnServer
+from ddp_bench.bench.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.facts import Begun
 

@@ -49,17 +49,17 @@ SECRETIVE = {
     },
     "git": {"commit": "a" * 40, "dirty": False, "origin": TOLD},
     "environment": {
-        **OF_A_GATE["environment"], "host": NODE, "topology": TOLD,
+        **OF_A_GATE["environment"], "host": NODE,
         "env": {
             "LD_PRELOAD": "/usr/lib/x.so:/home/alice/y.so", "NCCL_COMM_ID": "10.1.2.3:29500",
             "NCCL_HOSTID": NODE, "NCCL_SOCKET_IFNAME": "wlan7", "TORCHINDUCTOR_CACHE_DIR": TOLD,
             "OMP_NUM_THREADS": "1",
         },
     },
-    "hosts": {name: {"num_cores": 2, "topology": TOLD} for name in (NODE, OTHER)},
+    "hosts": {name: {"num_cores": 2} for name in (NODE, OTHER)},
     "ranks": [
-        {"rank": 0, "host": NODE, "device": "core 0", "pid": 4711},
-        {"rank": 1, "host": OTHER, "device": "core 1", "pid": 4712},
+        {"rank": 0, "host": NODE, "device": "core 0"},
+        {"rank": 1, "host": OTHER, "device": "core 1"},
     ],
     "timing": {"rounds": 10, "stopped_because": "all rounds done"},
     "resumed": [{"utc": "2026-01-02T03:04:05+00:00", "host": NODE, "command": TOLD}],

@@ -1,6 +1,5 @@
 """What all commands share: how they refuse, and what their exit codes are."""
 
-import importlib
 import io
 import json
 import re
@@ -13,14 +12,16 @@ from commands import ROOT, finished, python
 from rich.console import Console as RichConsole
 from rich.table import Table
 
+from ddp_bench.__main__ import main_of
 from ddp_bench.bench import cli
-from ddp_bench.bench.cli import TYPED_ENV, switch
+from ddp_bench.bench.cli import TYPED_ENV
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
 from ddp_bench.bench.machine import ENV_PREFIXES
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.settings import SWITCHES, options_of
+from ddp_bench.bench.values import switch
 
 EACH_COMMAND = """
 import contextlib, io, json, runpy, sys
@@ -208,9 +209,8 @@ REFUSED = (
 @pytest.mark.parametrize(("name", "arguments"), [*((name, "--help") for name, _ in REFUSED), *REFUSED])
 def test_messages_name_commands_in_the_form_typed(name, arguments, typed, monkeypatch, capsys):
     monkeypatch.setenv("_DDP_BENCH_TYPED", typed)
-    module = "report" if name == "report" else f"bench.{name}"
     try:
-        code = importlib.import_module(f"ddp_bench.{module}.main").main(arguments.split())
+        code = main_of(name)(arguments.split())
     except SystemExit as end:
         code = end.code
     out, err = capsys.readouterr()

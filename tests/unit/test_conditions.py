@@ -8,8 +8,6 @@ from doctor_machines import write
 from made import made_manifest
 
 from ddp_bench.bench.conditions import UNKNOWN, Question, differences, needed
-from ddp_bench.bench.doctor.host import Host
-from ddp_bench.bench.doctor.resources import RESOURCE_CHECKS
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import environment, machine, versions
 from ddp_bench.bench.manifest import Cgroup, RankPlace
@@ -31,7 +29,7 @@ RUN = {
         "governors": ["performance"],
         "huge_pages": "madvise",
         "cgroup": {"cpu_quota_cores": "unlimited", "memory_limit_gib": 16.0, "cpuset": "0-7"},
-        "env": {"NCCL_ALGO": "Ring", "BENCH_TURNS": "x"},
+        "env": {"NCCL_ALGO": "Ring"},
     },
     "git": {"commit": "abc", "dirty": False},
     "settings": {
@@ -66,7 +64,6 @@ TABLE = {
     "environment.cgroup.memory_limit_gib": ("unlimited", set(), {GATE}),
     "environment.cgroup.cpuset": ("0-3", set(), {GATE}),
     "environment.env.NCCL_ALGO": ("Tree", set(), {GATE}),
-    "environment.env.BENCH_TURNS": ("y", set(), set()),
     "git.commit": ("def", {HOSTS}, {GATE}),
     "git.dirty": (True, {HOSTS}, {GATE}),
     "settings.data_workers": (4, {HOSTS, GATE}, set()),
@@ -144,7 +141,7 @@ def test_a_difference_is_named_with_both_values(path, then, now, told):
     assert (found.name, found.then, found.now, found.blocking) == told
 
 
-def test_the_kernels_settings_are_those_of_the_doctor(tmp_path):
+def test_the_kernels_settings_and_limits_are_read(tmp_path):
     tree = {
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil",
         "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
@@ -159,25 +156,26 @@ def test_the_kernels_settings_are_those_of_the_doctor(tmp_path):
     found = machine("here", write(tmp_path, tree))
     assert (found.governors, found.huge_pages) == (("performance", "schedutil"), "never")
     assert found.cgroup == Cgroup(cpu_quota_cores=1.5, memory_limit_gib=3.0, cpuset="0-3,8")
-    with Host(tmp_path) as host:
-        for check in RESOURCE_CHECKS.values():
-            check(host)
-    assert (host.cpu["governors"], host.memory["huge_pages"]) == (found.governors, found.huge_pages)
-    assert (host.quota, host.memory["limit_bytes"]) == (1.5, 3 * 2**30)
 
 
-def test_cores_of_a_container_under_cgroup_v1(tmp_path):
+def test_a_container_under_cgroup_v1(tmp_path):
+    """As Docker makes one; the limit of memory is its way to say none."""
     tree = {
-        "proc/self/cgroup": "5:cpuset:/docker/ab\n4:memory:/docker/ab",
+        "proc/self/cgroup": "5:cpuset:/docker/ab\n4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/",
         "sys/fs/cgroup/cpuset/docker/ab/cpuset.cpus": "2-3",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
     }
-    assert machine("here", write(tmp_path, tree)).cgroup.cpuset == "2-3"
+    found = machine("here", write(tmp_path, tree)).cgroup
+    assert found == Cgroup(cpu_quota_cores=0.5, memory_limit_gib="unlimited", cpuset="2-3")
 
 
 def test_no_limit_is_not_unknown(tmp_path):
     nothing = machine("here", tmp_path)
     assert (nothing.governors, nothing.huge_pages, nothing.cgroup) == (None, None, Cgroup())
-    found = machine("here", write(tmp_path, {"proc/self/cgroup": "0::/"})).cgroup
+    tree = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "what?"}
+    found = machine("here", write(tmp_path, tree)).cgroup
     assert (found.cpu_quota_cores, found.memory_limit_gib) == ("unlimited", "unlimited")
 
 

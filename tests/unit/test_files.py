@@ -17,9 +17,9 @@ from made import block, case_of, made_manifest, new_run
 from report_runs import case
 
 from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.cli import read_toml
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.resolve import read_toml
 from ddp_bench.bench.results import disk, journal
 from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.disk import LOCK, FolderLock

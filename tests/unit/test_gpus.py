@@ -21,40 +21,41 @@ from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import CASES
 
+BOTH = ["GPU-a1234567", "GPU-b1234567"]
+
 
 @pytest.fixture
 def two(monkeypatch):
     """NVML's answers of two A100, of which the first is capped, to be changed."""
-    alike = {"Name": "NVIDIA A100-SXM4-80GB", "MigMode": [0, 0], "MaxClockInfo": 1410}
+    alike = {"Name": "NVIDIA A100-SXM4-80GB", "MigMode": [0, 0]}
     alike |= {"MemoryInfo": SimpleNamespace(used=3 * 2**20, total=80 * 2**30)}
     limits_mw = {"GPU-a1234567": 250000, "GPU-b1234567": 400000}
     machine = Machine(
         {},
         gpus=[alike | {"UUID": uuid, "EnforcedPowerLimit": mw} for uuid, mw in limits_mw.items()],
-        link={"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynvml.NVML_TOPOLOGY_NODE},
-        system={"DriverVersion": "570.86.15"},
+        link={"P2PStatus": pynvml.NVML_P2P_STATUS_OK},
     )
     fake = machine.nvml()
+    fake.answers["nvmlSystemGetDriverVersion"] = lambda: "570.86.15"
     monkeypatch.setattr(gpus, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake.answers
 
 
 def test_what_a_manifest_keeps_of_gpus(two):
-    first, second = gpus.gpus()
+    first, second = gpus.gpus(BOTH)
     assert first == Gpu(
         uuid="GPU-a1234567",
         name="NVIDIA A100-SXM4-80GB",
         driver="570.86.15",
         memory_mib=81920,
         power_limit_w=250.0,
-        max_sm_clock_mhz=1410,
     )
     assert second.power_limit_w == 400.0
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
     for name in two.keys() - set(kept):
         del two[name]
-    assert gpus.gpus() == [Gpu(), Gpu()], "of those that support no reading"
+    assert gpus.gpus(BOTH) == [Gpu(), Gpu()], "of those that support no reading"
 
 
 @pytest.mark.parametrize(
@@ -78,14 +79,13 @@ def test_visible_devices(setting, chosen):
 
 @pytest.mark.usefixtures("two")
 def test_gpus_are_those_that_cuda_sees(monkeypatch):
-    a, b = "GPU-a1234567", "GPU-b1234567"
-    assert [gpu.uuid for gpu in gpus.gpus()] == visible_gpus() == [a, b]
-    assert [gpu.uuid for gpu in gpus.gpus([b, a])] == [b, a]
+    assert [gpu.uuid for gpu in gpus.gpus()] == visible_gpus() == BOTH
+    assert [gpu.uuid for gpu in gpus.gpus(BOTH[::-1])] == BOTH[::-1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [gpu.uuid for gpu in gpus.gpus()] == [b]
+    assert [gpu.uuid for gpu in gpus.gpus()] == [BOTH[1]]
     assert visible_gpus() == ["1"]  # the user's own word
-    assert [gpu.uuid for gpu in gpus.gpus([a])] == [a], "torch has looked"
-    assert [gpu.uuid for gpu in gpus.gpus(["GPU-unknown"])] == [b], "as the variable says"
+    assert [gpu.uuid for gpu in gpus.gpus(BOTH[:1])] == BOTH[:1], "torch has looked"
+    assert gpus.gpus(["GPU-unknown"]) == [Gpu()]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus.gpus() == []
 
@@ -99,8 +99,8 @@ def test_a_gpu_that_a_cgroup_keeps_away_is_none(two):
         return opened(index)
 
     two["nvmlDeviceGetHandleByIndex"] = handle
-    assert [gpu.uuid for gpu in gpus.gpus()] == ["GPU-b1234567"]
-    assert gpus.pairs(["GPU-a1234567", "GPU-b1234567"]) == []
+    assert [gpu.uuid for gpu in gpus.gpus(BOTH)] == [None, BOTH[1]]
+    assert gpus.pairs(BOTH) == []
 
 
 def test_pairs_are_told_by_the_places_of_their_uuids(two):
@@ -109,7 +109,7 @@ def test_pairs_are_told_by_the_places_of_their_uuids(two):
         (a, b, index) != (first, second, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
     )
     found = gpus.pairs(["GPU-unknown", "GPU-b1234567", "GPU-a1234567"])
-    assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True, path="NODE")]
+    assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True)]
 
 
 def test_a_slice_is_its_parent_and_says_mig(two):

@@ -14,7 +14,7 @@ from ddp_bench.bench.lab import job, network
 from ddp_bench.bench.lab import main as lab
 from ddp_bench.bench.lab.job import is_bench_run, is_torchrun, resolved
 from ddp_bench.bench.lab.main import summary
-from ddp_bench.bench.package import own_command
+from ddp_bench.bench.process import own_command
 
 
 @pytest.mark.parametrize("missing", ["ip", "tc", "nsenter", "setpriv", "unshare"])

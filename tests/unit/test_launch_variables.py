@@ -6,14 +6,8 @@ from commands import bench_run
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.launch import Launch, launch, ranks_environment
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "MASTER_ADDR": "node0",
-    "MASTER_PORT": "29500",
-}
+PLACE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+TORCHRUN = {**PLACE, "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 def test_torchrun_and_a_hand_that_does_its_part():
@@ -24,10 +18,7 @@ def test_torchrun_and_a_hand_that_does_its_part():
 
 
 WRONG = [
-    (
-        {"RANK": "1"},
-        "RANK is set, but not WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PO",
-    ),
+    ({"RANK": "1"}, "RANK is set, but not WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PO"),
     (  # a pod of a PyTorchJob without torchrun
         {k: v for k, v in TORCHRUN.items() if k != "LOCAL_WORLD_SIZE"},
         "RANK is set, but not LOCAL_WORLD_SIZE: start with torchrun or srun, which set all of them, or",
@@ -38,10 +29,7 @@ WRONG = [
     (TORCHRUN | {"RANK": "8"}, "RANK 8 of 8, LOCAL_RANK 1 of 4: "),
     (TORCHRUN | {"LOCAL_RANK": "4"}, "RANK 5 of 8, LOCAL_RANK 4 of 4: "),
     (TORCHRUN | {"MASTER_PORT": "x"}, "Expected `int`, got `str` - at `MASTER_PORT` in the environment: "),
-    (
-        TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "x"},
-        "Expected `int`, got `str` - at `TORCHELASTIC_RES",
-    ),
+    (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "x"}, "Expected `int`, got `str` - at `TORCHELASTIC_RES"),
     ({"SLURM_PROCID": "1"}, "SLURM_PROCID is set, but not SLURM_STEP_NODELIST: start with srun, "),
 ]
 
@@ -73,15 +61,8 @@ STEP = {
 
 
 def test_a_task_of_srun_is_a_rank():
-    assert ranks_environment(STEP) == {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "4",
-        "MASTER_ADDR": "gpu07",
-        "MASTER_PORT": "24567",
-        "TORCHELASTIC_RUN_ID": "slurm-1234567.3",
-    }
+    meeting = {"MASTER_ADDR": "gpu07", "MASTER_PORT": "24567", "TORCHELASTIC_RUN_ID": "slurm-1234567.3"}
+    assert ranks_environment(STEP) == PLACE | meeting
     assert ranks_environment({**STEP, "MASTER_PORT": "1", "MASTER_ADDR": "x"})["MASTER_PORT"] == "1"
 
 
@@ -113,12 +94,13 @@ def test_ranks_meet_on_the_first_host(names, first):
     assert found["MASTER_ADDR"] == first
 
 
-@pytest.mark.parametrize("names", ["node[a-b]", ",x", ""])
-def test_a_list_that_names_no_host_is_refused(names):
-    with pytest.raises(UsageError, match="SLURM_STEP_NODELIST"):
-        ranks_environment({**STEP, "SLURM_STEP_NODELIST": names})
-
-
-def test_unequal_nodes_are_refused():
-    with pytest.raises(UsageError, match="1 and 4 tasks"):
-        ranks_environment({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2),1"})
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        *(("SLURM_STEP_NODELIST", value, "SLURM_STEP_NODELIST") for value in ("node[a-b]", ",x", "")),
+        ("SLURM_STEP_TASKS_PER_NODE", "4(x2),1", "1 and 4 tasks"),
+    ],
+)
+def test_hosts_without_a_name_and_unequal_ones_are_refused(name, value, said):
+    with pytest.raises(UsageError, match=said):
+        ranks_environment({**STEP, name: value})

@@ -6,8 +6,7 @@ from importlib import metadata
 import pytest
 from made import made_manifest
 
-from ddp_bench.bench.conditions import Question, differences
-from ddp_bench.bench.nccl import choices_in, said
+from ddp_bench.bench.conditions import Question, choices_in, differences, nccl_said
 
 # Lines as in NVIDIA/nccl issues #1773 and #1189, with the formats of libnccl.so 2.28.9 and 2.30.7; shortened.
 LOG_2_28 = """\
@@ -34,23 +33,23 @@ host:97:97 [0] NCCL INFO AllReduce: 75497472 Bytes -> Algo NVLS proto SIMPLE cha
 
 
 def test_transports_and_choices_by_size_are_read():
-    older, newer = (choices_in([log, log], 4) for log in (LOG_2_28, LOG_2_30))
+    older, newer = (choices_in([log, log]) for log in (LOG_2_28, LOG_2_30))
     assert older.transports == ("NET/IB/GDRDMA", "P2P/CUMEM", "SHM")
     assert newer.transports == ("NET/Socket", "P2P/CUMEM", "SHM")
-    assert said(older.messages) == (
+    assert nccl_said(older.messages) == (
         "4,096 bytes: TREE/LL, 1,048,576 bytes: RING/LL128, 26,214,400 to 75,497,472 bytes: RING/SIMPLE"
     )
-    assert said(newer.messages).endswith("26,214,400 to 75,497,472 bytes: NVLS/SIMPLE")
-    assert "1,048,576 bytes: Symmetric/AllReduce_RSxLD_AGxST" in said(newer.messages)
+    assert nccl_said(newer.messages).endswith("26,214,400 to 75,497,472 bytes: NVLS/SIMPLE")
+    assert "1,048,576 bytes: Symmetric/AllReduce_RSxLD_AGxST" in nccl_said(newer.messages)
 
 
 def test_a_log_without_a_choice_says_nothing():
-    assert choices_in(["", LOG_2_28.partition("AllReduce")[0]], 2) is None
+    assert choices_in(["", LOG_2_28.partition("AllReduce")[0]]) is None
 
 
 def test_the_gate_names_what_an_upgrade_changed():
     then, now = (
-        made_manifest(nccl={"num_ranks": 4, **found})
+        made_manifest(nccl=found)
         for found in (
             {"transports": ["P2P/CUMEM"], "messages": [{"bytes": 8, "algorithm": "RING", "protocol": "LL"}]},
             {"transports": ["SHM"], "messages": [{"bytes": 8, "algorithm": "RING", "protocol": "LL"}]},

@@ -125,9 +125,7 @@ def test_one_gpu_skips_what_it_cannot_do():
     assert {reasons["ddp", 2], reasons["dp", 2]} == {f"more than 1 GPU; {SHARING}"}
     assert world_size(plan) == 1
     shared = make(ONE_GPU, gpus=(1, 2), backend="gloo", modes=("ddp",))
-    assert [
-        cap for (_, n, cap), p in zip(names(shared), shared, strict=True) if n == 2 and p.skip_reason
-    ] == ["1", "25", "100"]
+    assert [cap_of(p.case) for p in shared if p.skip_reason] == ["1", "25", "100"]
     assert [p.oversubscribed for p in shared if p.case.num_devices == 2] == [True] * 4
 
 
@@ -135,8 +133,6 @@ def test_nodes_of_an_outside_launcher():
     machine = Machine(device_type="cuda", devices_per_node=8, num_nodes=4, ranks_per_node=8)
     plan = make(machine, gpus=(8, 16, 32, 64), modes=("dp", "ddp"), bucket_cap_mb=("default",))
     by_key = {(p.case.mode, p.case.num_devices): p for p in plan}
-    assert by_key["ddp", 16].num_nodes == 2
-    assert by_key["ddp", 32].num_nodes == 4
     assert by_key["ddp", 64].skip_reason == "needs 64 ranks, the launcher started 32"
     assert by_key["dp", 8].skip_reason is None
     assert "within one machine" in str(by_key["dp", 16].skip_reason)
@@ -188,11 +184,7 @@ def test_what_torch_compile_breaks_is_skipped():
     plan = make(
         gpus=(2,), compile="reduce-overhead", bucket_cap_mb=("default", "0.25", "1/0.25"), accumulate=(1, 2)
     )
-    by_name = {
-        (p.case.mode, str(p.case.bucket_cap_mb), p.case.accumulate): p.skip_reason
-        for p in plan
-        if p.case.mode != "single"
-    }
+    by_name = {(p.case.mode, p.case.bucket_cap_mb, p.case.accumulate): p.skip_reason for p in plan[1:]}
     assert "cannot replicate" in str(by_name["dp", "default", 1])
     assert by_name["ddp", "default", 1] is by_name["ddp", "1/0.25", 1] is None
     assert "1 MiB" in str(by_name["ddp", "0.25", 1])

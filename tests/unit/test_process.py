@@ -16,7 +16,7 @@ from commands import eventually
 
 from ddp_bench.bench import process as processes
 from ddp_bench.bench.process import PREFIX, remove_abandoned, scratch_folder
-from ddp_bench.bench.sharing import TurnClient, TurnServer
+from ddp_bench.bench.turns import TurnClient, TurnServer
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,11 @@ LIMIT_S = 30.0
 """Ends a test that has failed; nothing waits for it otherwise."""
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "turns"
+
+
 def all_end(sides):
     for side in sides:
         side.start()
@@ -250,12 +255,12 @@ class Turn:
             self._inside.discard(name)
 
 
-def test_any_number_takes_turns_each_once_per_round_and_never_meet(tmp_path):
-    made = TurnServer(tmp_path / "turns", seed=1, num_clients=4)
+def test_any_number_takes_turns_each_once_per_round_and_never_meet(path):
+    made = TurnServer(path, seed=1, num_clients=4)
     turn = Turn()
 
     def take_turns(name, turns):
-        client = TurnClient(str(tmp_path / "turns"))
+        client = TurnClient(str(path))
         for _ in range(turns):
             client.next_turn()
             turn.hold(name, wait_s=0.01)
@@ -272,12 +277,12 @@ def test_any_number_takes_turns_each_once_per_round_and_never_meet(tmp_path):
     assert made.turns == 5
 
 
-def test_nobody_waits_for_a_client_that_never_connected(tmp_path):
-    made = TurnServer(tmp_path / "turns", seed=1, num_clients=3)
+def test_nobody_waits_for_a_client_that_never_connected(path):
+    made = TurnServer(path, seed=1, num_clients=3)
     granted = threading.Semaphore(0)
 
     def take_turns():
-        client = TurnClient(str(tmp_path / "turns"))
+        client = TurnClient(str(path))
         client.next_turn()
         granted.release()
         client.close()
@@ -295,20 +300,19 @@ def test_nobody_waits_for_a_client_that_never_connected(tmp_path):
     made.close()
 
 
-def test_who_connects_late_takes_part_although_another_left_after_it_had_connected(tmp_path):
+def test_who_connects_late_takes_part_although_another_left_after_it_had_connected(path):
     """Of three one connects and dies: two connections are its own; the last connects beside the other."""
-    made = TurnServer(tmp_path / "turns", seed=1, num_clients=3)
-    path = str(tmp_path / "turns")
+    made = TurnServer(path, seed=1, num_clients=3)
     gone = socket.socket(socket.AF_UNIX)
-    gone.connect(path)
-    other = TurnClient(path)
+    gone.connect(str(path))
+    other = TurnClient(str(path))
     gone.close()
     made.client_left()
     other.next_turn()
     came, turn = threading.Event(), Turn()
 
     def come_late():
-        late = TurnClient(path)
+        late = TurnClient(str(path))
         came.set()
         late.next_turn()
         turn.hold("late")
@@ -329,17 +333,18 @@ def test_who_connects_late_takes_part_although_another_left_after_it_had_connect
     made.close()
 
 
-def test_who_comes_when_all_have_left_is_free(tmp_path):
-    made = TurnServer(tmp_path / "turns", seed=1, num_clients=2)
+def test_without_a_server_and_when_all_have_left_every_turn_is_free(path):
+    made = TurnServer(path, seed=1, num_clients=2)
     made.client_left()
     made.client_left()
     made.close()
-    late = TurnClient(str(tmp_path / "turns"))
-    late.next_turn()
-    late.close()
+    for client in (TurnClient(str(path)), TurnClient(None)):
+        client.next_turn()
+        client.next_turn()
+        client.close()
 
 
-def test_a_server_is_closed_while_it_looks_for_late_clients(tmp_path, monkeypatch):
+def test_a_server_is_closed_while_it_looks_for_late_clients(path, monkeypatch):
     looks, goes_on = threading.Event(), threading.Event()
     looked = select.select
 
@@ -349,7 +354,7 @@ def test_a_server_is_closed_while_it_looks_for_late_clients(tmp_path, monkeypatc
         return looked(*waiting)
 
     monkeypatch.setattr(select, "select", held_up)
-    made = TurnServer(tmp_path / "turns", seed=1, num_clients=1)
+    made = TurnServer(path, seed=1, num_clients=1)
     made.client_left()
     assert looks.wait(10)
     closing = threading.Thread(target=made.close)
@@ -358,10 +363,3 @@ def test_a_server_is_closed_while_it_looks_for_late_clients(tmp_path, monkeypatc
     goes_on.set()
     closing.join(10)
     assert not closing.is_alive()
-
-
-def test_without_a_server_every_turn_is_free():
-    client = TurnClient(None)
-    client.next_turn()
-    client.next_turn()
-    client.close()

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from ddp_bench.bench.axes import DDP_SETTINGS, STEP_DEFAULTS
+from ddp_bench.bench.axes import SETTINGS_OF, STEP_DEFAULTS
 from ddp_bench.bench.buckets import BucketLayout, bucket_caps, cap_arguments, cap_code
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.resolve import PRESETS, GpuKind, as_options, resolve, with_device_defaults
@@ -23,9 +23,8 @@ def test_later_layers_win(tmp_path):
 
 def test_toml_values_of_every_kind(tmp_path):
     config = tmp_path / "a.toml"
-    config.write_text(
-        "static_graph = [true, false]\nbucket_cap_mb = ['default', 0.5, 25]\nsync-buffers = false\n"
-    )
+    told = ("static_graph = [true, false]", "bucket_cap_mb = ['default', 0.5, 25]", "sync-buffers = false")
+    config.write_text("\n".join(told))
     settings = resolve({}, config=config)
     assert settings.axes["static_graph"] == (True, False)
     assert settings.stored()["bucket_cap_mb"] == ("default", "0.5", "25")
@@ -149,7 +148,7 @@ def test_the_length_of_blocks_comes_back_for_a_resume():
         assert with_device_defaults(again, **kind) == found
 
 
-@pytest.mark.parametrize("setting", DDP_SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", SETTINGS_OF["ddp"], ids=lambda setting: setting.name)
 def test_every_ddp_setting_is_an_option_with_values_to_measure(setting):
     option = next(f for f in options_of() if f.name == setting.name)
     assert option.help == setting.metadata["help"]

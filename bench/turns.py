@@ -1,9 +1,8 @@
-"""A machine that a run shares: the load of other programs, and turns with other runs.
+"""Turns between runs that share a machine, block by block: only one of them computes at any moment.
 
-Runs take turns block by block: only one of them computes at any moment. The first rank of each run asks a
-server for the turn before it goes on with a case and holds it until it asks again. The server waits until all
-have asked, then grants one after the other, in random order, so that whatever the machine does in that minute
-meets them all.
+The first rank of each run asks a server for the turn before it goes on with a case and holds it until it asks
+again. The server waits until all have asked, then grants one after the other, in random order, so that
+whatever the machine does in that minute meets them all.
 """
 
 from __future__ import annotations
@@ -15,110 +14,10 @@ import random
 import select
 import socket
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
-from .manifest import Load
-from .process import allowed_cores, scratch_folder
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-MOST_BUSY = 0.05
-"""Share of the cores that other programs may use while every core stands in for a device. 5% is the gate's
-default threshold: a load of that size can pass for a regression."""
-
-MOST_STEAL = 0.02
-"""Share of time that the hypervisor may give to other guests (proc(5), "steal")."""
-
-
-@dataclass(frozen=True)
-class LoadReading:
-    """What one rank reads at one moment; CPU seconds since its machine or its process started."""
-
-    machine: str
-    """Alike of ranks that share a kernel, whatever their hosts are called."""
-    cores: tuple[int, ...]
-    """Where the rank may run."""
-    at_s: float
-    own_s: float
-    """Of this process and its descendants."""
-    busy_s: tuple[float, ...]
-    """Of every core of the machine, by its number: time in programs, interrupts left out."""
-    steal_s: tuple[float, ...]
-    """Likewise: time that the hypervisor gave to other guests; 0 where the system does not tell."""
-
-
-def load_average() -> float | None:
-    """Programs that ran or wanted to in the last minute, as a share of this machine's cores, if known."""
-    try:
-        return round(os.getloadavg()[0] / (os.cpu_count() or 1), 3)
-    except OSError:
-        return None
-
-
-def mean_load(now: Load, earlier: Load) -> Load:
-    """The mean over two parts of a run."""
-    total_s = now.seconds + earlier.seconds
-    share = now.seconds / total_s if total_s else 1.0
-    return Load(
-        cores=now.cores,
-        others=round(share * now.others + (1 - share) * earlier.others, 3),
-        steal=round(share * now.steal + (1 - share) * earlier.steal, 3),
-        seconds=round(total_s, 1),
-    )
-
-
-def read_load() -> LoadReading | None:
-    """Read the load of this rank's machine; None where the system does not tell it."""
-    try:
-        times = psutil.cpu_times(percpu=True)
-        process = psutil.Process()
-        # User and system time, of itself and of children that have ended.
-        own_s = sum(sum(one.cpu_times()[:4]) for one in [process, *process.children(recursive=True)])
-        return LoadReading(
-            machine=_BOOT_ID.read_text(encoding="ascii").strip(),
-            cores=tuple(core for core in allowed_cores() if core < len(times)),
-            at_s=time.monotonic(),
-            own_s=own_s,
-            # User time includes guests' (proc(5)); interrupts are mostly of the ranks' own traffic.
-            busy_s=tuple(core.user + core.nice + core.system for core in times),
-            steal_s=tuple(core.steal for core in times),
-        )
-    except (OSError, AttributeError, psutil.Error):
-        return None
-
-
-def other_loads(before: Sequence[LoadReading | None], after: Sequence[LoadReading | None]) -> list[Load]:
-    """Compute the load between two readings of every rank, in rank order: one per machine, if known."""
-    if None in before or None in after:
-        return []
-    pairs = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
-    machines = dict.fromkeys(first.machine for first, _ in pairs)
-    return [_of_machine([pair for pair in pairs if pair[0].machine == machine]) for machine in machines]
-
-
-def _of_machine(pairs: Sequence[tuple[LoadReading, LoadReading]]) -> Load:
-    first, last = pairs[0]
-    cores = sorted({core for reading, _ in pairs for core in reading.cores})
-    elapsed_s = max(last.at_s - first.at_s, 1e-9)
-
-    def mean(then: Sequence[float], now: Sequence[float]) -> float:
-        return sum(now[core] - then[core] for core in cores) / elapsed_s
-
-    own = sum(now.own_s - then.own_s for then, now in pairs) / elapsed_s
-    others = mean(first.busy_s, last.busy_s) - own
-    steal = mean(first.steal_s, last.steal_s)
-    return Load(
-        cores=len(cores),
-        others=round(max(others, 0.0), 3),
-        steal=round(max(steal, 0.0), 3),
-        seconds=round(elapsed_s, 1),
-    )
-
+from .process import scratch_folder
 
 TURNS_ENV = "BENCH_TURNS"
 """Path of the server's socket, in the environment of all runs; checkouts of other versions read it too."""

@@ -1,1 +1,0 @@
-"""Finds the bucket cap with which DDP trains fastest: a run whose slowest cases leave one after another."""
