@@ -36,7 +36,7 @@ BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
 
 def written(folder):
     writer = new_run(folder)
-    writer.write_manifest(Manifest(seed=7))
+    writer.write_manifest(Manifest(run_id="0123456789ab"))
     return writer
 
 
@@ -47,7 +47,7 @@ def test_what_is_written_comes_back_with_its_types(tmp_path):
     case |= {"unit": "images", "units_per_sample": 1, "oversubscribed": False, "images_per_s": 1 / 3}
     writer.replace("cases.csv", typed_frame([case], CASES))
     run = store.load_run(tmp_path / "run")
-    assert run.manifest.seed == 7
+    assert run.manifest.run_id == "0123456789ab"
     assert run.blocks["host"].tolist() == [BLOCK["host"]] * 2
     assert run.blocks["round"].tolist() == [1, 2]
     assert run.cases["images_per_s"].iloc[0] == pytest.approx(1 / 3)
