@@ -90,7 +90,7 @@ class HeldCase:
         """
         case, trainer, prover, mode = self.case, self.trainer, self.shared.prover, self.trainer.mode
         part = case.part_of(self.shared.place.rank)
-        self.first = first = FirstSteps(case, trainer, prover.seed, part, keeps=compares)
+        self.first = first = FirstSteps(case, trainer, prover.maker.seed, part, keeps=compares)
         num_least, compiling = MIN_WARMUP_STEPS, [] if case.compile == "off" else [CompileWatch()]
         if compiling and first.keeps and prover.draws:
             # What is timed draws as the compiler would, which no eager module does: it is compiled anew.
@@ -191,7 +191,7 @@ def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: S
     prover.peers(case)
     module = placed(prover.maker.module(), case, place.device)
     mode = build_mode(case, module, place, group, stages=stages)
-    return HeldCase(case, group, shared, Trainer(case, mode, prover.workload, source), memory, stages)
+    return HeldCase(case, group, shared, Trainer(case, mode, prover.maker.workload, source), memory, stages)
 
 
 def source_of(case: Case, shared: Shared) -> BatchSource:
