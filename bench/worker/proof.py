@@ -63,7 +63,7 @@ class Prover:
         control: dist.ProcessGroup | None = None,
         alone: dist.ProcessGroup | None = None,
     ) -> None:
-        """`control` is what ranks speak through in a proof (None: the default group); `alone`: see `Maker`."""
+        """`control` is what ranks speak through in a proof (None: the default group), `alone` as in Maker."""
         self.place, self._control = place, control
         self.maker = Maker(workload, seed, place.device, data_workers=data_workers, alone=alone)
         self.splitter = Splitter(self.maker)
