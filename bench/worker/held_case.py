@@ -47,9 +47,6 @@ ANATOMY_STEPS = 2
 MOST_BLOCKS = 3
 """Blocks whose steps still ask a GPU's driver for memory only lead in; after so many one counts as it is."""
 
-STEPS_ALONE = ("timed", "no_sync")
-"""Phases whose blocks are steps and nothing else."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
@@ -146,7 +143,7 @@ class HeldCase:
 
     def _measured(self, phase: str, steps: int) -> BlockTimes:
         trainer, layout, device = self.trainer, self.layout, self.shared.place.device
-        if phase in STEPS_ALONE:
+        if phase in ("timed", "no_sync"):  # steps and nothing else
             return self._steps(trainer.local_step if phase == "no_sync" else trainer.step, steps)
         if phase == "anatomy":
             return self._anatomy()
