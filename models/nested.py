@@ -35,12 +35,9 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 def leaves_of(value: Any) -> list[Any]:
     """List whatever a nesting holds that is no tuple, list or dict."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [leaf for part in value.values() for leaf in leaves_of(part)]
-    if isinstance(value, tuple | list):
-        return [leaf for part in value for leaf in leaves_of(part)]
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | tuple | list):
+        return [leaf for part in parts for leaf in leaves_of(part)]
     return [value]
 
 

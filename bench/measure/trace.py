@@ -64,9 +64,7 @@ def run_trace(
     gzipped Chrome trace. Overlap within a step is what it is for, and a trace of each rank is large: so it is
     one step.
     """
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
 
     def step() -> None:
         with record_function("step"):
@@ -75,7 +73,7 @@ def run_trace(
     with warnings.catch_warnings():
         # There is one cycle. `acc_events=True`, which it asks for, would parse all events once more.
         warnings.filterwarnings("ignore", message="(Warning: )?Profiler clears events")
-        with profile(activities=activities) as profiler:
+        with profile(activities=[ProfilerActivity.CPU, *on_gpu]) as profiler:
             _begin(trainer, device, group)
             with trainer.hooked(record_function):
                 times = run_block(step, 1, make_clock(device))

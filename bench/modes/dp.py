@@ -78,15 +78,7 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
             self.begin(len(replicas))
             return outputs
         autocast = _callers_autocast("cuda")
-
-        def entered(replica: nn.Module) -> Any:
-            def run(*inputs: Any, **named: Any) -> Any:
-                with autocast():
-                    return replica(*inputs, **named)
-
-            return run
-
-        return super().parallel_apply([entered(replica) for replica in replicas], inputs, kwargs)
+        return super().parallel_apply([autocast()(replica) for replica in replicas], inputs, kwargs)
 
 
 class DataParallelStandIn(nn.DataParallel[nn.Module]):

@@ -42,7 +42,12 @@ class BlockwiseMode(Mode):
         group: dist.ProcessGroup | None,
     ) -> None:
         assert group is not None  # the ranks that build it are its members
-        wrap = partial(_wrapper(case), mesh=DeviceMesh.from_group(group, place.device.type))
+        wrap: Callable[..., Any] = replicate
+        if case.mode == "fsdp":
+            # Torch's own choice gives all blocks back but the root, which the backward needs first.
+            own_choice = case.reshard_after_forward
+            wrap = fully_shard if own_choice else partial(fully_shard, reshard_after_forward=False)
+        wrap = partial(wrap, mesh=DeviceMesh.from_group(group, place.device.type))
         module = module.to(memory_format=torch.contiguous_format)
         for block in blocks_of(module):
             _wrap(wrap, block, case)
@@ -75,16 +80,6 @@ def _members(module: nn.Module) -> Iterator[nn.Module]:
     for one in itertools.chain.from_iterable(each.children() for each in lists):
         if type(one) not in LISTS and next(one.children(), None) is not None:
             yield one
-
-
-def _wrapper(case: Case) -> Callable[..., Any]:
-    if case.mode == "fsdp":
-        # Torch's own choice gives all blocks back but the root, which the backward needs first.
-        return (
-            fully_shard if case.reshard_after_forward else partial(fully_shard, reshard_after_forward=False)
-        )
-    wrap: Callable[..., Any] = replicate
-    return wrap
 
 
 def _wrap(

@@ -53,19 +53,15 @@ class PipelineMode(Mode):
     def train(self, batch: Batch, loss: Loss) -> Tensor | None:
         """Forwards and backwards of a whole batch, which every stage is given; its loss, on the last one."""
         self._loss = loss
+        inputs, targets = batch
+        losses: list[Tensor] = []
+        own = {"target": targets, "losses": losses} if self._is_last else {}
         try:
-            return self._run(*batch)
+            self._schedule.step(*((inputs,) if self._is_first else ()), return_outputs=False, **own)
         except RuntimeError as error:
             # PyTorch says only in which stage the model raised.
             raise error.__cause__ or error from None
-
-    def _run(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        losses: list[Tensor] = []
-        if self._is_last:
-            self._schedule.step(target=targets, losses=losses, return_outputs=False)
-            return sum(losses[1:], losses[0]).detach() / len(losses)
-        self._schedule.step(*((inputs,) if self._is_first else ()), return_outputs=False)
-        return None
+        return torch.stack(losses).mean().detach() if losses else None
 
     def gradients(self) -> dict[str, Tensor]:
         return self._gathered(gradients_of(self.module), self._trained)

@@ -47,9 +47,6 @@ ANATOMY_STEPS = 2
 MOST_BLOCKS = 3
 """Blocks whose steps still ask a GPU's driver for memory only lead in; after so many one counts as it is."""
 
-STEPS_ALONE = ("timed", "no_sync")
-"""Phases whose blocks are steps and nothing else."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
@@ -90,7 +87,7 @@ class HeldCase:
         """
         case, trainer, prover, mode = self.case, self.trainer, self.shared.prover, self.trainer.mode
         part = case.part_of(self.shared.place.rank)
-        self.first = first = FirstSteps(case, trainer, prover.seed, part, keeps=compares)
+        self.first = first = FirstSteps(case, trainer, prover.maker.seed, part, keeps=compares)
         num_least, compiling = MIN_WARMUP_STEPS, [] if case.compile == "off" else [CompileWatch()]
         if compiling and first.keeps and prover.draws:
             # What is timed draws as the compiler would, which no eager module does: it is compiled anew.
@@ -146,7 +143,7 @@ class HeldCase:
 
     def _measured(self, phase: str, steps: int) -> BlockTimes:
         trainer, layout, device = self.trainer, self.layout, self.shared.place.device
-        if phase in STEPS_ALONE:
+        if phase in ("timed", "no_sync"):  # steps and nothing else
             return self._steps(trainer.local_step if phase == "no_sync" else trainer.step, steps)
         if phase == "anatomy":
             return self._anatomy()
@@ -191,7 +188,7 @@ def build(case: Case, group: dist.ProcessGroup | None, shared: Shared, stages: S
     prover.peers(case)
     module = placed(prover.maker.module(), case, place.device)
     mode = build_mode(case, module, place, group, stages=stages)
-    return HeldCase(case, group, shared, Trainer(case, mode, prover.workload, source), memory, stages)
+    return HeldCase(case, group, shared, Trainer(case, mode, prover.maker.workload, source), memory, stages)
 
 
 def source_of(case: Case, shared: Shared) -> BatchSource:

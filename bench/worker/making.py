@@ -40,9 +40,8 @@ class Maker:
         """
         self.workload, self.seed, self.device = workload, seed, device
         self.data_workers, self.alone = data_workers, alone
-        first = self._made()
+        self._unused: nn.Module | None = (first := self._made())
         self.start: Weights = {name: one.detach().clone() for name, one in tensors_of_module(first).items()}
-        self._unused: nn.Module | None = first
 
     def source(self, case: Case, part: int, device: torch.device, drawn: Drawn | None = None) -> BatchSource:
         """What a part of a case's batches is fetched from; those in `drawn` are not drawn again."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,30 +47,28 @@ NOT_STOOD_IN = (
 )
 
 
-@dataclass
 class Prover:
     """Proves one case after another for one workload; keeps the reference gradients it has computed."""
 
-    workload: Workload
-    place: Place
-    seed: int
-    data_workers: InitVar[int] = 0
-
-    control: dist.ProcessGroup | None = None
-    """What ranks speak through in a proof; None is the default group."""
-
-    alone: InitVar[dist.ProcessGroup | None] = None
-    """The group of the first rank alone, which is the default one where it computes alone."""
-
-    draws: bool = False
+    draws = False
     """Whether the model of the case that was proved last, or its loss, draws random numbers."""
 
-    def __post_init__(self, data_workers: int, alone: dist.ProcessGroup | None) -> None:
-        device = self.place.device
-        self.maker = Maker(self.workload, self.seed, device, data_workers=data_workers, alone=alone)
-        self._is_given = self.place.rank == 0
-        """Whether its modules have the first rank's weights."""
+    def __init__(
+        self,
+        workload: Workload,
+        place: Place,
+        seed: int,
+        *,
+        data_workers: int = 0,
+        control: dist.ProcessGroup | None = None,
+        alone: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`control` is what ranks speak through in a proof (None: the default group), `alone` as in Maker."""
+        self.place, self._control = place, control
+        self.maker = Maker(workload, seed, place.device, data_workers=data_workers, alone=alone)
         self.splitter = Splitter(self.maker)
+        self._is_given = place.rank == 0
+        """Whether its modules have the first rank's weights."""
         self.forget()
 
     def forget(self) -> None:
@@ -79,7 +77,7 @@ class Prover:
 
     def peers(self, case: Case) -> Peers:
         """The ranks of a case, each of which asks: from then on modules have the first one's weights."""
-        found = Peers(self.place.rank, case.num_ranks, self.control)
+        found = Peers(self.place.rank, case.num_ranks, self._control)
         if found.number > 1 and found.largest(not self._is_given):
             self.maker.start, self._is_given = found.all_given(self.maker.start), True
         return found
@@ -155,7 +153,7 @@ class Prover:
             own = self.inputs.part(split, work.dtype, part, micro)
             if split.joined:
                 own = cut(own, split.num_sources)[part]
-            begin = partial(begin_draws, self.seed, 0, micro, part)
+            begin = partial(begin_draws, self.maker.seed, 0, micro, part)
             begin()
             is_last = micro == split.accumulate - 1
             with contextlib.nullcontext() if is_last else mode.no_sync(), mode.draws_from(begin):

@@ -155,7 +155,7 @@ def test_models_that_ranks_draw_otherwise_begin_with_the_first_ones_weights(ddp)
 def holds(**more):
     global prover
     prover = Prover(workload, cluster.place, cluster.rank)
-    prover.seed = prover.maker.seed = 0  # of the batch, which is the same
+    prover.maker.seed = 0  # of the batch, which is the same
     vars(prover).update(more)
     try:
         return error() < 1e-12
