@@ -49,17 +49,6 @@ class ManyParameters(Small):
         return super().forward(x) + torch.cat(list(self.more)).sum()
 
 
-class FewParameters(Small):
-    """As many numbers, in one parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.more = nn.Parameter(torch.zeros(3000))
-
-    def forward(self, x):
-        return super().forward(x) + torch.cat([*self.more.split(1)]).sum()
-
-
 def pictures(folder):
     """Fill a folder of one class with large pictures, which take long to decode."""
     place = folder / "images" / "one"
