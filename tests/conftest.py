@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
-from commands import ROOT, SMALL, listening
+from commands import ROOT, finished
 from in_process import first_worker
+from made_project import project_in
 from rank_pool import Ranks
 
-from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.package import own_command
+from ddp_bench.bench.results.store import load_run
 
 pytest_plugins = ["selection", "fuzzing"]
 
@@ -50,35 +50,19 @@ def ranks(two_ranks: Ranks) -> Play:
     return two_ranks.play
 
 
-@dataclass(frozen=True)
-class RealRun:
-    """A finished run, what it said, and the addresses at which its processes listened meanwhile."""
-
-    data: RunData
-    stdout: str
-    stderr: str
-    listened: frozenset[tuple[str, int]]
-
-
 @pytest.fixture(scope="session")
-def real_run(tmp_path_factory: pytest.TempPathFactory) -> RealRun:
-    """A run of every mode on one and two devices, with caps of which two give one layout."""
-    folder = tmp_path_factory.mktemp("real")
-    sweep = ("--modes", "dp,ddp", "--gpus", "1,2", "--bucket-cap-mb", "default,0.25,50,100")
-    more = ("--image-size", "16", "--rounds", "3", "--steps", "2", "--out", str(folder / "run"))
-    command = [sys.executable, "-m", "bench.run", *SMALL, *sweep, *more]
-    seen: set[tuple[str, int]] = set()
-    with (
-        (folder / "stdout").open("w+") as out,
-        (folder / "stderr").open("w+") as err,
-        subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, text=True) as run,
-    ):
-        while run.poll() is None:
-            seen |= listening(psutil.Process(run.pid))
-            try:
-                run.wait(2)
-            except subprocess.TimeoutExpired:
-                continue
-        said = [file.seek(0) or file.read() for file in (out, err)]
-    assert run.returncode == 0, said[1][-4000:]
-    return RealRun(load_run(folder / "run"), *said, frozenset(seen))
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A run of a user's project, and what it said: its Transformer in four modes on one and two devices.
+
+    Two of the bucket caps give one layout. The project has packages with our names.
+    """
+    folder = tmp_path_factory.mktemp("own")
+    project, run = project_in(folder / "project"), folder / "run"
+    command = own_command(
+        *("run", "--workload", "tokens:transformer", "--device", "cpu", "--gpus", "1,2", "--batch-size", "4"),
+        *("--modes", "dp,ddp,fsdp,pipeline", "--data", "host", "--accumulate", "2", "--rounds", "3"),
+        *("--steps", "2", "--bucket-cap-mb", "default,0.01,100", "--out", str(run)),
+    )
+    done = finished(command, project, {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-4000:]
+    return SimpleNamespace(project=project, data=load_run(run), said=done.stdout)

@@ -1,4 +1,4 @@
-"""A project of a user's: a git repository with a workload, of which the second commit is slower."""
+"""Projects of users: a git repository whose second commit is slower; packages that have our names."""
 
 import subprocess
 
@@ -45,3 +45,90 @@ def commit(folder, files):
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", "a change")
     return git(folder, "rev-parse", "HEAD")
+
+
+OURS = ("bench", "models", "report")
+"""Folders of ours whose names a project may have too."""
+
+ITS_OWN = """
+        import bench, models, report
+        from models.layers import activation
+        assert bench.OWN and models.OWN and report.OWN"""
+OWN_NET = f"""
+import bench, models, report
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        from models import layers
+        self.first, self.last = torch.nn.Linear(48, layers.WIDTH), torch.nn.Linear(layers.WIDTH, 4)
+    def forward(self, images):{ITS_OWN}
+        return self.last(activation(self.first(images.flatten(1))))
+def model():
+    return Net()
+"""
+TRANSFORMER = f"""
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ddp_bench import Workload
+
+VOCAB, SEQ, WIDTH = 50, 12, 16
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(VOCAB, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, nhead=2, dim_feedforward=32, batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, num_layers=2)
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, input_ids, attention_mask, scale=1.0):{ITS_OWN}
+        hidden = self.blocks(self.words(input_ids) * scale, src_key_padding_mask=~attention_mask)
+        return {{"logits": self.head(hidden), "hidden": [hidden, None]}}
+
+
+def sentences(batch_size, generator):
+    ids = torch.randint(VOCAB, (batch_size, SEQ), generator=generator)
+    lengths = torch.randint(SEQ // 2, SEQ + 1, (batch_size, 1), generator=generator)
+    return {{"input_ids": ids, "attention_mask": torch.arange(SEQ) < lengths, "labels": ids, "scale": 2.0}}
+
+
+def of_tokens(model, batch):
+    named = {{name: batch[name] for name in ("attention_mask", "scale")}}
+    logits = model(batch["input_ids"], **named)["logits"]
+    losses = functional.cross_entropy(logits.mT, batch["labels"], reduction="none")
+    mask = batch["attention_mask"]
+    return ((losses * mask).sum(1) / mask.sum(1)).mean()
+
+
+def adam(parameters):
+    weights = [p for p in parameters if p.ndim > 1]
+    others = [p for p in parameters if p.ndim < 2]  # none, if they could be gone through but once
+    groups = [{{"params": weights, "name": "weights"}}, {{"params": others, "name": "others", "lr": 1e-3}}]
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
+transformer = Workload(
+    name="transformer",
+    module=Transformer,
+    batch=sentences,
+    batch_loss=of_tokens,
+    optimizer=adam,
+    unit="tokens",
+    units_per_sample=SEQ,
+)
+"""
+
+
+def project_in(folder):
+    """A project whose packages have our names and the attribute OWN, and are imported in every forward."""
+    for name in OURS:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("OWN = True\n")
+    (folder / "models/layers.py").write_text("import torch\nWIDTH, activation = 16, torch.relu\n")
+    (folder / "net.py").write_text(OWN_NET)
+    (folder / "tokens.py").write_text(TRANSFORMER)
+    return folder
