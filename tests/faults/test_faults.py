@@ -154,24 +154,10 @@ def test_failing_between_two_buckets_of_a_backward_costs_the_case_alone(within, 
 # The whole run ends; each resume is ended again.
 
 
-def parent(kind, number, *moments):
-    return [deed(kind, moment, "signal parent", number) for moment in moments]
-
-
-def test_a_killed_launcher_leaves_no_rank_behind(campaign, undisturbed):
-    """`start` waits for every process to go; the lock of the dead run, still there, holds nobody up."""
-    killed = parent("launcher_killed", signal.SIGKILL, *MOMENTS, "while_writing")
-    for fault in killed:
-        campaign.start(fault)
-    campaign.start()
-    for fault in killed:
-        assert campaign.check(fault.name, undisturbed).code == -signal.SIGKILL
-    assert (campaign.out / ".lock").read_text().startswith("process ")
-
-
 def test_a_run_that_is_asked_to_end(campaign, undisturbed):
     """Ctrl-C takes the same path as SIGTERM: one moment is enough."""
-    asked = parent("sigterm", signal.SIGTERM, *MOMENTS) + parent("sigint", signal.SIGINT, "in_timed_block")
+    asked = [deed("sigterm", moment, "signal parent", signal.SIGTERM) for moment in MOMENTS]
+    asked.append(deed("sigint", "in_timed_block", "signal parent", signal.SIGINT))
     for fault in asked:
         campaign.start(fault)
     campaign.start()

@@ -1,5 +1,6 @@
 """The GitHub Action: the steps of action.yml, run as GitHub would on a project with a slower commit."""
 
+import importlib.util
 import json
 import os
 import re
@@ -12,7 +13,6 @@ import pytest
 import yaml
 from commands import ROOT, finished
 from made_project import NET, RUN, commit, git
-from selection import in_campaign
 
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.results.store import load_run
@@ -75,6 +75,24 @@ def github():
         server.shutdown()
 
 
+def environment_of(folder, github):
+    """What a runner sets for a step of a pull request's job."""
+    files = {name: folder / name for name in ("outputs", "summary", "event")}
+    files["outputs"].touch()
+    files["event"].write_text(json.dumps({"pull_request": {"number": 7}}))
+    return {
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_ACTION_PATH": str(ROOT),
+        "GITHUB_API_URL": f"http://127.0.0.1:{github.server_port}",
+        "GITHUB_REPOSITORY": "me/mynet",
+        "GITHUB_WORKFLOW": "ci",
+        "GITHUB_JOB": "gate",
+        "GITHUB_EVENT_PATH": str(files["event"]),
+        "GITHUB_OUTPUT": str(files["outputs"]),
+        "GITHUB_STEP_SUMMARY": str(files["summary"]),
+    }
+
+
 class Job:
     """A job of a pull request in a clone of depth 1, as actions/checkout makes it."""
 
@@ -83,28 +101,15 @@ class Job:
         self.checkout, self.temp = folder / "checkout", folder / "temp"
         self.temp.mkdir()
         git(folder, "clone", "--quiet", "--depth", "1", origin.as_uri(), str(self.checkout))
-        self.outputs, self.summary, self.event = (folder / name for name in ("outputs", "summary", "event"))
-        self.outputs.touch()
-        self.event.write_text(json.dumps({"pull_request": {"number": 7}}))
-        self.environment = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "GITHUB_ACTIONS": "true",
-            "GITHUB_ACTION_PATH": str(ROOT),
-            "GITHUB_API_URL": f"http://127.0.0.1:{github.server_port}",
-            "GITHUB_REPOSITORY": "me/mynet",
-            "GITHUB_WORKFLOW": "ci",
-            "GITHUB_JOB": "gate",
-            "GITHUB_EVENT_PATH": str(self.event),
-            "GITHUB_OUTPUT": str(self.outputs),
-            "GITHUB_STEP_SUMMARY": str(self.summary),
-        }
+        self.outputs, self.summary = folder / "outputs", folder / "summary"
+        self.environment = environment_of(folder, github)
+        self.environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-    def gate(self, *, may_write=True, **given):
-        """Run the action's step `gate` with these inputs, and a token that may write or not."""
+    def gate(self, **given):
+        """Run the action's step `gate` with these inputs."""
         inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()}
         assert not (unknown := {name.replace("_", "-") for name in given} - set(inputs)), unknown
-        inputs |= {name.replace("_", "-"): value for name, value in given.items()}
-        inputs["token"] = "may-write" if may_write else "may-read"
+        inputs |= {name.replace("_", "-"): value for name, value in given.items()} | {"token": "may-write"}
         (step,) = (step for step in ACTION["runs"]["steps"] if step.get("id") == "gate")
 
         def resolved(text):
@@ -154,29 +159,64 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
     assert "Nothing was compared" in github.comments[1]["body"]
 
 
-def test_a_token_that_may_not_comment_is_no_error(tmp_path, github):
-    """A pull request from a fork has such a token."""
-    project = tmp_path / "mynet"
-    commit(project, {"net.py": NET.format(products=1)})
-    commit(project, {"notes": ""})
-    job = Job(project, tmp_path / "job", github)
-    done = job.gate(workload="net:make", gate="--launches 0", may_write=False)
-    assert done.returncode == ExitCode.USAGE
-    assert "no comment was written, the job's summary has the result: HTTP Error 403" in done.stderr
-    assert [one["body"] for one in github.comments] == ["Nice!"]
+@pytest.fixture
+def step(github, tmp_path, monkeypatch):
+    """The step's program within this process, with these inputs."""
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("of_the_action", ROOT / ".github" / "gate.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    inputs = {"OUT": "out", "RUN": "", "THRESHOLD": "5%", "COMMENT": "true", "TOKEN": "may-write"}
+    for name, value in (environment_of(tmp_path, github) | inputs).items():
+        monkeypatch.setenv(name, value)
+    return program
 
 
-def test_a_base_that_cannot_be_fetched_is_a_mistake(tmp_path, github):
-    project = tmp_path / "mynet"
-    commit(project, {"net.py": NET.format(products=1)})
-    job = Job(project, tmp_path / "job", github)
-    first = job.gate(workload="net:make")
-    other = job.gate(workload="net:make", base="no-such-branch")
-    for done in (first, other):
-        assert done.returncode == ExitCode.USAGE
-        assert "fetch-depth" in done.stdout
-        assert "Traceback" not in done.stderr
+def test_a_base_that_cannot_be_had_is_a_mistake_and_replaces_its_comment(step, github, monkeypatch, capsys):
+    commit(Path(), {"net.py": "1"})
+    for base in ("", "no-such-branch"):
+        monkeypatch.setenv("BASE", base)
+        assert step.main() == ExitCode.USAGE
+        assert "fetch-depth" in capsys.readouterr().out
     assert len(github.comments) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "fails_on", "ends", "verdict"),
+    [
+        (3, "undecided: 1 undecided", "undecided", 3, "undecided"),
+        (4, "", "regression", 4, "not measured"),
+        (0, "pass: 2 allowed", "regression", 0, "pass"),
+        (1, "regression: it is slower", "regression", 1, "regression"),
+        (1, "regression: it is slower", "undecided", 0, "regression"),
+        (1, "missing: a case", "regression undecided", 0, "missing"),
+        (1, "missing: a case", "missing", 1, "missing"),
+        (3, "undecided: 1 undecided", "regression, missing", 0, "undecided"),
+        (3, "not comparable: other CPU", "regression", 3, "not comparable"),
+        (3, "", "regression", 3, "not comparable"),
+        (0, "pass: 2 allowed", "slower", 2, ""),
+    ],
+)
+def test_the_step_fails_on_the_verdicts_that_are_chosen(
+    step, github, monkeypatch, code, said, fails_on, ends, verdict
+):
+    heading = f"## ddp-bench gate: {said}" if said else ""
+    monkeypatch.setattr(step, "gate", lambda *_: (code, heading))
+    monkeypatch.setenv("FAIL_ON", fails_on)
+    assert step.main() == ends
+    outputs = Path("outputs").read_text()
+    assert outputs == (f"verdict={verdict}\nexit-code={code}\n" if verdict else "")
+    assert not verdict or (heading or f"## ddp-bench gate: {verdict}") in github.comments[1]["body"]
+
+
+def test_a_token_that_may_not_comment_is_no_error(step, github, monkeypatch, capsys):
+    """A pull request from a fork has such a token."""
+    monkeypatch.setattr(step, "gate", lambda *_: (0, ""))
+    monkeypatch.setenv("TOKEN", "may-read")
+    assert step.main() == 0
+    said = capsys.readouterr().err
+    assert "no comment was written, the job's summary has the result: HTTP Error 403" in said
+    assert [one["body"] for one in github.comments] == ["Nice!"]
 
 
 @pytest.mark.parametrize("verdict", ["not comparable", "undecided"])
@@ -200,40 +240,3 @@ def test_the_action_installs_this_tree_and_keeps_what_the_gate_left():
     assert keep["with"]["path"] == "${{ runner.temp }}/${{ inputs.artifact }}"
     used = set(re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text(encoding="utf-8")))
     assert used == set(ACTION["inputs"])
-
-
-@pytest.mark.parametrize(
-    ("code", "said", "fails_on", "ends", "verdict"),
-    [
-        (3, "undecided: 1 undecided", "undecided", 3, "undecided"),
-        (4, "", "regression", 4, "not measured"),
-        *in_campaign(
-            (0, "pass: 2 allowed", "regression", 0, "pass"),
-            (1, "regression: it is slower", "regression", 1, "regression"),
-            (1, "regression: it is slower", "undecided", 0, "regression"),
-            (1, "missing: a case", "regression undecided", 0, "missing"),
-            (1, "missing: a case", "missing", 1, "missing"),
-            (3, "undecided: 1 undecided", "regression, missing", 0, "undecided"),
-            (3, "not comparable: other CPU", "regression", 3, "not comparable"),
-            (3, "", "regression", 3, "not comparable"),
-            (0, "pass: 2 allowed", "slower", 2, ""),
-        ),
-    ],
-)
-def test_the_step_fails_on_the_verdicts_that_are_chosen(
-    tmp_path, github, code, said, fails_on, ends, verdict
-):
-    """A gate that says and returns what is given stands in for the real one."""
-    origin = tmp_path / "mynet"
-    commit(origin, {"net.py": "1"})
-    commit(origin, {"net.py": "2"})
-    job = Job(origin, tmp_path / "job", github)
-    place = tmp_path / "bin"
-    place.mkdir()
-    heading = f"## ddp-bench gate: {said}" if said else ""
-    (place / "ddp-bench").write_text(f"#!/bin/sh\nprintf '{heading}'\nexit {code}\n")
-    (place / "ddp-bench").chmod(0o755)
-    job.environment["PATH"] = f"{place}{os.pathsep}{job.environment['PATH']}"
-    assert job.gate(workload="net:make", fail_on=fails_on).returncode == ends
-    assert job.outputs.read_text() == (f"verdict={verdict}\nexit-code={code}\n" if verdict else "")
-    assert not verdict or (heading or f"## ddp-bench gate: {verdict}") in github.comments[1]["body"]

@@ -4,7 +4,6 @@ import os
 
 import pytest
 from rank_pool import run_ranks
-from selection import in_campaign
 
 MORE_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
@@ -21,22 +20,16 @@ later = threading.Thread(target=wait.wait)
 later.start()
 threads = [sorted(os.sched_getaffinity(t.native_id)) for t in (threading.main_thread(), earlier, later)]
 wait.set()
-report([said, allowed, *threads])
+report([said, *threads])
 """
 
 
-def bound(cores, folder):
-    """What a process says that binds itself to `cores`: the cores it told, had, and those of its threads."""
-    (found,) = run_ranks(f"CORES = {list(cores)}\n{BIND}", 1, folder)
-    return list(found)
-
-
 @MORE_CORES
-def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near(tmp_path):
-    last = max(os.sched_getaffinity(0))
-    said, _, *threads = bound([last, 100_000], tmp_path)
-    assert said == str(last)
-    assert threads == [[last]] * 3
+def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near_unless_those_are_all_or_none(tmp_path):
+    allowed = sorted(os.sched_getaffinity(0))
+    near = [[allowed[-1], 100_000], [], [100_000], [*range(4096)]]
+    found = run_ranks(f"CORES = {near}[int(os.environ['RANK'])]\n{BIND}", len(near), tmp_path)
+    assert found == [[str(allowed[-1]), *[allowed[-1:]] * 3], *[["", *[allowed] * 3]] * 3]
 
 
 JOIN = """
@@ -56,7 +49,7 @@ torch.cuda.get_device_name = lambda device: "A"
 torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid=str(device))
 devices.near_cores = lambda device: frozenset({LAST, 100_000})
 devices.is_narrowed = lambda allowed: NARROWED
-number = int(os.environ["RANK"])
+number = int(os.environ["RANK"]) % 2
 asked = Settings.of_stored({"numa_bind": BIND})
 settings = with_device_defaults(asked, device_type="cuda", num_local_devices=2)
 sizes = {"world_size": 2, "local_world_size": 2}
@@ -67,31 +60,26 @@ report([info.gpu, info.device, info.bound_cores, at_context, list(place.cores)])
 """
 
 
+CASES = [
+    ("on", False, True, True),
+    ("on", True, True, False),
+    ("on", False, False, True),
+    ("on", True, False, True),
+    ("off", False, False, False),
+]
+"""The setting, whether a launcher started the rank, whether its cores are narrowed; whether it is bound."""
+
+
 @MORE_CORES
-@pytest.mark.parametrize(
-    ("setting", "launched", "narrowed", "binds"),
-    [
-        ("on", False, True, True),
-        ("on", True, True, False),
-        *in_campaign(("on", False, False, True), ("on", True, False, True), ("off", False, False, False)),
-    ],
-)
-def test_a_rank_is_bound_before_its_gpus_context_is_made_unless_a_launcher_has_chosen_its_cores(
-    tmp_path, *, setting, launched, narrowed, binds
-):
+def test_a_rank_is_bound_before_its_gpus_context_is_made_unless_a_launcher_has_chosen_its_cores(tmp_path):
     allowed = sorted(os.sched_getaffinity(0))
-    cores = allowed[-1:] if binds else allowed
-    given = f"BIND = {setting!r}\nLAUNCHED = {launched}\nNARROWED = {narrowed}\n"
-    found = run_ranks(f"{given}{JOIN}", 2, tmp_path)
-    for rank, (uuid, device, bound_to, at_context, place) in enumerate(found):
-        assert (uuid, device) == (f"GPU-{rank}", f"cuda:{rank}")
+    script = f"BIND, LAUNCHED, NARROWED, _ = {CASES}[int(os.environ['RANK'])]\n{JOIN}"
+    found = run_ranks(script, len(CASES), tmp_path)
+    for rank, ((*_, binds), (uuid, device, bound_to, at_context, place)) in enumerate(
+        zip(CASES, found, strict=True)
+    ):
+        cores = allowed[-1:] if binds else allowed
+        assert (uuid, device) == (f"GPU-{rank % 2}", f"cuda:{rank % 2}")
         assert bound_to == (str(allowed[-1]) if binds else "")
-        assert at_context == [[f"cuda:{rank}", cores]]
+        assert at_context == [[f"cuda:{rank % 2}", cores]]
         assert place == cores
-
-
-@pytest.mark.parametrize("cores", [[], [100_000], range(4096)], ids=["unknown", "none allowed", "one node"])
-def test_nothing_is_bound_where_the_cores_next_to_the_gpu_are_all_or_none(cores, tmp_path):
-    said, allowed, *threads = bound(cores, tmp_path)
-    assert said == ""
-    assert threads == [allowed] * 3

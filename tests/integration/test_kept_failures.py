@@ -144,7 +144,6 @@ def test_a_rank_that_waits_for_one_that_raised_is_not_the_cause(failed):
     assert added.count("ValueError: late bug\n") == 1
 
 
-@pytest.mark.campaign
 def test_a_mended_run_goes_on_and_what_was_kept_outlasts_the_bug(failed):
     before = {mode: failed.kept_now(mode) for mode in failed.kept}
     mended = measure(failed.project, *RESUME, "--rounds", "5")
@@ -190,38 +189,3 @@ def test_a_run_goes_on_with_no_other_code_than_it_began_with(failed):
         "the workload's code has changed since the run began; start anew, or go back to the code as it was"
     )
     assert {name: (kept / name).read_bytes() for name in before} == before
-
-
-NO_GROUP = """
-import os
-import torch
-
-made = torch.distributed.new_group
-
-
-def new_group(ranks, **more):
-    if len(ranks) == 2 and os.environ["RANK"] == "1":
-        raise RuntimeError("NCCL split failed: unhandled system error \\nNCCL Last Error: No space left")
-    return made(ranks, **more)
-
-
-torch.distributed.new_group = new_group
-
-
-def model():
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
-"""
-
-
-@pytest.mark.campaign
-def test_a_process_group_that_one_rank_cannot_make_costs_its_case(tmp_path):
-    """The other rank has come to wait in it."""
-    (tmp_path / "no_group.py").write_text(NO_GROUP)
-    out = tmp_path / "run"
-    arguments = ("--workload", "no_group:model", "--image-size", "8", "--batch-size", "8", "--device", "cpu")
-    sweep = ("--modes", "single,dp,ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "2")
-    done = measure(tmp_path, *arguments, *sweep, "--passes", "none", "--out", str(out))
-    assert done.returncode == ExitCode.NOT_MEASURED, done.stderr
-    cases = load_run(out).cases.set_index("mode")
-    assert dict(cases["status"]) == {"single": "ok", "dp": "ok", "ddp": "failed"}
-    assert "NCCL split failed: unhandled system error" in cases.loc["ddp", "reason"]

@@ -1,4 +1,4 @@
-"""Real process groups: layouts, gradients, and a timed pass without instrumentation."""
+"""What modes train with: ZeRO and batch norm on real ranks, and the stand-in of DP."""
 
 import contextlib
 import copy
@@ -13,44 +13,14 @@ from torch.nn.parallel import scatter_gather
 from ddp_bench.bench.modes.dp import CudaDataParallel, DataParallelStandIn
 
 COMMON = """
-from torchvision.models import resnet18
 def case(**settings):
     return case_of(**dict(image_size=16, batch_per_device=2, backend="gloo") | settings)
-def step(mode):
-    mode.wrapped.zero_grad(set_to_none=True)
-    functional.cross_entropy(mode.wrapped(torch.randn(2, 3, 32, 32)), torch.tensor([1, 2])).backward()
 """
 
 
 @pytest.fixture
 def built(ranks):
     return lambda script: ranks(COMMON + script)
-
-
-RESNET18_LAYOUTS = {
-    "default": [2052000, 28852224, 15853824],
-    "25": [30904224, 15853824],
-    "5": [11493280, 9441280, 9969664, 7084032, 6037504, 2732288],
-    "100": [46758048],
-}
-"""Read off PyTorch's reducer by hand, without this suite (torch 2.15)."""
-
-
-def test_recorded_layouts_are_the_reducers(built):
-    found = built("""
-layouts = {}
-for cap in ("default", "25", "5", "100"):
-    for static in (False, True):
-        settings = case(bucket_cap_mb=cap, static_graph=static)
-        mode = build_mode(settings, resnet18(), cluster.place, cluster.group(2, "gloo"))
-        for _ in range(3):
-            step(mode)
-        layout = mode.bucket_layout()
-        assert sorted(i for bucket in layout.parameters for i in bucket) == list(range(62))
-        assert layouts.setdefault(cap, layout.num_bytes) == layout.num_bytes
-report(layouts)
-""")
-    assert found == [RESNET18_LAYOUTS, RESNET18_LAYOUTS]
 
 
 ZERO = """
@@ -115,24 +85,6 @@ report([apart, states, while_local, len(sent), bool(torch.equal(others, weights(
         assert alike, "the step after a local one sends all parameters"
         assert why.startswith("ZeroRedundancyOptimizer does not take this Own: ")
     assert sum(own for _, (_, own), *_ in found) == found[0][1][0] == 59
-
-
-def test_powersgd_over_gloo_is_skipped_where_it_would_hang(built):
-    found = built("""
-def reason(cap):
-    made = case(bucket_cap_mb=cap, comm_hook="powersgd", backend="gloo")
-    try:
-        mode = build_mode(made, resnet18(), cluster.place, cluster.group(2, "gloo"))
-    except Unsupported as unsupported:
-        return str(unsupported)
-    for _ in range(4):
-        step(mode)
-    return ""
-report([reason("default"), reason("100")])
-""")
-    for several, one in found:
-        assert several.startswith("over gloo PowerSGD hangs with several buckets")
-        assert one == ""
 
 
 SYNCED = """
