@@ -2,7 +2,6 @@
 
 import os
 import random
-import threading
 
 import numpy as np
 import torch
@@ -111,15 +110,6 @@ class Spectral(Mlp):
         nn.utils.parametrizations.spectral_norm(self.first)
 
 
-class Locked(Mlp):
-    def build(self):
-        self.lock = threading.Lock()
-
-    def forward(self, x):
-        with self.lock:
-            return super().forward(x)
-
-
 class Watched(Mlp):
     def build(self):
         self.first.register_forward_hook(lambda part, _, out: setattr(part, "seen", out))
@@ -166,9 +156,8 @@ class LosesImaginary(Waves):
 
     def forward(self, x):
         is_second = dist.is_initialized() and dist.get_rank() == 1
-        return torch.fft.irfft(
-            torch.fft.rfft(x) * (self.lost(self.filter) if is_second else self.filter), n=WIDTH
-        )
+        own = self.lost(self.filter) if is_second else self.filter
+        return torch.fft.irfft(torch.fft.rfft(x) * own, n=WIDTH)
 
 
 class LosesReal(LosesImaginary):
@@ -236,15 +225,6 @@ class Tied(Words):
         self.head.weight = self.words.weight
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers, self.head = nn.LSTM(WIDTH, 8, 2, dropout=0.2, batch_first=True), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.head(self.layers(x[:, None].expand(-1, 3, -1))[0][:, -1])
-
-
 class Checkpointed(Mlp):
     def hidden(self, x):
         return checkpoint(
@@ -307,15 +287,6 @@ def in_place(model, batch):
     return functional.cross_entropy(model(batch["x"].mul_(2).sub_(1)), batch.pop("y"))
 
 
-def captioned(n, generator):
-    return named(n, generator) | {"captions": ["a" * (1 + i % 3) for i in range(n)]}
-
-
-def of_captions(model, batch):
-    lengths = torch.tensor([len(one) for one in batch["captions"]])
-    return (functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none") * lengths).mean()
-
-
 def of_some_rows(model, batch):
     """A mean over rows that each rank has another number of."""
     return functional.cross_entropy(model(batch["x"]), batch["y"].masked_fill(batch["y"] == 0, -100))
@@ -349,12 +320,9 @@ class Averages:
 
 
 def clipped(parameters):
-    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    optimizer.register_step_pre_hook(
-        lambda o, *_: (
-            nn.utils.clip_grad_norm_([p for g in o.param_groups for p in g["params"]], 0.01) and None
-        )
-    )
+    held = [*parameters]
+    optimizer = torch.optim.SGD(held, lr=0.1, momentum=0.9)
+    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(held, 0.01) and None)
     return optimizer
 
 
@@ -370,7 +338,6 @@ PROVED = {
     "batch norm": of(Normed),
     "batch norm in float32": of(InFloat32),
     "spectral norm": of(Spectral),
-    "a lock": of(Locked),
     "a hook that keeps outputs": of(Watched),
     "a hook of a gradient": of(HookedGradient),
     "a hook after the step": of(Mlp, optimizer=Averages),
@@ -385,11 +352,9 @@ PROVED = {
         lambda: Words(sparse=True), tokens, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)
     ),
     "tied weights": of(Tied, tokens),
-    "an LSTM with dropout": of(Recurrent),
     "checkpoints with dropout": of(Checkpointed),
     "a follower": of(Momentum),
     "a generator of its own": of(OwnGenerator),
-    "captions": of(Mlp, captioned, batch_loss=of_captions),
     "a batch changed in place": of(Mlp, named, batch_loss=in_place),
     "a collective for a log": of(Mlp, named, batch_loss=logged),
     "negatives of all ranks": of(lambda: Mlp(WIDTH), two_views, loss=matched_over_ranks),

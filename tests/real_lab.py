@@ -7,9 +7,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from commands import ROOT, python
-
-from ddp_bench.bench.results.store import load_run
+from commands import ROOT
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -49,26 +47,10 @@ else:
 """
 
 
-GRADIENT_BYTES = 46_758_048
-"""Of ResNet-18, the default model."""
-
-LINK_MS = GRADIENT_BYTES * 8 / 1e9 * 1000
-"""Two ranks send every gradient byte once each way, at 1 Gbit/s."""
-
-
 def least_s(num_bytes, bit_per_s):
     """The link's own time for an all-reduce of two ranks: every byte once each way, but for a burst."""
     burst_bytes = 2 * max(70_000, bit_per_s * 0.002 / 8)
     return (num_bytes - burst_bytes) * 8 / bit_per_s
-
-
-def buckets_at_1_gbit(out):
-    """`bench.run` of DDP with many buckets and with one, over a link of 1 Gbit/s."""
-    lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "1gbit", "--", "python", "-m", "bench.run"]
-    sweep = ["--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "1,100", "--rounds", "5", "--device", "cpu"]
-    done = python(*lab, *sweep, "--out", str(out))
-    assert done.returncode == 0, done.stderr[-4000:]
-    return load_run(out)
 
 
 def namespaces_in_use():

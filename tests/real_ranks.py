@@ -15,10 +15,7 @@ from torch.nn import functional  # noqa: F401
 
 from ddp_bench.bench.measure.timed import Trainer  # noqa: F401
 from ddp_bench.bench.modes import Place, Unsupported, build_mode  # noqa: F401
-from ddp_bench.bench.modes.base import (
-    UnusedParametersError,  # noqa: F401
-    pin,
-)
+from ddp_bench.bench.modes.base import UnusedParametersError, pin  # noqa: F401
 from ddp_bench.bench.process import allowed_cores
 from ddp_bench.bench.worker.comparison import ProofError  # noqa: F401
 from ddp_bench.bench.worker.proof import Prover  # noqa: F401
@@ -34,7 +31,6 @@ class Cluster:
     def __init__(self):
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ["LOCAL_RANK"])
-        self.is_first = self.rank == 0
         cores, device = allowed_cores(), torch.device("cpu")
         pin(cores[local_rank % len(cores)])
         self.place = Place(rank=self.rank, device=device, cores=cores)
@@ -51,6 +47,3 @@ class Cluster:
         found = [None] * self.world_size
         dist.all_gather_object(found, value)
         return found
-
-    def close(self):
-        dist.destroy_process_group()

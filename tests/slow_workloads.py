@@ -57,3 +57,12 @@ def pictures(folder):
     for i in range(16):
         Image.fromarray(noise).save(place / f"{i}.jpg")
     return place.parent
+
+
+def causes_of(run):
+    """What a run names as slow, the slowest first."""
+    from ddp_bench.bench.findings.causes import causes, slow_ranks
+    from ddp_bench.bench.results.case_result import case_results
+
+    cases = case_results(run.cases)
+    return [*causes(cases, slow_ranks(run.manifest, cases, run.times))]

@@ -1,4 +1,4 @@
-"""What cannot be ended, or was not asked to end: the run closes, with its page. The kernel's part needs root."""
+"""What cannot be ended, or was not asked to: the run closes, with its page. The kernel's part needs root."""
 
 import os
 import pty

@@ -1,13 +1,13 @@
 """Compiled cases: each compiles under its own settings, and trains as the plain module does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from commands import SMALL, bench_run
 from made import case_of
 
 from ddp_bench.bench.modes import Unsupported, require_compiler
 from ddp_bench.bench.modes.compiled import CompileWatch
-from ddp_bench.bench.results.store import load_run
 
 CASE = """
 from torch._dynamo.backends.debugging import aot_eager
@@ -70,32 +70,19 @@ def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks):
         assert optimize_ddp is True
 
 
-@pytest.mark.campaign
-def test_a_case_without_a_compiler_is_skipped_and_the_others_measured(tmp_path):
+def test_eager_cases_need_no_compiler_and_compiled_ones_say_what_to_install(monkeypatch):
     """Found before anything is built, whatever the compiler left in its cache before."""
-    out = tmp_path / "run"
-    arguments = ("--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "1")
-    done = bench_run(
-        *SMALL, *arguments, "--compile", "off,on", "--out", str(out), env={"CXX": "/nowhere/g++"}
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    cases = load_run(out).cases
-    assert cases["status"].tolist() == ["ok", "ok", "skipped", "skipped"]
-    assert cases["compile"].tolist() == ["off", "off", "default", "default"]
-    for reason in cases["reason"].tolist()[2:]:
-        assert "/nowhere/g++ does not run; install g++" in reason
-        assert "--compile off" in reason
-
-
-@pytest.mark.parametrize("compile_mode", ["off", "default"])
-def test_eager_cases_need_no_compiler(compile_mode, monkeypatch):
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
-    case = case_of(mode="single", num_devices=1, device_type="cuda", compile=compile_mode)
-    if compile_mode == "off":
-        require_compiler(case, torch.device("cuda"))
-    else:
-        with pytest.raises(Unsupported, match=r"Triton.*pip install triton, or leave --compile off"):
-            require_compiler(case, torch.device("cuda"))
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    wanted = {
+        "cuda": r"Triton.*pip install triton, or leave --compile off",
+        "cpu": r"/nowhere/g\+\+ does not run; install g\+\+.*--compile off",
+    }
+    for device_type, said in wanted.items():
+        eager = case_of(mode="single", num_devices=1, device_type=device_type)
+        require_compiler(eager, torch.device(device_type))
+        with pytest.raises(Unsupported, match=said):
+            require_compiler(replace(eager, compile="default"), torch.device(device_type))
 
 
 def test_a_case_of_which_nothing_was_compiled_is_no_compiled_case():

@@ -121,6 +121,7 @@ report([summed, error(case("fsdp")), fsdp_policy, twice])
     assert buffers.startswith("buffers"), buffers
 
 
+@pytest.mark.campaign
 def test_ranks_ask_nccl_in_processes_of_their_own_that_meet(forms):
     """Here by gloo, which says nothing of its own: what such a process writes is what its rank has."""
     found = forms("""

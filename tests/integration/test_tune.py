@@ -3,13 +3,15 @@
 import json
 
 import pytest
-from commands import SMALL, TINY, python
+from commands import TINY, python
 
 from ddp_bench.bench import tune
 from ddp_bench.bench.buckets import PYTORCH_CAPS, assign_cap, bucket_bytes
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.models.registry import resnet_workload
+
+pytestmark = pytest.mark.campaign
 
 CAPS = ("default", "0", "0.25")
 
@@ -25,7 +27,6 @@ def tuned(tmp_path_factory):
     return out, json.loads(done.stdout)
 
 
-@pytest.mark.campaign
 def test_the_slowest_leave_and_the_others_are_compared_with_the_default(tuned):
     """Blocks of a dropped case end with the round it was dropped in; its row and the default stay."""
     out, said = tuned
@@ -47,7 +48,6 @@ def test_the_slowest_leave_and_the_others_are_compared_with_the_default(tuned):
     assert run.manifest.settings.race
 
 
-@pytest.mark.campaign
 def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
     out, _ = tuned
     found = load_calibration(out)
@@ -65,14 +65,3 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned):
     assert found.allreduce[0].points[0][0] == 4096
     assert found.residual_ms
     assert found.single_step_ms
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_dry_run_measures_nothing(tmp_path, capsys):
-    out = tmp_path / "out"
-    sweep = ("--gpus", "2", "--bucket-cap-mb", "default,25", "--image-size", "8")
-    assert tune.main([*SMALL, *sweep, "--max-time", "90s", "--dry-run", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "ddp-n2-capdefault" in said
-    assert "1m 30s" in said
-    assert not out.exists()

@@ -1,10 +1,5 @@
 """Fixtures of the lab's tests: they need root or user namespaces, and say so where there is neither."""
 
-import os
-import shutil
-import subprocess
-import uuid
-
 import pytest
 from real_lab import Lab
 
@@ -32,16 +27,3 @@ def start_lab(tmp_path):
     yield start
     for lab in labs:
         lab.kill()
-
-
-@pytest.fixture
-def foreign_namespace():
-    """A network namespace that no lab made, with an interface and an address a lab uses too."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and ip to make a named network namespace")
-    name = f"foreign-{uuid.uuid4().hex[:8]}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    subprocess.run(["ip", "-n", name, "link", "add", "eth0", "type", "bridge"], check=True)
-    subprocess.run(["ip", "-n", name, "address", "add", "10.77.0.1/24", "dev", "eth0"], check=True)
-    yield name
-    subprocess.run(["ip", "netns", "del", name], check=True)
