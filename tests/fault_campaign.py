@@ -167,11 +167,6 @@ class Campaign:
         pd.testing.assert_frame_equal(self.ended["end"].cases[SAME], undisturbed)
         return self.kept(name)
 
-    def reasons(self, name):
-        """Reasons of the cases that did not end well in the start in which `name` was done."""
-        cases = self.ended[name].cases
-        return cases.loc[cases["status"] != "ok", ["case_id", "status", "reason"]].to_string()
-
     def outcome(self, name):
         """Status and reason of the case in which `name` was done, right after that start."""
         marker = next(self.markers.glob(f"{name}.*.json"))

@@ -1,5 +1,6 @@
 """Every kind of fault at several moments of a run: what is resumed is as a run that nothing befell."""
 
+import contextlib
 import json
 import os
 import random
@@ -278,27 +279,15 @@ LIMIT_BYTES = 3 * 2**30
 def memory_group():
     """A control group whose processes may use LIMIT_BYTES together."""
     root = Path("/sys/fs/cgroup")
-    groups = [base / f"ddp-bench-{os.getpid()}" for base in (root / "memory", root) if base.is_dir()]
-    group = next((path for path in groups if _limit(path)), None)
-    if group is None:
-        pytest.skip("needs the right to make a control group with a memory limit")
-    yield group
-    group.rmdir()
-
-
-def _limit(group):
-    try:
-        group.mkdir()
-    except OSError:
-        return False
-    for name in ("memory.limit_in_bytes", "memory.max"):
-        try:
-            (group / name).write_text(str(LIMIT_BYTES))
-        except OSError:
-            continue
-        return True
-    group.rmdir()
-    return False
+    for base, limit in ((root / "memory", "memory.limit_in_bytes"), (root, "memory.max")):
+        group = base / f"ddp-bench-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            (group / limit).write_text(str(LIMIT_BYTES))
+            yield group
+            group.rmdir()
+            return
+    pytest.skip("needs the right to make a control group with a memory limit")
 
 
 def test_the_kernel_ends_a_rank_for_want_of_memory(campaign, memory_group, undisturbed):

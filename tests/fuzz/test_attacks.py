@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -238,7 +237,7 @@ def disarm():
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended in its fork."""
+    """How a command ended in its fork: memory is its peak above that of this process."""
 
     code: int
     error: str
@@ -252,13 +251,16 @@ def ended(main, attack):
         child = os.fork()
         if child == 0:
             act(main, attack, said.fileno())
-        code, cpu_s, mib = awaited(child, time.monotonic() + 9 * MOST_S)
+        _, status, usage = os.wait4(child, 0)
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         said.seek(0)
-        return Ended(code, said.read(), cpu_s, mib)
+        cpu_s, mib = usage.ru_utime + usage.ru_stime, (usage.ru_maxrss - own) / 1024
+        return Ended(os.waitstatus_to_exitcode(status), said.read(), cpu_s, mib)
 
 
 def act(main, attack, stderr):
-    os.setsid()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it ends what hangs
+    signal.alarm(round(9 * MOST_S))
     os.dup2(stderr, 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
@@ -277,19 +279,6 @@ def act(main, attack, stderr):
         os._exit(code)
 
 
-def awaited(child, deadline_s):
-    """Exit code, CPU seconds, peak memory above that of this process, MiB; -9 where it had to be killed."""
-    while True:
-        found, status, usage = os.wait4(child, os.WNOHANG)
-        if found:
-            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            cpu_s = usage.ru_utime + usage.ru_stime
-            return os.waitstatus_to_exitcode(status), cpu_s, (usage.ru_maxrss - own) / 1024
-        if time.monotonic() > deadline_s:
-            os.killpg(child, signal.SIGKILL)
-        time.sleep(0.005)
-
-
 def completed(folder):
     """A results folder with everything beside it that a command may read; made to predict from."""
     with (folder / "predictions.json").open("w") as file, contextlib.redirect_stdout(file):
@@ -302,11 +291,7 @@ def completed(folder):
 
 def snapshot(folder):
     """Everything below a folder, by path."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in folder.rglob("*")
-        if not path.is_symlink()
-    }
+    return {str(path.relative_to(folder)): content(path) for path in folder.rglob("*")}
 
 
 def judge(attack, found, good_mib):

@@ -190,10 +190,9 @@ def test_workers_end_with_a_rank_that_was_killed(tmp_path):
     assert len(workers) == 2
     try:
         eventually(lambda: all(map(has_ended, workers)), 30)
-    except AssertionError:
+    finally:
         for pid in itertools.filterfalse(has_ended, workers):
             os.kill(pid, signal.SIGKILL)
-        raise
 
 
 def test_a_large_folder_is_checked_in_an_even_sample(tmp_path):

@@ -60,7 +60,8 @@ def make_gpt2():
 
 gpt2 = Workload(
     name="gpt2", module=make_gpt2, batch=sentences,
-    batch_loss=lambda model, batch: model(**batch).loss.mean(), optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3),
+    batch_loss=lambda model, batch: model(**batch).loss.mean(),
+    optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
     unit="tokens", units_per_sample=SEQ,
 )
 """
