@@ -151,24 +151,17 @@ def calibrations():
     return {line["runs"]: Calibration.from_json(json.dumps(line["calibration"])) for line in lines}
 
 
-def by_cap(column):
-    """Bucket caps stand by size, behind the other columns."""
-    return float(column) if column[0].isdigit() else 0.0
-
-
 def main(folder):
     """Write the tables."""
-    runs = {str(path.parent.relative_to(folder)): path.parent for path in folder.glob("*/*/*/manifest.json")}
     rows, by_round, kept = [], [], []
-    for name, path in sorted(runs.items()):
-        run, calibrated = load_run(path), path.parent / CALIBRATED
+    for path in sorted((found.parent for found in folder.glob("*/*/*/manifest.json")), key=str):
+        name, run, calibrated = str(path.relative_to(folder)), load_run(path), path.parent / CALIBRATED
         source = load_calibration(calibrated) if (calibrated / "calibration.json").exists() else None
         if source and path == calibrated:
             calibration = {"schema_version": VERSION, **asdict(source)}
             kept.append({"runs": str(Path(name).parent), "calibration": calibration})
         rows += figures_of(name, run, source)
         by_round += rounds_of(name, run)
-    TABLES.mkdir(exist_ok=True)
     write(FIGURES, rows)
     write(ROUNDS, by_round)
     lines = (json.dumps(line, separators=(",", ":")) for line in kept)
@@ -183,15 +176,14 @@ def main_launches(folder):
 
 
 def write(path, table):
+    """Bucket caps stand by size, behind the other columns."""
     columns = dict.fromkeys(column for row in table for column in row)
+    ordered = sorted(columns, key=lambda column: float(column) if column[0].isdigit() else 0.0)
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, sorted(columns, key=by_cap), lineterminator="\n")
+        writer = csv.DictWriter(file, ordered, lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "launches":
-        main_launches(Path(sys.argv[2]))
-    else:
-        main(Path(sys.argv[1]))
+    (main_launches if sys.argv[1] == "launches" else main)(Path(sys.argv[-1]))

@@ -1,7 +1,7 @@
 """What a GPU has to show that no run of the suite shows by itself; `tests/on_gpu.py` starts these.
 
 `python tests/gpu_probes.py NAME` prints one JSON line per figure. Without a GPU the same code runs small on a
-CPU core, and what needs CUDA says "skipped: no GPU". A probe that raises says so and the next one goes on.
+CPU core, and what needs CUDA says "skipped: no GPU". A probe that raises says so.
 """
 
 import json
@@ -44,28 +44,15 @@ def say(name, **figures):
     print(json.dumps({"probe": name, **figures}), flush=True)
 
 
-def resolved(**settings):
-    """`single` with the suite's defaults for this device, and the workload."""
-    asked = Settings.of_stored({"modes": ["single"]} | (settings if HAS_GPU else SMALL | settings))
+def trainer_of():
+    """The suite's step of `single`, with its defaults for this device; the trainer and its precision."""
+    asked = Settings.of_stored({"modes": ["single"]} | ({} if HAS_GPU else SMALL))
     rank = Rank(0, 0)
     devices = rank.result(Look(device=asked.device))
     job = job_of(asked, [devices], lambda settings: rank.result(Inspect(settings=settings)))
-    return job.plan[0].case, rank._loaded(job.settings)
-
-
-def trainer_of(**settings):
-    """The suite's step of `single`, with its defaults for this device; the trainer and its precision."""
-    case, workload = resolved(**settings)
-    module = placed(make_module(workload), case, DEVICE)
-    source = open_source(
-        workload,
-        data="device",
-        batch_size=case.global_batch,
-        rank=0,
-        world_size=1,
-        device=DEVICE,
-        seed=0,
-    )
+    case, workload = job.plan[0].case, rank._loaded(job.settings)
+    module, batch = placed(make_module(workload), case, DEVICE), {"batch_size": case.global_batch}
+    source = open_source(workload, data="device", rank=0, world_size=1, device=DEVICE, seed=0, **batch)
     return Trainer(case, SingleMode(module), workload, source), case.precision
 
 
@@ -183,13 +170,9 @@ def _synchronize():
         torch.cuda.synchronize()
 
 
-def guarded(work):
+if __name__ == "__main__":
+    work = {"events": events, "bare": bare}[sys.argv[1]]
     try:
         work()
-    except Exception as error:  # noqa: BLE001 - the next probe is worth as much
+    except Exception as error:  # noqa: BLE001 - it is told in the log that comes back
         say(work.__name__, raised=f"{type(error).__name__}: {error}", at=traceback.format_exc(limit=-3))
-
-
-if __name__ == "__main__":
-    known = (events, bare)
-    guarded({one.__name__: one for one in known}[sys.argv[1]])

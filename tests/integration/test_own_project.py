@@ -122,46 +122,38 @@ def test_help_versions_and_a_line_for_each_mistake_before_torch_is_imported(tmp_
     }
 
 
-def ended(*command, folder):
+def ended(*command, folder=ROOT):
     return finished(command, folder, {"PYTHONPATH": None})
 
 
 def pip(*arguments):
-    done = ended(sys.executable, "-m", "pip", *arguments, folder=ROOT)
+    done = ended(sys.executable, "-m", "pip", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    """A copy of the sources: building leaves files in them."""
+def wheel(tmp_path_factory):
+    """Of a copy of the sources: building leaves files in them."""
     folder = tmp_path_factory.mktemp("sources")
-    ignored = shutil.ignore_patterns("__pycache__")
     for name in (*OURS, "ddp_bench"):
+        ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(sources):
-    out = sources.parent / "wheels"
-    pip("wheel", str(sources), "--no-deps", "--no-build-isolation", "--wheel-dir", str(out))
-    (found,) = out.glob("ddp_bench-*.whl")
+    pip("wheel", str(folder), "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder / "wheels"))
+    (found,) = (folder / "wheels").glob("ddp_bench-*.whl")
     return found
 
 
-@pytest.fixture(scope="module", params=["wheel", "editable"])
-def programs(request, sources, wheel, tmp_path_factory):
+@pytest.fixture(scope="module")
+def programs(wheel, tmp_path_factory):
     """The folder of programs of a fresh environment, which takes what we depend on from this one."""
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
-    programs = folder / "bin"
-    what = [str(wheel)] if request.param == "wheel" else ["--no-build-isolation", "--editable", str(sources)]
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "of_the_tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip("--python", str(programs / "python"), "install", "--no-deps", "--no-index", *what)
-    return programs
+    pip("--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel))
+    return folder / "bin"
 
 
 @pytest.mark.campaign
@@ -189,24 +181,16 @@ def test_every_command_works_in_a_project_with_the_same_names(programs, tmp_path
     assert gate.returncode in (0, 1, 3), gate.stderr
     assert (tmp_path / "gate.html").exists()
     assert "images/s" in gate.stdout
-    doctor = ended(command, "doctor", "--json", folder=project)
-    assert doctor.returncode in (0, 1), doctor.stderr
-    assert doctor.stdout.startswith("{")
-
-
-@pytest.mark.campaign
-def test_the_gate_in_turns_works_in_a_project_with_the_same_names(programs, tmp_path):
-    project = project_in(tmp_path / "project")
     commit(project, {})
     with (project / "net.py").open("a") as file:
         file.write("# changed: the same file on both sides is refused\n")
-    of_run = ("--modes", "ddp", "--gpus", "1", *SMALL, "--rounds", "5", "--passes", "none")
-    where = ("--out", str(tmp_path / "sides"), "--launches", "1")
-    gate = ended(
-        str(programs / "ddp-bench"), "gate", "--interleave", "HEAD", *where, "--", *of_run, folder=project
-    )
+    turns = ("--interleave", "HEAD", "--out", str(tmp_path / "sides"), "--launches", "1", "--")
+    gate = ended(command, "gate", *turns, *run, "--passes", "none", folder=project)
     assert gate.returncode in (0, 1, 3), gate.stderr[-3000:]
     assert "images/s" in gate.stdout
+    doctor = ended(command, "doctor", "--json", folder=project)
+    assert doctor.returncode in (0, 1), doctor.stderr
+    assert doctor.stdout.startswith("{")
 
 
 @pytest.mark.campaign
