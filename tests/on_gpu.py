@@ -89,13 +89,6 @@ STAGES = {
         run("first", 120, "--modes", "dp,ddp,fsdp", "--gpus", "1", "--max-time", "30s", "--trace", "on"),
         probe("events", 60),
         run("oom", 80, "--modes", "ddp", "--gpus", "1", "--batch-size", "4096", "--max-time", "15s"),
-        run(
-            "assert",
-            80,
-            *("--workload", "gpu_probes:asserting", "--modes", "ddp", "--gpus", "1", "--batch-size", "32"),
-            *("--max-time", "25s", "--precision-target", "0.001%", "--case-timeout", "20s"),
-            small=("--device", "cpu", "--max-time", "8s"),
-        ),
     ),
     2: (
         probe("bare", 60),

@@ -55,8 +55,6 @@ def watch(root, out):
 
     whole = re.compile("|".join(p for stations in WAYS.values() for p in stations.values()))
     roots = tuple(f"{root}/{folder}/" for folder in FOLDERS)
-    may_be = {}
-    """By code object, whether it can be a station."""
 
     def station_of(frame):
         """A function by its qualified name; of `encode` also what it sends."""
@@ -68,12 +66,7 @@ def watch(root, out):
         return " ".join(["encode", *kinds])
 
     def note(frame, event, _):
-        if event != "call":
-            return
-        code = frame.f_code
-        if code not in may_be:
-            may_be[code] = code.co_qualname == "encode" or bool(whole.fullmatch(code.co_qualname))
-        if not may_be[code] or not whole.fullmatch(found := station_of(frame)):
+        if event != "call" or not whole.fullmatch(found := station_of(frame)):
             return
         own, here = [], frame
         while here is not None:

@@ -97,18 +97,14 @@ def options_attack(command, line):
     return Attack(f"options {line}"[:300], f"options of {command}", line)
 
 
-def generate(draw, lines, run, outside):
+def generate(draw, lines, outside):
     """One attack on one of the command lines; `outside` holds what nobody may change."""
     if draw.random() < 0.25:
         command = draw.choice(list(OPTIONS_OF))
         return options_attack(command, options(draw, known_options(command)))
     command = draw.choice(list(lines))
     name = draw.choice(READS[command])
-    kinds = ["odd file", "odd file", "bytes", *[KINDS.get(Path(name).suffix, "bytes")] * 4]
-    kinds += ["output"] if command == "report" else []
-    kind = draw.choice(kinds)
-    if kind == "output":
-        return onto(draw, command, lines[command], run, outside)
+    kind = draw.choice(["odd file", "odd file", "bytes", *[KINDS.get(Path(name).suffix, "bytes")] * 4])
     if kind == "odd file":
         odd = draw.choice(list(ODD))
         # A file that nobody links to, or that is small enough to be read as an empty one, is no attack.
@@ -159,18 +155,6 @@ def known_options(command):
     module = importlib.import_module(OPTIONS_OF[command])
     make = module._parser if command == "report" else module.parser
     return tuple(name for action in make()._actions for name in action.option_strings)
-
-
-def onto(draw, command, line, run, outside):
-    """Output where none may go: over measurements, a folder, or through a link."""
-    where = draw.choice([*(run / name for name in FILES), run, outside / "none" / "x", run / "link"])
-    index = line.index("--out") + 1
-    asked = (*line[:index], str(where), *line[index + 1 :])
-
-    def spoil(at):
-        (at / "link").symlink_to(outside / "mine.txt")
-
-    return Attack(f"--out {where.name}", command, asked, spoil, must_refuse=where.name != "link")
 
 
 def replaced(make):
@@ -350,7 +334,7 @@ def campaign(number, seed, good):
         # First every command with a good folder.
         attacks = [Attack("nothing", name, line) for name, line in lines.items()]
         attacks += [options_attack(*fixed) for fixed in FIXED]
-        attacks += [generate(draw, lines, run, outside) for _ in range(number)]
+        attacks += [generate(draw, lines, outside) for _ in range(number)]
         for attack in attacks:
             for path in (run, new):
                 shutil.rmtree(path, ignore_errors=True)
