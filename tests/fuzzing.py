@@ -49,14 +49,8 @@ def options(draw, known):
     """A command line of known options and hostile words."""
     line = []
     for _ in range(draw.randrange(6)):
-        name, value, form = draw.choice(known), word(draw), draw.random()
-        line += (
-            [name, value]
-            if form < 0.6
-            else [f"{name}={value}"]
-            if form < 0.8
-            else [name if form < 0.9 else value]
-        )
+        name, value = draw.choice(known), word(draw)
+        line += draw.choice([*[[name, value]] * 6, *[[f"{name}={value}"]] * 2, [name], [value]])
     return tuple(line)
 
 

@@ -37,6 +37,7 @@ TARGETS = (
     "bench/run/stop_rule.py",
 )
 NEEDED_SHARE = 0.85
+NUM_WORKERS = 2
 LIMIT_S = 600
 """A mutant that loops for ever is noticed."""
 
@@ -177,15 +178,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--number", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     data = CoverageData(basename=str(ROOT / ".coverage"))
     data.read()
     every = [mutant for path in TARGETS for mutant in mutants(path)]
     drawn = random.Random(options.seed).sample(every, options.number)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(NUM_WORKERS) as pool:
         places = SimpleQueue()
-        for index in range(options.workers):
+        for index in range(NUM_WORKERS):
             ignored = shutil.ignore_patterns(".git", ".hypothesis", "__pycache__", ".*_cache")
             # With its links: the tests import what they lead to, and that is changed.
             place = shutil.copytree(ROOT, Path(folder, str(index)), symlinks=True, ignore=ignored)

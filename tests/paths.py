@@ -46,15 +46,13 @@ WAYS = {
 }
 """Stations by name: patterns of what `station_of` tells of a call."""
 
-FOLDERS = ("bench", "models", "report")
-
 
 def watch(root, out):
     """Have every thread of this process, and of its forks, note the stacks of stations."""
     import threading
 
     whole = re.compile("|".join(p for stations in WAYS.values() for p in stations.values()))
-    roots = tuple(f"{root}/{folder}/" for folder in FOLDERS)
+    roots = tuple(f"{root}/{folder}/" for folder in ("bench", "models", "report"))
 
     def station_of(frame):
         """A function by its qualified name; of `encode` also what it sends."""

@@ -1,7 +1,6 @@
 """What cannot be ended, or was not asked to: the run closes, with its page. The kernel's part needs root."""
 
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -114,21 +113,6 @@ def test_a_stopped_fork_server_holds_nobody_up(tmp_path, *, asked):
         assert started.ended()[0] == (ExitCode.INTERRUPTED if asked else ExitCode.OK)
     closed(out, "interrupted" if asked else "all rounds done")
     assert all(has_ended(one.pid) for one in (server, *workers))
-
-
-def test_a_terminal_that_closes_ends_a_run_as_sigterm_does(tmp_path):
-    out = tmp_path / "run"
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(ROOT)
-        os.execv(
-            sys.executable, [sys.executable, "-m", "bench.run", *RUN, "--rounds", "500", "--out", str(out)]
-        )
-    reached(out, 3)
-    os.close(terminal)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == ExitCode.INTERRUPTED
-    closed(out, "interrupted")
 
 
 def test_a_killed_loader_of_images_costs_the_case_that_it_loaded_for(tmp_path):

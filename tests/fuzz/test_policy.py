@@ -5,7 +5,6 @@ The noise is that of the recorded runs: their rounds, cases centred, labels swap
 
 import functools
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from accuracy_tables import SINGLE, rounds
 from commands import ROOT
 
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison, compared
+from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
 from ddp_bench.bench.results.journal import Completion
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.tables import load_blocks
@@ -55,20 +54,11 @@ def noise(rng, *, swap_every):
     return x[rows[:, None], np.repeat(swapped, swap_every, axis=0)]
 
 
-@dataclass(frozen=True)
-class End:
-    """How a run ended."""
-
-    comparisons: list[Comparison]
-    reason: str
-    num_rounds: int
-
-    def named(self):
-        return {c.case_id: c.answer for c in self.comparisons if c.answer in (FASTER, SLOWER)}
-
-
 def run_of(log_ms):
-    """Measure rounds as a run does: looks, cases that rest, stop by width, else after the last round."""
+    """Measure rounds as a run does: looks, cases that rest, stop by width, else after the last round.
+
+    What it names, by case, why it stopped, and the number of rounds.
+    """
     names = [f"c{i}" for i in range(log_ms.shape[1])]
     pairs = [(name, names[0]) for name in names[1:]]
     step_ms = {(name, "timed"): {} for name in names}
@@ -85,9 +75,10 @@ def run_of(log_ms):
         units = dict.fromkeys(names, 16)
         recorder.comparisons = compared(pairs, Typical(step_ms), units=units, margin=MARGIN)
         if reason := rule.reason(r):
-            return End(recorder.comparisons, reason, r)
+            break
         resting = resting_cases(recorder.comparisons, {})
-    return End(recorder.comparisons, "", len(log_ms))
+    answers = {one.case_id: one.answer for one in recorder.comparisons}
+    return {case: said for case, said in answers.items() if said in (FASTER, SLOWER)}, reason, r
 
 
 def ends(num_runs, *, swap_every, slower=1.0):
@@ -107,10 +98,10 @@ def test_there_are_recordings():
 @pytest.mark.parametrize("swap_every", [1, STRETCH])
 def test_a_winner_that_is_not_there_is_named_in_six_of_a_hundred_runs_at_most(swap_every):
     found = list(ends(RUNS, swap_every=swap_every))
-    wrong = sum(bool(end.named()) for end in found)
-    narrow = sum(end.reason == Completion.NARROW for end in found)
-    rounds = np.mean([end.num_rounds for end in found])
-    print(f"{wrong} of {RUNS} name a winner; {narrow} stopped by width; {rounds:.0f} rounds")
+    wrong = sum(bool(named) for named, *_ in found)
+    narrow = sum(reason == Completion.NARROW for _, reason, _ in found)
+    num_rounds = np.mean([r for *_, r in found])
+    print(f"{wrong} of {RUNS} name a winner; {narrow} stopped by width; {num_rounds:.0f} rounds")
     assert narrow > RUNS / 10, "or the stop rule was hardly tried"
     assert wrong <= 0.06 * RUNS
 
@@ -120,9 +111,9 @@ def test_a_winner_that_is_not_there_is_named_in_six_of_a_hundred_runs_at_most(sw
 @pytest.mark.parametrize("swap_every", [1, STRETCH])
 def test_a_slow_down_of_a_tenth_is_named_where_the_run_stopped_by_width(swap_every):
     found = list(ends(POWER_RUNS, swap_every=swap_every, slower=1.1))
-    narrow = [end for end in found if end.reason == Completion.NARROW]
-    named = sum(end.named().get("c1") == SLOWER for end in narrow)
+    narrow = [named for named, reason, _ in found if reason == Completion.NARROW]
+    named = sum(one.get("c1") == SLOWER for one in narrow)
     print(f"{named} of {len(narrow)} runs that stopped by width, of {POWER_RUNS}, name it")
     assert len(narrow) > POWER_RUNS / 10
     assert named >= 0.9 * len(narrow)
-    assert not any(end.named().get("c1") == FASTER for end in found)
+    assert not any(one.get("c1") == FASTER for one, *_ in found)

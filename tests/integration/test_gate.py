@@ -1,5 +1,6 @@
 """The gate between two sides that are measured in turns."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -10,6 +11,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 from commands import ROOT, SMALL, eventually, finished
 from made_project import NET, RUN, commit
@@ -132,12 +134,10 @@ def test_an_interpreter_is_named_from_where_the_gate_was_started(tmp_path, monke
 def descendants(folder):
     """Command lines of the processes that have inherited this temporary folder."""
     found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if f"TMPDIR={folder}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_text())
-        except OSError:  # no process, another user's, or gone
-            continue
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == folder:
+                found.append(" ".join(process.cmdline()))
     return found
 
 
