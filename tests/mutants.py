@@ -199,12 +199,10 @@ def main():
                 places.put(place)
 
         survived = []
-        for done, (mutant, survivor) in enumerate(zip(drawn, pool.map(check, drawn), strict=True), 1):
+        for mutant, survivor in zip(drawn, pool.map(check, drawn), strict=True):
             if survivor:
                 survived.append(mutant)
                 print(f"survived: {mutant.path}:{mutant.line}: {mutant.change}", flush=True)
-            if done % 20 == 0:
-                print(f"{done} of {len(drawn)} mutants, {len(survived)} survived", flush=True)
     share = 1 - len(survived) / len(drawn)
     print(f"{len(drawn)} of {len(every)} mutants, seed {options.seed}: {100 * share:.1f}% noticed")
     return 0 if share >= NEEDED_SHARE else 1

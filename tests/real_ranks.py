@@ -22,8 +22,6 @@ from ddp_bench.bench.worker.proof import Prover  # noqa: F401
 from ddp_bench.models.data import open_source  # noqa: F401
 from ddp_bench.models.registry import resnet_workload  # noqa: F401
 
-LIMIT = timedelta(minutes=5)
-
 
 class Cluster:
     """This rank and its peers, by the environment that a launcher sets."""
@@ -34,10 +32,10 @@ class Cluster:
         cores, device = allowed_cores(), torch.device("cpu")
         pin(cores[local_rank % len(cores)])
         self.place = Place(rank=self.rank, device=device, cores=cores)
-        dist.init_process_group("gloo", timeout=LIMIT)
+        dist.init_process_group("gloo", timeout=timedelta(minutes=5))
 
     def group(self, num_ranks, backend):
-        made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=LIMIT)
+        made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=timedelta(minutes=5))
         return made if isinstance(made, dist.ProcessGroup) else None
 
     def barrier(self):

@@ -15,6 +15,9 @@ from xdist.scheduler import LoadFileScheduling
 FOLDERS_OF_PROCESSES = ("faults", "integration", "lab")
 """Their tests start ranks, which need the cores, and share runs: all of them go to one worker."""
 
+LONGEST_FILES = ("test_published.py", "test_recorded.py", "test_gate_compare.py", "test_stats.py")
+"""Begun first beside those, so that at the end no worker waits for one of them."""
+
 MOST_WORKERS = 4
 LEFT_OUT, BEFORE, OF_WORKERS = (pytest.StashKey[int]() for _ in range(3))
 
@@ -53,7 +56,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 class Scheduler(LoadFileScheduling):
-    """Whole files to workers, and all that start processes to one, the longest part first."""
+    """Whole files to workers in the order of collection, and all that start processes to one."""
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
@@ -65,11 +68,16 @@ def pytest_xdist_make_scheduler(config, log):
 
     With `--dist` it is pytest-xdist that schedules.
     """
-    return Scheduler(config, log) if config.option.dist == "load" else None
+    if config.option.dist != "load":
+        return None
+    config.option.loadscopereorder = False
+    return Scheduler(config, log)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the campaign out, unless `-m` is given or its file or folder is named."""
+    """Put first what takes longest; leave the campaign out, unless `-m` or its file or folder is named."""
+    items.sort(key=lambda item: item.path.name not in LONGEST_FILES)
+    items.sort(key=lambda item: item.path.parent.name not in FOLDERS_OF_PROCESSES)
     left_out = set() if config.option.markexpr else {item for item in items if _is_left_out(config, item)}
     config.stash[LEFT_OUT] = len(left_out)
     if left_out:

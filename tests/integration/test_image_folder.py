@@ -37,10 +37,6 @@ def _fill(folder, num_images):
     return folder
 
 
-def _truncate(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def _open(folder, **changes):
     settings = {"batch_size": 2, "rank": 0, "world_size": 1, "seed": 0} | changes
     return open_source(WORKLOAD, data=str(folder), device=torch.device("cpu"), **settings)
@@ -145,7 +141,7 @@ def test_a_corrupt_image_is_named(tmp_path, name, damage):
     Image.effect_noise((90, 60), 80).save(path)
     assert check_folder(tmp_path) == 4
     if damage == "truncated":
-        _truncate(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     else:
         path.write_text("not an image" if damage == "text" else "")
     # By a process that loads images too.

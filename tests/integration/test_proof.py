@@ -28,10 +28,6 @@ PLACE = Place(rank=0, device=torch.device("cpu"), cores=(0,))
 CASE = case_of(mode="dp", num_devices=2, batch_per_device=2)
 
 
-def prover():
-    return Prover(resnet_workload("resnet20", 16), PLACE, 0)
-
-
 def stale(self, *given):
     made = replicate(self, *given)
     torch.nn.init.normal_(next(iter(self._copies[0].values())).detach())
@@ -61,7 +57,7 @@ def prefixed(self):
 def test_a_fault_of_dp_is_caught(monkeypatch, owner, method, fault, said):
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises(ProofError, match=said):
-        prover().prove(CASE, None)
+        Prover(resnet_workload("resnet20", 16), PLACE, 0).prove(CASE, None)
 
 
 DDP_PROOF = """
