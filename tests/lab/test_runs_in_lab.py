@@ -1,7 +1,6 @@
 """Commands over shaped links, whose physics is the oracle; hosts that are lost."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
