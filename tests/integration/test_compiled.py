@@ -74,6 +74,7 @@ def test_eager_cases_need_no_compiler_and_compiled_ones_say_what_to_install(monk
     """Found before anything is built, whatever the compiler left in its cache before."""
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/nowhere/g++"))  # read when it was imported
     wanted = {
         "cuda": r"Triton.*pip install triton, or leave --compile off",
         "cpu": r"/nowhere/g\+\+ does not run; install g\+\+.*--compile off",
