@@ -21,7 +21,7 @@ LONGEST_FILES = ("test_published.py", "test_recorded.py", "test_gate_compare.py"
 MOST_WORKERS = 4
 LEFT_OUT, BEFORE, OF_WORKERS = (pytest.StashKey[int]() for _ in range(3))
 
-MOST_PROCESSES = 500
+MOST_PROCESSES = 460
 """That the tests of every change may start, ranks of scripts included."""
 
 LAST_RECORDED_S = 235
