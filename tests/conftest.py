@@ -14,7 +14,7 @@ from in_process import first_worker
 from made_project import project_in
 from rank_pool import Ranks
 
-from ddp_bench.bench.package import own_command
+from ddp_bench.bench.process import own_command
 from ddp_bench.bench.results.store import load_run
 
 pytest_plugins = ["selection", "fuzzing"]

@@ -63,7 +63,5 @@ def test_cores_and_memory_agree_with_coreutils_and_proc(said):
     assert f"available of {int(total_kib) / 2**20:.1f} GiB" in said["memory"]
 
 
-def test_versions_agree_with_this_process(report):
-    software = report["readings"]["software"]
-    assert (software["torch"], software["num_cuda_devices"]) == (torch.__version__, torch.cuda.device_count())
-    assert [f["status"] for f in report["findings"] if f["name"] == "torchvision"] == ["ok"]
+def test_versions_agree_with_this_process(said):
+    assert said["torch"].startswith(f"{torch.__version__}, Python {platform.python_version()}, ")

@@ -10,7 +10,7 @@ import pytest
 from commands import SMALL, TINY, finished, python
 
 from ddp_bench import load_run
-from ddp_bench.bench.package import own_command
+from ddp_bench.bench.process import own_command
 from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.run.main import GROUPS, main
 from ddp_bench.bench.settings import options_of
