@@ -26,8 +26,6 @@ from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import compared, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.step_time_fit import Typical
-from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.results.tables import read_blocks
 from ddp_bench.bench.settings import Settings
 
@@ -77,13 +75,13 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
         ids = [p.case.case_id for p in planned]
     ranks = [p.case.num_devices for p in planned]
     outcomes = [Outcome(p, "ok", "", {"num_buckets": 4, "device_name": "NVIDIA H200"}) for p in planned]
-    writer, times = RunWriter(claim(folder)), RoundTimes()
+    writer, times = made.new_run(folder), RoundTimes()
     writer.write_manifest(Manifest())
     for round_index in range(1, num_rounds + 1):
         for index in round_order(len(planned), seed=0, round_index=round_index):
             rows = block(ids[index], index, round_index, ranks[index])
             with timed("store"):
-                writer.append("blocks.csv", rows)
+                writer.append(rows)
                 times.add(rows)
         with timed("summarise"):
             writer.replace("cases.csv", case_rows(outcomes, times))
@@ -95,7 +93,7 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
             {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
             for p in planned
         ]
-        typical = Typical.of(times)
+        typical = times.fitted()
         pairs = pairs_of(map(CaseResult.of, rows))
         comparisons = compared(pairs, typical, units=batches, margin=0.05)
         cases = case_rows(outcomes, times, comparisons, typical=typical)

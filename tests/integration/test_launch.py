@@ -66,7 +66,7 @@ def test_others_start_when_one_was_killed_and_all_end_within_the_limit_whoever_i
         with pytest.raises(UsageError, match=r"^json:loads "):
             workers.value(0, m.Inspect(settings=resolved(workload="json:loads")), "the test", LIMIT_S)
         if sys.platform == "linux":
-            server = workers._processes._server.pid
+            server = workers._processes.server.pid
             os.kill(server, signal.SIGSTOP)
             workers.end()
             assert workers.stuck == []
