@@ -129,7 +129,7 @@ def test_under_the_users_own_torchrun(tmp_path):
     run = load_run(tmp_path / "run")
     assert run.cases["status"].tolist() == ["ok", "ok"]
     assert run.cases["num_rounds"].tolist() == [2, 2]
-    assert len({rank.pid for rank in run.manifest.ranks}) == 2
+    assert [(rank.rank, rank.local_rank) for rank in run.manifest.ranks] == [(0, 0), (1, 1)]
 
 
 def test_every_setting_is_in_one_group_of_the_whole_help():
