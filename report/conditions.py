@@ -11,10 +11,10 @@ import msgspec
 from ..bench.conditions import NONE, UNKNOWN, conditions_of
 from ..bench.findings.answers import headline
 from ..bench.findings.cautions import said_load
-from ..bench.findings.numbers import about, count, duration, plain, plural, quantity, singular
 from ..bench.findings.verdicts import Verdict
 from ..bench.findings.wording import device_noun, link_name, samples_noun, stand_ins
 from ..bench.manifest import Manifest, WorkloadCode
+from ..bench.numbers import about, count, duration, plain, plural, quantity, singular
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
 from ..bench.settings import IMAGES, as_text

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from ..bench.findings.answers import headline
-from ..bench.findings.numbers import plural, ratio
 from ..bench.findings.wording import case_label, settings_label, short_mode
+from ..bench.numbers import plural, ratio
 from ..bench.results.comparisons import Comparison, band, default_of, over_default
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases
@@ -42,7 +42,6 @@ def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], 
     """Draw every case of the headline count over DDP's default there, fastest first, and what is equal."""
     cases = headline(workload.cases)
     default = default_of(cases)
-    rows = {case.case_id: case for case in cases}
     found = over_default(comparisons, cases)
     ratios = [
         Ratio(
@@ -53,14 +52,14 @@ def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], 
             look=case.mode if case.mode in ("dp", "ddp") else "other",
         )
         for case in cases
-        if case.case_id in found and case.case_id != default
+        if case.case_id in found and case is not default
     ]
     if default is None or not ratios:
         return None
     ratios.sort(key=lambda one: -one.interval.estimate)
     margin = comparisons[0].margin
-    here = settings_label(rows[default])
-    count, first = plural(rows[default].num_devices, workload.device), ratios[0]
+    here = settings_label(default)
+    count, first = plural(default.num_devices, workload.device), ratios[0]
     compared = f"{first.name} is {first.written} as fast as DDP's default."
     return forest(
         ratios,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..bench.findings.numbers import TIMES, number, per_second, ratio
 from ..bench.findings.wording import case_name, unit_of_cases
+from ..bench.numbers import TIMES, number, per_second, ratio
 from ..bench.results.case_result import CaseResult, finite
 from ..bench.settings import COMPARATORS, COMPOSABLE, STAGED
 from .cases import WorkloadCases, by_mode, with_cells

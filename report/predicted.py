@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ..bench.axes import DDP_DEFAULTS
 from ..bench.cli import command
-from ..bench.findings.numbers import plural, with_interval
 from ..bench.findings.wording import cap_label, device_noun, link_name
+from ..bench.numbers import plural, with_interval
 from ..bench.predict.calibration import differences
 from ..bench.predict.output import WORDS, Predictions, Rows, table
 from ..bench.predict.prediction import Prediction

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..axes import DDP_DEFAULTS, KINDS
+from ..numbers import about, ratio
+from ..numbers import with_interval as written
 from ..results.case_result import CaseResult
 from ..results.comparisons import (
     EQUAL,
@@ -24,8 +26,6 @@ from ..settings import COMPOSABLE, MARGINS
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
-from .numbers import about, ratio
-from .numbers import with_interval as written
 from .verdicts import CAP, COMMUNICATION, COMPILE, LITTLE_EXPOSED, RESOLVED, WRAPPER, Verdict
 from .wording import compile_label, ddp_call, hidden_share, mode_name, place, setting_names, short_mode
 
@@ -81,19 +81,13 @@ def headline(cases: Sequence[CaseResult]) -> list[CaseResult]:
     return [case for case in chosen if case.num_devices == most]
 
 
-def ddp_reference(cases: Sequence[CaseResult]) -> CaseResult | None:
-    """DDP without settings, else the first DDP case; None without one."""
-    name = default_of(cases)
-    return next((case for case in cases if case.case_id == name), None)
-
-
 def _answers(
     cases: Sequence[CaseResult], comparisons: Iterable[Comparison], margin: float
 ) -> Iterator[Verdict]:
     by_id = {case.case_id: case for case in cases}
     known = [one for one in comparisons if {one.case_id, one.reference_id} <= by_id.keys()]
     over_dp, over_ddp = ([one for one in known if by_id[one.reference_id].mode == m] for m in ("dp", "ddp"))
-    default = ddp_reference(cases)
+    default = default_of(cases)
     alone = default or next((case for case in cases if not case.is_stand_in), None)
     if over_dp and not by_id[over_dp[0].reference_id].is_stand_in:
         yield _wrapper(by_id, over_dp[0])

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Sequence
 import scipy
 
 from ..manifest import Manifest
+from ..numbers import plural, quantity
+from ..numbers import with_interval as written
 from ..results.case_result import CaseResult
-from ..results.comparisons import Comparison
+from ..results.comparisons import Comparison, default_of
 from ..results.round_times import RoundTimes
 from ..stats.interval import Interval
-from .answers import by_compile_label, ddp_reference, headline
-from .numbers import plural, quantity
-from .numbers import with_interval as written
+from .answers import by_compile_label, headline
 from .wording import place
 
 LEAST_SHARE = 0.05
@@ -54,7 +54,7 @@ def causes(
     loader. They need not add up: the data of a slow rank is in two of them. Each is the most that mending it
     gains.
     """
-    ddp = ddp_reference(headline(cases))
+    ddp = default_of(headline(cases))
     if ddp is None or ddp.step_ms is None:
         return {}
     own, copies = _own_work(ddp, cases), _copies(ddp, cases, comparisons)
@@ -79,7 +79,7 @@ def said(
     cases: Sequence[CaseResult], slow: Collection[str] = (), comparisons: Iterable[Comparison] = ()
 ) -> str:
     """The causes in a sentence, with what mends each; empty where none is known."""
-    ddp, found = ddp_reference(headline(cases)), causes(cases, slow, comparisons)
+    ddp, found = default_of(headline(cases)), causes(cases, slow, comparisons)
     if not found or ddp is None or ddp.step_ms is None:
         return ""
     alike = [c for c in cases if c.compile == ddp.compile and c.step_ms and not c.is_stand_in]
@@ -147,7 +147,7 @@ def slow_ranks(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTime
     hosts = {rank.rank: f" on {rank.host}" for rank in manifest.ranks if rank.host}
     found = []
     for _, group in by_compile_label(cases):
-        case = ddp_reference(headline(group))
+        case = default_of(headline(group))
         skew, step = (case.rank_skew_ms, case.step_ms) if case else (None, None)
         if not case or not skew or not step or skew.estimate <= LEAST_SHARE * step.estimate:
             continue

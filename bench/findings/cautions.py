@@ -9,9 +9,9 @@ from ..cli import command
 from ..gpus import FAULTS
 from ..load import MOST_BUSY, MOST_STEAL
 from ..manifest import Manifest, Record
+from ..numbers import plural, short
 from ..results.case_result import CaseResult
 from ..results.comparisons import OPEN
-from .numbers import plural, short
 from .wording import case_label
 
 MOST_SPLIT_EFFECT = 1e-2

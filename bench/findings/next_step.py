@@ -13,6 +13,7 @@ from typing import Any
 from ..axes import STEP_DEFAULTS
 from ..cli import command, quoted
 from ..manifest import Manifest
+from ..numbers import about, short
 from ..resolve import as_options, with_device_defaults
 from ..results.case_result import CaseResult
 from ..results.columns import UNUSED_PARAMETERS
@@ -23,7 +24,6 @@ from ..stats.one_run import MIN_ROUNDS
 from ..text import visible
 from .answers import by_compile_label, headline
 from .notes import failed_modes
-from .numbers import about, short
 from .verdicts import Verdict
 
 MOST_S = 7200.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..numbers import plural
 from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison
 from ..text import listed
 from . import causes
 from .answers import headline
-from .numbers import plural
 from .verdicts import Verdict
 from .wording import case_parts, place, short_mode
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import stdev
 from typing import Any, NamedTuple
 
+from ..numbers import plural, short_percent
 from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison
 from ..stats.interval import Interval, common_value
-from .numbers import plural, short_percent
 
 LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""

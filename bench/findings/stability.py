@@ -13,13 +13,13 @@ import numpy as np
 import scipy
 
 from ..cli import command, speaker
+from ..numbers import per_second, plural
 from ..results.aggregate import images_per_s_by_round, units_per_step
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
 from ..stats.interval import Interval
 from .answers import by_compile_label, headline
 from .cautions import Caution
-from .numbers import per_second, plural
 from .wording import case_label
 
 FALSE_ALARMS = 0.01

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..numbers import quantity, ratio, short_percent, to_places, with_interval
 from ..results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ..stats.interval import Interval
 from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
-from .numbers import quantity, ratio, short_percent, to_places, with_interval
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ..axes import STEP_SETTINGS
 from ..buckets import bucket_caps, cap_code
 from ..case import Case
+from ..numbers import TIMES, count, plural
 from ..results.case_result import CaseResult
 from ..settings import IMAGES
 from ..stats.interval import Interval
-from .numbers import TIMES, count, plural
 
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
 """Stands beside every number that was measured on CPU cores."""

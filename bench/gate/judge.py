@@ -11,9 +11,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..case import STAND_IN
-from ..findings.numbers import DASH, number, per_second
 from ..findings.wording import case_label, case_name
 from ..manifest import Count, Record
+from ..numbers import DASH, number, per_second
 from ..results.columns import Metric
 from ..results.comparisons import FASTER, SLOWER, answer_of
 from ..results.round_times import ByRound

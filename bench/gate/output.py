@@ -14,8 +14,8 @@ from ..cli import speaker
 from ..console import Annotation, print_table
 from ..errors import ExitCode
 from ..findings.next_step import NextStep
-from ..findings.numbers import plural
 from ..findings.wording import CPU_STAND_IN
+from ..numbers import plural
 from ..text import listed, to_json, visible
 from .compare import FAMILY_CONFIDENCE, Gate
 from .judge import Change, cells, said

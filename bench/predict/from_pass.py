@@ -20,7 +20,7 @@ import pandas as pd
 from ..buckets import BucketLayout, assign_cap, bucket_bytes, bucket_caps
 from ..cli import speaker
 from ..errors import UsageError
-from ..findings.numbers import plural
+from ..numbers import plural
 from ..results.case_result import CaseResult
 from ..results.store import RunData, load_run
 from .allreduce import Samples

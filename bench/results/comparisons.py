@@ -141,8 +141,8 @@ def _across(groups: Sequence[Sequence[CaseResult]]) -> list[tuple[str, str]]:
     found = []
     for group in others:
         counts = sorted({case.num_devices for case in _on_own_devices(group)})
-        defaults = {default_of([case for case in group if case.num_devices == count]) for count in counts}
-        compared = [case for case in group if case.mode == "single" or case.case_id in defaults]
+        defaults = [default_of([case for case in group if case.num_devices == count]) for count in counts]
+        compared = [case for case in group if case.mode == "single" or case in defaults]
         found += [
             (case.case_id, plain[_but_compile(case)]) for case in compared if _but_compile(case) in plain
         ]
@@ -171,17 +171,18 @@ def _within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
         if default is None:
             continue
         # On CPU cores DP is this suite's own stand-in, of which nothing is learnt about DP against DDP.
-        found += [(default, case.case_id) for case in here if case.mode == "dp" and not case.is_stand_in]
-        others = [case.case_id for case in here if case.mode != "dp"]
-        found += [(case_id, default) for case_id in others if case_id != default]
+        over_dp = (case for case in here if case.mode == "dp" and not case.is_stand_in)
+        found += [(default.case_id, case.case_id) for case in over_dp]
+        others = (case for case in here if case.mode != "dp" and case is not default)
+        found += [(case.case_id, default.case_id) for case in others]
     return found
 
 
-def default_of(cases: Iterable[CaseResult]) -> str | None:
+def default_of(cases: Iterable[CaseResult]) -> CaseResult | None:
     """The DDP case that a user gets without settings, else the first DDP case; None without one."""
     ddp = [case for case in cases if case.mode == "ddp"]
     plain = [case for case in ddp if not case.changed()]
-    return (plain or ddp)[0].case_id if ddp else None
+    return next(iter(plain or ddp), None)
 
 
 def compared(

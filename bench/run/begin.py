@@ -14,11 +14,11 @@ from .. import plan
 from ..cli import command, say
 from ..console import format_s
 from ..errors import UsageError
-from ..findings.numbers import plural
 from ..findings.wording import devices, samples_noun, workload_parts
 from ..gpus import SHARES_GPUS, gpus
 from ..launch import Launch
 from ..manifest import Host, Manifest, OwnVersion
+from ..numbers import plural
 from ..plan import Machine, Planned
 from ..provenance import own_git_state, own_version
 from ..resolve import with_device_defaults

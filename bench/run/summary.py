@@ -22,16 +22,6 @@ from ..console import print_table
 from ..findings.cautions import Caution, Trust
 from ..findings.findings import Conclusion
 from ..findings.next_step import NextStep
-from ..findings.numbers import (
-    TIMES,
-    duration,
-    number,
-    per_second,
-    places,
-    plural,
-    ratio_places,
-    to_places,
-)
 from ..findings.wording import (
     DEFAULT_CAP,
     compile_label,
@@ -44,6 +34,16 @@ from ..findings.wording import (
     workload_parts,
 )
 from ..manifest import Record, Timing
+from ..numbers import (
+    TIMES,
+    duration,
+    number,
+    per_second,
+    places,
+    plural,
+    ratio_places,
+    to_places,
+)
 from ..results.case_result import CaseResult
 from ..results.comparisons import by_compile
 from ..results.schema import CASES

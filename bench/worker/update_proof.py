@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..case import Case
-from ..findings.numbers import short
 from ..measure.memory import release_memory
 from ..measure.timed import Trainer, hooked
+from ..numbers import short
 from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_is_full
 from .facts import Shown
 from .groups import Weights, difference, on_host

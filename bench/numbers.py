@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..buckets import MIB
-from ..stats.interval import Interval
+from .buckets import MIB
+from .stats.interval import Interval
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
