@@ -22,7 +22,7 @@ from .gate.main import DEFAULT_THRESHOLD
 from .gate.output import as_json
 from .gate.runs import read_run
 from .results import store
-from .results.schema import GATED, units_of
+from .results.case_columns import GATED, units_of
 from .run.summary import summary_of
 from .settings import as_text
 from .text import to_json

@@ -8,7 +8,14 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .axes import MODE_SETTINGS, SETTINGS_OF, DdpSettings, FsdpSettings, PipelineSettings, StepSettings
+from .case_settings import (
+    MODE_SETTINGS,
+    SETTINGS_OF,
+    DdpSettings,
+    FsdpSettings,
+    PipelineSettings,
+    StepSettings,
+)
 from .settings import COMPOSABLE, IMAGES, RANK_PER_DEVICE, STAGED
 
 STAND_IN = "cpu_standin"

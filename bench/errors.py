@@ -8,7 +8,11 @@ from .text import visible
 
 
 class ExitCode(IntEnum):
-    """The one table of exit codes; every command ends with one of these."""
+    """The one table of exit codes; every command ends with one of these.
+
+    That of a run is decided in `bench/run/close.py`, or in `conductor.py` where it broke off; that of a gate
+    in `bench/gate/compare.py`.
+    """
 
     OK = 0
     """Done; nothing is wrong."""
@@ -16,7 +20,7 @@ class ExitCode(IntEnum):
     """Done, and the answer is bad: a regression, a case that a candidate lacks, an unfit machine."""
     USAGE = 2
     """The command was asked for something that it cannot do."""
-    NOT_COMPARABLE = 3
+    UNDECIDED = 3
     """Two runs, or a run and its resumption, were measured under different conditions, or noise hides all."""
     NOT_MEASURED = 4
     """What was asked for could not be measured: every case of a mode failed, or the ranks die."""
@@ -61,5 +65,5 @@ class GaveUpError(NotMeasuredError):
 class NotComparableError(UsageError):
     """Two measurements were not made under the same conditions."""
 
-    exit_code = ExitCode.NOT_COMPARABLE
+    exit_code = ExitCode.UNDECIDED
     label = "not comparable"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .axes import DDP_OPTIMIZER, SETTINGS_OF, STEP_DEFAULTS
 from .buckets import caps_mib
 from .case import GRAPH_MODES, Case
+from .case_settings import DDP_OPTIMIZER, SETTINGS_OF, STEP_DEFAULTS
 from .errors import UsageError
 from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, STAGED, ResolvedSettings
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .axes import STEP_DEFAULTS
+from .case_settings import STEP_DEFAULTS
 from .errors import UsageError
 from .settings import (
     COMPOSABLE,

@@ -1,4 +1,4 @@
-"""What a run does: every setting once, with its parser and help; those that cases vary are of `axes`."""
+"""What a run does: every setting once, with parser and help; what cases vary is in `case_settings.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
-from .axes import MODE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, SWEPT, Value, option
+from .case_settings import MODE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, SWEPT, Value, option
 from .errors import UsageError
 from .values import choice, csv, duration_s, fraction, named, positive_int, switch, whole_number
 

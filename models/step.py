@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..bench.axes import StepSettings
+from ..bench.case_settings import StepSettings
 from ..bench.errors import RAISED_BY_USERS
 from .nested import tensors_of
 from .workload import Workload, is_image, make_batch

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from ..bench.buckets import BucketLayout
 from ..bench.case import wire_share
+from ..bench.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
 from ..bench.findings.answers import headline
 from ..bench.findings.wording import compile_label, device_noun, samples_noun, unit_of_cases, workload_parts
 from ..bench.manifest import Manifest

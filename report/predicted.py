@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..bench.axes import DDP_DEFAULTS
+from ..bench.case_settings import DDP_DEFAULTS
 from ..bench.cli import command
 from ..bench.findings.wording import cap_label, device_noun, link_name
 from ..bench.numbers import plural, with_interval

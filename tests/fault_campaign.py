@@ -15,7 +15,7 @@ import psutil
 from commands import ROOT
 
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.schema import IDENTITY
+from ddp_bench.bench.results.case_columns import IDENTITY
 from ddp_bench.bench.results.store import load_run
 
 HERE = Path(__file__).parent

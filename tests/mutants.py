@@ -27,7 +27,7 @@ from coverage import CoverageData
 
 TARGETS = (
     "bench/stats/interval.py",
-    "bench/stats/one_run.py",
+    "bench/stats/fit.py",
     "bench/case.py",
     "bench/plan.py",
     "bench/predict/timeline.py",

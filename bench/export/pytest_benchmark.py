@@ -10,8 +10,8 @@ from ..errors import UsageError
 from ..findings.wording import CPU_STAND_IN, place
 from ..manifest import Manifest, WorkloadCode
 from ..results.archive import data_kind
+from ..results.case_columns import IDENTITY
 from ..results.case_result import CaseResult, text
-from ..results.schema import IDENTITY
 from ..results.store import RunData
 from ..text import to_json
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..axes import DDP_DEFAULTS, KINDS
+from ..case_settings import DDP_DEFAULTS, KINDS
 from ..numbers import about, ratio
 from ..numbers import with_interval as written
 from ..results.case_result import CaseResult
@@ -23,8 +23,8 @@ from ..results.comparisons import (
     over_eager,
 )
 from ..settings import COMPOSABLE, MARGINS
+from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
-from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
 from .verdicts import CAP, COMMUNICATION, COMPILE, LITTLE_EXPOSED, RESOLVED, WRAPPER, Verdict
 from .wording import compile_label, ddp_call, hidden_share, mode_name, place, setting_names, short_mode
@@ -134,23 +134,23 @@ def _alone(case: CaseResult, speedup: Interval, margin: float, stand_ins: Sequen
     # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
     one = Comparison(case.case_id, ONE_DEVICE, speedup, margin, MIN_ROUNDS)
     own = OWN_COST if case.num_devices == 1 and one.answer in (FASTER, SLOWER) else ""
-    notes = (own, *map(_stages, stand_ins[:1]), PUBLISHED if stand_ins else "")
+    background = (*map(_stages, stand_ins[:1]), PUBLISHED if stand_ins else "")
     names = f"{mode_name(case)} on {place(case)}", ONE_DEVICE
-    said = tuple(filter(None, notes))
     where = "; DP is not measurable without GPUs" if stand_ins else ""
-    return _compared(WRAPPER, one, names, where, notes=said, without_dp=case.device_type == "cpu")
+    said = {"notes": (own,) if own else (), "background": tuple(filter(None, background))}
+    return _compared(WRAPPER, one, names, where, **said, without_dp=case.device_type == "cpu")
 
 
 def _stages(stand_in: CaseResult) -> str:
     """What the stages of DP's stand-in take of its step; empty where one was not measured."""
     names = ("replicate", "scatter", "gather", "reduce")
     stages = {name: ms for name in names if (ms := stand_in.interval(f"dp_{name}_ms")) is not None}
-    if stand_in.step_ms is None or len(stages) < len(names):
+    if len(stages) < len(names):
         return ""
     largest = sorted(stages.items(), key=lambda stage: -stage[1].estimate)
     parts = ", ".join(f"{name} {written(ms, 'ms', digits=2)}" for name, ms in largest)
     few = " (few rounds: no intervals)" * any(math.isnan(ms.low) for ms in stages.values())
-    return f"Stages of DP's stand-in, in a step of {written(stand_in.step_ms, 'ms')}: {parts}{few}"
+    return f"Stages of DP's stand-in, in a pass of their own: {parts}{few}"
 
 
 def _settings(by_id: dict[str, CaseResult], comparisons: Sequence[Comparison]) -> Verdict:
@@ -220,7 +220,7 @@ def _communication(case: CaseResult, exposed: Interval, step: Interval) -> Verdi
     return Verdict(
         question=COMMUNICATION,
         answer=answer,
-        notes=(note,) if note else (),
+        background=(note,) if note else (),
         exposed_ms=exposed,
         step_ms=step.estimate,
         alone_ms=case.comm_ms,

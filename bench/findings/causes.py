@@ -30,7 +30,7 @@ MENDS = {
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     BESIDE: "cores or GPUs that nothing else uses",
     COPIES: "--gradient-as-bucket-view on",
-    OWN_WORK: "in part counted above; a larger batch: it does not grow with it",
+    OWN_WORK: "a larger batch: it does not grow with it",
     RANKS: "the same cores, clocks and batches for all ranks",
     DATA: "more --data-workers, or a faster source",
 }
@@ -89,7 +89,7 @@ def said(
     begun += f", under DP {written(dp, 'ms')}" if dp else ""
     begun += f": {_sum(ddp, ddp.step_ms, one)}" if one else ""
     parts = (f"{what}, {written(ms, 'ms')} ({MENDS[what]})" for what, ms in found.items())
-    return f"{begun}. Worth mending, each measured by itself: {'; '.join(parts)}."
+    return f"{begun}. Could be saved, measured one by one, not to be added: {'; '.join(parts)}."
 
 
 def _sum(ddp: CaseResult, step_ms: Interval, one: Interval) -> str:
@@ -98,13 +98,13 @@ def _sum(ddp: CaseResult, step_ms: Interval, one: Interval) -> str:
     own = exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate)
     beside_ms = exposed.estimate - own.estimate if exposed and own else 0.0
     rest_ms = step_ms.estimate - one.estimate - (exposed.estimate if exposed else 0.0)
-    parts = [
-        f"{written(one, 'ms')} as on one device",
-        *([f"{written(own, 'ms')} {ALL_REDUCE}"] if own else []),
-    ]
-    parts += [f"{quantity(beside_ms, 'ms', 2)} contention or waiting beside them"] if beside_ms > 0 else []
-    parts += [f"{quantity(rest_ms, 'ms', 2)} else"] if rest_ms > 0 else []
-    return ", ".join(parts)
+    parts = {
+        f"{written(one, 'ms')} as on one device": True,
+        f"{written(own, 'ms')} {ALL_REDUCE}": own is not None,
+        f"{quantity(beside_ms, 'ms', 2)} contention, waits and copies beside them": beside_ms > 0,
+        f"{quantity(rest_ms, 'ms', 2)} else": rest_ms > 0,
+    }
+    return ", ".join(part for part, is_there in parts.items() if is_there)
 
 
 def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:

@@ -30,6 +30,8 @@ class Conclusion:
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...]
     """What is to be known beside the answers."""
+    background: tuple[str, ...]
+    """And what the page alone says."""
     cautions: tuple[Caution, ...]
     trust: Trust | None
     """How far to trust the answers; None without any."""
@@ -92,6 +94,7 @@ def conclude(
         verdicts=answered,
         # Reasons and hosts are text of others, and this goes to a terminal.
         notes=tuple(map(visible, notes(cases, answered, slow, comparisons))),
+        background=tuple(f"{said}." for one in answered for said in one.background),
         cautions=tuple(cautions),
         trust=trust(
             cautions,

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..axes import STEP_DEFAULTS
+from ..case_settings import STEP_DEFAULTS
 from ..cli import command, quoted
 from ..manifest import Manifest
-from ..numbers import about, short
+from ..numbers import about, quantity, short
 from ..resolve import as_options, with_device_defaults
 from ..results.case_result import CaseResult
 from ..results.columns import UNUSED_PARAMETERS
 from ..results.comparisons import EQUAL
 from ..results.recorder import resume_command
 from ..settings import Settings, options_of
-from ..stats.one_run import MIN_ROUNDS
+from ..stats.fit import MIN_ROUNDS
 from ..text import visible
 from .answers import by_compile_label, headline
 from .notes import failed_modes
@@ -178,7 +178,9 @@ def _less_exposed(
         of_ddp = replace(first, modes=("ddp",), gpus=(here[0].num_devices,))
         caps = settings.axes["bucket_cap_mb"][:1]
         halved = _run(manifest, of_ddp.sweeping(bucket_cap_mb=caps, comm_hook=("none", "bf16")))
-        return NextStep("no cap helps; 16-bit gradients halve the bytes", halved)
+        alone_ms = exposing[0].comm_ms
+        gain = f", at most {quantity(alone_ms.estimate / 2, 'ms', 2)} of a step" if alone_ms else ""
+        return NextStep(f"no cap helps; 16-bit gradients halve the bytes{gain}", halved)
     if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
         return None
     search = command("tune", "--gpus", f"{here[0].num_devices}", *_options(manifest, first, CARRIED))

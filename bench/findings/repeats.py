@@ -15,7 +15,7 @@ from ..stats.interval import Interval, common_value
 LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
-AGAIN = "not known before the same command has run twice more"
+AGAIN = "unknown; running the same command twice more tells"
 
 
 class Agreement(NamedTuple):

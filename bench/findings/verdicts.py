@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ..numbers import quantity, ratio, short_percent, to_places, with_interval
 from ..results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison
+from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
-from ..stats.one_run import MIN_ROUNDS
 from ..text import listed
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
@@ -77,6 +77,8 @@ class Verdict:
     """A line of code that follows from it."""
     notes: tuple[str, ...] = ()
     """What is to be known beside it, a sentence each without its full stop."""
+    background: tuple[str, ...] = ()
+    """What the page alone says of it."""
     comparisons: tuple[Comparison, ...] = ()
     """The first one decides."""
     faster: str = ""
@@ -170,7 +172,7 @@ class Verdict:
             facts["hidden"] = f"of which {to_places(self.hidden_pct, 0, '%')} is hidden"
             if self.hidden_pct.estimate < 0 and self.exposed_ms and self.alone_ms:
                 on_top = quantity(self.exposed_ms.estimate - self.alone_ms.estimate, "ms", 2)
-                facts["hidden"] = f"none of it hidden; the other {on_top}: contention or waiting"
+                facts["hidden"] = f"no net hiding; the other {on_top}: contention, waiting, copies"
         if self.ratio and self.comparisons:
             gain = short_percent(max(self.ratio.high - 1, _LEAST_GAIN)) if self.ratio.high > 1 else ""
             gains = f"gains more than {gain} (95%)" if gain else "is faster"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..axes import STEP_SETTINGS
 from ..buckets import bucket_caps, cap_code
 from ..case import Case
+from ..case_settings import STEP_SETTINGS
 from ..numbers import TIMES, count, plural
 from ..results.case_result import CaseResult
 from ..settings import IMAGES

@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import cli, values
 from ..console import Annotation, show_on_github
 from ..errors import NotComparableError, UsageError
-from ..results.schema import GATED
+from ..results.case_columns import GATED
 from ..results.store import write_output
 from ..text import markdown
 from . import output as gate_output

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from ..conditions import Difference
 from ..errors import ExitCode, NotComparableError, UsageError
 from ..findings.wording import case_label, case_name
-from ..results.schema import GATED
-from ..stats.one_run import MIN_ROUNDS
+from ..results.case_columns import GATED
+from ..stats.fit import MIN_ROUNDS
 from ..text import listed
 from .code import Code
 from .judge import VERDICTS, Change, Verdict, compare_metric, of_case
@@ -64,9 +64,7 @@ class Gate:
     @property
     def needs_more_launches(self) -> bool:
         """Whether it is open, for want of launches alone."""
-        return self.exit_code == ExitCode.NOT_COMPARABLE and any(
-            c.verdict == "undecided" for c in self.undecided
-        )
+        return self.exit_code == ExitCode.UNDECIDED and any(c.verdict == "undecided" for c in self.undecided)
 
     @property
     def undecided(self) -> list[Change]:
@@ -189,7 +187,7 @@ def compare(
         exit_code=exit_code,
         deciding=frozenset(c.key for c in deciding),
     )
-    if exit_code != ExitCode.NOT_COMPARABLE or not gate.undecided or all(c.ratio is None for c in found):
+    if exit_code != ExitCode.UNDECIDED or not gate.undecided or all(c.ratio is None for c in found):
         return gate
     sides, launches = (baseline.manifest, candidate.manifest), num_launches if interleaved else 0
     step = more(sides, gate.undecided, confidence=confidence, launches=launches, asked=asked)
@@ -254,9 +252,9 @@ def _exit_code(
     found: Sequence[Change], deciding: Sequence[Change], *, blocked: bool, allow_missing: bool
 ) -> ExitCode:
     if blocked:
-        return ExitCode.NOT_COMPARABLE
+        return ExitCode.UNDECIDED
     verdicts = {c.verdict for c in found}
     if "regressed" in verdicts or ("missing" in verdicts and not allow_missing):
         return ExitCode.FAILED
     decided = bool(deciding) and all(c.is_pass for c in deciding) and not any(c.suspected for c in found)
-    return ExitCode.OK if decided else ExitCode.NOT_COMPARABLE
+    return ExitCode.OK if decided else ExitCode.UNDECIDED

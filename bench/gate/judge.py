@@ -14,13 +14,13 @@ from ..case import STAND_IN
 from ..findings.wording import case_label, case_name
 from ..manifest import Count, Record
 from ..numbers import DASH, number, per_second
+from ..results.case_columns import GATED
 from ..results.columns import Metric
 from ..results.comparisons import FASTER, SLOWER, answer_of
 from ..results.round_times import ByRound
-from ..results.schema import GATED
 from ..settings import IMAGES
+from ..stats.fit import in_pairs
 from ..stats.interval import Estimate, Interval, over_launches, with_change_of_runs
-from ..stats.one_run import in_pairs
 from ..text import visible
 from .runs import LAUNCH, GateCase
 
@@ -31,10 +31,10 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
 
 RULES = {
-    "regressed": "worse for sure, as all of the interval is; by over {allowed} by the estimate",
-    "improved": "better for sure, as all of the interval is; by over {allowed} by the estimate",
-    "allowed": "all of the interval is better than {allowed} worse",
-    "undecided": "it may be over {allowed} worse by the interval, and is not clear enough for regressed",
+    "regressed": "all of the interval is {worse} 0%, and the estimate {worse} {limit}",
+    "improved": "all of the interval is {better} 0%, and the estimate {better} {gain}",
+    "allowed": "all of the interval is {better} {limit}",
+    "undecided": "the interval reaches {worse} {limit}, and the estimate, or 0% within it, bars regressed",
 }
 """When a metric that every round gives has a verdict."""
 
@@ -199,7 +199,9 @@ def _judged(measured: Change, ratio: Interval, metric: Metric) -> Change:
     before, after = measured.baseline, measured.candidate
     if before is not None and after is not None and abs(after - before) < metric.least_change:
         verdict = "allowed"
-    rule = RULES[verdict].format(allowed=f"{100 * threshold:g}%")
+    worse, better = ("below", "above") if metric.higher_is_better else ("above", "below")
+    limit, gain = (f"{sign}{100 * threshold:g}%" for sign in ("-+" if metric.higher_is_better else "+-"))
+    rule = RULES[verdict].format(worse=worse, better=better, limit=limit, gain=gain)
     reason = rule if metric.repeated else "one reading, no interval"
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
 

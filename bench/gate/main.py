@@ -82,7 +82,7 @@ def parser() -> cli.Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command; the exit status."""
+    """Entry point of the command; the exit status, which `compare.py` decides."""
     given = list(sys.argv[1:] if argv is None else argv)
     return cli.guarded("gate", lambda: _main(given))
 

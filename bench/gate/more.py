@@ -42,7 +42,10 @@ class More(Record, frozen=True, omit_defaults=False):
     def step(self) -> NextStep:
         """The same as what to do next."""
         if self.command == command("doctor"):
-            return NextStep("deciding takes more than an hour; what disturbs this machine", self.command)
+            return NextStep(
+                "more launches would take over an hour; find what disturbs this machine, then gate again",
+                self.command,
+            )
         took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
         where = f", {UNKNOWN_REF} being the baseline's commit" if f" {UNKNOWN_REF} " in self.command else ""
         return NextStep(f"{took} would decide{where}", self.command)

@@ -61,11 +61,11 @@ def notes(gate: Gate) -> list[str]:
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         lines.append(
-            f"Change: candidate over baseline. Intervals are {100 * gate.confidence:.4g}% ones, so that all "
-            f"are right together with {100 * FAMILY_CONFIDENCE:g}%."
+            f"Change: candidate / baseline - 1. Intervals: {100 * gate.confidence:.4g}% each, "
+            f"{100 * FAMILY_CONFIDENCE:g}% for all changes and looks together."
         )
         lines += _launches(gate)
-    if any(c.column is not None and c.column.in_parts_of for c in compared):
+    if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += reasons(gate)
     if hidden := len(gate.comparisons) - len(gate.shown):
@@ -178,7 +178,7 @@ def _launches(gate: Gate) -> list[str]:
     if gate.num_launches == 1:
         return [f"{turns}: another may differ by more."]
     looked = f" (looks after {listed([*map(str, gate.looks)])})" if len(gate.looks) > 1 else ""
-    return [f"{turns}{looked}: intervals cover how launches differ."]
+    return [f"{turns}{looked}: intervals cover how launches differ, not days."]
 
 
 def sentence(step: NextStep) -> str:
@@ -201,7 +201,7 @@ def show(gate: Gate) -> None:
 def annotations_of(gate: Gate) -> list[Annotation]:
     """What GitHub shows above the log: an error for each regression, a warning where nothing was decided."""
     title = speaker("gate")
-    if gate.exit_code == ExitCode.NOT_COMPARABLE:
+    if gate.exit_code == ExitCode.UNDECIDED:
         return [Annotation("warning", title, verdict(gate))]
     bad = [*gate.having("regressed"), *gate.having("missing")] if gate.exit_code == ExitCode.FAILED else []
     return [Annotation("error", f"{title}: {c.verdict}", said(c)) for c in bad]

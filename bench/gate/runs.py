@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..axes import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
+from ..case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..conditions import Difference, Question, differences
 from ..errors import UsageError
 from ..manifest import Manifest
 from ..results.aggregate import estimates_of_cases, metrics_by_round
+from ..results.case_columns import IDENTITY, METRICS
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound
-from ..results.schema import IDENTITY, METRICS
 from ..results.store import RunData, load_run
 from ..results.tables import readable
 from ..settings import RANK_PER_DEVICE

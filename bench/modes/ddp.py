@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...models.step import defaults_of
-from ..axes import DDP_DEFAULTS, KINDS
 from ..buckets import BucketLayout, Layout, bucket_bytes, cap_arguments, cap_limits
 from ..case import Case
+from ..case_settings import DDP_DEFAULTS, KINDS
 from ..errors import UserCodeError
 from ..text import listed
 from .base import Mode, Place, Unsupported, UnusedParametersError

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..axes import MODE_SETTINGS, SETTINGS_OF
 from ..buckets import BucketLayout, caps_mib
+from ..case_settings import MODE_SETTINGS, SETTINGS_OF
 from ..gpus import ClockReason
 from ..plan import Planned
 from ..settings import RANK_PER_DEVICE
+from ..stats.fit import MIN_ROUNDS, Typical
 from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
-from ..stats.one_run import MIN_ROUNDS, Typical
 from .block_times import DEVICE_ALLOCS
+from .case_columns import CASES, METRICS
 from .case_result import CaseResult
 from .columns import BUCKETS, EXPOSED_COMM, typed_frame
 from .comparisons import ONE, Comparison, over_default
 from .round_times import ByRound, RoundTimes
-from .schema import CASES, METRICS
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""

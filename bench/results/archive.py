@@ -20,9 +20,9 @@ from ..errors import UsageError
 from ..manifest import MANIFEST
 from ..settings import options_of
 from ..text import to_json
+from .case_columns import FILES
 from .columns import PUBLIC_REASONS, Column
 from .disk import MOST_TABLE_BYTES, read_bytes
-from .schema import FILES
 from .tables import table_bytes
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from ..axes import MODE_DEFAULTS, SETTINGS_OF
 from ..case import STAND_IN
+from ..case_settings import MODE_DEFAULTS, SETTINGS_OF
 from ..settings import IMAGES
 from ..stats.interval import Interval
 from .columns import records

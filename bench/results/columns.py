@@ -1,4 +1,4 @@
-"""What a column of a results file is: kind, unit, limits, what is better; and all but those of cases.csv."""
+"""What a column is: kind, unit, limits, what is better; and those of files beside cases.csv."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..settings import IMAGES
+from ..stats.fit import MIN_ROUNDS, Typical
 from ..stats.interval import Interval
-from ..stats.one_run import MIN_ROUNDS, Typical
 from .case_result import CaseResult
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (

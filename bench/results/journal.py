@@ -21,9 +21,9 @@ from ..errors import UsageError
 from ..manifest import Count, Record
 from ..plan import Planned
 from ..text import to_json
+from .case_columns import CASES
 from .columns import STATUSES
 from .disk import MOST_JSON_BYTES, append, open_regular, open_text
-from .schema import CASES
 
 JOURNAL = "journal.jsonl"
 

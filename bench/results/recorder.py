@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..plan import Planned, plan_hash
 from ..process import uninterrupted
 from ..settings import IMAGES, OWN_PRECISIONS
-from ..stats.one_run import FITTED
+from ..stats.fit import FITTED
 from ..text import visible
 from .aggregate import (
     Outcome,

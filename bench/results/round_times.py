@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from ..stats.fit import FITTED, Typical
 from ..stats.interval import Samples
-from ..stats.one_run import FITTED, Typical
 from .block_times import DEVICE_ALLOCS, GPUS, values_of
+from .case_columns import CASES
 from .columns import records
-from .schema import CASES
 
 ByRound: TypeAlias = dict[int, float]
 Row: TypeAlias = Mapping[str, Any]

@@ -21,13 +21,13 @@ from ..errors import UsageError
 from ..manifest import MANIFEST, Manifest, manifest_of
 from ..settings import RANK_PER_DEVICE
 from .archive import opened
+from .case_columns import FILES
 from .case_result import CaseResult, case_results
 from .columns import BLOCKS, records, typed_frame
 from .comparisons import Comparison, of_table
 from .disk import LOCK, append, make_folder, open_regular, read_json, replace_file, writable
 from .journal import JOURNAL
 from .round_times import RoundTimes
-from .schema import FILES
 from .tables import csv_bytes, csv_value, load_blocks, read_table, table_bytes
 
 CALIBRATION = "calibration.json"
@@ -46,7 +46,7 @@ RUN_FILES = frozenset({*FILES, MANIFEST, JOURNAL, CALIBRATION, LOCK})
 
 @dataclass(frozen=True)
 class RunData:
-    """A loaded run; frames hold exactly the columns of `bench.results.schema`, missing values as NA."""
+    """A loaded run; frames hold exactly the columns of `case_columns.py`, missing values as NA."""
 
     path: Path
     manifest: Manifest

@@ -151,14 +151,14 @@ class Conductor:
     def _lost(self, lost: RestartError) -> int | None:
         """Write down what ended this attempt; the exit code, or None where the next attempt goes on here."""
         if self._workers.launched is not None:
-            return self._start_again(lost)
+            return self._leave_to_launcher(lost)
         self._write_down(lost.failure)
         self._workers.end_at_once()
         if self._workers.stuck:  # it may go on to compute, beside what would be measured
             return self._ended(STUCK, ExitCode.NOT_MEASURED)
         return None
 
-    def _start_again(self, lost: RestartError) -> int:
+    def _leave_to_launcher(self, lost: RestartError) -> int:
         self._write_down(lost.failure)
         why = "a rank was lost" if lost.failure else "the ranks have to start again"
         return self._ended(why, ExitCode.START_AGAIN)
@@ -191,7 +191,7 @@ class Conductor:
             what = "start-up"
             if self._recorder is not None and (under_way := self._recorder.journal.state.under_way):
                 what = under_way.what
-            return self._start_again(self._workers.died(what))
+            return self._leave_to_launcher(self._workers.died(what))
         if self._recorder is not None:
             self._ended("interrupted", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..axes import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
+from ..case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..cli import Parser, command, guarded, say, speaker
 from ..errors import ExitCode, UsageError
 from ..launch import Launch, launch, ranks_environment
@@ -124,8 +124,9 @@ def _how(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None, *, name: str = "run", description: str | None = __doc__) -> int:
-    """Entry point of the command, and of every process that torchrun or srun starts; the exit code.
+    """Entry point of the command, and of every process that torchrun or srun starts.
 
+    Returns the exit code, which `close.py` decides, or `conductor.py` for a run that broke off.
     `name` and `description` are of the command that was typed, where that is a run with a preset of its own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)

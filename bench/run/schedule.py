@@ -16,7 +16,7 @@ from ..console import format_s
 from ..plan import Planned, is_calibrated
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
-from ..stats.one_run import MIN_ROUNDS
+from ..stats.fit import MIN_ROUNDS
 from ..worker.messages import GroupKey
 
 INSTRUMENTED = ("anatomy", "trace")

@@ -12,8 +12,8 @@ from ..results.journal import Completion
 from ..results.recorder import Recorder
 from ..results.round_times import ByRound
 from ..settings import ResolvedSettings
+from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import median_of_ratios
-from ..stats.one_run import MIN_ROUNDS
 
 LEAST_WARMUP_S = 2.0
 """Of a case on a GPU, where there is time: its clock rises with load, and its allocator settles."""

@@ -44,9 +44,9 @@ from ..numbers import (
     ratio_places,
     to_places,
 )
+from ..results.case_columns import CASES
 from ..results.case_result import CaseResult
 from ..results.comparisons import by_compile
-from ..results.schema import CASES
 from ..results.store import FAILURES, failure_file, shown
 from ..stats.interval import Interval
 from ..text import visible, visible_lines
@@ -76,12 +76,8 @@ def print_summary(folder: Path, conclusion: Conclusion, timing: Timing, page: Pa
             kept = folder / failure_file(case.case_id)
             print(visible(f"{case.case_id}: {case.status}: {shown(kept) if kept.is_file() else case.reason}"))
     if any(case.exposed_comm_ms for case in cases):
-        print(
-            "speed-up: over single; eff.: speed-up / devices; exposed: what communication adds to the step;"
-        )
-        print(
-            "hidden: share of communication's own time that adds nothing (none: it adds more than that time)"
-        )
+        print("(a\N{EN DASH}b): 95% interval; speed-up: over single; eff.: speed-up / devices;")
+        print("exposed: what communication adds to the step; hidden: share of its own time that adds nothing")
     if {"default"} < {case.setting("bucket_cap_mb") for case in cases if case.mode == "ddp"}:
         print(DEFAULT_CAP)
     print(*stand_ins(cases), sep="\n")
@@ -154,7 +150,7 @@ def summary_of(folder: Path, cases: pd.DataFrame, conclusion: Conclusion, timing
             Answer(question=one.question, answer=one.answer, sentence=one.said, paste=one.paste)
             for one in conclusion.verdicts
         ),
-        findings=conclusion.notes,
+        findings=(*conclusion.notes, *conclusion.background),
         next=conclusion.next_step,
         trust=conclusion.trust,
         cautions=conclusion.cautions,
@@ -185,7 +181,7 @@ def case_table(cases: Sequence[CaseResult], fastest_id: str = "") -> Table:
     shown = own if any(case.num_devices > 1 for case in own) else measured
     shown = sorted(shown, key=lambda case: case.is_stand_in)
     on_cpu = any(case.device_type == "cpu" for case in shown)
-    rate = f"{escape(visible(per_second(unit_of_cases(cases))))} (95%)"
+    rate = f"{escape(visible(per_second(unit_of_cases(cases))))}"
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
     headings = [column.heading or rate for column in COLUMNS.values()]
     for name in ("case", "cores" if on_cpu else "GPUs", "cap MiB", *headings):

@@ -1,4 +1,7 @@
-"""The conductor's end of its workers: starts them, tells them what to do, and sees who hangs or dies."""
+"""The conductor's end of its workers: starts them, tells them what to do, and sees who hangs or dies.
+
+After a death `conductor.py` starts them again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Intervals: of medians over rounds, the unit of repetition, and of what launches and runs have in common."""
+"""Intervals: of medians over rounds, the unit of repetition, and of what launches and runs have in common.
+
+Those of speed-ups and comparisons, ratios of cases, are of the fit in `fit.py`.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.runs import both, read_run
-from ddp_bench.bench.results.schema import GATED
+from ddp_bench.bench.results.case_columns import GATED
 
 SLOW_DOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 
@@ -59,7 +59,7 @@ def main():
         changed = [(baseline, slower(candidate, slow_down)) for baseline, candidate in pairs]
         found = [verdict(chance.choices(changed, k=DEFAULT_LAUNCHES[-1])) for _ in range(options.trials)]
         codes = Counter(code for code, _ in found)
-        shares = [100 * codes[code] / len(found) for code in (0, ExitCode.FAILED, ExitCode.NOT_COMPARABLE)]
+        shares = [100 * codes[code] / len(found) for code in (0, ExitCode.FAILED, ExitCode.UNDECIDED)]
         taken = sum(look for _, look in found) / len(found)
         print(f"| {slow_down:.0%} |", *(f"{share:.1f}% |" for share in shares), f"{taken:.1f} |", flush=True)
 

@@ -291,7 +291,7 @@ def judge(attack, found, good_mib):
         wrong.append(f"{found.mib - good_mib:.0f} MiB above a good input")
     lines = found.error.splitlines()
     told = any("error: " in line or "not comparable: " in line or "no report: " in line for line in lines)
-    if found.code in (ExitCode.USAGE, ExitCode.NOT_COMPARABLE) and attack.command != "gate" and not told:
+    if found.code in (ExitCode.USAGE, ExitCode.UNDECIDED) and attack.command != "gate" and not told:
         wrong.append("a refusal without a reason")
     if attack.must_refuse and not told:
         wrong.append("accepted")
@@ -346,7 +346,7 @@ def campaign(number, seed, good):
             measured = {name: content(run / name) for name in FILES}
             found = ended(MAINS[attack.command.removeprefix("options of ")], attack)
             bad = judge(attack, found, usual.setdefault(attack.command, found.mib))
-            if attack.name == "nothing" and found.code not in (0, ExitCode.FAILED, ExitCode.NOT_COMPARABLE):
+            if attack.name == "nothing" and found.code not in (0, ExitCode.FAILED, ExitCode.UNDECIDED):
                 bad.append(f"a good folder gives {found.code}")
             bad += [f"{path.name} was changed" for path, was in before.items() if snapshot(path) != was]
             if len(list(Path(place).iterdir())) != len((run, other, new, outside)):

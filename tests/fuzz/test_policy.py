@@ -20,7 +20,7 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.tables import load_blocks
 from ddp_bench.bench.run.stop_rule import StopRule, is_look, resting_cases
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.stats.one_run import Typical
+from ddp_bench.bench.stats.fit import Typical
 
 MARGIN = 0.05
 MOST_ROUNDS = 80

@@ -182,7 +182,7 @@ def test_a_run_goes_on_with_no_other_code_than_it_began_with(failed):
         refused = measure(failed.project, *RESUME, "--rounds", "6")
     finally:
         code.write_text(NET)
-    assert refused.returncode == ExitCode.NOT_COMPARABLE == 3, refused.stderr[-4000:]
+    assert refused.returncode == ExitCode.UNDECIDED == 3, refused.stderr[-4000:]
     (line,) = [line for line in refused.stderr.splitlines() if line.startswith("bench.run: ")]
     assert line.startswith("bench.run: not comparable: ")
     assert line.endswith(

@@ -7,11 +7,11 @@ from made import made_manifest
 from report_runs import case, measured
 
 from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.stats.interval import Interval
 
 CPU = {"device_type": "cpu"}
@@ -107,7 +107,7 @@ def said_of_each():
     told = []
     for name, (cases, by) in found.items():
         made = concluded(*cases, by=by)
-        said = [*(f"[{one.label}] {one.said}" for one in made.verdicts), *made.notes]
+        said = [*(f"[{one.label}] {one.said}" for one in made.verdicts), *made.notes, *made.background]
         said += [f"Next, {made.next_step.why}"] if made.next_step else []
         told += [f"# {name}", *(line for line in said if line not in told)]
     return told

@@ -10,9 +10,9 @@ from made import made_manifest, new_run, write_tables
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.results.aggregate import Outcome, estimates_of_cases
+from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.results.case_result import CaseResult
-from ddp_bench.bench.results.schema import GATED
-from ddp_bench.bench.stats.one_run import Typical, in_pairs
+from ddp_bench.bench.stats.fit import Typical, in_pairs
 
 MANIFEST = {
     "versions": {"torch": "2.15.0", "python": "3.12.1"},

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from made import block, compared, made_manifest
 
-from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
+from ddp_bench.bench.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import over_default
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.results.store import RunData
 
 

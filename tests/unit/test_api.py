@@ -11,7 +11,7 @@ import ddp_bench
 from ddp_bench import compare, load_run
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import main as gate
-from ddp_bench.bench.results.schema import FILES
+from ddp_bench.bench.results.case_columns import FILES
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 

@@ -17,8 +17,8 @@ from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import Scenario, estimate
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, typed_frame
-from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.results.store import RunData
 
 SIZES = (2_000_000, 6_000_000, 12_000_000, 4_000_000)

@@ -5,9 +5,9 @@ from finding_cases import CAP_25, DDP, SINGLE, concluded, over
 from report_runs import case, measured
 
 from ddp_bench.bench.findings.causes import MENDS, causes
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import typed_frame
-from ddp_bench.bench.results.schema import CASES
 
 STEP = {"step_ms": 100.0, "exposed_comm_ms": 3.0, "buffers_ms": 1.0, "data_ms": 0.1, "rank_skew_ms": 2.0}
 
@@ -64,8 +64,8 @@ def test_what_is_small_not_known_or_of_chance_is_not_named():
 def test_the_step_of_dp_on_the_same_gpus_stands_beside_it():
     rows = [SINGLE, case("dp", 2, 190.0) | measured(step_ms=84.0)]
     (note,) = concluded(*rows, DDP | measured(**STEP | {"data_ms": 30.0})).notes
-    assert "takes 100 (99\N{EN DASH}101) ms, under DP 84.0 (83.2\N{EN DASH}84.8) ms. Worth mending" in note
-    assert "by itself: the wait for batches, 30.0 (" in note
+    assert "takes 100 (99\N{EN DASH}101) ms, under DP 84.0 (83.2\N{EN DASH}84.8) ms. Could be saved" in note
+    assert "not to be added: the wait for batches, 30.0 (" in note
 
 
 def test_the_parts_of_a_step_add_up():

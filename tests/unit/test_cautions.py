@@ -20,10 +20,10 @@ from ddp_bench.bench.load import LoadReading, mean_load, other_loads, read_load
 from ddp_bench.bench.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.worker.facts import NotProved, Shown, Warmed
 from ddp_bench.report.conditions import conditions

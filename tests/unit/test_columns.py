@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddp_bench.bench.results.schema import FILES
+from ddp_bench.bench.results.case_columns import FILES
 
 README = Path(__file__).parents[2] / "results" / "README.md"
 

@@ -14,6 +14,7 @@ from test_aggregate import DRIFTING, IDS, PLAN, frames
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.columns import COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import (
@@ -30,10 +31,9 @@ from ddp_bench.bench.results.comparisons import (
 )
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.stats.fit import Typical
 from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.stats.one_run import Typical
 
 NAN = math.nan
 

@@ -21,10 +21,10 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.resolve import read_toml
 from ddp_bench.bench.results import disk, journal
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.disk import LOCK, FolderLock
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.results.store import RUN_FILES, RunWriter, load_run
 from ddp_bench.bench.results.tables import read_blocks, repair_blocks
 from ddp_bench.bench.run.close import finish

@@ -23,10 +23,10 @@ from ddp_bench.bench.findings.cautions import Caution, trust
 from ddp_bench.bench.findings.findings import conclude, run_cautions
 from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, pairs_of
-from ddp_bench.bench.results.schema import CASES
 
 
 def found(*cases, by=()):
@@ -68,13 +68,13 @@ def test_a_stand_in_is_not_ranked():
     assert pairs_of(map(CaseResult.of, [single, dp, ddp])) == []
     verdict = found(single, dp, ddp)[WRAPPER]
     assert (verdict.faster, verdict.slower, verdict.paste) == ("DDP on 2 CPU cores", "one device", "")
-    stages, published = verdict.notes
-    assert stages.startswith("Stages of DP's stand-in, in a step of 200 (198\N{EN DASH}202) ms: reduce ")
+    stages, published = verdict.background
+    assert stages.startswith("Stages of DP's stand-in, in a pass of their own: reduce 14 ms")
     assert "replicate 2.0 ms, scatter 1.0 ms" in stages
     assert verdict.sentence.endswith("as fast as one device; DP is not measurable without GPUs.")
     assert published == PUBLISHED
     assert WRAPPER not in found(single, dp), "nor against one device"
-    assert PUBLISHED not in wrapper(1.5, 1.7).notes
+    assert PUBLISHED not in wrapper(1.5, 1.7).background
 
 
 def caps(*by, more=()):
@@ -165,7 +165,7 @@ def test_how_far_ranks_are_apart_is_told_where_communication_hides_nothing():
     row = DDP | measured(step_ms=100.0) | COMMUNICATIONS["none hidden"]
     ends = {"rank_skew_ms": 17.0, "rank_skew_ms_high": 22.0}
     known, unknown = (
-        found(SINGLE, row | ends | {"rank_skew_ms_low": low})[COMMUNICATION].notes[0] for low in (12, -1)
+        found(SINGLE, row | ends | {"rank_skew_ms_low": low})[COMMUNICATION].background[0] for low in (12, -1)
     )
     assert known.endswith("or ranks wait: ranks' own work is 17 (12\N{EN DASH}22) ms apart")
     assert unknown.endswith("or ranks wait")

@@ -26,7 +26,7 @@ from ddp_bench.bench.gate.judge import judge
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
 from ddp_bench.bench.gate.more import more
 from ddp_bench.bench.gate.runs import LAUNCH
-from ddp_bench.bench.results.schema import GATED
+from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.stats.interval import Interval
 
 

@@ -339,7 +339,7 @@ def test_the_page_says_what_the_terminal_says_and_holds_the_ratios_of_the_json(t
 
 def test_a_gate_that_decides_nothing_is_a_warning(tmp_path, summary, capsys):
     runs = [str(write_run(tmp_path / name, WIDE)) for name in "ab"]
-    assert main(runs) == ExitCode.NOT_COMPARABLE
+    assert main(runs) == ExitCode.UNDECIDED
     (command,) = capsys.readouterr().err.splitlines()
     assert command.startswith("::warning title=bench.gate::undecided: ")
     assert "## bench.gate: undecided" in summary.read_text(encoding="utf-8")

@@ -33,8 +33,8 @@ from ddp_bench.bench.gate.output import NOT_INTERLEAVED
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
 from ddp_bench.bench.results.store import load_run, read_manifest
 from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.stats.fit import Typical
 from ddp_bench.bench.stats.interval import Estimate, with_change_of_runs
-from ddp_bench.bench.stats.one_run import Typical
 
 
 @cache

@@ -16,10 +16,10 @@ from ddp_bench.bench.findings.cautions import of_conditions
 from ddp_bench.bench.lab.main import visible_gpus
 from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import CASES
 
 BOTH = ["GPU-a1234567", "GPU-b1234567"]
 

@@ -12,8 +12,8 @@ import scipy
 from accuracy_tables import LAUNCHES
 from commands import ROOT
 
+from ddp_bench.bench.stats.fit import Typical, fit
 from ddp_bench.bench.stats.interval import common_value
-from ddp_bench.bench.stats.one_run import Typical, fit
 
 PAGE = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
 SERIES = ("A", "B", "C")

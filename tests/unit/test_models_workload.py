@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW
 
-from ddp_bench.bench.axes import StepSettings
+from ddp_bench.bench.case_settings import StepSettings
 from ddp_bench.bench.errors import UsageError, UserCodeError
 from ddp_bench.models.checks import checked
 from ddp_bench.models.registry import resnet_workload

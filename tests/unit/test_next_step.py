@@ -25,7 +25,7 @@ from ddp_bench.bench.results.comparisons import UNRESOLVED, compared
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.stats.one_run import Typical
+from ddp_bench.bench.stats.fit import Typical
 
 
 def parsed(step):

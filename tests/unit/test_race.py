@@ -8,7 +8,7 @@ from selection import in_campaign
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
 from ddp_bench.bench.run.stop_rule import FINAL_SHARE, LEAST_ROUNDS, dropped
-from ddp_bench.bench.stats.one_run import Typical
+from ddp_bench.bench.stats.fit import Typical
 
 OF_FOUR = [(case, "default") for case in "abcd"]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import _inductor, nn
 
-from ddp_bench.bench.axes import COMM_HOOKS
 from ddp_bench.bench.case import Split, split_of
+from ddp_bench.bench.case_settings import COMM_HOOKS
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import SingleMode, gradients_of
 from ddp_bench.bench.modes.compiled import draws_as_eager

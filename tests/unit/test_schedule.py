@@ -18,8 +18,8 @@ from ddp_bench.bench.run.stop_rule import (
     is_look,
     resting_cases,
 )
+from ddp_bench.bench.stats.fit import MIN_ROUNDS
 from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.bench.stats.one_run import MIN_ROUNDS
 
 
 def resolved(**stored):

@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from ddp_bench.bench.axes import SETTINGS_OF, STEP_DEFAULTS
 from ddp_bench.bench.buckets import BucketLayout, bucket_caps, cap_arguments, cap_code
+from ddp_bench.bench.case_settings import SETTINGS_OF, STEP_DEFAULTS
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.resolve import PRESETS, GpuKind, as_options, resolve, with_device_defaults
 from ddp_bench.bench.settings import Settings, options_of

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+from ddp_bench.bench.stats.fit import in_pairs
 from ddp_bench.bench.stats.interval import (
     Estimate,
     Interval,
@@ -14,7 +15,6 @@ from ddp_bench.bench.stats.interval import (
     median_of_ratios,
     over_launches,
 )
-from ddp_bench.bench.stats.one_run import in_pairs
 
 
 def test_no_value_and_one_value_have_no_interval():

@@ -8,7 +8,7 @@ from scipy import stats
 from selection import in_campaign
 
 from ddp_bench.bench.stats import one_run
-from ddp_bench.bench.stats.one_run import MIN_ROUNDS, fit
+from ddp_bench.bench.stats.fit import MIN_ROUNDS, fit
 
 LOG_MS = np.log([100.0, 80.0, 130.0, 55.0])
 

@@ -21,11 +21,11 @@ from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
 from ddp_bench.bench.plan import plan_hash
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.block_times import BlockTimes
+from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.disk import FolderLock
 from ddp_bench.bench.results.journal import Journal, Plan, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
-from ddp_bench.bench.results.schema import CASES, FILES
 from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
 from ddp_bench.bench.run.open_folder import check_same, fail_case, open_run, settings_of, settle_fault

@@ -12,10 +12,10 @@ from selection import in_campaign
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results import tables
+from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import BLOCKS, Column, typed_frame
 from ddp_bench.bench.results.disk import read_json
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import CASES, FILES
 from ddp_bench.bench.results.store import RunWriter, load_run
 
 

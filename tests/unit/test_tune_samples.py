@@ -16,8 +16,8 @@ from ddp_bench.bench.resolve import PRESETS
 from ddp_bench.bench.results.comparisons import FASTER, Comparison, compared
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.run.stop_rule import dropped
+from ddp_bench.bench.stats.fit import Typical
 from ddp_bench.bench.stats.interval import Interval, median_of_ratios
-from ddp_bench.bench.stats.one_run import Typical
 
 pytestmark = pytest.mark.campaign
 

@@ -16,8 +16,8 @@ from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.manifest import Timing
+from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.results.comparisons import FASTER
-from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run.summary import print_summary
 from ddp_bench.models.registry import load_workload, resnet_workload
@@ -62,7 +62,7 @@ def test_a_gate_never_compares_rates_of_different_units(*, interleaved):
     thresholds = dict.fromkeys(GATED, 0.05)
     ours, theirs = made_run(STEADY), counting(STEADY, "tokens")
     gate = compare(ours, theirs, thresholds=thresholds, looks=(1,) if interleaved else ())
-    assert gate.exit_code == ExitCode.NOT_COMPARABLE
+    assert gate.exit_code == ExitCode.UNDECIDED
     assert {c.verdict for c in gate.comparisons} == {"not comparable"}
     assert {c.reason for c in gate.comparisons} == {"the baseline counts images, the candidate tokens"}
     same = compare(

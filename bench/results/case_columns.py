@@ -1,8 +1,11 @@
-"""The columns of every results file, for the writer, the reader and the documentation; those of cases.csv."""
+"""The columns of cases.csv, and by file those of all results files.
+
+A value comes from a block's `detail` of the column's name, or else from `case_rows` in `aggregate.py`.
+"""
 
 from __future__ import annotations
 
-from ..axes import MODE_SETTINGS, STEP_SETTINGS
+from ..case_settings import MODE_SETTINGS, STEP_SETTINGS
 from ..settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
 from .columns import (
     EXPOSED_COMM,
