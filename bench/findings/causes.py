@@ -101,7 +101,7 @@ def _sum(ddp: CaseResult, step_ms: Interval, one: Interval) -> str:
     parts = {
         f"{written(one, 'ms')} as on one device": True,
         f"{written(own, 'ms')} {ALL_REDUCE}": own is not None,
-        f"{quantity(beside_ms, 'ms', 2)} contention, waits and copies beside them": beside_ms > 0,
+        f"{quantity(beside_ms, 'ms', 2)} contention, waits, copies": beside_ms > 0,
         f"{quantity(rest_ms, 'ms', 2)} else": rest_ms > 0,
     }
     return ", ".join(part for part, is_there in parts.items() if is_there)
