@@ -130,7 +130,7 @@ def with_ends(
 
 
 def setting_column(setting: Field[Any]) -> Column:
-    """The value of a setting of `bench.axes`."""
+    """The value of a setting of `case_settings.py`."""
     kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
     above = 0 if kind == "int" else -MOST
     return Column(setting.name, kind, setting.metadata["column"], above=above)

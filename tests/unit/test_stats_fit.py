@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from selection import in_campaign
 
-from ddp_bench.bench.stats import one_run
+from ddp_bench.bench.stats import fit as fitting
 from ddp_bench.bench.stats.fit import MIN_ROUNDS, fit
 
 LOG_MS = np.log([100.0, 80.0, 130.0, 55.0])
@@ -31,7 +31,7 @@ def _uncorrelated(monkeypatch):
     def none(*_, **__):
         return 0.0
 
-    monkeypatch.setattr(one_run, "_correlation", none)
+    monkeypatch.setattr(fitting, "_correlation", none)
 
 
 def test_without_noise_every_column_is_found_exactly():
@@ -42,12 +42,12 @@ def test_without_noise_every_column_is_found_exactly():
 
 
 def test_with_a_huge_tuning_it_is_the_two_way_mean(monkeypatch):
-    monkeypatch.setattr(one_run, "_TUNING", 1e6)
+    monkeypatch.setattr(fitting, "_TUNING", 1e6)
     step_ms = table(15)
     x = np.log(step_ms)
     found = fit(step_ms)
     assert found.log_ms - found.log_ms[0] == pytest.approx(x.mean(axis=0) - x[:, 0].mean(), abs=0.004)
-    monkeypatch.setattr(one_run, "_start", lambda x, seen: (*_start(x, seen)[:2], np.ones(x.shape[1])))
+    monkeypatch.setattr(fitting, "_start", lambda x, seen: (*_start(x, seen)[:2], np.ones(x.shape[1])))
     found = fit(step_ms)
     assert found.log_ms == pytest.approx(x.mean(axis=0), abs=1e-8)
     by_hand = (x - x.mean(axis=0) - x.mean(axis=1, keepdims=True) + x.mean()) / len(x)
@@ -55,7 +55,7 @@ def test_with_a_huge_tuning_it_is_the_two_way_mean(monkeypatch):
     assert found.round_influence == pytest.approx((x.mean(axis=1) - x.mean()) / len(x), abs=1e-8)
 
 
-_start = one_run._start
+_start = fitting._start
 
 
 def intervals(found, functions, *, confidence=0.95):
@@ -158,7 +158,7 @@ def test_the_ar1_factor_is_that_of_the_covariance_matrix(ratio, n):
     of_mean = covariance.sum() / n**2
     expected = np.trace(centring @ covariance)
     spread = np.trace(centring @ covariance @ centring @ covariance)
-    factor, freedom = one_run._ar1(ratio, n)
+    factor, freedom = fitting._ar1(ratio, n)
     assert factor == pytest.approx(of_mean / (expected / (n - 1) / n))
     assert freedom == pytest.approx(expected**2 / spread)
     if ratio == 0:
