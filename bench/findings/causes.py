@@ -26,11 +26,11 @@ OWN_WORK, RANKS, DATA = "DDP's own work on one device", "uneven ranks", "the wai
 BESIDE = "waiting beside communication, for other ranks or for the cores that it takes"
 
 MENDS = {
-    ALL_REDUCE: "half the bytes by --comm-hook bf16, a larger batch, a faster link",
+    ALL_REDUCE: "--comm-hook bf16 (half of it), a larger batch, a faster link",
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     BESIDE: "cores or GPUs that nothing else uses",
     COPIES: "--gradient-as-bucket-view on",
-    OWN_WORK: "a larger batch: it does not grow with it",
+    OWN_WORK: "a larger batch, with which it does not grow; in part counted above",
     RANKS: "the same cores, clocks and batches for all ranks",
     DATA: "more --data-workers, or a faster source",
 }
@@ -77,19 +77,19 @@ def causes(
 
 def said(
     cases: Sequence[CaseResult], slow: Collection[str] = (), comparisons: Iterable[Comparison] = ()
-) -> str:
-    """The causes in a sentence, with what mends each; empty where none is known."""
+) -> list[str]:
+    """What a step of DDP consists of, and each cause with what mends it; none where no cause is known."""
     ddp, found = default_of(headline(cases)), causes(cases, slow, comparisons)
     if not found or ddp is None or ddp.step_ms is None:
-        return ""
+        return []
     alike = [c for c in cases if c.compile == ddp.compile and c.step_ms and not c.is_stand_in]
     dp = next((c.step_ms for c in alike if c.mode == "dp" and c.num_devices == ddp.num_devices), None)
     one = next((c.step_ms for c in alike if c.mode == "single" and c.scaling == "weak"), None)
-    begun = f"A step of DDP on {place(ddp)} takes {written(ddp.step_ms, 'ms')}"
-    begun += f", under DP {written(dp, 'ms')}" if dp else ""
-    begun += f": {_sum(ddp, ddp.step_ms, one)}" if one else ""
-    parts = (f"{what}, {written(ms, 'ms')} ({MENDS[what]})" for what, ms in found.items())
-    return f"{begun}. Could be saved, measured one by one, not to be added: {'; '.join(parts)}."
+    step = f"A step of DDP on {place(ddp)} takes {written(ddp.step_ms, 'ms')}"
+    step += f", under DP {written(dp, 'ms')}" if dp else ""
+    step += f": {_sum(ddp, ddp.step_ms, one)}" if one else ""
+    saved = (f"Could be saved: {written(ms, 'ms')} {what}, by {MENDS[what]}." for what, ms in found.items())
+    return [f"{step}.", *saved]
 
 
 def _sum(ddp: CaseResult, step_ms: Interval, one: Interval) -> str:
@@ -100,11 +100,11 @@ def _sum(ddp: CaseResult, step_ms: Interval, one: Interval) -> str:
     rest_ms = step_ms.estimate - one.estimate - (exposed.estimate if exposed else 0.0)
     parts = {
         f"{written(one, 'ms')} as on one device": True,
-        f"{written(own, 'ms')} {ALL_REDUCE}": own is not None,
+        f"{written(own, 'ms')} all-reduces": own is not None,
         f"{quantity(beside_ms, 'ms', 2)} contention, waits, copies": beside_ms > 0,
         f"{quantity(rest_ms, 'ms', 2)} else": rest_ms > 0,
     }
-    return ", ".join(part for part, is_there in parts.items() if is_there)
+    return " + ".join(part for part, is_there in parts.items() if is_there)
 
 
 def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:

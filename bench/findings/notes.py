@@ -28,7 +28,7 @@ def notes(
     answer, cases that share devices, cases that were skipped.
     """
     found = (
-        causes.said(cases, slow, comparisons),
+        *causes.said(cases, slow, comparisons),
         *slow,
         *(f"{note}." for verdict in verdicts for note in verdict.notes),
         _shared(cases),

@@ -1,4 +1,4 @@
-"""A verdict for one metric of one case, of its figures in two runs, and how it is said."""
+"""A verdict for one metric of one case, and how it is said; of a whole gate `compare.py` decides."""
 
 from __future__ import annotations
 

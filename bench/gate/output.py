@@ -147,7 +147,8 @@ def _undecided(gate: Gate) -> str:
     if suspected := [c for c in gate.comparisons if c.suspected]:
         return f"{said(suspected[0])}, but {suspected[0].reason}"
     if gate.undecided:
-        return f"{named(gate.undecided)}{_allowed(gate.undecided)}"
+        limit = f"{100 * (gate.undecided[0].threshold or 0):g}%"
+        return f"{named(gate.undecided)}: perhaps over the allowed {limit}, perhaps not"
     return "every case shares its devices, so none is judged"
 
 

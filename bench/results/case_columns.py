@@ -1,6 +1,7 @@
 """The columns of cases.csv, and by file those of all results files.
 
-A value comes from a block's `detail` of the column's name, or else from `case_rows` in `aggregate.py`.
+A value comes, by the column's name, from the `detail` of blocks (`bench/measure`), from the facts of a
+prepared case (`facts_of` in `bench/run/case_runner.py`), or else from `case_rows` in `aggregate.py`.
 """
 
 from __future__ import annotations

@@ -131,7 +131,9 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
     assert set(outputs) == {"verdict=regression", "exit-code=1"}
     (annotation,) = (line for line in done.stderr.splitlines() if line.startswith("::"))
     title = "ddp-bench gate%3A regressed"
-    assert re.fullmatch(rf"::error title={title}::single on 1 CPU core is \d+%25 slower \(.*\)", annotation)
+    assert re.fullmatch(
+        rf"::error title={title}::single on 1 CPU core is [\d.]+%25 slower \(.*\)", annotation
+    )
     kind, said = github.comments[0], github.comments[1]["body"]
     assert kind["body"] == "Nice!"
     assert f"{head[:7]}" in said
