@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 import scipy
 
 from ..manifest import Manifest
-from ..numbers import plural, quantity
+from ..numbers import plural
 from ..numbers import with_interval as written
 from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison, default_of
@@ -62,7 +62,7 @@ def causes(
     buffers = ddp.buffers_ms if ddp.buffers_ms and ddp.buffers_ms.estimate > least else None
     exposed, alone = (_less(whole, buffers) for whole in (ddp.exposed_comm_ms, ddp.comm_ms))
     found = {
-        ALL_REDUCE: exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate),
+        ALL_REDUCE: _own_time(exposed, alone),
         BESIDE: alone and _less(_less(exposed, alone), own),
         BUFFERS: buffers,
         COPIES: copies,
@@ -94,17 +94,20 @@ def said(
 
 def _sum(ddp: CaseResult, step_ms: Interval, one: Interval) -> str:
     """The parts that a step consists of, by what `no_sync` and the all-reduces alone take."""
-    exposed, alone = ddp.exposed_comm_ms, ddp.comm_ms
-    own = exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate)
-    beside_ms = exposed.estimate - own.estimate if exposed and own else 0.0
-    rest_ms = step_ms.estimate - one.estimate - (exposed.estimate if exposed else 0.0)
+    exposed = ddp.exposed_comm_ms
+    own = _own_time(exposed, ddp.comm_ms)
     parts = {
-        f"{written(one, 'ms')} as on one device": True,
-        f"{written(own, 'ms')} all-reduces": own is not None,
-        f"{quantity(beside_ms, 'ms', 2)} contention, waits, copies": beside_ms > 0,
-        f"{quantity(rest_ms, 'ms', 2)} else": rest_ms > 0,
+        "as on one device": one,
+        "all-reduces": own,
+        "contention, waits, copies": _less(exposed, own),
+        "else": _less(_less(step_ms, one), exposed),
     }
-    return " + ".join(part for part, is_there in parts.items() if is_there)
+    return " + ".join(f"{written(ms, 'ms')} {what}" for what, ms in parts.items() if ms and ms.estimate > 0)
+
+
+def _own_time(exposed: Interval | None, alone: Interval | None) -> Interval | None:
+    """What of exposed communication is its own time: no more than it takes alone."""
+    return exposed and min(exposed, alone or exposed, key=lambda ms: ms.estimate)
 
 
 def _own_work(ddp: CaseResult, cases: Iterable[CaseResult]) -> Interval | None:
@@ -133,10 +136,10 @@ def _saved(step_ms: Interval, share: Interval) -> Interval:
 
 
 def _less(whole: Interval | None, part: Interval | None) -> Interval | None:
-    """The rest; its interval holds for any that both may have."""
+    """The rest, as far as both are known."""
     if whole is None or part is None:
         return whole
-    return Interval(whole.estimate - part.estimate, whole.low - part.high, whole.high - part.low)
+    return whole.less(part)
 
 
 def slow_ranks(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[str]:

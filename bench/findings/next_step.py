@@ -13,7 +13,7 @@ from typing import Any
 from ..case_settings import STEP_DEFAULTS
 from ..cli import command, quoted
 from ..manifest import Manifest
-from ..numbers import about, quantity, short
+from ..numbers import about, short, with_interval
 from ..resolve import as_options, with_device_defaults
 from ..results.case_result import CaseResult
 from ..results.columns import UNUSED_PARAMETERS
@@ -179,7 +179,7 @@ def _less_exposed(
         caps = settings.axes["bucket_cap_mb"][:1]
         halved = _run(manifest, of_ddp.sweeping(bucket_cap_mb=caps, comm_hook=("none", "bf16")))
         alone_ms = exposing[0].comm_ms
-        gain = f", at most {quantity(alone_ms.estimate / 2, 'ms', 2)} of a step" if alone_ms else ""
+        gain = f", at most {with_interval(alone_ms.scaled(0.5), 'ms')}" if alone_ms else ""
         return NextStep(f"no cap helps; 16-bit gradients halve the bytes{gain}", halved)
     if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..numbers import quantity, ratio, short_percent, to_places, with_interval
+from ..numbers import ratio, short_percent, to_places, with_interval
 from ..results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
@@ -171,8 +171,8 @@ class Verdict:
         if self.hidden_pct:
             facts["hidden"] = f"of which {to_places(self.hidden_pct, 0, '%')} is hidden"
             if self.hidden_pct.estimate < 0 and self.exposed_ms and self.alone_ms:
-                on_top = quantity(self.exposed_ms.estimate - self.alone_ms.estimate, "ms", 2)
-                facts["hidden"] = f"no net hiding; the other {on_top}: contention, waiting, copies"
+                on_top = with_interval(self.exposed_ms.less(self.alone_ms), "ms")
+                facts["hidden"] = f"no net hiding; {on_top} contention, waits, copies"
         if self.ratio and self.comparisons:
             gain = short_percent(max(self.ratio.high - 1, _LEAST_GAIN)) if self.ratio.high > 1 else ""
             gains = f"gains more than {gain} (95%)" if gain else "is faster"

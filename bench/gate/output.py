@@ -128,11 +128,11 @@ def _failed(gate: Gate) -> str:
         return f"{named(gate.having('missing'))}; --allow-missing passes without them"
     others = len({c.case_id for c in gate.undecided} - {c.case_id for c in regressed})
     undecided = f"; {plural(others, 'other case')} undecided" if others else ""
-    return f"{named(regressed)}{undecided}{_allowed(regressed)}{_apart(gate)}"
+    return f"{named(regressed)}{undecided}; {_limit(regressed)} is allowed{_apart(gate)}"
 
 
-def _allowed(found: Sequence[Change]) -> str:
-    return f"; {100 * (found[0].threshold or 0):g}% is allowed"
+def _limit(found: Sequence[Change]) -> str:
+    return f"{100 * (found[0].threshold or 0):g}%"
 
 
 def _passed(gate: Gate) -> str:
@@ -147,8 +147,7 @@ def _undecided(gate: Gate) -> str:
     if suspected := [c for c in gate.comparisons if c.suspected]:
         return f"{said(suspected[0])}, but {suspected[0].reason}"
     if gate.undecided:
-        limit = f"{100 * (gate.undecided[0].threshold or 0):g}%"
-        return f"{named(gate.undecided)}: perhaps over the allowed {limit}, perhaps not"
+        return f"{named(gate.undecided)}: perhaps over the allowed {_limit(gate.undecided)}, perhaps not"
     return "every case shares its devices, so none is judged"
 
 

@@ -181,7 +181,7 @@ def case_table(cases: Sequence[CaseResult], fastest_id: str = "") -> Table:
     shown = own if any(case.num_devices > 1 for case in own) else measured
     shown = sorted(shown, key=lambda case: case.is_stand_in)
     on_cpu = any(case.device_type == "cpu" for case in shown)
-    rate = f"{escape(visible(per_second(unit_of_cases(cases))))}"
+    rate = escape(visible(per_second(unit_of_cases(cases))))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
     headings = [column.heading or rate for column in COLUMNS.values()]
     for name in ("case", "cores" if on_cpu else "GPUs", "cap MiB", *headings):
@@ -196,10 +196,7 @@ def case_table(cases: Sequence[CaseResult], fastest_id: str = "") -> Table:
             ", ".join(filter(None, parts)),
             f"{case.num_devices}",
             case.setting("bucket_cap_mb") if case.mode == "ddp" else "",
-            *(
-                NOT_RANKED if case.is_stand_in and name == "speedup" else cell
-                for name, cell in zip(COLUMNS, cells, strict=True)
-            ),
+            *cells,
             style="bold green" if case.case_id == fastest_id else None,
         )
     return table
@@ -210,7 +207,7 @@ def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
     how = COLUMNS[name]
     read = hidden_share if name == "hidden_pct" else lambda case: case.interval(name)
     found = [
-        None if (case.oversubscribed and name in OF_SCALING) or (case.is_stand_in) else read(case)
+        None if (case.oversubscribed and name in OF_SCALING) or case.is_stand_in else read(case)
         for case in cases
     ]
     scaled = [one and one.scaled(how.factor) for one in found]
@@ -227,4 +224,7 @@ def _column(cases: Sequence[CaseResult], name: str) -> list[str]:
         shown = one if how.form in ("rate", "ratio", "interval") else replace(one, low=math.nan)
         return to_places(shown, behind, unit)
 
-    return [cell(one) for one in scaled]
+    cells = [cell(one) for one in scaled]
+    if name == "speedup":
+        cells = [NOT_RANKED if case.is_stand_in else text for case, text in zip(cases, cells, strict=True)]
+    return cells

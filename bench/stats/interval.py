@@ -46,6 +46,10 @@ class Interval:
         """What lies so much higher."""
         return Interval(self.estimate + constant, self.low + constant, self.high + constant)
 
+    def less(self, part: Interval) -> Interval:
+        """What is left without a part; it holds whatever the dependence of the two."""
+        return Interval(self.estimate - part.estimate, self.low - part.high, self.high - part.low)
+
     def inverted(self, factor: float = 1.0) -> Interval:
         """`factor` over the interval, such as a rate from a time; what was low is high."""
         return Interval(factor / self.estimate, factor / self.high, factor / self.low)
