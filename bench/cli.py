@@ -88,6 +88,13 @@ def guarded(name: str, work: Callable[[], int]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    except ModuleNotFoundError as error:
+        say(f"error: {sys.executable} has no {error.name}; install ddp-bench there with python -m pip")
+        return ExitCode.USAGE
+    except Exception as error:  # noqa: BLE001 - Python would end with 1, which says that the answer is bad
+        print(visible_lines("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        say(f"error: a bug of ddp-bench stopped it: please report the lines above ({type(error).__name__})")
+        return ExitCode.BUG
     finally:
         _Current.name = before
 

@@ -24,6 +24,8 @@ class ExitCode(IntEnum):
     """Two runs, or a run and its resumption, were measured under different conditions, or noise hides all."""
     NOT_MEASURED = 4
     """What was asked for could not be measured: every case of a mode failed, or the ranks die."""
+    BUG = 70
+    """An exception that nobody expected (EX_SOFTWARE); its traceback is on stderr."""
     START_AGAIN = 75
     """Of a rank under a launcher (EX_TEMPFAIL): it can go no further, all of them are to start again."""
     INTERRUPTED = 130

@@ -245,7 +245,7 @@ def manifest_of(found: Any, where: Path | str) -> Manifest:
     settings = found.pop("settings", {})
     try:
         manifest = msgspec.convert(found, Manifest)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:  # a lone surrogate is no text
         raise UsageError(f"{where} is damaged: {error}; restore it, or leave the run out") from None
     if not isinstance(settings, dict):
         raise UsageError(f"{where} is damaged: its settings are no object; restore it")

@@ -11,8 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 _FORMULA = re.compile(r"'*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _CODED = re.compile(r"\\(\\|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
@@ -84,6 +82,8 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
 
     Not by msgspec: names of files and hosts may hold bytes that are no UTF-8, as lone surrogates.
     """
+    import msgspec  # every command prints errors, even where its packages are missing
+
     return json.dumps(_finite(msgspec.to_builtins(value)), indent=indent, allow_nan=False)
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from .process import scratch_folder
+from .scratch import scratch_folder
 
 TURNS_ENV = "BENCH_TURNS"
 """Path of the server's socket, in the environment of all runs; checkouts of other versions read it too."""

@@ -54,15 +54,19 @@ def ranks(two_ranks: Ranks) -> Play:
 def real_run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A run of a user's project, and what it said: its Transformer in four modes on one and two devices.
 
-    Two of the bucket caps give one layout. The project has packages with our names.
+    Two of the bucket caps give one layout. The project has packages with our names. The run lies in the
+    temporary folder, beside a user's own, of the names that people give them.
     """
     folder = tmp_path_factory.mktemp("own")
-    project, run = project_in(folder / "project"), folder / "run"
+    project, run = project_in(folder / "project"), folder / "tmp" / "ddp-bench-r1"
+    for name in ("ddp-bench-main", ".ddp-bench-notes"):
+        (folder / "tmp" / name).mkdir(parents=True)
+        (folder / "tmp" / name / "thesis.txt").write_text("mine")
     command = own_command(
         *("run", "--workload", "tokens:transformer", "--device", "cpu", "--gpus", "1,2", "--batch-size", "4"),
         *("--modes", "dp,ddp,fsdp,pipeline", "--data", "host", "--accumulate", "2", "--rounds", "3"),
         *("--steps", "2", "--bucket-cap-mb", "default,0.01,100", "--out", str(run)),
     )
-    done = finished(command, project, {"PYTHONPATH": str(ROOT)})
+    done = finished(command, project, {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")})
     assert done.returncode == 0, done.stderr[-4000:]
     return SimpleNamespace(project=project, data=load_run(run), said=done.stdout)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..manifest import Manifest
-from ..process import PREFIX, ended_with_us, huge_pages_env, locks, own_command, scratch_folder, uninterrupted
+from ..process import ended_with_us, huge_pages_env, own_command, uninterrupted
 from ..provenance import (
     INSTALLED,
     OWN_FOLDERS,
@@ -30,12 +30,15 @@ from ..provenance import (
     repository_of,
     repository_with,
     run_git,
-    worktrees_of,
 )
+from ..scratch import locks, scratch_folder
 from ..settings import Settings
 
 WORKING_TREE = "."
 """The reference that means the code as it stands, for the baseline too."""
+
+WORKTREE_MARK = "a checkout of ddp-bench gate"
+"""Reason by which our worktrees are locked: no other is ever removed from a repository."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,15 @@ def both_checkouts(
             roots = () if root is None else (root,)
             path = moved_path(roots, top, place, python_path=os.environ.get("PYTHONPATH", ""))
             start = moved_folder(here, top, place)
-            start.mkdir(parents=True, exist_ok=True)  # one that git does not know is empty in the checkout
+            try:
+                start.mkdir(
+                    parents=True, exist_ok=True
+                )  # one that git does not know is empty in the checkout
+            except OSError as error:
+                raise UsageError(
+                    f"--interleave: {reference} has no folder {start.relative_to(place)} ({error.strerror}); "
+                    f"run it from {top}"
+                ) from None
             yield Checkout("baseline", start, python, {"PYTHONPATH": path}, moved=(top, place)), candidate
 
 
@@ -228,16 +239,20 @@ def worktree(top: Path, reference: str) -> Iterator[Path]:
                 hooks = ("-c", f"core.hooksPath={os.devnull}")
                 add = ("worktree", "add", "--detach", str(place), reference)
                 _git(top, *hooks, *add, why="git cannot check it out")
+                _git(top, "worktree", "lock", "--reason", WORKTREE_MARK, str(place), why="git cannot lock it")
             yield place
         finally:
             _remove_worktree(top, place)
 
 
 def _forget_lost_worktrees(top: Path) -> None:
-    """Let git forget the worktrees of gates that were killed; other lost ones are not ours to forget."""
-    for place in worktrees_of(top):
-        if place.parent.name.startswith(PREFIX) and not place.exists():
-            _remove_worktree(top, place)
+    """Let git forget the worktrees of gates that were killed: those with our mark whose folder is gone."""
+    common = top / (ask_git(top, "rev-parse", "--git-common-dir") or ".git")
+    for mark in common.glob("worktrees/*/locked"):
+        with contextlib.suppress(OSError, ValueError):
+            place = Path(mark.with_name("gitdir").read_text().strip()).parent
+            if mark.read_text().strip() == WORKTREE_MARK and not place.exists():
+                _remove_worktree(top, place)
 
 
 def _remove_worktree(top: Path, place: Path) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 from ..cli import speaker
 from ..console import Console, format_s
 from ..errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
-from ..process import end_all, exit_codes, interrupted_by_signals, scratch_folder, uninterrupted
+from ..process import end_all, exit_codes, interrupted_by_signals, uninterrupted
 from ..results.store import check_claimable
 from ..run.main import parser as run_parser
 from ..run.main import settings_of
+from ..scratch import scratch_folder
 from ..settings import Settings
 from ..turns import turn_server
 from .checkouts import Checkout, both_checkouts, check_loaded
@@ -122,7 +123,7 @@ def measure_in_turns(
         last = said[-1].removeprefix(f"{speaker('run')}: error: ")
         error = kind(f"the {checkouts[failed[0]].name} side ended with status {code}: {last}")
         # By itself a run that was killed, or could not measure its cases, says nothing of formats.
-        if has_own_bench and failed == [0] and code in (ExitCode.FAILED, ExitCode.USAGE):
+        if has_own_bench and failed == [0] and code in (ExitCode.FAILED, ExitCode.USAGE, ExitCode.BUG):
             raise _other_format(error)
         raise error
     try:

@@ -25,9 +25,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...models.workload import one_line
 from ..errors import UsageError
-from ..process import scratch_folder
 from ..results.block_times import TRACE_FAILED, BlockTimes
 from ..results.disk import MOST_TRACE_BYTES, read_json
+from ..scratch import scratch_folder
 from .clock import make_clock
 from .timed import Trainer, run_block
 

@@ -12,14 +12,15 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import socket
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import UsageError
+from ..scratch import scratch_folder
 
 MOST_JSON_BYTES = 8 * 2**20
 """Of a manifest or one line of a journal; thousands of ranks or cases take some MiB, parsed 20 times that."""
@@ -128,25 +129,77 @@ def append(descriptor: int, content: bytes) -> None:
 def replace_file(target: Path, write: Callable[[Path], object]) -> None:
     """Call `write(path)` on a file beside `target`, then put it in target's place atomically.
 
-    A link is replaced, not followed. Raises OSError.
+    Only a regular file is replaced, whose mode and owner stay. Raises OSError, also where something else is
+    at `target`.
     """
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    os.close(descriptor)
+    before = _regular_file(target)
+    part = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
+    os.close(
+        os.open(
+            part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if before is None else 0o600
+        )
+    )
     try:
-        write(Path(name))
-        Path(name).chmod(0o644)
-        with Path(name).open("rb") as file:
+        write(part)
+        if before is not None:
+            part.chmod(stat.S_IMODE(before.st_mode))
+            if before.st_uid != os.geteuid():
+                with contextlib.suppress(OSError):
+                    os.chown(part, before.st_uid, before.st_gid)
+        with part.open("rb") as file:
             os.fsync(file.fileno())
-        Path(name).replace(target)
+        part.replace(target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 
+def _regular_file(path: Path) -> os.stat_result | None:
+    """Return the status of what `replace_file` may replace; None where nothing is there. Raises OSError."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, "it is a link, which is neither replaced nor followed", str(path))
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, "it is a folder", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return found
+
+
+def write_file(target: Path, write: Callable[[Path], object]) -> None:
+    """Write what a user named: a file is replaced as a whole, a pipe or a character device written into.
+
+    Raises OSError, also for a link to a file, a block device, or a pipe that nobody reads.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = target.stat().st_mode  # /dev/stdout is a link to a pipe
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            _write_into(target, write)
+            return
+    replace_file(target, write)
+
+
+def _write_into(stream: Path, write: Callable[[Path], object]) -> None:
+    try:
+        descriptor = os.open(stream, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "it is a pipe that nobody reads", str(stream)) from None
+        raise
+    with os.fdopen(descriptor, "wb") as file, scratch_folder() as folder:
+        os.set_blocking(descriptor, True)
+        write(folder / "content")
+        file.write((folder / "content").read_bytes())
+
+
 def remove_unfinished(folder: Path, targets: frozenset[str]) -> None:
-    """Remove what `replace_file` had begun of `targets` in `folder` when its process was killed."""
+    """Remove what `replace_file` had begun of `targets` in a run's folder when its process was killed."""
     for path in folder.glob(".*"):
-        if (begun := _UNFINISHED.fullmatch(path.name)) and begun[1] in targets:
+        begun = _UNFINISHED.fullmatch(path.name)
+        if begun and begun[1] in targets and stat.S_ISREG(path.lstat().st_mode):
             path.unlink(missing_ok=True)
 
 

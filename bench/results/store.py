@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from .case_columns import FILES
 from .case_result import CaseResult, case_results
 from .columns import BLOCKS, records, typed_frame
 from .comparisons import Comparison, of_table
-from .disk import LOCK, append, make_folder, open_regular, read_json, replace_file, writable
+from .disk import LOCK, append, make_folder, open_regular, read_json, replace_file, writable, write_file
 from .journal import JOURNAL
 from .round_times import RoundTimes
 from .tables import csv_bytes, csv_value, load_blocks, read_table, table_bytes
@@ -87,14 +88,14 @@ MOST_EARLIER = 20
 def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[list[CaseResult], list[Comparison]]]:
     """Cases and comparisons of what the same kind of machine measured of the same plan, in folders beside it.
 
-    Those that ended before this run began, oldest first; what cannot be read is passed over. Runs in turns
-    and archives have none.
+    Those of the same owner that ended before this run began, oldest first; what cannot be read is passed
+    over. Runs in turns and archives have none.
     """
     if manifest.interleaved_id or manifest.plan_hash is None or not path.is_dir():
         return []
     found = []
-    for folder in path.absolute().parent.iterdir():
-        with contextlib.suppress(UsageError, OSError):
+    for folder in neighbours(path):
+        with passed_over():
             other = read_manifest(folder)
             alike = other.plan_hash == manifest.plan_hash and machine_kind(other) == machine_kind(manifest)
             if alike and (other.created_utc or "") < (manifest.created_utc or ""):
@@ -102,6 +103,28 @@ def earlier_runs(path: Path, manifest: Manifest) -> list[tuple[list[CaseResult],
                 found.append((other.created_utc or "", case_results(cases), of_table(records(compared))))
     latest = sorted(found, key=lambda one: one[0])[-MOST_EARLIER:]
     return [(cases, compared) for _, cases, compared in latest]
+
+
+def neighbours(path: Path) -> list[Path]:
+    """List the folders beside a run's that have the same owner; none where that cannot be told."""
+    with passed_over():
+        owner = path.stat().st_uid
+        beside = sorted(path.absolute().parent.iterdir())
+        return [one for one in beside if is_folder_of(one, owner) and not one.samefile(path)]
+    return []
+
+
+def is_folder_of(path: Path, owner: int) -> bool:
+    """Tell whether `path` is a folder, not a link to one, of the user with the number `owner`."""
+    with passed_over():
+        found = path.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == owner
+    return False
+
+
+def passed_over() -> contextlib.AbstractContextManager[None]:
+    """Suppress whatever a folder raises that this run only looks at: it may hold anything, of anyone."""
+    return contextlib.suppress(Exception)
 
 
 def failure_file(case_id: str) -> str:
@@ -227,14 +250,15 @@ class RunWriter:
 
 
 def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:
-    """Write a file that the user named with `option`, whole or not at all; a link is replaced, not followed.
+    """Write a file that the user named with `option`, whole or not at all, or into a pipe or a device.
 
-    Raises UsageError where it cannot be written, or is what a run has measured or would be taken for.
+    Raises UsageError where it cannot be written, is a link to a file, or is what a run has measured or would
+    be taken for.
     """
     if target.name in RUN_FILES and (target.exists() or (target.parent / MANIFEST).exists()):
         raise UsageError(f"{option} {target} is a file of a run's results; name another file")
     with writable(f"{option} {target}", "file"):
-        replace_file(target, write)
+        write_file(target, write)
 
 
 def read_manifest(folder: Path) -> Manifest:

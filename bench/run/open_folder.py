@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -118,11 +117,13 @@ def _earlier(folder: Path | None, run_id: str) -> Path | None:
     if folder is not None:
         return folder if _is_of(folder, run_id) else None
     others = sorted(Path("results").glob("*"), reverse=True)
-    return next((one for one in others if _is_of(one, run_id)), None)
+    return next(
+        (one for one in others if store.is_folder_of(one, os.geteuid()) and _is_of(one, run_id)), None
+    )
 
 
 def _is_of(folder: Path, run_id: str) -> bool:
-    with contextlib.suppress(UsageError):
+    with store.passed_over():
         attempts = read(folder).attempts
         return bool(attempts) and attempts[-1].run_id == run_id
     return False

@@ -18,7 +18,7 @@ from ..cli import say
 from ..errors import ExitCode, NotMeasuredError, UsageError
 from ..launch import Launch, launch
 from ..machine import oom_kills
-from ..process import remove_abandoned
+from ..scratch import remove_abandoned
 from ..settings import Settings
 from ..text import listed
 from ..worker import messages as m

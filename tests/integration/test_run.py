@@ -36,6 +36,12 @@ def test_every_planned_case_has_exactly_one_row(real_run):
     ]
 
 
+def test_a_users_folders_in_the_temporary_folder_stay(real_run):
+    left = sorted(path.name for path in real_run.data.path.parent.glob("*ddp-bench*"))
+    assert left == [".ddp-bench-notes", "ddp-bench-main", "ddp-bench-r1"]
+    assert (real_run.data.path.parent / "ddp-bench-main" / "thesis.txt").read_text() == "mine"
+
+
 def test_equal_layouts_are_measured_once(real_run):
     run = real_run.data
     caps = run.cases[run.cases["num_devices"] == 2].set_index("bucket_cap_mb")

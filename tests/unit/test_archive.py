@@ -20,9 +20,9 @@ from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.export.pytest_benchmark import pytest_benchmark
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.manifest import Record
-from ddp_bench.bench.process import remove_abandoned
 from ddp_bench.bench.results.archive import LEFT_OUT, PUBLIC, opened, packed, unpacked
 from ddp_bench.bench.results.case_columns import FILES
+from ddp_bench.bench.scratch import remove_abandoned
 from ddp_bench.bench.settings import Settings
 from ddp_bench.report.main import main as report
 

@@ -1,8 +1,10 @@
 """Whose repository is compared, and what is refused before anything is measured."""
 
 import os
+import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from commands import ROOT
@@ -16,6 +18,7 @@ from ddp_bench.bench.gate.checkouts import (
     moved_path,
     repository_to_compare,
     workload_file,
+    worktree,
 )
 from ddp_bench.bench.gate.interleave import from_any_folder
 from ddp_bench.bench.gate.main import main
@@ -105,9 +108,39 @@ def test_a_worktree_runs_no_hook_of_the_repository(tmp_path):
     hook = tmp_path / ".git" / "hooks" / "post-checkout"
     hook.write_text("#!/bin/sh\nexit 1\n")
     hook.chmod(0o755)
-    with checkouts.worktree(tmp_path, "HEAD") as place:
+    with worktree(tmp_path, "HEAD") as place:
         assert (place / "a").read_text() == "1"
     assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
+
+
+def test_only_our_lost_worktrees_are_forgotten(tmp_path):
+    """A user's may lie on a disk that is not mounted now: with it its branch's HEAD would go."""
+    top, theirs = tmp_path / "top", tmp_path / "ddp-bench-main" / "checkout"
+    commit(top, {"net.py": ""})
+    theirs.parent.mkdir()
+    for arguments in (["add", "--detach", str(theirs)], ["lock", "--reason", "on a stick", str(theirs)]):
+        subprocess.run(["git", "-C", str(top), "worktree", *arguments], check=True, capture_output=True)
+    with worktree(top, "HEAD") as ours:
+        kept = shutil.copytree(top / ".git" / "worktrees", tmp_path / "kept")
+    shutil.copytree(kept, top / ".git" / "worktrees", dirs_exist_ok=True)  # as a kill leaves it
+    shutil.rmtree(theirs)
+    known = partial(subprocess.check_output, ["git", "worktree", "list"], cwd=top, text=True)
+    assert str(ours) in known()
+    with worktree(top, "HEAD"):
+        assert str(ours) not in known()
+    assert str(theirs) in known()
+
+
+@pytest.mark.parametrize("folder", ["was_file", ".git"])
+def test_a_folder_that_the_baseline_lacks_room_for_is_one_line(folder, tmp_path, monkeypatch, capsys):
+    top = tmp_path / "top"
+    before = commit(top, {"net.py": "", "was_file": ""})
+    (top / "was_file").unlink()
+    commit(top, {"was_file/other.py": ""})
+    monkeypatch.chdir(top / folder)
+    monkeypatch.syspath_prepend(top)
+    assert main(["--interleave", before, "--", "--workload", "net:make", "--modes", "ddp"]) == 2
+    assert f"has no folder {folder}" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_shallow_clone_and_a_linked_worktree_are_compared_as_far_as_they_reach(tmp_path):
@@ -115,7 +148,7 @@ def test_a_shallow_clone_and_a_linked_worktree_are_compared_as_far_as_they_reach
     commit(project, {"net.py": "first"})
     commit(project, {"net.py": "second"})
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{project}", str(shallow))
-    with checkouts.worktree(shallow, "HEAD") as place:
+    with worktree(shallow, "HEAD") as place:
         assert (place / "net.py").read_text() == "second"
     with (
         pytest.raises(UsageError, match=r"'HEAD~1' in .*, a shallow clone, which git fetch --unshallow comp"),
@@ -123,7 +156,7 @@ def test_a_shallow_clone_and_a_linked_worktree_are_compared_as_far_as_they_reach
     ):
         pytest.fail("that commit is not there")
     git(project, "worktree", "add", "-q", "--detach", str(linked))
-    with checkouts.worktree(linked, "HEAD~1") as place:
+    with worktree(linked, "HEAD~1") as place:
         assert (place / "net.py").read_text() == "first"
     assert linked.exists()
     listed = subprocess.check_output(["git", "worktree", "list"], cwd=project, text=True).splitlines()

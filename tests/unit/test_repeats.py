@@ -1,10 +1,13 @@
 """What earlier runs of a plan tell of the next one: found in the results folder, and counted."""
 
+import os
+
 import numpy as np
 import pytest
 from gate_runs import STEADY, write_run
 from scipy import stats
 
+from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.repeats import AGAIN, agreements, evidence
 from ddp_bench.bench.manifest import MANIFEST
@@ -49,6 +52,40 @@ def test_only_runs_of_this_plan_and_machine_that_began_before_count(tmp_path):
     written(tmp_path, 5)
     assert len(run.earlier) == 1
     assert written(tmp_path, 6, interleaved_id="abc").earlier == []
+
+
+HOSTILE = {
+    "half of a surrogate pair": '{"schema_version": 3, "git": "\\ud800", "plan_hash": "same"}',
+    "nested": "[" * 100_000,
+    "numbers": '{"schema_version": 1e999, "plan_hash": 1e400}',
+    "other types": '{"schema_version": 3, "settings": {"gpus": "\\udfff"}, "ranks": [[]]}',
+    "no text": "\x00\x00",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_no_neighbour_can_break_a_run(content, tmp_path):
+    written(tmp_path, 1)
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    (evil / MANIFEST).write_text(content)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / MANIFEST)
+    run = written(tmp_path, 2)
+    assert len(run.earlier) == 1
+    with pytest.raises(UsageError):  # and as the run itself it is one line
+        load_run(evil)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_runs_of_other_users_do_not_count(tmp_path):
+    """In a shared folder anyone could make up what my next run is said to be."""
+    for number in (1, 2):
+        written(tmp_path, number)
+    os.chown(tmp_path / "run1", 12345, 12345)
+    (tmp_path / "linked").symlink_to(tmp_path / "run2")
+    assert len(written(tmp_path, 3).earlier) == 1
 
 
 def test_runs_that_differ_by_their_rounds_alone_hold_what_they_have_in_common():

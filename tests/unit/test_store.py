@@ -5,6 +5,8 @@ import itertools
 import json
 import os
 import shutil
+import socket
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -77,21 +79,78 @@ def test_no_output_takes_the_place_of_what_was_measured(name, tmp_path):
     assert (tmp_path / name).read_text() == "measured"
 
 
-def test_an_output_is_whole_or_not_written_and_follows_no_link(tmp_path):
-    elsewhere, link = tmp_path / "elsewhere.txt", tmp_path / "link.csv"
-    elsewhere.write_text("theirs")
-    link.symlink_to(elsewhere)
-    store.write_output(link, lambda part: part.write_text("new"), option="--csv")
-    assert (elsewhere.read_text(), link.read_text(), link.is_symlink()) == ("theirs", "new", False)
+def written_as(content):
+    return lambda part: part.write_text(content)
+
+
+def test_an_output_is_whole_or_not_written(tmp_path):
+    page = tmp_path / "page.html"
+    store.write_output(page, written_as("new"), option="--out")
 
     def breaks(part):
         part.write_text("half")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store.write_output(link, breaks, option="--csv")
-    assert link.read_text() == "new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.txt", "link.csv"]
+        store.write_output(page, breaks, option="--out")
+    assert page.read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize("target", ["theirs.txt", "nowhere"])
+def test_a_link_is_neither_replaced_nor_followed(target, tmp_path):
+    (tmp_path / "theirs.txt").write_text("theirs")
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / target)
+    with pytest.raises(UsageError, match="it is a link"):
+        store.write_output(link, written_as("new"), option="--out")
+    assert link.readlink() == tmp_path / target
+    assert (tmp_path / "theirs.txt").read_text() == "theirs"
+
+
+def test_a_pipe_and_a_device_are_written_into_and_stay(tmp_path):
+    pipe, null, page = tmp_path / "pipe", tmp_path / "null", tmp_path / "page"
+    os.mkfifo(pipe)
+    null.symlink_to(os.devnull)
+    with pytest.raises(UsageError, match="a pipe that nobody reads"):
+        store.write_output(pipe, written_as("new"), option="--out")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for place in (pipe, null, Path(os.devnull)):
+        before = place.stat()
+        store.write_output(place, written_as("new"), option="--out")
+        assert (place.stat().st_ino, place.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert os.read(reader, 100) == b"new"
+    os.close(reader)
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(page))
+        with pytest.raises(UsageError, match="no regular file"):
+            store.write_output(page, written_as("new"), option="--out")
+        assert page.is_socket()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+@pytest.mark.parametrize(("kind", "says"), [(stat.S_IFCHR, None), (stat.S_IFBLK, "no regular file")])
+def test_a_device_node_is_never_replaced_by_root(kind, says, tmp_path):
+    node = tmp_path / "node"
+    null, disk = Path(os.devnull).stat().st_rdev, os.makedev(7, 250)
+    os.mknod(node, 0o600 | kind, null if kind == stat.S_IFCHR else disk)
+    with contextlib.nullcontext() if says is None else pytest.raises(UsageError, match=says):
+        store.write_output(node, written_as("new"), option="--out")
+    assert stat.S_IFMT(node.stat().st_mode) == kind
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o022, 0o002])
+def test_the_umask_holds_for_new_files_and_a_files_mode_stays(mask, tmp_path):
+    new, old = tmp_path / "new.html", tmp_path / "old.html"
+    old.touch(mode=0o640)
+    old.chmod(0o640)
+    before = os.umask(mask)
+    try:
+        for page in (new, old):
+            store.write_output(page, written_as("new"), option="--out")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(page.stat().st_mode) for page in (new, old)] == [0o666 & ~mask, 0o640]
 
 
 def test_a_run_does_not_begin_inside_another(tmp_path):

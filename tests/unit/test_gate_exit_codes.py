@@ -1,0 +1,76 @@
+"""Exit code 1 means a regression and nothing else: CI reads it as one, whatever went wrong in the gate."""
+
+import subprocess
+import sys
+
+import pytest
+from gate_runs import STEADY, slowed, write_run
+
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.gate.main import main
+
+IN_TURNS = ("--interleave", "HEAD", "--launches", "1", "--", "--modes", "ddp", "--gpus", "1", "--rounds", "5")
+
+STAGES = {
+    "command.read_thresholds": "apart",
+    "command.read_run": "apart",
+    "command.compare": "apart",
+    "compare.run_differences": "apart",
+    "compare.compare_metric": "apart",
+    "command.junit": "apart",
+    "page.html": "apart",
+    "command.write_output": "apart",
+    "command.show_on_github": "apart",
+    "output.show": "apart",
+    "command.measure_launches": "in turns",
+    "interleave.settings_of": "in turns",
+    "interleave.both_checkouts": "in turns",
+    "interleave.measure_in_turns": "in turns",
+}
+"""What the gate calls, one after the other, and of which kind of gate."""
+
+
+def raises(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "error", [RuntimeError("x"), KeyError("x"), MemoryError(), AssertionError()], ids=repr
+)
+def test_an_exception_at_any_stage_is_no_regression(stage, error, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(f"ddp_bench.bench.gate.{stage}", raises(error))
+    first, second = (write_run(tmp_path / name) for name in "ab")
+    files = ("--html", str(tmp_path / "p.html"), "--junit", str(tmp_path / "j.xml"))
+    arguments = (*files, str(first), str(second)) if STAGES[stage] == "apart" else (*files, *IN_TURNS)
+    assert main(arguments) == ExitCode.BUG == 70
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "a bug of ddp-bench" in said.splitlines()[-1]
+
+
+def test_a_regression_ends_with_1(tmp_path):
+    first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b", slowed(1.5, steps=STEADY))
+    assert main([str(first), str(second), "--quiet"]) == ExitCode.FAILED == 1
+
+
+WITHOUT = """
+import sys
+sys.modules[sys.argv.pop(1)] = None
+from ddp_bench.bench.gate.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("package", ["msgspec", "pandas", "scipy", "rich"])
+def test_a_missing_package_is_one_line_and_no_regression(package, tmp_path):
+    first, second = (str(write_run(tmp_path / name)) for name in "ab")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, package, first, second], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ExitCode.USAGE, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert f"has no {package}" in done.stderr
