@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from .text import visible
+from .text import shortened, visible
 
 
 class ExitCode(IntEnum):
@@ -35,7 +35,8 @@ class ExitCode(IntEnum):
 class UsageError(ValueError):
     """A mistake in what the user asked for; the message names it and the fix, on one line.
 
-    Control characters of what it repeats are made visible, so that it can go to a terminal as it is.
+    Control characters of what it repeats are made visible, so that it can go to a terminal as it is, and long
+    values are cut.
     """
 
     exit_code = ExitCode.USAGE
@@ -43,15 +44,15 @@ class UsageError(ValueError):
     """What the line on the terminal begins with, after the command's name."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(visible(message))
+        super().__init__(visible(shortened(message)))
 
 
 class UserCodeError(UsageError):
     """The user's own code raised; its traceback (the cause) is shown above the message."""
 
 
-RAISED_BY_USERS = (Exception, SystemExit)
-"""What a user's code may raise: a model that calls `sys.exit(0)` is no success."""
+RAISED_BY_USERS = (Exception, SystemExit, KeyboardInterrupt)
+"""What a user's code may raise: a model that calls `sys.exit(0)` is no success, and ranks get no Ctrl-C."""
 
 
 class NotMeasuredError(UsageError):

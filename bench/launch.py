@@ -13,6 +13,7 @@ import msgspec
 from .errors import UsageError
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MAX_RANKS, MAX_PORT = 100_000, 65_535
 START = "start with torchrun or srun, which set all of them, or unset RANK"
 
 
@@ -37,6 +38,8 @@ def launch(environment: Mapping[str, str]) -> Launch | None:
     """
     if "RANK" not in environment:
         return None
+    if not environment["RANK"]:
+        raise UsageError(f"RANK is set, but empty: {START}")
     if missing := [name for name in NEEDED if not environment.get(name)]:
         raise UsageError(f"RANK is set, but not {', '.join(missing)}: {START}")
     try:
@@ -48,6 +51,10 @@ def launch(environment: Mapping[str, str]) -> Launch | None:
             f"RANK {found.rank} of {found.world_size}, LOCAL_RANK {found.local_rank} of "
             f"{found.local_world_size}: there is no such rank: {START}"
         )
+    if found.world_size > MAX_RANKS:
+        raise UsageError(f"WORLD_SIZE {found.world_size} is over {MAX_RANKS}: {START}")
+    if not 0 < found.master_port <= MAX_PORT:
+        raise UsageError(f"MASTER_PORT {found.master_port} is no port from 1 to {MAX_PORT}: {START}")
     return found
 
 

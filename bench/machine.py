@@ -5,16 +5,19 @@ Of small files of /proc and /sys, under any root, None says that there is no suc
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
 import re
+import resource
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
 import psutil
 
+from .errors import UsageError
 from .manifest import Cgroup, FirstHost, Limit
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
@@ -244,6 +247,21 @@ def _memory_limit(folder: Path) -> float | None:
     value = read_number(folder / "memory.max")
     value = read_number(folder / "memory.limit_in_bytes") if value is None else value
     return math.inf if value is not None and value >= NO_LIMIT_BYTES else value
+
+
+MIN_OPEN_FILES = 128
+"""Descriptors that a run on two devices needs: connections of ranks, pipes, libraries as they are loaded."""
+
+
+def raise_open_file_limit() -> None:
+    """Raise this process's limit of open files as far as it may. Raises UsageError where that is too low."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if resource.RLIM_INFINITY != hard < MIN_OPEN_FILES:
+        raise UsageError(
+            f"this shell allows {hard} open files, a run needs {MIN_OPEN_FILES}; raise it with ulimit -n 1024"
+        )
 
 
 def oom_kills() -> int | None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+_LONG_WORD = re.compile(r"\S{400,}")
 _FORMULA = re.compile(r"'*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _CODED = re.compile(r"\\(\\|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
@@ -25,6 +26,21 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _code(c) for c in text)
+
+
+MAX_WORD, MAX_MESSAGE = 400, 4000
+"""Characters of one word and of a whole message that are worth reading."""
+
+
+def shortened(message: str) -> str:
+    """Cut the middle out of words, and of a message, that a value of the user's makes endless."""
+    return _cut(_LONG_WORD.sub(lambda found: _cut(found[0], MAX_WORD), message), MAX_MESSAGE)
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}… ({len(text)} characters) …{text[-most // 4 :]}"
 
 
 def visible_lines(text: str) -> str:

@@ -69,4 +69,4 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     )
     done = finished(command, project, {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")})
     assert done.returncode == 0, done.stderr[-4000:]
-    return SimpleNamespace(project=project, data=load_run(run), said=done.stdout)
+    return SimpleNamespace(project=project, data=load_run(run), said=done.stdout, warned=done.stderr)

@@ -164,6 +164,8 @@ def repository_to_compare(workload: str, file: Path) -> Path:
     top = repository_with(file)
     if top is not None:
         return top
+    if shutil.which("git") is None:
+        raise UsageError("--interleave: git is not installed or not on PATH; install it, or add it to PATH")
     if not INSTALLED.isdisjoint(file.parts):
         fix = "is an installed copy: install the project with pip install -e, or run where its source lies"
     else:

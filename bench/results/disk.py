@@ -44,14 +44,14 @@ _UNFINISHED = re.compile(r"\.(.+)-[a-z0-9_]{8}")
 """Name of a file that `replace_file` has begun; the group is what it was to replace."""
 
 
-def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
-    """Open a regular file and return its descriptor; a link only with `follow`.
+def open_regular(path: Path, flags: int, *, follow: bool = False, mode: int = 0o666) -> int:
+    """Open a regular file and return its descriptor; a link only with `follow`; a new one of `mode`.
 
     Raises OSError for a link, a pipe or a device, and before writing to a file that has a second name.
     """
     try:
         descriptor = os.open(
-            path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o644
+            path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), mode
         )
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -224,6 +224,14 @@ def writable(what: str, kind: str = "folder") -> Iterator[None]:
         raise UsageError(f"{what} cannot be written: {error.strerror}; name another {kind}") from None
 
 
+def _has_ended(owner: str) -> bool:
+    """Tell whether the process that a lock names was one of this host and is gone."""
+    found = re.fullmatch(r"process (\d{1,9}) on (.+)", owner)
+    if found is None or found[2] != socket.gethostname():
+        return False
+    return not Path(f"/proc/{found[1]}").exists()
+
+
 class FolderLock:
     """One run at a time in a folder: held until `release` or the end of the process.
 
@@ -234,14 +242,21 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._descriptor: int | None = None
         with writable(str(folder)):
-            descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
+            # Whoever may open it may lock it.
+            descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT, mode=0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             os.close(descriptor)
+            if _has_ended(owner):
+                raise UsageError(
+                    f"{folder / LOCK} is locked, though not by the run that wrote into it, which has ended "
+                    f"({owner}): end the process that fuser {LOCK} names, or name another folder"
+                ) from None
             raise UsageError(
-                f"{folder} is in use by another run ({owner}); wait for its end or name another folder"
+                f"{folder} is in use by another run ({owner or 'another process'}); wait for its end or name "
+                "another folder"
             ) from None
         except OSError:
             os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from ..cli import command
+from ..cli import command, say
 from ..errors import UsageError
 from ..plan import Planned, plan_hash
 from ..process import uninterrupted
@@ -57,6 +58,7 @@ class Recorder:
         """All blocks so far."""
         self._plan = journal.state.plan
         self._units_per_step = {p.case.case_id: p.case.units_per_step for p in self._plan}
+        self._has_lost_journal = False
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
@@ -230,6 +232,9 @@ class Recorder:
             with uninterrupted():
                 if not self.writer.is_in_place():
                     raise FileNotFoundError
+                if not self._has_lost_journal and not os.path.lexists(self.journal.path):
+                    self._has_lost_journal = True
+                    say(f"{self.journal.path} has been removed: the run goes on, but cannot be resumed")
                 yield
         except OSError as error:
             if not self.journal.state.attempts:  # there is nothing of a run that could be kept

@@ -27,7 +27,7 @@ from .case_result import CaseResult, case_results
 from .columns import BLOCKS, records, typed_frame
 from .comparisons import Comparison, of_table
 from .disk import LOCK, append, make_folder, open_regular, read_json, replace_file, writable, write_file
-from .journal import JOURNAL
+from .journal import JOURNAL, read
 from .round_times import RoundTimes
 from .tables import csv_bytes, csv_value, load_blocks, read_table, table_bytes
 
@@ -277,8 +277,12 @@ def load_run(path: Path) -> RunData:
 
 def _load(path: Path) -> RunData:
     manifest = read_manifest(path)
+    if not os.path.lexists(path / "cases.csv"):
+        raise UsageError(
+            f"{path / 'cases.csv'} is missing; restore the file, or finish the run with --resume"
+        )
     cases = read_table(path / "cases.csv", FILES["cases.csv"])
-    if cases.empty and (path / "cases.csv").is_file():
+    if cases.empty:
         raise UsageError(f"{path / 'cases.csv'} holds no case; restore the file, or measure again")
     twice = cases["case_id"].duplicated()
     if twice.any():
@@ -289,7 +293,11 @@ def _load(path: Path) -> RunData:
         path,
         manifest,
         cases,
-        load_blocks(path / "blocks.csv", dict(zip(cases["case_id"], world_size, strict=True))),
+        load_blocks(
+            path / "blocks.csv",
+            dict(zip(cases["case_id"], world_size, strict=True)),
+            grows=(path / JOURNAL).is_file() and not read(path).ended,
+        ),
         read_table(path / "buckets.csv", FILES["buckets.csv"]),
         read_table(path / "allreduce.csv", FILES["allreduce.csv"]),
         read_table(path / "comparisons.csv", FILES["comparisons.csv"]),

@@ -51,21 +51,31 @@ def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     return _frame(_rows(path, columns, most_bytes=MOST_TABLE_BYTES), path, columns)
 
 
-def load_blocks(path: Path, num_ranks: Mapping[str, int]) -> pd.DataFrame:
-    """A blocks.csv; the last block is left out where it lacks ranks of its case's `num_ranks`.
+def load_blocks(path: Path, num_ranks: Mapping[str, int], *, grows: bool) -> pd.DataFrame:
+    """A blocks.csv; the last block of one that `grows` is left out where it lacks ranks of its case.
 
-    Then its writer was killed, or still writes.
+    Their number is in `num_ranks`. Then its writer was killed, or still writes. Raises UsageError where
+    another file has been cut.
     """
-    known = pairwise(chain(read_blocks(path), [None]))
+    known = pairwise(chain(read_blocks(path, grows=grows), [None]))
     whole = (
-        rows for rows, after in known if rows and (after or len(rows) >= num_ranks.get(rows[0]["case_id"], 1))
+        rows for rows, after in known if rows and (after or _is_whole(rows, path, num_ranks, grows=grows))
     )
     return _frame(chain.from_iterable(whole), path, BLOCKS)
 
 
-def read_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Block after block of a blocks.csv: the rows of all its ranks together."""
-    return blocks(_rows(path, BLOCKS, most_bytes=MOST_CSV_BYTES))
+def _is_whole(rows: list[dict[str, Any]], path: Path, num_ranks: Mapping[str, int], *, grows: bool) -> bool:
+    case_id = rows[0]["case_id"]
+    if len(rows) >= num_ranks.get(case_id, 1):
+        return True
+    if not grows:
+        raise UsageError(f"{path} has been cut: the last block of {case_id} lacks ranks; restore the file")
+    return False
+
+
+def read_blocks(path: Path, *, grows: bool = True) -> Iterator[list[dict[str, Any]]]:
+    """Block after block of a blocks.csv, which may still be one that `grows`: rows of all ranks together."""
+    return blocks(_rows(path, BLOCKS, most_bytes=MOST_CSV_BYTES, grows=grows))
 
 
 def _frame(rows: Iterator[dict[str, Any]], path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
@@ -77,9 +87,11 @@ def _frame(rows: Iterator[dict[str, Any]], path: Path, columns: tuple[Column, ..
     return pd.concat(pieces, ignore_index=True) if pieces else typed_frame([], columns)
 
 
-def _rows(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iterator[dict[str, Any]]:
+def _rows(
+    path: Path, columns: tuple[Column, ...], *, most_bytes: int, grows: bool = False
+) -> Iterator[dict[str, Any]]:
     with open_text(path, most_bytes=most_bytes) as file, readable(path):
-        lines = csv.reader(_ended(file), strict=True)
+        lines = csv.reader(_ended(file, grows=grows), strict=True)
         header = next(lines, None)
         if header is None:
             return
@@ -101,16 +113,19 @@ def _rows(path: Path, columns: tuple[Column, ...], *, most_bytes: int) -> Iterat
                 raise ValueError(f"{error} (line {lines.line_num})") from None
 
 
-def _ended(file: TextIO) -> Iterator[str]:
+def _ended(file: TextIO, *, grows: bool) -> Iterator[str]:
     """The lines of a file; ValueError for one that no run writes.
 
-    A last line without its end is left out: whoever wrote it was killed, or still writes.
+    A last line without its end is left out of a file that `grows`: whoever wrote it was killed, or still
+    writes. Any other file was written as a whole.
     """
     while line := file.readline(MOST_LINE):
         if len(line) == MOST_LINE:
             raise ValueError(f"a line is longer than {MOST_LINE} characters")
         if line.endswith(("\n", "\r")):
             yield line
+        elif not grows:
+            raise ValueError("its last line has no end: the file has been cut")
 
 
 def _value(column: Column, cell: str) -> Any:

@@ -15,6 +15,7 @@ from ..case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..cli import Parser, command, guarded, say, speaker
 from ..errors import ExitCode, UsageError
 from ..launch import Launch, launch, ranks_environment
+from ..process import interrupted_by_signals
 from ..resolve import PRESETS, resolve
 from ..settings import Settings, as_text, options_of
 from .workers import running_workers
@@ -179,7 +180,7 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
         from ..results.store import check_claimable
 
         check_claimable(Path(settings.out))
-    with running_workers(settings) as workers:
+    with interrupted_by_signals(), running_workers(settings) as workers:
         # Pandas and scipy take a second, in which the workers import torch.
         from .begin import resolved_on, show_plan
         from .close import How

@@ -52,8 +52,9 @@ class Processes:
         self._requests, theirs = socket.socketpair()
         with theirs:
             if sys.platform == "linux":
+                whose = map(str, (os.getpid(), theirs.fileno()))
                 self.server = subprocess.Popen(
-                    own_command("-m", "ddp_bench.bench.worker.forks", str(theirs.fileno()), *modules),
+                    own_command("-m", "ddp_bench.bench.worker.forks", *whose, *modules),
                     env=os.environ | self.variables,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl-C is for this process

@@ -17,7 +17,7 @@ from typing import TypeVar
 from ..cli import say
 from ..errors import ExitCode, NotMeasuredError, UsageError
 from ..launch import Launch, launch
-from ..machine import oom_kills
+from ..machine import oom_kills, raise_open_file_limit
 from ..scratch import remove_abandoned
 from ..settings import Settings
 from ..text import listed
@@ -278,6 +278,7 @@ class Workers:
 @contextlib.contextmanager
 def running_workers(settings: Settings) -> Iterator[Workers]:
     """Workers for a run of these settings, none of them started; at the end all are gone."""
+    raise_open_file_limit()
     there = launch(os.environ)
     variables = {} if there else worker_variables(expected_device(settings))
     remove_abandoned()  # by commands that were killed before; at the end by workers that are killed here

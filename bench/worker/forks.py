@@ -74,7 +74,8 @@ def _asked(conductor: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 def main(arguments: Sequence[str]) -> None:
     """Serve, and in a fork be a worker."""
-    descriptor, *modules = arguments
+    parent, descriptor, *modules = arguments
+    end_with(int(parent))  # imports take seconds, in which nobody reads the socket
     with socket.socket(fileno=int(descriptor)) as conductor:
         found = serve(conductor, modules)
     if found is not None:

@@ -107,9 +107,17 @@ def serve(connection: Connection, rank: Rank) -> NoReturn:
         connection.send(rank.do(command))
 
 
+def _print_to_stderr() -> None:
+    """Send what a user's code prints to stderr: standard output is the command's, for JSON or a table."""
+    with contextlib.suppress(OSError):
+        os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+
 def start(descriptor: int) -> NoReturn:
     """Be a worker that the conductor has started with an end of a connection; its environment says which."""
     die_at_once()
+    _print_to_stderr()
 
     def work() -> int:
         if "numpy" in sys.modules:
@@ -127,6 +135,7 @@ def start(descriptor: int) -> NoReturn:
 def join(launch: Launch) -> NoReturn:
     """Be a worker that torchrun or srun has started: find the conductor in the launcher's store."""
     die_at_once()
+    _print_to_stderr()
     rank = Rank(launch.rank, launch.local_rank)
     timer = threading.Timer(CONNECT_S, _give_up)
     timer.daemon = True

@@ -33,7 +33,9 @@ POWER_RUNS = 600
 @functools.cache
 def recordings():
     """Log step times less each case's median, rounds x cases, of every recorded run that is long enough."""
-    blocks = load_blocks(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts" / "blocks.csv", {})
+    blocks = load_blocks(
+        ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts" / "blocks.csv", {}, grows=False
+    )
     runs = [RoundTimes.of(blocks).step_ms("timed"), *(rounds()[name] for name in sorted(rounds(), key=Path))]
     found = []
     for timed in runs:

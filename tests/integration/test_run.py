@@ -78,6 +78,9 @@ def test_the_numbers_hang_together_and_are_of_the_workloads_unit(real_run):
     assert "tokens/s" in real_run.said
     assert "4 samples of 12 tokens per device" in real_run.said
     assert "image" not in real_run.said
+    assert "a user's" not in real_run.said, "standard output is the command's, or --json would be no JSON"
+    assert "what a user's module prints" in real_run.warned
+    assert "what a user's model prints" in real_run.warned
 
 
 def test_its_packages_are_trained_and_our_page_is_written_anew(real_run, tmp_path):

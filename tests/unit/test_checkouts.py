@@ -131,6 +131,15 @@ def test_only_our_lost_worktrees_are_forgotten(tmp_path):
     assert str(theirs) in known()
 
 
+def test_a_machine_without_git_is_told_so(tmp_path, monkeypatch):
+    commit(tmp_path, {"net_s.py": ""})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="git is not installed"):
+        found("net_s:make")
+
+
 @pytest.mark.parametrize("folder", ["was_file", ".git"])
 def test_a_folder_that_the_baseline_lacks_room_for_is_one_line(folder, tmp_path, monkeypatch, capsys):
     top = tmp_path / "top"

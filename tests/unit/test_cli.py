@@ -125,6 +125,14 @@ def test_control_characters_of_what_a_line_repeats_do_not_reach_the_terminal(cap
     assert lines[-3:] == [r"ValueError: \x1b[31m", r"red\u202e", r"bench.x: error: your\x9b model"]
 
 
+def test_a_value_without_end_is_cut():
+    for value in ("x" * 100_000, "x " * 100_000):
+        error = UsageError(f"--arch {value} is unknown; choose one of --help")
+        assert len(str(error)) < 5000
+        assert str(error).startswith("--arch x")
+        assert str(error).endswith("is unknown; choose one of --help")
+
+
 WRITES = """
 import os, sys
 from ddp_bench.bench.cli import guarded

@@ -29,6 +29,10 @@ WRONG = [
     (TORCHRUN | {"RANK": "8"}, "RANK 8 of 8, LOCAL_RANK 1 of 4: "),
     (TORCHRUN | {"LOCAL_RANK": "4"}, "RANK 5 of 8, LOCAL_RANK 4 of 4: "),
     (TORCHRUN | {"MASTER_PORT": "x"}, "Expected `int`, got `str` - at `MASTER_PORT` in the environment: "),
+    (TORCHRUN | {"RANK": ""}, "RANK is set, but empty: "),
+    (TORCHRUN | {"WORLD_SIZE": "9" * 18}, "WORLD_SIZE 999999999999999999 is over 100000: "),
+    (TORCHRUN | {"MASTER_PORT": "0"}, "MASTER_PORT 0 is no port from 1 to 65535: "),
+    (TORCHRUN | {"MASTER_PORT": "65536"}, "MASTER_PORT 65536 is no port"),
     (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "x"}, "Expected `int`, got `str` - at `TORCHELASTIC_RES"),
     ({"SLURM_PROCID": "1"}, "SLURM_PROCID is set, but not SLURM_STEP_NODELIST: start with srun, "),
 ]

@@ -1,6 +1,7 @@
 """Folders of runs: claimed, locked, written and read; what `--resume` accepts: the same run, nothing else."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands import ROOT
+from gate_runs import write_run
 from made import block, made_manifest, new_run, planned, resolved
 from selection import in_campaign
 
@@ -30,7 +32,14 @@ from ddp_bench.bench.results.journal import Journal, Plan, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
-from ddp_bench.bench.run.open_folder import check_same, fail_case, open_run, settings_of, settle_fault
+from ddp_bench.bench.run.open_folder import (
+    begin_attempt,
+    check_same,
+    fail_case,
+    open_run,
+    settings_of,
+    settle_fault,
+)
 from ddp_bench.bench.settings import REMOVED, Settings
 
 BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
@@ -184,6 +193,40 @@ def test_any_name_of_a_case_gives_a_file_of_its_own(name):
     assert len(path.name) < 200
     assert store.failure_file(name) != store.failure_file(f"{name}?")
     assert (path.name == f"{name}.txt") == (name == "a-b")
+
+
+def test_a_run_without_its_cases_or_with_half_a_block_is_refused(tmp_path):
+    run = write_run(tmp_path / "run")
+    whole = (run / "blocks.csv").read_bytes()
+    for content in (whole[:-5], whole[: whole.rindex(b"\n", 0, -1) + 1]):
+        (run / "blocks.csv").write_bytes(content)
+        with pytest.raises(UsageError, match=r"blocks\.csv .*cut"):
+            store.load_run(run)
+    (run / "blocks.csv").write_bytes(whole)
+    (run / "cases.csv").unlink()
+    with pytest.raises(UsageError, match=r"cases\.csv is missing"):
+        store.load_run(run)
+
+
+def test_another_users_lock_is_not_put_down_to_a_dead_process(tmp_path):
+    FolderLock(tmp_path).release()
+    assert stat.S_IMODE((tmp_path / store.LOCK).stat().st_mode) == 0o600, "who cannot open it cannot lock it"
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / store.LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
+    with (tmp_path / store.LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="locked, though not by the run that wrote into it"):
+            FolderLock(tmp_path)
+
+
+def test_a_journal_that_is_removed_is_said_once_and_the_run_goes_on(tmp_path, capsys):
+    recorder = Recorder.begin(planned(resolved()), written(tmp_path / "run"))
+    begin_attempt(recorder, {})
+    recorder.journal.path.unlink()
+    for _ in range(2):
+        recorder.tell(restarts=1)
+    assert capsys.readouterr().err.count("has been removed: the run goes on, but cannot be resumed") == 1
 
 
 def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path):

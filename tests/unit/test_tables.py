@@ -7,10 +7,10 @@ import made
 import numpy as np
 import pandas as pd
 import pytest
+from gate_runs import write_run
 from selection import in_campaign
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results import tables
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import BLOCKS, Column, typed_frame
@@ -48,12 +48,11 @@ def test_a_blank_line_is_refused_at_once(tmp_path):
 
 
 def test_a_table_beyond_the_limit_is_refused(tmp_path, monkeypatch):
-    writer = made.new_run(tmp_path / "run")
-    writer.write_manifest(Manifest())
-    curves = [{"num_devices": 2, "backend": "gloo", "bytes": 4}] * 50
-    writer.replace("allreduce.csv", typed_frame(curves, FILES["allreduce.csv"]))
-    monkeypatch.setattr(tables, "MOST_TABLE_BYTES", 300)
-    with pytest.raises(UsageError, match=r"allreduce\.csv is too large: \d+ bytes, at most 300"):
+    run = write_run(tmp_path / "run")
+    monkeypatch.setattr(tables, "MOST_TABLE_BYTES", (run / "cases.csv").stat().st_size)
+    curves = [{"num_devices": 2, "backend": "gloo", "bytes": 4}] * 5000
+    (run / "allreduce.csv").write_bytes(tables.table_bytes(typed_frame(curves, FILES["allreduce.csv"])))
+    with pytest.raises(UsageError, match=r"allreduce\.csv is too large: \d+ bytes, at most "):
         load_run(tmp_path / "run")
 
 
@@ -76,18 +75,18 @@ def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path, ev
     whole = write(tmp_path)
     path = tmp_path / "blocks.csv"
     key = ["case_id", "phase", "round"]
-    undamaged = tables.load_blocks(path, RANKS)
+    undamaged = tables.load_blocks(path, RANKS, grows=True)
     last_two_blocks = sum(map(len, whole.splitlines(keepends=True)[-6:]))
     for length in range(len(whole), len(whole) - last_two_blocks - 1, -every):
         path.write_bytes(whole[:length])
-        read = tables.load_blocks(path, RANKS)
+        read = tables.load_blocks(path, RANKS, grows=True)
         assert read.equals(undamaged.head(len(read)))
         tables.repair_blocks(path, RANKS)
         kept = [[row[name] for name in key] for row, *_ in tables.read_blocks(path)]
         assert read[key].drop_duplicates().to_numpy().tolist() == kept
         assert whole.startswith(path.read_bytes())
     path.write_bytes(whole[:7])
-    assert tables.read_table(path, tables.BLOCKS).empty, "its very first write was cut"
+    assert tables.load_blocks(path, RANKS, grows=True).empty, "its very first write was cut"
 
 
 def test_zeros_after_a_power_loss_go_and_what_is_broken_before_whole_blocks_stays(tmp_path):
@@ -147,11 +146,18 @@ def test_what_spreadsheets_add_is_read_over(tmp_path):
     assert tables.read_table(path, (COUNT,))["n"].tolist() == [1, 2]
 
 
+def test_a_table_that_was_cut_is_refused(tmp_path):
+    """It was written as a whole: what is left of its last line would pass for fewer cases."""
+    path = tmp_path / "t.csv"
+    path.write_text("n\n1\n2")
+    assert "its last line has no end" in said_of(path, lambda path: tables.read_table(path, (COUNT,)))
+
+
 def test_a_table_in_pieces_is_the_table(tmp_path, monkeypatch):
     write(tmp_path)
-    whole = tables.load_blocks(tmp_path / "blocks.csv", RANKS)
+    whole = tables.load_blocks(tmp_path / "blocks.csv", RANKS, grows=True)
     monkeypatch.setattr(tables, "_PIECE_ROWS", 2)
-    pd.testing.assert_frame_equal(tables.load_blocks(tmp_path / "blocks.csv", RANKS), whole)
+    pd.testing.assert_frame_equal(tables.load_blocks(tmp_path / "blocks.csv", RANKS, grows=True), whole)
 
 
 @pytest.mark.parametrize(("name", "least"), [("accumulate", 1), ("micro_batches", 1)])

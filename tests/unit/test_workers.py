@@ -1,6 +1,7 @@
 """The conductor's end of its workers: who dies, hangs, raises alone or has no business here."""
 
 import contextlib
+import os
 import queue
 import resource
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import psutil
 import pytest
-from commands import listening
+from commands import eventually, listening
 from made import torchrun
 
 from ddp_bench.bench.errors import UsageError
@@ -341,6 +342,43 @@ def test_a_rank_that_is_alive_is_nobody_elses(launched):
             assert [workers._workers[rank].host for rank in (0, 1)] == ["here", "here"]
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(address, timeout=LIMIT_S)
+
+
+STARTS_ONE = """
+import signal, sys
+from ddp_bench.bench.run.processes import Processes
+print(Processes({}, ["never_imported"]).server.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_conductor_that_is_killed_while_torch_is_imported_leaves_nothing(tmp_path):
+    (tmp_path / "never_imported.py").write_text("import signal\nopen('imports', 'w').close()\nsignal.pause()")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    how = {"stdout": subprocess.PIPE, "text": True, "cwd": tmp_path, "env": environment}
+    with subprocess.Popen([sys.executable, "-c", STARTS_ONE], **how) as conductor:
+        server = psutil.Process(int(conductor.stdout.readline()))
+        eventually((tmp_path / "imports").exists, LIMIT_S)
+        conductor.kill()
+    eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, 5)
+
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+from ddp_bench.bench.run.main import main
+sys.exit(main(["--modes", "ddp", "--gpus", "2", "--device", "cpu", "--quiet"]))
+"""
+
+
+def test_a_shell_that_allows_few_open_files_is_said_at_once(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_FILES], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "this shell allows 32 open files, a run needs 128" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_conductor_sleeps_while_a_block_runs(started):
