@@ -141,8 +141,15 @@ def model():
 """
 
 
+LEAVES = [
+    ("sys.exit(0)", "SystemExit: 0"),
+    ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ("os._exit(0)", "exit code 0"),
+]
+
+
 @pytest.mark.campaign
-@pytest.mark.parametrize(("deed", "said"), [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "exit code 0")])
+@pytest.mark.parametrize(("deed", "said"), LEAVES)
 def test_a_model_that_leaves_costs_its_cases(deed, said, tmp_path):
     (tmp_path / "quits.py").write_text(QUITS.format(deed=deed))
     done = bench_run(
