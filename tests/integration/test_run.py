@@ -8,12 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands import SMALL, TINY, finished, python
+from stand_ins import stand_in
 
 from ddp_bench import load_run
 from ddp_bench.bench.process import own_command
 from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.run.main import GROUPS, main
 from ddp_bench.bench.settings import options_of
+from ddp_bench.bench.worker import devices
 
 
 def test_every_planned_case_has_exactly_one_row(real_run):
@@ -138,7 +140,7 @@ def test_every_setting_is_in_one_group_of_the_whole_help():
 
 @pytest.mark.usefixtures("in_process")
 def test_cuda_where_there_is_none(capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    stand_in(monkeypatch, devices, {"torch.cuda.is_available": lambda: False})
     assert main(["--device", "cuda"]) == 2
     assert "finds no CUDA device" in capsys.readouterr().err
 

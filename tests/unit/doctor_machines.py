@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pynvml
-import pytest
+from stand_ins import Patch
 
 from ddp_bench.bench import gpus, load
 from ddp_bench.bench.doctor import host, main
@@ -115,7 +115,7 @@ def write(root, files):
 
 def found_in(machine, root):
     """The doctor's lines of a machine, by name."""
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         machine.install(root, patch)
         return main.examine(root)
 
