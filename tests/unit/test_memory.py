@@ -18,7 +18,7 @@ from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
 from ddp_bench.bench.run.case_runner import facts_of
-from ddp_bench.bench.worker import groups
+from ddp_bench.bench.worker import groups, rank
 from ddp_bench.bench.worker.facts import Shown, Warmed
 from ddp_bench.bench.worker.held_case import HeldCase, Shared
 from ddp_bench.bench.worker.messages import Settle, Wait
@@ -159,6 +159,7 @@ def on_gpu():
 def test_a_dropped_case_leaves_no_memory(dropped, allocators, monkeypatch):
     alone = {"dist.barrier": lambda *_, **__: None, "torch.cuda.synchronize": lambda _: None}
     stand_in(monkeypatch, groups, alone)
+    stand_in(monkeypatch, rank, {"dist.barrier": alone["dist.barrier"]})
     for one in allocators:
         one.reserved = MIB
     assert on_gpu().do(Settle(index=0, group=(0, ""))).status == "ok"
@@ -168,7 +169,7 @@ def test_a_dropped_case_leaves_no_memory(dropped, allocators, monkeypatch):
 
 @pytest.mark.parametrize(("gives", "reserved"), [(True, 0), (False, MIB)])
 def test_ranks_give_caches_back_where_dp_needs_the_memory_too(allocators, monkeypatch, *, gives, reserved):
-    stand_in(monkeypatch, groups, {"dist.barrier": lambda *_: None})
+    stand_in(monkeypatch, rank, {"dist.barrier": lambda *_: None})
     allocators[0].reserved = MIB
     assert on_gpu().do(Wait(gives_caches_back=gives)).status == "ok"
     assert allocators[0].reserved == reserved
