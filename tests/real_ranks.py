@@ -27,18 +27,18 @@ from ddp_bench.models.registry import resnet_workload  # noqa: F401
 
 
 class Collectives(TorchDispatchMode):
-    """Notes what this thread's collectives send: of each the name, and the bytes and types of its tensors."""
+    """Notes what this thread's collectives send: of each the name, and the bytes and type of its tensors."""
 
     def __init__(self):
         super().__init__()
-        self.names, self.num_bytes, self.dtypes = [], [], set()
+        self.names, self.num_bytes, self.dtypes = [], [], []
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         if operation.namespace == "c10d":
             tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
             self.names.append(operation._schema.name.removeprefix("c10d::"))
             self.num_bytes.append(sum(one.nbytes for one in tensors))
-            self.dtypes |= {one.dtype for one in tensors}
+            self.dtypes.append(str(tensors[0].dtype) if tensors else "")
         return operation(*arguments, **(options or {}))
 
 

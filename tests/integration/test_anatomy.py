@@ -293,10 +293,8 @@ report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.flo
         for hook in ("none", "fp16", "bf16")])
 """)
     num_gradients = 30 * 20 + 20 + 20 * 10 + 10
-    halved, own = [2 * num_gradients] * 2, ([0, size * num_gradients] for size in (2, 4, 8))
-    assert found[0] == [one for plain in own for one in (plain, halved, halved)], (
-        "0: sent by the reducer itself"
-    )
+    halved, own = 2 * num_gradients, (size * num_gradients for size in (2, 4, 8))
+    assert found[0] == [[[size]] * 2 for plain in own for size in (plain, halved, halved)]
 
 
 def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(instrumented):
