@@ -19,9 +19,10 @@ from ddp_bench.bench.worker import devices
 
 
 def test_every_planned_case_has_exactly_one_row(real_run):
+    cases = real_run.data.cases.astype(object)
     status = [
         (c.mode, c.num_devices, c.bucket_cap_mb, c.status, c.global_batch)
-        for c in real_run.data.cases.astype(object).fillna("").itertuples()
+        for c in cases.where(cases.notna(), "").itertuples()
     ]
     assert status == [
         ("single", 1, "", "ok", 4),
