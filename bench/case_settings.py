@@ -77,12 +77,14 @@ class DdpSettings:
         unmeasured=("comm", "calibration"),
     )
     batched_grad_copy: bool = _switch(
-        "DDP: copy all gradients of a bucket at once (torch 2.15)",
+        "DDP: copy all gradients of a bucket at once (torch ≥ 2.12)",
         "batched",
-        column="DDP setting of torch 2.15",
+        column="DDP setting, torch ≥ 2.12",
     )
     lazy_bucket_allocation: bool = _switch(
-        "DDP: allocate buckets as they become ready (torch 2.15)", "lazy", column="DDP setting of torch 2.15"
+        "DDP: allocate buckets as they become ready (torch ≥ 2.15)",
+        "lazy",
+        column="DDP setting, torch ≥ 2.15",
     )
     zero_optimizer: bool = _switch(
         "DDP: ranks share the optimizer's state (ZeRO-1, ZeroRedundancyOptimizer)",

@@ -14,6 +14,7 @@ import resource
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -65,11 +66,28 @@ def versions() -> dict[str, str]:
     if torch.cuda.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
         found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-        # torch 2.15 has two and takes the newer one unless it is told not to.
-        has_newer = hasattr(torch.distributed, "ProcessGroupNCCL2")
-        newer = has_newer and os.environ.get("TORCH_DIST_USE_NCCL2") != "0"
-        found["nccl_backend"] = "nccl2" if newer else "nccl"
+        found["nccl_backend"] = nccl_backend()
     return found
+
+
+def nccl_backend() -> str:
+    """Name the backend that torch makes of "nccl": `nccl2` from 2.14 where it is chosen, `nccl` otherwise.
+
+    Torch reads TORCH_DIST_USE_NCCL2 once, as it registers "nccl"; its default changed in 2.15.
+    """
+    chosen = registered_backend("nccl")
+    return "nccl2" if chosen is not None and chosen == registered_backend("nccl2") else "nccl"
+
+
+def registered_backend(name: str) -> Any:
+    """Return what torch makes a group of this backend with, registering it as a group would; None if nothing.
+
+    There is no public way. Before 2.14 torch registered none of its own.
+    """
+    from torch.distributed import Backend
+
+    getattr(Backend, "_ensure_backend_registered", lambda _: None)(name)
+    return Backend._plugins.get(name.upper())
 
 
 def version_of(package: str) -> str | None:

@@ -225,6 +225,10 @@ def _senseless(case: Case) -> str | None:
         f"nothing looks for unused parameters; {ways} measures it": (
             case.skip_all_reduce_unused_params and not looks_for_unused
         ),
+        "over gloo PowerSGD hangs while DDP looks for unused parameters: torch sends which those are between "
+        "the hook's all-reduces, in another order on each rank; --find-unused-parameters off measures it": (
+            case.comm_hook == "powersgd" and case.backend == "gloo" and case.find_unused_parameters and n > 1
+        ),
         f"its parameters are {case.mp_policy}; --precision {case.mp_policy} compares it with autocast": (
             case.mp_policy not in ("none", case.precision)
         ),

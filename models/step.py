@@ -81,11 +81,16 @@ def compile_module(module: nn.Module, mode: str) -> None:
     """
     # Importing the compiler takes seconds.
     from torch import _dynamo, _inductor
-    from torch._inductor.compile_fx import compile_fx
 
     _dynamo.config.recompile_limit = MOST_GRAPHS
     patches = {} if mode == "default" else _inductor.list_mode_options(mode)
-    module.compile(backend=functools.partial(compile_fx, config_patches=patches))
+    module.compile(backend=functools.partial(_compile_graph, config_patches=patches))
+
+
+def _compile_graph(*arguments: Any, **options: Any) -> Any:
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(*arguments, **options)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from commands import ROOT, finished
 from in_process import first_worker
 from made_project import project_in
 from rank_pool import Ranks
+from stand_ins import Patch
 
 from ddp_bench.bench.process import own_command
 from ddp_bench.bench.results.store import load_run
@@ -29,6 +30,13 @@ def _one_thread() -> None:
     """Threads of two test processes that wait for each other busily would take the cores from both."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def monkeypatch() -> Iterator[Patch]:
+    """As pytest's own, but for torch, which stays as it is."""
+    with Patch.context() as patch:
+        yield patch
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import textwrap
 import traceback
 from multiprocessing.connection import wait
 
-import pytest
 from commands import ROOT
+from stand_ins import Patch
 
-PRELOADED = ("pytest", "torch._dynamo", "torchvision.models", "real_ranks", "ddp_bench.bench.worker.main")
+PRELOADED = ("stand_ins", "torch._dynamo", "torchvision.models", "real_ranks", "ddp_bench.bench.worker.main")
 LIMIT_S = 120.0
 
 
@@ -114,7 +114,7 @@ def _serve(connection, rank, num_ranks, port, folder, meet):
 
 def _played(script, names):
     """Whether the script came to its end, and its report as JSON, or the traceback."""
-    patch, reports = pytest.MonkeyPatch(), []
+    patch, reports = Patch(), []
     names["torch"].manual_seed(0)
     try:
         code = compile(textwrap.dedent(script), "script", "exec")

@@ -10,8 +10,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from made import case_of  # noqa: F401
+from stand_ins import stand_in  # noqa: F401
 from torch import nn  # noqa: F401
 from torch.nn import functional  # noqa: F401
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ddp_bench.bench.measure.timed import Trainer  # noqa: F401
 from ddp_bench.bench.modes import Place, Unsupported, build_mode  # noqa: F401
@@ -21,6 +24,22 @@ from ddp_bench.bench.worker.comparison import ProofError  # noqa: F401
 from ddp_bench.bench.worker.proof import Prover  # noqa: F401
 from ddp_bench.models.data import open_source  # noqa: F401
 from ddp_bench.models.registry import resnet_workload  # noqa: F401
+
+
+class Collectives(TorchDispatchMode):
+    """Notes what this thread's collectives send: of each the name, and the bytes and type of its tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.num_bytes, self.dtypes = [], [], []
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        if operation.namespace == "c10d":
+            tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+            self.names.append(operation._schema.name.removeprefix("c10d::"))
+            self.num_bytes.append(sum(one.nbytes for one in tensors))
+            self.dtypes.append(str(tensors[0].dtype) if tensors else "")
+        return operation(*arguments, **(options or {}))
 
 
 class Cluster:

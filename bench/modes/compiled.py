@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 
 import torch
+from torch.utils._triton import has_triton
 
 from ..case import Case
 from ..results.block_times import Compilation
@@ -26,8 +27,6 @@ def require_compiler(case: Case, device: torch.device) -> None:
 
 def _missing(device: torch.device) -> str:
     if device.type == "cuda":
-        from torch.utils._triton import has_triton
-
         if not has_triton():
             return "needs Triton, which is not installed or does not know this GPU; pip install triton"
         if not any((os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))):

@@ -31,6 +31,9 @@ NEVER = 2**31 - 1
 ARGUMENTS = [name for name in DDP_DEFAULTS if KINDS[name] == "argument" and name != "bucket_cap_mb"]
 """Settings that DDP's constructor takes by their own name."""
 
+MIN_TORCH = {"batched_grad_copy": "2.12", "lazy_bucket_allocation": "2.15"}
+"""Versions of torch from which DDP's constructor takes an argument; every supported one takes the others."""
+
 NAMED = 3
 """Parameters that a reason names."""
 
@@ -205,7 +208,7 @@ def _constructor_settings(case: Case) -> dict[str, Any]:
     settings = cap_arguments(case.bucket_cap_mb) | {name: getattr(case, name) for name in given}
     settings |= {buffers: case.sync_buffers}
     if missing := sorted(settings.keys() - known.keys()):
-        raise Unsupported(f"torch {torch.__version__} has no {missing[0]} (2.15 has)")
+        raise Unsupported(f"torch {torch.__version__} has no {missing[0]}; {MIN_TORCH[missing[0]]} has")
     return settings
 
 

@@ -65,6 +65,8 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
     Its own threads enter autocast without a type, and so in float16, whatever the caller's is.
     """
 
+    autocast_device = "cuda"
+
     begin: Callable[..., None] | None = None
     """Where it is given, replicas run one after another, and it is called before each and after all."""
 
@@ -77,7 +79,7 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
                     outputs.append(replica(*inputs[number], **kwargs[number]))
             self.begin(len(replicas))
             return outputs
-        autocast = _callers_autocast("cuda")
+        autocast = _callers_autocast(self.autocast_device)
         return super().parallel_apply([autocast()(replica) for replica in replicas], inputs, kwargs)
 
 

@@ -70,7 +70,7 @@ class PipelineMode(Mode):
         return self._gathered(super().weights(), self._trained)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Those of the state dict; none before torch 2.15, whose look at a stage's shapes changes them."""
+        """Those of the state dict; none before torch 2.14, whose look at a stage's shapes changes them."""
         if not hasattr(PipelineStage, "_pre_metadata_inference_backup"):
             return {}
         own = {name: one for name, one in self.module.named_buffers() if self._names[name] in self._buffers}

@@ -46,7 +46,7 @@ IDENTITY: tuple[Column, ...] = (
     text_column("device_name", "GPU or CPU model of rank 0"),
     text_column(
         "backend",
-        "process-group backend: `nccl`, `gloo`, of pipelines on torch 2.15 `nccl-lazy`; empty without one",
+        "process-group backend: `nccl`, `gloo`, of pipelines `nccl-lazy` (torch ≥ 2.14); empty without one",
     ),
     count_column(
         "num_devices", "devices the case trains on (DDP: world size)", needed=True, most=MOST_DEVICES

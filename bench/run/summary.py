@@ -62,7 +62,7 @@ NOT_RANKED = "not ranked"
 TABLE_WIDTH = 100
 
 LABEL_WIDTH = 24
-"""Columns of what stands before an answer, as `trust: other machines`."""
+"""Columns of what stands before an answer, as `trust: other machines`; more where that is longer."""
 
 
 def print_summary(folder: Path, conclusion: Conclusion, timing: Timing, page: Path | None) -> None:
@@ -90,10 +90,11 @@ def print_summary(folder: Path, conclusion: Conclusion, timing: Timing, page: Pa
         print(*("", *(_filled("- ", note) for note in conclusion.notes)), sep="\n")
     # What a terminal shows last is read first.
     print()
+    width = max(LABEL_WIDTH, *(len(label) + 1 for label, _ in conclusion.lines))
     for label, said in conclusion.lines:
-        print(_filled(f"{label:<{LABEL_WIDTH}}", said) if label else visible(f"  {said}"))
+        print(_filled(f"{label:<{width}}", said) if label else visible(f"  {said}"))
     if page is not None:
-        print(visible(f"{'report':<{LABEL_WIDTH}}{page}"))
+        print(visible(f"{'report':<{width}}{page}"))
 
 
 def _filled(label: str, said: str) -> str:

@@ -63,7 +63,7 @@ class TwoWayFit:
 
     def _error(self, gradient: Array) -> tuple[float, float]:
         """The standard error of a function with this gradient, and its degrees of freedom."""
-        rounds, level = len(self.round_influence), gradient.sum()
+        rounds, level = len(self.round_influence), float(gradient.sum())
         visits = int(self.visits[gradient != 0].min(initial=rounds))
         case_factor, case_freedom = _ar1(self.case_correlation, visits)
         round_factor, round_freedom = _ar1(self.round_correlation, rounds)

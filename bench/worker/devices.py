@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from ..case import Case
 from ..conditions import NCCL_VARIABLES, Question, needed
 from ..gpus import SHARES_GPUS, gpus, pairs
-from ..machine import cores_in, machine, ranges, read_text, versions
+from ..machine import cores_in, machine, ranges, read_text, registered_backend, versions
 from ..manifest import FirstHost, Manifest, RankPlace
 from ..measure.telemetry import Telemetry
 from ..modes import Place
@@ -85,7 +85,7 @@ def look(device: str, local_rank: int) -> Devices:
             memory_gib=min(one.total_memory for one in found) / 2**30,
         ),
         nccl=torch.cuda.nccl.version(),
-        has_lazy_nccl=hasattr(dist, "ProcessGroupNCCLLazy"),
+        has_lazy_nccl=registered_backend("nccl-lazy") is not None,
     )
 
 

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from made import case_of
+from stand_ins import stand_in
 from torch import nn
 
+from ddp_bench.bench.measure import anatomy
 from ddp_bench.bench.measure.anatomy import _dp_stages, bucket_ready_ms, run_anatomy
 from ddp_bench.bench.measure.timed import Trainer, no_gc
-from ddp_bench.bench.modes import Place, build_mode
+from ddp_bench.bench.modes import Place, base, build_mode
 from ddp_bench.bench.modes.dp import DataParallelStandIn
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
@@ -31,9 +33,8 @@ def trainer(mode, num_devices):
 def waited_for(monkeypatch):
     """Indices of the GPUs that are waited for, on a machine that seems to have eight."""
     found = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
+    stand_in(monkeypatch, base, {"torch.cuda.device_count": lambda: 8})
+    stand_in(monkeypatch, anatomy, {"torch.cuda.synchronize": found.append})
     return found
 
 
@@ -82,6 +83,7 @@ def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for):
 
 RANKS = """
 import gc, gzip, time, weakref
+from ddp_bench.bench.measure import standalone
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.standalone import BucketReplay
@@ -191,22 +193,22 @@ report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, aft
 
 def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(instrumented):
     found = instrumented("""
-from torch.profiler import profile
+from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.trace import communication_and_compute, overlap_pct, spans_of
 trainer = made()
 if cluster.rank == 1:
-    start = profile.start
-    def slow_start(self):
-        time.sleep(1.0)
-        start(self)
-    patch.setattr(profile, "start", slow_start)
+    class SlowToStart(trace.profile):
+        def start(self):
+            time.sleep(1.0)
+            super().start()
+    patch.setattr(trace, "profile", SlowToStart)
 sizes = trainer.mode.bucket_layout().num_bytes
 group = cluster.group(2, "gloo")
-trace = run_trace(trainer, cluster.place.device, len(sizes), group=group, keep=True)
-events = spans_of(json.loads(gzip.decompress(trace.trace)))
+times = run_trace(trainer, cluster.place.device, len(sizes), group=group, keep=True)
+events = spans_of(json.loads(gzip.decompress(times.trace)))
 [start] = [e["ts"] for e in events if e["name"] == "step"]
 of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
-report([trace.block_ms, max(trace.detail["done_ms"]), trace.detail["overlap_trace_pct"], of_step])
+report([times.block_ms, max(times.detail["done_ms"]), times.detail["overlap_trace_pct"], of_step])
 """)
     for block_ms, done_ms, overlap, of_step in found:
         assert max(block_ms, done_ms) < 1000, "a second is what the other rank was late"
@@ -272,45 +274,36 @@ def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(instr
     found = instrumented("""
 from types import SimpleNamespace
 from ddp_bench.bench.worker.held_case import HeldCase, Shared
-moved = []
-all_reduce = dist.all_reduce
-def counted(tensor, *rest, **options):
-    moved.append(tensor.numel() * tensor.element_size())
-    return all_reduce(tensor, *rest, **options)
-patch.setattr(dist, "all_reduce", counted)
 def both(dtype, hook):
     case = case_of(image_size=8, backend="gloo", comm_hook=hook)
     layers = torch.nn.Linear(30, 20), torch.nn.Linear(20, 10)
     group = cluster.group(2, "gloo")
     mode = build_mode(case, torch.nn.Sequential(*layers).to(dtype), cluster.place, group)
     for _ in range(3):
-        moved.clear()
-        mode.wrapped(torch.ones(4, 30, dtype=dtype)).sum().backward()
-    sent, layout = sum(moved), mode.bucket_layout()
+        with Collectives() as of_ddp:
+            mode.wrapped(torch.ones(4, 30, dtype=dtype)).sum().backward()
+    layout = mode.bucket_layout()
     trainer = SimpleNamespace(mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
     clock = make_clock(cluster.place.device)
     shared = Shared(place=cluster.place, settings=None, clock=clock, prover=None)
-    moved.clear()
-    HeldCase(case, group, shared, trainer, None, layout=layout).measure("comm", 1)
-    return sent, moved[-1]
+    with Collectives() as of_replay:
+        HeldCase(case, group, shared, trainer, None, layout=layout).measure("comm", 1)
+    return of_ddp.num_bytes, of_replay.num_bytes[-1:]
 report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.float64)
         for hook in ("none", "fp16", "bf16")])
 """)
     num_gradients = 30 * 20 + 20 + 20 * 10 + 10
-    halved, own = [2 * num_gradients] * 2, ([0, size * num_gradients] for size in (2, 4, 8))
-    assert found[0] == [one for plain in own for one in (plain, halved, halved)], (
-        "0: sent by the reducer itself"
-    )
+    halved, own = 2 * num_gradients, (size * num_gradients for size in (2, 4, 8))
+    assert found[0] == [[[size]] * 2 for plain in own for size in (plain, halved, halved)]
 
 
 def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(instrumented):
     found = instrumented("""
 if cluster.rank == 1:
-    empty = torch.empty
     def slow_empty(*arguments, **options):
         time.sleep(1.0)
-        return empty(*arguments, **options)
-    patch.setattr(torch, "empty", slow_empty)
+        return torch.empty(*arguments, **options)
+    stand_in(patch, standalone, {"torch.empty": slow_empty})
 device = cluster.place.device
 cluster.barrier()
 replay = BucketReplay([4000], "none", cluster.group(2, "gloo"), device)
@@ -322,25 +315,21 @@ report(replay.measured(make_clock(device)).block_ms)
 def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(instrumented):
     found = instrumented("""
 group, device = cluster.group(2, "gloo"), cluster.place.device
-sent = []
-broadcast = torch.distributed._broadcast_coalesced
-def counted(group, tensors, *rest):
-    sent.extend(tensor.nbytes for tensor in tensors)
-    return broadcast(group, tensors, *rest)
-details = {}
+details, sent = {}, {}
 for sync in (True, False):
     case = case_of(image_size=16, batch_per_device=2, backend="gloo", sync_buffers=sync)
     mode = build_mode(case, resnet_workload("resnet20", 16).module(), cluster.place, group)
-    patch.setattr(dist, "_broadcast_coalesced", counted)
     replay = BucketReplay([4000], "none", group, device)
-    times = replay.measured(make_clock(device), first=mode.broadcast_buffers)
-    patch.setattr(dist, "_broadcast_coalesced", broadcast)
+    with Collectives() as seen:
+        times = replay.measured(make_clock(device), first=mode.broadcast_buffers)
+    sent[sync] = sum(size for name, size in zip(seen.names, seen.num_bytes) if name == "broadcast_")
     details["on" if sync else "off"] = times.detail.get("buffers_ms"), times.block_ms
 buffers = sum(buffer.nbytes for buffer in mode.module.buffers())
-report([details, sum(sent), buffers])
+report([details, sent[True], sent[False], buffers])
 """)
-    for details, sent, buffers in found:
+    for details, sent, sent_without, buffers in found:
         assert sent == buffers > 0
+        assert sent_without == 0
         part, whole = details["on"]
         assert 0 < part < whole
         assert details["off"][0] is None

@@ -34,7 +34,6 @@ def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near_unless_tho
 
 JOIN = """
 import types
-import torch.cuda
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import devices
@@ -42,11 +41,14 @@ from ddp_bench.bench.worker.messages import Begin
 
 LAST = max(os.sched_getaffinity(0))
 at_context = []
-torch.cuda.device_count = lambda: 2
-torch.cuda.init = lambda: None
-torch.cuda.set_device = lambda device: at_context.append((str(device), sorted(os.sched_getaffinity(0))))
-torch.cuda.get_device_name = lambda device: "A"
-torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid=str(device))
+calls = {
+    "init": lambda: None,
+    "device_count": lambda: 2,
+    "set_device": lambda device: at_context.append((str(device), sorted(os.sched_getaffinity(0)))),
+    "get_device_name": lambda device: "A",
+    "get_device_properties": lambda device: types.SimpleNamespace(uuid=str(device)),
+}
+stand_in(patch, devices, {f"torch.cuda.{name}": call for name, call in calls.items()})
 devices.near_cores = lambda device: frozenset({LAST, 100_000})
 devices.is_narrowed = lambda allowed: NARROWED
 number = int(os.environ["RANK"]) % 2

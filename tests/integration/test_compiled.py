@@ -6,14 +6,14 @@ import pytest
 import torch
 from made import case_of
 
-from ddp_bench.bench.modes import Unsupported, require_compiler
+from ddp_bench.bench.modes import Unsupported, compiled, require_compiler
 from ddp_bench.bench.modes.compiled import CompileWatch
 
 CASE = """
 from torch._dynamo.backends.debugging import aot_eager
-import torch._inductor.compile_fx
+from ddp_bench.models import step
 # Graphs are made and split as ever; only the slow step from a graph to machine code is left out.
-patch.setattr(torch._inductor.compile_fx, "compile_fx", lambda graph, inputs, **_: aot_eager(graph, inputs))
+patch.setattr(step, "_compile_graph", lambda graph, inputs, **_: aot_eager(graph, inputs))
 from ddp_bench.bench.modes.compiled import CompileWatch
 from ddp_bench.models.step import placed
 group = cluster.group(2, "gloo")
@@ -72,9 +72,8 @@ def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks):
 
 def test_eager_cases_need_no_compiler_and_compiled_ones_say_what_to_install(monkeypatch):
     """Found before anything is built, whatever the compiler left in its cache before."""
-    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    monkeypatch.setattr(compiled, "has_triton", lambda: False)
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/nowhere/g++"))  # read when it was imported
     wanted = {
         "cuda": r"Triton.*pip install triton, or leave --compile off",
         "cpu": r"/nowhere/g\+\+ does not run; install g\+\+.*--compile off",
@@ -82,7 +81,9 @@ def test_eager_cases_need_no_compiler_and_compiled_ones_say_what_to_install(monk
     for device_type, said in wanted.items():
         eager = case_of(mode="single", num_devices=1, device_type=device_type)
         require_compiler(eager, torch.device(device_type))
-        with pytest.raises(Unsupported, match=said):
+        # CXX is read when torch's compiler is imported.
+        within = torch._inductor.config.patch({"cpp.cxx": (None, "/nowhere/g++")})
+        with within, pytest.raises(Unsupported, match=said):
             require_compiler(replace(eager, compile="default"), torch.device(device_type))
 
 

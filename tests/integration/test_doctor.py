@@ -23,7 +23,8 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 def watch(event, arguments):
     # What importing torch itself does: it asks the linker's cache where libdl is.
-    listing = event == "subprocess.Popen" and arguments[1][1:] == ["-p"] and "ldconfig" in arguments[0]
+    command = [*map(os.fsdecode, arguments[1])] if event in ("subprocess.Popen", "os.posix_spawn") else []
+    listing = command[1:] == ["-p"] and command[0].endswith("ldconfig")
     # A number is a descriptor that is open already: the terminal's.
     is_file = event == "open" and not isinstance(arguments[0], int) and arguments[0] != os.devnull
     wrote = is_file and (arguments[2] or 0) & WRITING

@@ -41,10 +41,13 @@ cases = [case("fsdp"), case("fsdp", reshard_after_forward=False), case("replicat
          *(case(m, mp_policy="bf16", precision="bf16") for m in ("fsdp", "replicate")), case("partition"),
          case("pipeline"), case("pipeline", micro_batches=2),
          case("pipeline", pipeline_schedule="1f1b")]
-for name in ("all_gather_object", "broadcast_object_list", "gather_object"):
-    patch.setattr(dist, name, None)  # they unpickle what arrives
-report([error(c) for c in cases])
+with Collectives() as seen:
+    errors = [error(c) for c in cases]
+sent = set(zip(seen.names, seen.dtypes, strict=True))
+report([*errors, sorted(name for name, dtype in sent if dtype == "torch.uint8")])
 """)
+    for rank in found:  # Python objects are gathered as bytes, and unpickled
+        assert {"allgather_", "gather_", "broadcast_"}.isdisjoint(rank.pop())
     assert all(isinstance(e, float) and e < 1e-12 for e in found[0]), found[0]
 
 
@@ -100,12 +103,17 @@ summing = lambda stage, m, loss_fn: ScheduleGPipe(stage, m, loss_fn=loss_fn, sca
 with patch.context() as within:
     within.setitem(pipeline.SCHEDULES, "gpipe", summing)
     summed = error(case("pipeline"))
-def kept(stage):  # what batch norm has seen in the look at shapes
-    stage._metadata_inference_buffer_backup = None
-    cleaned(stage)
-cleaned = pipeline.PipelineStage._post_metadata_inference_cleanup
-patch.setattr(pipeline.PipelineStage, "_post_metadata_inference_cleanup", kept)
-twice = error(case("pipeline"))
+class CountedTwice(ScheduleGPipe):
+    def step(self, *arguments, **more):
+        super().step(*arguments, **more)
+        for name, buffer in self._stage.submod.named_buffers():
+            if name.endswith("num_batches_tracked"):
+                buffer += 1
+with patch.context() as within:
+    within.setitem(pipeline.SCHEDULES, "gpipe", CountedTwice)
+    twice = error(case("pipeline"))
+whole, stages = workload.module(), stages_of(case("pipeline"))
+mode = build_mode(case("pipeline"), whole, cluster.place, group, stages=stages)
 from ddp_bench.bench.modes import fsdp
 shard = fsdp.fully_shard
 def never_reduced(module, **more):
@@ -114,11 +122,12 @@ def never_reduced(module, **more):
         one.set_requires_gradient_sync(False)
 patch.setattr(fsdp, "fully_shard", never_reduced)
 fsdp_policy = error(case("fsdp", mp_policy="bf16", precision="bf16"))
-report([summed, error(case("fsdp")), fsdp_policy, twice])
+report([summed, error(case("fsdp")), fsdp_policy, twice, len(mode.buffers())])
 """)
-    *gradients, buffers = map(str, found[0])
+    *gradients, buffers, num_compared = map(str, found[0])
     assert all("gradients differ from those of single" in why for why in gradients), gradients
-    assert buffers.startswith("buffers"), buffers
+    # Torch before 2.14 changes buffers as it looks at a stage's shapes: there they are not compared.
+    assert buffers.startswith("buffers") == (num_compared != "0"), buffers
 
 
 @pytest.mark.campaign

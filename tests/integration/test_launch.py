@@ -12,6 +12,7 @@ import pytest
 from commands import ROOT, bench_run, eventually, has_ended
 from made import resolved
 from selection import in_campaign
+from stand_ins import Patch
 
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.run.failures import RestartError
@@ -33,7 +34,7 @@ def _has_thread(tmp_path_factory):
     (folder / "has_thread.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=[120], daemon=True).start()\n"
     )
-    with pytest.MonkeyPatch.context() as patched:
+    with Patch.context() as patched:
         patched.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
         patched.setenv("GLOO_SOCKET_IFNAME", "eth9")  # on one machine it would only open ports
         patched.delenv("OMP_NUM_THREADS", raising=False)

@@ -1,8 +1,8 @@
 """What modes train with: ZeRO and batch norm on real ranks, and the stand-in of DP."""
 
-import contextlib
 import copy
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -40,12 +40,6 @@ def trainer(workload=workload, **settings):
     return Trainer(made, mode, workload, source)
 def weights(trainer):
     return torch.cat([p.detach().flatten() for p in trainer.mode.module.parameters()])
-sent = []
-broadcast = dist.broadcast
-def counted(*arguments, **more):
-    sent.append(1)
-    return broadcast(*arguments, **more)
-patch.setattr(dist, "broadcast", counted)
 """
 
 
@@ -61,10 +55,10 @@ for _ in range(3):
     zero.step()
 apart = ((weights(zero) - weights(plain)).norm() / weights(plain).norm()).item()
 states = [len(plain.optimizer.state), len(zero.optimizer.optim.state)]
-sent.clear()
-zero.local_step()
-while_local = len(sent)
-zero.step()
+with Collectives() as local:
+    zero.local_step()
+with Collectives() as whole:
+    zero.step()
 others = weights(zero).clone()
 dist.all_reduce(others, dist.ReduceOp.MAX, group=group)
 class Own(torch.optim.SGD):
@@ -74,34 +68,38 @@ try:
     trainer(replace(workload, optimizer=lambda parameters: Own(parameters, 0.1)), zero_optimizer=True)
 except Unsupported as unsupported:
     why = str(unsupported)
-report([apart, states, while_local, len(sent), bool(torch.equal(others, weights(zero))), why])
+sent = [seen.names.count("broadcast_") for seen in (local, whole)]
+report([apart, states, *sent, bool(torch.equal(others, weights(zero))), why])
 """
     found = built(ZERO + script)
     for apart, (_, own), while_local, in_a_step, alike, why in found:
         assert apart < 1e-6
         assert 0 < own < 59
         assert while_local == 0
-        assert in_a_step == 59, "each of the parameters once"
+        assert in_a_step == 59 + 2, "each of the parameters once; buffers together, by type"
         assert alike, "the step after a local one sends all parameters"
         assert why.startswith("ZeroRedundancyOptimizer does not take this Own: ")
     assert sum(own for _, (_, own), *_ in found) == found[0][1][0] == 59
 
 
 SYNCED = """
-from torch.nn.modules import batchnorm
-from torch.nn.parallel import DistributedDataParallel
-# SyncBatchNorm refuses CPU tensors, and DDP SyncBatchNorm on CPU cores: the tests of it are by name.
-patch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "cpu")
-patch.setattr(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None)
+from ddp_bench.bench.modes import ddp
 sizes = []
-class Synced:
+class Synced(nn.BatchNorm2d):
+    def forward(self, inputs):
+        world_size = dist.get_world_size(self.process_group or dist.group.WORLD)
+        if world_size > 1:
+            sizes.append(world_size)
+        return super().forward(inputs)
     @staticmethod
-    def apply(inputs, weight, bias, mean, var, eps, momentum, group, world_size):
-        sizes.append(world_size)
-        return nn.functional.batch_norm(inputs, mean, var, weight, bias, True, momentum, eps)
-patch.setattr(batchnorm, "sync_batch_norm", Synced)
+    def convert_sync_batchnorm(module, process_group):
+        for part in module.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.__class__, part.process_group = Synced, process_group
+        return module
+stand_in(patch, ddp, {"nn.SyncBatchNorm": Synced})
 """
-"""Stands in for the CUDA kernels of SyncBatchNorm, whose collectives are of `group`."""
+"""Stands in for torch's SyncBatchNorm, which takes no CPU tensors; asks as that does whether to."""
 
 
 def test_a_step_without_communication_does_not_synchronise_batch_norm(built):
@@ -225,31 +223,37 @@ class Recorded(nn.Module):
         return inputs
 
 
-@pytest.fixture
-def accelerators(monkeypatch):
-    """Lets torch's `parallel_apply` run on CPU tensors, as if there were CUDA devices to choose."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.accelerator, "device_index", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+class Threads(nn.DataParallel):
+    """Runs replicas as torch's own `parallel_apply` does: in threads that enter autocast without a type."""
+
+    def parallel_apply(self, replicas, inputs, kwargs):
+        def run(replica, own, named):
+            with torch.autocast("cpu", enabled=enabled):
+                return replica(*own, **named)
+
+        enabled = torch.is_autocast_enabled("cpu")
+        with ThreadPoolExecutor(len(replicas)) as pool:
+            return list(pool.map(run, replicas, inputs, kwargs))
 
 
-@pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+class CpuDataParallel(CudaDataParallel, Threads):
+    """The class for GPUs before those threads, on CPU tensors."""
+
+    autocast_device = "cpu"
+
+
+@pytest.mark.parametrize("on_gpus", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("enabled", [True, False])
-def test_replicas_compute_in_the_callers_autocast_type(device_type, dtype, *, enabled):
-    """torch's own threads enter autocast without a type: float16, whatever the caller's is."""
-    module = Recorded(device_type)
-    with torch.autocast(device_type, dtype=dtype, enabled=enabled):
-        if device_type == "cpu":
+def test_replicas_compute_in_the_callers_autocast_type(dtype, *, on_gpus, enabled):
+    """Threads have their own, whatever the caller's is; on CPU tensors, whose default is bfloat16."""
+    module = Recorded("cpu")
+    with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+        if on_gpus:
+            parallel = CpuDataParallel(module, device_ids=[])
+            parallel.parallel_apply([module, module], [(torch.zeros(1),)] * 2, ({}, {}))
+        else:
             parallel = DataParallelStandIn(module, (0, 0))
             parallel(torch.zeros(4, 1))
             parallel.close()
-        else:
-            parallel = CudaDataParallel(module)
-            parallel.device_ids = [0, 1]
-            parallel.parallel_apply([module, module], [torch.zeros(1), torch.zeros(1)], ({}, {}))
     assert module.found == [(enabled, dtype)] * 2

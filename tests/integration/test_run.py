@@ -8,18 +8,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands import SMALL, TINY, finished, python
+from stand_ins import stand_in
 
 from ddp_bench import load_run
 from ddp_bench.bench.process import own_command
 from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.run.main import GROUPS, main
 from ddp_bench.bench.settings import options_of
+from ddp_bench.bench.worker import devices
 
 
 def test_every_planned_case_has_exactly_one_row(real_run):
+    cases = real_run.data.cases.astype(object)
     status = [
         (c.mode, c.num_devices, c.bucket_cap_mb, c.status, c.global_batch)
-        for c in real_run.data.cases.astype(object).fillna("").itertuples()
+        for c in cases.where(cases.notna(), "").itertuples()
     ]
     assert status == [
         ("single", 1, "", "ok", 4),
@@ -147,7 +150,7 @@ def test_every_setting_is_in_one_group_of_the_whole_help():
 
 @pytest.mark.usefixtures("in_process")
 def test_cuda_where_there_is_none(capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    stand_in(monkeypatch, devices, {"torch.cuda.is_available": lambda: False})
     assert main(["--device", "cuda"]) == 2
     assert "finds no CUDA device" in capsys.readouterr().err
 

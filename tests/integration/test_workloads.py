@@ -165,6 +165,9 @@ def other_weights(self, case, module, *more, **rest):
 opened = held_case.source_of
 def of_first(case, shared):
     return opened(case, replace(shared, place=replace(shared.place, rank=0)))
+def unsent(self, *more, **rest):
+    built(self, *more, **rest)
+    vars(self.ddp)["_sync_buffers"] = lambda: None
 def silent(self, *more, **rest):
     built(self, *more, **rest)
     self.ddp.require_backward_grad_sync = False
@@ -187,7 +190,7 @@ mutants = {
     "a mean of one rank too many": with_gradients(scaled(size / (size + 1))),
     "a small parameter not synchronised": ignoring("last.bias"),
     "not synchronised": [(DistributedMode, "__init__", silent)],
-    "buffers not sent": [(DistributedDataParallel, "_sync_buffers", lambda self: None)],
+    "buffers not sent": [(DistributedMode, "__init__", unsent)],
     "a hook dropped": [(DistributedMode, "__init__", unhooked)],
     "other draws on one rank": [(DistributedMode, "train", draws_once_more)],
     "evaluation on one rank": [(DistributedMode, "train", in_evaluation)],

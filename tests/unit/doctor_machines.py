@@ -9,12 +9,13 @@ from typing import Any
 
 import psutil
 import pynvml
-import pytest
+from stand_ins import Patch, stand_in
 
 from ddp_bench.bench import gpus, load
-from ddp_bench.bench.doctor import host, main
+from ddp_bench.bench.doctor import host, main, resources
 
 GIB = 2**30
+PYTHON = "3.11.7"
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
 
@@ -94,6 +95,7 @@ class Machine:
         patch.setattr(os, "sched_getaffinity", lambda _: set(self.allowed))
         patch.setattr(os, "getloadavg", lambda: _raise(OSError()) if self.load is None else (self.load,) * 3)
         patch.setitem(sys.modules, "torch", self.torch)
+        stand_in(patch, resources, {"platform.python_version": lambda: PYTHON})
         for name in list(host.environment()):
             patch.delenv(name)
         for name, value in self.env.items():
@@ -115,7 +117,7 @@ def write(root, files):
 
 def found_in(machine, root):
     """The doctor's lines of a machine, by name."""
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         machine.install(root, patch)
         return main.examine(root)
 

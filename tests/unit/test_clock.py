@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from stand_ins import stand_in
 from torch import backends
 
 from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.measure import calibration, standalone
+from ddp_bench.bench.measure import anatomy, calibration, clock, memory, standalone
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.standalone import BucketReplay, allreduce_ms
@@ -79,6 +80,7 @@ def test_a_cpu_keeps_what_the_user_chose():
 
 DEVICE = torch.device("cuda", 1)
 CYCLES_PER_MS = 1_500_000.0
+MAKERS = ("zeros", "empty")
 CUDA = ("Event", "Stream", "stream", "current_stream", "synchronize", "device", "_sleep")
 QUEUE = 1024
 ALL_REDUCE_OPERATIONS = 6
@@ -105,12 +107,11 @@ class FakeGpu:
         self.current, self.nccl = FakeStream("current"), FakeStream("nccl")
         self.log = []
         self.holds_ms = []
-        for name in ("zeros", "empty"):
-            without_memory = functools.partial(_on_meta, getattr(torch, name))
-            monkeypatch.setattr(torch, name, without_memory)
-        for name in CUDA:
-            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
-        monkeypatch.setattr("torch.distributed.all_reduce", self.all_reduce)
+        calls = {f"torch.cuda.{name}": getattr(self, name) for name in CUDA}
+        for module in (anatomy, calibration, clock, standalone):
+            stand_in(monkeypatch, module, calls)
+        made = {f"torch.{name}": functools.partial(_on_meta, getattr(torch, name)) for name in MAKERS}
+        stand_in(monkeypatch, standalone, made | {"dist.all_reduce": self.all_reduce})
         monkeypatch.setattr(Clock, "now", lambda _: round(self.now_ms * 1e6))
         standalone._storage.cache_clear()
 
@@ -254,14 +255,14 @@ def test_a_message_takes_the_mean_of_a_row_that_shows_no_launches(monkeypatch, s
 
 def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block():
     """Else the pause between two cases would be a step, and ranks would count their warm-up differently."""
-    clock = Clock()
+    host = Clock()
 
     def fails():
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        run_block(fails, 1, clock)
-    assert len(run_block(lambda: None, 2, clock).steps_ms) == 2
+        run_block(fails, 1, host)
+    assert len(run_block(lambda: None, 2, host).steps_ms) == 2
 
 
 ALLOCATING_MS, FORWARD_MS = 500.0, 7.0
@@ -288,9 +289,9 @@ def trainer_on(gpu, module):
 def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch):
     module = torch.nn.Linear(1, 1)
     gpu = FakeGpu(monkeypatch, launch_ms=0.0)
-    anatomy = run_anatomy(trainer_on(gpu, module), 2, DEVICE, local_steps=0)
-    assert anatomy.detail["forward_ms"] == FORWARD_MS
-    assert anatomy.steps_ms == (FORWARD_MS, FORWARD_MS)
+    times = run_anatomy(trainer_on(gpu, module), 2, DEVICE, local_steps=0)
+    assert times.detail["forward_ms"] == FORWARD_MS
+    assert times.steps_ms == (FORWARD_MS, FORWARD_MS)
     looked = calibration._local_step(trainer_on(gpu, module), BucketLayout((8,)), DEVICE)
     assert looked["forward_ms"] == FORWARD_MS
 
@@ -312,7 +313,8 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
     mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
     trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
     case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
+    asked = {"torch.cuda.memory_stats": lambda gpu: dict(stats) if gpu == 1 else {}}
+    stand_in(monkeypatch, memory, asked)
     monkeypatch.setattr(held_case, "longest", lambda own, *_: (max(*own, elsewhere),))
     place = Place(rank=1, device=DEVICE, cores=(0,))
     shared = held_case.Shared(place=place, settings=None, clock=make_clock(DEVICE), prover=None)

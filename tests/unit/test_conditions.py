@@ -1,15 +1,20 @@
 """What has to be the same for which question, and the machine as it is read."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from commands import ROOT
 from doctor_machines import write
 from made import made_manifest
+from packaging.version import Version
 
 from ddp_bench.bench.conditions import UNKNOWN, Question, differences, needed
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.machine import environment, machine, versions
+from ddp_bench.bench.machine import environment, machine
 from ddp_bench.bench.manifest import Cgroup, RankPlace
 from ddp_bench.bench.run.begin import check_alike
 from ddp_bench.bench.worker import groups as module
@@ -213,22 +218,23 @@ def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch):
     assert not [name for name in found if name.startswith("BENCH_")], "the suite's own are no conditions"
 
 
+NCCL_SAID = """
+from ddp_bench.bench import machine
+print(machine.nccl_backend(), machine.registered_backend("nccl-lazy") is not None)
+"""
+
+
 @pytest.mark.parametrize("wanted", [None, "0", "1"])
-def test_which_nccl_backend_ran_is_told(wanted, monkeypatch):
-    """Oracle: what torch registers under the name."""
-    c10d = torch.distributed.distributed_c10d
-    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
-    if wanted is not None:
-        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", wanted)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91000)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
-    monkeypatch.setattr(c10d.Backend, "_plugins", {})
-    newer = None
-    if hasattr(torch.distributed, "ProcessGroupNCCL2"):
-        c10d._register_builtin_nccl_backend()
-        newer = c10d.Backend._plugins["NCCL"].creator_fn is c10d._create_nccl2_process_group
-    assert versions()["nccl_backend"] == ("nccl2" if newer else "nccl")
+def test_which_nccl_backend_runs_is_told(wanted):
+    """Expected by torch's own code: 2.14 takes the newer backend where it is told to, 2.15 unless told."""
+    version = Version(torch.__version__).release[:2]
+    chosen = (version >= (2, 15) and wanted != "0") or (version == (2, 14) and wanted == "1")
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_DIST_USE_NCCL2"}
+    environment |= {"PYTHONPATH": str(ROOT)} | ({} if wanted is None else {"TORCH_DIST_USE_NCCL2": wanted})
+    asked = subprocess.run(
+        [sys.executable, "-c", NCCL_SAID], env=environment, capture_output=True, text=True, check=True
+    )
+    assert asked.stdout.split() == ["nccl2" if chosen else "nccl", str(version >= (2, 14))]
 
 
 PLACE = RankPlace(rank=0)

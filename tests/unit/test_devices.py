@@ -10,10 +10,11 @@ import torch
 from doctor_machines import write
 from made import case_of, torchrun
 from msgspec.structs import replace
+from stand_ins import stand_in
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import Gpu, GpuPair, Model
-from ddp_bench.bench.modes import Place, devices_of
+from ddp_bench.bench.modes import Place, base, devices_of
 from ddp_bench.bench.modes.base import gpus_of
 from ddp_bench.bench.plan import SHARING, Machine, expand
 from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
@@ -97,7 +98,7 @@ def test_ranks_and_replicas_share_gpus_where_that_is_asked_for():
     ],
 )
 def test_what_lets_nccl_share_a_gpu(nccl, gpus, ranks, wanted, monkeypatch):
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
+    stand_in(monkeypatch, devices, {"torch.cuda.nccl.version": lambda: nccl})
     monkeypatch.setattr(devices, "num_gpus", lambda: gpus)
     assert devices.sharing_variables(1, ranks) == wanted
 
@@ -136,7 +137,7 @@ def test_an_old_nccl_shares_only_where_there_is_one_gpu():
     ],
 )
 def test_a_rank_trains_on_its_device_and_in_dp_on_all_in_turn(mode, device, num_gpus, indices, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    stand_in(monkeypatch, base, {"torch.cuda.device_count": lambda: num_gpus})
     place = Place(rank=0, device=torch.device(device), cores=(0,))
     case = case_of(mode=mode, num_devices=3, device_type="cuda")
     assert [one.index for one in devices_of(case, place)] == indices
@@ -160,11 +161,12 @@ def gpu(number):
 @pytest.fixture
 def two_gpus(monkeypatch):
     """Torch has two GPUs, the second NUMA node's first."""
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: gpu(getattr(device, "index", device))
-    )
+    calls = {
+        "torch.cuda.init": lambda: None,
+        "torch.cuda.device_count": lambda: 2,
+        "torch.cuda.get_device_properties": lambda device: gpu(getattr(device, "index", device)),
+    }
+    stand_in(monkeypatch, devices, calls)
 
 
 @pytest.mark.usefixtures("two_gpus")

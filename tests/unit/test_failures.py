@@ -5,6 +5,7 @@ import signal
 import pytest
 import torch
 import torch.distributed as dist
+from stand_ins import stand_in
 from torch._utils import ExceptionWrapper
 
 from ddp_bench.bench.errors import UsageError, UserCodeError
@@ -16,6 +17,7 @@ from ddp_bench.bench.results.journal import Settled, State, UnderWay
 from ddp_bench.bench.run import failures
 from ddp_bench.bench.run.failures import LEAST_S, LEAST_STEPS, PATIENCE, Failure, block_s, preparing_s
 from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import error_report
 from ddp_bench.bench.worker.error_report import answer_to, report_of
 from ddp_bench.bench.worker.messages import Report
 
@@ -236,13 +238,16 @@ def test_what_may_be_a_full_gpu_is_one_where_little_is_free(error, monkeypatch):
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     assert report_of(error).status == "failed", "no GPU is in use"
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 2**30 * (index != 1))
+    calls = {
+        "torch.cuda.device_count": lambda: 3,
+        "torch.cuda.memory_reserved": lambda index: 2**30 * (index != 1),
+    }
+    stand_in(monkeypatch, error_report, calls)
     for free_mib, status in ((9000, "failed"), (100, "oom")):
         by_device = {0: (40000, 80000), 2: (free_mib, 80000)}
-        monkeypatch.setattr(torch.cuda, "mem_get_info", by_device.__getitem__)
+        stand_in(monkeypatch, error_report, {"torch.cuda.mem_get_info": by_device.__getitem__})
         assert report_of(error).status == status
-    monkeypatch.setattr(torch.cuda, "mem_get_info", tells_nothing)
+    stand_in(monkeypatch, error_report, {"torch.cuda.mem_get_info": tells_nothing})
     assert report_of(error).status == "failed"
 
 

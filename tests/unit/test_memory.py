@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from made import case_of
+from stand_ins import stand_in
 from torch import nn
 
+from ddp_bench.bench.measure import memory
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.measure.timed import Trainer
@@ -16,6 +18,7 @@ from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
 from ddp_bench.bench.run.case_runner import facts_of
+from ddp_bench.bench.worker import groups, rank
 from ddp_bench.bench.worker.facts import Shown, Warmed
 from ddp_bench.bench.worker.held_case import HeldCase, Shared
 from ddp_bench.bench.worker.messages import Settle, Wait
@@ -56,15 +59,15 @@ def allocators(monkeypatch):
         for one in found:
             one.reserved = one.allocated
 
-    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda gpu: found[gpu.index].reset_peaks())
-    for name, counter in {
-        "memory_allocated": "allocated",
-        "memory_reserved": "reserved",
-        "max_memory_allocated": "peak_allocated",
-        "max_memory_reserved": "peak_reserved",
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, lambda gpu, name=counter: getattr(found[gpu.index], name))
+    calls = {
+        "empty_cache": empty_cache,
+        "reset_peak_memory_stats": lambda gpu: found[gpu.index].reset_peaks(),
+        "memory_allocated": lambda gpu: found[gpu.index].allocated,
+        "memory_reserved": lambda gpu: found[gpu.index].reserved,
+        "max_memory_allocated": lambda gpu: found[gpu.index].peak_allocated,
+        "max_memory_reserved": lambda gpu: found[gpu.index].peak_reserved,
+    }
+    stand_in(monkeypatch, memory, {f"torch.cuda.{name}": call for name, call in calls.items()})
     return found
 
 
@@ -154,8 +157,9 @@ def on_gpu():
 
 
 def test_a_dropped_case_leaves_no_memory(dropped, allocators, monkeypatch):
-    monkeypatch.setattr("torch.distributed.barrier", lambda *_, **__: None)
-    monkeypatch.setattr("torch.cuda.synchronize", lambda _: None)
+    alone = {"dist.barrier": lambda *_, **__: None, "torch.cuda.synchronize": lambda _: None}
+    stand_in(monkeypatch, groups, alone)
+    stand_in(monkeypatch, rank, {"dist.barrier": alone["dist.barrier"]})
     for one in allocators:
         one.reserved = MIB
     assert on_gpu().do(Settle(index=0, group=(0, ""))).status == "ok"
@@ -165,7 +169,7 @@ def test_a_dropped_case_leaves_no_memory(dropped, allocators, monkeypatch):
 
 @pytest.mark.parametrize(("gives", "reserved"), [(True, 0), (False, MIB)])
 def test_ranks_give_caches_back_where_dp_needs_the_memory_too(allocators, monkeypatch, *, gives, reserved):
-    monkeypatch.setattr("torch.distributed.barrier", lambda *_: None)
+    stand_in(monkeypatch, rank, {"dist.barrier": lambda *_: None})
     allocators[0].reserved = MIB
     assert on_gpu().do(Wait(gives_caches_back=gives)).status == "ok"
     assert allocators[0].reserved == reserved

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import replace
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -188,42 +188,40 @@ NESTINGS = [
 ]
 
 
-@pytest.fixture
-def on_one_device(monkeypatch):
-    """Torch's scatter and gather are for GPUs: their two kernels are replaced by those of the CPU."""
-
-    class Scatter:
-        @staticmethod
-        def apply(devices, _sizes, dim, tensor):
-            return tensor.chunk(len(devices), dim)
-
-    class Gather:
-        @staticmethod
-        def apply(_device, dim, *tensors):
-            return torch.cat([one if one.ndim else one.view(1) for one in tensors], dim)
-
-    monkeypatch.setattr(scatter_gather, "Scatter", Scatter)
-    monkeypatch.setattr(scatter_gather, "Gather", Gather)
+class Scatter:
+    @staticmethod
+    def apply(devices, _sizes, dim, tensor):
+        return tensor.chunk(len(devices), dim)
 
 
-@pytest.mark.usefixtures("on_one_device")
+class Gather:
+    @staticmethod
+    def apply(_device, dim, *tensors):
+        return torch.cat([one if one.ndim else one.view(1) for one in tensors], dim)
+
+
+def on_cpu(function):
+    """Copy torch's scatter or gather, which are for GPUs: the copy sees kernels of the CPU."""
+    names = vars(scatter_gather) | {"Scatter": Scatter, "Gather": Gather}
+    return FunctionType(function.__code__, names, argdefs=function.__defaults__)
+
+
 @pytest.mark.parametrize("value", NESTINGS)
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_nesting_is_split_as_torch_scatters_it(value, number):
-    wanted = list(scatter_gather.scatter(value, list(range(number))))
+    wanted = list(on_cpu(scatter_gather.scatter)(value, list(range(number))))
     found = chunk(value, number)
     # A tensor of 6 rows makes 3 chunks for 4 devices; without one beside them torch repeats the rest.
     assert len(found) == min(len(wanted), len(counting(6).chunk(number)))
     assert all(map(same, found, wanted))
 
 
-@pytest.mark.usefixtures("on_one_device")
 @pytest.mark.parametrize(
     "value", [n for n in NESTINGS if not any(isinstance(x, str | float) for x in leaves_of(n))]
 )
 def test_outputs_are_joined_as_torch_gathers_them(value):
     parts = chunk(value, 2)
-    assert same(join(parts), scatter_gather.gather(parts, 0))
+    assert same(join(parts), on_cpu(scatter_gather.gather)(parts, 0))
     assert same(join(parts), value)
 
 

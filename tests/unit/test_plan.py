@@ -180,6 +180,23 @@ def test_unused_parameters_are_left_out_only_where_ddp_looks_for_them():
     assert "comm" in looked_for.case.unmeasured
 
 
+def test_powersgd_over_gloo_does_not_look_for_unused_parameters():
+    """It would hang: torch sends which are unused between the hook's own all-reduces."""
+    asked = {"gpus": "1,2", "modes": "ddp", "comm_hook": "powersgd", "bucket_cap_mb": "100"}
+    found = {}
+    for backend, unused, machine in (
+        ("gloo", "on", CORES_2),
+        ("gloo", "off", CORES_2),
+        ("nccl", "on", EIGHT_GPUS),
+    ):
+        plan = make(machine, **asked, backend=backend, find_unused_parameters=unused)
+        found[backend, unused] = [p.skip_reason for p in plan if p.case.mode == "ddp"]
+    alone, several = found.pop(("gloo", "on"))
+    assert alone is None
+    assert "--find-unused-parameters off measures it" in several
+    assert {reason for reasons in found.values() for reason in reasons} == {None}
+
+
 def test_what_torch_compile_breaks_is_skipped():
     plan = make(
         gpus=(2,), compile="reduce-overhead", bucket_cap_mb=("default", "0.25", "1/0.25"), accumulate=(1, 2)

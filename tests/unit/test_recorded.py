@@ -10,6 +10,7 @@ import io
 import os
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import doctor_machines
@@ -81,6 +82,18 @@ def test_it_says_what_it_said(name, tmp_path):
     assert NUMBER.sub("#", found) == NUMBER.sub("#", wanted)
     numbers = [[float(number) for number in NUMBER.findall(text)] for text in (found, wanted)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("length", [10, 23, 24, 60])
+def test_a_label_does_not_touch_the_text_behind_it(length, capsys):
+    found = load_run(ROOT / LAB)
+    made = conclude(Path(LAB), found.manifest, found.results, found.times, found.compared)
+    first, *others = made.verdicts
+    named = replace(first, of="x" * (length - len(f"{first.title}, ")))
+    print_summary(Path(LAB), replace(made, verdicts=(named, *others)), found.manifest.timing, None)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(named.title)]
+    assert line.removeprefix(named.title).startswith(" ")
+    assert line.removeprefix(named.title).strip()
 
 
 @pytest.mark.parametrize("name", sorted({*PAGES} - {*SHOWN.values()}))

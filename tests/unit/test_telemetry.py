@@ -11,6 +11,7 @@ import pytest
 import torch
 from commands import eventually
 from made import planned, resolved
+from stand_ins import stand_in
 
 from ddp_bench.bench.gpus import ClockReason
 from ddp_bench.bench.measure import telemetry
@@ -169,7 +170,8 @@ def cases(device):
 def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch):
     made = []
     monkeypatch.setattr(rank_devices, "Telemetry", made.append)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=f"uuid {i}"))
+    properties = {"torch.cuda.get_device_properties": lambda i: SimpleNamespace(uuid=f"uuid {i}")}
+    stand_in(monkeypatch, rank_devices, properties)
     settings, every = cases("cuda")
     sampled(settings, every, place(0, "cuda:0"))
     sampled(settings, every, place(3, "cuda:3"))

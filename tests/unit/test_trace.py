@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_ins import stand_in
 
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.clock import Clock
@@ -214,7 +215,7 @@ def traced_to(content, monkeypatch):
 
     monkeypatch.setattr(trace, "profile", profile)
     monkeypatch.setattr(trace, "make_clock", lambda _: Clock())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("wait"))
+    stand_in(monkeypatch, trace, {"torch.cuda.synchronize": lambda _: done.append("wait")})
     trainer = SimpleNamespace(
         step=lambda: done.append("step"), hooked=lambda around: nullcontext(done.append(around.__name__))
     )
