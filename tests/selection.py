@@ -30,7 +30,7 @@ LAST_RECORDED_S = 262
 """What they took on two cores, in a fresh environment."""
 
 STARTS_A_PROCESS = frozenset({"subprocess.Popen", "os.fork", "tests.rank"})
-"""Audit events; from Python 3.13 on `subprocess` raises os.posix_spawn beside its own, for the same process."""
+"""Audit events; os.posix_spawn is none of them, as Python 3.13 raises it beside subprocess.Popen."""
 
 _STARTED = []
 _BEGAN_S = time.monotonic()

@@ -79,9 +79,9 @@ def github():
 
 @pytest.fixture
 def python_of_job(tmp_path):
-    """The environment variables with which a new Python is found, in which pip finds all that ddp-bench needs.
+    """Environment variables of a job that has installed all that ddp-bench needs, into a Python of its own.
 
-    It has no ddp-bench: what pip finds beside it can be imported, but is not of this environment.
+    Those packages are this environment's, which pip reads and leaves as they are.
     """
     folder = tmp_path / "python"
     venv.create(folder, with_pip=True)
@@ -91,7 +91,7 @@ def python_of_job(tmp_path):
 
 
 def environment_of(folder, github, action=ROOT):
-    """What a runner sets for a step of a pull request's job that uses `action`."""
+    """Return what a runner sets for a step of a pull request's job that uses `action`."""
     files = {name: folder / name for name in ("outputs", "summary", "event")}
     files["outputs"].touch()
     files["event"].write_text(json.dumps({"pull_request": {"number": 7}}))
@@ -180,6 +180,7 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
 
 @pytest.mark.campaign
 @pytest.mark.smoke
+@pytest.mark.timeout(600)  # it installs, and measures as often as bench-gate.yml does in a launch
 def test_our_own_gate_passes_on_equal_code(tmp_path, github, python_of_job):
     """With the action and the arguments of bench-gate.yml, in a clone of depth 2, as it makes one."""
     workflow = yaml.safe_load((ROOT / ".github/workflows/bench-gate.yml").read_text(encoding="utf-8"))
