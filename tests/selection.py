@@ -4,9 +4,11 @@ What every change has to wait for is counted: processes that tests start, and se
 """
 
 import os
+import platform
 import sys
 import time
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,9 @@ MOST_PROCESSES = 460
 LAST_RECORDED_S = 262
 """What they took on two cores, in a fresh environment."""
 
-STARTS_A_PROCESS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "tests.rank"})
+STARTS_A_PROCESS = frozenset({"subprocess.Popen", "os.fork", "tests.rank"})
+"""Audit events; os.posix_spawn is none of them, as Python 3.13 raises it beside subprocess.Popen."""
+
 _STARTED = []
 _BEGAN_S = time.monotonic()
 
@@ -97,6 +101,15 @@ def pytest_testnodedown(node):
     node.config.stash[OF_WORKERS] = node.config.stash.get(OF_WORKERS, 0) + found.get("started", 0)
 
 
+def versions():
+    """Name the versions that decide most often whether a test passes."""
+    return f"torch {version('torch')}, Python {platform.python_version()}, NumPy {version('numpy')}"
+
+
+def pytest_report_header():
+    return versions()
+
+
 def pytest_sessionstart(session):
     """What pytest and its plugins have started does not count."""
     session.config.stash[BEFORE] = len(_STARTED)
@@ -104,7 +117,10 @@ def pytest_sessionstart(session):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session):
-    """Say last what did not run, so that green never means untried; fail where too much was started."""
+    """Say last with what the tests ran and which did not, so that green never means untried.
+
+    Fails where too much was started.
+    """
     config = session.config
     started = len(_STARTED) - config.stash.get(BEFORE, 0)
     if hasattr(config, "workeroutput"):
@@ -122,7 +138,7 @@ def pytest_sessionfinish(session):
         if started > MOST_PROCESSES:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     skipped = [report.longrepr[2] for report in terminal.stats.get("skipped", [])]
-    terminal.write_line(not_run(config.stash.get(LEFT_OUT, 0), skipped))
+    terminal.write_line(f"Tested with {versions()}. " + not_run(config.stash.get(LEFT_OUT, 0), skipped))
 
 
 def not_run(num_left_out, skip_reasons):

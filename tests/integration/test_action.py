@@ -4,8 +4,10 @@ import importlib.util
 import json
 import os
 import re
-import sys
+import shutil
+import sysconfig
 import threading
+import venv
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -75,14 +77,27 @@ def github():
         server.shutdown()
 
 
-def environment_of(folder, github):
-    """What a runner sets for a step of a pull request's job."""
+@pytest.fixture
+def python_of_job(tmp_path):
+    """Environment variables of a job that has installed all that ddp-bench needs, into a Python of its own.
+
+    Those packages are this environment's, which pip reads and leaves as they are.
+    """
+    folder = tmp_path / "python"
+    venv.create(folder, with_pip=True)
+    packages = sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)})
+    (Path(packages) / "beside.pth").write_text(sysconfig.get_path("purelib"))
+    return {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": None}
+
+
+def environment_of(folder, github, action=ROOT):
+    """Return what a runner sets for a step of a pull request's job that uses `action`."""
     files = {name: folder / name for name in ("outputs", "summary", "event")}
     files["outputs"].touch()
     files["event"].write_text(json.dumps({"pull_request": {"number": 7}}))
     return {
         "GITHUB_ACTIONS": "true",
-        "GITHUB_ACTION_PATH": str(ROOT),
+        "GITHUB_ACTION_PATH": str(action),
         "GITHUB_API_URL": f"http://127.0.0.1:{github.server_port}",
         "GITHUB_REPOSITORY": "me/mynet",
         "GITHUB_WORKFLOW": "ci",
@@ -93,27 +108,44 @@ def environment_of(folder, github):
     }
 
 
-def gate_step(checkout, temp, environment, **given):
-    """Run the action's step `gate` with these inputs, as a runner does."""
+def run_action(checkout, temp, environment, **given):
+    """Run the action's commands with these inputs, as a runner does, up to one that fails; the last one."""
     inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()}
     assert set(given) <= set(inputs)
     inputs |= given
-    (step,) = (step for step in ACTION["runs"]["steps"] if step.get("id") == "gate")
 
     def resolved(text):
         known = {"runner.temp": str(temp), **{f"inputs.{name}": inputs[name] for name in inputs}}
         return re.sub(r"\$\{\{ ([\w.-]+) \}\}", lambda found: known[found[1]], text)
 
-    return finished(
-        ["bash", "-e", "-o", "pipefail", "-c", resolved(step["run"])],
-        checkout / resolved(step["working-directory"]),
-        environment | {name: resolved(value) for name, value in step["env"].items()},
-    )
+    *steps, upload = ACTION["runs"]["steps"]
+    assert "run" not in upload
+    for step in steps:
+        done = finished(
+            ["bash", "-e", "-o", "pipefail", "-c", resolved(step["run"])],
+            checkout / resolved(step.get("working-directory", "")),
+            environment | {name: resolved(value) for name, value in step.get("env", {}).items()},
+        )
+        if done.returncode:
+            break
+    return done
+
+
+def copy_ours(folder):
+    """Copy this tree as it stands, without what git ignores, as a runner has it of an action."""
+    names = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for name in filter(None, names):
+        if os.path.lexists(ROOT / name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
 
 
 @pytest.mark.campaign
 @pytest.mark.smoke
-def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotation(tmp_path, github):
+def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotation(
+    tmp_path, github, python_of_job
+):
     """In a clone of depth 1, as actions/checkout makes it."""
     project, checkout, temp = (tmp_path / name for name in ("mynet", "checkout", "temp"))
     temp.mkdir()
@@ -121,11 +153,10 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
     base = commit(project, {"net.py": NET.format(products=30), **others})
     head = commit(project, {"net.py": NET.format(products=240)})
     git(tmp_path, "clone", "--quiet", "--depth", "1", project.as_uri(), str(checkout))
-    environment = environment_of(tmp_path, github)
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = environment_of(tmp_path, github, copy_ours(tmp_path / "action")) | python_of_job
     # Beside other programs a few rounds decide nothing: its steps take less than a millisecond.
     given = {"workload": "net:make", "run": " ".join([*RUN, "--rounds", "40"]), "gate": "--launches 1"}
-    done = gate_step(checkout, temp, environment, **given | {"token": "may-write"})
+    done = run_action(checkout, temp, environment, **given | {"token": "may-write"})
     assert done.returncode == ExitCode.FAILED, done.stderr
     outputs = (tmp_path / "outputs").read_text().splitlines()
     assert set(outputs) == {"verdict=regression", "exit-code=1"}
@@ -145,6 +176,34 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
         folder = kept / "sides" / "launch1" / side
         assert load_run(folder).manifest.workload.commit == of_side
         assert of_side in (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.campaign
+@pytest.mark.smoke
+@pytest.mark.timeout(600)  # it installs, and measures as often as bench-gate.yml does in a launch
+def test_our_own_gate_passes_on_equal_code(tmp_path, github, python_of_job):
+    """With the action and the arguments of bench-gate.yml, in a clone of depth 2, as it makes one."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/bench-gate.yml").read_text(encoding="utf-8"))
+    *_, gate = workflow["jobs"]["gate"]["steps"]
+    assert gate["uses"] == "./"
+    ours, checkout, temp = (tmp_path / name for name in ("ours", "checkout", "temp"))
+    temp.mkdir()
+    base = commit(copy_ours(ours), {})
+    head = commit(ours, {"no-code": ""})
+    git(tmp_path, "clone", "--quiet", "--depth", "2", ours.as_uri(), str(checkout))
+    environment = environment_of(tmp_path, github, checkout) | python_of_job
+    few = {"threshold": "50%", "gate": "--launches 1", "token": "may-write"}
+    done = run_action(checkout, temp, environment, **gate["with"] | few)
+    assert done.returncode in {ExitCode.OK, ExitCode.UNDECIDED}, done.stdout + done.stderr
+    verdict, code = (tmp_path / "outputs").read_text().splitlines()
+    assert verdict in {"verdict=pass", "verdict=undecided"}
+    assert code == f"exit-code={done.returncode}"
+    summary = (tmp_path / "summary").read_text()
+    assert "## ddp-bench gate: " in summary
+    assert summary.strip() == github.comments[1]["body"].partition("\n")[2].strip()
+    for side, of_side in {"baseline": base, "candidate": head}.items():
+        manifest = load_run(temp / "ddp-bench" / "sides" / "launch1" / side).manifest
+        assert (manifest.git.commit, manifest.git.dirty) == (of_side, False)
 
 
 @pytest.fixture
@@ -221,9 +280,8 @@ def test_the_nightly_gate_takes_a_new_base_where_its_own_cannot_be_compared(verd
     assert done.returncode or summary.read_text().startswith("New base taken: 3c4d")
 
 
-def test_the_action_installs_this_tree_and_keeps_what_the_gate_left():
-    install, _, keep = ACTION["runs"]["steps"]
-    assert install["run"] == 'python -m pip install --quiet "$GITHUB_ACTION_PATH"'
+def test_the_action_keeps_what_the_gate_left_and_reads_every_input():
+    *_, keep = ACTION["runs"]["steps"]
     assert keep["if"] == "always()"
     assert keep["with"]["path"] == "${{ runner.temp }}/${{ inputs.artifact }}"
     used = set(re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text(encoding="utf-8")))
