@@ -141,9 +141,9 @@ class Timing(Record, frozen=True):
     """How long a run took."""
 
     startup_s: Amount | None = None
-    """From the command to the first case."""
+    """All but the rounds: imports, proofs of the cases, compilers, warm-up."""
     measuring_s: Amount | None = None
-    """From there to the end."""
+    """Seconds of rounds, which the time limit counts."""
     rounds: Count | None = None
     stopped_because: str | None = None
     total_s: Amount | None = None

@@ -120,7 +120,7 @@ class Settings:
     max_time: float | None = option(
         None,
         duration_s,
-        "limit of measuring, as 90s or 2h; start-up is extra (default: CPU 200s, GPU 10m)",
+        "limit of the rounds, as 90s or 2h; proofs and compilers are extra (default: CPU 170s, GPU 9m)",
         "10m",
     )
     race: bool = option(

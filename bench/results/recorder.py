@@ -60,6 +60,8 @@ class Recorder:
         self._units_per_step = {p.case.case_id: p.case.units_per_step for p in self._plan}
         self._has_lost_journal = False
         self.timed_s = 0.0
+        self._rounds_of: dict[int, tuple[float, float]] = {}
+        """When the rounds of each launch of the workers began and ended, in seconds since the run began."""
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
         self.manifest = read_manifest(self.folder)
@@ -114,6 +116,11 @@ class Recorder:
         """Of the workers that measure now; the blocks of each start of them count alike."""
         return max(len(self.journal.state.attempts), 1)
 
+    @property
+    def rounds_s(self) -> float:
+        """Seconds of rounds: all launches of the workers, without their start-up."""
+        return sum(ended_s - begun_s for begun_s, ended_s in self._rounds_of.values())
+
     def measured(self) -> frozenset[Block]:
         """Every block on disk, of every phase."""
         return frozenset(
@@ -163,7 +170,11 @@ class Recorder:
     def _take(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.times.add(rows)
         longest_s = max(row["block_ms"] for row in rows) / 1000
-        self.elapsed_s = max(self.elapsed_s, (rows[0].get("started_s") or 0.0) + longest_s)
+        started_s = rows[0].get("started_s") or 0.0
+        self.elapsed_s = max(self.elapsed_s, started_s + longest_s)
+        if rows[0]["phase"] != "warmup":
+            begun_s, _ = self._rounds_of.setdefault(rows[0].get("launch") or 1, (started_s, 0.0))
+            self._rounds_of[rows[0].get("launch") or 1] = begun_s, self.elapsed_s
         if rows[0]["phase"] in FITTED:
             self.timed_s += longest_s
 

@@ -186,14 +186,17 @@ def show_plan(workers: Workers, job: Job) -> None:
         print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
     step_s = median(steps_ms) / 1000
     batch = of_single.global_batch
-    expected = estimate_s(job.plan, step_s=step_s, single_batch=batch, settings=job.settings)
+    preparing_s, rounds_s = estimate_s(job.plan, step_s=step_s, single_batch=batch, settings=job.settings)
     steps = plural(job.settings.steps_per_block(step_s), "step")
     print(
         f"Rounds in random order (seed {job.settings.seed}), {steps} per block; a step of "
         f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
-    print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
+    print(
+        f"Expected time: about {format_s(preparing_s)} of start-up, to prove and warm up every case, and "
+        f"{format_s(rounds_s)} of rounds{limit}."
+    )
 
 
 def new_manifest(

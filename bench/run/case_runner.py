@@ -66,7 +66,9 @@ class CaseRunner:
         self._earlier = recorder.measured()
         """Blocks of earlier attempts."""
         self._started_s = time.perf_counter() - recorder.elapsed_s
-        self._stop_rule = StopRule(settings, recorder, self.elapsed_s)
+        self._rounds_before_s = recorder.rounds_s
+        self._rounds_began_s: float | None = None
+        self._stop_rule = StopRule(settings, recorder, self.measuring_s)
         self._schedule = Schedule(settings)
         self._said: set[str] = set()
         self.live: list[LiveCase] = []
@@ -81,6 +83,11 @@ class CaseRunner:
     def elapsed_s(self) -> float:
         """Seconds since the run began, attempts before this one included, breaks between them not."""
         return time.perf_counter() - self._started_s
+
+    def measuring_s(self) -> float:
+        """Seconds of rounds, those of earlier attempts included; preparing the cases is start-up."""
+        began_s = self._rounds_began_s
+        return self._rounds_before_s + (0.0 if began_s is None else self.elapsed_s() - began_s)
 
     def _prepare_case(self, index: int, planned: Planned) -> None:
         """Prove a case that no launch has proven, build it and warm it up on its ranks.

@@ -49,20 +49,22 @@ def close(
     *,
     startup_s: float,
     over_s: float,
+    measuring_s: float,
     stopped_because: str,
 ) -> int:
     """Write what a run that came to its end leaves, and say what was found; the exit code.
 
-    `over_s` is when start-up was over, on the monotonic clock, had all attempts followed it without a break.
+    `startup_s` went by before the first case; `over_s` is when that began, on the monotonic clock, had all
+    attempts followed without a break; `measuring_s` of the time since were rounds.
     """
     cases = recorder.write()
     folder = recorder.folder
-    measured_s = time.monotonic() - over_s
+    total_s = startup_s + time.monotonic() - over_s
     timing = msgspec.structs.replace(
-        timing_of(recorder, measured_s, stopped_because),
-        startup_s=startup_s,
-        total_s=round(startup_s + measured_s, 2),
-        timed_share_pct=round(100 * recorder.timed_s / measured_s, 1),
+        timing_of(recorder, measuring_s, stopped_because),
+        startup_s=round(total_s - measuring_s, 2),
+        total_s=round(total_s, 2),
+        timed_share_pct=round(100 * recorder.timed_s / max(measuring_s, recorder.timed_s), 1),
     )
     recorder.tell(timing=timing)
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
@@ -117,7 +119,7 @@ def finish(folder: Path, because: str) -> None:
         if not os.path.lexists(folder / JOURNAL) or read(folder).ended:
             return
         recorder = Recorder.reopen(folder)
-        recorder.tell(timing=timing_of(recorder, recorder.elapsed_s, because))
+        recorder.tell(timing=timing_of(recorder, recorder.rounds_s, because))
         num_measured = recorder.cases["images_per_s"].notna().sum()
         recorder.close(because)
         write_page(folder)

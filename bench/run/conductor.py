@@ -97,9 +97,10 @@ class Conductor:
         recorder = self._opened(job, begun)
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
-        # When start-up was over, had all attempts followed it without a break.
+        # When the first case began, had all attempts followed without a break.
         over_s = time.monotonic() - recorder.elapsed_s
         rounds = Rounds(workers, job.settings, job.plan, begun, recorder, self._console)
+        stopped_because = rounds.run()
         return close(
             recorder,
             job.settings,
@@ -107,7 +108,8 @@ class Conductor:
             self._how,
             startup_s=self._startup_s,
             over_s=over_s,
-            stopped_because=rounds.run(),
+            measuring_s=rounds.measuring_s(),
+            stopped_because=stopped_because,
         )
 
     def _start(self, job: Job) -> list[Begun]:

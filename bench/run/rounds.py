@@ -47,6 +47,7 @@ class Rounds(CaseRunner):
         self._prepare_cases()
         self._drop_equal_layouts()
         self.between(m.Forget(), "giving memory back")
+        self._rounds_began_s = self.elapsed_s()
         measure_curves(self)
         self._count_earlier()
         if short := self._schedule.shortage(self.live, self._stop_rule.left_s()):

@@ -31,13 +31,23 @@ def least_warmup_s(plan: Sequence[Planned], settings: ResolvedSettings) -> float
     return min(LEAST_WARMUP_S, WARMUP_SHARE * limit / max(runnable, 1))
 
 
+PREPARING_STEPS = 10
+"""Steps that proving a case and warming it up take about as long as: both its proofs and their references."""
+
+PREPARING_S = {"cpu": 0.5, "cuda": 5.0}
+"""Seconds a case beside them: 0.5 on two CPU cores, 5 on an H200 (docs/gpu.md)."""
+
+COMPILING_S = {"cpu": 15.0, "cuda": 25.0}
+"""Seconds a compiled case beside those: an inductor graph of a ResNet, forward and backward."""
+
+
 def estimate_s(
     plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: ResolvedSettings
-) -> float:
-    """Expected seconds of measuring, from one measured step of `single_batch` samples on one device.
+) -> tuple[float, float]:
+    """Expect seconds of preparing the cases, and of rounds, from one measured step of `single_batch` samples.
 
-    Ranks that share a device are taken to run one after the other, and communication is not counted: a lower
-    bound, cut off at the time limit.
+    The step is of one device. Ranks that share a device are taken to run one after the other, and
+    communication is not counted: lower bounds. Rounds are cut off at the time limit.
     """
     run = [p for p in plan if not p.skip_reason]
     per_sample_s, least_s = step_s / single_batch, least_warmup_s(plan, settings)
@@ -48,12 +58,13 @@ def estimate_s(
         * (p.case.num_devices if p.oversubscribed else 1)
         for p in run
     ]
-    warmup = sum(max(5 * own_s, least_s) for own_s in steps_s)
+    prepared = sum(max(PREPARING_STEPS * own_s, least_s) + PREPARING_S[settings.device] for own_s in steps_s)
+    prepared += COMPILING_S[settings.device] * sum(p.case.compile != "off" for p in run)
     per_round = sum(settings.steps_per_block(own_s) * own_s for own_s in steps_s)
     limit = math.inf if settings.max_time is None else settings.max_time
-    wanted = math.inf if settings.rounds is None else warmup + settings.rounds * per_round
+    wanted = math.inf if settings.rounds is None else settings.rounds * per_round
     # The first round is always finished.
-    return max(warmup + per_round, min(wanted, limit))
+    return prepared, max(per_round, min(wanted, limit))
 
 
 FIRST_LOOK = 10

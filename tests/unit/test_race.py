@@ -78,6 +78,6 @@ def raced(truth, budget, chance, *, together):
 def test_the_preset_races_on_all_devices_at_once_and_is_overridden():
     asked = resolve({"comm_hook": "none,fp16", "margin": "2%"}, preset="tune")
     assert (asked.race, asked.modes, asked.sweep, asked.margin) == (True, ("ddp",), "star", 0.02)
-    for given, max_time in ((asked, 150), (resolve({"rounds": "9"}, preset="tune"), None)):
+    for given, max_time in ((asked, 130), (resolve({"rounds": "9"}, preset="tune"), None)):
         settings = with_device_defaults(given, device_type="cpu", num_local_devices=6)
         assert (settings.gpus, settings.max_time) == ((6,), max_time)
