@@ -7,6 +7,7 @@ device, carries what it is compared with.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -156,8 +157,11 @@ def num_launched(group: dist.ProcessGroup | None) -> int | None:
 Weights = dict[str, Tensor]
 """Parameters, what was added to them, their gradients, or buffers, by name."""
 
-FINE, FAILED, FULL = 0.0, 1.0, 2.0
-"""How a rank came to the end of its part; of several ranks the largest counts."""
+MEETS, FINE, FAILED, FULL = -1.0, 0.0, 1.0, 2.0
+"""What a rank says within its part, where it goes on with the others, and at its end; the largest counts."""
+
+MAX_NAME_BYTES = 256
+"""Of a name that ranks tell each other; a longer one is cut."""
 
 
 @dataclass(frozen=True)
@@ -168,32 +172,63 @@ class Peers:
     number: int = 1
     group: dist.ProcessGroup | None = None
     """Of gloo; None is the default one."""
+    shift: int = 1
+    """How many ranks further the part lies that a rank computes."""
 
     @property
     def part(self) -> int:
         """Whose part of a batch this rank computes: the next rank's, so what depends on the rank shows."""
-        return (self.rank + 1) % self.number
+        return (self.rank + self.shift) % self.number
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Within it, each rank works by itself; at its end all go on, or an error of one ends it for all."""
         try:
             yield
+        except _ToldError as error:
+            raise error.cause from None
         except Exception as error:
             self.largest(FULL if is_out_of_memory(error) else FAILED)
             raise
-        worst = self.largest(FINE)
+        if (failed := self._agreed(FINE)) is not None:
+            raise failed
+
+    def meet(self) -> None:
+        """Within `together`, go on where all other ranks come to the same place; raise where one does not."""
+        if (failed := self._agreed(MEETS)) is not None:
+            raise _ToldError(failed)
+
+    def _agreed(self, value: float) -> PeerFailedError | None:
+        """Say `value` to the other ranks; the error of this one where another says something else."""
+        worst, least = self.all_largest(value, -value)
         if worst == FULL:
-            raise PeerFullError("another rank of the case is out of memory")
-        if worst:
-            raise PeerFailedError("another rank of the case failed")
+            return PeerFullError("another rank of the case is out of memory")
+        if worst >= FAILED:
+            return PeerFailedError("another rank of the case failed")
+        if worst != -least:
+            return PeerFailedError("the ranks call the model another number of times, and DDP would hang")
+        return None
 
     def largest(self, value: float) -> float:
         """The largest of all ranks' values, on each of them; NaN where one has that."""
-        found = torch.tensor([value], dtype=torch.float64)
+        return self.all_largest(value)[0]
+
+    def all_largest(self, *values: float) -> list[float]:
+        """The same of several values, each by itself."""
+        found = torch.tensor(values, dtype=torch.float64)
         for other in self._on_first(found):
             found = torch.maximum(found, other)
-        return float(self.given(found))
+        largest: list[float] = self.given(found).tolist()
+        return largest
+
+    def worst(self, value: float, name: str) -> tuple[float, str]:
+        """The largest of all ranks' values, NaN before all others, with the name that its rank gives it."""
+        content = name.encode()[:MAX_NAME_BYTES].ljust(MAX_NAME_BYTES)
+        found = torch.tensor([value, *content], dtype=torch.float64)
+        for other in self._on_first(found):
+            found = max(found, other, key=lambda one: (math.isnan(one[0]), float(one[0])))
+        largest, *content_of_worst = self.given(found).tolist()
+        return largest, bytes(map(int, content_of_worst)).decode(errors="ignore").strip()
 
     def mean(self, own: Weights, *, measures: bool = False) -> tuple[Weights, Weights]:
         """The mean of all ranks' tensors, and if asked for the largest norm of each; on every rank."""
@@ -225,14 +260,14 @@ class Peers:
 
     def own_part(self, named: Weights) -> Weights:
         """Of what belongs to the parts that ranks computed, that of the part which is this rank's own."""
-        if self.number == 1:
+        if self.part == self.rank:
             return named
         found = Weights()
         with waiting_for("the other ranks"):
             for name, one in named.items():
                 sent = dist.isend(_sendable(one), self.part, group=self.group)
                 found[name] = torch.empty_like(_sendable(one))
-                dist.recv(found[name], (self.rank - 1) % self.number, group=self.group)
+                dist.recv(found[name], (self.rank - self.shift) % self.number, group=self.group)
                 if sent is not None:
                     sent.wait()
         return found
@@ -248,6 +283,14 @@ class Peers:
             with waiting_for("the other ranks"):
                 dist.recv(found, other, group=self.group)
             yield found
+
+
+class _ToldError(Exception):
+    """Another rank failed, and all ranks have heard of it."""
+
+    def __init__(self, cause: PeerFailedError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 ALONE = Peers()

@@ -29,8 +29,9 @@ from .error_report import is_of_the_model
 from .facts import Shown
 from .groups import Peers, on_host
 from .making import Maker, begin_draws, shapes_of
-from .proof_inputs import IN_16_BITS, ProofInputs
+from .proof_inputs import IN_16_BITS, LEAST_ROWS, ProofInputs
 from .reference import Computed, Reference, Subject, Work
+from .split_effect import SplitEffect
 from .stages import Splitter
 
 TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2e-2}
@@ -74,6 +75,7 @@ class Prover:
     def forget(self) -> None:
         """Give back the memory of what cases are compared with: copies of the model, some in float64."""
         self.inputs, self.reference = ProofInputs(self.maker), Reference(self.maker)
+        self.split_effect = SplitEffect(self.inputs, self.reference)
 
     def peers(self, case: Case) -> Peers:
         """The ranks of a case, each of which asks: from then on modules have the first one's weights."""
@@ -95,7 +97,10 @@ class Prover:
         """
         with float32_precision("fp32", self.place.device):
             of = self.subject(case, stages)
+            self.inputs.settle(case, of.peers, LEAST_ROWS)
             dtype, split = self.inputs.agreed(case, of.peers)
+            num_forwards = split.num_forwards * split.accumulate
+            self.inputs.settle(case, of.peers, max(split.num_rows // num_forwards, 1))
             work = self._work(split, dtype)
             with_plain = Comparison(of, partial(self.reference.computed, of, work))
             try:
@@ -168,10 +173,10 @@ class Prover:
         self.draws = with_plain.draws
         narrowed = case.mp_policy != "none" and dtype != torch.float64
         allowed = MOST_IN_16_BITS if narrowed else TOLERANCES[case.comm_hook]
-        error = with_plain.off(found, allowed)
+        with_plain, error = with_plain.closest(found, allowed)
         if not error.is_within(allowed):
             allowed = max(allowed, self.inputs.allowed(peers))
-            error = with_plain.off(found, allowed)
+            with_plain, error = with_plain.closest(found, allowed)
         if allowed >= IN_16_BITS and not error.is_within(allowed):
             noise = with_plain.off(with_plain.reference(again=True), allowed)
             allowed = max(allowed, min(AMPLIFIED * noise.total, MOST_IN_16_BITS))

@@ -199,10 +199,8 @@ class Rank:
         prover = self._prover
         stages = prover.splitter.stages(asked.by_device)
         shown = prover.prove(asked.case, self._group_of(asked), stages)
-        if self.number:
-            return None
-        effect = prover.inputs.split_effect(asked.case)
-        return replace(shown, split_effect=effect)
+        effect = prover.split_effect.of(prover.subject(asked.case, stages))
+        return None if self.number else replace(shown, split_effect=effect)
 
     def _warm(self, asked: m.Warm) -> Warmed:
         stages = self._prover.splitter.stages(asked.by_device)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,10 +23,16 @@ from ...models.workload import Batch, Loss
 from ..case import Case, Split, split_of
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
-from ..modes.base import gradients_of, tensors_of_module
+from ..modes.base import gradients_of_all, tensors_of_module
 from ..modes.dp import replica_of
-from .groups import ALONE, Peers, Weights, as_default, difference, on_host
+from .groups import ALONE, Peers, Weights, as_default, difference, num_launched, on_host
 from .making import Maker, begin_draws, generators, shapes_of
+
+MAX_KEPT_BYTES = 2**30
+"""Results are kept for later cases while they take less; of more, the last gradient and update alone."""
+
+TELL_FROZEN = ("single", "dp", "ddp")
+"""Modes that hold whole parameters: the frozen ones, which a forward may change, are compared, too."""
 
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
@@ -57,7 +64,7 @@ class Subject:
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether DDP sends the first rank's buffers, before each forward that follows none of `no_sync`."""
+        """Whether DDP sends the first rank's buffers before forwards."""
         return self.case.mode == "ddp" and self.case.sync_buffers and self.peers.number > 1
 
 
@@ -70,7 +77,7 @@ class Computed:
     sizes: Weights = field(default_factory=dict)
     """The largest norm of each among the parts."""
     update: Weights = field(default_factory=dict)
-    """What the steps added to its trainable parameters."""
+    """What the steps added to its parameters, of those that train or changed."""
     buffers: Weights = field(default_factory=dict)
     """After them, those of this rank's own part of the batch."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -79,6 +86,14 @@ class Computed:
     """Whether this rank's part drew random numbers."""
     unused: tuple[str, ...] = ()
     """Parameters that have got no gradient of it."""
+    asks: bool = False
+    """Whether the model or its loss asked other ranks, by collectives."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory that its tensors take."""
+        parts = (self.gradients, self.update, self.buffers)
+        return sum(one.numel() * one.element_size() for part in parts for one in part.values())
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,8 @@ class Work:
     scales: tuple[float, ...] = ()
     """What the loss of each step was multiplied by, and of the next; where it fell, the step was left out."""
     dtype: torch.dtype | None = None
+    evaluates: bool = False
+    """Whether the module is in evaluation mode; what comes of it is not kept."""
 
 
 @dataclass
@@ -113,18 +130,26 @@ class Reference:
         return self.computed(of, work, **how)
 
     def computed(
-        self, of: Subject, work: Work, *, again: bool = False, repeated: bool = False
+        self,
+        of: Subject,
+        work: Work,
+        *,
+        again: bool = False,
+        repeated: bool = False,
+        in_order: bool = False,
     ) -> Computed | None:
         """What the plain module comes to; None on a rank that computes no part of it.
 
         Each of the case's ranks calls it; where it raises on one, it raises on all, also on those without a
         part, which would wait for the others' next word. `again`: in a way that is the same but for rounding,
         parameters shifted by `PERTURBED` and gradients rounded as the case's hook does. `repeated`: once
-        more, though it is known what comes of it.
+        more, though it is known what comes of it. `in_order`: each rank computes its own part.
         """
         with of.peers.together():
             if (peers := of.sources) is None:
                 return None
+            if in_order:
+                peers = replace(peers, shift=0)
             return self._known_or_run(of, work, peers, again=again, repeated=repeated)
 
     def _known_or_run(
@@ -132,29 +157,47 @@ class Reference:
     ) -> Computed:
         case = of.case
         how = (case.precision, case.data, again and case.comm_hook)
-        shape = (peers.number, of.shares_buffers, of.stages and of.stages.by_device)
+        if work.evaluates:
+            with as_default(self.maker.alone if peers.number == 1 else None):
+                return self._run(of, work, peers, again=again)
+        shape = (peers.number, peers.shift, of.shares_buffers, of.stages and of.stages.by_device)
         key = (work.split, work.scales, *how, *shape)
         if repeated or peers.largest(key not in self._known):
+            self._make_room(key)
             with as_default(self.maker.alone if peers.number == 1 else None):
                 self._known[key] = self._run(of, work, peers, again=again)
         return self._known[key]
 
+    def _make_room(self, key: tuple[object, ...]) -> None:
+        """Forget gradients before others are computed, or updates, where all together take much memory."""
+        self._known.pop(key, None)
+        if sum(one.num_bytes for one in self._known.values()) > MAX_KEPT_BYTES:
+            same_kind = [other for other in self._known if bool(other[1]) == bool(key[1])]
+            for other in same_kind:
+                del self._known[other]
+
     def _run(self, of: Subject, work: Work, peers: Peers, *, again: bool) -> Computed:
         split, scales, draws = work.split, work.scales, False
+        launched = num_launched(dist.group.WORLD)
         with contextlib.ExitStack() as closing:
             with peers.together():
                 module = self.maker.module(work.dtype)
+                if work.evaluates:
+                    module.eval()
                 if again:
                     _perturb(module)
-                before = weights_of(module)
+                before = {**self.maker.start, **weights_of(module)}
+                if again:
+                    before |= changed_weights(dict(module.named_parameters()), before)
+                buffers = BufferSharing(module, peers) if of.shares_buffers else None
                 optimizer = self.maker.workload.optimizer(list(module.parameters())) if scales else None
                 fetch = work.opened(peers.part, closing)
             for step, (scale, next_scale) in enumerate(itertools.pairwise(scales or (1.0, 1.0))):
                 module.zero_grad(set_to_none=True)
-                if of.shares_buffers:
-                    share_buffers(module, peers)
                 with peers.together():
                     for micro in range(split.accumulate):
+                        if buffers is not None:
+                            buffers.is_last_micro = micro == split.accumulate - 1
                         batch = fetch(micro)
                         begin = partial(begin_draws, self.maker.seed, step, micro, peers.part)
                         begin()
@@ -163,19 +206,33 @@ class Reference:
                         for one in losses(loss, module, batch, split, begin, of.stages):
                             (one / (split.num_losses * split.accumulate) * scale).backward()
                             draws = draws or generators() != states
-                    gradients = gradients_of(module)
-                trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-                unused = tuple(name for name, one in trained if one.grad is None)
+                named = dict(module.named_parameters())
+                unused = tuple(name for name, one in named.items() if one.requires_grad and one.grad is None)
+                # A forward may let more parameters train, and on one rank alone.
+                trains = peers.all_largest(*(one.requires_grad for one in named.values()))
+                with peers.together():
+                    trained = {
+                        pair[0]: pair[1] for pair, does in zip(named.items(), trains, strict=True) if does
+                    }
+                    gradients = gradients_of_all(trained)
                 found, sizes = peers.mean(gradients, measures=not scales)
                 if optimizer is not None:
                     with peers.together():
                         _set_gradients(module, found, scale, of.case.comm_hook if again else "none")
                         if next_scale >= scale:
                             optimizer.step()
-        buffers, state = peers.own_part(buffers_of(module)), shapes_of(module.state_dict())
-        update = difference(weights_of(module), before) if scales else {}
-        gradients = {} if scales else on_host(found)
-        return Computed(gradients, on_host(sizes), update, buffers, state, draws, unused)
+        with peers.together():
+            after = changed_weights(dict(module.named_parameters()), before) if scales else {}
+        return Computed(
+            gradients={} if scales else on_host(found),
+            sizes=on_host(sizes),
+            update=difference(after, {name: before[name] for name in after}),
+            buffers=peers.own_part(buffers_of(module)),
+            state=shapes_of(module.state_dict()),
+            draws=draws,
+            unused=unused,
+            asks=num_launched(dist.group.WORLD) != launched,
+        )
 
     def _opened(self, case: Case, own: int, closing: contextlib.ExitStack) -> Fetch:
         split, sources = split_of(case), []
@@ -190,17 +247,50 @@ class Reference:
         return fetch
 
 
-def share_buffers(module: nn.Module, peers: Peers) -> None:
-    """Give all parts the buffers of the first one, which the last rank computes."""
-    found = peers.all_given(dict(module.named_buffers()), root=peers.number - 1)
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            buffer.copy_(found[name])
+class BufferSharing:
+    """Gives all parts the first one's buffers before the forwards before which DDP sends them.
+
+    They are all that follow one with gradients outside of `no_sync`, and the first: DDP's
+    `will_sync_module_buffers()` asks the `require_forward_param_sync` that its last forward has set.
+    """
+
+    def __init__(self, module: nn.Module, peers: Peers) -> None:
+        self.is_last_micro = True
+        """Whether the micro-batch is that of DDP's reduction, which no `no_sync` precedes."""
+        self._module, self._peers = module, peers
+        self._follows_reduction = True
+        if dict(module.named_buffers()):
+            module.register_forward_pre_hook(self._before_forward, prepend=True)
+            module.register_forward_hook(self._after_forward)
+
+    def _before_forward(self, *_: object) -> None:
+        if not self._follows_reduction:
+            return
+        self._peers.meet()
+        # The last rank computes the first part, unless each computes its own.
+        root = -self._peers.shift % self._peers.number
+        found = self._peers.all_given(dict(self._module.named_buffers()), root=root)
+        with torch.no_grad():
+            for name, buffer in self._module.named_buffers():
+                buffer.data.copy_(found[name])  # no new version, for autograd may keep the buffer: as DDP
+
+    def _after_forward(self, *_: object) -> None:
+        self._follows_reduction = torch.is_grad_enabled() and self.is_last_micro
 
 
 def weights_of(module: nn.Module) -> Weights:
     """Copy the trainable parameters to the host."""
     return on_host({name: one for name, one in module.named_parameters() if one.requires_grad})
+
+
+def changed_weights(named: Mapping[str, Tensor], start: Weights) -> Weights:
+    """Copy those of the parameters `named` to the host that train, or are no longer as in `start`."""
+    return on_host({n: one for n, one in named.items() if one.requires_grad or not _equal(one, start[n])})
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    host = one.detach().cpu()
+    return torch.equal(host.nan_to_num(), other.to(host.dtype).nan_to_num())
 
 
 def buffers_of(module: nn.Module) -> Weights:
