@@ -19,7 +19,8 @@ from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
 from .error_report import is_out_of_memory
 from .facts import NotProved, Shown
-from .groups import Peers, Weights, difference, norm, norm_of
+from .groups import Weights, difference, norm, norm_of
+from .peers import Peers
 from .reference import TELL_FROZEN, Computed, Subject
 
 T = TypeVar("T")
@@ -43,6 +44,14 @@ AMPLIFIED = 3
 NO_SEED = NotProved(
     reason="it draws random numbers, and with SyncBatchNorm one device draws others",
     remedy="--sync-batchnorm off",
+)
+NO_GRADIENT = NotProved(
+    reason="its gradients are all zero on the batch of the proof",
+    remedy="a loss that depends on the parameters from the first step on",
+)
+BY_RANK = NotProved(
+    reason="its gradients depend on the numbers of ranks, and are not those of one device on the whole batch",
+    remedy="use the number of a rank only to find its rows among those of all ranks",
 )
 NO_MEMORY = NotProved(
     reason="there is no memory for the plain module beside it", remedy="a smaller --batch-size"
@@ -120,6 +129,16 @@ class Comparison:
     def draws(self) -> bool:
         """Whether the model or its loss draws random numbers on any rank."""
         return bool(self.of.peers.largest(self.right is not None and self.right.draws))
+
+    @functools.cached_property
+    def is_zero(self) -> bool:
+        """Whether all gradients are zero: then a mode that computes none looks right."""
+        return not self.of.peers.largest(self.right is not None and norm(self.right.gradients) != 0)
+
+    @functools.cached_property
+    def moves(self) -> bool:
+        """Whether the steps of the plain module change a parameter."""
+        return bool(self.of.peers.largest(self.right is not None and norm(self.right.update) != 0))
 
     def check_use(self) -> None:
         """Raise UnusedParametersError where a rank's part leaves DDP waiting, on all before any waits."""

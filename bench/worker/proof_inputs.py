@@ -19,8 +19,9 @@ from ..case import Case, Split, split_of
 from ..errors import RAISED_BY_USERS
 from ..measure.timed import autocast_of
 from .error_report import is_of_the_model, report_of
-from .groups import Peers, as_default
+from .groups import as_default
 from .making import Maker, begin_draws, precise
+from .peers import Peers
 
 LEAST_ROWS = 2
 """Rows of each part at least, if the case trains on as many: losses between rows need two."""

@@ -9,13 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
+from ...models.nested import map_tensors
 from ...models.step import float32_precision
 from ...models.workload import Batch
 from ..case import Split
 from ..errors import RAISED_BY_USERS
 from .error_report import report_of
-from .groups import ALONE, Weights, difference, norm
+from .groups import Weights, difference, norm
 from .making import begin_draws
+from .peers import ALONE
 from .proof_inputs import ProofInputs, proven_split
 from .reference import Computed, Reference, Subject, Work
 
@@ -23,7 +25,7 @@ MIN_REPEATED = 1e-3
 """A smaller effect is rounding, or too small to matter."""
 
 MAX_NOISE = 0.1
-"""Share of the effect: a gradient that differs by more of it from draw to draw tells nothing."""
+"""Share of the effect: where the plain module differs from itself by more of it, it tells nothing."""
 
 
 class SplitEffect:
@@ -41,7 +43,7 @@ class SplitEffect:
 
         Of a loss that is a mean over rows of equal weight it is rounding. Every rank of the case asks, after
         its proof. None where the model computes no loss in evaluation, or where the gradient of the whole
-        batch depends on the draw.
+        batch depends on the draw, or on what the module has seen before.
         """
         dtype, _ = self._inputs.agreed(of.case, of.peers)
         num_parts = proven_split(of.case, 1).num_rows
@@ -75,9 +77,9 @@ class SplitEffect:
         effect = _apart(parts.gradients, whole.gradients)
         if effect <= MIN_REPEATED:
             return effect
-        drawn_anew = self._reference.computed(one_device, replace(work, loss=self._drawn_anew))
-        assert drawn_anew is not None
-        noise = _apart(drawn_anew.gradients, whole.gradients)
+        once_more = self._reference.computed(one_device, replace(work, loss=self._second_loss))
+        assert once_more is not None
+        noise = _apart(once_more.gradients, whole.gradients)
         return effect if noise <= MAX_NOISE * effect else None
 
     def _work(self, split: Split, dtype: Any) -> Work:
@@ -89,7 +91,9 @@ class SplitEffect:
     def _loss(self, model: Any, batch: Batch, **_: int) -> Tensor:
         return self._inputs.maker.loss(model, batch)
 
-    def _drawn_anew(self, model: Any, batch: Batch, **_: int) -> Tensor:
+    def _second_loss(self, model: Any, batch: Batch, **_: int) -> Tensor:
+        """The loss of a model that has seen the batch, with other draws."""
+        self._loss(model, map_tensors(Tensor.clone, batch))
         begin_draws(self._inputs.maker.seed + 1)
         return self._loss(model, batch)
 

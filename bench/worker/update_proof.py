@@ -112,6 +112,8 @@ def prove_update(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
 def _compared(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
     case, with_plain = of.case, Comparison(of, partial(prover.reference.update, of, steps.scales))
     assert steps.weights is not None
+    if not with_plain.moves:
+        return Shown(why_silent="its optimizer changes no parameter in them")
     update = difference(steps.weights, {name: prover.maker.start[name] for name in steps.weights})
     tolerance = max(TOLERANCES[case.precision], HOOK_TOLERANCES[case.comm_hook])
     with_plain, error = with_plain.closest(Computed(update=update, buffers=steps.buffers), tolerance)
