@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,6 +19,7 @@ from ..case import Split
 from ..modes import Stages
 from ..modes.base import tensors_of_module
 from ..modes.dp import replica_of
+from .groups import num_launched
 from .peers import Peers
 
 Begin = Callable[..., None]
@@ -34,6 +36,8 @@ class BufferSharing:
     def __init__(self, module: nn.Module, peers: Peers) -> None:
         self.is_last_micro = True
         """Whether the micro-batch is that of DDP's reduction, which no `no_sync` precedes."""
+        self.num_launched = 0
+        """What it has launched itself on the default group, where that is the ranks' own."""
         self._module, self._peers = module, peers
         self._follows_reduction = True
         if dict(module.named_buffers()):
@@ -43,6 +47,7 @@ class BufferSharing:
     def _before_forward(self, *_: object) -> None:
         if not self._follows_reduction:
             return
+        before = num_launched(dist.group.WORLD) or 0
         self._peers.meet()
         # The last rank computes the first part, unless each computes its own.
         root = -self._peers.shift % self._peers.number
@@ -50,6 +55,7 @@ class BufferSharing:
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():
                 buffer.data.copy_(found[name])  # no new version, for autograd may keep the buffer: as DDP
+        self.num_launched += (num_launched(dist.group.WORLD) or 0) - before
 
     def _after_forward(self, *_: object) -> None:
         self._follows_reduction = torch.is_grad_enabled() and self.is_last_micro

@@ -111,8 +111,7 @@ class Prover:
             of = self.subject(case, stages)
             self.inputs.settle(case, of.peers, LEAST_ROWS)
             dtype, split = self.inputs.agreed(case, of.peers)
-            num_forwards = split.num_forwards * split.accumulate
-            self.inputs.settle(case, of.peers, max(split.num_rows // num_forwards, 1))
+            self.inputs.settle(case, of.peers, split.batch_size // split.num_chunks)
             work = self._work(split, dtype)
             with_plain = Comparison(of, partial(self.reference.computed, of, work))
             try:

@@ -64,8 +64,8 @@ class ProofInputs:
                 with autocast_of(case):
                     self.maker.loss(module, self.batch(num_rows, None))
             except RAISED_BY_USERS as error:
-                if not is_of_the_model(error):
-                    raise
+                if report_of(error).restart:
+                    raise  # what else is wrong, the proof finds
         self._settled.add(num_rows)
 
     @functools.cached_property

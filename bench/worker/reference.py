@@ -175,7 +175,7 @@ class Reference:
 
     def _run(self, of: Subject, work: Work, peers: Peers, *, again: bool) -> Computed:
         split, scales, draws = work.split, work.scales, False
-        launched = num_launched(dist.group.WORLD)
+        launched = 0
         with contextlib.ExitStack() as closing:
             with peers.together():
                 module = self.maker.module(work.dtype)
@@ -198,11 +198,12 @@ class Reference:
                         batch = fetch(micro)
                         begin = partial(begin_draws, self.maker.seed, step, micro, peers.part)
                         begin()
-                        states = generators()
+                        states, before_losses = generators(), num_launched(dist.group.WORLD) or 0
                         loss = partial(work.loss, micro=micro, part=peers.part)
                         for one in losses(loss, module, batch, split, begin, of.stages):
                             (one / (split.num_losses * split.accumulate) * scale).backward()
                             draws = draws or generators() != states
+                        launched += (num_launched(dist.group.WORLD) or 0) - before_losses
                 named = dict(module.named_parameters())
                 unused = tuple(name for name, one in named.items() if one.requires_grad and one.grad is None)
                 # A forward may let more parameters train, and on one rank alone.
@@ -228,7 +229,7 @@ class Reference:
             state=shapes_of(module.state_dict()),
             draws=draws,
             unused=unused,
-            asks=num_launched(dist.group.WORLD) != launched,
+            asks=launched != (0 if buffers is None else buffers.num_launched),
         )
 
     def _opened(self, case: Case, own: int, closing: contextlib.ExitStack) -> Fetch:

@@ -164,25 +164,6 @@ report([holds(), holds(_is_given=True)])
     assert found[0] == [True, False]
 
 
-@pytest.mark.parametrize(("batch_per_device", "is_seen"), [(2, False), (4, True)])
-def test_rows_of_one_device_that_weigh_differently_are_seen(batch_per_device, *, is_seen):
-    """The first row of each device has as many labels as that of the other, the second has not."""
-
-    def batch(num_rows, generator):
-        labels = torch.randint(10, (num_rows, 8), generator=generator)
-        labels[2:, 1:] = -100
-        return torch.randn(num_rows, 8, 4, generator=generator), labels
-
-    def loss(outputs, labels):
-        return functional.cross_entropy(outputs.mT, labels)
-
-    made = Workload(name="labels", module=lambda: torch.nn.Linear(4, 10), batch=batch, loss=loss)
-    own = Prover(made, PLACE, 0)
-    case = dataclasses.replace(CASE, mode="ddp", backend="gloo", batch_per_device=batch_per_device)
-    effect = own.inputs.split_effect(case)
-    assert effect > 0.1 if is_seen else effect < 1e-12
-
-
 class ForFloat32(torch.nn.Linear):
     """Raises for float64 what it was told to."""
 
