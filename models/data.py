@@ -84,6 +84,7 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
     seed: int,
     num_workers: int = 0,
     drawn: Drawn | None = None,
+    outputs: int | None = None,
 ) -> BatchSource:
     """Open the batches of `batch_size` rows that `rank` of `world_size` trains on.
 
@@ -91,7 +92,8 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
     images. Synthetic batches depend on `seed` and `rank`, not on `world_size`; a folder is split into
     disjoint shards, shuffled anew every epoch, and read by `num_workers` processes (0: this one). Synthetic
     ones that are in `drawn`, of the same `data` and device, are not drawn again, and others are put there:
-    eight GPUs' cases would hold gigabytes of equal batches.
+    eight GPUs' cases would hold gigabytes of equal batches. `outputs` are those of the model, 0 where none
+    are known; None has this process look, which no process that trains does.
 
     Raises UsageError for a folder that is missing, empty, smaller than one global batch, or of more classes
     than the model has outputs, and for a workload whose batches are not images of a known size and their
@@ -126,8 +128,8 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
             f"folder {data!r} has {num_images} images, one global batch needs {global_batch} ({batch_size} x"
             f" {world_size} ranks); use a smaller batch size, fewer devices or more images"
         )
-    outputs = num_outputs(workload)
-    if outputs is not None and len(images.classes) > outputs:
+    outputs = num_outputs(workload) if outputs is None else outputs
+    if outputs and len(images.classes) > outputs:
         raise UsageError(
             f"folder {data!r} has {len(images.classes)} classes, {workload.name} has {outputs} outputs; use a"
             " model with more outputs or a folder with fewer classes"

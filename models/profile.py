@@ -1,4 +1,7 @@
-"""Size and arithmetic of a model, counted without training it."""
+"""Size and arithmetic of a model, counted without training it.
+
+User's code may keep what it sees here, such as tensors on the meta device: no process that trains looks.
+"""
 
 from __future__ import annotations
 

@@ -79,29 +79,44 @@ def resnet_workload(arch: str, image_size: int) -> Workload:
     )
 
 
-def workload_of(settings: Settings) -> Workload:
-    """The workload of a run, a module of the user's or a built-in one. Raises UsageError."""
+def workload_of(settings: Settings, num_outputs: int | None = None) -> Workload:
+    """The workload of a run, a module of the user's or a built-in one. Raises UsageError.
+
+    `num_outputs` as in `load_workload`.
+    """
     arch = settings.arch or ""
     size = settings.image_size or default_image_size(arch, settings.device)
+    if settings.workload is None:
+        return resnet_workload(arch, size)
+    return load_workload(settings.workload, size, num_outputs)
+
+
+def num_classes_of(workload: Workload) -> int:
+    """Count the classes that the batches of a workload are drawn from; 0 where they are the user's own."""
+    batch = workload.batch
     return (
-        resnet_workload(arch, size) if settings.workload is None else load_workload(settings.workload, size)
+        batch.keywords["num_classes"] if isinstance(batch, partial) and batch.func is synthetic_images else 0
     )
 
 
-def load_workload(spec: str, image_size: int) -> Workload:
+def load_workload(spec: str, image_size: int, num_outputs: int | None = None) -> Workload:
     """Load the user's workload from `package.module:name`; the current folder is importable.
 
     `name` is a `Workload`, or a function without arguments that returns one, or a function (or class)
     without arguments that returns an `nn.Module` mapping images (N, 3, H, W) to logits (N, classes), which
     is then trained on synthetic images of `image_size` pixels.
 
+    Another process that has looked at the model gives `num_outputs`, 0 where they matter not; the user's
+    forward and loss, which may keep what they see first, then do not run here.
+
     Raises UserCodeError where the user's code raises or takes longer than `LOADING_LIMIT_S`, UsageError for
     everything else that is wrong.
     """
     with _limited():
         target = _resolve(spec)
+        looks = num_outputs is None
         if isinstance(target, Workload):
-            return checked(target)
+            return checked(target, looks=looks)
         if isinstance(target, nn.Module):
             raise UsageError(
                 f"{spec} is one module; every mode needs a fresh one: name a function that makes it"
@@ -111,12 +126,12 @@ def load_workload(spec: str, image_size: int) -> Workload:
         with torch.random.fork_rng(devices=[]):
             made = _call(target, spec)
         if isinstance(made, Workload):
-            return checked(made)
+            return checked(made, looks=looks)
         if not isinstance(made, nn.Module):
             raise UsageError(
                 f"{spec} returned {describe(made)}; it must return an nn.Module or a models.Workload"
             )
-        num_classes = _num_classes(made, spec, image_size)
+        num_classes = num_outputs or _num_classes(made, spec, image_size)
     batch = partial(synthetic_images, image_size=image_size, num_classes=num_classes)
     return Workload(name=spec, module=target, batch=batch, image_size=image_size, unit=IMAGES)
 

@@ -63,8 +63,12 @@ def pin(core: int) -> None:
 
 def gradients_of(module: nn.Module) -> dict[str, Tensor]:
     """The gradients of a module's trainable parameters, dense, by name; zeros where there is none."""
-    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
-    found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in trained.items()}
+    return gradients_of_all({name: one for name, one in module.named_parameters() if one.requires_grad})
+
+
+def gradients_of_all(named: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The gradients of these parameters, dense; zeros where there is none."""
+    found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in named.items()}
     return {name: one.to_dense() if one.is_sparse else one for name, one in found.items()}
 
 
@@ -130,9 +134,11 @@ class Mode:
         return self.whole(gradients_of(self.module))
 
     def weights(self) -> dict[str, Tensor]:
-        """The plain module's trainable parameters, by name; every rank of the case calls it."""
-        trained = [(name, one) for name, one in self.module.named_parameters() if one.requires_grad]
-        return self.whole({name: one.detach() for name, one in trained})
+        """The plain module's parameters, by name; every rank of the case calls it.
+
+        Where ranks hold parts, they are those that train.
+        """
+        return dict(self.module.named_parameters())
 
     def buffers(self) -> dict[str, Tensor]:
         """The plain module's buffers that this rank has, by name."""

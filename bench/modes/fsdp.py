@@ -55,6 +55,9 @@ class BlockwiseMode(Mode):
         _wrap(wrap, module, case, output_dtype=own)  # for the loss, as under autocast
         self.wrapped = self.module = module
 
+    def weights(self) -> dict[str, Tensor]:
+        return self.whole({n: one.detach() for n, one in super().weights().items() if one.requires_grad})
+
     def whole(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         return {n: one.full_tensor() if isinstance(one, DTensor) else one for n, one in own.items()}
 

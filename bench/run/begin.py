@@ -28,7 +28,7 @@ from ..text import listed, visible
 from ..turns import interleaved_id
 from ..worker import messages as m
 from ..worker.facts import Begun, Devices, Inspected, SeenGpus
-from .failures import START_LIMIT_S
+from .failures import LOOKER, START_LIMIT_S
 from .stop_rule import estimate_s
 from .workers import Workers
 
@@ -55,7 +55,7 @@ def resolved_on(workers: Workers, asked: Settings) -> Job:
     def inspect(settings: ResolvedSettings) -> Inspected:
         if not workers.suit(settings.device):
             workers.open()
-        return workers.value(0, m.Inspect(settings=settings), "start-up", START_LIMIT_S)
+        return workers.value(LOOKER, m.Inspect(settings=settings), "start-up", START_LIMIT_S)
 
     return job_of(asked, devices, inspect, workers.launched)
 
@@ -168,7 +168,8 @@ def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int, ...]) 
 def show_plan(workers: Workers, job: Job) -> None:
     """Print every case, why it is skipped, the order of the first round and the expected time."""
     # Eager: a plan should not take the minutes of a compiler, nor need one.
-    first = m.Probe(settings=job.settings, case=replace(job.plan[0].case, compile="off"))
+    eager = replace(job.plan[0].case, compile="off")
+    first = m.Probe(settings=job.settings, case=eager, num_outputs=job.inspected.num_outputs)
     steps_ms = workers.value(0, first, "the probe of single", START_LIMIT_S)
     runnable = [p for p in job.plan if p.skip_reason is None]
     order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)

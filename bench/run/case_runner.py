@@ -20,10 +20,11 @@ from ..results.columns import LEAST
 from ..results.journal import Layout
 from ..results.recorder import Recorder
 from ..settings import ResolvedSettings
+from ..text import listed
 from ..turns import TURNS_ENV, TurnClient
 from ..worker import messages as m
 from ..worker.facts import Begun, Shown, Warmed
-from .failures import LEAST_S, TURN_S, RestartError, failure_in, preparing_s
+from .failures import LEAST_S, MOST_NAMED, TURN_S, Failure, RestartError, failure_in, preparing_s
 from .open_folder import fail_case
 from .schedule import LiveCase, Schedule
 from .stop_rule import StopRule, least_warmup_s
@@ -227,6 +228,22 @@ class CaseRunner:
         self._schedule.add(live, phase, seconds)
         found = [(self.places[rank].host, rank, block) for rank, block in enumerate(times)]
         self.recorder.add_block(case_id, phase, round_index, position, started_s, found)
+
+    def check_gradients(self, live: LiveCase) -> None:
+        """Fail a case whose ranks no longer average all gradients, and measure it no further."""
+        if live.case.mode != "ddp" or live.case.num_ranks == 1:
+            return
+        self.next_turn()
+        agree, what = m.Agree(index=live.index), "the check of its gradients"
+        differing = next(filter(None, self.between(agree, what, num_ranks=live.case.num_ranks)), ())
+        if differing:
+            reason = (
+                f"gradients of {listed(differing, MOST_NAMED)} differ between ranks after the last round: "
+                "DDP averages nothing that begins to train after it has wrapped the model; let it train in "
+                "module()"
+            )
+            self.console.note(fail_case(self.recorder, live.index, Failure("failed", reason)))
+            self.drop(live)
 
     def drop(self, live: LiveCase) -> None:
         """Measure a case no further."""

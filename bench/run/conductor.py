@@ -119,6 +119,7 @@ class Conductor:
         local_size = len(workers) if workers.launched is None else job.machine.ranks_per_node
         begin = m.Begin(
             settings=job.settings,
+            num_outputs=job.inspected.num_outputs,
             cases=tuple(p.case for p in job.plan if p.skip_reason is None),
             world_size=len(workers),
             local_world_size=local_size or len(workers),

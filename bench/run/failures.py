@@ -13,6 +13,10 @@ from ..settings import ResolvedSettings
 from ..text import listed, visible_lines
 from ..worker.messages import Report, Told
 
+LOOKER = -1
+"""Stands for the rank of the worker that looks at the model, and then ends: what user's code keeps of the
+look, such as tensors on the meta device, is in no process that trains or forks."""
+
 MOST_IDLE_ATTEMPTS = 2
 """So many attempts in a row may achieve nothing: one can be chance, two have a cause that stays."""
 
@@ -75,6 +79,11 @@ class RestartError(Exception):
         """What is to be written down of it; None where that has been done."""
 
 
+def rank_name(rank: int) -> str:
+    """Name a worker in a message."""
+    return "the worker that looks at the model" if rank == LOOKER else f"rank {rank}"
+
+
 def placed(reason: str, *where: str) -> str:
     """A reason with what is known of where it came from: `ValueError: late bug (net.py:31, in forward)`."""
     known = "; ".join(filter(None, where))
@@ -110,7 +119,7 @@ def failure_in(reports: Mapping[int, Report], *, waiting: Iterable[int] = ()) ->
     cause = reports[first]
     any_cause = cause.is_failure and cause.is_cause
     ranks = dict.fromkeys(waiting, AFTER_ANOTHER)
-    rank = f"rank {first}" if ranks else ""
+    rank = rank_name(first) if ranks else ""
     ranks |= {rank: _account(r, any_cause=any_cause) for rank, r in reports.items()}
     reason = placed(cause.reason, cause.place, rank)
     return Failure(cause.status, reason, ranks, reason_code=cause.reason_code)
@@ -208,7 +217,7 @@ def _cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bo
     who, how = "a rank", _end(None)
     if exit_codes:
         first = next(iter(killed or known or exit_codes))
-        who, how = f"rank {first}", _end(exit_codes[first])
+        who, how = rank_name(first), _end(exit_codes[first])
     if out_of_memory and (not killed or -signal.SIGKILL in known.values()):
         return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")
     return Failure("failed", f"{who} {how} in {what}")

@@ -26,6 +26,7 @@ from ..gpus import gpus
 from ..process import Child, ended, own_command, rank_variables
 from ..settings import Settings
 from ..worker import messages as m
+from .failures import rank_name
 
 ANSWER_S = 10.0
 """The process with torch only forks and looks: it answers sooner, or it is stopped or stuck."""
@@ -186,7 +187,7 @@ class Worker:
         self.connection.settimeout(SEND_S)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host}"
+        return f"{rank_name(self.rank)} on {self.host}"
 
     def send(self, command: m.Command[Any]) -> None:
         """Send it what to do; one that takes nothing is found where its answer is awaited."""

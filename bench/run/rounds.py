@@ -63,6 +63,8 @@ class Rounds(CaseRunner):
             self._drop_slowest(num_rounds)
         if num_rounds > earlier_rounds:
             self._note_load()
+        for live in [*self.live]:
+            self.check_gradients(live)
         # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
         self._trace_last()
         ask_nccl(self)
@@ -182,4 +184,6 @@ class Rounds(CaseRunner):
         rates = images_per_s_by_round(self.recorder.times, units)
         named = dropped(self.recorder.pairs(), rates, self._stop_rule.left_share(num_rounds))
         for live in [live for live in self.live if live.case.case_id in named]:
-            self.drop(live)
+            self.check_gradients(live)
+            if live in self.live:
+                self.drop(live)

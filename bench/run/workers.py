@@ -22,7 +22,7 @@ from ..scratch import remove_abandoned
 from ..settings import Settings
 from ..text import listed
 from ..worker import messages as m
-from .failures import IDLE, MOST_NAMED, RestartError, failure_in, failure_of, timed_out
+from .failures import IDLE, LOOKER, MOST_NAMED, RestartError, failure_in, failure_of, timed_out
 from .processes import Meeting, Processes, Worker, expected_device, modules_for, worker_variables
 
 T = TypeVar("T")
@@ -64,16 +64,18 @@ class Workers:
         self._oom_kills = oom_kills()
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self._workers.keys() - {LOOKER})
 
     def open(self) -> None:
-        """Unless it is done, start the first worker, which opens the store; meet a launcher's others, too.
+        """Unless it is done, start the first worker and the one that looks at the model; meet a launcher's.
+
+        The first one opens the store.
 
         Raises UsageError where they do not come, or where the port is taken.
         """
         if self._workers:
             return
-        self._start([0])
+        self._start([0, LOOKER])
         if (there := self.launched) is None:
             self.store_port = self.value(0, m.Open(), "start-up", MEETING_S)
             return
@@ -94,11 +96,12 @@ class Workers:
     def grow(self, num_ranks: int) -> None:
         """Start workers until there are so many; a launcher has started its own."""
         if self.launched is None:
-            self._start(range(len(self._workers), num_ranks))
+            self._start(range(len(self), num_ranks))
 
     def _start(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            environment = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.launched is None else {}
+            number = str(max(rank, 0))
+            environment = {"RANK": number, "LOCAL_RANK": number} if self.launched is None else {}
             ours, theirs = socket.socketpair()
             with theirs:
                 self._take(Worker(rank, ours))
@@ -133,7 +136,11 @@ class Workers:
 
     def value(self, rank: int, command: m.Command[T], what: str, limit_s: float) -> T:
         """What one worker answers, outside all cases. Raises UsageError, RestartError."""
-        return self.values({rank: command}, what, limit_s)[rank]
+        try:
+            return self.values({rank: command}, what, limit_s)[rank]
+        finally:
+            if rank == LOOKER:
+                self._dismiss()
 
     def values(self, commands: Mapping[int, m.Command[T]], what: str, limit_s: float) -> dict[int, T]:
         """What workers answer, outside all cases, by rank. Raises UsageError, RestartError."""
@@ -141,6 +148,13 @@ class Workers:
         if (failure := failure_in(reports)) is not None:
             raise RestartError(failure)
         return {rank: commands[rank].reply_in(report) for rank, report in reports.items()}
+
+    def _dismiss(self) -> None:
+        """End the worker that has looked at the model."""
+        if (looker := self._workers.pop(LOOKER, None)) is not None:
+            looker.send(m.Quit())
+            self._forget(looker.connection)
+            self._processes.codes([LOOKER])
 
     def ask(self, commands: m.Commands, what: str, limit_s: float) -> dict[int, m.Report]:
         """Have workers do `what`; the report of each, by rank. This process sleeps meanwhile.

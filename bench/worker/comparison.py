@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -19,8 +19,9 @@ from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
 from .error_report import is_out_of_memory
 from .facts import NotProved, Shown
-from .groups import Peers, Weights, difference, norm, norm_of
-from .reference import Computed, Subject
+from .groups import Weights, difference, norm, norm_of
+from .peers import Peers
+from .reference import TELL_FROZEN, Computed, Subject
 
 T = TypeVar("T")
 
@@ -44,6 +45,14 @@ NO_SEED = NotProved(
     reason="it draws random numbers, and with SyncBatchNorm one device draws others",
     remedy="--sync-batchnorm off",
 )
+NO_GRADIENT = NotProved(
+    reason="its gradients are all zero on the batch of the proof",
+    remedy="a loss that depends on the parameters from the first step on",
+)
+BY_RANK = NotProved(
+    reason="its gradients depend on the numbers of ranks, and are not those of one device on the whole batch",
+    remedy="use the number of a rank only to find its rows among those of all ranks",
+)
 NO_MEMORY = NotProved(
     reason="there is no memory for the plain module beside it", remedy="a smaller --batch-size"
 )
@@ -62,6 +71,9 @@ class Off:
     name: str = ""
     """Of the single one."""
     kind: str = "gradients"
+    """What the tensors are that are off by the total."""
+    kind_of_one: str = ""
+    """What the single one is, where it is something else."""
 
     def is_within(self, allowed: float) -> bool:
         """Whether both are small enough; NaN never is."""
@@ -71,12 +83,15 @@ class Off:
         """Which numbers are off by how much, beyond what is allowed."""
         if not self.total <= allowed:
             return f"{self.kind} differ from those of single by {self.total:.2g}"
-        return f"{self.kind} of {self.name} differ from those of single by {self.of_one:.2g}"
+        kind = self.kind_of_one or self.kind
+        return f"{kind} of {self.name} differ from those of single by {self.of_one:.2g}"
 
     def among(self, peers: Peers) -> Off:
-        """The largest on any of the ranks, on each of them."""
-        total, of_one = peers.largest(self.total), peers.largest(self.of_one)
-        return Off(total, of_one, self.name or "a parameter", self.kind)
+        """The largest errors on any of the ranks, on each of them, with what is off there."""
+        total, kind = peers.worst(self.total, self.kind)
+        of_one, label = peers.worst(self.of_one, f"{self.kind_of_one or self.kind} {self.name}")
+        kind_of_one, _, name = label.partition(" ")
+        return Off(total, of_one, name or "a parameter", kind, kind_of_one)
 
 
 @dataclass(frozen=True)
@@ -87,17 +102,43 @@ class Comparison:
     reference: Callable[..., Computed | None]
     """Gives what the plain module comes to; None on a rank without part in it.
 
-    `repeated` computes it once more, `again` as something that differs by rounding alone.
+    `repeated` computes it once more, `again` as something that differs by rounding alone, `in_order` with
+    each rank's own part.
     """
 
     @functools.cached_property
     def right(self) -> Computed | None:
         return self.reference()
 
+    def closest(self, found: Computed | None, allowed: float) -> tuple[Comparison, Off]:
+        """How far `found` is off, and the comparison that says so.
+
+        Of a model that asks other ranks the answers may depend on their order, as those of a queue of rows
+        from all ranks do. Each rank then computes its own part, as in training.
+        """
+        error = self.off(found, allowed)
+        asks = self.of.peers.largest(self.right is not None and self.right.asks)
+        if not asks or error.is_within(allowed):
+            return self, error
+        ordered = replace(self, reference=functools.partial(self.reference, in_order=True))
+        if (again := ordered.off(found, allowed)).is_within(allowed):
+            return ordered, again
+        return self, error
+
     @functools.cached_property
     def draws(self) -> bool:
         """Whether the model or its loss draws random numbers on any rank."""
         return bool(self.of.peers.largest(self.right is not None and self.right.draws))
+
+    @functools.cached_property
+    def is_zero(self) -> bool:
+        """Whether all gradients are zero: then a mode that computes none looks right."""
+        return not self.of.peers.largest(self.right is not None and norm(self.right.gradients) != 0)
+
+    @functools.cached_property
+    def moves(self) -> bool:
+        """Whether the steps of the plain module change a parameter."""
+        return bool(self.of.peers.largest(self.right is not None and norm(self.right.update) != 0))
 
     def check_use(self) -> None:
         """Raise UnusedParametersError where a rank's part leaves DDP waiting, on all before any waits."""
@@ -111,13 +152,15 @@ class Comparison:
         # Coarse arithmetic leaves more where what is added up cancels.
         share = CANCELLED if allowed <= EXACT else 1.0
         right, own = self.right, Off()
-        if found is not None and right is not None:
-            own = max(
-                off_by(found.gradients, right.gradients, "gradients", right.sizes, share),
-                off_by(found.update, right.update, "parameters"),
-                off_by_buffers(found.buffers, right.buffers),
-                key=lambda one: (math.isnan(one.total), one.total),
-            )
+        with self.of.peers.together():
+            if found is not None and right is not None:
+                is_whole = self.of.case.mode in TELL_FROZEN
+                update = {n: one for n, one in right.update.items() if is_whole or n in found.update}
+                own = _worst_of(
+                    off_by(found.gradients, right.gradients, "gradients", right.sizes, share),
+                    off_by(found.update, update, "parameters"),
+                    off_by_buffers(found.buffers, right.buffers),
+                )
         return own.among(self.of.peers)
 
     def why_off(self, error: Off, limit: float, wrong: str) -> NotProved:
@@ -147,17 +190,28 @@ def unless_memory_is_full(compare: Callable[[], T]) -> T | Shown:
         return Shown(not_proved=NO_MEMORY)
 
 
+def _worst_of(*errors: Off) -> Off:
+    """The largest error over all tensors of a kind, and the largest of a single one of any kind."""
+    total = max(errors, key=lambda one: (math.isnan(one.total), one.total))
+    single = max(errors, key=lambda one: (math.isnan(one.of_one), one.of_one))
+    return replace(total, of_one=single.of_one, name=single.name, kind_of_one=single.kind)
+
+
 def off_by(
     found: Weights, right: Weights, kind: str, sizes: Weights | None = None, share: float = 0.0
 ) -> Off:
     """How far `found` is from `right`, a sum of what has the norms `sizes`; relative.
 
     To `right`, or to a share of those norms where that is more: what cancels leaves its rounding. `kind` says
-    what both are.
+    what both are. What one of them lacks is zero.
     """
     sizes = sizes or {}
+    found, right = (
+        {**some, **{n: torch.zeros_like(one) for n, one in other.items() if n not in some}}
+        for some, other in ((found, right), (right, found))
+    )
     lengths = {n: max(float(norm_of(one)), share * float(sizes.get(n, 0.0))) for n, one in right.items()}
-    return _relative(difference({name: found[name] for name in right}, right), lengths, kind)
+    return _relative(difference(found, right), lengths, kind)
 
 
 def off_by_buffers(found: Weights, right: Weights) -> Off:

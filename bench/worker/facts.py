@@ -46,6 +46,8 @@ class Inspected(Record, frozen=True):
     has_fused_optimizer: bool
     takes_images: bool
     """Where channels_last is in question."""
+    num_outputs: int = 0
+    """Classes of the model, where batches are made for them or a folder has some; 0 where none are known."""
     versions: dict[str, str] = {}
     workload: WorkloadCode | None = None
     parameters: tuple[tuple[str, int, str], ...] = ()

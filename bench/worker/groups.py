@@ -1,8 +1,4 @@
-"""Process groups: how ranks meet, and what the ranks of a case tell each other in a proof.
-
-In a proof they speak point to point and on the host: so nothing of what is proved, no collective and no
-device, carries what it is compared with.
-"""
+"""Process groups, how ranks meet in them, and tensors by name."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -20,7 +15,6 @@ from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d  # 
 from torch.distributed.rendezvous import rendezvous
 
 from ..errors import UsageError
-from .error_report import PeerFailedError, PeerFullError, is_out_of_memory
 from .messages import LOOPBACK, NO_GROUP, Begin
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
@@ -156,109 +150,9 @@ def num_launched(group: dist.ProcessGroup | None) -> int | None:
 Weights = dict[str, Tensor]
 """Parameters, what was added to them, their gradients, or buffers, by name."""
 
-FINE, FAILED, FULL = 0.0, 1.0, 2.0
-"""How a rank came to the end of its part; of several ranks the largest counts."""
 
-
-@dataclass(frozen=True)
-class Peers:
-    """The first `number` ranks of `group`, each of which calls the same methods in the same order."""
-
-    rank: int = 0
-    number: int = 1
-    group: dist.ProcessGroup | None = None
-    """Of gloo; None is the default one."""
-
-    @property
-    def part(self) -> int:
-        """Whose part of a batch this rank computes: the next rank's, so what depends on the rank shows."""
-        return (self.rank + 1) % self.number
-
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Within it, each rank works by itself; at its end all go on, or an error of one ends it for all."""
-        try:
-            yield
-        except Exception as error:
-            self.largest(FULL if is_out_of_memory(error) else FAILED)
-            raise
-        worst = self.largest(FINE)
-        if worst == FULL:
-            raise PeerFullError("another rank of the case is out of memory")
-        if worst:
-            raise PeerFailedError("another rank of the case failed")
-
-    def largest(self, value: float) -> float:
-        """The largest of all ranks' values, on each of them; NaN where one has that."""
-        found = torch.tensor([value], dtype=torch.float64)
-        for other in self._on_first(found):
-            found = torch.maximum(found, other)
-        return float(self.given(found))
-
-    def mean(self, own: Weights, *, measures: bool = False) -> tuple[Weights, Weights]:
-        """The mean of all ranks' tensors, and if asked for the largest norm of each; on every rank."""
-        means, sizes = Weights(), Weights()
-        for name, one in own.items():
-            # What goes to another rank goes by the host, in float32 at least.
-            fine = one if self.number == 1 else _fine(_sendable(one))
-            parts = [*self._on_first(fine)] or [fine]
-            assert self.rank or len(parts) == self.number  # each rank's part is in it
-            means[name] = self.given(sum(parts[1:], parts[0]) / self.number)
-            if measures:
-                sizes[name] = self.given(torch.stack([norm_of(part).cpu() for part in parts]).amax())
-        return means, sizes
-
-    def given(self, value: Tensor, root: int = 0) -> Tensor:
-        """What rank `root` has of a tensor of the same shape and type on all; written into theirs."""
-        with waiting_for("the other ranks"):
-            if self.rank == root:
-                for other in range(self.number):
-                    if other != root:
-                        dist.send(value, other, group=self.group)
-            else:
-                dist.recv(value, root, group=self.group)
-        return value
-
-    def all_given(self, named: Weights, root: int = 0) -> Weights:
-        """The same of several tensors of any types, each with its bits; copies on the host."""
-        return {name: self.given(_sendable(one).clone(), root) for name, one in named.items()}
-
-    def own_part(self, named: Weights) -> Weights:
-        """Of what belongs to the parts that ranks computed, that of the part which is this rank's own."""
-        if self.number == 1:
-            return named
-        found = Weights()
-        with waiting_for("the other ranks"):
-            for name, one in named.items():
-                sent = dist.isend(_sendable(one), self.part, group=self.group)
-                found[name] = torch.empty_like(_sendable(one))
-                dist.recv(found[name], (self.rank - 1) % self.number, group=self.group)
-                if sent is not None:
-                    sent.wait()
-        return found
-
-    def _on_first(self, own: Tensor) -> Iterator[Tensor]:
-        """On the first rank what each has, its own first; elsewhere it is sent, and nothing comes."""
-        if self.rank:
-            dist.send(own, 0, group=self.group)
-            return
-        yield own
-        for other in range(1, self.number):
-            found = torch.empty_like(own)
-            with waiting_for("the other ranks"):
-                dist.recv(found, other, group=self.group)
-            yield found
-
-
-ALONE = Peers()
-"""A rank that computes by itself."""
-
-
-def _sendable(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous()
-
-
-def _fine(tensor: Tensor) -> Tensor:
+def fine(tensor: Tensor) -> Tensor:
+    """The tensor in float32 at least."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -277,7 +171,7 @@ def on_host(named: Weights) -> Weights:
 
 def difference(one: Weights, other: Weights) -> Weights:
     """`one` - `other`, in float32 at least."""
-    return {name: _fine(one[name]) - _fine(start) for name, start in other.items()}
+    return {name: fine(one[name]) - fine(start) for name, start in other.items()}
 
 
 def norm(weights: Mapping[str, Tensor]) -> float:

@@ -87,7 +87,9 @@ class HeldCase:
         """
         case, trainer, prover, mode = self.case, self.trainer, self.shared.prover, self.trainer.mode
         part = case.part_of(self.shared.place.rank)
-        self.first = first = FirstSteps(case, trainer, prover.maker.seed, part, keeps=compares)
+        self.first = first = FirstSteps(
+            case, trainer, prover.maker.seed, part, keeps=compares, start=prover.maker.start
+        )
         num_least, compiling = MIN_WARMUP_STEPS, [] if case.compile == "off" else [CompileWatch()]
         if compiling and first.keeps and prover.draws:
             # What is timed draws as the compiler would, which no eager module does: it is compiled anew.

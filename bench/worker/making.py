@@ -33,11 +33,14 @@ class Maker:
         *,
         data_workers: int = 0,
         alone: dist.ProcessGroup | None = None,
+        num_outputs: int | None = None,
     ) -> None:
         """`data_workers` are loader processes of a rank, with a folder: the augmentation depends on them.
 
-        `alone` is the default process group where the module is computed by one rank alone.
+        `alone` is the default process group where the module is computed by one rank alone, `num_outputs` as
+        in `open_source`.
         """
+        self._num_outputs = num_outputs
         self.workload, self.seed, self.device = workload, seed, device
         self.data_workers, self.alone = data_workers, alone
         self._unused: nn.Module | None = (first := self._made())
@@ -56,6 +59,7 @@ class Maker:
             seed=self.seed,
             num_workers=self.data_workers,
             drawn=drawn,
+            outputs=self._num_outputs,
         )
 
     def batch(self, size: int) -> Any:

@@ -132,12 +132,16 @@ class Probe(Command[list[float]], frozen=True):
 
     settings: ResolvedSettings
     case: Case
+    num_outputs: int = 0
+    """As the worker that has looked at the model tells; none of those that train looks."""
 
 
 class Begin(Command[Begun], frozen=True):
     """Take a device, meet the other ranks and make the model that all cases begin with."""
 
     settings: ResolvedSettings
+    num_outputs: int
+    """As in Probe."""
     cases: tuple[Case, ...]
     """Those that run."""
     world_size: int
@@ -212,6 +216,12 @@ class Block(Command[BlockTimes], frozen=True):
     steps: int
     gives_caches_back: bool = False
     """Whether other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
+
+
+class Agree(Command[tuple[str, ...]], frozen=True):
+    """Name the parameters whose averaged gradients differ from those of the first rank."""
+
+    index: int
 
 
 class Curve(Command[float], frozen=True):

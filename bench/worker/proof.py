@@ -24,13 +24,23 @@ from ...models.workload import Batch, Workload, one_line
 from ..case import STAND_IN, Case, Split
 from ..errors import RAISED_BY_USERS
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
-from .comparison import AMPLIFIED, EXACT, Comparison, ProofError, unless_memory_is_full
+from .comparison import (
+    AMPLIFIED,
+    BY_RANK,
+    EXACT,
+    NO_GRADIENT,
+    Comparison,
+    ProofError,
+    unless_memory_is_full,
+)
 from .error_report import is_of_the_model
 from .facts import Shown
-from .groups import Peers, on_host
+from .groups import on_host
 from .making import Maker, begin_draws, shapes_of
-from .proof_inputs import IN_16_BITS, ProofInputs
+from .peers import Peers
+from .proof_inputs import IN_16_BITS, LEAST_ROWS, ProofInputs
 from .reference import Computed, Reference, Subject, Work
+from .split_effect import MIN_REPEATED, SplitEffect
 from .stages import Splitter
 
 TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2e-2}
@@ -62,10 +72,13 @@ class Prover:
         data_workers: int = 0,
         control: dist.ProcessGroup | None = None,
         alone: dist.ProcessGroup | None = None,
+        num_outputs: int | None = None,
     ) -> None:
-        """`control` is what ranks speak through in a proof (None: the default group), `alone` as in Maker."""
+        """`control` is what ranks speak through in a proof (None: the default group); others as in Maker."""
         self.place, self._control = place, control
-        self.maker = Maker(workload, seed, place.device, data_workers=data_workers, alone=alone)
+        self.maker = Maker(
+            workload, seed, place.device, data_workers=data_workers, alone=alone, num_outputs=num_outputs
+        )
         self.splitter = Splitter(self.maker)
         self._is_given = place.rank == 0
         """Whether its modules have the first rank's weights."""
@@ -74,6 +87,7 @@ class Prover:
     def forget(self) -> None:
         """Give back the memory of what cases are compared with: copies of the model, some in float64."""
         self.inputs, self.reference = ProofInputs(self.maker), Reference(self.maker)
+        self.split_effect = SplitEffect(self.inputs, self.reference)
 
     def peers(self, case: Case) -> Peers:
         """The ranks of a case, each of which asks: from then on modules have the first one's weights."""
@@ -95,7 +109,9 @@ class Prover:
         """
         with float32_precision("fp32", self.place.device):
             of = self.subject(case, stages)
+            self.inputs.settle(case, of.peers, LEAST_ROWS)
             dtype, split = self.inputs.agreed(case, of.peers)
+            self.inputs.settle(case, of.peers, split.batch_size // split.num_chunks)
             work = self._work(split, dtype)
             with_plain = Comparison(of, partial(self.reference.computed, of, work))
             try:
@@ -111,6 +127,17 @@ class Prover:
             if full is not None:
                 return full
             return unless_memory_is_full(partial(self._compared, with_plain, found, dtype))
+
+    def _depends_on_ranks(self, shifted: Comparison, found: Computed, allowed: float) -> bool:
+        """Whether gradients, not buffers alone, are others where another rank computes a part.
+
+        That may be right, as where one rank's rows are sent to all; one device on the whole batch tells.
+        """
+        if shifted.off(replace(found, buffers={}), allowed).is_within(allowed):
+            return False
+        effect = self.split_effect.of(shifted.of)
+        is_off = not shifted.of.peers.rank and (effect is None or effect > MIN_REPEATED)
+        return bool(shifted.of.peers.largest(is_off))
 
     def _work(self, split: Split, dtype: torch.dtype | None) -> Work:
 
@@ -168,10 +195,15 @@ class Prover:
         self.draws = with_plain.draws
         narrowed = case.mp_policy != "none" and dtype != torch.float64
         allowed = MOST_IN_16_BITS if narrowed else TOLERANCES[case.comm_hook]
-        error = with_plain.off(found, allowed)
+        if with_plain.is_zero:
+            return Shown(not_proved=NO_GRADIENT)
+        shifted = with_plain
+        with_plain, error = shifted.closest(found, allowed)
         if not error.is_within(allowed):
             allowed = max(allowed, self.inputs.allowed(peers))
-            error = with_plain.off(found, allowed)
+            with_plain, error = shifted.closest(found, allowed)
+        if with_plain is not shifted and self._depends_on_ranks(shifted, found, allowed):
+            return Shown(not_proved=BY_RANK)
         if allowed >= IN_16_BITS and not error.is_within(allowed):
             noise = with_plain.off(with_plain.reference(again=True), allowed)
             allowed = max(allowed, min(AMPLIFIED * noise.total, MOST_IN_16_BITS))

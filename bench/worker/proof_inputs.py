@@ -1,7 +1,4 @@
-"""What the first proof computes with: batches of as many rows, and numbers of as many digits, as it needs.
-
-And whether the loss is a mean over rows of equal weight: where it is none, modes train differently.
-"""
+"""What the first proof computes with: batches of as many rows, and numbers of as many digits, as it needs."""
 
 from __future__ import annotations
 
@@ -17,16 +14,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from ...models.nested import cut, map_tensors, tensors_of
-from ...models.step import float32_precision
 from ...models.workload import Batch
 from ..case import Case, Split, split_of
 from ..errors import RAISED_BY_USERS
-from ..modes.base import gradients_of
-from .comparison import off_by_buffers
+from ..measure.timed import autocast_of
 from .error_report import is_of_the_model, report_of
-from .groups import Peers, Weights, as_default, difference, norm, num_launched, on_host
-from .making import Maker, begin_draws, generators, precise
-from .reference import buffers_of
+from .groups import as_default
+from .making import Maker, begin_draws, precise
+from .peers import Peers
 
 LEAST_ROWS = 2
 """Rows of each part at least, if the case trains on as many: losses between rows need two."""
@@ -51,8 +46,27 @@ class ProofInputs:
     maker: Maker
     why_float32: str = ""
     """What the model raised in float64; empty where it runs in it."""
-    _known: dict[tuple[int, int], Weights] = field(default_factory=dict)
-    """Gradients in evaluation, by rows and parts."""
+    _settled: set[int] = field(default_factory=set)
+    """Rows of the batches that the model has seen as it trains."""
+
+    def settle(self, case: Case, peers: Peers, num_rows: int) -> None:
+        """Compute the loss of a small batch as it is trained, before the model sees float64.
+
+        What user's code keeps from its first call, such as a table or the first loss, is then of the type of
+        training, and the same on all ranks, each of which calls this.
+        """
+        if not peers.largest(num_rows not in self._settled):
+            return
+        with peers.together():
+            module = self.maker.module()
+            begin_draws(self.maker.seed)
+            try:
+                with autocast_of(case):
+                    self.maker.loss(module, self.batch(num_rows, None))
+            except RAISED_BY_USERS as error:
+                if report_of(error).restart:
+                    raise  # what else is wrong, the proof finds
+        self._settled.add(num_rows)
 
     @functools.cached_property
     def _dtype_and_rows(self) -> tuple[torch.dtype | None, int]:
@@ -105,48 +119,10 @@ class ProofInputs:
     def allowed(self, peers: Peers) -> float:
         """What the model's own arithmetic may cost, as the first rank sees it."""
         own = 0.0
-        if not peers.rank:
-            with as_default(self.maker.alone):
+        with peers.together(), as_default(self.maker.alone):
+            if not peers.rank:
                 own = TOLERANCES_BY_DTYPE.get(self._coarsest_dtype, IN_16_BITS)
         return peers.largest(own)
-
-    def split_effect(self, case: Case) -> float | None:
-        """How far the gradient of a batch's parts is from that of all rows at once, relative.
-
-        Of a loss that is a mean over rows of equal weight it is rounding; of others modes train differently.
-        To be asked on the first rank, after the case's proof. In evaluation, for batch norm has rows depend
-        on each other, and dropout differs; None for a model that does not compute its loss in it, or draws,
-        changes buffers or asks other ranks.
-        """
-        num_parts = proven_split(case, 1).num_rows
-        num_rows = max(case.batch_per_device // num_parts, 1) * num_parts
-        with float32_precision("fp32", self.maker.device), as_default(self.maker.alone):
-            parts, whole = (self._evaluated(num_rows, number) for number in (num_parts, 1))
-        if not parts or not whole:
-            return None
-        length = norm(whole)
-        return norm(difference(parts, whole)) / length if length else math.nan
-
-    def _evaluated(self, num_rows: int, num_parts: int) -> Weights:
-        """The mean of the parts' gradients in evaluation; empty where they tell nothing."""
-        if (known := self._known.get((num_rows, num_parts))) is not None:
-            return known
-        maker, alone = self.maker, self.maker.alone
-        module = maker.module(self.dtype)
-        module.eval()
-        before, buffers, launched = generators(), buffers_of(module), num_launched(alone)
-        try:
-            for part in cut(self.batch(num_rows, self.dtype), num_parts):
-                (maker.loss(module, part) / num_parts).backward()
-        except RAISED_BY_USERS as error:
-            if report_of(error).restart:
-                raise
-            module.zero_grad()
-        tells = any(one.grad is not None for one in module.parameters())
-        tells = tells and (generators(), num_launched(alone)) == (before, launched)
-        tells = tells and not off_by_buffers(buffers_of(module), buffers).total
-        self._known[num_rows, num_parts] = found = on_host(gradients_of(module)) if tells else {}
-        return found
 
     @functools.cached_property
     def _coarsest_dtype(self) -> torch.dtype:

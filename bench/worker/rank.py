@@ -18,8 +18,8 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
 
-from ...models.profile import profile_workload
-from ...models.registry import workload_of
+from ...models.profile import num_outputs, profile_workload
+from ...models.registry import num_classes_of, workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
 from ...models.workload import Workload
 from ..errors import RAISED_BY_USERS
@@ -34,6 +34,7 @@ from ..modes import require_compiler
 from ..provenance import workload_code
 from ..settings import ResolvedSettings
 from . import messages as m
+from .agreement import differing_gradients
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
 from .error_report import answer_to
 from .facts import Begun, Inspected, Shown, Warmed
@@ -60,7 +61,6 @@ class Rank:
         self.number = number
         self._local_rank = local_rank
         self.store: Store | None = None
-        self._workload: Workload | None = None
         self._groups: dict[m.GroupKey, dist.ProcessGroup | None] = {}
         self._live: dict[int, HeldCase] = {}
         self._bound_cores = ""
@@ -96,7 +96,8 @@ class Rank:
             case m.Inspect():
                 return self._inspect(command.settings)
             case m.Probe(settings=settings, case=case):
-                return probe(self._loaded(settings), case, torch.device(case.device_type))
+                workload = self._loaded(settings, command.num_outputs)
+                return probe(workload, case, torch.device(case.device_type))
             case m.Begin():
                 return self._begin(command)
             case m.Wait():
@@ -120,6 +121,9 @@ class Rank:
                 live = self._live[command.index]
                 with live.trainer.mode.explained():
                     return live.measure(command.phase, command.steps)
+            case m.Agree():
+                live = self._live[command.index]
+                return differing_gradients(live.trainer, self._prover.peers(live.case))
             case m.Curve():
                 group = self._groups.get(command.group)
                 return allreduce_ms(command.num_bytes, group, self.place.device, self._shared.clock)
@@ -143,11 +147,12 @@ class Rank:
         return port
 
     def _inspect(self, settings: ResolvedSettings) -> Inspected:
-        workload = self._workload = workload_of(settings)
+        workload, outputs = workload_of(settings), 0
         if settings.data not in ("device", "host"):
             from ...models.folder import check_folder  # torchvision takes seconds to import
 
             check_folder(Path(settings.data))
+            outputs = num_outputs(workload) or 0
         return Inspected(
             model=profile_workload(workload),
             image_size=workload.image_size,
@@ -155,19 +160,19 @@ class Rank:
             units_per_sample=workload.units_per_sample,
             has_fused_optimizer=settings.first("fused_optimizer") and has_fused_optimizer(workload),
             takes_images=settings.first("channels_last") and takes_images(workload),
+            num_outputs=outputs or num_classes_of(workload),
             versions=versions(),
             workload=None if settings.workload is None else workload_code(settings.workload),
             parameters=tuple(trainable(workload)) if settings.calibrate else (),
         )
 
-    def _loaded(self, settings: ResolvedSettings) -> Workload:
-        """The workload, which this rank may have loaded to be inspected."""
-        workload = self._workload or workload_of(settings)
+    def _loaded(self, settings: ResolvedSettings, num_outputs: int) -> Workload:
+        workload = workload_of(settings, num_outputs)
         return dataclasses.replace(workload, channels_last=settings.first("channels_last"))
 
     def _begin(self, asked: m.Begin) -> Begun:
         settings = asked.settings
-        workload = self._loaded(settings)
+        workload = self._loaded(settings, asked.num_outputs)
         if not dist.is_initialized():
             self.place, self._bound_cores = take_place(asked, self.number, self._local_rank)
             self.store = meet(asked, self.number, self.store)
@@ -182,6 +187,7 @@ class Rank:
             data_workers=settings.data_workers,
             control=self._control,
             alone=self._alone,
+            num_outputs=asked.num_outputs,
         )
         self._shared = Shared(
             place=self.place,
@@ -199,10 +205,8 @@ class Rank:
         prover = self._prover
         stages = prover.splitter.stages(asked.by_device)
         shown = prover.prove(asked.case, self._group_of(asked), stages)
-        if self.number:
-            return None
-        effect = prover.inputs.split_effect(asked.case)
-        return replace(shown, split_effect=effect)
+        effect = prover.split_effect.of(prover.subject(asked.case, stages))
+        return None if self.number else replace(shown, split_effect=effect)
 
     def _warm(self, asked: m.Warm) -> Warmed:
         stages = self._prover.splitter.stages(asked.by_device)
@@ -223,7 +227,7 @@ class Rank:
         match command:
             case m.Prove(case=case) | m.Warm(case=case):
                 return self._groups.get((case.num_ranks, case.backend))
-            case m.Block(index=index) | m.Compare(index=index) if index in self._live:
+            case m.Block(index=index) | m.Compare(index=index) | m.Agree(index=index) if index in self._live:
                 return self._live[index].group
             case m.Curve(group=group):
                 return self._groups.get(group)
@@ -233,8 +237,8 @@ class Rank:
 BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Begin)
 """Commands that concern the run as a whole."""
 
-OF_A_CASE = (m.Split, m.Prove, m.Warm, m.Compare, m.Block)
+OF_A_CASE = (m.Split, m.Prove, m.Warm, m.Compare, m.Block, m.Agree)
 """Commands in which a case computes."""
 
-IN_STEP = (m.Wait, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)
+IN_STEP = (m.Wait, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Agree, m.Curve, m.Settle)
 """Commands that all ranks begin together; who takes no part in one waits for its beginning."""

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from ...models.nested import chunk, join, map_tensors
-from ...models.workload import Batch, Loss
+from ...models.nested import join, map_tensors
+from ...models.workload import Batch
 from ..case import Case, Split, split_of
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
-from ..modes.base import gradients_of, tensors_of_module
-from ..modes.dp import replica_of
-from .groups import ALONE, Peers, Weights, as_default, difference, on_host
+from ..modes.base import gradients_of_all
+from .forwards import BufferSharing, losses
+from .groups import Weights, as_default, difference, num_launched, on_host
 from .making import Maker, begin_draws, generators, shapes_of
+from .peers import ALONE, Peers
+
+MAX_KEPT_BYTES = 2**30
+"""Results are kept for later cases while they take less; of more, the last gradient and update alone."""
+
+TELL_FROZEN = ("single", "dp", "ddp")
+"""Modes that hold whole parameters: the frozen ones, which a forward may change, are compared, too."""
 
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
@@ -33,9 +40,6 @@ or less lets single units of a ReLU pass, by chance."""
 
 Fetch = Callable[[int], Batch]
 """Gives the batch of a micro-batch: of the part that a rank computes, or of all where they are joined."""
-
-Begin = Callable[..., None]
-"""Starts the random numbers of a micro-batch, or of what its further arguments number within it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,7 @@ class Subject:
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether DDP sends the first rank's buffers, before each forward that follows none of `no_sync`."""
+        """Whether DDP sends the first rank's buffers before forwards."""
         return self.case.mode == "ddp" and self.case.sync_buffers and self.peers.number > 1
 
 
@@ -70,7 +74,7 @@ class Computed:
     sizes: Weights = field(default_factory=dict)
     """The largest norm of each among the parts."""
     update: Weights = field(default_factory=dict)
-    """What the steps added to its trainable parameters."""
+    """What the steps added to its parameters, of those that train or changed."""
     buffers: Weights = field(default_factory=dict)
     """After them, those of this rank's own part of the batch."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -79,6 +83,14 @@ class Computed:
     """Whether this rank's part drew random numbers."""
     unused: tuple[str, ...] = ()
     """Parameters that have got no gradient of it."""
+    asks: bool = False
+    """Whether the model or its loss asked other ranks, by collectives."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory that its tensors take."""
+        parts = (self.gradients, self.update, self.buffers)
+        return sum(one.numel() * one.element_size() for part in parts for one in part.values())
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,8 @@ class Work:
     scales: tuple[float, ...] = ()
     """What the loss of each step was multiplied by, and of the next; where it fell, the step was left out."""
     dtype: torch.dtype | None = None
+    evaluates: bool = False
+    """Whether the module is in evaluation mode; what comes of it is not kept."""
 
 
 @dataclass
@@ -113,61 +127,110 @@ class Reference:
         return self.computed(of, work, **how)
 
     def computed(
-        self, of: Subject, work: Work, *, again: bool = False, repeated: bool = False
+        self,
+        of: Subject,
+        work: Work,
+        *,
+        again: bool = False,
+        repeated: bool = False,
+        in_order: bool = False,
     ) -> Computed | None:
         """What the plain module comes to; None on a rank that computes no part of it.
 
-        Each of the case's ranks calls it. `again`: in a way that is the same but for rounding, parameters
-        shifted by `PERTURBED` and gradients rounded as the case's hook does. `repeated`: once more, though it
-        is known what comes of it.
+        Each of the case's ranks calls it; where it raises on one, it raises on all, also on those without a
+        part, which would wait for the others' next word. `again`: in a way that is the same but for rounding,
+        parameters shifted by `PERTURBED` and gradients rounded as the case's hook does. `repeated`: once
+        more, though it is known what comes of it. `in_order`: each rank computes its own part.
         """
-        peers, case = of.sources, of.case
-        if peers is None:
-            return None
+        with of.peers.together():
+            if (peers := of.sources) is None:
+                return None
+            if in_order:
+                peers = replace(peers, shift=0)
+            return self._known_or_run(of, work, peers, again=again, repeated=repeated)
+
+    def _known_or_run(
+        self, of: Subject, work: Work, peers: Peers, *, again: bool, repeated: bool
+    ) -> Computed:
+        case = of.case
         how = (case.precision, case.data, again and case.comm_hook)
-        shape = (peers.number, of.shares_buffers, of.stages and of.stages.by_device)
+        if work.evaluates:
+            with as_default(self.maker.alone if peers.number == 1 else None):
+                return self._run(of, work, peers, again=again)
+        shape = (peers.number, peers.shift, of.shares_buffers, of.stages and of.stages.by_device)
         key = (work.split, work.scales, *how, *shape)
         if repeated or peers.largest(key not in self._known):
+            self._make_room(key)
             with as_default(self.maker.alone if peers.number == 1 else None):
                 self._known[key] = self._run(of, work, peers, again=again)
         return self._known[key]
 
+    def _make_room(self, key: tuple[object, ...]) -> None:
+        """Forget gradients before others are computed, or updates, where all together take much memory."""
+        self._known.pop(key, None)
+        if sum(one.num_bytes for one in self._known.values()) > MAX_KEPT_BYTES:
+            same_kind = [other for other in self._known if bool(other[1]) == bool(key[1])]
+            for other in same_kind:
+                del self._known[other]
+
     def _run(self, of: Subject, work: Work, peers: Peers, *, again: bool) -> Computed:
         split, scales, draws = work.split, work.scales, False
+        launched = 0
         with contextlib.ExitStack() as closing:
             with peers.together():
                 module = self.maker.module(work.dtype)
+                if work.evaluates:
+                    module.eval()
                 if again:
                     _perturb(module)
-                before = weights_of(module)
+                before = {**self.maker.start, **weights_of(module)}
+                if again:
+                    before |= changed_weights(dict(module.named_parameters()), before)
+                buffers = BufferSharing(module, peers) if of.shares_buffers else None
                 optimizer = self.maker.workload.optimizer(list(module.parameters())) if scales else None
                 fetch = work.opened(peers.part, closing)
             for step, (scale, next_scale) in enumerate(itertools.pairwise(scales or (1.0, 1.0))):
                 module.zero_grad(set_to_none=True)
-                if of.shares_buffers:
-                    share_buffers(module, peers)
                 with peers.together():
                     for micro in range(split.accumulate):
+                        if buffers is not None:
+                            buffers.is_last_micro = micro == split.accumulate - 1
                         batch = fetch(micro)
                         begin = partial(begin_draws, self.maker.seed, step, micro, peers.part)
                         begin()
-                        states = generators()
+                        states, before_losses = generators(), num_launched(dist.group.WORLD) or 0
                         loss = partial(work.loss, micro=micro, part=peers.part)
                         for one in losses(loss, module, batch, split, begin, of.stages):
                             (one / (split.num_losses * split.accumulate) * scale).backward()
                             draws = draws or generators() != states
-                trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-                unused = tuple(name for name, one in trained if one.grad is None)
-                found, sizes = peers.mean(gradients_of(module), measures=not scales)
+                        launched += (num_launched(dist.group.WORLD) or 0) - before_losses
+                named = dict(module.named_parameters())
+                unused = tuple(name for name, one in named.items() if one.requires_grad and one.grad is None)
+                # A forward may let more parameters train, and on one rank alone.
+                trains = peers.all_largest(*(one.requires_grad for one in named.values()))
+                with peers.together():
+                    trained = {
+                        pair[0]: pair[1] for pair, does in zip(named.items(), trains, strict=True) if does
+                    }
+                    gradients = gradients_of_all(trained)
+                found, sizes = peers.mean(gradients, measures=not scales)
                 if optimizer is not None:
                     with peers.together():
                         _set_gradients(module, found, scale, of.case.comm_hook if again else "none")
                         if next_scale >= scale:
                             optimizer.step()
-        buffers, state = peers.own_part(buffers_of(module)), shapes_of(module.state_dict())
-        update = difference(weights_of(module), before) if scales else {}
-        gradients = {} if scales else on_host(found)
-        return Computed(gradients, on_host(sizes), update, buffers, state, draws, unused)
+        with peers.together():
+            after = changed_weights(dict(module.named_parameters()), before) if scales else {}
+        return Computed(
+            gradients={} if scales else on_host(found),
+            sizes=on_host(sizes),
+            update=difference(after, {name: before[name] for name in after}),
+            buffers=peers.own_part(buffers_of(module)),
+            state=shapes_of(module.state_dict()),
+            draws=draws,
+            unused=unused,
+            asks=launched != (0 if buffers is None else buffers.num_launched),
+        )
 
     def _opened(self, case: Case, own: int, closing: contextlib.ExitStack) -> Fetch:
         split, sources = split_of(case), []
@@ -182,17 +245,19 @@ class Reference:
         return fetch
 
 
-def share_buffers(module: nn.Module, peers: Peers) -> None:
-    """Give all parts the buffers of the first one, which the last rank computes."""
-    found = peers.all_given(dict(module.named_buffers()), root=peers.number - 1)
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            buffer.copy_(found[name])
-
-
 def weights_of(module: nn.Module) -> Weights:
     """Copy the trainable parameters to the host."""
     return on_host({name: one for name, one in module.named_parameters() if one.requires_grad})
+
+
+def changed_weights(named: Mapping[str, Tensor], start: Weights) -> Weights:
+    """Copy those of the parameters `named` to the host that train, or are no longer as in `start`."""
+    return on_host({n: one for n, one in named.items() if one.requires_grad or not _equal(one, start[n])})
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    host = one.detach().cpu()
+    return torch.equal(host.nan_to_num(), other.to(host.dtype).nan_to_num())
 
 
 def buffers_of(module: nn.Module) -> Weights:
@@ -218,66 +283,3 @@ def _set_gradients(module: nn.Module, found: Weights, scale: float, hook: str) -
         if parameter.grad is not None and parameter.grad.is_sparse:
             mean = mean.to_sparse(parameter.grad.sparse_dim())
         parameter.grad = mean.to(AUTOCAST_DTYPES.get(hook, mean.dtype)).to(mean.dtype).div_(scale)
-
-
-def losses(
-    loss: Loss, module: nn.Module, batch: Batch, split: Split, begin: Begin, stages: Stages | None = None
-) -> Iterator[Tensor]:
-    """Give each loss of one part of a micro-batch in turn; their mean is trained on."""
-    if split.gathered:
-        yield loss(_Gathered(module, split.num_chunks, begin), batch)
-        return
-    for number, rows in enumerate(chunk(batch, split.num_chunks)):
-        with _stages_begin(module, stages, partial(begin, number)):
-            yield loss(module, rows)
-
-
-@contextlib.contextmanager
-def _stages_begin(module: nn.Module, stages: Stages | None, begin: Begin) -> Iterator[None]:
-    """Within it, random numbers start anew with the first layer of each stage."""
-    with contextlib.ExitStack() as hooked:
-        if stages is not None:
-            layers, firsts = stages.layers(module), itertools.accumulate((0, *stages.by_device[:-1]))
-            for stage, first in enumerate(firsts):
-                hook = layers[first].register_forward_pre_hook(lambda *_, stage=stage: begin(stage))
-                hooked.callback(hook.remove)
-        yield
-
-
-class _Gathered(nn.Module):
-    """A module that sees its batch in chunks and joins their outputs, as the replicas of DataParallel do.
-
-    Every chunk begins with the same buffers and frozen parameters, and those of the first one stay; what else
-    a forward changes is lost with its replica. On a GPU the backward computes each forward again: it holds no
-    more than one chunk's activations at a time, as each GPU of the case does.
-    """
-
-    def __init__(self, module: nn.Module, num_chunks: int, begin: Begin) -> None:
-        super().__init__()
-        self.module = module
-        self._num_chunks = num_chunks
-        self._begin = begin
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        trained = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
-        held = {n: one for n, one in tensors_of_module(self.module).items() if n not in trained}
-        before = {name: one.detach().clone() for name, one in held.items()}
-        after: list[dict[str, Tensor]] = []
-
-        def run(number: int, *arguments: Any, **more: Any) -> Any:
-            # Replicas cast weights of their own: a cast that they shared would sum gradients in 16 bits.
-            torch.clear_autocast_cache()
-            self._begin(number)
-            own = {name: buffer.clone() for name, buffer in before.items()}
-            after.append(own)
-            return replica_of(self.module, {**trained, **own})(*arguments, **more)
-
-        chunks = chunk((inputs, named), self._num_chunks)
-        on_gpu = any(one.is_cuda for one in trained.values())
-        call = partial(checkpoint, run, use_reentrant=False) if on_gpu else run
-        outputs = [call(number, *arguments, **more) for number, (arguments, more) in enumerate(chunks)]
-        self._begin(len(chunks))
-        with torch.no_grad():
-            for name, one in held.items():
-                one.resize_(after[0][name].shape).copy_(after[0][name])
-        return join(outputs)

@@ -22,7 +22,7 @@ from .facts import Shown
 from .groups import Weights, difference, on_host
 from .making import begin_draws
 from .proof import Prover
-from .reference import Computed, Subject
+from .reference import TELL_FROZEN, Computed, Subject, changed_weights
 
 PROOF_STEPS = 2
 """Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""
@@ -53,7 +53,9 @@ class FirstSteps:
     keeps: bool = True
     """Whether they are compared."""
     weights: Weights | None = None
-    """What the parameters were after the steps."""
+    """What the parameters were after the steps, of those that train or changed."""
+    start: Weights = field(default_factory=dict)
+    """What they were before."""
     buffers: Weights = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,7 +82,9 @@ class FirstSteps:
         self.scales += (self.trainer.loss_scale,)
         is_last = self.case.comm_hook == "powersgd" and len(self.scales) > PROOF_STEPS
         if is_last or self.num_taken == PROOF_STEPS:
-            self.weights = on_host(self.trainer.mode.weights())
+            weights = self.trainer.mode.weights()
+            tells_frozen = self.case.mode in TELL_FROZEN
+            self.weights = changed_weights(weights, self.start) if tells_frozen else on_host(weights)
             self.buffers = on_host(self.trainer.mode.buffers())
             self.end()
 
@@ -108,9 +112,11 @@ def prove_update(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
 def _compared(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
     case, with_plain = of.case, Comparison(of, partial(prover.reference.update, of, steps.scales))
     assert steps.weights is not None
+    if not with_plain.moves:
+        return Shown(why_silent="its optimizer changes no parameter in them")
     update = difference(steps.weights, {name: prover.maker.start[name] for name in steps.weights})
-    error = with_plain.off(Computed(update=update, buffers=steps.buffers))
     tolerance = max(TOLERANCES[case.precision], HOOK_TOLERANCES[case.comm_hook])
+    with_plain, error = with_plain.closest(Computed(update=update, buffers=steps.buffers), tolerance)
     if error.total <= tolerance and not _is_one_off(error, tolerance):
         return Shown(error=error.total)
     noise = with_plain.off(with_plain.reference(again=True))

@@ -1,0 +1,45 @@
+"""Looks, after the rounds, whether DDP still averages the gradients of all parameters that train.
+
+What begins to train after the proof, as a layer that is unfrozen later, is in no bucket: ranks part silently.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..measure.timed import Trainer
+from .peers import Peers
+
+NO_GRADIENT = -1
+
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their bytes."""
+
+
+def differing_gradients(trainer: Trainer, peers: Peers) -> tuple[str, ...]:
+    """Train on a step's batches, without an update; name what has another gradient than on the first rank.
+
+    Every rank of the case calls it. Weights may differ, for local steps were measured; averages may not.
+    """
+    vars(trainer)["_update"] = lambda: None
+    try:
+        with peers.together(), trainer.mode.compiles_as_asked():
+            trainer.step()
+    finally:
+        del vars(trainer)["_update"]  # the class's own method shows again
+    named = dict(trainer.mode.module.named_parameters())
+    sums = torch.stack([_checksum(one.grad) for one in named.values()])
+    trainer.release_gradients()
+    of_first = peers.given(sums.clone())
+    differs = (sums != of_first).tolist()
+    return tuple(name for name, does in zip(named, differs, strict=True) if does)
+
+
+def _checksum(gradient: Tensor | None) -> Tensor:
+    """The sum of a tensor's bits, on the host."""
+    if gradient is None:
+        return torch.tensor(NO_GRADIENT)
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    real = torch.view_as_real(dense) if dense.is_complex() else dense
+    return real.contiguous().view(BITS[real.element_size()]).sum(dtype=torch.int64).cpu()

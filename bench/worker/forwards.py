@@ -1,0 +1,124 @@
+"""Calls the plain module as a mode does: forwards in chunks, draws by stage, buffers of the first rank."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ...models.nested import chunk, join
+from ...models.workload import Batch, Loss
+from ..case import Split
+from ..modes import Stages
+from ..modes.base import tensors_of_module
+from ..modes.dp import replica_of
+from .groups import num_launched
+from .peers import Peers
+
+Begin = Callable[..., None]
+"""Starts the random numbers of a micro-batch, or of what its further arguments number within it."""
+
+
+class BufferSharing:
+    """Gives all parts the first one's buffers before the forwards before which DDP sends them.
+
+    They are all that follow one with gradients outside of `no_sync`, and the first: DDP's
+    `will_sync_module_buffers()` asks the `require_forward_param_sync` that its last forward has set.
+    """
+
+    def __init__(self, module: nn.Module, peers: Peers) -> None:
+        self.is_last_micro = True
+        """Whether the micro-batch is that of DDP's reduction, which no `no_sync` precedes."""
+        self.num_launched = 0
+        """What it has launched itself on the default group, where that is the ranks' own."""
+        self._module, self._peers = module, peers
+        self._follows_reduction = True
+        if dict(module.named_buffers()):
+            module.register_forward_pre_hook(self._before_forward, prepend=True)
+            module.register_forward_hook(self._after_forward)
+
+    def _before_forward(self, *_: object) -> None:
+        if not self._follows_reduction:
+            return
+        before = num_launched(dist.group.WORLD) or 0
+        self._peers.meet()
+        # The last rank computes the first part, unless each computes its own.
+        root = -self._peers.shift % self._peers.number
+        found = self._peers.all_given(dict(self._module.named_buffers()), root=root)
+        with torch.no_grad():
+            for name, buffer in self._module.named_buffers():
+                buffer.data.copy_(found[name])  # no new version, for autograd may keep the buffer: as DDP
+        self.num_launched += (num_launched(dist.group.WORLD) or 0) - before
+
+    def _after_forward(self, *_: object) -> None:
+        self._follows_reduction = torch.is_grad_enabled() and self.is_last_micro
+
+
+def losses(
+    loss: Loss, module: nn.Module, batch: Batch, split: Split, begin: Begin, stages: Stages | None = None
+) -> Iterator[Tensor]:
+    """Give each loss of one part of a micro-batch in turn; their mean is trained on."""
+    if split.gathered:
+        yield loss(_Gathered(module, split.num_chunks, begin), batch)
+        return
+    for number, rows in enumerate(chunk(batch, split.num_chunks)):
+        with _stages_begin(module, stages, partial(begin, number)):
+            yield loss(module, rows)
+
+
+@contextlib.contextmanager
+def _stages_begin(module: nn.Module, stages: Stages | None, begin: Begin) -> Iterator[None]:
+    """Within it, random numbers start anew with the first layer of each stage."""
+    with contextlib.ExitStack() as hooked:
+        if stages is not None:
+            layers, firsts = stages.layers(module), itertools.accumulate((0, *stages.by_device[:-1]))
+            for stage, first in enumerate(firsts):
+                hook = layers[first].register_forward_pre_hook(lambda *_, stage=stage: begin(stage))
+                hooked.callback(hook.remove)
+        yield
+
+
+class _Gathered(nn.Module):
+    """A module that sees its batch in chunks and joins their outputs, as the replicas of DataParallel do.
+
+    Every chunk begins with the same buffers and frozen parameters, and those of the first one stay; what else
+    a forward changes is lost with its replica. On a GPU the backward computes each forward again: it holds no
+    more than one chunk's activations at a time, as each GPU of the case does.
+    """
+
+    def __init__(self, module: nn.Module, num_chunks: int, begin: Begin) -> None:
+        super().__init__()
+        self.module = module
+        self._num_chunks = num_chunks
+        self._begin = begin
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        trained = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
+        held = {n: one for n, one in tensors_of_module(self.module).items() if n not in trained}
+        before = {name: one.detach().clone() for name, one in held.items()}
+        after: list[dict[str, Tensor]] = []
+
+        def run(number: int, *arguments: Any, **more: Any) -> Any:
+            # Replicas cast weights of their own: a cast that they shared would sum gradients in 16 bits.
+            torch.clear_autocast_cache()
+            self._begin(number)
+            own = {name: buffer.clone() for name, buffer in before.items()}
+            after.append(own)
+            return replica_of(self.module, {**trained, **own})(*arguments, **more)
+
+        chunks = chunk((inputs, named), self._num_chunks)
+        on_gpu = any(one.is_cuda for one in trained.values())
+        call = partial(checkpoint, run, use_reentrant=False) if on_gpu else run
+        outputs = [call(number, *arguments, **more) for number, (arguments, more) in enumerate(chunks)]
+        self._begin(len(chunks))
+        with torch.no_grad():
+            for name, one in held.items():
+                one.resize_(after[0][name].shape).copy_(after[0][name])
+        return join(outputs)

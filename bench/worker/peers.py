@@ -1,0 +1,162 @@
+"""What the ranks of a case tell each other in a proof.
+
+They speak point to point and on the host: so nothing of what is proved, no collective and no device, carries
+what it is compared with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .error_report import PeerFailedError, PeerFullError, is_out_of_memory
+from .groups import Weights, fine, norm_of, waiting_for
+
+MEETS, FINE, FAILED, FULL = -1.0, 0.0, 1.0, 2.0
+"""What a rank says within its part, where it goes on with the others, and at its end; the largest counts."""
+
+MAX_NAME_BYTES = 256
+"""Of a name that ranks tell each other; a longer one is cut."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The first `number` ranks of `group`, each of which calls the same methods in the same order."""
+
+    rank: int = 0
+    number: int = 1
+    group: dist.ProcessGroup | None = None
+    """Of gloo; None is the default one."""
+    shift: int = 1
+    """How many ranks further the part lies that a rank computes."""
+
+    @property
+    def part(self) -> int:
+        """Whose part of a batch this rank computes: the next rank's, so what depends on the rank shows."""
+        return (self.rank + self.shift) % self.number
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Within it, each rank works by itself; at its end all go on, or an error of one ends it for all."""
+        try:
+            yield
+        except _ToldError as error:
+            raise error.cause from None
+        except Exception as error:
+            self._agreed(FULL if is_out_of_memory(error) else FAILED)
+            raise
+        if (failed := self._agreed(FINE)) is not None:
+            raise failed
+
+    def meet(self) -> None:
+        """Within `together`, go on where all other ranks come to the same place; raise where one does not."""
+        if (failed := self._agreed(MEETS)) is not None:
+            raise _ToldError(failed)
+
+    def _agreed(self, value: float) -> PeerFailedError | None:
+        """Say `value` to the other ranks; the error of this one where another says something else."""
+        worst, least = self.all_largest(value, -value)
+        if worst == FULL:
+            return PeerFullError("another rank of the case is out of memory")
+        if worst >= FAILED:
+            return PeerFailedError("another rank of the case failed")
+        if worst != -least:
+            return PeerFailedError("the ranks call the model another number of times, and DDP would hang")
+        return None
+
+    def largest(self, value: float) -> float:
+        """The largest of all ranks' values, on each of them; NaN where one has that."""
+        return self.all_largest(value)[0]
+
+    def all_largest(self, *values: float) -> list[float]:
+        """The same of several values, each by itself."""
+        found = torch.tensor(values, dtype=torch.float64)
+        for other in self._on_first(found):
+            found = torch.maximum(found, other)
+        largest: list[float] = self.given(found).tolist()
+        return largest
+
+    def worst(self, value: float, name: str) -> tuple[float, str]:
+        """The largest of all ranks' values, NaN before all others, with the name that its rank gives it."""
+        content = name.encode()[:MAX_NAME_BYTES].ljust(MAX_NAME_BYTES)
+        found = torch.tensor([value, *content], dtype=torch.float64)
+        for other in self._on_first(found):
+            found = max(found, other, key=lambda one: (math.isnan(one[0]), float(one[0])))
+        largest, *content_of_worst = self.given(found).tolist()
+        return largest, bytes(map(int, content_of_worst)).decode(errors="ignore").strip()
+
+    def mean(self, own: Weights, *, measures: bool = False) -> tuple[Weights, Weights]:
+        """The mean of all ranks' tensors, and if asked for the largest norm of each; on every rank."""
+        means, sizes = Weights(), Weights()
+        for name, one in own.items():
+            # What goes to another rank goes by the host, in float32 at least.
+            sent = one if self.number == 1 else fine(_sendable(one))
+            parts = [*self._on_first(sent)] or [sent]
+            assert self.rank or len(parts) == self.number  # each rank's part is in it
+            means[name] = self.given(sum(parts[1:], parts[0]) / self.number)
+            if measures:
+                sizes[name] = self.given(torch.stack([norm_of(part).cpu() for part in parts]).amax())
+        return means, sizes
+
+    def given(self, value: Tensor, root: int = 0) -> Tensor:
+        """What rank `root` has of a tensor of the same shape and type on all; written into theirs."""
+        with waiting_for("the other ranks"):
+            if self.rank == root:
+                for other in range(self.number):
+                    if other != root:
+                        dist.send(value, other, group=self.group)
+            else:
+                dist.recv(value, root, group=self.group)
+        return value
+
+    def all_given(self, named: Weights, root: int = 0) -> Weights:
+        """The same of several tensors of any types, each with its bits; copies on the host."""
+        return {name: self.given(_sendable(one).clone(), root) for name, one in named.items()}
+
+    def own_part(self, named: Weights) -> Weights:
+        """Of what belongs to the parts that ranks computed, that of the part which is this rank's own."""
+        if self.part == self.rank:
+            return named
+        found = Weights()
+        with waiting_for("the other ranks"):
+            for name, one in named.items():
+                sent = dist.isend(_sendable(one), self.part, group=self.group)
+                found[name] = torch.empty_like(_sendable(one))
+                dist.recv(found[name], (self.rank - self.shift) % self.number, group=self.group)
+                if sent is not None:
+                    sent.wait()
+        return found
+
+    def _on_first(self, own: Tensor) -> Iterator[Tensor]:
+        """On the first rank what each has, its own first; elsewhere it is sent, and nothing comes."""
+        if self.rank:
+            dist.send(own, 0, group=self.group)
+            return
+        yield own
+        for other in range(1, self.number):
+            found = torch.empty_like(own)
+            with waiting_for("the other ranks"):
+                dist.recv(found, other, group=self.group)
+            yield found
+
+
+class _ToldError(Exception):
+    """Another rank failed, and all ranks have heard of it."""
+
+    def __init__(self, cause: PeerFailedError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+ALONE = Peers()
+"""A rank that computes by itself."""
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
