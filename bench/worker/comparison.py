@@ -111,13 +111,14 @@ class Comparison:
         # Coarse arithmetic leaves more where what is added up cancels.
         share = CANCELLED if allowed <= EXACT else 1.0
         right, own = self.right, Off()
-        if found is not None and right is not None:
-            own = max(
-                off_by(found.gradients, right.gradients, "gradients", right.sizes, share),
-                off_by(found.update, right.update, "parameters"),
-                off_by_buffers(found.buffers, right.buffers),
-                key=lambda one: (math.isnan(one.total), one.total),
-            )
+        with self.of.peers.together():
+            if found is not None and right is not None:
+                own = max(
+                    off_by(found.gradients, right.gradients, "gradients", right.sizes, share),
+                    off_by(found.update, right.update, "parameters"),
+                    off_by_buffers(found.buffers, right.buffers),
+                    key=lambda one: (math.isnan(one.total), one.total),
+                )
         return own.among(self.of.peers)
 
     def why_off(self, error: Off, limit: float, wrong: str) -> NotProved:

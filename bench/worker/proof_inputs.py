@@ -105,8 +105,8 @@ class ProofInputs:
     def allowed(self, peers: Peers) -> float:
         """What the model's own arithmetic may cost, as the first rank sees it."""
         own = 0.0
-        if not peers.rank:
-            with as_default(self.maker.alone):
+        with peers.together(), as_default(self.maker.alone):
+            if not peers.rank:
                 own = TOLERANCES_BY_DTYPE.get(self._coarsest_dtype, IN_16_BITS)
         return peers.largest(own)
 

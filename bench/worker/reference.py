@@ -117,13 +117,20 @@ class Reference:
     ) -> Computed | None:
         """What the plain module comes to; None on a rank that computes no part of it.
 
-        Each of the case's ranks calls it. `again`: in a way that is the same but for rounding, parameters
-        shifted by `PERTURBED` and gradients rounded as the case's hook does. `repeated`: once more, though it
-        is known what comes of it.
+        Each of the case's ranks calls it; where it raises on one, it raises on all, also on those without a
+        part, which would wait for the others' next word. `again`: in a way that is the same but for rounding,
+        parameters shifted by `PERTURBED` and gradients rounded as the case's hook does. `repeated`: once
+        more, though it is known what comes of it.
         """
-        peers, case = of.sources, of.case
-        if peers is None:
-            return None
+        with of.peers.together():
+            if (peers := of.sources) is None:
+                return None
+            return self._known_or_run(of, work, peers, again=again, repeated=repeated)
+
+    def _known_or_run(
+        self, of: Subject, work: Work, peers: Peers, *, again: bool, repeated: bool
+    ) -> Computed:
+        case = of.case
         how = (case.precision, case.data, again and case.comm_hook)
         shape = (peers.number, of.shares_buffers, of.stages and of.stages.by_device)
         key = (work.split, work.scales, *how, *shape)
@@ -156,9 +163,10 @@ class Reference:
                         for one in losses(loss, module, batch, split, begin, of.stages):
                             (one / (split.num_losses * split.accumulate) * scale).backward()
                             draws = draws or generators() != states
+                    gradients = gradients_of(module)
                 trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
                 unused = tuple(name for name, one in trained if one.grad is None)
-                found, sizes = peers.mean(gradients_of(module), measures=not scales)
+                found, sizes = peers.mean(gradients, measures=not scales)
                 if optimizer is not None:
                     with peers.together():
                         _set_gradients(module, found, scale, of.case.comm_hook if again else "none")

@@ -401,3 +401,43 @@ patch.setattr(Prover, "prove", noted)
 report([proven(), *found])
 """
     assert ranks(PREPARED + script) == [2 * [NO_MEMORY.reason]] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ('torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")', 2 * [NO_MEMORY.reason]),
+        (
+            'ValueError("no such row")',
+            ["ValueError: no such row", "PeerFailedError: another rank of the case failed"],
+        ),
+    ],
+    ids=["no memory", "an exception"],
+)
+def test_where_the_first_rank_alone_computes_the_reference_and_fails_no_other_waits(ddp, error, said):
+    """With SyncBatchNorm the whole batch of all ranks is on the first one; on the others it has no part."""
+    script = f"""
+class Line(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
+def whole_fails(model, batch):
+    inputs, targets = batch
+    if broken and len(inputs) > 2:
+        raise {error}
+    return functional.cross_entropy(model(inputs), targets)
+workload = replace(workload, module=Line, loss=None, batch_loss=whole_fails)
+prover = Prover(workload, cluster.place, 0)
+def tried():
+    try:
+        shown = prover.prove(case_of(**base, sync_batchnorm=True), group)
+        return shown.not_proved.reason if shown.not_proved else shown.error
+    except (ValueError, PeerFailedError) as reason:
+        return f"{{type(reason).__name__}}: {{reason}}"
+broken = True
+found = [tried()]
+broken = False
+report([*found, tried()])
+"""
+    found = ddp(script)
+    assert [first for first, _ in found] == said
+    assert max(error for _, error in found) < 1e-12, "and the next proof is in step"
