@@ -118,7 +118,7 @@ class Rank:
                 return self._live[command.index].compare()
             case m.Block():
                 live = self._live[command.index]
-                with live.trainer.mode.explained():
+                with live.computing():
                     return live.measure(command.phase, command.steps)
             case m.Curve():
                 group = self._groups.get(command.group)
@@ -208,7 +208,7 @@ class Rank:
         stages = self._prover.splitter.stages(asked.by_device)
         live = build(asked.case, self._group_of(asked), self._shared, stages)
         self._live[asked.index] = live
-        with live.trainer.mode.explained():
+        with live.computing():
             return live.warm(asked.least_s, compares=asked.compares)
 
     def _settle(self, asked: m.Settle) -> None:

@@ -310,7 +310,9 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
         taken.append(1)
 
     mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
-    trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
+    trainer = SimpleNamespace(
+        step=step, mode=mode, num_lead_in=2, check_loss=lambda: None, release_gradients=lambda: None
+    )
     case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
     monkeypatch.setattr(held_case, "longest", lambda own, *_: (max(*own, elsewhere),))
