@@ -77,7 +77,7 @@ class Rank:
         return replace(found, launched=num_launched(self._group_of(command)))
 
     def _in_step(self, command: m.Command[Any]) -> Any:
-        if isinstance(command, IN_STEP):
+        if isinstance(command, m.IN_STEP):
             if getattr(command, "gives_caches_back", False):
                 release_cache(self.place.device)
             with waiting_for("the other ranks"):
@@ -235,6 +235,3 @@ BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Begin)
 
 OF_A_CASE = (m.Split, m.Prove, m.Warm, m.Compare, m.Block)
 """Commands in which a case computes."""
-
-IN_STEP = (m.Wait, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Curve, m.Settle)
-"""Commands that all ranks begin together; who takes no part in one waits for its beginning."""
