@@ -278,6 +278,7 @@ def trainer_on(gpu, module):
     trainer = Trainer.__new__(Trainer)
     trainer.mode = SingleMode(module)
     trainer.optimizer = torch.optim.SGD(module.parameters())
+    trainer.num_lead_in = 2
     vars(trainer).update(_forward=module, _source=SimpleNamespace(next=lambda: torch.ones(1)), _loss=loss)
     vars(trainer).update(
         _accumulate=1, _precision=contextlib.nullcontext(), _is_staged=False, _scaler=None, _num_steps=0
@@ -310,14 +311,13 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
         taken.append(1)
 
     mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
-    trainer = SimpleNamespace(
-        step=step, mode=mode, num_lead_in=2, check_loss=lambda: None, release_gradients=lambda: None
-    )
+    trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
     case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
     monkeypatch.setattr(held_case, "longest", lambda own, *_: (max(*own, elsewhere),))
     place = Place(rank=1, device=DEVICE, cores=(0,))
     shared = held_case.Shared(place=place, settings=None, clock=make_clock(DEVICE), prover=None)
+    trainer.num_lead_in = 2
     found = held_case.HeldCase(case, group, shared, trainer, None).measure("timed", 3)
     assert found.detail == {"device_allocs": told}
     assert len(taken) == 5 * blocks
