@@ -5,6 +5,7 @@ Of small files of /proc and /sys, under any root, None says that there is no suc
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -61,7 +62,8 @@ def versions() -> dict[str, str]:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
-        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        with contextlib.suppress(AttributeError):  # torch may be built without it
+            found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
         # torch 2.15 has two and takes the newer one unless it is told not to.
         has_newer = hasattr(torch.distributed, "ProcessGroupNCCL2")
         newer = has_newer and os.environ.get("TORCH_DIST_USE_NCCL2") != "0"

@@ -82,6 +82,8 @@ def job_of(
     machine = _machine(devices, launched, seen)
     started = launched.world_size if launched and machine.num_nodes > 1 else 0
     num_devices = max(machine.devices_per_node, started)
+    if asked.backend == "auto" and not first.nccl:
+        asked = replace(asked, backend="gloo")
     settings = with_device_defaults(
         asked, device_type=machine.device_type, num_local_devices=num_devices, gpu=first.kind
     )
@@ -175,7 +177,7 @@ def _as_the_workload_allows(
     return settings.sweeping(fused_optimizer=(fused,), channels_last=(channels_last,))
 
 
-def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int, ...]) -> None:
+def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int | str, ...]) -> None:
     on_cpu = settings.device == "cpu"
     if on_cpu and settings.precision in ("tf32", "fp16"):
         raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
@@ -187,6 +189,8 @@ def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int, ...]) 
         )
     if on_cpu and settings.backend == "nccl":
         raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")
+    if settings.backend == "nccl" and not nccl:
+        raise UsageError("--backend nccl: this torch was built without NCCL; use gloo")
     if settings.share_gpus and machine.num_nodes > 1:
         raise UsageError("--share-gpus on is for one machine; leave it out on several")
     several = machine.devices_per_node > 1

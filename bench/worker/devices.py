@@ -46,6 +46,15 @@ def num_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def nccl_version() -> tuple[int | str, ...]:
+    """Return NCCL's version as torch tells it, empty where torch was built without NCCL."""
+    try:
+        found: tuple[int | str, ...] = torch.cuda.nccl.version()
+    except AttributeError:
+        return ()
+    return found
+
+
 def gpu_of(local_rank: int) -> torch.device:
     """The GPU of a rank by its place on its host; where GPUs are too few, ranks share them."""
     return torch.device("cuda", local_rank % num_gpus())
@@ -57,7 +66,7 @@ def sharing_variables(rank: int, num_ranks: int) -> dict[str, str]:
     From 2.30 it has a setting for that, made for two ranks; more of them need few blocks each. An older
     one refuses a GPU that it knows twice, but not of different hosts: these talk through sockets.
     """
-    if torch.cuda.nccl.version() < SHARES_GPUS:
+    if nccl_version() < SHARES_GPUS:
         return {"NCCL_HOSTID": f"ddp-bench-rank-{rank}"}
     more = {"NCCL_MAX_CTAS": "4"} if num_ranks > 2 * num_gpus() else {}
     return {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"} | more
@@ -94,7 +103,7 @@ def look(device: str, local_rank: int) -> Devices:
             capability=min((one.major, one.minor) for one in found),
             memory_gib=min(one.total_memory for one in found) / 2**30,
         ),
-        nccl=torch.cuda.nccl.version(),
+        nccl=nccl_version(),
         has_lazy_nccl=hasattr(dist, "ProcessGroupNCCLLazy"),
     )
 

@@ -37,8 +37,8 @@ class Devices(Record, frozen=True):
     """None without GPUs, or where none is asked for."""
     kind: GpuKind | None = None
     """The least of them."""
-    nccl: tuple[int, ...] = ()
-    """NCCL's version."""
+    nccl: tuple[int | str, ...] = ()
+    """NCCL's version, which may end in a word; empty where torch was built without it."""
     has_lazy_nccl: bool = False
     """Whether torch has the backend `nccl-lazy`."""
 

@@ -20,7 +20,7 @@ from ddp_bench.bench.plan import SHARING, Machine, expand
 from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
 from ddp_bench.bench.run.begin import as_seen, job_of
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker import devices
+from ddp_bench.bench.worker import devices, messages
 from ddp_bench.bench.worker.devices import gpu_of, is_narrowed, near_cores, seen_gpus, this_machine
 from ddp_bench.bench.worker.facts import Devices, Inspected, SeenGpus
 
@@ -104,6 +104,26 @@ def test_what_lets_nccl_share_a_gpu(nccl, gpus, ranks, wanted, monkeypatch):
 
 
 KIND = GpuKind(capability=(9, 0), memory_gib=80.0)
+
+
+def backends(nccl, **asked):
+    """Of the cases on two GPUs of a torch with this NCCL, as its rank tells of it."""
+    look = messages.Look(device="auto")
+    told = Devices(cores=(0, 1), gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=nccl)
+    line = messages.encode(messages.Report(value=told))
+    found = look.reply_in(messages.decode(line, messages.AnyAnswer))
+    asked = resolve({"arch": "resnet20", "gpus": "2", "modes": "ddp", **asked})
+    return {p.case.backend for p in job_of(asked, [found], inspect).plan if p.case.communicates}
+
+
+def test_a_version_of_nccl_may_end_in_a_word_and_torch_may_be_built_without(monkeypatch):
+    assert backends((2, 28, 9)) == backends((2, 28, 9, "rc1")) == {"nccl"}
+    assert backends(()) == {"gloo"}
+    with pytest.raises(UsageError, match="--backend nccl: this torch was built without NCCL; use gloo"):
+        backends((), backend="nccl")
+    without = SimpleNamespace(cuda=SimpleNamespace(nccl=SimpleNamespace()))
+    monkeypatch.setattr(devices, "torch", without)
+    assert devices.nccl_version() == ()
 
 
 def inspect(settings):
