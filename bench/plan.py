@@ -7,7 +7,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .buckets import caps_mib
@@ -18,6 +18,12 @@ from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, STAGED, ResolvedSett
 
 SHARING = "--share-gpus on shows that it works, and nothing of its speed"
 """What can be had of a case for which there are too few GPUs."""
+
+EXCLUSIVE = (
+    "GPUs in compute mode EXCLUSIVE_PROCESS take one process, and other ranks hold them; measure --modes dp "
+    "by itself, or set nvidia-smi -c DEFAULT"
+)
+"""Why DP, which opens every GPU in the first rank's process, is left out beside other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +38,8 @@ class Machine:
     """What the first of such ranks sees: one GPU with Slurm's --gpus-per-task; None: all of its host."""
     staged_backend: str = ""
     """What torch asks for under pipelines in the place of `nccl`; empty: nothing else."""
+    is_exclusive: bool = False
+    """Whether a GPU takes a single process, so that DP of the first rank has none beside other ranks."""
     rank_devices: tuple[str, ...] = ()
     """The device of each such rank; several may share one. Empty: each has its own while there are enough."""
 
@@ -101,6 +109,10 @@ def expand(
             ) or settings.backend
             cases += [case(compiled, mode, n, backend=backend, **point) for n, point in points]
     planned = [_placed(c, machine, settings) for c in cases]
+    if machine.is_exclusive and max(world_size(planned), len(machine.rank_hosts)) > 1:
+        planned = [
+            replace(p, skip_reason=p.skip_reason or EXCLUSIVE) if p.case.mode == "dp" else p for p in planned
+        ]
     if any(p.oversubscribed and is_calibrated(p.case, settings) for p in planned):
         raise UsageError(
             f"--calibrate on looks into {max(counts)} ranks, which share devices here: nothing follows for "

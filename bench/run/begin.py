@@ -112,6 +112,7 @@ def _machine(devices: Sequence[Devices], launched: Launch | None, seen: Sequence
         devices_per_node=len(first.cores) if first.gpus is None else len(first.gpus.uuids),
         # Torch warns of NCCL's other backends there: their one communicator has peers wait for each other.
         staged_backend="nccl-lazy" if first.has_lazy_nccl else "",
+        is_exclusive=first.is_exclusive,
     )
     if launched is None:
         return machine

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ..case import Case
 from ..conditions import NCCL_VARIABLES, Question, needed
-from ..gpus import SHARES_GPUS, gpus, pairs
+from ..gpus import SHARES_GPUS, gpus, is_exclusive, pairs
 from ..machine import cores_in, machine, ranges, read_text, versions
 from ..manifest import FirstHost, Manifest, RankPlace
 from ..measure.telemetry import Telemetry
@@ -103,6 +103,7 @@ def look(device: str, local_rank: int) -> Devices:
             capability=min((one.major, one.minor) for one in found),
             memory_gib=min(one.total_memory for one in found) / 2**30,
         ),
+        is_exclusive=is_exclusive([gpu_uuid(index) for index in range(num_gpus())]),
         nccl=nccl_version(),
         has_lazy_nccl=hasattr(dist, "ProcessGroupNCCLLazy"),
     )

@@ -37,6 +37,8 @@ class Devices(Record, frozen=True):
     """None without GPUs, or where none is asked for."""
     kind: GpuKind | None = None
     """The least of them."""
+    is_exclusive: bool = False
+    """Whether one of the GPUs takes a single process (compute mode EXCLUSIVE_PROCESS)."""
     nccl: tuple[int | str, ...] = ()
     """NCCL's version, which may end in a word; empty where torch was built without it."""
     has_lazy_nccl: bool = False

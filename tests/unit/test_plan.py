@@ -6,7 +6,7 @@ import pytest
 from made import cap_of, case_of
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.plan import SHARING, Machine, expand, plan_hash, round_order, world_size
+from ddp_bench.bench.plan import EXCLUSIVE, SHARING, Machine, expand, plan_hash, round_order, world_size
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.run.stop_rule import estimate_s, least_warmup_s
 
@@ -132,6 +132,18 @@ def test_one_gpu_skips_what_it_cannot_do():
 def on_hosts(*num_ranks):
     """The host of each rank, where a launcher has numbered so many on each host, one host after another."""
     return tuple(f"host{host}" for host, count in enumerate(num_ranks) for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    ("modes", "ranks", "runs"), [("dp,ddp", (), False), ("dp", (), True), ("dp", (4,), False)]
+)
+def test_dp_is_left_out_where_other_ranks_hold_gpus_that_take_one_process(modes, ranks, runs):
+    hosts = on_hosts(*ranks)
+    machine = Machine(device_type="cuda", devices_per_node=4, is_exclusive=True, rank_hosts=hosts)
+    plan = make(machine, gpus="2,4", modes=modes, bucket_cap_mb="default")
+    reasons = {p.skip_reason for p in plan if p.case.mode == "dp"}
+    assert reasons == ({None} if runs else {EXCLUSIVE})
+    assert {p.skip_reason for p in plan if p.case.mode != "dp"} == {None}
 
 
 def test_nodes_of_an_outside_launcher():
