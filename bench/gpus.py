@@ -132,13 +132,12 @@ def is_mig(handle: Any) -> bool | None:
 
 
 def is_exclusive(uuids: Sequence[str]) -> bool:
-    """Whether one of the GPUs with these UUIDs takes a single process, and no MPS server stands in for all."""
+    """Tell whether one of the GPUs with these UUIDs takes a single process, and no MPS server shares it."""
     if Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPES).exists():
         return False
     with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
-        modes = [
-            ask_nvml("nvmlDeviceGetComputeMode", one) for one in named(uuids, handles) if one is not None
-        ]
+        found = [one for one in named(uuids, handles) if one is not None]
+        modes = [ask_nvml("nvmlDeviceGetComputeMode", one) for one in found]
         return pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS in modes
     return False
 
