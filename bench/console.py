@@ -65,12 +65,13 @@ class Console:
             return
         if self._rich.is_terminal:
             if self._live is None:
-                self._live = Live(console=self._rich, transient=True)
+                # A thread that refreshes by itself would do so within blocks, 15 ms of a core each time.
+                self._live = Live(console=self._rich, transient=True, auto_refresh=False)
                 self._live.start()
             bar = Table.grid(padding=(0, 1))
             bar.add_row(ProgressBar(1.0, done, width=40), Text(how_far))
             above = [self._table] if self._table is not None else []
-            self._live.update(Group(*above, bar, Text(visible(what))))
+            self._live.update(Group(*above, bar, Text(visible(what))), refresh=True)
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = time.monotonic()
             self.note(f"{how_far}: {what}")

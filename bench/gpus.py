@@ -11,6 +11,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -42,6 +43,9 @@ FAULTS = frozenset(
 
 THROTTLING = FAULTS | {ClockReason.POWER_CAP}
 """Reasons that heat and power bring about under load: neither idle nor set by someone."""
+
+MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
+"""Folder of the MPS server, whose clients share a GPU that takes a single process."""
 
 SHARES_GPUS = (2, 30)
 """The version of NCCL from which several of its ranks may have one GPU, by NCCL_MULTI_RANK_GPU_ENABLE."""
@@ -125,6 +129,17 @@ def is_mig(handle: Any) -> bool | None:
     """Whether a GPU is split by MIG; None where it cannot be."""
     mode = ask_nvml("nvmlDeviceGetMigMode", handle)
     return None if mode is None else bool(mode[0])
+
+
+def is_exclusive(uuids: Sequence[str]) -> bool:
+    """Tell whether one of the GPUs with these UUIDs takes a single process, and no MPS server shares it."""
+    if Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPES).exists():
+        return False
+    with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
+        found = [one for one in named(uuids, handles) if one is not None]
+        modes = [ask_nvml("nvmlDeviceGetComputeMode", one) for one in found]
+        return pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS in modes
+    return False
 
 
 def names_of(handle: Any) -> list[str]:

@@ -65,8 +65,9 @@ def versions() -> dict[str, str]:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
-        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-        found["nccl_backend"] = nccl_backend()
+        with contextlib.suppress(AttributeError):  # torch may be built without it
+            found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+            found["nccl_backend"] = nccl_backend()
     return found
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .buckets import caps_mib
@@ -18,6 +19,12 @@ from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, STAGED, ResolvedSett
 SHARING = "--share-gpus on shows that it works, and nothing of its speed"
 """What can be had of a case for which there are too few GPUs."""
 
+EXCLUSIVE = (
+    "GPUs in compute mode EXCLUSIVE_PROCESS take one process, and other ranks hold them; measure --modes dp "
+    "by itself, or set nvidia-smi -c DEFAULT"
+)
+"""Why DP, which opens every GPU in the first rank's process, is left out beside other ranks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -25,15 +32,20 @@ class Machine:
 
     device_type: str
     devices_per_node: int
-    num_nodes: int = 1
-    ranks_per_node: int | None = None
-    """Ranks an outside launcher (torchrun, srun) started per node; None when the run starts its own."""
+    rank_hosts: tuple[str, ...] = ()
+    """The host of each rank that a launcher (torchrun, srun) has started; empty: the run starts its own."""
     devices_per_process: int | None = None
-    """What the first of such ranks sees: one GPU with Slurm's --gpus-per-task; None: all of its machine."""
+    """What the first of such ranks sees: one GPU with Slurm's --gpus-per-task; None: all of its host."""
     staged_backend: str = ""
     """What torch asks for under pipelines in the place of `nccl`; empty: nothing else."""
+    is_exclusive: bool = False
+    """Whether a GPU takes a single process, so that DP of the first rank has none beside other ranks."""
     rank_devices: tuple[str, ...] = ()
-    """The GPU of each such rank; several may share one. Empty: each has its own while there are enough."""
+    """The device of each such rank; several may share one. Empty: each has its own while there are enough."""
+
+    @property
+    def num_nodes(self) -> int:
+        return len({*self.rank_hosts}) or 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +109,10 @@ def expand(
             ) or settings.backend
             cases += [case(compiled, mode, n, backend=backend, **point) for n, point in points]
     planned = [_placed(c, machine, settings) for c in cases]
+    if machine.is_exclusive and max(world_size(planned), len(machine.rank_hosts)) > 1:
+        planned = [
+            replace(p, skip_reason=p.skip_reason or EXCLUSIVE) if p.case.mode == "dp" else p for p in planned
+        ]
     if any(p.oversubscribed and is_calibrated(p.case, settings) for p in planned):
         raise UsageError(
             f"--calibrate on looks into {max(counts)} ranks, which share devices here: nothing follows for "
@@ -170,9 +186,9 @@ def _points(settings: ResolvedSettings, mode: str, num_devices: int, compiled: s
 
 
 def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned:
-    per_node = machine.ranks_per_node or case.num_devices
-    nodes = -(-case.num_ranks // per_node)
-    on_a_node = min(case.num_devices, per_node) if case.mode in RANK_PER_DEVICE else case.num_devices
+    ranks_on = Counter(machine.rank_hosts[: case.num_ranks]) or Counter([""] * case.num_ranks)
+    nodes = len(ranks_on)
+    on_a_node = max(ranks_on.values()) if case.mode in RANK_PER_DEVICE else case.num_devices
     shared = _is_shared(case, machine, on_a_node)
     reason = _skip_reason(case, machine, on_a_node, shared=shared and not settings.share_gpus)
     if settings.share_gpus and machine.device_type == "cuda" and case.mode != "single":
@@ -194,10 +210,9 @@ def _is_shared(case: Case, machine: Machine, on_a_node: int) -> bool:
 def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) -> str | None:
     if (reason := _senseless(case)) is not None:
         return reason
-    if machine.ranks_per_node is not None and case.mode in RANK_PER_DEVICE:
-        started = machine.ranks_per_node * machine.num_nodes
-        if case.num_devices > started:
-            return f"needs {case.num_devices} ranks, the launcher started {started}"
+    started = len(machine.rank_hosts)
+    if started and case.mode in RANK_PER_DEVICE and case.num_devices > started:
+        return f"needs {case.num_devices} ranks, the launcher started {started}"
     if machine.device_type == "cuda" and shared and (case.mode == "dp" or case.backend.startswith("nccl")):
         return _too_few(case, machine, on_a_node)
     if case.sync_batchnorm and machine.device_type == "cpu":

@@ -232,8 +232,13 @@ class ResolvedSettings(Settings):
     least_block_s: float = field()
 
     def steps_per_block(self, step_s: float) -> int:
-        """Steps of a timed block of a case whose step takes so many seconds."""
-        return max(self.steps, math.ceil(self.least_block_s / step_s) if step_s > 0 else 1)
+        """Steps of a timed block of a case whose step takes so many seconds.
+
+        With a folder each loader process gives as many of their batches: those of all may come together.
+        """
+        steps = max(self.steps, math.ceil(self.least_block_s / step_s) if step_s > 0 else 1)
+        from_loaders = self.data not in ("device", "host") and self.data_workers > 0
+        return steps + -steps % self.data_workers if from_loaders else steps
 
 
 class Option(NamedTuple):

@@ -30,9 +30,18 @@ class BatchSource(ABC):
     held: Sequence[Tensor] = ()
     """What stays on the device between steps."""
 
+    num_ahead = 0
+    """Batches that processes of its own may have ready when a block begins."""
+
     @abstractmethod
     def next(self) -> Batch:
         """Give the next batch, on the device, ready to train on."""
+
+    def pause(self) -> None:
+        """Load nothing until `resume`; return once no process of its own is at work."""
+
+    def resume(self) -> None:
+        """Go on loading ahead."""
 
     def close(self) -> None:
         """Let go of workers and memory."""

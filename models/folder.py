@@ -7,15 +7,15 @@ import itertools
 import multiprocessing
 import os
 import struct
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets.folder import (
     IMG_EXTENSIONS,
@@ -27,9 +27,15 @@ from torchvision.datasets.folder import (
 from ..bench.errors import UsageError
 from ..bench.process import end_with
 from .data import BatchSource, mixed
-from .workload import Batch, Workload, in_format, one_line
+from .workload import Batch, Workload, one_line
 
 MAX_CHECKED = 1000
+
+PREFETCH_FACTOR = 2
+"""Batches that each loader process has in hand, torch's default."""
+
+MAX_PAUSE_S = 2.0
+"""Longest wait for loader processes to finish their images: one that was killed never does."""
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
@@ -106,6 +112,63 @@ def check_folder(folder: Path) -> int:
     return len(samples)
 
 
+class _Gate:
+    """A gate that loader processes pass for each image; none is at work while it is closed.
+
+    Otherwise those of one case fill their queue while another case is timed, on the same cores, and the next
+    block of their case finds batches that took no time.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._door = multiprocessing.Lock()
+        self._at_work = multiprocessing.Semaphore(num_workers)
+        self._is_closed = False
+
+    def __enter__(self) -> None:
+        while not self._door.acquire(timeout=MAX_PAUSE_S):  # a rank that was killed opens it no more
+            parent = multiprocessing.parent_process()
+            if parent is not None and not parent.is_alive():
+                os._exit(1)
+        self._at_work.acquire()
+        self._door.release()
+
+    def __exit__(self, *_: object) -> None:
+        self._at_work.release()
+
+    def close(self) -> None:
+        """Let no image begin, and wait for those that have begun."""
+        if self._is_closed:
+            return
+        self._is_closed = self._door.acquire(timeout=MAX_PAUSE_S)
+        deadline_s = time.monotonic() + MAX_PAUSE_S
+        at_rest = [
+            self._at_work.acquire(timeout=max(deadline_s - time.monotonic(), 0.0))
+            for _ in range(self._num_workers)
+        ]
+        for _ in range(sum(at_rest)):
+            self._at_work.release()
+
+    def open(self) -> None:
+        if self._is_closed:
+            self._is_closed = False
+            self._door.release()
+
+
+class _Gated(Dataset[Sample]):
+    """Images that are loaded one by one through a gate."""
+
+    def __init__(self, images: Images, gate: _Gate) -> None:
+        self._images, self._gate = images, gate
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Sample:
+        with self._gate:
+            return self._images[index]
+
+
 class FolderSource(BatchSource):
     """Batches of a rank's shard, epoch after epoch, each in a new order."""
 
@@ -124,12 +187,16 @@ class FolderSource(BatchSource):
         sampler: DistributedSampler[Sample] = DistributedSampler(
             images, world_size, rank, shuffle=True, seed=seed, drop_last=True
         )
+        self._gate = _Gate(num_workers) if num_workers else None
+        self.num_ahead = PREFETCH_FACTOR * num_workers
         loader: DataLoader[Sample] = DataLoader(
-            images,
+            images if self._gate is None else _Gated(images, self._gate),
             batch_size=batch_size,
             sampler=sampler,
             num_workers=num_workers,
-            collate_fn=functools.partial(_collate, workload),
+            prefetch_factor=PREFETCH_FACTOR if num_workers else None,
+            # Not the workload: a process that is no fork gets it pickled, and functions of users may not be.
+            collate_fn=functools.partial(_collate, channels_last=workload.channels_last),
             pin_memory=device.type == "cuda",
             drop_last=True,
             persistent_workers=num_workers > 0,
@@ -147,8 +214,17 @@ class FolderSource(BatchSource):
         images, targets = batch
         return images.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
 
+    def pause(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+
+    def resume(self) -> None:
+        if self._gate is not None:
+            self._gate.open()
+
     def close(self) -> None:
         """Stop the workers: they live as long as the loader, which only the generator holds."""
+        self.resume()  # who waits at the gate sees no end
         self._batches.close()
 
 
@@ -171,11 +247,13 @@ def _epochs(
         yield from loader
 
 
-def _collate(workload: Workload, samples: list[Sample]) -> Batch | Unreadable:
+def _collate(samples: list[Sample], *, channels_last: bool) -> Batch | Unreadable:
     unreadable = next((sample for sample in samples if isinstance(sample, Unreadable)), None)
     if unreadable is not None:
         return unreadable
-    return in_format(workload, cast("Batch", tuple(default_collate(samples))))
+    images, classes = default_collate(samples)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return images.contiguous(memory_format=layout), classes
 
 
 def _has_image(folder: Path) -> bool:

@@ -22,7 +22,7 @@ from ..modes.ddp import NEVER, DistributedMode
 from ..modes.dp import DataParallelStandIn
 from ..results.block_times import BlockTimes
 from .clock import Clock, make_clock
-from .timed import PHASES, Trainer, hooked, lead_in, no_gc
+from .timed import PHASES, Trainer, hooked, no_gc
 
 if TYPE_CHECKING:
     from ..modes.pipeline import PipelineMode
@@ -108,7 +108,7 @@ def run_anatomy(
     ready: dict[int, list[float]] = {}
     ddp = trainer.mode if isinstance(trainer.mode, DistributedMode) else None
     windows: list[float | None] = []
-    lead_in(trainer.step, device)
+    trainer.lead_in(trainer.step)
     with no_gc(), anatomy.ready_hooks(), _dp_stages(trainer, samples), contextlib.ExitStack() as at_end:
         if ddp is not None:
             at_end.callback(ddp.sample_every, NEVER)
@@ -192,7 +192,7 @@ def run_pipeline_anatomy(
     # Without what they wait for, these methods of PyTorch's stage compute on one micro-batch.
     parts = [(mode.stage, "forward_one_chunk", computed), (mode.stage, "backward_one_chunk", computed)]
     hooks = [(o, name, partial(_noted, clock, its)) for o, name, its in [(mode, "train", windows), *parts]]
-    lead_in(trainer.step, device)
+    trainer.lead_in(trainer.step)
     with no_gc(), hooked(hooks):
         for _ in range(num_steps):
             start = time.perf_counter_ns()

@@ -23,7 +23,7 @@ from ..results.block_times import BlockTimes
 from .anatomy import Anatomy
 from .clock import Clock, make_clock
 from .standalone import MOST_QUEUED, BucketReplay, rehearse
-from .timed import PHASES, Trainer, lead_in, no_gc, run_block
+from .timed import PHASES, Trainer, no_gc, run_block
 
 LOOKS, COPIES = 2, 3
 """Local steps that are looked into, and times that all gradients are copied; the median counts."""
@@ -143,7 +143,7 @@ def trainable(workload: Workload) -> list[tuple[str, int, str]]:
 
 def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) -> dict[str, Any]:
     anatomy = Anatomy(trainer, device)
-    lead_in(trainer.local_step, device)
+    trainer.lead_in(trainer.local_step)
     with no_gc(), anatomy.ready_hooks():
         looks = [anatomy.measured(trainer.local_step)[:2] for _ in range(LOOKS)]
     count = sum(p.requires_grad for p in trainer.mode.module.parameters())

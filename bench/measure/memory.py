@@ -43,7 +43,10 @@ class MemoryWatch:
 
 
 def num_device_allocs(gpus: Sequence[int]) -> int:
-    """How often torch's allocator has asked the driver for memory of these GPUs; it waits for them."""
+    """Count how often torch's allocator has asked the driver for memory of these GPUs.
+
+    Each time it waited for them. Its counters are read on the host: reading waits for nothing.
+    """
     return sum(torch.cuda.memory_stats(gpu).get("num_device_alloc", 0) for gpu in gpus)
 
 

@@ -52,6 +52,8 @@ class Trainer:
         self.mode = mode
         self._forward = mode.wrapped
         self._source = source
+        self.num_lead_in = max(LEAD_IN_STEPS[case.device_type], math.ceil(source.num_ahead / case.accumulate))
+        """Untimed steps of a block, which also use what was loaded before it."""
         self._loss = loss_function(workload)
         self._accumulate = case.accumulate
         self._is_staged = case.is_staged
@@ -87,6 +89,20 @@ class Trainer:
 
     def _fetch(self) -> Batch:
         return self._source.next()
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within it, processes that load batches work ahead, as in training; else they rest."""
+        self._source.resume()
+        try:
+            yield
+        finally:
+            self._source.pause()
+
+    def lead_in(self, step: Callable[[], None]) -> None:
+        """Take the untimed steps that precede those that are looked into."""
+        for _ in range(self.num_lead_in):
+            step()
 
     def check_loss(self) -> None:
         """Raise NonFiniteLossError unless the last loss is finite. Waits for the device."""
@@ -173,12 +189,6 @@ def run_block(
         steps_ms = clock.read_ms()
     detail = {DEVICE_ALLOCS: num_device_allocs(gpus) - before} if gpus else {}
     return BlockTimes(sum(steps_ms), tuple(steps_ms), detail)
-
-
-def lead_in(step: Callable[[], None], device: torch.device) -> None:
-    """Take the untimed steps that precede those that are looked into."""
-    for _ in range(LEAD_IN_STEPS[device.type]):
-        step()
 
 
 def probe(workload: Workload, case: Case, device: torch.device) -> list[float]:

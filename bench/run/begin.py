@@ -79,9 +79,11 @@ def job_of(
             f"measured; see {command('doctor')}, or say --device cpu"
         )
     seen = tuple(one.gpus for one in devices if one.gpus is not None) if launched else ()
-    machine = _machine(first, launched, seen)
+    machine = _machine(devices, launched, seen)
     started = launched.world_size if launched and machine.num_nodes > 1 else 0
     num_devices = max(machine.devices_per_node, started)
+    if asked.backend == "auto" and not first.nccl:
+        asked = replace(asked, backend="gloo")
     settings = with_device_defaults(
         asked, device_type=machine.device_type, num_local_devices=num_devices, gpu=first.kind
     )
@@ -96,29 +98,63 @@ def job_of(
         unit=found.unit,
         units_per_sample=found.units_per_sample,
     )
+    if machine.device_type == "cpu":
+        _say_shared_cores(planned, devices, is_launched=launched is not None)
     if settings.race and not any(p.case.mode == "ddp" and p.case.num_devices > 1 for p in planned):
         raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
     return Job(settings=settings, machine=machine, plan=tuple(planned), inspected=found, seen=seen)
 
 
-def _machine(first: Devices, launched: Launch | None, seen: Sequence[SeenGpus]) -> Machine:
+def _machine(devices: Sequence[Devices], launched: Launch | None, seen: Sequence[SeenGpus]) -> Machine:
+    first = devices[0]
     machine = Machine(
         device_type="cpu" if first.gpus is None else "cuda",
-        devices_per_node=first.num_cores if first.gpus is None else len(first.gpus.uuids),
+        devices_per_node=len(first.cores) if first.gpus is None else len(first.gpus.uuids),
         # Torch warns of NCCL's other backends there: their one communicator has peers wait for each other.
         staged_backend="nccl-lazy" if first.has_lazy_nccl else "",
+        is_exclusive=first.is_exclusive,
     )
     if launched is None:
         return machine
-    per_node = launched.local_world_size
-    machine = replace(machine, ranks_per_node=per_node, num_nodes=launched.world_size // per_node)
-    return as_seen(machine, seen)
+    _check_names(devices)
+    machine = replace(machine, rank_hosts=tuple(one.host for one in devices))
+    if seen:
+        return as_seen(machine, seen)
+    # Each rank may be bound to a core of its own.
+    return replace(
+        machine,
+        devices_per_node=len({core for one in devices if one.host == first.host for core in one.cores}),
+        devices_per_process=len(first.cores),
+        rank_devices=tuple(f"{one.host} {one.cores[one.local_rank % len(one.cores)]}" for one in devices),
+    )
+
+
+def _check_names(devices: Sequence[Devices]) -> None:
+    """Raise UsageError where hosts have one name: they would count as one, and so would their GPUs."""
+    boots: dict[str, str] = {}
+    for one in devices:
+        if boots.setdefault(one.host, one.boot_id) != one.boot_id:
+            raise UsageError(
+                f"two hosts are both named {one.host!r}; set BENCH_HOST to another name on each of them"
+            )
+
+
+def _say_shared_cores(planned: Sequence[Planned], devices: Sequence[Devices], *, is_launched: bool) -> None:
+    """Say that CPU devices of a case are hardware threads of one physical core."""
+    own = [(one.host, one.physical[one.local_rank % len(one.physical)]) for one in devices if one.physical]
+    cores = own if is_launched else [*devices[0].physical]
+    counts = {p.case.num_devices for p in planned if not (p.skip_reason or p.oversubscribed)}
+    for count in sorted(counts):
+        if (num_cores := len({*cores[:count]})) < min(count, len(cores)):
+            say(
+                f"from {count} devices on some are two hardware threads of one physical core, which slow "
+                f"each other down; --gpus {num_cores} has a physical core for each"
+            )
+            return
 
 
 def as_seen(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
     """`machine` with the GPUs of the ranks that a launcher has started; each may see its own alone."""
-    if not seen:
-        return machine
     on_first_host = {uuid for one in seen if one.host == seen[0].host for uuid in one.uuids}
     return replace(
         machine,
@@ -142,7 +178,7 @@ def _as_the_workload_allows(
     return settings.sweeping(fused_optimizer=(fused,), channels_last=(channels_last,))
 
 
-def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int, ...]) -> None:
+def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int | str, ...]) -> None:
     on_cpu = settings.device == "cpu"
     if on_cpu and settings.precision in ("tf32", "fp16"):
         raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
@@ -154,6 +190,8 @@ def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int, ...]) 
         )
     if on_cpu and settings.backend == "nccl":
         raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")
+    if settings.backend == "nccl" and not nccl:
+        raise UsageError("--backend nccl: this torch was built without NCCL; use gloo")
     if settings.share_gpus and machine.num_nodes > 1:
         raise UsageError("--share-gpus on is for one machine; leave it out on several")
     several = machine.devices_per_node > 1

@@ -166,9 +166,12 @@ class CaseRunner:
         return warmed
 
     def told(self, command: m.Command[Any], num_ranks: int) -> dict[int, m.Command[Any]]:
-        """The command for the first ranks; the others wait for its beginning."""
-        wait = m.Wait(gives_caches_back=getattr(command, "gives_caches_back", False))
-        return {rank: command if rank < num_ranks else wait for rank in range(len(self.workers))}
+        """The command for the first ranks; the others wait for its beginning, if all begin it together."""
+        commands: dict[int, m.Command[Any]] = dict.fromkeys(range(num_ranks), command)
+        if isinstance(command, m.IN_STEP):
+            wait = m.Wait(gives_caches_back=getattr(command, "gives_caches_back", False))
+            commands |= dict.fromkeys(range(num_ranks, len(self.workers)), wait)
+        return commands
 
     def _done(
         self, live: LiveCase, what: str, command: m.Command[T], limit_s: float, num_ranks: int | None = None
@@ -179,9 +182,8 @@ class CaseRunner:
         ranks cannot go on to another case.
         """
         count = live.case.num_ranks if num_ranks is None else num_ranks
-        commands = {0: command} if isinstance(command, m.Split) else self.told(command, count)
         self.recorder.note(live.index, what)
-        reports = self.workers.ask(commands, what, limit_s)
+        reports = self.workers.ask(self.told(command, count), what, limit_s)
         failure = failure_in(reports)
         if failure is None:
             return [command.reply_in(reports[rank]) for rank in range(count)]

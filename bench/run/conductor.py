@@ -116,13 +116,13 @@ class Conductor:
         workers = self._workers
         workers.open()
         workers.grow(plan.world_size(job.plan))
-        local_size = len(workers) if workers.launched is None else job.machine.ranks_per_node
+        there = workers.launched
         begin = m.Begin(
             settings=job.settings,
             num_outputs=job.inspected.num_outputs,
             cases=tuple(p.case for p in job.plan if p.skip_reason is None),
             world_size=len(workers),
-            local_world_size=local_size or len(workers),
+            local_world_size=there.local_world_size if there else len(workers),
             meeting=workers.name,
             port=workers.store_port,
             seen=job.seen,

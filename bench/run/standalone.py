@@ -13,8 +13,12 @@ from ..worker import messages as m
 from .case_runner import CaseRunner
 from .failures import RestartError, cause_in, placed, preparing_s
 
-CHECK_S = 20.0
-"""Limit of one all-reduce of a few bytes; setting up communicators of eight GPUs takes one or two of them."""
+CHECK_S = {"cpu": 20.0, "cuda": 60.0}
+"""Limit of the first all-reduce by kind of device; communicators of eight GPUs take a second or two, their
+contexts tens of seconds where the driver begins with each process (no persistence mode)."""
+
+CHECK_S_PER_RANK = 0.1
+"""More for each rank: they meet one after another."""
 
 HELP = (
     "NCCL_DEBUG=INFO says more, CUDA_VISIBLE_DEVICES=0,1 tries one pair, NCCL_P2P_DISABLE=1 leaves a path out"
@@ -30,10 +34,13 @@ def check_links(run: CaseRunner) -> None:
     what = "the first all-reduce"
     run.recorder.note(None, what)
     link = m.Link(num_ranks=num_ranks, backend=backend)
+    limit_s = max(CHECK_S[run.settings.device] + CHECK_S_PER_RANK * num_ranks, run.settings.case_timeout or 0)
     try:
-        reports = run.workers.ask(dict.fromkeys(range(len(run.workers)), link), what, CHECK_S)
+        reports = run.workers.ask(dict.fromkeys(range(len(run.workers)), link), what, limit_s)
     except RestartError as lost:
         why = str(lost) or "a rank was lost"
+        if lost.failure is not None and lost.failure.status == "timeout":
+            why += "; where it is only slow, a longer --case-timeout waits for it"
     else:
         if (rank := cause_in(reports)) is None:
             return

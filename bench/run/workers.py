@@ -235,7 +235,9 @@ class Workers:
         out_of_memory = now is not None and before is not None and now > before
         killed = [rank for rank, code in self._lost.items() if code is not None and code < 0]
         first = killed or [*self._lost][:1]
-        took_no_part = not out_of_memory and all(isinstance(self._told_last.get(k), m.Wait) for k in first)
+        took_no_part = not out_of_memory and all(
+            isinstance(self._told_last.get(k, m.Wait()), m.Wait) for k in first
+        )
         what = IDLE if self._was_idle or took_no_part else what
         return RestartError(failure_of(self._lost, what=what, out_of_memory=out_of_memory))
 

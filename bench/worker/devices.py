@@ -7,6 +7,7 @@ command that its agent starts: a proxy here, of whose affinity a forked rank has
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ..case import Case
 from ..conditions import NCCL_VARIABLES, Question, needed
-from ..gpus import SHARES_GPUS, gpus, pairs
+from ..gpus import SHARES_GPUS, gpus, is_exclusive, pairs
 from ..machine import cores_in, machine, ranges, read_text, registered_backend, versions
 from ..manifest import FirstHost, Manifest, RankPlace
 from ..measure.telemetry import Telemetry
@@ -36,11 +37,22 @@ from ..settings import ResolvedSettings
 from .facts import Devices, SeenGpus
 from .messages import AskNccl, Begin
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 
 def num_gpus() -> int:
     """How many GPUs this process can use; makes no CUDA context."""
     torch.cuda.init()  # before that, torch asks NVML, and counts GPUs of which CUDA takes one MIG slice
     return torch.cuda.device_count()
+
+
+def nccl_version() -> tuple[int | str, ...]:
+    """Return NCCL's version as torch tells it, empty where torch was built without NCCL."""
+    try:
+        found: tuple[int | str, ...] = torch.cuda.nccl.version()
+    except AttributeError:
+        return ()
+    return found
 
 
 def gpu_of(local_rank: int) -> torch.device:
@@ -54,7 +66,7 @@ def sharing_variables(rank: int, num_ranks: int) -> dict[str, str]:
     From 2.30 it has a setting for that, made for two ranks; more of them need few blocks each. An older
     one refuses a GPU that it knows twice, but not of different hosts: these talk through sockets.
     """
-    if torch.cuda.nccl.version() < SHARES_GPUS:
+    if nccl_version() < SHARES_GPUS:
         return {"NCCL_HOSTID": f"ddp-bench-rank-{rank}"}
     more = {"NCCL_MAX_CTAS": "4"} if num_ranks > 2 * num_gpus() else {}
     return {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"} | more
@@ -73,18 +85,26 @@ def seen_gpus(local_rank: int) -> SeenGpus:
 
 def look(device: str, local_rank: int) -> Devices:
     """What this process can train on; of GPUs nothing where `device` is `cpu`."""
-    num_cores = len(allowed_cores())
+    by_core = device_cores(allowed_cores())
+    here = Devices(
+        cores=tuple(by_core),
+        physical=tuple(by_core.values()),
+        local_rank=local_rank,
+        host=host_name(),
+        boot_id=read_text(BOOT_ID) or "",
+    )
     if device == "cpu" or not torch.cuda.is_available():
-        return Devices(num_cores=num_cores)
+        return here
     found = [torch.cuda.get_device_properties(index) for index in range(num_gpus())]
-    return Devices(
-        num_cores=num_cores,
+    return msgspec.structs.replace(
+        here,
         gpus=seen_gpus(local_rank),
         kind=GpuKind(
             capability=min((one.major, one.minor) for one in found),
             memory_gib=min(one.total_memory for one in found) / 2**30,
         ),
-        nccl=torch.cuda.nccl.version(),
+        is_exclusive=is_exclusive([gpu_uuid(index) for index in range(num_gpus())]),
+        nccl=nccl_version(),
         has_lazy_nccl=registered_backend("nccl-lazy") is not None,
     )
 
@@ -106,6 +126,19 @@ def near_cores(device: torch.device, root: Path = Path("/")) -> frozenset[int]:
     slot = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     listed = read_text(root / "sys/bus/pci/devices" / slot / "local_cpulist")
     return cores_in(listed or "") or frozenset()
+
+
+def device_cores(allowed: Iterable[int], root: Path = Path("/")) -> dict[int, int]:
+    """Order cores as devices, one hardware thread of each physical core first; each with its physical core.
+
+    A physical core counts as its first hardware thread.
+    """
+    threads: dict[int, list[int]] = {}
+    for core in sorted(allowed):
+        listed = read_text(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        threads.setdefault(min(cores_in(listed or "") or {core}), []).append(core)
+    rows = itertools.zip_longest(*threads.values())
+    return {c: first for row in rows for first, c in zip(threads, row, strict=True) if c is not None}
 
 
 def is_narrowed(allowed: Iterable[int], root: Path = Path("/")) -> bool:
@@ -140,7 +173,7 @@ def take_place(asked: Begin, number: int, local_rank: int) -> tuple[Place, str]:
     # Where a launcher has chosen cores, they stay.
     if is_gpu and settings.numa_bind and not (is_launched and is_narrowed(allowed_cores())):
         bound = bind(near_cores(device), allowed_cores())
-    cores = allowed_cores()
+    cores = tuple(device_cores(allowed_cores()))
     if is_gpu:
         torch.cuda.set_device(device)
     else:
@@ -179,8 +212,7 @@ def told_machine(asked: Begin, place: RankPlace) -> tuple[FirstHost, dict[str, s
     own = [seen_gpus(place.local_rank)] if settings.device == "cuda" else []
     machine = this_machine(asked.seen or own)
     whole = Manifest(environment=machine, versions=versions(), git=own_git_state(), settings=settings)
-    of_ranks = {"device": place.device_name, "ranks per host": str(asked.local_world_size)}
-    return machine, needed(whole, Question.HOSTS) | of_ranks
+    return machine, needed(whole, Question.HOSTS) | {"device": place.device_name}
 
 
 NCCL_LIMIT_S = 60.0

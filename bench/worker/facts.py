@@ -25,13 +25,22 @@ class SeenGpus(Record, frozen=True):
 class Devices(Record, frozen=True):
     """What a rank's process can train on."""
 
-    num_cores: int
+    cores: tuple[int, ...]
+    """CPU cores, in the order in which ranks take them."""
+    physical: tuple[int, ...] = ()
+    """The first hardware thread of the physical core that each of `cores` is on."""
+    local_rank: int = 0
+    host: str = ""
+    boot_id: str = ""
+    """The kernel's name for this start of the host, which no other host has; empty where it gives none."""
     gpus: SeenGpus | None = None
     """None without GPUs, or where none is asked for."""
     kind: GpuKind | None = None
     """The least of them."""
-    nccl: tuple[int, ...] = ()
-    """NCCL's version."""
+    is_exclusive: bool = False
+    """Whether one of the GPUs takes a single process (compute mode EXCLUSIVE_PROCESS)."""
+    nccl: tuple[int | str, ...] = ()
+    """NCCL's version, which may end in a word; empty where torch was built without it."""
     has_lazy_nccl: bool = False
     """Whether torch has the backend `nccl-lazy`."""
 

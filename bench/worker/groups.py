@@ -74,10 +74,9 @@ def opened_store() -> tuple[Store, int]:
 
 def meet(asked: Begin, number: int, store: Store | None) -> Store:
     """Have all ranks meet in the default group; the store at which they did."""
-    sizes = {"WORLD_SIZE": asked.world_size, "LOCAL_WORLD_SIZE": asked.local_world_size}
-    os.environ |= {name: str(value) for name, value in sizes.items()}
-    if asked.port:
-        os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(asked.port)}
+    if asked.port:  # otherwise a launcher has set them, each host's own number of ranks too
+        sizes = {"WORLD_SIZE": str(asked.world_size), "LOCAL_WORLD_SIZE": str(asked.local_world_size)}
+        os.environ |= {**sizes, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(asked.port)}
     store = store or TCPStore(LOOPBACK, asked.port, is_master=False)
     with waiting_for("the other ranks"):
         dist.init_process_group(

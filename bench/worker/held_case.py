@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +19,7 @@ from ..measure.clock import Clock
 from ..measure.memory import MemoryWatch, release_memory
 from ..measure.standalone import BucketReplay
 from ..measure.telemetry import Telemetry
-from ..measure.timed import LEAD_IN_STEPS, Trainer, run_block
+from ..measure.timed import Trainer, run_block
 from ..measure.trace import run_trace
 from ..modes import Place, Stages, build_mode, devices_of
 from ..modes.base import gpus_of
@@ -74,6 +75,12 @@ class HeldCase:
     layout: BucketLayout | None = None
     first: FirstSteps | None = None
     """What the first steps left, until they are compared."""
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Within it, the case trains: its batches are loaded, and what its mode raises says what helps."""
+        with self.trainer.mode.explained(), self.trainer.loading():
+            yield
 
     def close(self) -> None:
         if self.first is not None:  # it failed; the next case is compiled as it asks
@@ -164,11 +171,10 @@ class HeldCase:
 
     def _steps(self, step: Callable[[], None], number: int) -> BlockTimes:
         """A block in which no rank of the case asked a GPU's driver for memory, or the last of some."""
-        place, clock = self.shared.place, self.shared.clock
-        gpus, lead_in = gpus_of(self.case, place), LEAD_IN_STEPS[place.device.type]
+        gpus, lead_in = gpus_of(self.case, self.shared.place), self.trainer.num_lead_in
         for _ in range(MOST_BLOCKS):
-            times = run_block(step, number, clock, lead_in=lead_in, gpus=gpus)
-            if not lead_in or not self._largest(times.detail[DEVICE_ALLOCS]):
+            times = run_block(step, number, self.shared.clock, lead_in=lead_in, gpus=gpus)
+            if not gpus or not self._largest(times.detail[DEVICE_ALLOCS]):
                 break
         return times
 

@@ -48,8 +48,8 @@ class Connection:
         self._sending = threading.Lock()
         self._main = threading.get_ident()
         self.commands: queue.SimpleQueue[m.Command[Any]] = queue.SimpleQueue()
-        # Loaders of batches are forks of this process: the connection ends with it, not with them.
-        os.register_at_fork(after_in_child=self._socket.close)
+        # The connection ends with this process, not with its forks, which loaders and users' pools are.
+        os.register_at_fork(after_in_child=self._leave)
         self.send(hello)
         first = self._lines.readline(m.MOST_BYTES)
         if not first:
@@ -57,6 +57,11 @@ class Connection:
             raise ConnectionRefusedError
         self._socket.settimeout(None)
         threading.Thread(target=self._listen, daemon=True).start()
+
+    def _leave(self) -> None:
+        """Close a fork's descriptor, which `close` leaves open as long as a file is made of the socket."""
+        if (descriptor := self._socket.detach()) >= 0:
+            os.close(descriptor)
 
     def send(self, answer: m.Answer) -> None:
         """Send a line; who sends to nobody ends."""

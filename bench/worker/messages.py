@@ -252,6 +252,9 @@ class Forget(Command[None], frozen=True):
     """Give back the memory of what cases were compared with: all are prepared."""
 
 
+IN_STEP = (Wait, Link, Prove, Warm, Compare, Block, Agree, Curve, Settle)
+"""Commands that all ranks begin together; a rank that takes no part in one is told to `Wait`."""
+
 Commands: TypeAlias = Mapping[int, Command[Any]]
 """By rank."""
 

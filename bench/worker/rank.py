@@ -77,7 +77,7 @@ class Rank:
         return replace(found, launched=num_launched(self._group_of(command)))
 
     def _in_step(self, command: m.Command[Any]) -> Any:
-        if isinstance(command, IN_STEP):
+        if isinstance(command, m.IN_STEP):
             if getattr(command, "gives_caches_back", False):
                 release_cache(self.place.device)
             with waiting_for("the other ranks"):
@@ -119,7 +119,7 @@ class Rank:
                 return self._live[command.index].compare()
             case m.Block():
                 live = self._live[command.index]
-                with live.trainer.mode.explained():
+                with live.computing():
                     return live.measure(command.phase, command.steps)
             case m.Agree():
                 live = self._live[command.index]
@@ -212,7 +212,7 @@ class Rank:
         stages = self._prover.splitter.stages(asked.by_device)
         live = build(asked.case, self._group_of(asked), self._shared, stages)
         self._live[asked.index] = live
-        with live.trainer.mode.explained():
+        with live.computing():
             return live.warm(asked.least_s, compares=asked.compares)
 
     def _settle(self, asked: m.Settle) -> None:
@@ -239,6 +239,3 @@ BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Begin)
 
 OF_A_CASE = (m.Split, m.Prove, m.Warm, m.Compare, m.Block, m.Agree)
 """Commands in which a case computes."""
-
-IN_STEP = (m.Wait, m.Link, m.Prove, m.Warm, m.Compare, m.Block, m.Agree, m.Curve, m.Settle)
-"""Commands that all ranks begin together; who takes no part in one waits for its beginning."""

@@ -44,7 +44,11 @@ def plan(num_caps, num_ranks):
             "accumulate": (1, 2, 4, 8),
         },
     )
-    machine = Machine(device_type="cuda", devices_per_node=8, num_nodes=num_ranks // 8, ranks_per_node=8)
+    machine = Machine(
+        device_type="cuda",
+        devices_per_node=8,
+        rank_hosts=tuple(f"host{rank // 8}" for rank in range(num_ranks)),
+    )
     resolved = with_device_defaults(settings, device_type="cuda", num_local_devices=8)
     return expand(resolved, machine, arch="resnet50", image_size=224)
 

@@ -4,20 +4,29 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from functools import partial
+from statistics import median
 
 import pytest
 import torch
 from commands import ROOT, eventually, has_ended
-from made import resolved
+from made import case_of, resolved
 from PIL import Image
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.modes.base import SingleMode
+from ddp_bench.bench.worker.held_case import HeldCase, Shared
 from ddp_bench.bench.worker.messages import Inspect
 from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.data import open_source
 from ddp_bench.models.folder import MAX_CHECKED, Images, check_folder
 from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.workload import make_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -152,6 +161,70 @@ def test_a_corrupt_image_is_named(tmp_path, name, damage):
         assert "\n" not in str(caught.value)
     for source in sources:
         source.close()
+    assert not _loaders()
+
+
+NUM_CASES, NUM_VISITS, IMAGE_S, ROWS = 3, 4, 0.02, 4
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_loading_is_part_of_every_step_though_other_cases_run_between_the_blocks(
+    tmp_path, monkeypatch, num_workers
+):
+    """A decoder that takes a known time gives so many batches a second, and no block may be faster."""
+    decode, num_decoded = Images.__getitem__, multiprocessing.Value("i", 0)
+
+    def slow(self, index):
+        time.sleep(IMAGE_S)
+        with num_decoded:
+            num_decoded.value += 1
+        return decode(self, index)
+
+    monkeypatch.setattr(Images, "__getitem__", slow)
+    _fill(tmp_path, 60)
+    settings = resolved(arch="resnet20", data=str(tmp_path), data_workers=num_workers, steps=1)
+    steps = settings.steps_per_block(1.0)
+    case = case_of(mode="single", num_devices=1, batch_per_device=ROWS, data=str(tmp_path), image_size=8)
+    cpu = torch.device("cpu")
+    shared = Shared(
+        place=Place(rank=0, device=cpu, cores=(0,)), settings=settings, clock=make_clock(cpu), prover=None
+    )
+
+    def held():
+        source = _open(tmp_path, batch_size=ROWS, num_workers=num_workers)
+        trainer = Trainer(case, SingleMode(make_module(WORKLOAD)), WORKLOAD, source)
+        return HeldCase(case, None, shared, trainer, None)
+
+    cases, took_ms = [held() for _ in range(NUM_CASES)], []
+    for one in cases:
+        with one.computing():  # begins the processes
+            one.measure("timed", steps)
+    for _ in range(NUM_VISITS):
+        for one in cases:
+            with one.computing():
+                took_ms.append(one.measure("timed", steps).block_ms)
+            before = num_decoded.value
+            time.sleep(3 * ROWS * IMAGE_S)  # another run's turn, or the conductor's tables
+            assert num_decoded.value == before, "processes of no case work between blocks"
+    decoding_ms = 1000 * IMAGE_S * ROWS * steps / num_workers
+    assert median(took_ms) > 0.8 * decoding_ms
+    for one in cases:
+        one.trainer.close()
+    assert not _loaders()
+
+
+def test_loader_processes_that_are_no_forks_need_nothing_of_the_users(tmp_path, monkeypatch):
+    """Python 3.14 and macOS begin them so: what they are given is pickled, and a lambda cannot be."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    monkeypatch.setattr(f"{__name__}.WORKLOAD", replace(WORKLOAD, loss=lambda outputs, _: outputs.sum()))
+    try:
+        source = _open(_fill(tmp_path, 8), num_workers=1)
+        assert source.next()[0].shape == (2, 3, 8, 8)
+        source.pause()
+        source.close()
+    finally:
+        multiprocessing.set_start_method(before, force=True)
     assert not _loaders()
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -163,3 +164,34 @@ def test_a_model_that_leaves_costs_its_cases(deed, said, tmp_path):
     cases = (tmp_path / "run" / "cases.csv").read_text()
     assert said in done.stderr + cases
     assert (tmp_path / "run" / "report.html").exists()
+
+
+FORKS = """
+import os, signal, socket, sys, time
+from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker.main import Connection
+Connection(socket.socket(fileno=int(sys.argv[1])), m.Hello(token="", rank=0, host="here"))
+if (child := os.fork()) == 0:
+    time.sleep(600)
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_end_of_a_killed_rank_is_seen_though_a_fork_of_it_lives():
+    """A user's pool of processes, made in the model or the loss, has all descriptors of its rank."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(LIMIT_S)
+        ours.sendall(m.encode(m.Tell()))
+        script = [sys.executable, "-c", FORKS, str(theirs.fileno())]
+        with subprocess.Popen(script, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE) as rank:
+            theirs.close()
+            assert rank.stdout is not None
+            child = int(rank.stdout.readline())
+            try:
+                while ours.recv(2**16):
+                    pass
+                assert psutil.pid_exists(child)
+            finally:
+                os.kill(child, signal.SIGKILL)

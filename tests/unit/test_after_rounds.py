@@ -263,3 +263,18 @@ def test_a_case_is_proven_once_whatever_starts_its_workers_again(status, asked):
     CaseRunner._prepare_case(run, 0, planned(resolved(gpus=(2,), modes=("ddp",)))[1])
     assert done == asked
     assert [live.by_device for live in run.live] == [(3, 4) if status == "ok" else None]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (m.Curve(group=(2, "gloo"), num_bytes=8), [m.Curve, m.Curve, m.Wait, m.Wait]),
+        (m.Block(index=0, phase="timed", steps=1), [m.Block, m.Block, m.Wait, m.Wait]),
+        (m.AskNccl(name="nccl/1", num_ranks=2, sizes=(8,), backend="nccl"), [m.AskNccl, m.AskNccl]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_ranks_that_no_case_needs_wait_for_what_all_begin_together_alone(command, told):
+    """A launcher may start more than the largest case has; in a barrier that nobody joins they would stay."""
+    run = SimpleNamespace(workers=range(4))
+    assert [type(one) for one in CaseRunner.told(run, command, 2).values()] == told

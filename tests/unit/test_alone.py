@@ -63,12 +63,20 @@ class Four(SimpleNamespace):
         return 4
 
 
-def link_checked(answer):
+def link_checked(answer, limits_s=None, **more):
     """The first all-reduce of four ranks, which answer so; what they were asked."""
-    asked = []
+    asked, limits_s = [], [] if limits_s is None else limits_s
+    settings = resolved(gpus=(1, 4), modes=("ddp",), bucket_cap_mb=("default",), **more)
+
+    def ask(commands, _, limit_s):
+        limits_s.append(limit_s)
+        asked.extend(commands.values())
+        return answer()
+
     run = SimpleNamespace(
-        workers=Four(ask=lambda commands, *_: asked.extend(commands.values()) or answer()),
-        plan=planned(resolved(gpus=(1, 4), modes=("ddp",), bucket_cap_mb=("default",))),
+        workers=Four(ask=ask),
+        settings=settings,
+        plan=planned(settings),
         recorder=SimpleNamespace(note=lambda *_: None),
         places=[RankPlace(rank=rank, host="h", device=f"cuda:{rank}") for rank in range(4)],
     )
@@ -85,12 +93,21 @@ def test_the_first_all_reduce_is_asked_for_once_and_ranks_that_do_not_communicat
     assert link_checked(lambda: {rank: m.Report() for rank in range(4)}) == [link] * 4
     bad = m.Report(status="failed", reason="unhandled system error")
     for answer, why in (
-        (hangs, "no end of it within 20 s"),
+        (hangs, "no end of it within 20 s; where it is only slow, a longer --case-timeout waits for it"),
         (lambda: {0: m.Report(), 3: bad}, r"unhandled system error \(rank 3\)"),
     ):
         who = r"^4 ranks, rank 0 \(cuda:0 on h\) to rank 3 \(cuda:3 on h\), do not communicate by gloo: "
         with pytest.raises(GaveUpError, match=who + why):
             link_checked(answer)
+
+
+def test_a_longer_time_limit_waits_longer_for_the_first_all_reduce():
+    """Large jobs, and drivers that begin with each process, take their time."""
+    limits_s = []
+    for asked in ({}, {"case_timeout": 5.0}, {"case_timeout": 300.0}):
+        link_checked(lambda: {rank: m.Report() for rank in range(4)}, limits_s, **asked)
+    usual, short, longer = limits_s
+    assert short == usual < longer == 300.0
 
 
 def asked_of_nccl(log, backend="nccl", known=None):

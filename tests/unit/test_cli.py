@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -253,14 +254,12 @@ def test_on_a_terminal_the_table_stands_above_the_live_line():
     shown.progress("round 1 single", 0.1, "12s of at most 2m 00s")
     shown.table(table("known-so-far"))
     shown.progress("round 2 ddp", 0.5, "1m 00s of at most 2m 00s")
-    shown._live.refresh()
     last = plain(stream.getvalue()).rsplit("known-so-far", 1)
     assert len(last) == 2, "the table is shown"
     assert "round 2 ddp" in last[1]
     assert "1m 00s of at most 2m 00s" in last[1]
     shown.table(table("newer"))
     shown.progress("round 3 ddp", 0.6, "")
-    shown._live.refresh()
     newest = plain(stream.getvalue()).rsplit("round 2 ddp", 1)[1]
     assert "newer" in newest
     assert "known-so-far" not in newest
@@ -269,6 +268,16 @@ def test_on_a_terminal_the_table_stands_above_the_live_line():
     assert "newer" in below
     shown.progress_done()
     assert stream.getvalue().endswith(("\x1b[2K", "\x1b[?25h")), "nothing of it is left"
+
+
+def test_a_terminal_is_drawn_on_between_blocks_alone():
+    """Each drawing of a table takes milliseconds of a core, which a timed block would lack."""
+    before = threading.active_count()
+    shown, stream = on_terminal()
+    shown.progress("round 1 single", 0.1, "12s")
+    assert threading.active_count() == before, "nobody draws by himself"
+    assert "round 1 single" in plain(stream.getvalue())
+    shown.progress_done()
 
 
 def test_elsewhere_plain_lines_come_seldom_and_there_is_no_table(capsys, monkeypatch):

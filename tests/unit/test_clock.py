@@ -279,6 +279,7 @@ def trainer_on(gpu, module):
     trainer = Trainer.__new__(Trainer)
     trainer.mode = SingleMode(module)
     trainer.optimizer = torch.optim.SGD(module.parameters())
+    trainer.num_lead_in = 2
     vars(trainer).update(_forward=module, _source=SimpleNamespace(next=lambda: torch.ones(1)), _loss=loss)
     vars(trainer).update(
         _accumulate=1, _precision=contextlib.nullcontext(), _is_staged=False, _scaler=None, _num_steps=0
@@ -318,6 +319,7 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
     monkeypatch.setattr(held_case, "longest", lambda own, *_: (max(*own, elsewhere),))
     place = Place(rank=1, device=DEVICE, cores=(0,))
     shared = held_case.Shared(place=place, settings=None, clock=make_clock(DEVICE), prover=None)
+    trainer.num_lead_in = 2
     found = held_case.HeldCase(case, group, shared, trainer, None).measure("timed", 3)
     assert found.detail == {"device_allocs": told}
     assert len(taken) == 5 * blocks

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from stand_ins import stand_in
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.launch import Launch
 from ddp_bench.bench.manifest import Gpu, GpuPair, Model
 from ddp_bench.bench.modes import Place, base, devices_of
 from ddp_bench.bench.modes.base import gpus_of
@@ -20,7 +21,7 @@ from ddp_bench.bench.plan import SHARING, Machine, expand
 from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
 from ddp_bench.bench.run.begin import as_seen, job_of
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker import devices
+from ddp_bench.bench.worker import devices, messages
 from ddp_bench.bench.worker.devices import gpu_of, is_narrowed, near_cores, seen_gpus, this_machine
 from ddp_bench.bench.worker.facts import Devices, Inspected, SeenGpus
 
@@ -34,8 +35,8 @@ def launched(*seen, per_node=None):
     """The machine of a launcher's ranks, of which each sees these GPUs, a letter each."""
     per_node = per_node or len(seen)
     ranks = [saw(f"host{r // per_node}", r % per_node, *gpus) for r, gpus in enumerate(seen)]
-    nodes = {"ranks_per_node": per_node, "num_nodes": len(seen) // per_node}
-    return as_seen(Machine(device_type="cuda", devices_per_node=len(seen[0]), **nodes), ranks)
+    hosts = tuple(one.host for one in ranks)
+    return as_seen(Machine(device_type="cuda", devices_per_node=len(seen[0]), rank_hosts=hosts), ranks)
 
 
 def placed(machine, counts, **asked):
@@ -106,6 +107,26 @@ def test_what_lets_nccl_share_a_gpu(nccl, gpus, ranks, wanted, monkeypatch):
 KIND = GpuKind(capability=(9, 0), memory_gib=80.0)
 
 
+def backends(nccl, **asked):
+    """Of the cases on two GPUs of a torch with this NCCL, as its rank tells of it."""
+    look = messages.Look(device="auto")
+    told = Devices(cores=(0, 1), gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=nccl)
+    line = messages.encode(messages.Report(value=told))
+    found = look.reply_in(messages.decode(line, messages.AnyAnswer))
+    asked = resolve({"arch": "resnet20", "gpus": "2", "modes": "ddp", **asked})
+    return {p.case.backend for p in job_of(asked, [found], inspect).plan if p.case.communicates}
+
+
+def test_a_version_of_nccl_may_end_in_a_word_and_torch_may_be_built_without(monkeypatch):
+    assert backends((2, 28, 9)) == backends((2, 28, 9, "rc1")) == {"nccl"}
+    assert backends(()) == {"gloo"}
+    with pytest.raises(UsageError, match="--backend nccl: this torch was built without NCCL; use gloo"):
+        backends((), backend="nccl")
+    without = SimpleNamespace(cuda=SimpleNamespace(nccl=SimpleNamespace()))
+    monkeypatch.setattr(devices, "torch", without)
+    assert devices.nccl_version() == ()
+
+
 def inspect(settings):
     """What is told of a workload that is like the built-in ones."""
     size = settings.image_size
@@ -121,7 +142,7 @@ def inspect(settings):
 
 def test_an_old_nccl_shares_only_where_there_is_one_gpu():
     """Its host ids would make a real pair of GPUs talk through sockets."""
-    two = Devices(num_cores=2, gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=(2, 28, 9))
+    two = Devices(cores=(0, 1), gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=(2, 28, 9))
     asked = resolve({"arch": "resnet20", "gpus": "4", "share_gpus": "on"})
     with pytest.raises(UsageError, match=r"NCCL 2\.28\.9 .* CUDA_VISIBLE_DEVICES=0"):
         job_of(asked, [two], inspect)
@@ -194,11 +215,76 @@ def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch):
 @pytest.mark.parametrize(("sees", "num_gpus"), [(("a", "b"), 2), (("a", "a"), 1)])
 def test_what_launched_ranks_see_decides_the_plan(sees, num_gpus):
     """Each sees one GPU, of its own or the same."""
-    both = [Devices(num_cores=2, gpus=saw("here", rank, uuid), kind=KIND) for rank, uuid in enumerate(sees)]
+    both = [Devices(cores=(0, 1), gpus=saw("here", rank, uuid), kind=KIND) for rank, uuid in enumerate(sees)]
     plan = job_of(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), both, inspect, torchrun(2)).plan
     whole = [p for p in plan if not (p.oversubscribed or p.skip_reason)]
     assert [p.case.num_devices for p in whole if p.case.mode == "ddp"] == [1, 2][:num_gpus]
     assert max(p.case.num_devices for p in plan) == num_gpus, "the default counts are those of the host"
+
+
+def on_core(rank, *cores, host="here", boot_id="1", local_rank=None, physical=None):
+    """A rank that a launcher has started on CPU cores."""
+    local_rank = rank if local_rank is None else local_rank
+    where = {"host": host, "boot_id": boot_id, "local_rank": local_rank}
+    return Devices(cores=cores, physical=physical or cores, **where)
+
+
+def ddp_cases(ranks, **asked):
+    """Devices, hosts and whether it shares devices, of every DDP case that runs; else why not."""
+    asked = {"arch": "resnet20", "bucket_cap_mb": "default", "modes": "ddp", "device": "cpu", **asked}
+    plan = job_of(resolve(asked), ranks, inspect, Launch(0, len(ranks), 0, 4, 29500)).plan
+    return [
+        p.skip_reason or (p.case.num_devices, p.num_nodes, p.oversubscribed)
+        for p in plan
+        if p.case.mode == "ddp"
+    ]
+
+
+def test_ranks_that_a_launcher_binds_to_a_core_each_share_none():
+    """As srun does by default; the counts are those of the host."""
+    assert ddp_cases([on_core(rank, rank) for rank in range(4)]) == [
+        (1, 1, False),
+        (2, 1, False),
+        (4, 1, False),
+    ]
+    crowded = [on_core(rank, 0, 1) for rank in range(4)]  # as under torchrun
+    assert ddp_cases(crowded, gpus="2,4") == [(2, 1, False), (4, 1, True)]
+
+
+def test_the_hosts_of_a_case_are_those_of_its_ranks():
+    """Numbered host by host or, with srun -m cyclic, in turn; and torchrun's agents may start 4 and 2."""
+    cyclic = [on_core(r, 0, 1, host=f"host{r % 2}", boot_id=str(r % 2), local_rank=r // 2) for r in range(4)]
+    assert ddp_cases(cyclic, gpus="1,2,4") == [(1, 1, False), (2, 2, False), (4, 2, False)]
+    uneven = [on_core(k, *range(4)) for k in range(4)]
+    uneven += [on_core(4 + k, 0, 1, host="there", boot_id="2", local_rank=k) for k in range(2)]
+    assert ddp_cases(uneven, gpus="4,6,8") == [
+        (4, 1, False),
+        (6, 2, False),
+        "needs 8 ranks, the launcher started 6",
+    ]
+
+
+def test_two_hosts_of_one_name_are_refused():
+    """Their GPUs would count as those of one, and nobody would compare them."""
+    ranks = [on_core(rank, 0, host="localhost", boot_id=str(rank), local_rank=0) for rank in range(2)]
+    with pytest.raises(UsageError, match="two hosts are both named 'localhost'; set BENCH_HOST"):
+        ddp_cases(ranks)
+    named = [replace(one, host=f"{one.host}{rank}") for rank, one in enumerate(ranks)]
+    assert ddp_cases(named, gpus="2") == [(2, 2, False)]
+
+
+def test_ranks_take_a_physical_core_each_before_two_share_one(tmp_path, capsys):
+    siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    root = write(tmp_path, {siblings.format(core): f"{core % 2},{core % 2 + 2}" for core in range(4)})
+    assert devices.device_cores((0, 1, 2, 3), root) == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert [*devices.device_cores((1, 2, 3), root)] == [1, 2, 3]
+    assert devices.device_cores((1, 3), root) == {1: 1, 3: 1}
+    assert devices.device_cores((5, 4), root) == {4: 4, 5: 5}, "the kernel does not say"
+    asked = resolve({"arch": "resnet20", "gpus": "1,2,4", "device": "cpu", "modes": "ddp"})
+    job_of(asked, [on_core(0, 0, 1, 2, 3, physical=(0, 1, 0, 1))], inspect)
+    assert "from 4 devices on some are two hardware threads of one physical core" in capsys.readouterr().err
+    job_of(asked, [on_core(0, 0, 1, 2, 3)], inspect)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -77,6 +77,17 @@ def test_visible_devices(setting, chosen):
     assert gpus.visible(setting, names) == chosen
 
 
+@pytest.mark.parametrize(
+    ("modes", "has_mps", "found"), [((0, 0), False, False), ((0, 3), False, True), ((3, 3), True, False)]
+)
+def test_gpus_that_take_a_single_process(two, monkeypatch, tmp_path, modes, has_mps, found):
+    """3 is NVML_COMPUTEMODE_EXCLUSIVE_PROCESS in nvml.h; an MPS server has the GPU for all its clients."""
+    by_uuid = dict(zip(BOTH, modes, strict=True))
+    two["nvmlDeviceGetComputeMode"] = lambda handle: by_uuid[handle["UUID"]]
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path if has_mps else tmp_path / "none"))
+    assert gpus.is_exclusive(BOTH) is found
+
+
 @pytest.mark.usefixtures("two")
 def test_gpus_are_those_that_cuda_sees(monkeypatch):
     assert [gpu.uuid for gpu in gpus.gpus()] == visible_gpus() == BOTH

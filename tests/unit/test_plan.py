@@ -6,7 +6,7 @@ import pytest
 from made import cap_of, case_of
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.plan import SHARING, Machine, expand, plan_hash, round_order, world_size
+from ddp_bench.bench.plan import EXCLUSIVE, SHARING, Machine, expand, plan_hash, round_order, world_size
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.run.stop_rule import estimate_s, least_warmup_s
 
@@ -129,8 +129,25 @@ def test_one_gpu_skips_what_it_cannot_do():
     assert [p.oversubscribed for p in shared if p.case.num_devices == 2] == [True] * 4
 
 
+def on_hosts(*num_ranks):
+    """The host of each rank, where a launcher has numbered so many on each host, one host after another."""
+    return tuple(f"host{host}" for host, count in enumerate(num_ranks) for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    ("modes", "ranks", "runs"), [("dp,ddp", (), False), ("dp", (), True), ("dp", (4,), False)]
+)
+def test_dp_is_left_out_where_other_ranks_hold_gpus_that_take_one_process(modes, ranks, runs):
+    hosts = on_hosts(*ranks)
+    machine = Machine(device_type="cuda", devices_per_node=4, is_exclusive=True, rank_hosts=hosts)
+    plan = make(machine, gpus="2,4", modes=modes, bucket_cap_mb="default")
+    reasons = {p.skip_reason for p in plan if p.case.mode == "dp"}
+    assert reasons == ({None} if runs else {EXCLUSIVE})
+    assert {p.skip_reason for p in plan if p.case.mode != "dp"} == {None}
+
+
 def test_nodes_of_an_outside_launcher():
-    machine = Machine(device_type="cuda", devices_per_node=8, num_nodes=4, ranks_per_node=8)
+    machine = Machine(device_type="cuda", devices_per_node=8, rank_hosts=on_hosts(8, 8, 8, 8))
     plan = make(machine, gpus=(8, 16, 32, 64), modes=("dp", "ddp"), bucket_cap_mb=("default",))
     by_key = {(p.case.mode, p.case.num_devices): p for p in plan}
     assert by_key["ddp", 64].skip_reason == "needs 64 ranks, the launcher started 32"
@@ -305,7 +322,7 @@ def test_a_grid_varies_all_at_once_but_the_cap_of_one_device():
 
 
 def test_ranks_spread_over_nodes_share_no_device():
-    machine = Machine(device_type="cuda", devices_per_node=4, num_nodes=2, ranks_per_node=4)
+    machine = Machine(device_type="cuda", devices_per_node=4, rank_hosts=on_hosts(4, 4))
     plan = make(machine, gpus=(4, 6, 8), modes=("ddp",), bucket_cap_mb=("default",))
     assert [(p.case.num_devices, p.num_nodes, p.oversubscribed, p.skip_reason) for p in plan[1:]] == [
         (4, 1, False, None),
@@ -313,7 +330,7 @@ def test_ranks_spread_over_nodes_share_no_device():
         (8, 2, False, None),
     ]
     assert world_size(plan) == 8
-    crowded = Machine(device_type="cuda", devices_per_node=2, num_nodes=2, ranks_per_node=4)
+    crowded = Machine(device_type="cuda", devices_per_node=2, rank_hosts=on_hosts(4, 4))
     first = make(crowded, gpus=(8,), modes=("ddp",), bucket_cap_mb=("default",), backend="nccl")[1]
     assert first.skip_reason == "needs 4 GPUs per machine, there are 2"
     assert first.oversubscribed

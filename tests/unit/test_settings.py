@@ -141,6 +141,20 @@ def test_a_block_on_a_gpu_takes_a_second_unless_steps_are_given(asked, step_s, s
     assert defaults(gpu=H200, **asked).steps_per_block(step_s) == steps
 
 
+@pytest.mark.parametrize(
+    ("asked", "steps"),
+    [
+        ({"data": "images", "data_workers": 3}, 3),
+        ({"data": "images", "data_workers": 3, "steps": 4}, 6),
+        ({"data": "images", "data_workers": 0}, 1),
+        ({"data": "host", "data_workers": 3}, 1),
+    ],
+)
+def test_each_loader_process_gives_as_many_batches_of_a_block(asked, steps):
+    """Those of all processes may come at one moment, and then none for a while."""
+    assert defaults(**asked).steps_per_block(0.1) == steps
+
+
 def test_the_length_of_blocks_comes_back_for_a_resume():
     for found in (defaults(gpu=H200), defaults(gpu=H200, steps=3), defaults()):
         again = Settings.of_stored(json.loads(json.dumps(found.stored())))

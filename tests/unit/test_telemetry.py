@@ -188,6 +188,8 @@ def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch):
 class Recorded:
     """A clock, a trainer and a telemetry that note the order in which they are used."""
 
+    num_lead_in = 2
+
     def __init__(self):
         self.events = []
 

@@ -171,6 +171,21 @@ def test_a_case_is_not_to_blame_for_a_rank_that_takes_no_part_in_it(started):
     assert lost.value.failure.was_idle
 
 
+def test_a_case_is_not_to_blame_for_a_rank_that_was_told_nothing(started):
+    """As where the first rank alone splits a model's layers."""
+
+    def lets_the_other_go(command):
+        if isinstance(command, m.Tell):
+            return TOLD
+        workers._workers[1].connection.shutdown(socket.SHUT_RD)
+        return None
+
+    workers = started(lets_the_other_go, waiting, codes={1: -9})
+    with pytest.raises(RestartError) as lost:
+        workers.ask({0: m.Load()}, "its preparation", LIMIT_S)
+    assert lost.value.failure.was_idle
+
+
 MISSING = raising("gloo: Connection closed by peer", restart=True, is_cause=False)
 
 
