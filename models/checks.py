@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -15,6 +16,7 @@ from ..bench.errors import RAISED_BY_USERS, UsageError
 from .nested import describe, map_tensors, tensors_of
 from .workload import (
     EXPECTED,
+    TRIED_SIZES,
     Batch,
     Workload,
     arguments_of,
@@ -44,6 +46,7 @@ def checked(workload: Workload) -> Workload:
         _check_module(workload, module)
         batch, again = make_batch(workload), make_batch(workload)
         _check_repeated(workload, batch, again)
+        _check_size(workload, batch)
         _check_forward(workload, module, batch)
         _check_optimizer(workload, module)
         _try_loss(workload, module, batch)
@@ -80,11 +83,43 @@ def _check_module(workload: Workload, module: nn.Module) -> None:
 
 def _check_repeated(workload: Workload, batch: Batch, again: Batch) -> None:
     """Raise UsageError where equal generators gave two batches: no two ranks would make the same."""
-    pairs = zip(tensors_of(batch), tensors_of(again), strict=False)
-    if any(not torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
+    if _bytes_of(batch) != _bytes_of(again):
         raise UsageError(
             f"`batch` of workload {workload.name} returns other numbers for a generator in the same state; "
             "draw from the generator that it is given alone"
+        )
+
+
+def _bytes_of(batch: Batch) -> list[bytes]:
+    """Return what the tensors of a batch hold, for any layout and type."""
+    flat = [one.resolve_conj().resolve_neg().contiguous().reshape(-1) for one in _dense_of(batch)]
+    return [one.view(torch.uint8).numpy().tobytes() for one in flat]
+
+
+def _dense_of(batch: Batch) -> list[Tensor]:
+    """Return the dense tensors that make up those of a batch."""
+    return [part for tensor in tensors_of(batch) for part in _parts_of(tensor.detach())]
+
+
+def _parts_of(tensor: Tensor) -> Sequence[Tensor]:
+    if tensor.is_nested:
+        return tensor.unbind()
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
+
+
+def _check_size(workload: Workload, batch: Batch) -> None:
+    """Raise UsageError where a batch of another size is as large: throughput would count samples wrongly."""
+    other = make_batch(workload, batch_size=TRIED_SIZES[-1])
+    if [one.shape for one in _dense_of(other)] == [one.shape for one in _dense_of(batch)]:
+        raise UsageError(
+            f"`batch` of workload {workload.name} returned {describe(batch)} for batch size "
+            f"{TRIED_SIZES[0]} and for {TRIED_SIZES[-1]}; it must return as many samples as it is asked for"
         )
 
 

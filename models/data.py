@@ -147,7 +147,11 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
 def _kept(batch: Batch, data: str, device: torch.device) -> Batch:
     if data == "device":
         return map_tensors(lambda tensor: tensor.to(device), batch)
-    return map_tensors(Tensor.pin_memory, batch) if device.type == "cuda" else batch
+    return map_tensors(_pinned, batch) if device.type == "cuda" else batch
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if tensor.layout == torch.strided and not tensor.is_nested else tensor
 
 
 def mixed(*numbers: int) -> int:

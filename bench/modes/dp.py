@@ -25,12 +25,13 @@ from ...models.nested import (
     join,
     leaves_of,
     map_tensors,
+    objects_of,
     rows,
     tensors_of,
     with_tensors,
 )
 from ..case import Case
-from .base import Mode, Place, devices_of, pin, tensors_of_module
+from .base import Mode, Place, Unsupported, devices_of, pin, tensors_of_module
 
 
 class DataParallelMode(Mode):
@@ -68,6 +69,10 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
     begin: Callable[..., None] | None = None
     """Where it is given, replicas run one after another, and it is called before each and after all."""
 
+    def scatter(self, inputs: tuple[Any, ...], kwargs: Any, device_ids: Sequence[Any]) -> Any:
+        _check_scattered(inputs, kwargs)
+        return super().scatter(inputs, kwargs, device_ids)
+
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         if self.begin is not None:
             outputs = []
@@ -103,6 +108,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: Any, device_ids: Sequence[Any]) -> Any:
         """Split dimension 0 over the devices, a copy each, as a transfer would make."""
+        _check_scattered(inputs, kwargs)
         first, *others = chunk((inputs, kwargs), len(device_ids))
         return zip(first, *(map_tensors(Tensor.clone, one) for one in others), strict=True)
 
@@ -243,6 +249,15 @@ def replica_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
                 copied._former_parameters[name] = own
     replica: nn.Module = copies[module]
     return replica
+
+
+def _check_scattered(*inputs: Any) -> None:
+    """Raise Unsupported for an object with tensors, which `nn.DataParallel` hands whole to each replica."""
+    if whole := objects_of(inputs):
+        raise Unsupported(
+            f"nn.DataParallel scatters tensors in tuples, lists and dicts, and hands {describe(whole[0])}"
+            " whole to each replica"
+        )
 
 
 def _backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:

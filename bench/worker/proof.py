@@ -47,6 +47,17 @@ NOT_STOOD_IN = (
 )
 
 
+def why_rows_are_needed(case: Case) -> str:
+    """Say what of a case splits or joins batches; empty where each rank trains on what `batch` returns."""
+    if case.mode == "dp":
+        return "nn.DataParallel scatters a batch along dimension 0"
+    if case.num_micro_batches > 1:
+        return "a pipeline splits a batch along dimension 0"
+    if case.sync_batchnorm and case.num_devices > 1:
+        return "with SyncBatchNorm one device would have to see the batches of all ranks as one"
+    return ""
+
+
 class Prover:
     """Proves one case after another for one workload; keeps the reference gradients it has computed."""
 
@@ -93,6 +104,8 @@ class Prover:
         exceeds the tolerance, UnusedParametersError where DDP would wait for ever. A model that does not run
         in float64 is proven in float32 without TF32, whose 10 bits would use up the tolerance.
         """
+        if (why := why_rows_are_needed(case)) and not self.maker.has_rows:
+            raise Unsupported(f"{why}, and tensors of this batch have no row for each sample")
         with float32_precision("fp32", self.place.device):
             of = self.subject(case, stages)
             dtype, split = self.inputs.agreed(case, of.peers)

@@ -116,8 +116,10 @@ class ProofInputs:
         Of a loss that is a mean over rows of equal weight it is rounding; of others modes train differently.
         To be asked on the first rank, after the case's proof. In evaluation, for batch norm has rows depend
         on each other, and dropout differs; None for a model that does not compute its loss in it, or draws,
-        changes buffers or asks other ranks.
+        changes buffers or asks other ranks, and for a batch that cannot be split.
         """
+        if not self.maker.has_rows:
+            return None
         num_parts = proven_split(case, 1).num_rows
         num_rows = max(case.batch_per_device // num_parts, 1) * num_parts
         with float32_precision("fp32", self.maker.device), as_default(self.maker.alone):
@@ -164,12 +166,18 @@ class ProofInputs:
 
     def part(self, split: Split, dtype: torch.dtype | None, part: int, micro: int) -> Batch:
         """A part of a micro-batch, of a joined one the whole, made anew for each use."""
+        if not self.maker.has_rows:
+            return self.batch(split.batch_size, dtype, micro, part)
         whole = cut(self.batch(split.num_rows, dtype), split.accumulate)[micro]
         return whole if split.joined else cut(whole, split.num_sources)[part]
 
-    def batch(self, size: int, dtype: torch.dtype | None) -> Batch:
-        """One global batch on the device, floating tensors as `dtype`, integers and masks as they are."""
-        return map_tensors(lambda one: precise(one.to(self.maker.device), dtype), self.maker.batch(size))
+    def batch(self, size: int, dtype: torch.dtype | None, *part: int) -> Batch:
+        """One global batch on the device, floating tensors as `dtype`, integers and masks as they are.
+
+        With numbers of a part it is that part, of a batch that cannot be split.
+        """
+        made = self.maker.batch(size, *part)
+        return map_tensors(lambda one: precise(one.to(self.maker.device), dtype), made)
 
 
 class _DtypesSeen(TorchFunctionMode):

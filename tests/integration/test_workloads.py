@@ -69,6 +69,75 @@ def test_what_people_bring_is_proved_in_every_mode(ranks, names):
     assert all(isinstance(found[-1], list) for found in on_second.values()), "each rank compares its own"
 
 
+WITHOUT_ROWS_IN_DDP = """
+from torch.nn.parallel import DistributedDataParallel
+from ddp_bench.models.data import mixed
+from ddp_bench.models.workload import loss_function
+def by_plain_ddp(workload, num_steps):
+    prover = Prover(workload, cluster.place, 0, control=control, alone=alone)
+    ddp = DistributedDataParallel(prover.maker.module(), process_group=everyone)
+    optimizer, loss = workload.optimizer(ddp.parameters()), loss_function(workload)
+    generator = torch.Generator().manual_seed(mixed(0, cluster.rank))
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        loss(ddp, workload.batch(8, generator)).backward()
+        optimizer.step()
+    return [one.detach() for one in ddp.module.parameters()]
+def by_the_mode(workload, num_steps):
+    case = case_of(mode="ddp", backend="gloo", num_devices=size, batch_per_device=8, data="host")
+    with as_default(everyone):
+        prover = Prover(workload, cluster.place, 0, control=control, alone=alone)
+        shared = held_case.Shared(place=cluster.place, settings=run, clock=Clock(), prover=prover)
+        live = held_case.build(case, everyone, shared, None)
+        for _ in range(num_steps):
+            live.trainer.step()
+        live.close()
+    return [one.detach() for one in live.trainer.mode.module.parameters()]
+def trains_as_plain_ddp(workload):
+    pairs = zip(by_the_mode(workload, 3), by_plain_ddp(workload, 3), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+"""
+
+
+def test_batches_that_cannot_be_split_are_proved_where_ranks_ask_for_parts_of_their_own(ranks):
+    script = f"""{WITHOUT_ROWS_IN_DDP}
+report({{name: [trains_as_plain_ddp(one), *(outcome(one, mode) for mode in {MODES})]
+    for name, one in people.WITHOUT_ROWS.items()}})
+"""
+    on_first, on_second = ranks(PROVEN + script)
+    assert on_first
+    for name, (is_plain, single, dp, ddp) in on_first.items():
+        assert is_plain, name
+        assert max(single) < 1e-3, name
+        assert dp.startswith("Unsupported: nn.DataParallel scatters a batch along dimension 0"), name
+        assert max(ddp) < 1e-3, name
+        assert isinstance(on_second[name][-1], list), name
+
+
+def test_faults_with_batches_that_cannot_be_split_are_caught(ranks):
+    script = """
+def found(**settings):
+    return outcome(people.WITHOUT_ROWS["graphs"], **settings)
+right = found(accumulate=2)
+with patch.context() as faulty:
+    faulty.setattr(held_case, "source_of", of_first)
+    twice = found()
+with patch.context() as faulty:
+    for owner, method, fault in with_gradients(scaled(size)):
+        faulty.setattr(owner, method, fault)
+    summed = found()
+report([right, twice, summed, found(sync_batchnorm=True)])
+"""
+    (right, update), twice, summed, joined = ranks(PROVEN + MUTANTS + script)[0]
+    assert right < 1e-9
+    assert update < 1e-3
+    assert twice.startswith("ProofError: parameters")
+    assert summed.startswith("ProofError: gradients")
+    assert joined.startswith(
+        "Unsupported: with SyncBatchNorm one device would have to see the batches of all"
+    )
+
+
 @pytest.mark.parametrize(
     ("workload", "settings"),
     [
