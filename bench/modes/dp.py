@@ -74,7 +74,7 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
         return super().scatter(inputs, kwargs, device_ids)
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        _check_gathered(outputs)
+        check_gathered(outputs)
         return super().gather(outputs, output_device)
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
@@ -157,7 +157,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
                 raise TypeError(
                     f"DataParallel gathers tensors, and the module's outputs hold {describe(leaf)}"
                 )
-        _check_gathered(outputs)
+        check_gathered(outputs)
         if torch.is_grad_enabled():
             masters = [one for one in self.module.parameters() if one.requires_grad]
             joined = _Gather.apply(self, self._leaves, [tensors_of(output) for output in outputs], *masters)
@@ -265,7 +265,7 @@ def _check_scattered(*inputs: Any) -> None:
         )
 
 
-def _check_gathered(outputs: Sequence[Any]) -> None:
+def check_gathered(outputs: Sequence[Any]) -> None:
     """Raise Unsupported for outputs that differ in more than their rows."""
     for column in zip(*map(tensors_of, outputs), strict=False):
         if len({rows(one).shape[1:] for one in column}) > 1:

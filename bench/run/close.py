@@ -87,10 +87,6 @@ def close(
 
         wrong = [Annotation("error", speaker(), why) for why in missing_modes]
         show_on_github(wrong, lambda: write_markdown(folder, None))
-    if how.quiet:
-        for case in conclusion.cases:
-            if case.has_failed and not any(case.reason in why for why in missing_modes):
-                say(f"{case.case_id}: {case.status}: {case.reason}")
     if missing_modes:
         print_not_measured(folder, missing_modes)
     return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if page else ExitCode.USAGE

@@ -48,7 +48,7 @@ def why_wrong(called: Sequence[str]) -> str:
     if not called:
         return ""
     what = f"{called[0]} of model.module" if called[0] else "model.module"
-    return f"; the loss calls {what}, past DDP: call model(…), for only its forward() prepares DDP"
+    return f"; the loss calls {what}, which DDP does not see: call model(…)"
 
 
 @contextlib.contextmanager
