@@ -50,11 +50,18 @@ def command(name: str = "", *arguments: str) -> str:
 
 
 def quoted(word: str) -> str:
-    """A word as the shell takes it; one with control characters in `$''`, on one line."""
+    """Write a word as the shell takes it: on one line, in `$''` where characters or bytes do not print."""
     if word.isprintable():
         return shlex.quote(word)
-    escaped = visible(word.replace("\\", "\\\\").replace("'", "\\'"))
-    return f"$'{escaped}'"
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{''.join(c if c.isprintable() else _as_bytes(c) for c in escaped)}'"
+
+
+def _as_bytes(character: str) -> str:
+    """Write a character as its bytes; Python makes one of each byte that it cannot decode."""
+    is_byte = "\udc80" <= character <= "\udcff"
+    found = character.encode(errors="surrogateescape" if is_byte else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in found)
 
 
 class _Current:

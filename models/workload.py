@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim import SGD, Optimizer
 
 from ..bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
 from ..bench.settings import MOST_UNITS
-from .nested import describe, leaves_of, map_tensors
+from .nested import HANDED_ON, describe, leaves_of, map_tensors, tensors_of
 
 Batch = Any
-"""Tensors in any nesting of tuples, lists and dicts; dimension 0 of each is the batch. Mostly a pair
-(inputs, targets)."""
+"""Tensors in any nesting of tuples, lists, dicts and objects. Mostly a pair (inputs, targets)."""
 
 Loss = Callable[[Callable[..., Any], Batch], Tensor]
 """Maps model and batch to a scalar."""
@@ -34,8 +34,8 @@ EXPECTED = {
 }
 """How each function of a workload is called and what it returns, for error messages."""
 
-HANDED_ON = (bool, int, float, complex, str, type(None))
-"""What a batch may hold beside tensors: it is the same on every device."""
+TRIED_SIZES = (2, 4)
+"""Batch sizes that tell whether tensors have a row for each sample: at one of them channels may look so."""
 
 _GIVEN: Any = None
 """Default of a field that has to be given: its absence is told in words of the workload."""
@@ -65,8 +65,9 @@ class Workload:
     the same one.
 
     It returns (inputs, targets). Inputs go to the module: a tensor as one argument, a tuple as positional
-    ones, a dict as keyword arguments. With `batch_loss` the batch is any nesting of tuples, lists and dicts.
-    Every tensor has `batch_size` rows in dimension 0; None, numbers and strings may stand beside them."""
+    ones, a dict as keyword arguments. With `batch_loss` the batch is any nesting of tuples, lists, dicts and
+    objects with tensors; None, numbers and strings may stand beside them. Where each tensor has `batch_size`
+    rows in dimension 0, a batch can be split; where not, as of graphs, `dp` is skipped."""
     loss: Callable[[Any, Any], Tensor] = functional.cross_entropy
     """Maps outputs and targets to a scalar, best the mean over rows of equal weight.
 
@@ -123,7 +124,8 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments that a module is called with for the inputs of a pair."""
     if isinstance(inputs, dict):
         return (), inputs
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+    is_several = isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence)
+    return (inputs if is_several else (inputs,)), {}
 
 
 def layers_of(workload: Workload, module: nn.Module) -> list[nn.Module]:
@@ -177,19 +179,41 @@ def make_module(workload: Workload) -> nn.Module:
 
 
 def make_batch(workload: Workload, *, batch_size: int = 2, generator: torch.Generator | None = None) -> Batch:
-    """Make one host batch and check its shape: `batch_size` rows in each tensor, and a pair for `loss`.
+    """Make one host batch and check its shape: a pair for `loss`, and rows where other batches have them.
 
-    Without a `generator` it is always the same. Two rows: some models squeeze away a batch of one.
+    Without a `generator` it is always the same. Two samples: some models squeeze away a batch of one.
     Raises UserCodeError where the workload's own code raises and UsageError where the batch is malformed.
     """
-    with users_code(f"workload {workload.name} cannot make a batch of {batch_size}"):
-        batch = workload.batch(batch_size, generator or torch.Generator().manual_seed(0))
-    if wrong := _what_is_wrong(workload, batch, batch_size):
+    batch = _call_batch(workload, batch_size, generator)
+    wrong = _what_is_wrong(workload, batch)
+    if not wrong and not _are_rows(batch, batch_size) and has_rows(workload):
+        wrong = f"it must return tensors with {batch_size} rows each, in dimension 0, as for smaller batches"
+    if wrong:
         raise UsageError(
             f"`batch` of workload {workload.name} returned {describe(batch)} for batch size {batch_size};"
             f" {wrong}"
         )
     return in_format(workload, batch)
+
+
+def has_rows(workload: Workload) -> bool:
+    """Tell whether each tensor of a batch has a row for each sample in dimension 0, by which it can be split.
+
+    Graphs, bags, packed sequences and lists of images have none, nor have sparse and nested tensors.
+    """
+    return all(_are_rows(_call_batch(workload, size, None), size) for size in TRIED_SIZES)
+
+
+def _call_batch(workload: Workload, batch_size: int, generator: torch.Generator | None) -> Batch:
+    with users_code(f"workload {workload.name} cannot make a batch of {batch_size}"):
+        return workload.batch(batch_size, generator or torch.Generator().manual_seed(0))
+
+
+def _are_rows(batch: Batch, number: int) -> bool:
+    return all(
+        one.layout == torch.strided and not one.is_nested and one.shape[:1] == (number,)
+        for one in tensors_of(batch)
+    )
 
 
 def wrong_result(workload: Workload, field: str, result: object) -> UsageError:
@@ -239,7 +263,7 @@ def is_image(tensor: Tensor) -> bool:
     return tensor.ndim == 4 and tensor.dtype != torch.bool
 
 
-def _what_is_wrong(workload: Workload, batch: object, batch_size: int) -> str:
+def _what_is_wrong(workload: Workload, batch: object) -> str:
     """Say what to return instead; empty where the batch is as it should be."""
     if workload.batch_loss is None:
         if not isinstance(batch, tuple) or len(batch) != 2:
@@ -251,18 +275,18 @@ def _what_is_wrong(workload: Workload, batch: object, batch_size: int) -> str:
     else:
         parts = {"batch": batch}
     for name, part in parts.items():
-        leaves = leaves_of(part)
         try:
-            map_tensors(lambda tensor: tensor, part)
-        except TypeError as error:
-            return f"{name} in these containers cannot be made anew ({error}): return plain dicts and lists"
-        odd = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *HANDED_ON))]
+            tensors = tensors_of(map_tensors(lambda tensor: tensor, part))
+        except RAISED_BY_USERS as error:
+            why = "it refers to itself" if isinstance(error, RecursionError) else error
+            return f"{name} in these containers cannot be made anew ({why}): return plain dicts and lists"
+        known = (Tensor, *HANDED_ON)
+        odd = [leaf for leaf in leaves_of(part) if not isinstance(leaf, known) and not tensors_of(leaf)]
         if odd:
             return (
                 f"{describe(odd[0])} can be neither split nor moved to a device: it must return tensors in"
-                " tuples, lists and dicts"
+                " tuples, lists, dicts and objects"
             )
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if not tensors or any(tensor.shape[:1] != (batch_size,) for tensor in tensors):
-            return f"it must return {name} as tensors with {batch_size} rows each, in dimension 0"
+        if not tensors:
+            return f"it must return {name} as tensors"
     return ""

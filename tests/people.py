@@ -2,12 +2,14 @@
 
 import os
 import random
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 from ddp_bench import Workload
@@ -325,6 +327,113 @@ def clipped(parameters):
     optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(held, 0.01) and None)
     return optimizer
 
+
+class Bags(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bags, self.head = nn.EmbeddingBag(20, WIDTH, mode="sum"), nn.Linear(WIDTH, 3)
+
+    def forward(self, flat, offsets):
+        return self.head(self.bags(flat, offsets))
+
+
+def in_bags(n, generator):
+    lengths = torch.randint(1, 5, (n,), generator=generator)
+    flat = torch.randint(20, (int(lengths.sum()),), generator=generator)
+    return (flat, lengths.cumsum(0) - lengths), torch.randint(3, (n,), generator=generator)
+
+
+class Graph:
+    """Graphs as one, as PyTorch Geometric joins them."""
+
+    def __init__(self, x, edge_index, batch, y):
+        self.x, self.edge_index, self.batch, self.y, self.name = x, edge_index, batch, y, "a graph"
+
+
+def graphs(n, generator):
+    sizes = torch.randint(2, 6, (n,), generator=generator)
+    nodes = int(sizes.sum())
+    edges = torch.randint(nodes, (2, 2 * nodes), generator=generator)
+    owners = torch.repeat_interleave(torch.arange(n), sizes)
+    return Graph(torch.randn(nodes, WIDTH, generator=generator), edges, owners, rows(n, generator)[1])
+
+
+class OnGraphs(Mlp):
+    def forward(self, graph):
+        source, target = graph.edge_index
+        nodes = self.hidden(graph.x)
+        nodes = nodes.index_add(0, target, nodes[source])
+        return self.last(nodes.new_zeros(len(graph.y), 12).index_add(0, graph.batch, nodes))
+
+
+class Detector(Mlp):
+    def forward(self, images, targets):
+        found = torch.stack([super(Detector, self).forward(one.flatten()) for one in images])
+        wanted = torch.stack([one["boxes"].mean(0) for one in targets]).to(found.dtype)
+        return {"boxes": functional.l1_loss(found, wanted)}
+
+
+def detection(n, generator):
+    targets = [{"boxes": torch.rand(1 + i % 3, 3, generator=generator), "image_id": i} for i in range(n)]
+    return [torch.rand(2, 3, 1, generator=generator) for _ in range(n)], targets
+
+
+class Sequences(Mlp):
+    def forward(self, flat, cu_seqlens):
+        return super().forward(flat)[cu_seqlens[1:] - 1]
+
+
+def packed(n, generator):
+    ends = torch.randint(1, 5, (n,), generator=generator).cumsum(0)
+    flat = torch.randn(int(ends[-1]), WIDTH, generator=generator)
+    cu_seqlens = functional.pad(ends, (1, 0))
+    return {"flat": flat, "cu_seqlens": cu_seqlens}, torch.randint(3, (n,), generator=generator)
+
+
+def few_entries(n, generator):
+    dense = torch.rand(n, WIDTH, generator=generator)
+    return (dense * (dense > 0.5)).to_sparse(), torch.randint(3, (n,), generator=generator)
+
+
+class OnSparse(Mlp):
+    def forward(self, x):
+        hidden = torch.sparse.mm(x, self.first.weight.t().to(x.dtype)) + self.first.bias
+        return self.last(hidden.tanh())
+
+
+def of_lengths(n, generator):
+    lengths = torch.randint(1, 5, (n,), generator=generator).tolist()
+    return [torch.randn(length, WIDTH, generator=generator) for length in lengths]
+
+
+class OnJagged(Mlp):
+    def forward(self, x):
+        return super().forward(torch.stack([one.mean(0) for one in x.unbind()]))
+
+
+class OnPacked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells, self.head = nn.GRU(WIDTH, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[1][0])
+
+
+def with_classes(make):
+    return lambda n, generator: (make(of_lengths(n, generator)), torch.randint(3, (n,), generator=generator))
+
+
+WITHOUT_ROWS = {
+    "bags": of(Bags, in_bags),
+    "graphs": of(OnGraphs, graphs, batch_loss=lambda model, g: functional.cross_entropy(model(g), g.y)),
+    "images and their boxes": of(Detector, detection, batch_loss=lambda model, b: model(*b)["boxes"]),
+    "packed sequences": of(Sequences, packed),
+    "sparse rows": of(OnSparse, few_entries),
+    "jagged rows": of(OnJagged, with_classes(partial(torch.nested.nested_tensor, layout=torch.jagged))),
+    "a PackedSequence": of(OnPacked, with_classes(partial(pack_sequence, enforce_sorted=False))),
+}
+"""Trained by DDP, which splits nothing; of no use to `nn.DataParallel`, which scatters."""
 
 PROVED = {
     "noise in the loss": of(Mlp, named, batch_loss=noisy_loss),

@@ -25,12 +25,13 @@ from ...models.nested import (
     join,
     leaves_of,
     map_tensors,
+    objects_of,
     rows,
     tensors_of,
     with_tensors,
 )
 from ..case import Case
-from .base import Mode, Place, devices_of, pin, tensors_of_module
+from .base import Mode, Place, Unsupported, devices_of, pin, tensors_of_module
 
 
 class DataParallelMode(Mode):
@@ -70,6 +71,14 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
     begin: Callable[..., None] | None = None
     """Where it is given, replicas run one after another, and it is called before each and after all."""
 
+    def scatter(self, inputs: tuple[Any, ...], kwargs: Any, device_ids: Sequence[Any]) -> Any:
+        _check_scattered(inputs, kwargs)
+        return super().scatter(inputs, kwargs, device_ids)
+
+    def gather(self, outputs: Any, output_device: Any) -> Any:
+        check_gathered(outputs)
+        return super().gather(outputs, output_device)
+
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         if self.begin is not None:
             outputs = []
@@ -105,6 +114,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: Any, device_ids: Sequence[Any]) -> Any:
         """Split dimension 0 over the devices, a copy each, as a transfer would make."""
+        _check_scattered(inputs, kwargs)
         first, *others = chunk((inputs, kwargs), len(device_ids))
         return zip(first, *(map_tensors(Tensor.clone, one) for one in others), strict=True)
 
@@ -149,6 +159,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
                 raise TypeError(
                     f"DataParallel gathers tensors, and the module's outputs hold {describe(leaf)}"
                 )
+        check_gathered(outputs)
         if torch.is_grad_enabled():
             masters = [one for one in self.module.parameters() if one.requires_grad]
             joined = _Gather.apply(self, self._leaves, [tensors_of(output) for output in outputs], *masters)
@@ -245,6 +256,25 @@ def replica_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
                 copied._former_parameters[name] = own
     replica: nn.Module = copies[module]
     return replica
+
+
+def _check_scattered(*inputs: Any) -> None:
+    """Raise Unsupported for an object with tensors, which `nn.DataParallel` hands whole to each replica."""
+    if whole := objects_of(inputs):
+        raise Unsupported(
+            f"nn.DataParallel scatters tensors in tuples, lists and dicts, and hands {describe(whole[0])}"
+            " whole to each replica"
+        )
+
+
+def check_gathered(outputs: Sequence[Any]) -> None:
+    """Raise Unsupported for outputs that differ in more than their rows."""
+    for column in zip(*map(tensors_of, outputs), strict=False):
+        if len({rows(one).shape[1:] for one in column}) > 1:
+            raise Unsupported(
+                "replicas return tensors of different sizes, which nn.DataParallel cannot gather; where "
+                "pad_packed_sequence makes them, give it total_length="
+            )
 
 
 def _backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -82,7 +82,8 @@ class Off:
     def said(self, allowed: float) -> str:
         """Which numbers are off by how much, beyond what is allowed."""
         if not self.total <= allowed:
-            return f"{self.kind} differ from those of single by {self.total:.2g}"
+            where = f", most in {self.name}" if self.kind_of_one in ("", self.kind) else ""
+            return f"{self.kind} differ from those of single by {self.total:.2g}{where}"
         kind = self.kind_of_one or self.kind
         return f"{kind} of {self.name} differ from those of single by {self.of_one:.2g}"
 

@@ -57,6 +57,8 @@ class Inspected(Record, frozen=True):
     """Where channels_last is in question."""
     num_outputs: int = 0
     """Classes of the model, where batches are made for them or a folder has some; 0 where none are known."""
+    num_images: int | None = None
+    """Of the folder, where the data is one."""
     versions: dict[str, str] = {}
     workload: WorkloadCode | None = None
     parameters: tuple[tuple[str, int, str], ...] = ()

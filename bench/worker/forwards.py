@@ -18,7 +18,7 @@ from ...models.workload import Batch, Loss
 from ..case import Split
 from ..modes import Stages
 from ..modes.base import tensors_of_module
-from ..modes.dp import replica_of
+from ..modes.dp import check_gathered, replica_of
 from .groups import num_launched
 from .peers import Peers
 
@@ -121,4 +121,5 @@ class _Gathered(nn.Module):
         with torch.no_grad():
             for name, one in held.items():
                 one.resize_(after[0][name].shape).copy_(after[0][name])
+        check_gathered(outputs)
         return join(outputs)

@@ -5,6 +5,7 @@ Copies of one module would lose hooks of parameters, and many modules cannot be 
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...models.data import BatchSource, Drawn, mixed, open_source
-from ...models.workload import Batch, Workload, check_loss, loss_function, make_batch, make_module
+from ...models.workload import (
+    Batch,
+    Workload,
+    check_loss,
+    has_rows,
+    loss_function,
+    make_batch,
+    make_module,
+)
 from ..case import Case, split_of
 from ..errors import UsageError
 from ..modes.base import tensors_of_module
@@ -62,8 +71,14 @@ class Maker:
             outputs=self._num_outputs,
         )
 
-    def batch(self, size: int) -> Any:
-        generator = torch.Generator().manual_seed(self.seed)
+    @functools.cached_property
+    def has_rows(self) -> bool:
+        """Whether a batch can be split; where not, each part is made by itself."""
+        return has_rows(self.workload)
+
+    def batch(self, size: int, *part: int) -> Batch:
+        """Make the seeded batch of a proof on the host, or the part with these numbers by itself."""
+        generator = torch.Generator().manual_seed(mixed(self.seed, *part) if part else self.seed)
         return make_batch(self.workload, batch_size=size, generator=generator)
 
     def loss(self, model: Any, batch: Batch) -> Tensor:

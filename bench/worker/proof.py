@@ -33,7 +33,7 @@ from .comparison import (
     ProofError,
     unless_memory_is_full,
 )
-from .error_report import is_of_the_model
+from .error_report import hint_of, is_of_the_model
 from .facts import Shown
 from .groups import on_host
 from .making import Maker, begin_draws, shapes_of
@@ -42,6 +42,7 @@ from .proof_inputs import IN_16_BITS, LEAST_ROWS, ProofInputs
 from .reference import Computed, Reference, Subject, Work
 from .split_effect import MIN_REPEATED, SplitEffect
 from .stages import Splitter
+from .watch import outside_of_wrapper, why_wrong
 
 TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2e-2}
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
@@ -57,11 +58,24 @@ NOT_STOOD_IN = (
 )
 
 
+def why_rows_are_needed(case: Case) -> str:
+    """Say what of a case splits or joins batches; empty where each rank trains on what `batch` returns."""
+    if case.mode == "dp":
+        return "nn.DataParallel scatters a batch along dimension 0"
+    if case.num_micro_batches > 1:
+        return "a pipeline splits a batch along dimension 0"
+    if case.sync_batchnorm and case.num_devices > 1:
+        return "with SyncBatchNorm one device would have to see the batches of all ranks as one"
+    return ""
+
+
 class Prover:
     """Proves one case after another for one workload; keeps the reference gradients it has computed."""
 
     draws = False
     """Whether the model of the case that was proved last, or its loss, draws random numbers."""
+    likely_cause = ""
+    """Of gradients that differ: what the loss of the case that was proved last did past the wrapper."""
 
     def __init__(
         self,
@@ -107,6 +121,8 @@ class Prover:
         exceeds the tolerance, UnusedParametersError where DDP would wait for ever. A model that does not run
         in float64 is proven in float32 without TF32, whose 10 bits would use up the tolerance.
         """
+        if (why := why_rows_are_needed(case)) and not self.maker.has_rows:
+            raise Unsupported(f"{why}, and tensors of this batch have no row for each sample")
         with float32_precision("fp32", self.place.device):
             of = self.subject(case, stages)
             self.inputs.settle(case, of.peers, LEAST_ROWS)
@@ -123,7 +139,7 @@ class Prover:
                 whole = replace(split, num_chunks=1, gathered=False)
                 # An error of the model's own comes first.
                 self.reference.computed(of, self._work(whole, dtype))
-                raise Unsupported(f"{NOT_STOOD_IN}: {one_line(error)}") from error
+                raise Unsupported(f"{NOT_STOOD_IN}: {one_line(error)}{hint_of(error)}") from error
             if full is not None:
                 return full
             return unless_memory_is_full(partial(self._compared, with_plain, found, dtype))
@@ -160,8 +176,9 @@ class Prover:
                     for buffer in filter(Tensor.is_floating_point, mode.module.buffers()):
                         buffer.add_(1)  # the first rank's have to come
             with mode.explained():
-                with of.peers.together():
+                with of.peers.together(), outside_of_wrapper(mode) as called:
                     self._backward(of.case, mode, work)
+                self.likely_cause = why_wrong(called)
                 return Computed(
                     gradients=on_host(mode.gradients()),
                     buffers=on_host(mode.buffers()),
@@ -210,4 +227,5 @@ class Prover:
         if error.is_within(allowed):
             return Shown(error=error.total)
         wrong = f"{error.said(allowed)} (relative; at most {allowed:.0e}{self.inputs.less()})"
+        wrong += self.likely_cause
         return Shown(not_proved=with_plain.why_off(error, allowed, wrong))

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from ...models.checks import check_learned
 from ...models.nested import cut, map_tensors, tensors_of
 from ...models.workload import Batch
 from ..case import Case, Split, split_of
@@ -99,6 +100,7 @@ class ProofInputs:
             loss = self.maker.loss(module, self.batch(LEAST_ROWS, dtype))
         finally:
             hook.remove()
+        check_learned(self.maker.workload, module, loss)
         loss.backward()
         return math.ceil(LEAST_ROWS * max(1.0, LEAST_VALUES / min(values, default=LEAST_VALUES)))
 
@@ -140,12 +142,18 @@ class ProofInputs:
 
     def part(self, split: Split, dtype: torch.dtype | None, part: int, micro: int) -> Batch:
         """A part of a micro-batch, of a joined one the whole, made anew for each use."""
+        if not self.maker.has_rows:
+            return self.batch(split.batch_size, dtype, micro, part)
         whole = cut(self.batch(split.num_rows, dtype), split.accumulate)[micro]
         return whole if split.joined else cut(whole, split.num_sources)[part]
 
-    def batch(self, size: int, dtype: torch.dtype | None) -> Batch:
-        """One global batch on the device, floating tensors as `dtype`, integers and masks as they are."""
-        return map_tensors(lambda one: precise(one.to(self.maker.device), dtype), self.maker.batch(size))
+    def batch(self, size: int, dtype: torch.dtype | None, *part: int) -> Batch:
+        """One global batch on the device, floating tensors as `dtype`, integers and masks as they are.
+
+        With numbers of a part it is that part, of a batch that cannot be split.
+        """
+        made = self.maker.batch(size, *part)
+        return map_tensors(lambda one: precise(one.to(self.maker.device), dtype), made)
 
 
 class _DtypesSeen(TorchFunctionMode):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
 
+from ...models.data import images_for
 from ...models.profile import num_outputs, profile_workload
 from ...models.registry import num_classes_of, workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
@@ -147,15 +148,17 @@ class Rank:
         return port
 
     def _inspect(self, settings: ResolvedSettings) -> Inspected:
-        workload, outputs = workload_of(settings), 0
+        workload, outputs, num_images = workload_of(settings), 0, None
         if settings.data not in ("device", "host"):
             from ...models.folder import check_folder  # torchvision takes seconds to import
 
-            check_folder(Path(settings.data))
             outputs = num_outputs(workload) or 0
+            num_images = len(images_for(workload, settings.data, outputs))
+            check_folder(Path(settings.data))
         return Inspected(
             model=profile_workload(workload),
             image_size=workload.image_size,
+            num_images=num_images,
             unit=workload.unit,
             units_per_sample=workload.units_per_sample,
             has_fused_optimizer=settings.first("fused_optimizer") and has_fused_optimizer(workload),

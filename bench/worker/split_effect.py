@@ -42,9 +42,11 @@ class SplitEffect:
         """How far the gradient that a case averages is from that of one device on all rows, relative.
 
         Of a loss that is a mean over rows of equal weight it is rounding. Every rank of the case asks, after
-        its proof. None where the model computes no loss in evaluation, or where the gradient of the whole
-        batch depends on the draw, or on what the module has seen before.
+        its proof. None for a batch without rows, where the model computes no loss in evaluation, or where the
+        gradient of the whole batch depends on the draw, or on what the module has seen before.
         """
+        if not self._inputs.maker.has_rows:
+            return None
         dtype, _ = self._inputs.agreed(of.case, of.peers)
         num_parts = proven_split(of.case, 1).num_rows
         split = proven_split(of.case, max(of.case.batch_per_device // num_parts, 1))

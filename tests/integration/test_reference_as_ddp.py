@@ -1,4 +1,4 @@
-"""The reference is what plain DDP comes to on two ranks, in what people bring; and what DDP does wrong fails."""
+"""The reference is what plain DDP comes to on two ranks, for models of people; what DDP does wrong fails."""
 
 import csv
 import os
@@ -116,8 +116,10 @@ def apart(workload, in_order=False, **settings):
         of = prover.subject(case)
         found = prover.reference.update(of, (1.0, 1.0, 1.0), in_order=in_order)
     start = prover.maker.start
-    off = {{n: (one - start[n].to(one.dtype) - right[n] + start[n]).abs().max() for n, one in found.update.items()
-           for one in [start[n] + one]}}
+    off = {{
+        n: (start[n] + one - start[n].to((start[n] + one).dtype) - right[n] + start[n]).abs().max()
+        for n, one in found.update.items()
+    }}
     buffers = {{n: (one.double() - right[n].double()).abs().max() for n, one in found.buffers.items()}}
     return [float(max(off.values())), float(max(buffers.values(), default=0))]
 def effect(loss, **settings):

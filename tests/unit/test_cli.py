@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -194,6 +195,21 @@ def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word):
     quoted = cli.quoted(word)
     assert quoted.isprintable()
     assert finished(["bash", "-c", f"printf %s {quoted}"]).stdout == word
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+@pytest.mark.parametrize(
+    "name", ["\xf6ut", "of\N{NO-BREAK SPACE}two\N{RIGHT-TO-LEFT OVERRIDE}", b"\xc3\xb6\xff 1"]
+)
+def test_a_path_is_pasted_as_its_bytes_whatever_the_locale_decodes(tmp_path, locale, name):
+    """Without its UTF-8 mode Python decodes nothing but ASCII under the locale C."""
+    folder = tmp_path / os.fsdecode(name)
+    folder.mkdir()
+    script = "import sys; from ddp_bench.bench import cli; print(cli.quoted(sys.argv[1]))"
+    env = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    shown = finished([sys.executable, "-c", script, str(folder)], env=env)
+    assert shown.returncode == 0, shown.stderr
+    assert finished(["bash", "-c", f"cd {shown.stdout}"], env=env).returncode == 0
 
 
 def test_the_form_of_a_command_is_no_condition_of_a_run():

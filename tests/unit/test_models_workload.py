@@ -2,22 +2,27 @@
 
 import collections
 import copy
+import dataclasses
+import weakref
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_sequence
 from torch.optim import SGD, Adam, AdamW
 
 from ddp_bench.bench.case_settings import StepSettings
 from ddp_bench.bench.errors import UsageError, UserCodeError
 from ddp_bench.models import step
 from ddp_bench.models.checks import checked
+from ddp_bench.models.nested import cut, map_tensors, objects_of, tensors_of
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.step import has_fused_optimizer, optimizer_of, placed, takes_images
-from ddp_bench.models.workload import Workload, loss_function, make_batch, make_module
+from ddp_bench.models.workload import Workload, has_rows, loss_function, make_batch, make_module
 
 
 def rows(batch_size, generator):
@@ -37,12 +42,61 @@ def nothing(*_):
     return None
 
 
-def refused(**changes):
+class Margin(nn.Module):
+    """A loss that learns, or else does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(3))
+
+    def forward(self, outputs, targets):
+        return functional.mse_loss(outputs - self.centre, targets)
+
+
+class Silent(Margin):
+    def forward(self, outputs, targets):
+        with torch.no_grad():
+            known = outputs + self.centre
+        return functional.mse_loss(outputs + known, targets)
+
+
+class Closes(torch.optim.Optimizer):
+    work = staticmethod(lambda closure: closure())
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        self.work(closure)
+
+
+class Steps(Closes):
+    work = staticmethod(lambda _: None)
+
+
+class Broken(Closes):
+    work = staticmethod(lambda _: torch.zeros(1).cuda(99))
+
+
+class Expanded(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("position_ids", torch.arange(4).expand(1, -1))
+        self.register_buffer("first", self.position_ids[:, 1:])
+        self.register_buffer("scale", torch.ones(4).expand(2, -1))
+
+
+def refused(size=2, **changes):
     with pytest.raises(UsageError) as caught:
-        checked(workload(**changes))
+        make_batch(checked(workload(**changes)), batch_size=size)
     assert not isinstance(caught.value, UserCodeError)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+class Knot:
+    def __init__(self, x):
+        self.x, self.own = x, self
 
 
 def careless(size, _):
@@ -147,12 +201,27 @@ def test_what_can_be_called_as_expected_is_taken(fits):
         (returning(lambda x, _: {"x": x}), f"{{'x': a tensor of shape (2, 4)}} for batch size 2; it {PAIR}"),
         (returning(lambda x, y: (x, y, 3)), PAIR),
         (returning(lambda x, y: ((x, set()), y)), "; a set can be neither split nor moved to a device"),
-        (returning(lambda x, y: ({"input": x, "bias": torch.zeros(3)}, y)), "inputs as tensors with 2 rows"),
-        (returning(lambda x, _: (x, [0.0, 1.0])), "it must return targets as tensors with 2 rows each"),
+        (
+            {"batch": lambda n, g: rows(min(n, 5), g), "size": 6},
+            "tensors with 6 rows each, in dimension 0, as",
+        ),
+        ({"batch": lambda _, g: rows(2, g)}, "for batch size 2 and for 4; it must return as many samples as"),
+        (returning(lambda x, _: (x, [0.0, 1.0])), "it must return targets as tensors"),
+        (returning(lambda x, y: (Knot(x), y)), "cannot be made anew (it refers to itself): return plain"),
         ({"module": lambda: 3}, "returned an int; it is called as module() and returns a new nn.Module"),
         ({"module": lambda: nn.LazyLinear(3)}, "has lazy layers; give their sizes"),
         ({"module": lambda: nn.Sequential(nn.DataParallel(nn.Linear(4, 3)))}, "holds a DataParallel"),
         ({"optimizer": torch.optim.LBFGS}, "returned a LBFGS, whose step calls the loss"),
+        (
+            {"optimizer": Closes},
+            "returned a Closes, whose step calls the loss again; give an optimizer whose",
+        ),
+        ({"loss": Margin()}, "the loss of workload mine has parameters (centre) that module() does not hold"),
+        (
+            {"loss": partial(Margin().forward)},
+            "(centre) that module() does not hold, and nothing trains them",
+        ),
+        ({"module": Expanded}, "the module of workload mine has scale expanded: its elements share memory"),
         ({"batch": careless}, "returns other numbers for a generator in the same state; draw from"),
         ({"batch": counted}, "inputs in these containers cannot be made anew (first argument must be call"),
         (returning(lambda x, y: ({"x": x}, y)), "takes (input); `batch` gives it {'x': a tensor of"),
@@ -161,6 +230,20 @@ def test_what_can_be_called_as_expected_is_taken(fits):
 )
 def test_a_result_that_does_not_fit_is_described(changes, said):
     assert said in refused(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": Silent()},
+        {"loss": Margin().requires_grad_(False)},
+        {"optimizer": Steps},
+        {"optimizer": Broken},
+    ],
+    ids=["learns nothing", "frozen", "steps alone", "steps on other machines"],
+)
+def test_what_only_looks_like_a_mistake_is_taken(changes):
+    assert checked(workload(**changes)).name == "mine"
 
 
 def test_what_the_meta_device_refuses_is_left_to_the_proof():
@@ -204,6 +287,100 @@ def test_inputs_go_to_the_module_as_arguments(inputs, called):
 
     found = loss_function(workload(loss=lambda outputs, targets: outputs + targets))(model, (inputs, 2))
     assert found.item() == 3
+
+
+# What has no rows, and objects that hold tensors.
+
+
+class Slotted:
+    __slots__ = ("__hidden", "x")
+
+    def __init__(self, x):
+        self.x, self.__hidden = x, x + 1
+
+
+class Geometric:
+    """Keeps its tensors as PyTorch Geometric's graphs do, in a store that knows its graph."""
+
+    def __init__(self, **stored):
+        self.store = SimpleNamespace(graph=weakref.ref(self), stored=stored)
+
+    def __copy__(self):
+        return Geometric(**self.store.stored)
+
+    def apply(self, function):
+        stored = self.store.graph().store.stored
+        stored.update({name: function(value) for name, value in stored.items()})
+        return self
+
+    def clone(self):
+        return copy.copy(self)
+
+    to = clone
+
+
+Frozen = dataclasses.make_dataclass("Frozen", ["x", "texts", "deep"], frozen=True)
+X = torch.arange(6.0).reshape(2, 3)
+HOLDING = {
+    "a dataclass": Frozen(X, ["a", "b"], {"x": [X + 1]}),
+    "slots": Slotted(X),
+    "a user's dict": collections.UserDict(x=X, n=2),
+    "a graph": Geometric(x=X, num_nodes=2),
+    "packed rows": pack_sequence([torch.ones(1), torch.zeros(2)], enforce_sorted=False),
+}
+
+
+@pytest.mark.parametrize("value", HOLDING.values(), ids=HOLDING)
+def test_tensors_of_objects_are_found_and_mapped_and_the_object_stays(value):
+    before = [one.clone() for one in tensors_of(value)]
+    made = map_tensors(lambda one: one * 2, value)
+    assert type(made) is type(value)
+    assert made is not value
+    assert before
+    for was, now, twice in zip(before, tensors_of(value), tensors_of(made), strict=True):
+        torch.testing.assert_close(now, was)
+        torch.testing.assert_close(twice, was * 2)
+    assert objects_of([value, X, "a"]) == [value]
+    if isinstance(made, Geometric):
+        assert made.store.graph() is made
+
+
+def test_rows_in_objects_are_cut_with_the_lists_beside_them():
+    first, second = cut({"views": HOLDING["a dataclass"]}, 2)
+    assert (first["views"].texts, second["views"].texts) == (["a"], ["b"])
+    torch.testing.assert_close(second["views"].deep["x"][0], X[1:] + 1)
+    assert HOLDING["a dataclass"].texts == ["a", "b"]
+
+
+def sparse(n, generator):
+    return (torch.rand(n, 4, generator=generator) > 0.5).float().to_sparse(), torch.zeros(n, 3)
+
+
+def channels(n, generator):
+    return [torch.rand(4, 2, generator=generator) for _ in range(n)], torch.zeros(n, 3)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize(
+    ("batch", "splits"),
+    [
+        (rows, True),
+        (lambda n, g: (Slotted(rows(n, g)[0]), torch.zeros(n, 3)), True),
+        (sparse, False),
+        (lambda n, g: (sparse(n, g)[0].to_sparse_csr(), torch.zeros(n, 3)), False),
+        (channels, False),
+        (lambda n, g: (torch.rand(3, n, 4, generator=g), torch.zeros(n, 3)), False),
+    ],
+)
+def test_a_batch_is_checked_whatever_its_layout_and_known_to_have_rows_or_none(batch, splits):
+    made = checked(
+        workload(module=nn.Identity, batch=batch, loss=lambda *_: torch.zeros((), requires_grad=True))
+    )
+    assert has_rows(made) == splits
+    for size in (2, 3, 4):
+        make_batch(made, batch_size=size)
+    with pytest.raises(UsageError, match="draw from the generator"):
+        checked(replace(made, batch=lambda n, _: batch(n, torch.default_generator)))
 
 
 # How a step is computed changes its speed and nothing of its result.
