@@ -20,7 +20,9 @@ CODE = ("python", "toml", "mermaid")
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
-STARTS = re.compile(r"(sudo|python3?|pip|ddp-bench|torchrun|srun|git|pytest|bench\.\w+)(?= )|python -m report")
+STARTS = re.compile(
+    r"(sudo|python3?|pip|ddp-bench|torchrun|srun|git|pytest|bench\.\w+)(?= )|python -m report"
+)
 """What a command begins with, in the text between blocks."""
 
 
@@ -91,7 +93,9 @@ def in_page(path):
         if language == SHELL:
             found += simple_commands(block)
         elif language in (OUTPUT, WORKFLOW):
-            lines = re.findall(r"^(?:- run: |\s*- run: |  )((?:python|pip|ddp-bench) .*)$", block, re.MULTILINE)
+            lines = re.findall(
+                r"^(?:- run: |\s*- run: |  )((?:python|pip|ddp-bench) .*)$", block, re.MULTILINE
+            )
             found += simple_commands("\n".join(lines))
         else:
             assert language in CODE, f"{place}: a block of {language!r}: commands are in blocks of bash"
@@ -108,7 +112,9 @@ def in_help(name, text):
     text = text.partition("\n\n")[2]  # behind the usage
     lines = re.findall(r"^  (python -m [^\n]*?)(?:   .*)?$", text, re.MULTILINE)
     lines += [span for span in SPAN.findall(text) if STARTS.match(span)]
-    lines += re.findall(r"(?<!^  )(?<!`)(python -m (?:bench\.\w+|report)[^\n`]*?)(?=\. |\.?$|`)", text, re.MULTILINE)
+    lines += re.findall(
+        r"(?<!^  )(?<!`)(python -m (?:bench\.\w+|report)[^\n`]*?)(?=\. |\.?$|`)", text, re.MULTILINE
+    )
     return [Documented(f"{name} --help", tuple(shlex.split(line))) for line in dict.fromkeys(lines)]
 
 
@@ -119,7 +125,9 @@ def own(words):
             return "report", rest
         case ["python" | "python3", "-m", module, *rest] if module.removeprefix("bench.") in OURS:
             return module.removeprefix("bench."), rest
-        case ["python" | "python3", "-m", "ddp_bench", name, *rest] | ["ddp-bench", name, *rest] if name in OURS:
+        case ["python" | "python3", "-m", "ddp_bench", name, *rest] | ["ddp-bench", name, *rest] if (
+            name in OURS
+        ):
             return name, rest
         case [module, *rest] if module.startswith("bench.") and module.removeprefix("bench.") in OURS:
             return module.removeprefix("bench."), rest

@@ -3,8 +3,8 @@
 import contextlib
 import io
 import itertools
-import os
 import shutil
+from pathlib import Path
 
 from commands import ROOT
 from documented import own
@@ -43,7 +43,7 @@ def tried(words):
         return settings_of(arguments) and None  # parsed: there may be no GPU here
     if name in ("run", "tune") and not {"--help", "--help-all", "--resume"} & {*arguments}:
         arguments = [*arguments, "--dry-run"]
-    arguments = [os.path.expanduser(word) if word.startswith("~/") else word for word in arguments]
+    arguments = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in arguments]
     try:
         code = main_of(name)(arguments)
     except SystemExit as end:
@@ -59,7 +59,7 @@ def tried(words):
 
 
 def check_names(words):
-    """Check a command of which a part is left out: it is one of ours, and its options are those of its help."""
+    """Check a command of ours of which a part is left out: its options are those of its help."""
     name, arguments = own(words)
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):

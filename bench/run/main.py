@@ -44,6 +44,7 @@ FIRST_WEEK = (
 )
 """Options that `--help` shows; `--help-all` shows all."""
 
+
 @dataclass(frozen=True)
 class CommandHelp:
     """The texts in which the help of a command that runs differs from that of another."""

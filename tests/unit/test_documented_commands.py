@@ -45,11 +45,15 @@ PROJECT = {
 }
 RUNS = {
     **dict.fromkeys(("BASELINE", "CANDIDATE", "OTHER", "BEFORE", "AFTER", "FOLDER"), "cpu-lab-1gbit-2hosts"),
-    **dict.fromkeys(("results/200mbit", "results/1gbit", "results/4gbit"), "predictions/resnet18-2hosts/1gbit"),
+    **dict.fromkeys(
+        ("results/200mbit", "results/1gbit", "results/4gbit"), "predictions/resnet18-2hosts/1gbit"
+    ),
     **dict.fromkeys(("RUN", "TWO"), "predictions/resnet18-2hosts/1gbit"),
     "results/20260101T120000Z-node0-run": "cpu-lab-1gbit-2hosts",
 }
 """Runs by the names that pages give them, and which samples stand for them."""
+
+PROGRAMS = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 
 
 def helps():
@@ -58,7 +62,11 @@ def helps():
     for name in OURS:
         for option in ("--help", *(["--help-all"] if name in ("run", "tune") else [])):
             said = io.StringIO()
-            with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit), pytest.MonkeyPatch.context() as m:
+            with (
+                contextlib.redirect_stdout(said),
+                contextlib.suppress(SystemExit),
+                pytest.MonkeyPatch.context() as m,
+            ):
                 m.setenv("COLUMNS", "10000")
                 main_of(name)([option])
             found += in_help(name, said.getvalue())
@@ -72,7 +80,9 @@ def test_every_line_that_looks_like_a_command_is_collected():
         for language, block in FENCE.findall(path.read_text(encoding="utf-8")):
             lines = [] if language == "python" or path.name == "architecture.md" else block.splitlines()
             for line in lines:
-                for name in re.findall(r"(?:python -m (?:bench\.\w+|report)|ddp-bench [a-z]+|torchrun|srun) \S+", line):
+                for name in re.findall(
+                    r"(?:python -m (?:bench\.\w+|report)|ddp-bench [a-z]+|torchrun|srun) \S+", line
+                ):
                     assert name.replace('"', "") in collected, f"{path.name}: {line}"
 
 
@@ -85,8 +95,8 @@ def project(tmp_path_factory):
     """A repository that has everything that pages speak of, beside the runs that they name."""
     folder = tmp_path_factory.mktemp("project")
     commit(folder, PROJECT)
-    for name in RUNS:
-        put_run(RUNS[name], folder / name)
+    for name, sample in RUNS.items():
+        put_run(sample, folder / name)
     for kind in ("cat", "dog"):
         (folder / "imagenet/train" / kind).mkdir(parents=True)
         for red in range(64):
@@ -100,7 +110,7 @@ def project(tmp_path_factory):
 
 @pytest.fixture
 def here(project, monkeypatch):
-    """In that repository, with the parts of commands that start processes or become root replaced by `Reached`."""
+    """In that repository, where commands end before they start processes."""
     monkeypatch.chdir(project)
     monkeypatch.setenv("HOME", str(project))
     monkeypatch.syspath_prepend(project)
@@ -115,7 +125,12 @@ def behind_a_launcher(words):
     if words[0] == "srun":
         return list(words[1:])
     options = get_args_parser().parse_args([word for word in words[1:] if word != "…"] or ["x"])
-    return ["python", *(["-m"] if options.module else []), options.training_script, *options.training_script_args]
+    return [
+        "python",
+        *(["-m"] if options.module else []),
+        options.training_script,
+        *options.training_script_args,
+    ]
 
 
 def how(one):
@@ -133,7 +148,9 @@ def how(one):
         return "program", one.words
     named = own(one.words)
     assert named, f"{one.place}: nobody knows how to try: {line}"
-    needs_more = named[0] not in ("run", "tune", "doctor") and (not named[1] or one.words[0].startswith("bench."))
+    needs_more = named[0] not in ("run", "tune", "doctor") and (
+        not named[1] or one.words[0].startswith("bench.")
+    )
     return ("named" if one.is_elided or (needs_more and not one.is_fenced) else "tried"), one.words
 
 
@@ -150,7 +167,9 @@ def test_every_command_works(place, here, capsys):
             tried(words)
         elif way == "named":
             check_names(words)
-        elif way == "program" and shutil.which(words[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"):
+        elif way == "program" and shutil.which(
+            words[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        ):
             program = shutil.which(words[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
             assert finished([program, *words[1:]], here).returncode == 0
         elif one.words[:1] == ("python",) and one.words[1].startswith("tests/"):

@@ -3,16 +3,15 @@
 import ast
 import contextlib
 import json
-import math
 import shlex
+import sys
 from functools import partial
 from pathlib import Path
 
 import coverage
-import msgspec
 import pytest
 from commands import ROOT
-from documented import OURS, own
+from documented import own
 from finding_cases import CAP_1, CAP_25, DDP, DP, FAILED, NAN, NO_BLOCKS, SINGLE, exposing, over
 from made import made_manifest
 from made_project import commit
@@ -20,12 +19,11 @@ from report_runs import case, measured
 from tried_commands import put_run, stop_at_processes, tried
 
 from ddp_bench.__main__ import COMMANDS, main_of
-from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.next_step import again, next_step
 from ddp_bench.bench.gate.judge import Change
 from ddp_bench.bench.gate.more import interleave_command, more, took_turns
-from ddp_bench.bench.results.case_columns import CASES, GATED
+from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import typed_frame
 from ddp_bench.bench.results.recorder import resume_command
@@ -51,8 +49,7 @@ ROUNDS_20 = {"num_rounds": 20}
 OPEN = over(DDP, DP, 1 / 1.1, 1.1)
 KNOWN = over(EXPOSED, DP, 1.2, 1.3)
 NO_CAP = KNOWN, *(over(cap, EXPOSED, 0.97, 1.01) for cap in CAPS)
-ON_ONE_GPU = case("ddp", 1, 98.0)
-H200 = ON_ONE_GPU | {"device_name": "NVIDIA H200"}
+H200 = case("ddp", 1, 98.0, device_name="NVIDIA H200")
 TUNED = {"gradient_as_bucket_view": [True], "static_graph": [True], "batch_size": 8, "device": "cpu"}
 
 
@@ -73,11 +70,13 @@ def in_lab_of(*hosts, **more):
 
 OPEN_RUN = partial(following, SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20, by=(OPEN,))
 EXPOSED_RUN = partial(following, SINGLE, DP, EXPOSED, by=(KNOWN,))
+ON_ONE = partial(following, SINGLE, calibrate=True, folder=Path("ONE"))
+DECIDED = partial(following, SINGLE, DP, DDP, by=(over(DDP, DP, 1.2, 1.3),))
 
 NEXT = {
     "unused parameters": partial(following, SINGLE, DP, DDP | UNUSED, gpus=[2], modes=["dp", "ddp"]),
-    "forecast, NVLink": partial(following, SINGLE, H200, calibrate=True, folder=Path("ONE")),
-    "forecast, PCIe": partial(following, SINGLE, ON_ONE_GPU | {"device_name": "H100 PCIe"}, calibrate=True, folder=Path("ONE")),
+    "forecast, NVLink": partial(ON_ONE, H200),
+    "forecast, PCIe": partial(ON_ONE, H200 | {"device_name": "H100 PCIe"}),
     "no forecast of several": partial(following, SINGLE, H200, DDP, calibrate=True),
     "nothing compared": partial(following, SINGLE),
     "a side of a gate": partial(following, SINGLE, DP, DDP, by=(OPEN,), manifest={"interleaved_id": "abc"}),
@@ -98,10 +97,10 @@ NEXT = {
         following, SINGLE, DP, EXPOSED | measured(comm_ms=40.0), *CAPS, by=NO_CAP, gpus=[2], device="cpu"
     ),
     "no cap nor hook helps": partial(following, SINGLE, DP, EXPOSED, *CAPS, by=NO_CAP, comm_hook=["bf16"]),
-    "a baseline": partial(following, SINGLE, DP, DDP, by=(over(DDP, DP, 1.2, 1.3),)),
-    "a baseline here": partial(following, SINGLE, DP, DDP, by=(over(DDP, DP, 1.2, 1.3),), folder=Path("ONE/inner/..")),
-    "no baseline of failures": partial(following, SINGLE, DP, DDP, CAP_1 | FAILED, by=(over(DDP, DP, 1.2, 1.3),)),
-    "an archive": partial(following, SINGLE, DP, DDP, by=(over(DDP, DP, 1.2, 1.3),), folder=Path("a.zip")),
+    "a baseline": DECIDED,
+    "a baseline here": partial(DECIDED, folder=Path("ONE/inner/..")),
+    "no baseline of failures": partial(DECIDED, CAP_1 | FAILED),
+    "an archive": partial(DECIDED, folder=Path("a.zip")),
 }
 
 TYPED = "python -m bench.run --modes ddp --gpus 2 --device cpu --out 'results/over there' --rounds 9"
@@ -109,9 +108,10 @@ SETTINGS = {"modes": ["ddp"], "gpus": [2], "device": "cpu", "gradient_as_bucket_
 OF_LIB = {"settings": {**SETTINGS, "workload": "net:make"}}
 
 
-def change(ratio=1.0, error=0.001, *, metric="images_per_s"):
+def change(ratio=1.0, error=0.001):
     interval = None if ratio is None else Interval(ratio, ratio * 0.9, ratio * 1.1)
-    told = {"case_id": "x", "name": "x", "label": "x", "verdict": "undecided", "metric": metric, "stand_in": False}
+    told = dict.fromkeys(("case_id", "name", "label"), "x")
+    told |= {"verdict": "undecided", "metric": "images_per_s", "stand_in": False}
     return Change(**told, ratio=interval, threshold=0.05, error=error)
 
 
@@ -123,10 +123,14 @@ def deciding(*changes, side=None, launches=0, asked=None, total_s=20.0):
     return [found.command.replace(" REF ", " HEAD ")]
 
 
-IN_TURNS = ["--interleave", "HEAD", "--strict"], ["--workload", "net:make", "--rounds", "6", "--device", "cpu"]
+IN_TURNS = (
+    ["--interleave", "HEAD", "--strict"],
+    ["--workload", "net:make", "--rounds", "6", "--device", "cpu"],
+)
+KNOWN_COMMIT = {"settings": SETTINGS, "git": {"commit": "HEAD"}}
 GATES = {
     "folders": partial(deciding, change()),
-    "folders, of a known commit": partial(deciding, change(), side={"settings": SETTINGS, "git": {"commit": "HEAD"}}),
+    "folders, of a known commit": partial(deciding, change(), side=KNOWN_COMMIT),
     "folders of a lab": partial(deciding, change(), side=in_lab_of("host0", "host1", settings=SETTINGS)),
     "in turns": partial(deciding, change(), launches=6, asked=IN_TURNS),
     "in turns, once": partial(deciding, change(0.8), launches=1, asked=IN_TURNS),
@@ -178,7 +182,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "ONE/inner").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "net", raising=False)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
     stop_at_processes(monkeypatch)
 
 
