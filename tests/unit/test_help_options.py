@@ -17,8 +17,8 @@ BESIDE = {
     "lab": "--hosts 2 --rate 1gbit",
     "export": "RUN --format zip --out a.zip",
     "report": "RUN",
-    "run": "--device cpu --gpus 2",
-    "tune": "--device cpu --gpus 2",
+    "run": "--device cpu --gpus 2 --arch resnet20",
+    "tune": "--device cpu --gpus 2 --arch resnet20",
 }
 """What a command needs beside an option."""
 
@@ -33,6 +33,7 @@ INSTEAD = {
     ("predict", "--gpus-per-node"): "RUN --gpus 2 --intra pcie-4",
     ("run", "--resume"): "",
     **{("gate", option): IN_TURNS for option in ("--interleave", "--launches", "--python", "--out")},
+    **{(name, "--workload"): "--device cpu --gpus 2" for name in ("run", "tune")},
     **{(name, "--optimize-ddp"): "--compile on --device cpu" for name in ("run", "tune")},
     **{(name, "--skip-all-reduce-unused-params"): "--static-graph" for name in ("run", "tune")},
     **{("gate", option): "RUN OTHER" for option in ("--json", "--markdown")},
@@ -48,7 +49,7 @@ VALUES = {
     "--device": "cpu", "--data": "host", "--precision": "fp32", "--backend": "gloo", "--sweep": "star",
     "--passes": "none", "--compile": "off", "--mp-policy": "none", "--pipeline-schedule": "gpipe",
     "--name": "x", "--optimize-ddp": "no_optimization", "--format": "zip", "--gpus": "2",
-    "--interleave": ".", ("run", "--resume"): "RUN",
+    "--interleave": ".", ("run", "--resume"): "RUN", ("export", "--out"): "b.zip",
 }  # fmt: skip
 """A value of each option whose metavar does not tell one."""
 
