@@ -47,6 +47,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "full": {"precision_target": "1%", "max_time": "30m", "bucket_cap_mb": "default,1,5,10,25,50,100"},
 }
 
+RACE_S = 130.0
+RACE_DEFAULTS = {"gpus": "all", "max_time": f"{RACE_S:g}s"}
+"""Defaults of a race that `with_device_defaults` decides, as `--help` names them."""
+
 
 def resolve(
     command_line: Mapping[str, Any], *, preset: str | None = None, config: Path | None = None
@@ -138,7 +142,7 @@ def with_device_defaults(
     }
     fused = gpu is not None and precision != "fp16" and not {*COMPOSABLE} & {*settings.modes}
     step = STEP_DEFAULTS | {"channels_last": gpu is not None, "fused_optimizer": fused}
-    usual_s = 130.0 if settings.race else 170.0 if on_cpu else 540.0
+    usual_s = RACE_S if settings.race else 170.0 if on_cpu else 540.0
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
     decided = {name: default if asked[name] is None else asked[name] for name, default in by_device.items()}
     decided |= {

@@ -124,7 +124,10 @@ class Settings:
         "10m",
     )
     race: bool = option(
-        False, switch, "drop the slowest cases one after another: more rounds for the others", "on|off"
+        False,
+        switch,
+        "drop the slowest cases one after another: more rounds for the others, in 150s",
+        "on|off",
     )
     case_timeout: float | None = option(
         None, duration_s, "give a case up that hangs this long (default: 20 times the usual)", "60s"

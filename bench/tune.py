@@ -5,10 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+EXAMPLES = """examples:
+  {command} --dry-run               the plan and its time
+  {command} --gpus 8                DDP's bucket caps on 8 devices
+  {command} --workload net:make     your model: make() in net.py
+  {command} --comm-hook none,fp16   other DDP settings, too
+"""
+
+MEANINGS = {"modes": "wrappers to compare: ddp, replicate, fsdp (docs/forms.md) (default: ddp)"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command and of every rank; the exit code."""
+    """Run the command, also in every rank of a launcher, and return its exit code."""
     from ddp_bench.bench.cli import speaker
+    from ddp_bench.bench.run.main import CommandHelp
     from ddp_bench.bench.run.main import main as run
 
     description = (
@@ -17,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "says, such as --bucket-cap-mb."
     )
     arguments = sys.argv[1:] if argv is None else argv
-    return run(["--preset", "tune", *arguments], name="tune", description=description)
+    return run(["--preset", "tune", *arguments], CommandHelp("tune", description, EXAMPLES, MEANINGS))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def _parser() -> Parser:
         "--predictions",
         type=Path,
         metavar="FILE",
-        help=f"draw what `{command('predict')} RUN --json` predicted from this run",
+        help=f"draw what `{command('predict')} RUN --gpus 64 --network ib-400g --json` predicted",
     )
     parser.add_argument(
         "--markdown",
@@ -51,8 +51,8 @@ def _write(arguments: argparse.Namespace) -> str:
 
     run, out, predictions = arguments.run, arguments.out, arguments.predictions
     if arguments.others:
-        both = " ".join(map(str, (run, arguments.others[0])))
-        raise UsageError(f"a page is of one run; to compare two: {command('gate')} {both} --html FILE")
+        both = command("gate", str(run), arguments.others[0], "--html", "FILE")
+        raise UsageError(f"a page is of one run; to compare two: {both}")
     if arguments.markdown:
         if predictions is not None:
             raise UsageError("--predictions are drawn; leave --markdown out")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..case_settings import STEP_DEFAULTS
+from ..case_settings import DDP_DEFAULTS, MODE_DEFAULTS
 from ..cli import command, quoted
 from ..manifest import Manifest
 from ..numbers import about, short, with_interval
@@ -38,14 +38,14 @@ SAFETY = 1.3
 WORTH_TUNING = 0.05
 """Share of the step that communication adds from which on tuning its buckets is proposed."""
 
-CARRIED = (
-    *("arch", "workload", "batch_size", "image_size", "precision", *STEP_DEFAULTS, "data", "data_workers"),
-    *("scaling", "seed", "device", "find_unused_parameters"),
+DECIDED_BY_TUNE = frozenset(
+    {
+        *("modes", "gpus", "bucket_cap_mb", "sweep", "race", "passes", "margin", "name", "out"),
+        *("max_time", "rounds", "precision_target", "trace", "allreduce_curve", "calibrate"),
+        *(MODE_DEFAULTS.keys() - DDP_DEFAULTS.keys()),
+    }
 )
-"""Settings that say what trains; a next command about the same training repeats them.
-
-Without a search for unused parameters some models do not train under DDP.
-"""
+"""Settings that a search for buckets decides itself or has no use for; it keeps all others."""
 
 _DECIDED_ALIKE: dict[str, Any] = {
     "backend": "auto",
@@ -105,7 +105,8 @@ def next_step(
         return step
     if any(case.has_failed for case in cases) or folder.suffix == ".zip":
         return None
-    save = command("export", str(folder), "--format", "zip")
+    place = folder if folder.name.strip(".") else folder / "run"  # the folder may be called . or ..
+    save = command("export", str(folder), "--format", "zip", "--out", f"{place}.zip")
     return NextStep("keep this run, to hold later ones against it", visible(save))
 
 
@@ -183,7 +184,8 @@ def _less_exposed(
         return NextStep(f"no cap helps; 16-bit gradients halve the bytes{gain}", halved)
     if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
         return None
-    search = command("tune", "--gpus", f"{here[0].num_devices}", *_options(manifest, first, CARRIED))
+    kept = _options(manifest, first, ALL_BUT_WHERE - DECIDED_BY_TUNE)
+    search = command("tune", "--gpus", f"{here[0].num_devices}", *kept)
     return NextStep("search for better buckets", in_lab(manifest, search))
 
 

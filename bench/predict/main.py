@@ -59,7 +59,8 @@ def parser() -> cli.Parser:
     add("--accept", action="store_true", help="also of another machine, torch or workload")
 
     add = made.add_argument_group("output").add_argument
-    add("--json", action="store_true", help="everything as JSON, which report RUN --predictions FILE draws")
+    drawn = cli.command("report", "RUN", "--predictions", "p.json")
+    add("--json", action="store_true", help=f"everything as JSON, which `{drawn}` draws")
     return made
 
 

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..cli import Parser, command, guarded, say, speaker
 from ..errors import ExitCode, UsageError
 from ..launch import Launch, launch, ranks_environment
 from ..process import interrupted_by_signals
-from ..resolve import PRESETS, resolve
+from ..resolve import PRESETS, RACE_DEFAULTS, resolve
 from ..settings import Settings, as_text, options_of
 from .workers import running_workers
 
@@ -44,43 +45,73 @@ FIRST_WEEK = (
 )
 """Options that `--help` shows; `--help-all` shows all."""
 
-EXAMPLES = """examples:
-  {run} --dry-run              the plan and its time
-  {run} --gpus 1,2,4           DP and DDP on 1, 2 and 4 devices
-  {run} --workload net:make    your model: make() in net.py
-  {run} --preset ddp-paper     what the DDP paper varies
 
+@dataclass(frozen=True)
+class CommandHelp:
+    """The texts in which the help of a command that runs differs from that of another."""
+
+    name: str
+    """Of the command; a command other than `run` has the preset of its name, and refuses another."""
+    description: str
+    examples: str
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    """Help of options by their names, where it is another than in `run`."""
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Options of `run` that the command does not take."""
+        return () if self.name == "run" else ("preset", "resume")
+
+    @property
+    def layers(self) -> str:
+        """Where the values of options come from, in the order of their weight."""
+        return "--preset" if self.name == "run" else f"the preset {self.name}"
+
+
+EXAMPLES = """examples:
+  {command} --dry-run              the plan and its time
+  {command} --gpus 1,2,4           DP and DDP on 1, 2 and 4 devices
+  {command} --workload net:make    your model: make() in net.py
+  {command} --preset ddp-paper     what the DDP paper varies
+"""
+
+RESULTS = """
 Results: a table here; report.html (open first) and cases.csv in the folder.
 Exit status: 0 done, 2 your input or setup, 4 a mode could not be measured.
 Clusters: docs/clusters.md. Two versions: {gate}
 """
 
+RUN = CommandHelp("run", __doc__, EXAMPLES)
+
 ORDER = """An option on|off may stand alone for on; of one with ,… each value is measured.
-Settings come from defaults, then --preset, then --config, then these options."""
+Settings come from defaults, then {layers}, then --config, then these options."""
 
 
-def parser(name: str = "run", description: str | None = __doc__, *, whole: bool = False) -> Parser:
-    """The command line: one option per setting, plus how to invoke; a `whole` one helps with every option."""
+def parser(told: CommandHelp = RUN, *, whole: bool = False) -> Parser:
+    """Make the parser: an option per setting, plus how to invoke; a `whole` one helps with every option."""
 
     class WholeHelp(argparse.Action):
         def __call__(self, *_: object) -> None:
-            parser(name, description, whole=True).print_help()
+            parser(told, whole=True).print_help()
             made.exit()
 
+    short = told.examples.format(command=command(told.name)) + RESULTS.format(gate=command("gate", "--help"))
     made = Parser(
-        prog=command(name),
+        prog=command(told.name),
         usage="%(prog)s [options]",
-        description=textwrap.fill(description or "", 80),
-        epilog=ORDER if whole else EXAMPLES.format(run=command(name), gate=command("gate", "--help")),
+        description=textwrap.fill(told.description, 80),
+        epilog=ORDER.format(layers=told.layers) if whole else short,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
     def add(group: Any, name: str, meaning: str, **how: Any) -> None:
-        told = meaning if whole or name in FIRST_WEEK else argparse.SUPPRESS
-        group.add_argument(f"--{name.replace('_', '-')}", help=told, **how)
+        is_shown = (whole or name in FIRST_WEEK) and name not in told.refused
+        shown = told.meanings.get(name, meaning) if is_shown else argparse.SUPPRESS
+        group.add_argument(f"--{name.replace('_', '-')}", help=shown, **how)
 
     options = {option.name: option for option in options_of()}
-    of_preset = PRESETS.get(name, {})
+    of_preset = PRESETS.get(told.name, {})
+    of_preset = {**RACE_DEFAULTS, **of_preset} if of_preset.get("race") else of_preset
     for title, names in GROUPS.items():
         group = made.add_argument_group(title) if whole else made
         for option in map(options.__getitem__, names):
@@ -124,11 +155,11 @@ def _how(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in NOT_SETTINGS}
 
 
-def main(argv: Sequence[str] | None = None, *, name: str = "run", description: str | None = __doc__) -> int:
+def main(argv: Sequence[str] | None = None, told: CommandHelp = RUN) -> int:
     """Entry point of the command, and of every process that torchrun or srun starts.
 
     Returns the exit code, which `close.py` decides, or `conductor.py` for a run that broke off.
-    `name` and `description` are of the command that was typed, where that is a run with a preset of its own.
+    `told` is of the command that was typed, where that is a run with a preset of its own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
 
@@ -136,9 +167,9 @@ def main(argv: Sequence[str] | None = None, *, name: str = "run", description: s
         os.environ.update(ranks_environment(os.environ))
         there = launch(os.environ)
         try:
-            options = vars(parser(name, description).parse_args(arguments))
-            if name != "run" and (options["resume"] is not None or options["preset"] != name):
-                whose = f"are options of {command('run')}, not of {command(name)}"
+            options = vars(parser(told).parse_args(arguments))
+            if told.refused and (options["resume"] is not None or options["preset"] != told.name):
+                whose = f"are options of {command('run')}, not of {command(told.name)}"
                 raise UsageError(f"--preset and --resume {whose}")
             return _main(options, arguments, there)
         except UsageError as error:
@@ -146,7 +177,7 @@ def main(argv: Sequence[str] | None = None, *, name: str = "run", description: s
                 raise
             return error.exit_code  # all of a launcher's processes refuse alike, and the first one speaks
 
-    return guarded(name, run)
+    return guarded(told.name, run)
 
 
 def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -> int:

@@ -117,7 +117,7 @@ def apart(workload, in_order=False, **settings):
         found = prover.reference.update(of, (1.0, 1.0, 1.0), in_order=in_order)
     start = prover.maker.start
     off = {{
-        n: (start[n] + one - start[n].to((start[n] + one).dtype) - right[n] + start[n]).abs().max()
+        n: (start[n] + one - right[n]).abs().max()
         for n, one in found.update.items()
     }}
     buffers = {{n: (one.double() - right[n].double()).abs().max() for n, one in found.buffers.items()}}

@@ -1,0 +1,68 @@
+"""Commands of ours, tried as far as their first process."""
+
+import contextlib
+import io
+import itertools
+import shutil
+from pathlib import Path
+
+from commands import ROOT
+from documented import own
+from in_process import Reached, reached
+
+from ddp_bench.__main__ import main_of
+from ddp_bench.bench.lab.main import split
+from ddp_bench.bench.results.journal import Journal, Plan
+from ddp_bench.bench.run.main import settings_of
+
+SAMPLES = ROOT / "results" / "samples"
+SEAMS = (
+    "ddp_bench.bench.gate.interleave.measure_in_turns",
+    "ddp_bench.bench.lab.network.require_support",
+    "ddp_bench.bench.run.begin.show_plan",
+)
+"""Where commands would start processes, become root, or, with a plan that is made, train for seconds."""
+
+
+def stop_at_processes(monkeypatch):
+    """Have these raise `Reached`; the fixture `in_process` does so for workers."""
+    for seam in SEAMS:
+        monkeypatch.setattr(seam, reached)
+
+
+def put_run(sample, folder):
+    """Put a sample into a folder, as a run that broke off at its start."""
+    shutil.copytree(SAMPLES / sample, folder)
+    Journal(folder).write(Plan(cases=()))
+
+
+def tried(words):
+    """How far a command of ours has come: its exit code, or None where it would start processes."""
+    name, arguments = own(words)
+    if ("--device", "cuda") in itertools.pairwise(arguments):
+        return settings_of(arguments) and None  # parsed: there may be no GPU here
+    if name in ("run", "tune") and not {"--help", "--help-all", "--resume"} & {*arguments}:
+        arguments = [*arguments, "--dry-run"]
+    arguments = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in arguments]
+    try:
+        code = main_of(name)(arguments)
+    except SystemExit as end:
+        code = end.code
+    except Reached:
+        code, behind = None, split(arguments)[1]
+        if name == "gate":
+            tried(["python", "-m", "bench.run", *behind])
+        if name == "lab" and own(behind):
+            tried(behind)
+    assert code in {"gate": (None, 0, 1, 3), "doctor": (0, 1), "run": (None, 0)}.get(name, (None, 0)), words
+    return code
+
+
+def check_names(words):
+    """Check a command of ours of which a part is left out: its options are those of its help."""
+    name, arguments = own(words)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main_of(name)(["--help-all" if name in ("run", "tune") else "--help"])
+    for word in arguments:
+        assert not word.startswith("-") or word in said.getvalue().replace("[", " ").split(), words

@@ -1,0 +1,237 @@
+"""Every command that a run, a gate or an error prints works, and every branch that writes one was taken."""
+
+import ast
+import contextlib
+import json
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+
+import coverage
+import pytest
+from commands import ROOT
+from documented import own
+from finding_cases import CAP_1, CAP_25, DDP, DP, FAILED, NAN, NO_BLOCKS, SINGLE, exposing, over
+from made import made_manifest
+from made_project import commit
+from report_runs import case, measured
+from tried_commands import put_run, stop_at_processes, tried
+
+from ddp_bench.__main__ import COMMANDS, main_of
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.next_step import again, next_step
+from ddp_bench.bench.gate.judge import Change
+from ddp_bench.bench.gate.more import interleave_command, more, took_turns
+from ddp_bench.bench.results.case_columns import CASES
+from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.columns import typed_frame
+from ddp_bench.bench.results.recorder import resume_command
+from ddp_bench.bench.run.close import write_page
+from ddp_bench.bench.stats.interval import Interval
+
+WRITERS = ROOT / "bench/findings/next_step.py", ROOT / "bench/gate/more.py"
+"""Modules of which every branch writes a part of a command."""
+
+NOT_HERE = (
+    ROOT / "bench/run/begin.py",  # repeats what was typed
+    *(ROOT / "bench" / name / "main.py" for name in ("predict", "run")),  # in help, read by the other test
+)
+"""Modules whose commands no situation writes."""
+
+RUN = "results/made run"
+PLACE = Path(RUN)
+SAMPLE = "predictions/resnet18-2hosts/1gbit"
+UNUSED = {"status": "failed", "reason": "give …", "reason_code": "unused_parameters"}
+EXPOSED = DDP | exposing(11, 13) | measured(step_ms=100.0)
+CAPS = CAP_1, CAP_25, case("ddp", 2, 160.0, bucket_cap_mb="100")
+ROUNDS_20 = {"num_rounds": 20}
+OPEN = over(DDP, DP, 1 / 1.1, 1.1)
+KNOWN = over(EXPOSED, DP, 1.2, 1.3)
+NO_CAP = KNOWN, *(over(cap, EXPOSED, 0.97, 1.01) for cap in CAPS)
+H200 = case("ddp", 1, 98.0, device_name="NVIDIA H200")
+TUNED = {"gradient_as_bucket_view": [True], "static_graph": [True], "batch_size": 8, "device": "cpu"}
+
+
+def following(*cases, by=(), folder=PLACE, manifest=None, resumable=True, **settings):
+    told = made_manifest(settings=settings, timing={"measuring_s": 100.0}, **manifest or {})
+    results = case_results(typed_frame(cases, CASES))
+    made = conclude(folder, told, results, NO_BLOCKS, by, resumable=resumable)
+    return [made.next_step.command] if made.next_step else []
+
+
+def ranks(*hosts):
+    return [{"rank": rank, "host": host} for rank, host in enumerate(hosts)]
+
+
+def in_lab_of(*hosts, **more):
+    return {"link": "1gbit", "ranks": ranks(*hosts), **more}
+
+
+OPEN_RUN = partial(following, SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20, by=(OPEN,))
+EXPOSED_RUN = partial(following, SINGLE, DP, EXPOSED, by=(KNOWN,))
+ON_ONE = partial(following, SINGLE, calibrate=True, folder=Path("ONE"))
+DECIDED = partial(following, SINGLE, DP, DDP, by=(over(DDP, DP, 1.2, 1.3),))
+
+NEXT = {
+    "unused parameters": partial(following, SINGLE, DP, DDP | UNUSED, gpus=[2], modes=["dp", "ddp"]),
+    "forecast, NVLink": partial(ON_ONE, H200),
+    "forecast, PCIe": partial(ON_ONE, H200 | {"device_name": "H100 PCIe"}),
+    "no forecast of several": partial(following, SINGLE, H200, DDP, calibrate=True),
+    "nothing compared": partial(following, SINGLE),
+    "a side of a gate": partial(following, SINGLE, DP, DDP, by=(OPEN,), manifest={"interleaved_id": "abc"}),
+    "open": OPEN_RUN,
+    "open, with a margin": partial(OPEN_RUN, margin=0.049),
+    "open, anew": partial(OPEN_RUN, resumable=False, **TUNED),
+    "open, anew on GPUs": partial(OPEN_RUN, resumable=False, gpus=[2], device="cuda", precision="bf16"),
+    "open, in a lab": partial(OPEN_RUN, manifest=in_lab_of("host0", "host1")),
+    "open, in a lab of two ranks": partial(OPEN_RUN, manifest=in_lab_of("host0", "host0", "host1", "host1")),
+    "open, of fixed rounds": partial(OPEN_RUN, rounds=20),
+    "too few rounds": partial(following, SINGLE, DP, DDP, by=(over(DDP, DP, NAN, NAN, num_rounds=2),)),
+    "too noisy": partial(following, SINGLE, DP, DDP, by=(over(DDP, DP, 0.3, 3.0),)),
+    "tune": partial(EXPOSED_RUN, **TUNED),
+    "tune in a lab": partial(EXPOSED_RUN, manifest=in_lab_of("host0", "host1"), **TUNED),
+    "tune of one bucket": partial(following, SINGLE, DP, EXPOSED | {"num_buckets": 1}, by=(KNOWN,)),
+    "no cap helps": partial(following, SINGLE, DP, EXPOSED, *CAPS, by=NO_CAP, gpus=[2], device="cpu"),
+    "no cap helps, with comm": partial(
+        following, SINGLE, DP, EXPOSED | measured(comm_ms=40.0), *CAPS, by=NO_CAP, gpus=[2], device="cpu"
+    ),
+    "no cap nor hook helps": partial(following, SINGLE, DP, EXPOSED, *CAPS, by=NO_CAP, comm_hook=["bf16"]),
+    "a baseline": DECIDED,
+    "a baseline here": partial(DECIDED, folder=Path("ONE/inner/..")),
+    "no baseline of failures": partial(DECIDED, CAP_1 | FAILED),
+    "an archive": partial(DECIDED, folder=Path("a.zip")),
+}
+
+TYPED = "python -m bench.run --modes ddp --gpus 2 --device cpu --out 'results/over there' --rounds 9"
+SETTINGS = {"modes": ["ddp"], "gpus": [2], "device": "cpu", "gradient_as_bucket_view": [True]}
+OF_LIB = {"settings": {**SETTINGS, "workload": "net:make"}}
+
+
+def change(ratio=1.0, error=0.001):
+    interval = None if ratio is None else Interval(ratio, ratio * 0.9, ratio * 1.1)
+    told = dict.fromkeys(("case_id", "name", "label"), "x")
+    told |= {"verdict": "undecided", "metric": "images_per_s", "stand_in": False}
+    return Change(**told, ratio=interval, threshold=0.05, error=error)
+
+
+def deciding(*changes, side=None, launches=0, asked=None, total_s=20.0):
+    timing = {"timing": {"total_s": total_s}} if total_s else {}
+    sides = (made_manifest(command=TYPED, **{**timing, **(side or OF_LIB)}),) * 2
+    found = more(sides, changes, confidence=0.98, launches=launches, asked=asked)
+    assert found.step.command == found.command
+    return [found.command.replace(" REF ", " HEAD ")]
+
+
+IN_TURNS = (
+    ["--interleave", "HEAD", "--strict"],
+    ["--workload", "net:make", "--rounds", "6", "--device", "cpu"],
+)
+KNOWN_COMMIT = {"settings": SETTINGS, "git": {"commit": "HEAD"}}
+GATES = {
+    "folders": partial(deciding, change()),
+    "folders, of a known commit": partial(deciding, change(), side=KNOWN_COMMIT),
+    "folders of a lab": partial(deciding, change(), side=in_lab_of("host0", "host1", settings=SETTINGS)),
+    "in turns": partial(deciding, change(), launches=6, asked=IN_TURNS),
+    "in turns, once": partial(deciding, change(0.8), launches=1, asked=IN_TURNS),
+    "in turns, without times": partial(deciding, change(), launches=6, asked=IN_TURNS, total_s=None),
+    "in turns, unknown": partial(deciding, change(None), launches=6, asked=IN_TURNS),
+    "in turns, too noisy": partial(deciding, change(error=1.0), launches=6, asked=IN_TURNS),
+}
+
+
+def of_manifest():
+    manifest = made_manifest(command=TYPED)
+    assert not took_turns([manifest, manifest])
+    assert next_step(PLACE, manifest, [], []) is None
+    assert interleave_command(*[made_manifest(**in_lab_of("host0"))] * 2) == ""
+    assert again(made_manifest(command="python 'unclosed")) == "python 'unclosed"
+    with_equals = again(made_manifest(command=TYPED.replace("--out ", "--out=")))
+    assert "--out" not in with_equals
+    return [again(manifest), with_equals, again(made_manifest(command=TYPED, **in_lab_of("host0", "host1")))]
+
+
+def of_errors(capsys):
+    """Commands that follow a colon or "then" in what errors say."""
+    assert main_of("gate")(["--interleave", "HEAD", "--device", "cpu"]) == 2
+    assert main_of("report")([RUN, "ONE", "--html"]) == main_of("report")([RUN, "ONE"]) == 2
+    (Path(RUN) / "cases.csv").rename("cases.csv")
+    assert write_page(PLACE) is None
+    Path("cases.csv").rename(Path(RUN) / "cases.csv")
+    said = capsys.readouterr().err
+    found = [line.rpartition("python -m ")[2].partition(" makes the page")[0] for line in said.splitlines()]
+    found = [f"python -m {words}" for words in found if not words.endswith("--help")]
+    assert len(found) == 3
+    return [words.replace(" --device …", " --device cpu") for words in found]
+
+
+def of_folders():
+    put_run(SAMPLE, Path("of mine"))
+    kept = json.loads(Path("of mine/manifest.json").read_text())
+    kept["settings"] |= {"workload": "net:make", "arch": None}
+    Path("of mine/manifest.json").write_text(json.dumps(kept))
+    return [resume_command(Path("of mine")), resume_command(PLACE)]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A repository with a model, and with runs under the names of the situations."""
+    commit(tmp_path, {"net.py": "from torchvision.models import resnet18 as make\n"})
+    put_run(SAMPLE, tmp_path / RUN)
+    put_run("h200-calibrated", tmp_path / "ONE")
+    (tmp_path / "ONE/inner").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    stop_at_processes(monkeypatch)
+
+
+def calls(path):
+    """Calls of `command` in a module."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("command", "cli.command"):
+            yield node
+
+
+def sources():
+    return [path for folder in ("bench", "report") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def within_functions(path):
+    """Lines of the bodies of functions: what else there is ran with the import."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+
+
+@pytest.mark.usefixtures("in_process", "here")
+def test_every_command_that_is_printed_works(tmp_path, capsys):
+    lines = {path: {call.lineno for call in calls(path) if len(call.args) > 1} for path in sources()}
+    written = {path: found for path, found in lines.items() if found and path not in NOT_HERE}
+    watched = coverage.Coverage(data_file=None, config_file=False, branch=True, include=[*map(str, written)])
+    with watched.collect():
+        found = [command for situation in (*NEXT.values(), *GATES.values()) for command in situation()]
+        found += [*of_manifest(), *of_errors(capsys), *of_folders()]
+    watched.json_report(outfile=str(tmp_path / "covered.json"))
+    files = json.loads((tmp_path / "covered.json").read_text())["files"]
+    by_path = {Path(name).resolve(): one for name, one in files.items()}
+    assert by_path.keys() == written.keys(), "modules that write commands, and no situation is theirs"
+    missing = []
+    for path, of_file in by_path.items():
+        inside = within_functions(path) if path in WRITERS else written[path]
+        missing += [(path.name, line) for line in of_file["missing_lines"] if line in inside]
+        missing += [(path.name, arc) for arc in of_file["missing_branches"] if arc[0] in inside]
+    assert not missing, "no situation above leads there"
+    for one in dict.fromkeys(found):
+        words = shlex.split(one)
+        assert own(words), one
+        is_of_suite = "--interleave" in words and "--workload" not in words
+        with contextlib.chdir(ROOT if is_of_suite else "."):
+            tried(words)
+
+
+def test_a_command_that_is_only_named_is_one_of_ours():
+    named = [call.args[0] for path in sources() for call in calls(path) if call.args]
+    assert len(named) > 20
+    for name in named:
+        assert not isinstance(name, ast.Constant) or name.value in COMMANDS
