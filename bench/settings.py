@@ -126,7 +126,7 @@ class Settings:
     race: bool = option(
         False,
         switch,
-        "drop the slowest cases one after another: more rounds for the others, in 150s",
+        "drop the slowest cases one after another: more rounds for the others, in 130s",
         "on|off",
     )
     case_timeout: float | None = option(
