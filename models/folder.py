@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import multiprocessing
@@ -56,7 +57,7 @@ class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
 
     Found as torchvision's ImageFolder does: a class per subfolder, in alphabetical order. Subfolders without
     an image are no classes; where none has any, all images of the folder are one class. Raises UsageError for
-    a missing folder and for one without images.
+    a missing folder, for one without images, and for a link to a folder above it.
     """
 
     samples: list[tuple[str, int]]
@@ -73,6 +74,7 @@ class Images(DatasetFolder):  # type: ignore[misc]  # torchvision has no types
             transforms.ToTensor(),
             transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD),
         ]
+        _refuse_cycles(folder)
         how = {"transform": transforms.Compose(steps), "extensions": IMG_EXTENSIONS, "allow_empty": True}
         super().__init__(str(folder), default_loader, **how)
         if not self.samples:
@@ -254,6 +256,21 @@ def _collate(samples: list[Sample], *, channels_last: bool) -> Batch | Unreadabl
     images, classes = default_collate(samples)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return images.contiguous(memory_format=layout), classes
+
+
+def _refuse_cycles(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> None:
+    """Raise UsageError for a link to a folder above it: what is below would be listed again and again."""
+    with contextlib.suppress(PermissionError):
+        found = folder.stat()
+        here = found.st_dev, found.st_ino
+        if here in above:
+            raise UsageError(
+                f"{str(folder)!r} is a link to a folder above it; remove it, or name another folder"
+            )
+        with os.scandir(folder) as entries:
+            below = [Path(entry.path) for entry in entries if entry.is_dir()]
+        for one in below:
+            _refuse_cycles(one, above | {here})
 
 
 def _has_image(folder: Path) -> bool:

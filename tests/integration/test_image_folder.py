@@ -118,6 +118,21 @@ def test_classes_are_the_subfolders_with_images(tmp_path):
     assert dict(zip(_reds(images), targets.tolist(), strict=True)) == {0: 0, 1: 1}
 
 
+@pytest.mark.parametrize("way", ["to its parent", "by two links"])
+def test_a_link_to_a_folder_above_it_is_refused(way, tmp_path):
+    data, other = tmp_path / "data", tmp_path / "other"
+    _paint(data / "cat" / "a.png", 1)
+    _paint(other / "b.png", 1)
+    (data / "cat" / "linked").symlink_to(other)
+    assert len(Images(data, 8)) == 2, "a link to a folder elsewhere is followed"
+    (data / "dog").symlink_to(data / "cat")
+    assert len(Images(data, 8)) == 4, "and so is one to a folder beside it"
+    place, target = (data / "cat", data) if way == "to its parent" else (other, data / "cat")
+    (place / "again").symlink_to(target)
+    with pytest.raises(UsageError, match="is a link to a folder above it"):
+        Images(data, 8)
+
+
 @pytest.mark.parametrize(
     ("name", "mode"), [("a.png", "L"), ("a.png", "RGBA"), ("a.jpg", "CMYK"), ("a.gif.bmp", "P")]
 )
