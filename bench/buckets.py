@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta
 
 from .errors import UsageError
+from .numbers import MIB
 
 _CAP = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?(e-0[56])?")
 """A number of MiB down to a millionth, one byte; in results the smallest stand as 1e-06."""
@@ -99,7 +100,6 @@ class BucketLayout:
 Layout = tuple[tuple[int, ...], ...]
 """Indices of parameters by bucket, in all-reduce order; indices count in the reducer's order."""
 
-MIB = 2**20
 DEFAULT_LIMITS = (MIB, 25 * MIB)
 """`bucket_cap_mb=None`: a small first bucket, then PyTorch's default."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .buckets import MIB
 from .stats.interval import Interval
+
+MIB = 2**20
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 

@@ -70,6 +70,27 @@ class Compilation:
     """Places where dynamo could not go on in one graph; DDPOptimizer's splits are none."""
 
 
+@dataclass(frozen=True)
+class NotProved:
+    """Why a case is neither proved nor wrong, and what would prove it; it is timed all the same."""
+
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class ProofResult:
+    """Result of a proof of a case."""
+
+    error: float | None = None
+    """Relative, of gradients or of what the first steps add to parameters; None where nothing is told."""
+    not_proved: NotProved | None = None
+    why_silent: str = ""
+    """Why the first steps tell nothing, though the case is not in doubt."""
+    split_effect: float | None = None
+    """Of the loss, as the first proof finds it: see `SplitEffect`."""
+
+
 def block_rows(
     launch: int,
     case_id: str,

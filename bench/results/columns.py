@@ -39,7 +39,7 @@ _UNITS: tuple[tuple[str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Shown:
+class ProofResult:
     """How the terminal's summary shows a column."""
 
     heading: str
@@ -68,7 +68,7 @@ class Column:
     """The texts that there are; none for any."""
     repeated: bool = False
     """Whether rounds repeat it, so that it has an interval: columns of its ends follow."""
-    summary: Shown | None = None
+    summary: ProofResult | None = None
 
     @property
     def unit(self) -> str:

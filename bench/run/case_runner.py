@@ -15,7 +15,7 @@ from ..errors import GaveUpError
 from ..findings.wording import planned_label
 from ..manifest import RankPlace
 from ..plan import Planned
-from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, memory_columns
+from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, ProofResult, memory_columns
 from ..results.columns import LEAST
 from ..results.journal import Layout
 from ..results.recorder import Recorder
@@ -23,7 +23,7 @@ from ..settings import ResolvedSettings
 from ..text import listed
 from ..turns import TURNS_ENV, TurnClient
 from ..worker import messages as m
-from ..worker.facts import Begun, Shown, Warmed
+from ..worker.facts import Begun, Warmed
 from .failures import LEAST_S, MOST_NAMED, TURN_S, Failure, RestartError, failure_in, preparing_s
 from .open_folder import fail_case
 from .schedule import LiveCase, Schedule
@@ -285,7 +285,7 @@ class CaseRunner:
 
 
 def facts_of(
-    case: Case, shown: Shown, warmed: Sequence[Warmed], update: Shown, by_device: Sequence[int] | None
+    case: Case, shown: ProofResult, warmed: Sequence[Warmed], update: ProofResult, by_device: Sequence[int] | None
 ) -> dict[str, Any]:
     """Return what is known of a case once every rank has prepared it, for its row in cases.csv."""
     doubt = shown.not_proved or update.not_proved

@@ -16,7 +16,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ..buckets import MIB, BucketLayout
+from ..buckets import BucketLayout
 from ..cli import say
 from ..console import print_table
 from ..findings.cautions import Caution, Trust
@@ -35,6 +35,7 @@ from ..findings.wording import (
 )
 from ..manifest import Record, Timing
 from ..numbers import (
+    MIB,
     TIMES,
     duration,
     number,

@@ -17,8 +17,8 @@ import torch
 from ..errors import RAISED_BY_USERS
 from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
+from ..results.block_times import NotProved, ProofResult
 from .error_report import is_out_of_memory
-from .facts import NotProved, Shown
 from .groups import Weights, difference, norm, norm_of
 from .peers import Peers
 from .reference import TELL_FROZEN, Computed, Subject
@@ -181,14 +181,14 @@ class Comparison:
         )
 
 
-def unless_memory_is_full(compare: Callable[[], T]) -> T | Shown:
+def unless_memory_is_full(compare: Callable[[], T]) -> T | ProofResult:
     """What `compare` returns; where the plain module finds no memory, that the case is not proved."""
     try:
         return compare()
     except RAISED_BY_USERS as error:
         if not is_out_of_memory(error):
             raise
-        return Shown(not_proved=NO_MEMORY)
+        return ProofResult(not_proved=NO_MEMORY)
 
 
 def _worst_of(*errors: Off) -> Off:

@@ -76,25 +76,6 @@ class Begun(Record, frozen=True):
     oom_kills: int | None = None
 
 
-class NotProved(Record, frozen=True):
-    """Why a case is neither proved nor wrong, and what would prove it; it is timed all the same."""
-
-    reason: str
-    remedy: str
-
-
-class Shown(Record, frozen=True):
-    """What a proof has shown of a case."""
-
-    error: float | None = None
-    """Relative, of gradients or of what the first steps add to parameters; None where nothing is told."""
-    not_proved: NotProved | None = None
-    why_silent: str = ""
-    """Why the first steps tell nothing, though the case is not in doubt."""
-    split_effect: float | None = None
-    """Of the loss, as the first proof finds it: see `SplitEffect`."""
-
-
 class Warmed(Record, frozen=True):
     """A case that is ready to be measured, as one rank has it."""
 

@@ -24,9 +24,9 @@ from ..measure.trace import run_trace
 from ..modes import Place, Stages, build_mode, devices_of
 from ..modes.base import gpus_of
 from ..modes.compiled import CompileWatch, draws_as_eager
-from ..results.block_times import DEVICE_ALLOCS, BlockTimes
+from ..results.block_times import DEVICE_ALLOCS, BlockTimes, ProofResult
 from ..settings import ResolvedSettings
-from .facts import Shown, Warmed
+from .facts import Warmed
 from .proof import Prover
 from .update_proof import PROOF_STEPS, FirstSteps, prove_update
 
@@ -132,7 +132,7 @@ class HeldCase:
     def _largest(self, value: float) -> float:
         return value if self.group is None else longest((value,), self.group, self.shared.place.device)[0]
 
-    def compare(self) -> Shown:
+    def compare(self) -> ProofResult:
         """Show that the first steps trained as the plain module. Raises ProofError."""
         first, self.first = self.first, None
         assert first is not None  # it has been warmed up

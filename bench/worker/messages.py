@@ -16,10 +16,10 @@ import msgspec
 from ..case import Case
 from ..load import LoadReading
 from ..manifest import Record
-from ..results.block_times import BlockTimes
+from ..results.block_times import BlockTimes, ProofResult
 from ..settings import ResolvedSettings
 from ..text import to_json
-from .facts import Begun, Devices, Inspected, SeenGpus, Shown, Warmed
+from .facts import Begun, Devices, Inspected, SeenGpus, Warmed
 
 MOST_BYTES = 2**28
 """Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
@@ -183,7 +183,7 @@ class Split(Command[tuple[int, ...]], frozen=True):
     case: Case
 
 
-class Prove(Command[Shown | None], frozen=True):
+class Prove(Command[ProofResult | None], frozen=True):
     """Show that a case computes the plain module's gradients; the first rank says it."""
 
     case: Case
@@ -202,7 +202,7 @@ class Warm(Command[Warmed], frozen=True):
     """Whether `Compare` follows."""
 
 
-class Compare(Command[Shown], frozen=True):
+class Compare(Command[ProofResult], frozen=True):
     """Show that the first steps of the warm-up train as the plain module."""
 
     index: int

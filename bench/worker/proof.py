@@ -24,6 +24,7 @@ from ...models.workload import Batch, Workload, one_line
 from ..case import STAND_IN, Case, Split
 from ..errors import RAISED_BY_USERS
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
+from ..results.block_times import ProofResult
 from .comparison import (
     AMPLIFIED,
     BY_RANK,
@@ -34,7 +35,6 @@ from .comparison import (
     unless_memory_is_full,
 )
 from .error_report import hint_of, is_of_the_model
-from .facts import Shown
 from .groups import on_host
 from .making import Maker, begin_draws, shapes_of
 from .peers import Peers
@@ -114,7 +114,7 @@ class Prover:
         """The case as it is proved; each of its ranks asks."""
         return Subject(case=case, stages=stages, peers=self.peers(case))
 
-    def prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None = None) -> Shown:
+    def prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None = None) -> ProofResult:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
 
         Every rank of the case calls it together, and finds the same. Raises ProofError where the error
@@ -203,7 +203,7 @@ class Prover:
             with contextlib.nullcontext() if is_last else mode.no_sync(), mode.draws_from(begin):
                 mode.train(own, loss)
 
-    def _compared(self, with_plain: Comparison, found: Computed, dtype: torch.dtype | None) -> Shown:
+    def _compared(self, with_plain: Comparison, found: Computed, dtype: torch.dtype | None) -> ProofResult:
         case, peers, right = with_plain.of.case, with_plain.of.peers, with_plain.right
         odd = sorted(found.state.items() ^ right.state.items(), key=str) if right is not None else []
         if peers.largest(bool(odd)):
@@ -213,19 +213,19 @@ class Prover:
         narrowed = case.mp_policy != "none" and dtype != torch.float64
         allowed = MOST_IN_16_BITS if narrowed else TOLERANCES[case.comm_hook]
         if with_plain.is_zero:
-            return Shown(not_proved=NO_GRADIENT)
+            return ProofResult(not_proved=NO_GRADIENT)
         shifted = with_plain
         with_plain, error = shifted.closest(found, allowed)
         if not error.is_within(allowed):
             allowed = max(allowed, self.inputs.allowed(peers))
             with_plain, error = shifted.closest(found, allowed)
         if with_plain is not shifted and self._depends_on_ranks(shifted, found, allowed):
-            return Shown(not_proved=BY_RANK)
+            return ProofResult(not_proved=BY_RANK)
         if allowed >= IN_16_BITS and not error.is_within(allowed):
             noise = with_plain.off(with_plain.reference(again=True), allowed)
             allowed = max(allowed, min(AMPLIFIED * noise.total, MOST_IN_16_BITS))
         if error.is_within(allowed):
-            return Shown(error=error.total)
+            return ProofResult(error=error.total)
         wrong = f"{error.said(allowed)} (relative; at most {allowed:.0e}{self.inputs.less()})"
         wrong += self.likely_cause
-        return Shown(not_proved=with_plain.why_off(error, allowed, wrong))
+        return ProofResult(not_proved=with_plain.why_off(error, allowed, wrong))

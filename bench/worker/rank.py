@@ -33,12 +33,13 @@ from ..measure.standalone import allreduce_ms
 from ..measure.timed import probe
 from ..modes import require_compiler
 from ..provenance import workload_code
+from ..results.block_times import ProofResult
 from ..settings import ResolvedSettings
 from . import messages as m
 from .agreement import differing_gradients
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
 from .error_report import answer_to
-from .facts import Begun, Inspected, Shown, Warmed
+from .facts import Begun, Inspected, Warmed
 from .groups import (
     ADDRESS_KEY,
     as_default,
@@ -203,7 +204,7 @@ class Rank:
         machine, conditions = told_machine(asked, place) if self._local_rank == 0 else (None, {})
         return Begun(place=place, machine=machine, conditions=conditions, oom_kills=oom_kills())
 
-    def _prove(self, asked: m.Prove) -> Shown | None:
+    def _prove(self, asked: m.Prove) -> ProofResult | None:
         require_compiler(asked.case, self.place.device)
         prover = self._prover
         stages = prover.splitter.stages(asked.by_device)

@@ -17,8 +17,8 @@ from ..case import Case
 from ..measure.memory import release_memory
 from ..measure.timed import Hook, Trainer, hooked
 from ..numbers import short
+from ..results.block_times import ProofResult
 from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_is_full
-from .facts import Shown
 from .groups import Weights, difference, on_host
 from .making import begin_draws
 from .proof import Prover
@@ -105,31 +105,31 @@ class FirstSteps:
         return sum(after >= scale for scale, after in itertools.pairwise(self.scales))
 
 
-def prove_update(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
+def prove_update(steps: FirstSteps, of: Subject, prover: Prover) -> ProofResult:
     """Compare what `steps` kept, on every rank: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖. Raises ProofError."""
     if steps.weights is None or not steps.num_taken:
-        return Shown(why_silent="loss scaling left all of them out")
+        return ProofResult(why_silent="loss scaling left all of them out")
     try:
         return unless_memory_is_full(partial(_compared, steps, of, prover))
     finally:
         release_memory(prover.place.device)
 
 
-def _compared(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
+def _compared(steps: FirstSteps, of: Subject, prover: Prover) -> ProofResult:
     case, with_plain = of.case, Comparison(of, partial(prover.reference.update, of, steps.scales))
     assert steps.weights is not None
     if not with_plain.moves:
-        return Shown(why_silent="its optimizer changes no parameter in them")
+        return ProofResult(why_silent="its optimizer changes no parameter in them")
     update = difference(steps.weights, {name: prover.maker.start[name] for name in steps.weights})
     tolerance = max(TOLERANCES[case.precision], HOOK_TOLERANCES[case.comm_hook])
     with_plain, error = with_plain.closest(Computed(update=update, buffers=steps.buffers), tolerance)
     if error.total <= tolerance and not _is_one_off(error, tolerance):
-        return Shown(error=error.total)
+        return ProofResult(error=error.total)
     noise = with_plain.off(with_plain.reference(again=True))
     hook = "" if case.comm_hook == "none" else f" with the {case.comm_hook} hook"
     if wrong := beyond_rounding(error, tolerance, noise, f"{case.precision}{hook}"):
         wrong += (STEPS if any(steps.stepped) else "") + prover.likely_cause
-        return Shown(not_proved=with_plain.why_off(error, tolerance, wrong))
+        return ProofResult(not_proved=with_plain.why_off(error, tolerance, wrong))
     return within_rounding(error, tolerance, noise)
 
 
@@ -145,12 +145,12 @@ def beyond_rounding(error: Off, tolerance: float, noise: Off, what: str) -> str:
     return f"{said} (relative to the update; at most {limit:.0e} in {what})"
 
 
-def within_rounding(error: Off, tolerance: float, noise: Off) -> Shown:
+def within_rounding(error: Off, tolerance: float, noise: Off) -> ProofResult:
     """What an error shows that rounding may have made: nothing where that is large."""
     if error.total <= min(max(tolerance, AMPLIFIED * noise.total), MOST_TELLING):
-        return Shown(error=error.total)
+        return ProofResult(error=error.total)
     by = short(100 * noise.total, 2)
-    return Shown(why_silent=f"rounding alone changes the update of the reference by {by}%")
+    return ProofResult(why_silent=f"rounding alone changes the update of the reference by {by}%")
 
 
 def _is_one_off(error: Off, tolerance: float) -> bool:

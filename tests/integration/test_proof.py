@@ -285,7 +285,7 @@ def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason():
 
 PREPARED = f"""
 {PROVEN}
-from ddp_bench.bench.worker.facts import Shown
+from ddp_bench.bench.results.block_times import ProofResult
 def proven(workload=None, mode="ddp", **settings):
     workload = workload or resnet_workload("resnet20", 16)
     made = replace(workload, channels_last=settings.get("channels_last", False))
@@ -357,7 +357,7 @@ class Noisy(Biased):
         return super().forward(torch.nn.functional.dropout(x, 0.5))
 made = replace(resnet_workload("resnet20", 16), module=Biased, optimizer=adam)
 noisy = replace(resnet_workload("resnet20", 16), module=Noisy)
-patch.setattr(Prover, "prove", lambda *_: Shown(error=0.0))  # frozen batch norm makes the bias count
+patch.setattr(Prover, "prove", lambda *_: ProofResult(error=0.0))  # frozen batch norm makes the bias count
 report([proven(made, comm_hook="fp16"), proven(noisy)])
 """
     found = ranks(PREPARED + script)
@@ -377,7 +377,7 @@ def full(module):
 patch.setattr(reference, "weights_of", full)
 def noted(*given):
     found.append(prove(*given).not_proved.reason)
-    return Shown(error=0.0)
+    return ProofResult(error=0.0)
 patch.setattr(Prover, "prove", noted)
 report([proven(), *found])
 """

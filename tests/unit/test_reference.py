@@ -14,6 +14,7 @@ from ddp_bench.bench.case_settings import COMM_HOOKS
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import SingleMode, gradients_of
 from ddp_bench.bench.modes.compiled import draws_as_eager
+from ddp_bench.bench.results.block_times import ProofResult
 from ddp_bench.bench.settings import PRECISIONS
 from ddp_bench.bench.worker.comparison import (
     AMPLIFIED,
@@ -24,7 +25,6 @@ from ddp_bench.bench.worker.comparison import (
     unless_memory_is_full,
 )
 from ddp_bench.bench.worker.error_report import PeerFailedError, PeerFullError
-from ddp_bench.bench.worker.facts import Shown
 from ddp_bench.bench.worker.groups import difference, norm
 from ddp_bench.bench.worker.held_case import HeldCase
 from ddp_bench.bench.worker.making import Maker
@@ -300,7 +300,7 @@ def test_a_comparison_that_finds_no_memory_proves_nothing_and_other_errors_are_r
         return compare
 
     for full in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), PeerFullError()):
-        assert unless_memory_is_full(fails_with(full)) == Shown(not_proved=NO_MEMORY)
+        assert unless_memory_is_full(fails_with(full)) == ProofResult(not_proved=NO_MEMORY)
     for other in (RuntimeError("broken"), PeerFailedError(), ProofError("wrong")):
         with pytest.raises(type(other)):
             unless_memory_is_full(fails_with(other))
