@@ -23,6 +23,7 @@ from ..bench.provenance import not_found
 from ..bench.resolve import default_image_size
 from ..bench.settings import IMAGES, Settings
 from .checks import checked
+from .importing import import_alone
 from .nested import describe
 from .resnet import RESNET20_CLASSES, ResNet20, resnet_layers
 from .workload import Batch, Workload, users_code
@@ -165,7 +166,7 @@ def _resolve(spec: str) -> Any:
     importlib.invalidate_caches()
     with users_code(f"module {match['module']} cannot be imported"):
         try:
-            module = importlib.import_module(match["module"])
+            module = import_alone(match["module"], folder)
         except ModuleNotFoundError as exc:
             if exc.name is not None and f"{match['module']}.".startswith(f"{exc.name}."):
                 raise UsageError(not_found(exc.name, Path(folder))) from None

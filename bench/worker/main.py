@@ -97,6 +97,7 @@ def stacks() -> str:
 def serve(connection: Connection, rank: Rank) -> NoReturn:
     """Do what the conductor says, until it says to leave."""
     warnings.filterwarnings("ignore", message=SPURIOUS)
+    del sys.argv[1:]  # a script that parses it would take our arguments for its own
     while True:
         with waiting_for("the conductor"):
             command = connection.commands.get()

@@ -1,5 +1,6 @@
 """Workloads by name: the built-in models, and what a user's module gives."""
 
+import os
 import sys
 import textwrap
 
@@ -130,6 +131,75 @@ def test_a_spec_that_names_nothing(write, spec, said):
     assert not isinstance(caught.value, UserCodeError)
 
 
+NET = "make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(108, 4))"
+PARSES = f"""
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", default=0.1)
+    parser.parse_args()
+    {NET}
+"""
+JOINS = f"""
+    import torch.distributed as dist
+    dist.init_process_group(GIVEN)
+    {NET}
+"""
+
+
+@pytest.mark.parametrize("argv", [["forks.py", "6", "numpy"], ["bench.run", "--workload", "user.net:make"]])
+def test_a_script_that_parses_its_arguments_on_import_sees_none(write, monkeypatch, argv):
+    monkeypatch.setattr(sys, "argv", argv)
+    write(PARSES)
+    assert load_workload("user.net:make", 6).name == "user.net:make"
+    assert sys.argv is argv
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            PARSES.replace("default=0.1", "required=True"),
+            "user/net.py:7 ends the process on import (net.py: ",
+        ),
+        ("raise SystemExit(2)", "user/net.py:3 ends the process on import (code 2); put what is not the mod"),
+        (
+            JOINS.replace("GIVEN", "'gloo'"),
+            "user/net.py:5 uses a process group on import (ValueError: E",
+        ),
+        (
+            JOINS.replace("GIVEN", "'gloo', store=dist.HashStore(), rank=0, world_size=1"),
+            "module user.net makes a process group on import, as each mode does; put what is not the model",
+        ),
+    ],
+)
+def test_a_script_that_does_more_on_import_is_told_where(write, capsys, monkeypatch, source, said):
+    """Also where a launcher says how to meet the other ranks, which do something else."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    write(source)
+    with pytest.raises(UsageError) as caught:
+        load_workload("user.net:make", 6)
+    assert said in str(caught.value)
+    assert str(caught.value).endswith('under `if __name__ == "__main__":`')
+    assert not isinstance(caught.value, UserCodeError), "it comes without a traceback"
+    assert capsys.readouterr().err == ""
+    assert not torch.distributed.is_initialized()
+    assert os.environ["MASTER_PORT"] == "1"
+
+
+def test_what_a_script_writes_on_import_is_passed_on_and_its_handlers_go_on(write, capsys):
+    write(f"""
+        import logging
+        logger = logging.getLogger("user.net")
+        logger.addHandler(logging.StreamHandler())
+        logger.warning("on import")
+        {NET}
+    """)
+    load_workload("user.net:make", 6)
+    sys.modules["user.net"].logger.warning("later")
+    assert capsys.readouterr().err == "on import\nlater\n"
+
+
 REFUSED = [
     ("def make_net(): ...", "has no 'make', did you mean 'make_net'"),
     ("make = 3", "is an int; it must be a models.Workload or a function"),
@@ -151,7 +221,6 @@ REFUSED = [
         *((*row, None) for row in REFUSED),
         ("1 / 0", "module user.net cannot be imported: ZeroDivisionError", ZeroDivisionError),
         ("import not_here", "module user.net cannot be imported: ModuleNotFoundError", ModuleNotFoundError),
-        ("raise SystemExit(2)", "module user.net cannot be imported: SystemExit", SystemExit),
         ("def broken(:", "module user.net cannot be imported: SyntaxError", SyntaxError),
         ("def make(): raise KeyError('x')", "user.net:make cannot be called: KeyError: 'x'", KeyError),
         ("def make(): raise SystemExit(0)", "user.net:make cannot be called: SystemExit: 0", SystemExit),

@@ -1,0 +1,106 @@
+"""Imports a user's script: as if it were alone, and with one line where it does more than define a model."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from ..bench.errors import RAISED_BY_USERS, UsageError
+from .workload import one_line
+
+GUARD = 'put what is not the model\'s under `if __name__ == "__main__":`'
+
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+"""Variables by which a script would meet the other ranks, and wait for them, while they do something else."""
+
+
+def import_alone(name: str, folder: str) -> ModuleType:
+    """Import a module with its file as the whole command line.
+
+    Raises UsageError where it ends the process or makes a process group, and what else it raises.
+    """
+    was_initialized = dist.is_initialized()
+    argv, sys.argv = sys.argv, [name]
+    told: list[str] = []
+    try:
+        with _without_rendezvous(), _holding_stderr(told):
+            spec = importlib.util.find_spec(name)
+            sys.argv = [(spec and spec.origin) or name]
+            module = importlib.import_module(name)
+    except SystemExit as error:
+        last = " ".join((told or [f"code {error.code}"])[-1].split())
+        where = _place(error, folder, name)
+        raise UsageError(f"{where} ends the process on import ({last}); {GUARD}") from None
+    except RAISED_BY_USERS as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not any(frame.filename == dist.distributed_c10d.__file__ for frame in frames):
+            raise
+        where, why = _place(error, folder, name), one_line(error)
+        raise UsageError(f"{where} uses a process group on import ({why}); {GUARD}") from None
+    finally:
+        sys.argv = argv
+    if dist.is_initialized() and not was_initialized:
+        dist.destroy_process_group()
+        raise UsageError(f"module {name} makes a process group on import, as each mode does; {GUARD}")
+    return module
+
+
+def _place(error: BaseException, folder: str, name: str) -> str:
+    """Name file and line of the user's code that raised."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(folder)]
+    return f"{os.path.relpath(own[-1].filename, folder)}:{own[-1].lineno}" if own else f"module {name}"
+
+
+@contextlib.contextmanager
+def _without_rendezvous() -> Iterator[None]:
+    before = {name: os.environ.pop(name) for name in RENDEZVOUS if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+
+
+class _Held:
+    """Stands for a stream: it keeps what is written until it is let go, and then passes it on."""
+
+    def __init__(self, stream: Any, told: list[str]) -> None:
+        self._stream, self._told, self._holds = stream, told, True
+
+    def write(self, text: str) -> int:
+        if not self._holds:
+            return int(self._stream.write(text))
+        self._told.append(text)
+        return len(text)
+
+    def let_go(self, *, lost: bool) -> None:
+        self._holds = False
+        if not lost:
+            self._stream.write("".join(self._told))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _holding_stderr(told: list[str]) -> Iterator[None]:
+    """Within it, `told` takes what is written to stderr: argparse says there why it ends the process."""
+    stream, ended = sys.stderr, False
+    held = _Held(stream, told)
+    sys.stderr = held
+    try:
+        yield
+    except SystemExit:
+        ended = True
+        raise
+    finally:
+        sys.stderr = stream
+        held.let_go(lost=ended)
