@@ -49,9 +49,9 @@ class Console:
         self._table: Table | None = None
         self._last_plain = -PLAIN_EVERY_S
 
-    def note(self, text: str) -> None:
-        """A line that stays."""
-        if self._silent:
+    def note(self, text: str, *, is_fault: bool = False) -> None:
+        """Print a line that stays; of a fault also where all else is silent."""
+        if self._silent and not is_fault:
             return
         text = visible(text)
         if self._live is not None:

@@ -177,7 +177,8 @@ class CaseRunner:
         failure = failure_in(reports)
         if failure is None:
             return [command.reply_in(reports[rank]) for rank in range(count)]
-        self.console.note(fail_case(self.recorder, live.index, failure))
+        said = fail_case(self.recorder, live.index, failure)
+        self.console.note(said, is_fault=failure.status != "skipped")
         self.settle(reports, live.index, live.group)
         raise CaseFailedError
 

@@ -142,7 +142,7 @@ class Conductor:
             check_same(how.resume, read_manifest(how.resume), manifest)
         self._recorder, _, notes = open_run(job.settings, job.plan, manifest, oom_kills, resume=how.resume)
         for note in notes:
-            self._console.note(note)
+            self._console.note(note, is_fault=True)
         return self._recorder
 
     def _progress(self) -> tuple[int, ...]:

@@ -93,7 +93,7 @@ def parser(name: str = "run", description: str | None = __doc__, *, whole: bool 
     # What concerns no measurement goes to the last group, and to the first, which is argparse's own.
     finish = "finish a run's folder with its own options; repeat only --workload"
     add(group, "resume", finish, type=Path, metavar="DIR")
-    add(group, "quiet", "no progress, no table; only errors", action="store_true")
+    add(group, "quiet", "no progress, no table; only errors and failed cases", action="store_true")
     add(group, "json", "the summary as JSON on stdout", action="store_true")
     add(made, "preset", f"settings by name: {', '.join(PRESETS)}", metavar="NAME")
     add(made, "config", "settings from a TOML file", type=Path, metavar="FILE.toml")

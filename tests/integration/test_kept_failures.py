@@ -126,6 +126,18 @@ def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed):
     assert [line.partition(" failed: ")[2] for line in why] == list(dict.fromkeys(reasons)), "each once"
 
 
+def test_a_quiet_run_says_which_case_failed_where_others_of_its_mode_are_measured(project):
+    arguments = ["--workload", "net:Net", "--modes", "ddp", *SWEEP, "--quiet", "--out", "results/quiet"]
+    arguments[arguments.index("--gpus") + 1] = "1,2"
+    done = measure(project, *arguments, bug_on="1")
+    cases = load_run(project / "results/quiet").cases
+    ((case_id, reason),) = cases.loc[cases["status"] == "failed", ["case_id", "reason"]].to_numpy().tolist()
+    assert "late bug" in reason
+    kept = f"results/quiet/{failure_file(case_id)}"
+    assert done.stderr == f"{case_id}: failed: {reason}; {kept}\n"
+    assert (done.returncode, done.stdout) == (ExitCode.OK, "")
+
+
 @pytest.mark.campaign
 def test_a_rank_that_waits_for_one_that_raised_is_not_the_cause(failed):
     """On `--resume` only rank 1 has the bug, which DP does not use: DP is measured, DDP fails once more."""
