@@ -158,6 +158,16 @@ class Split:
         return 1 if self.gathered else self.num_chunks
 
 
+def why_too_few(folder: str, num_images: int, batch_size: int, num_sources: int) -> str:
+    """Say why the images of a folder do not fill a batch of all ranks; empty where they do."""
+    if num_images >= batch_size * num_sources:
+        return ""
+    return (
+        f"folder {folder!r} has {num_images} images, one global batch needs {batch_size * num_sources}"
+        f" ({batch_size} x {num_sources} ranks); use a smaller batch size, fewer devices or more images"
+    )
+
+
 def split_of(case: Case) -> Split:
     """How `case` splits its batch."""
     if case.num_batches > 1:

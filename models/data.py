@@ -7,15 +7,19 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..bench.case import why_too_few
 from ..bench.errors import UsageError
 from .nested import map_tensors, tensors_of
 from .profile import num_outputs
 from .workload import Batch, Workload, is_pair_of_tensors, make_batch
+
+if TYPE_CHECKING:
+    from .folder import Images
 
 _POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
 
@@ -107,31 +111,12 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
                 for _ in range(1 if data == "device" else _POOL_SIZE)
             ]
         return DeviceSource(drawn[key][0]) if data == "device" else HostSource(drawn[key], device)
-    if workload.image_size is None:
-        raise UsageError(
-            f"workload {workload.name} sets no image_size; set it, or use `device` or `host` data"
-        )
-    if not is_pair_of_tensors(make_batch(workload)):
-        raise UsageError(
-            f"a folder gives (images, classes), two tensors, and `batch` of workload {workload.name} another "
-            "shape; use `device` or `host` data"
-        )
+    images = images_for(workload, data)
+    if too_few := why_too_few(data, len(images), batch_size, world_size):
+        raise UsageError(too_few)
     # torchvision takes seconds to import: only a folder of images needs it.
-    from .folder import FolderSource, Images
+    from .folder import FolderSource
 
-    images = Images(Path(data), workload.image_size)
-    num_images, global_batch = len(images), batch_size * world_size
-    if num_images < global_batch:
-        raise UsageError(
-            f"folder {data!r} has {num_images} images, one global batch needs {global_batch} ({batch_size} x"
-            f" {world_size} ranks); use a smaller batch size, fewer devices or more images"
-        )
-    outputs = num_outputs(workload)
-    if outputs is not None and len(images.classes) > outputs:
-        raise UsageError(
-            f"folder {data!r} has {len(images.classes)} classes, {workload.name} has {outputs} outputs; use a"
-            " model with more outputs or a folder with fewer classes"
-        )
     return FolderSource(
         images,
         workload=workload,
@@ -142,6 +127,29 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
         seed=seed,
         num_workers=num_workers,
     )
+
+
+def images_for(workload: Workload, data: str) -> Images:
+    """Find the images of a folder, for a workload that can train on them. Raises UsageError."""
+    if workload.image_size is None:
+        raise UsageError(
+            f"workload {workload.name} sets no image_size; set it, or use `device` or `host` data"
+        )
+    if not is_pair_of_tensors(make_batch(workload)):
+        raise UsageError(
+            f"a folder gives (images, classes), two tensors, and `batch` of workload {workload.name} another "
+            "shape; use `device` or `host` data"
+        )
+    from .folder import Images
+
+    images = Images(Path(data), workload.image_size)
+    outputs = num_outputs(workload)
+    if outputs is not None and len(images.classes) > outputs:
+        raise UsageError(
+            f"folder {data!r} has {len(images.classes)} classes, {workload.name} has {outputs} outputs; use a"
+            " model with more outputs or a folder with fewer classes"
+        )
+    return images
 
 
 def _kept(batch: Batch, data: str, device: torch.device) -> Batch:

@@ -11,6 +11,7 @@ from statistics import median
 import msgspec
 
 from .. import plan
+from ..case import split_of, why_too_few
 from ..cli import command, say
 from ..console import format_s
 from ..errors import UsageError
@@ -96,6 +97,10 @@ def job_of(
         unit=found.unit,
         units_per_sample=found.units_per_sample,
     )
+    for split in (split_of(p.case) for p in planned if p.skip_reason is None):
+        num_images = found.num_images or split.batch_size * split.num_sources
+        if why := why_too_few(settings.data, num_images, split.batch_size, split.num_sources):
+            raise UsageError(why)
     if settings.race and not any(p.case.mode == "ddp" and p.case.num_devices > 1 for p in planned):
         raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
     return Job(settings=settings, machine=machine, plan=tuple(planned), inspected=found, seen=seen)

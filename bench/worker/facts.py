@@ -46,6 +46,8 @@ class Inspected(Record, frozen=True):
     has_fused_optimizer: bool
     takes_images: bool
     """Where channels_last is in question."""
+    num_images: int | None = None
+    """Of the folder, where the data is one."""
     versions: dict[str, str] = {}
     workload: WorkloadCode | None = None
     parameters: tuple[tuple[str, int, str], ...] = ()

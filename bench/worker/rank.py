@@ -18,6 +18,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
 
+from ...models.data import images_for
 from ...models.profile import profile_workload
 from ...models.registry import workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
@@ -143,14 +144,17 @@ class Rank:
         return port
 
     def _inspect(self, settings: ResolvedSettings) -> Inspected:
-        workload = self._workload = workload_of(settings)
+        workload, num_images = workload_of(settings), None
+        self._workload = workload
         if settings.data not in ("device", "host"):
             from ...models.folder import check_folder  # torchvision takes seconds to import
 
+            num_images = len(images_for(workload, settings.data))
             check_folder(Path(settings.data))
         return Inspected(
             model=profile_workload(workload),
             image_size=workload.image_size,
+            num_images=num_images,
             unit=workload.unit,
             units_per_sample=workload.units_per_sample,
             has_fused_optimizer=settings.first("fused_optimizer") and has_fused_optimizer(workload),

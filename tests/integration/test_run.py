@@ -3,11 +3,13 @@
 import itertools
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from commands import SMALL, TINY, finished, python
+from PIL import Image
 
 from ddp_bench import load_run
 from ddp_bench.bench.process import own_command
@@ -165,6 +167,42 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     assert "place 1 in round 1" in text
     assert "Expected time: about" in text
     assert not out.exists()
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--image-size", "16", "--batch-size", "4"), "6 images, one global batch needs 8 (4 x 2 ranks)"),
+        (("--workload", "rows:rows"), "workload rows sets no image_size; set it, or use `device` or `host`"),
+        (("--workload", "rows:few"), "has 2 classes, few has 1 outputs; use a model with more outputs"),
+        (("--image-size", "16", "--batch-size", "3"), ""),
+    ],
+)
+def test_a_dry_run_refuses_the_folder_that_the_run_would(tmp_path, monkeypatch, capsys, options, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "rows.py").write_text(ROWS)
+    for number in range(6):
+        file = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20)).save(file)
+    arguments = ["--device", "cpu", "--gpus", "1,2", "--modes", "ddp", "--data", "images", *options]
+    arguments += () if "--workload" in options else ("--arch", "resnet20")
+    assert main([*arguments, "--dry-run"]) == (2 if said else 0)
+    assert said in capsys.readouterr().err
+    sys.modules.pop("rows", None)
+
+
+ROWS = """
+import torch
+from torch import nn
+from ddp_bench import Workload
+def images(n, generator):
+    return torch.randn(n, 3, 8, 8, generator=generator), torch.randint(1, (n,), generator=generator)
+made = {"module": lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 1)), "batch": images}
+rows, few = Workload(name="rows", **made), Workload(name="few", image_size=8, **made)
+"""
 
 
 # As a fault leaves it: its files are brought up to date without its ranks; a resume goes on.
