@@ -73,6 +73,10 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
         _check_scattered(inputs, kwargs)
         return super().scatter(inputs, kwargs, device_ids)
 
+    def gather(self, outputs: Any, output_device: Any) -> Any:
+        check_gathered(outputs)
+        return super().gather(outputs, output_device)
+
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         if self.begin is not None:
             outputs = []
@@ -153,6 +157,7 @@ class DataParallelStandIn(nn.DataParallel[nn.Module]):
                 raise TypeError(
                     f"DataParallel gathers tensors, and the module's outputs hold {describe(leaf)}"
                 )
+        check_gathered(outputs)
         if torch.is_grad_enabled():
             masters = [one for one in self.module.parameters() if one.requires_grad]
             joined = _Gather.apply(self, self._leaves, [tensors_of(output) for output in outputs], *masters)
@@ -258,6 +263,16 @@ def _check_scattered(*inputs: Any) -> None:
             f"nn.DataParallel scatters tensors in tuples, lists and dicts, and hands {describe(whole[0])}"
             " whole to each replica"
         )
+
+
+def check_gathered(outputs: Sequence[Any]) -> None:
+    """Raise Unsupported for outputs that differ in more than their rows."""
+    for column in zip(*map(tensors_of, outputs), strict=False):
+        if len({rows(one).shape[1:] for one in column}) > 1:
+            raise Unsupported(
+                "replicas return tensors of different sizes, which nn.DataParallel cannot gather; where "
+                "pad_packed_sequence makes them, give it total_length="
+            )
 
 
 def _backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:

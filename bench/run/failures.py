@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,9 @@ TURN_S = 900.0
 
 MOST_NAMED = 4
 """So many ranks a message names; of more it gives the number."""
+
+DEBUG = "TORCH_DISTRIBUTED_DEBUG"
+CRASHES = f"; {DEBUG}=DETAIL is set, with which some versions of torch crash by themselves: unset it"
 
 IDLE = "its wait for the next command"
 """Where a rank died that had not begun with what it was told last."""
@@ -211,4 +215,5 @@ def _cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bo
         who, how = f"rank {first}", _end(exit_codes[first])
     if out_of_memory and (not killed or -signal.SIGKILL in known.values()):
         return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")
-    return Failure("failed", f"{who} {how} in {what}")
+    crashes = -signal.SIGSEGV in known.values() and os.environ.get(DEBUG) == "DETAIL"
+    return Failure("failed", f"{who} {how} in {what}{CRASHES if crashes else ''}")

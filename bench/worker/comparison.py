@@ -70,7 +70,7 @@ class Off:
     def said(self, allowed: float) -> str:
         """Which numbers are off by how much, beyond what is allowed."""
         if not self.total <= allowed:
-            return f"{self.kind} differ from those of single by {self.total:.2g}"
+            return f"{self.kind} differ from those of single by {self.total:.2g}, most in {self.name}"
         return f"{self.kind} of {self.name} differ from those of single by {self.of_one:.2g}"
 
     def among(self, peers: Peers) -> Off:

@@ -155,6 +155,17 @@ def answer_to(error: BaseException, *, is_of_a_case: bool = True) -> Report:
     return replace(found, place=place, traceback=formatted(error))
 
 
+WRAPPED = re.compile(r"'(\w*DataParallel\w*|FSDP\w+|_Gathered)' object has no attribute '(\w+)'")
+"""What Python says where a loss asks a wrapper for what only the module inside of it has."""
+
+
+def hint_of(error: BaseException) -> str:
+    """Say what helps with an error that many meet; empty for others."""
+    if isinstance(error, AttributeError) and (found := WRAPPED.search(text_of(error))):
+        return f"; only forward() goes through the wrapper of the model: call {found[2]} inside of forward()"
+    return ""
+
+
 def report_of(error: BaseException) -> Report:
     """What an error means for its case, and for the process that raised it."""
     text, broken = text_of(error), is_broken_by(error)
@@ -167,7 +178,7 @@ def report_of(error: BaseException) -> Report:
         return Report(status="oom", reason=f"out of host memory; {TOO_LARGE}", restart=broken)
     if is_out_of_gpu_memory(error):
         return Report(status="oom", reason=f"out of GPU memory; {TOO_LARGE}", restart=broken)
-    reason = _first_line(error)
+    reason = f"{_first_line(error)}{hint_of(error)}"
     is_cause = not isinstance(error, PeerFailedError) and not any(sign in reason for sign in LOST)
     return Report(status="failed", reason=reason, restart=broken, is_cause=is_cause)
 

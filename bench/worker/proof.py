@@ -25,13 +25,14 @@ from ..case import STAND_IN, Case, Split
 from ..errors import RAISED_BY_USERS
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
 from .comparison import AMPLIFIED, EXACT, Comparison, ProofError, unless_memory_is_full
-from .error_report import is_of_the_model
+from .error_report import hint_of, is_of_the_model
 from .facts import Shown
 from .groups import Peers, on_host
 from .making import Maker, begin_draws, shapes_of
 from .proof_inputs import IN_16_BITS, ProofInputs
 from .reference import Computed, Reference, Subject, Work
 from .stages import Splitter
+from .watch import outside_of_wrapper, why_wrong
 
 TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2e-2}
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
@@ -63,6 +64,8 @@ class Prover:
 
     draws = False
     """Whether the model of the case that was proved last, or its loss, draws random numbers."""
+    likely_cause = ""
+    """Of gradients that differ: what the loss of the case that was proved last did past the wrapper."""
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class Prover:
                 whole = replace(split, num_chunks=1, gathered=False)
                 # An error of the model's own comes first.
                 self.reference.computed(of, self._work(whole, dtype))
-                raise Unsupported(f"{NOT_STOOD_IN}: {one_line(error)}") from error
+                raise Unsupported(f"{NOT_STOOD_IN}: {one_line(error)}{hint_of(error)}") from error
             if full is not None:
                 return full
             return unless_memory_is_full(partial(self._compared, with_plain, found, dtype))
@@ -146,8 +149,9 @@ class Prover:
                     for buffer in filter(Tensor.is_floating_point, mode.module.buffers()):
                         buffer.add_(1)  # the first rank's have to come
             with mode.explained():
-                with of.peers.together():
+                with of.peers.together(), outside_of_wrapper(mode) as called:
                     self._backward(of.case, mode, work)
+                self.likely_cause = why_wrong(called)
                 return Computed(
                     gradients=on_host(mode.gradients()),
                     buffers=on_host(mode.buffers()),
@@ -191,4 +195,5 @@ class Prover:
         if error.is_within(allowed):
             return Shown(error=error.total)
         wrong = f"{error.said(allowed)} (relative; at most {allowed:.0e}{self.inputs.less()})"
+        wrong += self.likely_cause
         return Shown(not_proved=with_plain.why_off(error, allowed, wrong))

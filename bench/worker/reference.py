@@ -23,7 +23,7 @@ from ..case import Case, Split, split_of
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
 from ..modes.base import gradients_of, tensors_of_module
-from ..modes.dp import replica_of
+from ..modes.dp import check_gathered, replica_of
 from .groups import ALONE, Peers, Weights, as_default, difference, on_host
 from .making import Maker, begin_draws, generators, shapes_of
 
@@ -280,4 +280,5 @@ class _Gathered(nn.Module):
         with torch.no_grad():
             for name, one in held.items():
                 one.resize_(after[0][name].shape).copy_(after[0][name])
+        check_gathered(outputs)
         return join(outputs)

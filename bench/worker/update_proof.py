@@ -15,7 +15,7 @@ from functools import partial
 
 from ..case import Case
 from ..measure.memory import release_memory
-from ..measure.timed import Trainer, hooked
+from ..measure.timed import Hook, Trainer, hooked
 from ..numbers import short
 from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_is_full
 from .facts import Shown
@@ -23,6 +23,7 @@ from .groups import Weights, difference, on_host
 from .making import begin_draws
 from .proof import Prover
 from .reference import Computed, Subject
+from .watch import STEPS, steps_in_backward
 
 PROOF_STEPS = 2
 """Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""
@@ -55,6 +56,8 @@ class FirstSteps:
     weights: Weights | None = None
     """What the parameters were after the steps."""
     buffers: Weights = field(default_factory=dict)
+    stepped: list[bool] = field(default_factory=list)
+    """Whether each backward changed parameters."""
 
     def __post_init__(self) -> None:
         self.scales: tuple[float, ...] = (self.trainer.loss_scale,)
@@ -62,7 +65,10 @@ class FirstSteps:
         self.until_over = contextlib.ExitStack()
         """What ends with the steps that are compared."""
         if self.keeps:
-            self.until_over.enter_context(hooked([(self.trainer, "_train", self._begun)]))
+            trained = [one for one in self.trainer.mode.module.parameters() if one.requires_grad]
+            watched = partial(steps_in_backward, trained, self.stepped)
+            hooks: list[Hook] = [(self.trainer, "_train", self._begun), (self.trainer, "_propagate", watched)]
+            self.until_over.enter_context(hooked(hooks))
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
@@ -116,6 +122,7 @@ def _compared(steps: FirstSteps, of: Subject, prover: Prover) -> Shown:
     noise = with_plain.off(with_plain.reference(again=True))
     hook = "" if case.comm_hook == "none" else f" with the {case.comm_hook} hook"
     if wrong := beyond_rounding(error, tolerance, noise, f"{case.precision}{hook}"):
+        wrong += (STEPS if any(steps.stepped) else "") + prover.likely_cause
         return Shown(not_proved=with_plain.why_off(error, tolerance, wrong))
     return within_rounding(error, tolerance, noise)
 

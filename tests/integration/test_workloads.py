@@ -138,6 +138,86 @@ report([right, twice, summed, found(sync_batchnorm=True)])
     )
 
 
+PAST_THE_WRAPPER = """
+from ddp_bench.bench.worker.error_report import answer_to
+from ddp_bench.models.checks import check_learned
+def inner(model):
+    return getattr(model, "module", model)
+def of_inner(model, batch):
+    return functional.cross_entropy(inner(model)(batch["x"]), batch["y"])
+def of_part(model, batch):
+    hidden = inner(model).first(batch["x"])
+    return functional.cross_entropy(inner(model).last(hidden.tanh()), batch["y"])
+def of_method(model, batch):
+    return classified(model, batch) + model.hidden(batch["x"]).mean()
+class StepsInBackward(torch.optim.SGD):
+    def __init__(self, parameters):
+        parameters = [*parameters]
+        super().__init__(parameters, lr=0.0)
+        for one in parameters:
+            self.hook(one, torch.optim.SGD([one], lr=0.1))
+    def hook(self, one, own):
+        one.register_post_accumulate_grad_hook(lambda _: own.step())
+class StepsByHand(StepsInBackward):
+    def hook(self, one, _):
+        def stepped(gradient):
+            with torch.no_grad():
+                one.sub_(0.1 * gradient)
+        one.register_hook(stepped)
+class Padded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.GRU(WIDTH, 3, batch_first=True)
+    def forward(self, x, lengths):
+        from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.cells(packed)[0], batch_first=True)[0]
+def padded(n, generator):
+    x = torch.randn(n, n, WIDTH, generator=generator)
+    return (x, torch.arange(n) + 1), torch.zeros(n)
+learned = nn.Parameter(torch.ones(3))
+def reason(*given, **more):
+    try:
+        return outcome(*given, **more)
+    except Exception as error:
+        return answer_to(error).reason
+report({
+    "inner": reason(of(Mlp, named, batch_loss=of_inner)),
+    "part": reason(of(Mlp, named, batch_loss=of_part)),
+    "method": reason(of(Mlp, named, batch_loss=of_method)),
+    "method in dp": reason(of(Mlp, named, batch_loss=of_method), "dp"),
+    "hook": reason(of(Mlp, optimizer=StepsInBackward)),
+    "by hand": reason(of(Mlp, optimizer=StepsByHand)),
+    "padded": [reason(of(Padded, padded, loss=lambda x, _: x.square().mean()), m) for m in ("ddp", "dp")],
+    "learned": reason(of(Mlp, loss=lambda x, y: functional.cross_entropy(x * learned, y)), "single"),
+})
+"""
+
+
+def test_what_users_do_that_ddp_does_not_see_is_named_beside_what_differs(ranks):
+    said, _ = ranks(PROVEN + PAST_THE_WRAPPER)
+    wrong = "ProofError: gradients differ from those of single by "
+    assert said["inner"].startswith(wrong)
+    assert "most in first." in said["inner"] or "most in last." in said["inner"]
+    assert said["inner"].endswith("; the loss calls model.module, which DDP does not see: call model(…)")
+    assert said["part"].startswith(wrong)
+    assert said["part"].endswith(
+        "the loss calls first of model.module, which DDP does not see: call model(…)"
+    )
+    for name in ("method", "method in dp"):
+        assert said[name].endswith(
+            "has no attribute 'hidden'; only forward() goes through the wrapper of the"
+            " model: call hidden inside of forward()"
+        ), name
+    for name in ("hook", "by hand"):
+        assert said[name].startswith("ProofError: parameters"), name
+        assert said[name].endswith("in the backward runs before DDP averages: step after the backward"), name
+    (proof, _), of_dp = said["padded"]
+    assert proof < 1e-9
+    assert of_dp.endswith("cannot gather; where pad_packed_sequence makes them, give it total_length=")
+    assert "has parameters (one of shape (3,)) that module() does not hold" in said["learned"]
+
+
 @pytest.mark.parametrize(
     ("workload", "settings"),
     [

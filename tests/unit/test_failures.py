@@ -42,6 +42,17 @@ def test_the_cause_of_a_failure(codes, oom, status, words):
     assert words in found.reason
 
 
+def test_a_crash_under_torchs_debug_level_says_what_to_unset(monkeypatch):
+    def reason(code):
+        return failures.failure_of({1: code}, what="its preparation", out_of_memory=False).reason
+
+    monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
+    assert "unset" not in reason(SEGV)
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    assert reason(SEGV).endswith("some versions of torch crash by themselves: unset it")
+    assert "unset" not in reason(KILL)
+
+
 def test_how_ranks_ended_is_kept_and_the_cause_told_apart():
     codes = {0: None, 1: None, 2: SEGV, 5: 3}
     found = failures.failure_of(codes, what="round 3 (timed)", out_of_memory=False)
