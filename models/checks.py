@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ def checked(workload: Workload) -> Workload:
         _check_repeated(workload, batch, again)
         _check_size(workload, batch)
         _check_forward(workload, module, batch)
+        _check_loss_module(workload, module, batch)
         _check_optimizer(workload, module)
         _try_loss(workload, module, batch)
     return workload
@@ -73,6 +75,15 @@ def _check_module(workload: Workload, module: nn.Module) -> None:
     what = f"the module of workload {workload.name}"
     if any(map(nn.parameter.is_lazy, (*module.parameters(), *module.buffers()))):
         raise UsageError(f"{what} has lazy layers; give their sizes, or call it once in module()")
+    for name, one in (*module.named_parameters(), *module.named_buffers()):
+        shared = one.layout == torch.strided and any(
+            size > 1 and not step for size, step in zip(one.shape, one.stride(), strict=True)
+        )
+        if shared:
+            raise UsageError(
+                f"{what} has {name} expanded: its elements share memory, and DDP cannot write there what it"
+                f" receives; register a clone() of {name}"
+            )
     for part in module.modules():
         if isinstance(part, (nn.DataParallel, DistributedDataParallel)):
             name = type(part).__name__
@@ -142,11 +153,80 @@ def _check_optimizer(workload: Workload, module: nn.Module) -> None:
     if not isinstance(made, Optimizer):
         raise wrong_result(workload, "optimizer", made)
     closure = inspect.signature(type(made).step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
+    is_torchs = type(made).step.__module__.startswith("torch.")
+    if closure is not None and (
+        closure.default is closure.empty or not (is_torchs or _steps_alone(workload, module))
+    ):
         raise UsageError(
             f"`optimizer` of workload {workload.name} returned a {type(made).__name__}, whose step calls the"
             " loss again; give an optimizer whose step() needs no closure"
         )
+
+
+def _steps_alone(workload: Workload, module: nn.Module) -> bool:
+    """Whether the optimizer, of a class of the user's, takes a step without a closure, or else with none."""
+
+    def can_step(*closure: Callable[[], float]) -> bool:
+        for one in module.parameters():
+            one.grad = torch.zeros_like(one) if one.requires_grad else None
+        try:
+            workload.optimizer(list(module.parameters())).step(*closure)
+        except RAISED_BY_USERS:
+            return False
+        return True
+
+    found = can_step() or not can_step(lambda: 0.0)
+    module.zero_grad()
+    return found
+
+
+def _check_loss_module(workload: Workload, module: nn.Module, batch: Batch) -> None:
+    """Raise UsageError for a loss that is a module with parameters of its own that it learns."""
+    loss = workload.batch_loss or workload.loss
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    owner = getattr(loss, "__self__", loss)
+    if not isinstance(owner, nn.Module) or not any(one.requires_grad for one in owner.parameters()):
+        return
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            found: Any = loss_function(workload)(module, batch)
+    except RAISED_BY_USERS:  # it may want a GPU; the proof looks too
+        return
+    check_learned(workload, module, found, dict(owner.named_parameters()))
+
+
+def check_learned(
+    workload: Workload, module: nn.Module, loss: object, named: Mapping[str, nn.Parameter] | None = None
+) -> None:
+    """Raise UsageError where a loss gives gradients to parameters that the module does not hold.
+
+    No optimizer steps them, and DDP does not send them. `named` are known by their names.
+    """
+    own = {id(one) for one in module.parameters()}
+    strange = [one for one in _parameters_of(loss) if id(one) not in own]
+    if strange:
+        names = {id(one): name for name, one in (named or {}).items()}
+        first = names.get(id(strange[0])) or f"one of shape {tuple(strange[0].shape)}"
+        raise UsageError(
+            f"the loss of workload {workload.name} has parameters ({first}) that module() does not hold, and"
+            " nothing trains them: move them into module(), or freeze them by requires_grad_(False)"
+        )
+
+
+def _parameters_of(loss: object) -> list[nn.Parameter]:
+    """List the parameters that a backward of the loss would reach."""
+    nodes, seen, found = [getattr(loss, "grad_fn", None)], set[object](), list[nn.Parameter]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter):
+            found.append(leaf)
+        nodes += [following for following, _ in node.next_functions]
+    return found
 
 
 def _try_loss(workload: Workload, module: nn.Module, batch: Batch) -> None:

@@ -1,7 +1,7 @@
 """Tensors in any nesting of tuples, lists, dicts and objects: the one place that looks into batches.
 
-The containers are those that `nn.DataParallel` scatters and gathers. An object, such as a graph, it hands whole
-to each replica. What is no tensor stays as it is.
+The containers are those that `nn.DataParallel` scatters and gathers. Objects, such as graphs, go whole to
+each replica. What is no tensor stays as it is.
 """
 
 from __future__ import annotations

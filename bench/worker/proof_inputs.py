@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from ...models.checks import check_learned
 from ...models.nested import cut, map_tensors, tensors_of
 from ...models.step import float32_precision
 from ...models.workload import Batch
@@ -85,6 +86,7 @@ class ProofInputs:
             loss = self.maker.loss(module, self.batch(LEAST_ROWS, dtype))
         finally:
             hook.remove()
+        check_learned(self.maker.workload, module, loss)
         loss.backward()
         return math.ceil(LEAST_ROWS * max(1.0, LEAST_VALUES / min(values, default=LEAST_VALUES)))
 

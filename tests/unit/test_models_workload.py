@@ -41,6 +41,50 @@ def nothing(*_):
     return None
 
 
+class Margin(nn.Module):
+    """A loss that learns, or else does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(3))
+
+    def forward(self, outputs, targets):
+        return functional.mse_loss(outputs - self.centre, targets)
+
+
+class Silent(Margin):
+    def forward(self, outputs, targets):
+        with torch.no_grad():
+            known = outputs + self.centre
+        return functional.mse_loss(outputs + known, targets)
+
+
+class Closes(torch.optim.Optimizer):
+    work = staticmethod(lambda closure: closure())
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        self.work(closure)
+
+
+class Steps(Closes):
+    work = staticmethod(lambda _: None)
+
+
+class Broken(Closes):
+    work = staticmethod(lambda _: torch.zeros(1).cuda(99))
+
+
+class Expanded(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("position_ids", torch.arange(4).expand(1, -1))
+        self.register_buffer("first", self.position_ids[:, 1:])
+        self.register_buffer("scale", torch.ones(4).expand(2, -1))
+
+
 def refused(size=2, **changes):
     with pytest.raises(UsageError) as caught:
         make_batch(checked(workload(**changes)), batch_size=size)
@@ -167,6 +211,16 @@ def test_what_can_be_called_as_expected_is_taken(fits):
         ({"module": lambda: nn.LazyLinear(3)}, "has lazy layers; give their sizes"),
         ({"module": lambda: nn.Sequential(nn.DataParallel(nn.Linear(4, 3)))}, "holds a DataParallel"),
         ({"optimizer": torch.optim.LBFGS}, "returned a LBFGS, whose step calls the loss"),
+        (
+            {"optimizer": Closes},
+            "returned a Closes, whose step calls the loss again; give an optimizer whose",
+        ),
+        ({"loss": Margin()}, "the loss of workload mine has parameters (centre) that module() does not hold"),
+        (
+            {"loss": partial(Margin().forward)},
+            "(centre) that module() does not hold, and nothing trains them",
+        ),
+        ({"module": Expanded}, "the module of workload mine has scale expanded: its elements share memory"),
         ({"batch": careless}, "returns other numbers for a generator in the same state; draw from"),
         ({"batch": counted}, "inputs in these containers cannot be made anew (first argument must be call"),
         (returning(lambda x, y: ({"x": x}, y)), "takes (input); `batch` gives it {'x': a tensor of"),
@@ -175,6 +229,20 @@ def test_what_can_be_called_as_expected_is_taken(fits):
 )
 def test_a_result_that_does_not_fit_is_described(changes, said):
     assert said in refused(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": Silent()},
+        {"loss": Margin().requires_grad_(False)},
+        {"optimizer": Steps},
+        {"optimizer": Broken},
+    ],
+    ids=["learns nothing", "frozen", "steps alone", "steps on other machines"],
+)
+def test_what_only_looks_like_a_mistake_is_taken(changes):
+    assert checked(workload(**changes)).name == "mine"
 
 
 def test_what_the_meta_device_refuses_is_left_to_the_proof():
