@@ -250,7 +250,11 @@ for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
     parts = [weakref.ref(part) for part in parts]
     trainer.close()
     del trainer
-    kept[str(settings)] = sum(part() is not None for part in parts)
+    for _ in range(1000):  # gloo's threads let go of a hook's futures a moment later; a cycle stays
+        kept[str(settings)] = sum(part() is not None for part in parts)
+        if not kept[str(settings)]:
+            break
+        time.sleep(0.01)
 report(kept)
 """)
     assert [set(kept.values()) for kept in found] == [{0}, {0}]

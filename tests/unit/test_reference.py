@@ -321,6 +321,9 @@ class Steps:
     def _train(self, batch):
         """It is told when random numbers begin."""
 
+    def _propagate(self, loss):
+        """It is watched for what changes parameters."""
+
 
 def watched(scales, **settings):
     trainer = Steps(scales)
@@ -328,7 +331,7 @@ def watched(scales, **settings):
     for _ in scales[1:]:
         first.after_step()
     first.end()
-    assert "_train" not in vars(trainer), "the class's own method shows again"
+    assert not {"_train", "_propagate"} & vars(trainer).keys(), "the class's own methods show again"
     return first
 
 
