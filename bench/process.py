@@ -20,6 +20,12 @@ from typing import Protocol
 
 PACKAGE = Path(__file__).parents[1].resolve()
 
+OWN_FOLDERS = frozenset(path.resolve() for path in (PACKAGE, *PACKAGE.iterdir()) if path.is_dir())
+"""Folders of this code; in a checkout the package has links to some."""
+
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages; a virtual environment often lies within the repository that uses it."""
+
 KILLED_S = 10.0
 """So long a process that was killed may take to end."""
 

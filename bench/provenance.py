@@ -15,21 +15,15 @@ from pathlib import Path
 
 from .machine import version_of
 from .manifest import Git, WorkloadCode
-from .process import PACKAGE
+from .process import INSTALLED, OWN_FOLDERS, PACKAGE
 
 ROOT = PACKAGE.parent
 """The checkout that this code runs from, or the folder that it is installed in."""
-
-OWN_FOLDERS = frozenset(path.resolve() for path in (PACKAGE, *PACKAGE.iterdir()) if path.is_dir())
-"""Folders of this code; in a checkout the package has links to some."""
 
 GIT_TIMEOUT_S = 10
 
 GIT_LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
 """What git tells its hooks of their repository; the one asked about may be another."""
-
-INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of installed packages; a virtual environment often lies within the repository that uses it."""
 
 
 def run_git(

@@ -17,10 +17,8 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..manifest import Manifest
-from ..process import ended_with_us, huge_pages_env, own_command, uninterrupted
+from ..process import INSTALLED, OWN_FOLDERS, ended_with_us, huge_pages_env, own_command, uninterrupted
 from ..provenance import (
-    INSTALLED,
-    OWN_FOLDERS,
     ROOT,
     ask_git,
     import_root,

@@ -285,7 +285,11 @@ class CaseRunner:
 
 
 def facts_of(
-    case: Case, shown: ProofResult, warmed: Sequence[Warmed], update: ProofResult, by_device: Sequence[int] | None
+    case: Case,
+    shown: ProofResult,
+    warmed: Sequence[Warmed],
+    update: ProofResult,
+    by_device: Sequence[int] | None,
 ) -> dict[str, Any]:
     """Return what is known of a case once every rank has prepared it, for its row in cases.csv."""
     doubt = shown.not_proved or update.not_proved

@@ -15,13 +15,13 @@ from typing import TypeVar
 import torch
 
 from ..errors import RAISED_BY_USERS
+from ..measure.faults import is_out_of_memory
 from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
 from ..results.block_times import NotProved, ProofResult
-from .error_report import is_out_of_memory
-from .groups import Weights, difference, norm, norm_of
 from .peers import Peers
 from .reference import TELL_FROZEN, Computed, Subject
+from .weights import Weights, difference, norm, norm_of
 
 T = TypeVar("T")
 

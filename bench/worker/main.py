@@ -19,11 +19,12 @@ from typing import Any, NoReturn
 from ..cli import guarded, speaker
 from ..errors import ExitCode
 from ..launch import Launch
+from ..measure.groups import waiting_for, waits_for
 from ..process import die_at_once, host_name
+from ..tracebacks import bounded
 from . import messages as m
-from .error_report import bounded
-from .groups import ADDRESS_KEY, joined_store, waiting_for, waits_for
 from .rank import Rank
+from .stores import ADDRESS_KEY, joined_store
 
 CONNECT_S = 600.0
 """So long a worker looks for its conductor: allocations and slow file systems can take minutes."""

@@ -28,7 +28,7 @@ from ...models.workload import (
 from ..case import Case, split_of
 from ..errors import UsageError
 from ..modes.base import tensors_of_module
-from .groups import Weights
+from .weights import Weights
 
 
 class Maker:

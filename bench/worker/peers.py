@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .error_report import PeerFailedError, PeerFullError, is_out_of_memory
-from .groups import Weights, fine, norm_of, waiting_for
+from ..measure.faults import PeerFailedError, PeerFullError, is_out_of_memory
+from ..measure.groups import waiting_for
+from .weights import Weights, fine, norm_of
 
 MEETS, FINE, FAILED, FULL = -1.0, 0.0, 1.0, 2.0
 """What a rank says within its part, where it goes on with the others, and at its end; the largest counts."""

@@ -23,6 +23,7 @@ from ...models.step import float32_precision
 from ...models.workload import Batch, Workload, one_line
 from ..case import STAND_IN, Case, Split
 from ..errors import RAISED_BY_USERS
+from ..measure.faults import hint_of, is_of_the_model
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
 from ..results.block_times import ProofResult
 from .comparison import (
@@ -34,8 +35,6 @@ from .comparison import (
     ProofError,
     unless_memory_is_full,
 )
-from .error_report import hint_of, is_of_the_model
-from .groups import on_host
 from .making import Maker, begin_draws, shapes_of
 from .peers import Peers
 from .proof_inputs import IN_16_BITS, LEAST_ROWS, ProofInputs
@@ -43,6 +42,7 @@ from .reference import Computed, Reference, Subject, Work
 from .split_effect import MIN_REPEATED, SplitEffect
 from .stages import Splitter
 from .watch import outside_of_wrapper, why_wrong
+from .weights import on_host
 
 TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2e-2}
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they

@@ -18,9 +18,9 @@ from ...models.nested import cut, map_tensors, tensors_of
 from ...models.workload import Batch
 from ..case import Case, Split, split_of
 from ..errors import RAISED_BY_USERS
+from ..measure.faults import classify_error, is_of_the_model
+from ..measure.groups import as_default
 from ..measure.timed import autocast_of
-from .error_report import is_of_the_model, report_of
-from .groups import as_default
 from .making import Maker, begin_draws, precise
 from .peers import Peers
 
@@ -65,7 +65,7 @@ class ProofInputs:
                 with autocast_of(case):
                     self.maker.loss(module, self.batch(num_rows, None))
             except RAISED_BY_USERS as error:
-                if report_of(error).restart:
+                if classify_error(error).restart:
                     raise  # what else is wrong, the proof finds
         self._settled.add(num_rows)
 
@@ -82,7 +82,7 @@ class ProofInputs:
             except RAISED_BY_USERS as error:
                 if not is_of_the_model(error):
                     raise
-                self.why_float32 = self.why_float32 or report_of(error).reason
+                self.why_float32 = self.why_float32 or classify_error(error).reason
         return None, self._tried(None)
 
     def _tried(self, dtype: torch.dtype | None) -> int:

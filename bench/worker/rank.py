@@ -23,11 +23,13 @@ from ...models.profile import num_outputs, profile_workload
 from ...models.registry import num_classes_of, workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
 from ...models.workload import Workload
-from ..errors import RAISED_BY_USERS
+from ..errors import RAISED_BY_USERS, UsageError, UserCodeError
 from ..load import read_load
 from ..machine import oom_kills, versions
 from ..measure.calibration import trainable
 from ..measure.clock import make_clock
+from ..measure.faults import classify_error
+from ..measure.groups import as_default, check_link, finish, new_group, num_launched, waiting_for
 from ..measure.memory import release_cache, release_memory
 from ..measure.standalone import allreduce_ms
 from ..measure.timed import probe
@@ -35,25 +37,14 @@ from ..modes import require_compiler
 from ..provenance import workload_code
 from ..results.block_times import ProofResult
 from ..settings import ResolvedSettings
+from ..tracebacks import formatted, place_of
 from . import messages as m
 from .agreement import differing_gradients
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
-from .error_report import answer_to
 from .facts import Begun, Inspected, Warmed
-from .groups import (
-    ADDRESS_KEY,
-    as_default,
-    check_link,
-    finish,
-    joined_store,
-    meet,
-    new_group,
-    num_launched,
-    opened_store,
-    waiting_for,
-)
 from .held_case import HeldCase, Shared, build
 from .proof import Prover
+from .stores import ADDRESS_KEY, joined_store, meet, opened_store
 
 
 class Rank:
@@ -76,7 +67,8 @@ class Rank:
             found = m.Report(value=self._in_step(command))
         except RAISED_BY_USERS as error:  # whatever a model raises fails its case alone
             found = answer_to(error, is_of_a_case=not isinstance(command, BEFORE_CASES))
-        return replace(found, launched=num_launched(self._group_of(command)))
+        group = self._group_of(command)
+        return replace(found, launched=m.NO_GROUP if group is None else num_launched(group))
 
     def _in_step(self, command: m.Command[Any]) -> Any:
         if isinstance(command, m.IN_STEP):
@@ -210,7 +202,7 @@ class Rank:
         stages = prover.splitter.stages(asked.by_device)
         shown = prover.prove(asked.case, self._group_of(asked), stages)
         effect = prover.split_effect.of(prover.subject(asked.case, stages))
-        return None if self.number else replace(shown, split_effect=effect)
+        return None if self.number else dataclasses.replace(shown, split_effect=effect)
 
     def _warm(self, asked: m.Warm) -> Warmed:
         stages = self._prover.splitter.stages(asked.by_device)
@@ -236,6 +228,26 @@ class Rank:
             case m.Curve(group=group):
                 return self._groups.get(group)
         return None
+
+
+def answer_to(error: BaseException, *, is_of_a_case: bool = True) -> m.Report:
+    """Make a rank's answer where its work raised, with where that was.
+
+    A mistake of the user ends the run; what loading the user's code raises is one only before all cases.
+    """
+    if isinstance(error, UsageError) and not (is_of_a_case and isinstance(error, UserCodeError)):
+        cause = error.__cause__ if isinstance(error, UserCodeError) else None
+        text = "" if cause is None else formatted(cause)
+        return m.Report(
+            status="usage", reason=str(error), exit_code=error.exit_code, label=error.label, traceback=text
+        )
+    fault = classify_error(error)
+    found = m.Report(**dataclasses.asdict(fault))
+    if not found.is_failure:
+        return found
+    # Where memory ran out says little, and the reason says what helps.
+    place = place_of(error) if found.status == "failed" else ""
+    return replace(found, place=place, traceback=formatted(error))
 
 
 BEFORE_CASES = (m.Open, m.Look, m.Inspect, m.Probe, m.Begin)

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from ...models.nested import join, map_tensors
 from ...models.workload import Batch
 from ..case import Case, Split, split_of
+from ..measure.groups import as_default, num_launched
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
 from ..modes.base import gradients_of_all
 from .forwards import BufferSharing, losses
-from .groups import Weights, as_default, difference, num_launched, on_host
 from .making import Maker, begin_draws, generators, shapes_of
 from .peers import ALONE, Peers
+from .weights import Weights, difference, on_host
 
 MAX_KEPT_BYTES = 2**30
 """Results are kept for later cases while they take less; of more, the last gradient and update alone."""

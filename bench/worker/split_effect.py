@@ -14,12 +14,12 @@ from ...models.step import float32_precision
 from ...models.workload import Batch
 from ..case import Split
 from ..errors import RAISED_BY_USERS
-from .error_report import report_of
-from .groups import Weights, difference, norm
+from ..measure.faults import classify_error
 from .making import begin_draws
 from .peers import ALONE
 from .proof_inputs import ProofInputs, proven_split
 from .reference import Computed, Reference, Subject, Work
+from .weights import Weights, difference, norm
 
 MIN_REPEATED = 1e-3
 """A smaller effect is rounding, or too small to matter."""
@@ -58,7 +58,7 @@ class SplitEffect:
                 with float32_precision("fp32", self._inputs.maker.device):
                     self._known[key] = self._computed(of, split, dtype)
             except RAISED_BY_USERS as error:
-                if report_of(error).restart:
+                if classify_error(error).restart:
                     raise
                 self._known[key] = None
         return self._known[key]

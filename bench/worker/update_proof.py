@@ -19,11 +19,11 @@ from ..measure.timed import Hook, Trainer, hooked
 from ..numbers import short
 from ..results.block_times import ProofResult
 from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_is_full
-from .groups import Weights, difference, on_host
 from .making import begin_draws
 from .proof import Prover
 from .reference import TELL_FROZEN, Computed, Subject, changed_weights
 from .watch import STEPS, steps_in_backward
+from .weights import Weights, difference, on_host
 
 PROOF_STEPS = 2
 """Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""

@@ -61,7 +61,7 @@ def test_a_fault_of_dp_is_caught(monkeypatch, owner, method, fault, said):
 
 
 DDP_PROOF = """
-from ddp_bench.bench.worker.error_report import PeerFailedError
+from ddp_bench.bench.measure.faults import PeerFailedError
 workload = resnet_workload("resnet20", 16)
 prover = Prover(workload, cluster.place, 0)
 group = cluster.group(2, "gloo")

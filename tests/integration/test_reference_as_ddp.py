@@ -284,7 +284,7 @@ report([own[cluster.rank].among(peers).said(0.15), own[cluster.rank].among(peers
 
 def test_ranks_that_call_the_model_another_number_of_times_fail_and_none_waits(kinds):
     found = kinds("""
-from ddp_bench.bench.worker.error_report import PeerFailedError
+from ddp_bench.bench.measure.faults import PeerFailedError
 def more_on_one(model, batch):
     if dist.get_rank() == 1 and world() > 1:
         model(batch["t"])

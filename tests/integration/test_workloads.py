@@ -13,7 +13,7 @@ from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import held_case
-from ddp_bench.bench.worker.groups import as_default
+from ddp_bench.bench.measure.groups import as_default
 control, size = torch.distributed.group.WORLD, cluster.world_size
 alone, everyone = cluster.group(1, "gloo"), cluster.group(size, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=size)
@@ -139,7 +139,7 @@ report([right, twice, summed, found(sync_batchnorm=True)])
 
 
 PAST_THE_WRAPPER = """
-from ddp_bench.bench.worker.error_report import answer_to
+from ddp_bench.bench.worker.rank import answer_to
 from ddp_bench.models.checks import check_learned
 def inner(model):
     return getattr(model, "module", model)

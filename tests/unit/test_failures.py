@@ -9,6 +9,8 @@ from stand_ins import stand_in
 from torch._utils import ExceptionWrapper
 
 from ddp_bench.bench.errors import UsageError, UserCodeError
+from ddp_bench.bench.measure import faults
+from ddp_bench.bench.measure.faults import Fault, classify_error
 from ddp_bench.bench.measure.timed import NonFiniteLossError
 from ddp_bench.bench.modes import Unsupported
 from ddp_bench.bench.modes.base import UnusedParametersError
@@ -17,9 +19,8 @@ from ddp_bench.bench.results.journal import Settled, State, UnderWay
 from ddp_bench.bench.run import failures
 from ddp_bench.bench.run.failures import LEAST_S, LEAST_STEPS, PATIENCE, Failure, block_s, preparing_s
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.worker import error_report
-from ddp_bench.bench.worker.error_report import answer_to, report_of
 from ddp_bench.bench.worker.messages import Report
+from ddp_bench.bench.worker.rank import answer_to
 
 KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
 
@@ -141,7 +142,7 @@ ACCELERATOR, BACKEND = torch.AcceleratorError, dist.DistBackendError
 
 
 def failed(reason, **more):
-    return Report(status="failed", reason=reason, **more)
+    return Fault(status="failed", reason=reason, **more)
 
 
 def first_line(error):
@@ -150,7 +151,7 @@ def first_line(error):
 
 def full(memory, *, restart=False):
     advice = f"out of {memory} memory; use a smaller --batch-size or smaller inputs"
-    return Report(status="oom", reason=advice, restart=restart)
+    return Fault(status="oom", reason=advice, restart=restart)
 
 
 FULL_GPU = [
@@ -225,15 +226,15 @@ UNSUPPORTED = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if
         (NonFiniteLossError("loss is nan after 3 steps"), failed("loss is nan after 3 steps")),
         (
             UnusedParametersError("give …"),
-            Report(status="failed", reason="give …", reason_code="unused_parameters"),
+            Fault(status="failed", reason="give …", reason_code="unused_parameters"),
         ),
-        (Unsupported("torch 2.14 has none"), Report(status="skipped", reason="torch 2.14 has none")),
+        (Unsupported("torch 2.14 has none"), Fault(status="skipped", reason="torch 2.14 has none")),
     ],
     ids=lambda part: repr(part)[:50],
 )
 def test_what_an_error_costs(error, report):
     """The case alone, but where the device or the communicator is broken: then the ranks start again."""
-    assert report_of(error) == report
+    assert classify_error(error) == report
 
 
 @pytest.mark.parametrize(
@@ -248,24 +249,24 @@ def test_what_may_be_a_full_gpu_is_one_where_little_is_free(error, monkeypatch):
     def tells_nothing(_):
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    assert report_of(error).status == "failed", "no GPU is in use"
+    assert classify_error(error).status == "failed", "no GPU is in use"
     calls = {
         "torch.cuda.device_count": lambda: 3,
         "torch.cuda.memory_reserved": lambda index: 2**30 * (index != 1),
     }
-    stand_in(monkeypatch, error_report, calls)
+    stand_in(monkeypatch, faults, calls)
     for free_mib, status in ((9000, "failed"), (100, "oom")):
         by_device = {0: (40000, 80000), 2: (free_mib, 80000)}
-        stand_in(monkeypatch, error_report, {"torch.cuda.mem_get_info": by_device.__getitem__})
-        assert report_of(error).status == status
-    stand_in(monkeypatch, error_report, {"torch.cuda.mem_get_info": tells_nothing})
-    assert report_of(error).status == "failed"
+        stand_in(monkeypatch, faults, {"torch.cuda.mem_get_info": by_device.__getitem__})
+        assert classify_error(error).status == status
+    stand_in(monkeypatch, faults, {"torch.cuda.mem_get_info": tells_nothing})
+    assert classify_error(error).status == "failed"
 
 
 def test_the_texts_of_the_installed_allocator():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
-    assert report_of(caught.value) == full("host")
+    assert classify_error(caught.value) == full("host")
 
 
 def test_what_a_replica_raised_is_named_by_its_own_line():
@@ -277,8 +278,8 @@ def test_what_a_replica_raised_is_named_by_its_own_line():
             wrapped = ExceptionWrapper(where="in replica 1 on device 1")
         with pytest.raises(kind, match="Caught") as caught:
             wrapped.reraise()
-        assert report_of(caught.value).reason == f"{kind.__name__}: {text}"
-        assert report_of(caught.value).restart == (kind is RuntimeError)
+        assert classify_error(caught.value).reason == f"{kind.__name__}: {text}"
+        assert classify_error(caught.value).restart == (kind is RuntimeError)
 
 
 def test_a_mistake_of_the_user_is_not_a_cases():

@@ -11,6 +11,7 @@ from torch import _inductor, nn
 
 from ddp_bench.bench.case import Split, split_of
 from ddp_bench.bench.case_settings import COMM_HOOKS
+from ddp_bench.bench.measure.faults import PeerFailedError, PeerFullError
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import SingleMode, gradients_of
 from ddp_bench.bench.modes.compiled import draws_as_eager
@@ -24,8 +25,6 @@ from ddp_bench.bench.worker.comparison import (
     ProofError,
     unless_memory_is_full,
 )
-from ddp_bench.bench.worker.error_report import PeerFailedError, PeerFullError
-from ddp_bench.bench.worker.groups import difference, norm
 from ddp_bench.bench.worker.held_case import HeldCase
 from ddp_bench.bench.worker.making import Maker
 from ddp_bench.bench.worker.reference import Computed, Reference, Subject
@@ -38,6 +37,7 @@ from ddp_bench.bench.worker.update_proof import (
     beyond_rounding,
     within_rounding,
 )
+from ddp_bench.bench.worker.weights import difference, norm
 from ddp_bench.models.data import open_source
 from ddp_bench.models.workload import Workload
 

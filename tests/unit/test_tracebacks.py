@@ -6,11 +6,12 @@ import re
 import pytest
 import torch
 
+from ddp_bench.bench import tracebacks as tb
 from ddp_bench.bench.errors import UserCodeError
+from ddp_bench.bench.measure.faults import LOST, classify_error
 from ddp_bench.bench.run.failures import failure_in
-from ddp_bench.bench.worker import error_report as tb
-from ddp_bench.bench.worker.error_report import LOST, answer_to, report_of
 from ddp_bench.bench.worker.messages import Report
+from ddp_bench.bench.worker.rank import answer_to
 
 NET = """\
 import json
@@ -144,7 +145,7 @@ def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net):
 
     error = raised(compiled)
     assert tb.place_of(error) == f"net.py:{lines('functional.linear')}, in in_torch"
-    assert re.fullmatch(r"\w+: RuntimeError: .*\[?2(x|, )2\]? .*3(x|, )3.*", report_of(error).reason), (
+    assert re.fullmatch(r"\w+: RuntimeError: .*\[?2(x|, )2\]? .*3(x|, )3.*", classify_error(error).reason), (
         "what it met"
     )
 

@@ -1,0 +1,39 @@
+"""Tensors by name: parameters, what was added to them, their gradients, or buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+"""Tensors by the names of parameters or buffers."""
+
+
+def fine(tensor: Tensor) -> Tensor:
+    """The tensor in float32 at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def norm_of(tensor: Tensor) -> Tensor:
+    """The 2-norm of a tensor of real or complex numbers."""
+    # Squares of float32 overflow and vanish.
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    found: Tensor = torch.linalg.vector_norm(tensor.to(wide))
+    return found
+
+
+def on_host(named: Weights) -> Weights:
+    """Copy tensors to the host."""
+    return {name: one.detach().to("cpu", copy=True) for name, one in named.items()}
+
+
+def difference(one: Weights, other: Weights) -> Weights:
+    """`one` - `other`, in float32 at least."""
+    return {name: fine(one[name]) - fine(start) for name, start in other.items()}
+
+
+def norm(weights: Mapping[str, Tensor]) -> float:
+    """The 2-norm over all tensors."""
+    return float(torch.stack([norm_of(one).cpu() for one in weights.values()] or [torch.zeros(())]).norm())
