@@ -81,8 +81,12 @@ def compile_module(module: nn.Module, mode: str) -> None:
     """
     # Importing the compiler takes seconds.
     from torch import _dynamo, _inductor
+    from torch._dynamo import pgo
 
     _dynamo.config.recompile_limit = MOST_GRAPHS
+    # A size that differs from an earlier case's would be taken for one that varies, and kernels for any size
+    # are slower; a program that trains this case alone has none.
+    pgo.reset_code_state()
     patches = {} if mode == "default" else _inductor.list_mode_options(mode)
     module.compile(backend=functools.partial(_compile_graph, config_patches=patches))
 

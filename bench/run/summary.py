@@ -91,7 +91,7 @@ def print_summary(folder: Path, conclusion: Conclusion, timing: Timing, page: Pa
         print(*("", *(_filled("- ", note) for note in conclusion.notes)), sep="\n")
     # What a terminal shows last is read first.
     print()
-    width = max(LABEL_WIDTH, *(len(label) + 1 for label, _ in conclusion.lines))
+    width = max([LABEL_WIDTH, *(len(label) + 1 for label, _ in conclusion.lines)])
     for label, said in conclusion.lines:
         print(_filled(f"{label:<{width}}", said) if label else visible(f"  {said}"))
     if page is not None:

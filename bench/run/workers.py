@@ -67,15 +67,13 @@ class Workers:
         return len(self._workers.keys() - {LOOKER})
 
     def open(self) -> None:
-        """Unless it is done, start the first worker and the one that looks at the model; meet a launcher's.
-
-        The first one opens the store.
+        """Unless it is done, start the first worker, which opens the store; meet a launcher's others, too.
 
         Raises UsageError where they do not come, or where the port is taken.
         """
         if self._workers:
             return
-        self._start([0, LOOKER])
+        self._start([0])
         if (there := self.launched) is None:
             self.store_port = self.value(0, m.Open(), "start-up", MEETING_S)
             return
@@ -136,11 +134,16 @@ class Workers:
 
     def value(self, rank: int, command: m.Command[T], what: str, limit_s: float) -> T:
         """What one worker answers, outside all cases. Raises UsageError, RestartError."""
+        if rank != LOOKER:
+            return self.values({rank: command}, what, limit_s)[rank]
+        self._start([LOOKER])
         try:
             return self.values({rank: command}, what, limit_s)[rank]
         finally:
-            if rank == LOOKER:
-                self._dismiss()
+            if (looker := self._workers.pop(LOOKER, None)) is not None:
+                looker.send(m.Quit())
+                self._forget(looker.connection)
+                self._processes.codes([LOOKER])
 
     def values(self, commands: Mapping[int, m.Command[T]], what: str, limit_s: float) -> dict[int, T]:
         """What workers answer, outside all cases, by rank. Raises UsageError, RestartError."""
@@ -148,13 +151,6 @@ class Workers:
         if (failure := failure_in(reports)) is not None:
             raise RestartError(failure)
         return {rank: commands[rank].reply_in(report) for rank, report in reports.items()}
-
-    def _dismiss(self) -> None:
-        """End the worker that has looked at the model."""
-        if (looker := self._workers.pop(LOOKER, None)) is not None:
-            looker.send(m.Quit())
-            self._forget(looker.connection)
-            self._processes.codes([LOOKER])
 
     def ask(self, commands: m.Commands, what: str, limit_s: float) -> dict[int, m.Report]:
         """Have workers do `what`; the report of each, by rank. This process sleeps meanwhile.
@@ -169,7 +165,7 @@ class Workers:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 failed = {k: r for k, r in reports.items() if r.is_failure}
-                if (failure := failure_in(failed, waiting=self._workers)) is not None:
+                if (failure := failure_in(failed, waiting=range(len(self)))) is not None:
                     raise RestartError(failure)
                 raise self._timed_out(commands, what, limit_s)
             for rank, answer in self._poll(left_s):

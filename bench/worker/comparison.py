@@ -132,9 +132,9 @@ class Comparison:
         return bool(self.of.peers.largest(self.right is not None and self.right.draws))
 
     @functools.cached_property
-    def is_zero(self) -> bool:
-        """Whether all gradients are zero: then a mode that computes none looks right."""
-        return not self.of.peers.largest(self.right is not None and norm(self.right.gradients) != 0)
+    def size(self) -> float:
+        """The norm of the parts' gradients: where it is 0, a mode that computes none looks right."""
+        return self.of.peers.largest(0.0 if self.right is None else norm(self.right.sizes))
 
     @functools.cached_property
     def moves(self) -> bool:

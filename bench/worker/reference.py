@@ -106,6 +106,8 @@ class Work:
     scales: tuple[float, ...] = ()
     """What the loss of each step was multiplied by, and of the next; where it fell, the step was left out."""
     dtype: torch.dtype | None = None
+    alternates: bool = False
+    """Whether the losses of parts have alternating signs."""
     evaluates: bool = False
     """Whether the module is in evaluation mode; what comes of it is not kept."""
 
@@ -159,7 +161,7 @@ class Reference:
             with as_default(self.maker.alone if peers.number == 1 else None):
                 return self._run(of, work, peers, again=again)
         shape = (peers.number, peers.shift, of.shares_buffers, of.stages and of.stages.by_device)
-        key = (work.split, work.scales, *how, *shape)
+        key = (work.split, work.scales, work.alternates, *how, *shape)
         if repeated or peers.largest(key not in self._known):
             self._make_room(key)
             with as_default(self.maker.alone if peers.number == 1 else None):

@@ -55,7 +55,7 @@ number = int(os.environ["RANK"]) % 2
 asked = Settings.of_stored({"numa_bind": BIND})
 settings = with_device_defaults(asked, device_type="cuda", num_local_devices=2)
 sizes = {"world_size": 2, "local_world_size": 2}
-begin = Begin(settings=settings, cases=(), meeting="", port=0 if LAUNCHED else 1, **sizes)
+begin = Begin(settings=settings, num_outputs=0, cases=(), meeting="", port=0 if LAUNCHED else 1, **sizes)
 place, bound = devices.take_place(begin, number, number)
 info = devices.place_of_rank(place, number, bound)
 report([info.gpu, info.device, info.bound_cores, at_context, list(place.cores)])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from made import case_of
+from test_workloads import PROVEN
 
 from ddp_bench.bench.modes import Unsupported, compiled, require_compiler
 from ddp_bench.bench.modes.compiled import CompileWatch
@@ -90,3 +91,47 @@ def test_eager_cases_need_no_compiler_and_compiled_ones_say_what_to_install(monk
 def test_a_case_of_which_nothing_was_compiled_is_no_compiled_case():
     with pytest.raises(Unsupported, match="made no graph"):
         CompileWatch().taken()
+
+
+COUNTED = """
+from torch._dynamo.backends.debugging import aot_eager
+from ddp_bench.models import step
+from ddp_bench.models.workload import Workload
+made = []
+def counted(graph, inputs, **_):
+    made.append(any(isinstance(one, torch.SymInt) for one in inputs))
+    return aot_eager(graph, inputs)
+patch.setattr(step, "_compile_graph", counted)
+class Net(nn.Module):
+    def __init__(self, share):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(16, 32), nn.Dropout(share), nn.Linear(32, 4)
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        return self.last(self.drop(hidden) if self.drop.p else hidden)
+def rows(number, generator):
+    return torch.randn(number, 16, generator=generator), torch.randint(4, (number,), generator=generator)
+def compiled(share, mode, **settings):
+    made.clear()
+    workload = Workload(name="net", module=lambda: Net(share), batch=rows)
+    said = outcome(workload, mode, compile="default", optimize_ddp="no_optimization", **settings)
+    return [said, len(made), any(made)]
+
+"""
+
+
+def test_a_case_is_compiled_once_and_twice_where_it_draws(ranks):
+    """Gradients are proved eagerly; what draws is proved with eager numbers, and timed as it is."""
+    cases = '[compiled(share, mode) for share in (0.0, 0.5) for mode in ("single", "ddp")]'
+    first, second = ranks(f"{PROVEN}{COUNTED}report({cases})")
+    for said, *_ in first:
+        assert max(said) < 1e-3, said
+    assert [number for _, number, _ in first] == [1, 1, 2, 2]
+    assert [number for _, number, _ in second] == [0, 1, 0, 2], "a rank that takes no part compiles nothing"
+
+
+def test_a_case_of_another_batch_size_has_graphs_of_its_own_size(ranks):
+    """Dynamo would compile it for any size, as it has seen two of the same module."""
+    sizes = '[compiled(0.0, "single", batch_per_device=size) for size in (8, 16, 24)]'
+    found = ranks(f"{PROVEN}{COUNTED}report({sizes})")[0]
+    assert [(number, is_dynamic) for _, number, is_dynamic in found] == [(1, False)] * 3

@@ -15,6 +15,7 @@ from commands import ROOT, finished
 from documented import FENCE, FILES, OURS, in_help, in_page, own
 from made_project import commit
 from PIL import Image
+from stand_ins import Patch
 from torch.distributed.run import get_args_parser
 from tried_commands import check_names, put_run, stop_at_processes, tried
 
@@ -65,7 +66,7 @@ def helps():
             with (
                 contextlib.redirect_stdout(said),
                 contextlib.suppress(SystemExit),
-                pytest.MonkeyPatch.context() as m,
+                Patch.context() as m,
             ):
                 m.setenv("COLUMNS", "10000")
                 main_of(name)([option])

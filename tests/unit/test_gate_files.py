@@ -69,7 +69,7 @@ BAD = {
     "no blocks.csv": (lambda f: (f / "blocks.csv").unlink(), "blocks.csv"),
     "empty cases.csv": (lambda f: (f / "cases.csv").write_text(""), "cases.csv"),
     "header alone": (edit("cases.csv", lambda t: t.splitlines()[0] + "\n"), "no case"),
-    "cut inside a line": (edit("blocks.csv", lambda t: t[:-9]), "num_blocks"),
+    "cut inside a line": (edit("blocks.csv", lambda t: t[:-9]), "has been cut"),
     "a line lost": (without_line("blocks.csv", 2), "num_blocks"),
     "a rank lost": (without_line("blocks.csv", 13), "lacks ranks"),
     "a case lost": (without_line("cases.csv", 3), "does not hold"),
