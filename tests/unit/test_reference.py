@@ -321,6 +321,9 @@ class Steps:
     def _train(self, batch):
         """It is told when random numbers begin."""
 
+    def _propagate(self, loss):
+        """Parameters are looked at around it."""
+
 
 def watched(scales, **settings):
     trainer = Steps(scales)

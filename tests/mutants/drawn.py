@@ -1,7 +1,7 @@
 """A mutation check: does a test fail where the code is wrong?
 
     python -m pytest --cov --cov-context=test --cov-report=
-    python tests/mutants.py --number 200 --seed 1
+    python tests/mutants/drawn.py --number 200 --seed 1
 
 draws small changes of the pure core, runs each against the tests that cover its line, and lists those that no
 test noticed. Exit status 1 where fewer than 85% are noticed.
@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from commands import ROOT
 from coverage import CoverageData
+
+ROOT = Path(__file__).resolve().parents[2]
 
 TARGETS = (
     "bench/stats/interval.py",
