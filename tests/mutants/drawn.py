@@ -174,6 +174,13 @@ def pass_of(tests, place):
     return done.returncode == 0
 
 
+def copied_tree(place):
+    """The path `place`, which has become a copy of our tree that may be changed."""
+    ignored = shutil.ignore_patterns(".git", ".hypothesis", "__pycache__", ".*_cache")
+    # With its links: the tests import what they lead to, and that is changed.
+    return Path(shutil.copytree(ROOT, place, symlinks=True, ignore=ignored))
+
+
 def main():
     """Draw, run, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -187,10 +194,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(NUM_WORKERS) as pool:
         places = SimpleQueue()
         for index in range(NUM_WORKERS):
-            ignored = shutil.ignore_patterns(".git", ".hypothesis", "__pycache__", ".*_cache")
-            # With its links: the tests import what they lead to, and that is changed.
-            place = shutil.copytree(ROOT, Path(folder, str(index)), symlinks=True, ignore=ignored)
-            places.put(Path(place))
+            places.put(copied_tree(Path(folder, str(index))))
 
         def check(mutant):
             place = places.get()
