@@ -30,7 +30,8 @@ def patched(patch, folder):
     for edit in (patch, *patch.get("also", ())):
         file = folder / edit["file"]
         text = texts.get(file) or file.read_text(encoding="utf-8")
-        assert text.count(edit["old"]) == 1, f"{edit['file']} has {text.count(edit['old'])} of {edit['old']!r}"
+        found = text.count(edit["old"])
+        assert found == 1, f"{edit['file']} has {found} of {edit['old']!r}"
         texts[file] = text.replace(edit["old"], edit["new"])
     return texts
 
