@@ -12,6 +12,7 @@ import os
 import sys
 import textwrap
 import traceback
+import warnings
 from multiprocessing.connection import wait
 
 from commands import ROOT
@@ -19,6 +20,8 @@ from stand_ins import Patch
 
 PRELOADED = ("stand_ins", "torch._dynamo", "torchvision.models", "real_ranks", "ddp_bench.bench.worker.main")
 LIMIT_S = 120.0
+START_METHOD = "forkserver"
+"""Of ranks; "fork" starts sooner where the process itself is a fork of one that has imported torch alone."""
 
 
 def run_ranks(script, num_ranks, folder):
@@ -69,7 +72,7 @@ class Ranks:
     def _start(self):
         from torch.distributed import TCPStore  # most tests need no torch
 
-        pool = multiprocessing.get_context("forkserver")
+        pool = multiprocessing.get_context(START_METHOD)
         pool.set_forkserver_preload(list(PRELOADED))
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self._num_ranks):
@@ -97,6 +100,7 @@ def _serve(connection, rank, num_ranks, port, folder, meet):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "tests"}
     os.chdir(ROOT)
+    warnings.resetwarnings()  # a fork of pytest would make errors of them
     import real_ranks
 
     names = dict(vars(real_ranks))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-FOLDERS_OF_PROCESSES = ("faults", "integration", "lab")
+FOLDERS_OF_PROCESSES = ("faults", "integration", "lab", "mutants")
 """Their tests start ranks, which need the cores, and share runs: all of them go to one worker."""
 
 LONGEST_FILES = ("test_published.py", "test_recorded.py", "test_gate_compare.py", "test_stats.py")

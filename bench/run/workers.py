@@ -98,12 +98,11 @@ class Workers:
 
     def _start(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            number = str(max(rank, 0))
-            environment = {"RANK": number, "LOCAL_RANK": number} if self.launched is None else {}
+            named = dict.fromkeys(("RANK", "LOCAL_RANK"), str(max(rank, 0)))
             ours, theirs = socket.socketpair()
             with theirs:
                 self._take(Worker(rank, ours))
-                self._processes.start(rank, theirs, environment)
+                self._processes.start(rank, theirs, named if self.launched is None else {})
         self._await(ranks)
 
     def _take(self, worker: Worker) -> Worker:

@@ -38,7 +38,11 @@ def of_the_first(_self, leaves):
     return [leaf.grad for leaf in leaves[0].values() if leaf.requires_grad]
 
 
-replicate = DataParallelStandIn.replicate
+replicate, reduce = DataParallelStandIn.replicate, DataParallelStandIn.reduce_gradients
+
+
+def in_the_eighth_digit(self, leaves):
+    return [gradient.mul_(1 + 1e-8) for gradient in reduce(self, leaves)]
 
 
 def prefixed(self):
@@ -49,10 +53,11 @@ def prefixed(self):
     ("owner", "method", "fault", "said"),
     [
         (DataParallelStandIn, "reduce_gradients", of_the_first, "gradients differ"),
+        (DataParallelStandIn, "reduce_gradients", in_the_eighth_digit, "gradients differ .* 1e-08"),
         (DataParallelStandIn, "replicate", stale, "gradients differ"),
         (Mode, "state_dict", prefixed, "its state dict is not the plain module's: "),
     ],
-    ids=["a lost replica", "stale weights", "a prefix in the state dict"],
+    ids=["a lost replica", "half of the digits", "stale weights", "a prefix in the state dict"],
 )
 def test_a_fault_of_dp_is_caught(monkeypatch, owner, method, fault, said):
     monkeypatch.setattr(owner, method, fault)

@@ -233,6 +233,20 @@ def test_micro_batches_have_the_buffers_and_the_draws_that_they_train_with(ranks
     assert found[0][1] < 1e-3
 
 
+STEPS = [
+    *({"precision": "fp16"}, {"comm_hook": "fp16"}, {"zero_optimizer": True}, {"fused_optimizer": True}),
+    *({"accumulate": 2}, {"mode": "dp"}, {"mode": "dp", "accumulate": 2}),
+]
+
+
+def test_each_way_to_take_a_step_is_proved(ranks):
+    """On a model whose buffers tell of the rows that it has seen, and so whether they are sent or stale."""
+    script = f"report([outcome(of(Codebook), **settings) for settings in {STEPS!r}])"
+    for settings, found in zip(STEPS, ranks(PROVEN + script)[0], strict=True):
+        assert isinstance(found, list), (settings, found)
+        assert found[1] < (1e-1 if "fp16" in settings.values() else 1e-3), settings
+
+
 def test_weights_of_bf16_are_proved_by_their_digits_and_what_differs_each_time_not_at_all(ranks):
     script = f"report([outcome(of(InBf16)), *(outcome(of(Entropy), mode) for mode in {MODES})])"
     (proof, update), *differs = ranks(PROVEN + script)[0]

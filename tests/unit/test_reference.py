@@ -23,6 +23,7 @@ from ddp_bench.bench.worker.comparison import (
     Comparison,
     Off,
     ProofError,
+    off_by,
     unless_memory_is_full,
 )
 from ddp_bench.bench.worker.held_case import HeldCase
@@ -199,6 +200,20 @@ def test_trained_again_gradients_are_rounded_as_the_hook_does():
     assert float(plain["w"]) == pytest.approx(-LR * gradient, rel=1e-4)
     assert float(found["w"]) == pytest.approx(-LR * rounded, rel=1e-4)
     assert one.update(case, (1.0, 1.0)) is one.update(DP, (1.0, 1.0)), "trained once for all hooks"
+
+
+def test_each_precision_has_a_reference_of_its_own():
+    """Also where one was trained before, in another."""
+    workload = replace(LINE, module=lambda: nn.Linear(1, 1))
+    one, bf16 = reference(workload), case_of(mode="dp", precision="bf16")
+    plain = one.update(DP, (1.0, 1.0))["weight"]
+    assert not torch.equal(one.update(bf16, (1.0, 1.0))["weight"], plain)
+
+
+def test_what_one_side_lacks_is_off_by_all_of_it():
+    both, one = {"a": torch.tensor(3.0), "b": torch.tensor(4.0)}, {"b": torch.tensor(4.0)}
+    assert off_by(one, both, "gradients").total == pytest.approx(3 / 5)
+    assert off_by(both, one, "gradients").total == pytest.approx(3 / 4)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])

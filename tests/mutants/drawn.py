@@ -1,7 +1,7 @@
 """A mutation check: does a test fail where the code is wrong?
 
     python -m pytest --cov --cov-context=test --cov-report=
-    python tests/mutants.py --number 200 --seed 1
+    python tests/mutants/drawn.py --number 200 --seed 1
 
 draws small changes of the pure core, runs each against the tests that cover its line, and lists those that no
 test noticed. Exit status 1 where fewer than 85% are noticed.
@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from commands import ROOT
 from coverage import CoverageData
+
+ROOT = Path(__file__).resolve().parents[2]
 
 TARGETS = (
     "bench/stats/interval.py",
@@ -173,6 +174,13 @@ def pass_of(tests, place):
     return done.returncode == 0
 
 
+def copied_tree(place):
+    """The path `place`, which has become a copy of our tree that may be changed."""
+    ignored = shutil.ignore_patterns(".git", ".hypothesis", "__pycache__", ".*_cache")
+    # With its links: the tests import what they lead to, and that is changed.
+    return Path(shutil.copytree(ROOT, place, symlinks=True, ignore=ignored))
+
+
 def main():
     """Draw, run, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -186,10 +194,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(NUM_WORKERS) as pool:
         places = SimpleQueue()
         for index in range(NUM_WORKERS):
-            ignored = shutil.ignore_patterns(".git", ".hypothesis", "__pycache__", ".*_cache")
-            # With its links: the tests import what they lead to, and that is changed.
-            place = shutil.copytree(ROOT, Path(folder, str(index)), symlinks=True, ignore=ignored)
-            places.put(Path(place))
+            places.put(copied_tree(Path(folder, str(index))))
 
         def check(mutant):
             place = places.get()
