@@ -15,18 +15,18 @@ from typing import Any, cast
 
 import pandas as pd
 
+from .common.text import to_json
 from .findings.findings import conclude_run
 from .findings.wording import unit_of_cases
 from .gate.compare import compare as gate_of
 from .gate.main import DEFAULT_THRESHOLD
 from .gate.output import as_json
 from .gate.runs import read_run
+from .plan.settings import as_text
+from .plan.values import fraction, named
 from .results import store
 from .results.case_columns import GATED, units_of
 from .run.summary import summary_of
-from .settings import as_text
-from .text import to_json
-from .values import fraction, named
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -17,7 +17,7 @@ MEANINGS = {"modes": "wrappers to compare: ddp, replicate, fsdp (docs/forms.md) 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, also in every rank of a launcher, and return its exit code."""
-    from ddp_bench.bench.cli import speaker
+    from ddp_bench.bench.common.cli import speaker
     from ddp_bench.bench.run.main import CommandHelp
     from ddp_bench.bench.run.main import main as run
 

@@ -47,7 +47,7 @@ COMMANDS = {
 
 def console(typed: str = "ddp-bench") -> NoReturn:
     """Run the command that the arguments name; `typed` is how messages name commands."""
-    from ddp_bench.bench.cli import TYPED_ENV  # the package may just be loaded
+    from ddp_bench.bench.common.cli import TYPED_ENV  # the package may just be loaded
 
     os.environ[TYPED_ENV] = typed
     run(sys.argv[1:])
@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> NoReturn:
         sys.exit()
     name = arguments[0] if arguments else ""
     if name not in COMMANDS:
-        from ddp_bench.bench.cli import guarded
+        from ddp_bench.bench.common.cli import guarded
 
         sys.exit(guarded("", lambda: _without_command(arguments)))
     sys.argv[1:] = arguments[1:]
@@ -75,10 +75,10 @@ def main_of(name: str) -> Callable[[list[str]], int]:
 
 
 def _without_command(arguments: list[str]) -> int:
-    from ddp_bench.bench.cli import Parser, command
-    from ddp_bench.bench.errors import ExitCode, UsageError
-    from ddp_bench.bench.machine import version_of
-    from ddp_bench.bench.values import did_you_mean
+    from ddp_bench.bench.common.cli import Parser, command
+    from ddp_bench.bench.common.errors import ExitCode, UsageError
+    from ddp_bench.bench.machine.host import version_of
+    from ddp_bench.bench.plan.values import did_you_mean
 
     parser = Parser(
         prog=command(),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..bench.errors import RAISED_BY_USERS, UsageError
+from ..bench.common.errors import RAISED_BY_USERS, UsageError
 from .nested import describe, map_tensors, tensors_of
 from .workload import (
     EXPECTED,

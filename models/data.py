@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from ..bench.case import why_too_few
-from ..bench.errors import UsageError
+from ..bench.common.errors import UsageError
+from ..bench.plan.case import why_too_few
 from .nested import map_tensors, tensors_of
 from .profile import num_outputs
 from .workload import Batch, Workload, is_pair_of_tensors, make_batch

@@ -25,8 +25,8 @@ from torchvision.datasets.folder import (
     has_file_allowed_extension,
 )
 
-from ..bench.errors import UsageError
-from ..bench.process import end_with
+from ..bench.common.errors import UsageError
+from ..bench.common.process import end_with
 from .data import BatchSource, mixed
 from .workload import Batch, Workload, one_line
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..bench.errors import RAISED_BY_USERS, UsageError
+from ..bench.common.errors import RAISED_BY_USERS, UsageError
 from .workload import one_line
 
 GUARD = 'put what is not the model\'s under `if __name__ == "__main__":`'

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..bench.errors import RAISED_BY_USERS
-from ..bench.manifest import Model
+from ..bench.common.errors import RAISED_BY_USERS
+from ..bench.machine.manifest import Model
 from .nested import map_tensors
 from .workload import Batch, Workload, arguments_of, make_batch, make_module
 

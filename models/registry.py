@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..bench.errors import UsageError
-from ..bench.provenance import not_found
-from ..bench.resolve import default_image_size
-from ..bench.settings import IMAGES, Settings
+from ..bench.common.errors import UsageError
+from ..bench.machine.provenance import not_found
+from ..bench.plan.resolve import default_image_size
+from ..bench.plan.settings import IMAGES, Settings
 from .checks import checked
 from .importing import import_alone
 from .nested import describe

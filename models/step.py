@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..bench.case_settings import StepSettings
-from ..bench.errors import RAISED_BY_USERS
+from ..bench.common.errors import RAISED_BY_USERS
+from ..bench.plan.case_settings import StepSettings
 from .nested import tensors_of
 from .workload import Workload, is_image, make_batch
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 from torch.optim import SGD, Optimizer
 
-from ..bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
-from ..bench.settings import MOST_UNITS
+from ..bench.common.errors import RAISED_BY_USERS, UsageError, UserCodeError
+from ..bench.plan.settings import MOST_UNITS
 from .nested import HANDED_ON, describe, leaves_of, map_tensors, tensors_of
 
 Batch = Any

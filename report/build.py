@@ -10,11 +10,11 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from ..bench.common.text import markdown as escaped
 from ..bench.predict.output import Predictions
 from ..bench.results.archive import is_archive, opened
 from ..bench.results.disk import read_bytes
 from ..bench.results.store import load_run, write_output
-from ..bench.text import markdown as escaped
 from .page import Files, Page, data_link, page
 from .table import Cell
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..bench.buckets import BucketLayout
-from ..bench.case import wire_share
-from ..bench.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
 from ..bench.findings.answers import headline
 from ..bench.findings.wording import compile_label, device_noun, samples_noun, unit_of_cases, workload_parts
-from ..bench.manifest import Manifest
+from ..bench.machine.manifest import Manifest
+from ..bench.plan.buckets import BucketLayout
+from ..bench.plan.case import wire_share
+from ..bench.plan.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
 from ..bench.results.aggregate import bus_gb
 from ..bench.results.case_result import CaseResult
 from ..bench.stats.interval import Interval

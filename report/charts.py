@@ -13,9 +13,9 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from ..bench.common.numbers import TIMES, plural, quantity, ratio
 from ..bench.findings.stability import pace
 from ..bench.findings.wording import case_label, settings_label, short_mode
-from ..bench.numbers import TIMES, plural, quantity, ratio
 from ..bench.results.aggregate import images_per_s_by_round, units_per_step
 from ..bench.results.case_result import CaseResult
 from ..bench.results.round_times import RoundTimes

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from ..bench.conditions import NONE, UNKNOWN, conditions_of
+from ..bench.common.numbers import about, count, duration, plain, plural, quantity, singular
 from ..bench.findings.answers import headline
 from ..bench.findings.cautions import said_load
 from ..bench.findings.verdicts import Verdict
 from ..bench.findings.wording import device_noun, link_name, samples_noun, stand_ins
-from ..bench.manifest import Manifest, WorkloadCode
-from ..bench.numbers import about, count, duration, plain, plural, quantity, singular
+from ..bench.machine.conditions import NONE, UNKNOWN, conditions_of
+from ..bench.machine.manifest import Manifest, WorkloadCode
+from ..bench.plan.settings import IMAGES, as_text
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
-from ..bench.settings import IMAGES, as_text
 from .cases import WorkloadCases
 from .table import Heading, Table
 

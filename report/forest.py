@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
+from ..bench.common.numbers import plural, ratio
 from ..bench.findings.answers import headline
 from ..bench.findings.wording import case_label, settings_label, short_mode
-from ..bench.numbers import plural, ratio
 from ..bench.results.comparisons import Comparison, band, default_of, over_default
 from ..bench.stats.interval import Interval
 from .cases import WorkloadCases

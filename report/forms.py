@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..bench.common.numbers import TIMES, number, per_second, ratio
 from ..bench.findings.wording import case_name, unit_of_cases
-from ..bench.numbers import TIMES, number, per_second, ratio
+from ..bench.plan.settings import COMPARATORS, COMPOSABLE, STAGED
 from ..bench.results.case_result import CaseResult, finite
-from ..bench.settings import COMPARATORS, COMPOSABLE, STAGED
 from .cases import WorkloadCases, by_mode, with_cells
 from .table import NAME, Section, Table, figures, table, words
 from .tables import SPEEDUP

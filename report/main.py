@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..bench.cli import Parser, command, guarded
-from ..bench.errors import ExitCode, UsageError
+from ..bench.common.cli import Parser, command, guarded
+from ..bench.common.errors import ExitCode, UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from ..bench.common.text import visible
 from ..bench.findings.answers import headline
 from ..bench.findings.cautions import Caution
 from ..bench.findings.findings import conclude_run
@@ -18,7 +19,6 @@ from ..bench.findings.verdicts import RESOLVED, Verdict
 from ..bench.predict.output import Predictions
 from ..bench.results.comparisons import EQUAL, FASTER, SLOWER
 from ..bench.results.store import FAILURES, RunData
-from ..bench.text import visible
 from . import charts, conditions, tables
 from .cases import with_cells, with_rates, workloads
 from .drawing import Figure

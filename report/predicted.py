@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..bench.case_settings import DDP_DEFAULTS
-from ..bench.cli import command
+from ..bench.common.cli import command
+from ..bench.common.numbers import plural, with_interval
 from ..bench.findings.wording import cap_label, device_noun, link_name
-from ..bench.numbers import plural, with_interval
+from ..bench.plan.case_settings import DDP_DEFAULTS
 from ..bench.predict.calibration import differences
 from ..bench.predict.output import WORDS, Predictions, Rows, table
 from ..bench.predict.prediction import Prediction

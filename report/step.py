@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
+from ..bench.common.numbers import quantity, with_interval
 from ..bench.findings.wording import case_label
-from ..bench.numbers import quantity, with_interval
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import FASTER, SLOWER, Comparison
 from .cases import WorkloadCases, by_mode, headline_count, unshared

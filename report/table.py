@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..bench.common.numbers import TIMES, count, number, with_interval
 from ..bench.findings.wording import DEFAULT_CAP, case_label
-from ..bench.numbers import TIMES, count, number, with_interval
 from ..bench.results.case_result import CaseResult
 from .drawing import Figure
 

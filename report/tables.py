@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..bench.buckets import BucketLayout
+from ..bench.common.numbers import MIB, TIMES, number, per_second, plural, singular, with_interval
 from ..bench.findings.wording import hidden_percent, hidden_share, unit_of_cases
-from ..bench.numbers import MIB, TIMES, number, per_second, plural, singular, with_interval
+from ..bench.plan.buckets import BucketLayout
 from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import EXPOSED_COMM
 from ..bench.results.comparisons import Comparison, over_eager

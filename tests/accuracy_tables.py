@@ -15,7 +15,7 @@ from statistics import median
 
 from commands import ROOT
 
-from ddp_bench.bench.buckets import bucket_caps
+from ddp_bench.bench.plan.buckets import bucket_caps
 from ddp_bench.bench.predict.calibration import VERSION, Calibration, load_calibration
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import Scenario, as_calibrated, cost_band, estimate

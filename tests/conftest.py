@@ -15,7 +15,7 @@ from made_project import project_in
 from rank_pool import Ranks
 from stand_ins import Patch
 
-from ddp_bench.bench.process import own_command
+from ddp_bench.bench.common.process import own_command
 from ddp_bench.bench.results.store import load_run
 
 pytest_plugins = ["selection", "fuzzing"]

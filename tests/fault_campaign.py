@@ -14,7 +14,7 @@ import pandas as pd
 import psutil
 from commands import ROOT
 
-from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.results.case_columns import IDENTITY
 from ddp_bench.bench.results.store import load_run
 

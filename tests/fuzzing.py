@@ -10,7 +10,7 @@ import random
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 
 QUICK_EXAMPLES = 100
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}

@@ -21,8 +21,8 @@ from ddp_bench import Workload
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import SingleMode
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.run.begin import job_of
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats.interval import median_of_ratios
 from ddp_bench.bench.worker.messages import Inspect, Look
 from ddp_bench.bench.worker.rank import Rank

@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.launch import Launch
-from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
-from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.machine.launch import Launch
+from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest, manifest_of
+from ddp_bench.bench.plan.case import Case
+from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.settings import Settings
+from ddp_bench.bench.plan.sweep import Machine, expand
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, units_per_step
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, COMPARISONS, typed_frame
@@ -21,7 +22,6 @@ from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.comparisons import compared as compared_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunWriter
-from ddp_bench.bench.settings import Settings
 
 
 def case_of(**settings: Any) -> Case:

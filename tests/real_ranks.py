@@ -16,12 +16,12 @@ from torch.nn import functional  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ddp_bench.bench.common.process import allowed_cores
 from ddp_bench.bench.measure.timed import Trainer  # noqa: F401
 from ddp_bench.bench.modes import Place, Unsupported, build_mode  # noqa: F401
 from ddp_bench.bench.modes.base import UnusedParametersError, pin  # noqa: F401
-from ddp_bench.bench.process import allowed_cores
-from ddp_bench.bench.worker.comparison import ProofError  # noqa: F401
-from ddp_bench.bench.worker.proof import Prover  # noqa: F401
+from ddp_bench.bench.proof.comparison import ProofError  # noqa: F401
+from ddp_bench.bench.proof.proof import Prover  # noqa: F401
 from ddp_bench.models.data import open_source  # noqa: F401
 from ddp_bench.models.registry import resnet_workload  # noqa: F401
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pynvml
 
-from ..gpus import FAULTS, ClockReason, clock_reasons, is_mig
-from ..machine import ranges, read_number
+from ..machine.gpus import FAULTS, ClockReason, clock_reasons, is_mig
+from ..machine.host import ranges, read_number
 from .host import SEVERITY, UNKNOWN, Answer, Check, Gpu, Host, Status, judged
 
 BUSY_CAUTION_PCT = 5

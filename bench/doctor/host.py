@@ -16,11 +16,11 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import psutil
 import pynvml
 
-from ..gpus import ask_nvml, names_of, nvml_devices, pair, visible
-from ..load import other_loads, read_load
-from ..machine import cores_in, cpu_quota, environment, read_text
-from ..manifest import GpuPair
-from ..process import allowed_cores
+from ..common.process import allowed_cores
+from ..machine.gpus import ask_nvml, names_of, nvml_devices, pair, visible
+from ..machine.host import cores_in, cpu_quota, environment, read_text
+from ..machine.load import other_loads, read_load
+from ..machine.manifest import GpuPair
 
 T = TypeVar("T")
 Status = Literal["ok", "unknown", "caution", "bad"]

@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ..cli import Parser, command, guarded
-from ..console import print_table
-from ..errors import ExitCode
-from ..text import to_json, visible
+from ..common.cli import Parser, command, guarded
+from ..common.console import print_table
+from ..common.errors import ExitCode
+from ..common.text import to_json, visible
 from .gpu import GPU_CHECKS
 from .host import Answer, Host, worst
 from .resources import RESOURCE_CHECKS

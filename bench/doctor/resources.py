@@ -8,10 +8,10 @@ import re
 
 import psutil
 
-from .. import machine
-from ..cli import speaker
-from ..load import MOST_BUSY, MOST_STEAL
-from ..machine import CPUS, read_number, read_text
+from ..common.cli import speaker
+from ..machine import host as machine
+from ..machine.host import CPUS, read_number, read_text
+from ..machine.load import MOST_BUSY, MOST_STEAL
 from .host import SEVERITY, UNKNOWN, Answer, Check, Host, Status, attempt, figures, graded, judged, worst
 
 CORES_PER_GPU = 2

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import cli, values
-from ..errors import ExitCode, UsageError
+from ..common import cli
+from ..common.errors import ExitCode, UsageError
+from ..plan import values
 
 FORMATS = "pytest-benchmark", "zip"
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..common.errors import UsageError
+from ..common.text import to_json
 from ..findings.wording import CPU_STAND_IN, place
-from ..manifest import Manifest, WorkloadCode
+from ..machine.manifest import Manifest, WorkloadCode
 from ..results.archive import data_kind
 from ..results.case_columns import IDENTITY
 from ..results.case_result import CaseResult, text
 from ..results.store import RunData
-from ..text import to_json
 
 _NO_LABELS = {"case_id", "status", "reason", "reason_code"}
 

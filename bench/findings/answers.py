@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..case_settings import DDP_DEFAULTS, KINDS
-from ..numbers import about, ratio
-from ..numbers import with_interval as written
+from ..common.numbers import about, ratio
+from ..common.numbers import with_interval as written
+from ..common.text import listed
+from ..plan.case_settings import DDP_DEFAULTS, KINDS
+from ..plan.settings import COMPOSABLE, MARGINS
 from ..results.case_result import CaseResult
 from ..results.comparisons import (
     EQUAL,
@@ -22,10 +24,8 @@ from ..results.comparisons import (
     default_of,
     over_eager,
 )
-from ..settings import COMPOSABLE, MARGINS
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
-from ..text import listed
 from .verdicts import CAP, COMMUNICATION, COMPILE, LITTLE_EXPOSED, RESOLVED, WRAPPER, Verdict
 from .wording import compile_label, ddp_call, hidden_share, mode_name, place, setting_names, short_mode
 

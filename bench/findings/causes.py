@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 import scipy
 
-from ..manifest import Manifest
-from ..numbers import plural
-from ..numbers import with_interval as written
+from ..common.numbers import plural
+from ..common.numbers import with_interval as written
+from ..machine.manifest import Manifest
 from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison, default_of
 from ..results.round_times import RoundTimes

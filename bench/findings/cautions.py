@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..cli import command
-from ..gpus import FAULTS
-from ..load import MOST_BUSY, MOST_STEAL
-from ..manifest import Manifest, Record
-from ..numbers import plural, short
+from ..common.cli import command
+from ..common.numbers import plural, short
+from ..machine.gpus import FAULTS
+from ..machine.load import MOST_BUSY, MOST_STEAL
+from ..machine.manifest import Manifest, Record
 from ..results.case_result import CaseResult
 from ..results.comparisons import OPEN
 from .wording import case_label

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..manifest import Manifest
+from ..common.text import visible
+from ..machine.manifest import Manifest
 from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
-from ..text import visible
 from .answers import ONE_DEVICE, compile_verdicts, verdicts
 from .causes import slow_ranks
 from .cautions import Caution, Trust, of_conditions, said_load, trust

@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..case_settings import DDP_DEFAULTS, MODE_DEFAULTS
-from ..cli import command, quoted
-from ..manifest import Manifest
-from ..numbers import about, short, with_interval
-from ..resolve import as_options, with_device_defaults
+from ..common.cli import command, quoted
+from ..common.numbers import about, short, with_interval
+from ..common.text import visible
+from ..machine.manifest import Manifest
+from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS
+from ..plan.resolve import as_options, with_device_defaults
+from ..plan.settings import Settings, options_of
 from ..results.case_result import CaseResult
 from ..results.columns import UNUSED_PARAMETERS
 from ..results.comparisons import EQUAL
 from ..results.recorder import resume_command
-from ..settings import Settings, options_of
 from ..stats.fit import MIN_ROUNDS
-from ..text import visible
 from .answers import by_compile_label, headline
 from .notes import failed_modes
 from .verdicts import Verdict

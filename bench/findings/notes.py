@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..numbers import plural
+from ..common.numbers import plural
+from ..common.text import listed
 from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison
-from ..text import listed
 from . import causes
 from .answers import headline
 from .verdicts import Verdict

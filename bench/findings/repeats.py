@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import stdev
 from typing import Any, NamedTuple
 
-from ..numbers import plural, short_percent
+from ..common.numbers import plural, short_percent
 from ..results.case_result import CaseResult
 from ..results.comparisons import Comparison
 from ..stats.interval import Interval, common_value

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import scipy
 
-from ..cli import command, speaker
-from ..numbers import per_second, plural
+from ..common.cli import command, speaker
+from ..common.numbers import per_second, plural
 from ..results.aggregate import images_per_s_by_round, units_per_step
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes

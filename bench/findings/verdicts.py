@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..numbers import ratio, short_percent, to_places, with_interval
+from ..common.numbers import ratio, short_percent, to_places, with_interval
+from ..common.text import listed
 from ..results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
-from ..text import listed
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
 

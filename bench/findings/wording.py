@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..buckets import bucket_caps, cap_code
-from ..case import Case
-from ..case_settings import STEP_SETTINGS
-from ..numbers import TIMES, count, plural
+from ..common.numbers import TIMES, count, plural
+from ..plan.buckets import bucket_caps, cap_code
+from ..plan.case import Case
+from ..plan.case_settings import STEP_SETTINGS
+from ..plan.settings import IMAGES
 from ..results.case_result import CaseResult
-from ..settings import IMAGES
 from ..stats.interval import Interval
 
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import UsageError
-from ..manifest import Manifest
-from ..process import INSTALLED, OWN_FOLDERS, ended_with_us, huge_pages_env, own_command, uninterrupted
-from ..provenance import (
+from ..common.errors import UsageError
+from ..common.process import INSTALLED, OWN_FOLDERS, ended_with_us, huge_pages_env, own_command, uninterrupted
+from ..common.scratch import locks, scratch_folder
+from ..machine.manifest import Manifest
+from ..machine.provenance import (
     ROOT,
     ask_git,
     import_root,
@@ -29,8 +30,7 @@ from ..provenance import (
     repository_with,
     run_git,
 )
-from ..scratch import locks, scratch_folder
-from ..settings import Settings
+from ..plan.settings import Settings
 
 WORKING_TREE = "."
 """The reference that means the code as it stands, for the baseline too."""

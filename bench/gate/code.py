@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import structs
 
-from ..errors import UsageError
-from ..manifest import Git, Manifest, WorkloadCode
+from ..common.errors import UsageError
+from ..machine.manifest import Git, Manifest, WorkloadCode
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import cli, values
-from ..console import Annotation, show_on_github
-from ..errors import NotComparableError, UsageError
+from ..common import cli
+from ..common.console import Annotation, show_on_github
+from ..common.errors import NotComparableError, UsageError
+from ..common.text import markdown
+from ..plan import values
 from ..results.case_columns import GATED
 from ..results.store import write_output
-from ..text import markdown
 from . import output as gate_output
 from .compare import Gate, compare
 from .interleave import measure_launches

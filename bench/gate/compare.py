@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ..conditions import Difference
-from ..errors import ExitCode, NotComparableError, UsageError
+from ..common.errors import ExitCode, NotComparableError, UsageError
+from ..common.text import listed
 from ..findings.wording import case_label, case_name
+from ..machine.conditions import Difference
 from ..results.case_columns import GATED
 from ..stats.fit import MIN_ROUNDS
-from ..text import listed
 from .code import Code
 from .judge import VERDICTS, Change, Verdict, compare_metric, of_case
 from .more import More, interleave_command, more, took_turns

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..cli import speaker
-from ..console import Console, format_s
-from ..errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
-from ..process import end_all, exit_codes, interrupted_by_signals, uninterrupted
+from ..common.cli import speaker
+from ..common.console import Console, format_s
+from ..common.errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
+from ..common.process import end_all, exit_codes, interrupted_by_signals, uninterrupted
+from ..common.scratch import scratch_folder
+from ..common.turns import turn_server
+from ..plan.settings import Settings
 from ..results.store import check_claimable
 from ..run.main import parser as run_parser
 from ..run.main import settings_of
-from ..scratch import scratch_folder
-from ..settings import Settings
-from ..turns import turn_server
 from .checkouts import Checkout, both_checkouts, check_loaded
 from .code import Code, check_one_code
 from .compare import Gate

@@ -10,18 +10,18 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from msgspec.structs import replace
 
-from ..case import STAND_IN
+from ..common.numbers import DASH, number, per_second
+from ..common.text import visible
 from ..findings.wording import case_label, case_name
-from ..manifest import Count, Record
-from ..numbers import DASH, number, per_second
+from ..machine.manifest import Count, Record
+from ..plan.case import STAND_IN
+from ..plan.settings import IMAGES
 from ..results.case_columns import GATED
 from ..results.columns import Metric
 from ..results.comparisons import FASTER, SLOWER, answer_of
 from ..results.round_times import ByRound
-from ..settings import IMAGES
 from ..stats.fit import in_pairs
 from ..stats.interval import Estimate, Interval, over_launches, with_change_of_runs
-from ..text import visible
 from .runs import LAUNCH, GateCase
 
 Verdict: TypeAlias = Literal[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from ..text import visible
+from ..common.text import visible
 from .compare import Gate
 from .judge import Change, change, said
 from .output import verdict

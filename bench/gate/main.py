@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import cli
-from ..errors import UsageError
+from ..common import cli
+from ..common.errors import UsageError
 
 DEFAULT_THRESHOLD = 0.05
 """Share of change that matters."""

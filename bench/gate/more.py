@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from scipy.special import chdtri, stdtrit
 
-from ..cli import command
+from ..common.cli import command
+from ..common.text import visible
 from ..findings.next_step import ALL_BUT_WHERE, NextStep, again
-from ..manifest import Manifest, Record
-from ..resolve import as_options
-from ..text import visible
+from ..machine.manifest import Manifest, Record
+from ..plan.resolve import as_options
 from .judge import Change
 from .main import DEFAULT_LAUNCHES
 

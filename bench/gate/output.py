@@ -10,13 +10,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..cli import speaker
-from ..console import Annotation, print_table
-from ..errors import ExitCode
+from ..common.cli import speaker
+from ..common.console import Annotation, print_table
+from ..common.errors import ExitCode
+from ..common.numbers import plural
+from ..common.text import listed, to_json, visible
 from ..findings.next_step import NextStep
 from ..findings.wording import CPU_STAND_IN
-from ..numbers import plural
-from ..text import listed, to_json, visible
 from .compare import FAMILY_CONFIDENCE, Gate
 from .judge import Change, cells, said
 from .more import UNKNOWN_REF

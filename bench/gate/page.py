@@ -10,10 +10,10 @@ from ...report.drawing import Figure
 from ...report.forest import Ratio, forest
 from ...report.page import Card, Files, Page, data_link
 from ...report.table import Heading, Table
-from ..cli import speaker
+from ..common.cli import speaker
+from ..common.text import csv_cell
 from ..findings.next_step import again
 from ..results.tables import csv_bytes
-from ..text import csv_cell
 from .compare import Gate
 from .judge import VERDICTS, Change, Verdict, cells, change, said
 from .output import HEADINGS, NUMBERS, conditions, decides, named, notes, verdict, word

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
-from ..conditions import Difference, Question, differences
-from ..errors import UsageError
-from ..manifest import Manifest
+from ..common.errors import UsageError
+from ..machine.conditions import Difference, Question, differences
+from ..machine.manifest import Manifest
+from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
+from ..plan.settings import RANK_PER_DEVICE
 from ..results.aggregate import estimates_of_cases, metrics_by_round
 from ..results.case_columns import IDENTITY, METRICS
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound
 from ..results.store import RunData, load_run
 from ..results.tables import readable
-from ..settings import RANK_PER_DEVICE
 from ..stats.interval import Estimate
 
 SWEPT = ("mode", "num_devices", "compile", *MODE_DEFAULTS)
@@ -137,7 +137,7 @@ def merged(runs: Sequence[GateRun]) -> GateRun:
     """One side's launches, each of which started both sides anew, as one run: their rounds side by side.
 
     The memory that a process happens to get makes it a percent or so faster or slower for as long as it
-    lives, and several percent without huge pages (bench/process.py; Kalibera and Jones, "Rigorous
+    lives, and several percent without huge pages (bench/common/process.py; Kalibera and Jones, "Rigorous
     benchmarking in reasonable time", 2013, measure the same for other programs), so rounds of one launch
     agree with each other better than with those of the next. A comparison of two processes would call that a
     change.

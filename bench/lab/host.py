@@ -21,8 +21,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from ..errors import ExitCode
-from ..process import ignore_signals
+from ..common.errors import ExitCode
+from ..common.process import ignore_signals
 from .job import RENDEZVOUS_PORT, HostJob, is_bench_run, is_torchrun, job_exit_code
 from .network import address
 

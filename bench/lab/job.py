@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ..errors import UsageError
-from ..process import own_command
+from ..common.errors import UsageError
+from ..common.process import own_command
 from .network import INTERFACE, ShapedLink, address, host_name
 
 TORCHRUN = ["-m", "torch.distributed.run"]

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import UsageError
+from ..common.errors import UsageError
 
 MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S = 1_000_000, 100_000_000_000
 

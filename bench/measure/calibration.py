@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ...models.workload import Workload, make_module
-from ..buckets import BucketLayout
+from ..plan.buckets import BucketLayout
 from ..results.block_times import BlockTimes
 from .anatomy import Anatomy
 from .clock import Clock, make_clock

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ..errors import UsageError, UserCodeError
+from ..common.errors import UsageError, UserCodeError
+from ..common.tracebacks import text_of
 from ..modes import Unsupported
 from ..modes.base import UnusedParametersError
 from ..results.columns import UNUSED_PARAMETERS
-from ..tracebacks import text_of
 from .timed import NonFiniteLossError
 
 LOST = (

@@ -24,8 +24,8 @@ from typing import Any
 
 import pynvml
 
-from ..gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, named, nvml_devices
-from ..process import end_all, ended_with_us, own_command
+from ..common.process import end_all, ended_with_us, own_command
+from ..machine.gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, named, nvml_devices
 from ..results.block_times import GPUS, TELEMETRY_FAILED, BlockTimes
 
 ANSWER_S = 5.0

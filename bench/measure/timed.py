@@ -14,9 +14,9 @@ from torch import Tensor
 from ...models.data import BatchSource, open_source
 from ...models.step import float32_precision, optimizer_of, placed
 from ...models.workload import Batch, Workload, loss_function, make_module
-from ..case import Case
 from ..modes import Mode
 from ..modes.base import SingleMode
+from ..plan.case import Case
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes
 from .clock import Clock, make_clock
 from .memory import num_device_allocs

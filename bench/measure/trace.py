@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...models.workload import one_line
-from ..errors import UsageError
+from ..common.errors import UsageError
+from ..common.scratch import scratch_folder
 from ..results.block_times import TRACE_FAILED, BlockTimes
 from ..results.disk import MOST_TRACE_BYTES, read_json
-from ..scratch import scratch_folder
 from .clock import make_clock
 from .timed import Trainer, run_block
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from ..case import Case
-from ..settings import COMPOSABLE
+from ..plan.case import Case
+from ..plan.settings import COMPOSABLE
 from .base import Mode, Place, SingleMode, Stages, Unsupported, devices_of
 from .compiled import require_compiler
 from .ddp import DistributedMode

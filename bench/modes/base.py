@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...models.workload import Batch, Loss
-from ..buckets import BucketLayout
-from ..case import Case
+from ..plan.buckets import BucketLayout
+from ..plan.case import Case
 
 
 class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error

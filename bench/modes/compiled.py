@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils._triton import has_triton
 
-from ..case import Case
+from ..plan.case import Case
 from ..results.block_times import Compilation
 from .base import Unsupported
 

@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...models.step import defaults_of
-from ..buckets import BucketLayout, Layout, bucket_bytes, cap_arguments, cap_limits
-from ..case import Case
-from ..case_settings import DDP_DEFAULTS, KINDS
-from ..errors import UserCodeError
-from ..text import listed
+from ..common.errors import UserCodeError
+from ..common.text import listed
+from ..plan.buckets import BucketLayout, Layout, bucket_bytes, cap_arguments, cap_limits
+from ..plan.case import Case
+from ..plan.case_settings import DDP_DEFAULTS, KINDS
 from .base import Mode, Place, Unsupported, UnusedParametersError
 from .compiled import compiles_as
 

@@ -30,7 +30,7 @@ from ...models.nested import (
     tensors_of,
     with_tensors,
 )
-from ..case import Case
+from ..plan.case import Case
 from .base import Mode, Place, Unsupported, devices_of, pin, tensors_of_module
 
 

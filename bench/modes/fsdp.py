@@ -21,7 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..case import Case
+from ..plan.case import Case
 from .base import Mode, Place
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from ...models.workload import Batch, Loss
-from ..case import Case
+from ..plan.case import Case
 from .base import Mode, Place, Stages, gradients_of, tensors_of_module
 
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

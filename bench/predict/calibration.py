@@ -12,11 +12,11 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ..cli import speaker
-from ..errors import UsageError
+from ..common.cli import speaker
+from ..common.errors import UsageError
+from ..plan.settings import IMAGES
 from ..results.disk import MOST_TABLE_BYTES, parse_json, read_text, replace_file
 from ..results.store import CALIBRATION
-from ..settings import IMAGES
 from .allreduce import AllReduceTimes, CostCurve, Count, Ms, measured_curve
 from .timeline import Compute, Slowdown
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import values
-from ..buckets import bucket_caps
-from ..case import HALF_HOOKS
-from ..errors import ExitCode, UsageError
+from ..common.errors import ExitCode, UsageError
+from ..plan import values
+from ..plan.buckets import bucket_caps
+from ..plan.case import HALF_HOOKS
+from ..plan.settings import Settings
 from ..results.store import RunData, load_run
-from ..settings import Settings
 from . import output
 from .calibration import Calibration, Identity, check_same, load_calibration
 from .from_rate import from_rate

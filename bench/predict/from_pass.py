@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from ..buckets import BucketLayout, assign_cap, bucket_bytes, bucket_caps
-from ..cli import speaker
-from ..errors import UsageError
-from ..numbers import plural
+from ..common.cli import speaker
+from ..common.errors import UsageError
+from ..common.numbers import plural
+from ..plan.buckets import BucketLayout, assign_cap, bucket_bytes, bucket_caps
 from ..results.case_result import CaseResult
 from ..results.store import RunData, load_run
 from .allreduce import Samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import cli
+from ..common import cli
 from .networks import NETWORKS
 
 

@@ -12,9 +12,9 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from ..errors import UsageError
+from ..common.errors import UsageError
+from ..plan.values import did_you_mean
 from ..results.disk import MOST_JSON_BYTES, read_text
-from ..values import did_you_mean
 from .allreduce import (
     AllReduceTimes,
     CostBand,

@@ -10,10 +10,10 @@ from typing import TypeAlias
 from rich import box
 from rich.table import Table
 
-from ..console import print_table
+from ..common.console import print_table
+from ..common.numbers import per_second, plural, short, with_interval
+from ..common.text import to_json, visible
 from ..findings.wording import CPU_STAND_IN, cap_label, device_noun
-from ..numbers import per_second, plural, short, with_interval
-from ..text import to_json, visible
 from .calibration import Calibration, Identity, record_of
 from .prediction import OWN, Prediction, Scenario
 from .runs import HeldOut, error_sizes

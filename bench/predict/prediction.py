@@ -15,10 +15,10 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import scipy
 from msgspec import Meta
 
-from ..buckets import PYTORCH_CAPS, Caps, assign_cap
-from ..case import wire_share
-from ..errors import UsageError
-from ..settings import MOST_DEVICES
+from ..common.errors import UsageError
+from ..plan.buckets import PYTORCH_CAPS, Caps, assign_cap
+from ..plan.case import wire_share
+from ..plan.settings import MOST_DEVICES
 from ..stats.interval import Interval
 from .allreduce import CostBand, CostCurve, Samples, hierarchical, on_shared_cores
 from .calibration import Calibration

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta
 
-from ..buckets import BucketLayout, bucket_caps
-from ..case import HALF_HOOKS, wire_share
-from ..conditions import machine_name
-from ..errors import UsageError
+from ..common.errors import UsageError
 from ..findings.wording import step_labels
+from ..machine.conditions import machine_name
+from ..plan.buckets import BucketLayout, bucket_caps
+from ..plan.case import HALF_HOOKS, wire_share
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
 from ..results.store import RunData

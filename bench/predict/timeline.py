@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..buckets import Layout, bucket_bytes
+from ..plan.buckets import Layout, bucket_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..buckets import BucketLayout, caps_mib
-from ..case_settings import MODE_SETTINGS, SETTINGS_OF
-from ..gpus import ClockReason
-from ..plan import Planned
-from ..settings import RANK_PER_DEVICE
+from ..machine.gpus import ClockReason
+from ..plan.buckets import BucketLayout, caps_mib
+from ..plan.case_settings import MODE_SETTINGS, SETTINGS_OF
+from ..plan.settings import RANK_PER_DEVICE
+from ..plan.sweep import Planned
 from ..stats.fit import MIN_ROUNDS, Typical
 from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios
 from .block_times import DEVICE_ALLOCS

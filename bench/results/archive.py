@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..errors import UsageError
-from ..manifest import MANIFEST
-from ..settings import options_of
-from ..text import to_json
+from ..common.errors import UsageError
+from ..common.text import to_json
+from ..machine.manifest import MANIFEST
+from ..plan.settings import options_of
 from .case_columns import FILES
 from .columns import PUBLIC_REASONS, Column
 from .disk import MOST_TABLE_BYTES, read_bytes

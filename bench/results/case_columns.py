@@ -6,8 +6,8 @@ prepared case (`facts_of` in `bench/run/case_runner.py`), or else from `case_row
 
 from __future__ import annotations
 
-from ..case_settings import MODE_SETTINGS, STEP_SETTINGS
-from ..settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
+from ..plan.case_settings import MODE_SETTINGS, STEP_SETTINGS
+from ..plan.settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
 from .columns import (
     EXPOSED_COMM,
     OTHER_FILES,

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from ..case import STAND_IN
-from ..case_settings import MODE_DEFAULTS, SETTINGS_OF
-from ..settings import IMAGES
+from ..plan.case import STAND_IN
+from ..plan.case_settings import MODE_DEFAULTS, SETTINGS_OF
+from ..plan.settings import IMAGES
 from ..stats.interval import Interval
 from .columns import records
 

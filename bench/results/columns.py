@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..settings import IMAGES, MOST_DEVICES
+from ..plan.settings import IMAGES, MOST_DEVICES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..settings import IMAGES
+from ..plan.settings import IMAGES
 from ..stats.fit import MIN_ROUNDS, Typical
 from ..stats.interval import Interval
 from .case_result import CaseResult

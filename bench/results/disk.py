@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..errors import UsageError
-from ..scratch import scratch_folder
+from ..common.errors import UsageError
+from ..common.scratch import scratch_folder
 
 MOST_JSON_BYTES = 8 * 2**20
 """Of a manifest or one line of a journal; thousands of ranks or cases take some MiB, parsed 20 times that."""

@@ -16,11 +16,11 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ..buckets import BucketLayout
-from ..errors import UsageError
-from ..manifest import Count, Record
-from ..plan import Planned
-from ..text import to_json
+from ..common.errors import UsageError
+from ..common.text import to_json
+from ..machine.manifest import Count, Record
+from ..plan.buckets import BucketLayout
+from ..plan.sweep import Planned
 from .case_columns import CASES
 from .columns import STATUSES
 from .disk import MOST_JSON_BYTES, append, open_regular, open_text

@@ -12,21 +12,14 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from ..cli import command, say
-from ..errors import UsageError
-from ..plan import Planned, plan_hash
-from ..process import uninterrupted
-from ..settings import IMAGES, OWN_PRECISIONS
+from ..common.cli import command, say
+from ..common.errors import UsageError
+from ..common.process import uninterrupted
+from ..common.text import visible
+from ..plan.settings import IMAGES, OWN_PRECISIONS
+from ..plan.sweep import Planned, plan_hash
 from ..stats.fit import FITTED
-from ..text import visible
-from .aggregate import (
-    Outcome,
-    allreduce_rows,
-    bucket_rows,
-    case_rows,
-    identity,
-    rate_half_widths,
-)
+from .aggregate import Outcome, allreduce_rows, bucket_rows, case_rows, identity, rate_half_widths
 from .block_times import block_rows, values_of
 from .case_result import CaseResult
 from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, typed_frame

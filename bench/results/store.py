@@ -16,11 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..case import STAND_IN
-from ..conditions import machine_kind
-from ..errors import UsageError
-from ..manifest import MANIFEST, Manifest, manifest_of
-from ..settings import RANK_PER_DEVICE
+from ..common.errors import UsageError
+from ..machine.conditions import machine_kind
+from ..machine.manifest import MANIFEST, Manifest, manifest_of
+from ..plan.case import STAND_IN
+from ..plan.settings import RANK_PER_DEVICE
 from .archive import opened
 from .case_columns import FILES
 from .case_result import CaseResult, case_results

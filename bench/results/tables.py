@@ -19,16 +19,10 @@ from typing import Any, TextIO
 
 import pandas as pd
 
-from ..errors import UsageError
-from ..text import csv_cell, csv_text
+from ..common.errors import UsageError
+from ..common.text import csv_cell, csv_text
 from .columns import BLOCKS, Column, typed_frame
-from .disk import (
-    MOST_CSV_BYTES,
-    MOST_LINE,
-    MOST_TABLE_BYTES,
-    open_regular,
-    open_text,
-)
+from .disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_regular, open_text
 from .round_times import blocks
 
 _PIECE_ROWS = 50_000

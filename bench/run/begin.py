@@ -10,23 +10,23 @@ from statistics import median
 
 import msgspec
 
-from .. import plan
-from ..case import split_of, why_too_few
-from ..cli import command, say
-from ..console import format_s
-from ..errors import UsageError
+from ..common.cli import command, say
+from ..common.console import format_s
+from ..common.errors import UsageError
+from ..common.numbers import plural
+from ..common.text import listed, visible
+from ..common.turns import interleaved_id
 from ..findings.wording import devices, samples_noun, workload_parts
-from ..gpus import SHARES_GPUS, gpus
-from ..launch import Launch
-from ..manifest import Host, Manifest, OwnVersion
-from ..numbers import plural
-from ..plan import Machine, Planned
-from ..provenance import own_git_state, own_version
-from ..resolve import with_device_defaults
+from ..machine.gpus import SHARES_GPUS, gpus
+from ..machine.launch import Launch
+from ..machine.manifest import Host, Manifest, OwnVersion
+from ..machine.provenance import own_git_state, own_version
+from ..plan import sweep as plan
+from ..plan.case import split_of, why_too_few
+from ..plan.resolve import with_device_defaults
+from ..plan.settings import ResolvedSettings, Settings
+from ..plan.sweep import Machine, Planned
 from ..results.case_result import CaseResult
-from ..settings import ResolvedSettings, Settings
-from ..text import listed, visible
-from ..turns import interleaved_id
 from ..worker import messages as m
 from ..worker.facts import Begun, Devices, Inspected, SeenGpus
 from .failures import LOOKER, START_LIMIT_S

@@ -9,19 +9,19 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any, TypeVar
 
-from ..case import Case
-from ..console import Console
-from ..errors import GaveUpError
+from ..common.console import Console
+from ..common.errors import GaveUpError
+from ..common.text import listed
+from ..common.turns import TURNS_ENV, TurnClient
 from ..findings.wording import planned_label
-from ..manifest import RankPlace
-from ..plan import Planned
+from ..machine.manifest import RankPlace
+from ..plan.case import Case
+from ..plan.settings import ResolvedSettings
+from ..plan.sweep import Planned
 from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, ProofResult, memory_columns
 from ..results.columns import LEAST
 from ..results.journal import Layout
 from ..results.recorder import Recorder
-from ..settings import ResolvedSettings
-from ..text import listed
-from ..turns import TURNS_ENV, TurnClient
 from ..worker import messages as m
 from ..worker.facts import Begun, Warmed
 from .failures import LEAST_S, MOST_NAMED, TURN_S, Failure, RestartError, failure_in, preparing_s

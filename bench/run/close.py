@@ -10,20 +10,20 @@ from pathlib import Path
 
 import msgspec
 
-from ..cli import command, say, speaker
-from ..console import Annotation, show_on_github
-from ..errors import ExitCode, UsageError
+from ..common.cli import command, say, speaker
+from ..common.console import Annotation, show_on_github
+from ..common.errors import ExitCode, UsageError
+from ..common.text import to_json
 from ..findings.findings import conclude
 from ..findings.notes import why_not_measured
-from ..manifest import Timing
+from ..machine.manifest import Timing
+from ..plan.settings import ResolvedSettings
 from ..predict.from_pass import write_calibration
 from ..results.case_result import case_results
 from ..results.disk import reason, replace_file
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder, resume_command
 from ..results.store import earlier_runs
-from ..settings import ResolvedSettings
-from ..text import to_json
 from .summary import print_not_measured, print_summary, summary_of
 
 STOPPED_BY_ERROR = "stopped by an error"

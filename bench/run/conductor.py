@@ -11,28 +11,22 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .. import plan
-from ..cli import say, speaker
-from ..console import Console
-from ..errors import ExitCode, UsageError
-from ..load import load_average
-from ..process import ignore_signals, interrupted_by_signals
+from ..common.cli import say, speaker
+from ..common.console import Console
+from ..common.errors import ExitCode, UsageError
+from ..common.process import ignore_signals, interrupted_by_signals
+from ..common.text import visible
+from ..machine.load import load_average
+from ..plan import sweep as plan
+from ..plan.settings import Settings
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
-from ..settings import Settings
-from ..text import visible
 from ..worker import messages as m
 from ..worker.facts import Begun
 from .begin import Job, check_alike, new_manifest, resolved_on
 from .close import STOPPED_BY_ERROR, How, close, finish
 from .failures import MOST_IDLE_ATTEMPTS, START_LIMIT_S, Failure, RestartError, is_stuck
-from .open_folder import (
-    begin_attempt,
-    check_same,
-    open_run,
-    progress_in,
-    settle_fault,
-)
+from .open_folder import begin_attempt, check_same, open_run, progress_in, settle_fault
 from .rounds import Rounds
 from .workers import Workers
 

@@ -7,11 +7,11 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..case import Case, split_of
-from ..machine import ranges
+from ..common.text import listed, visible_lines
+from ..machine.host import ranges
+from ..plan.case import Case, split_of
+from ..plan.settings import ResolvedSettings
 from ..results.journal import State
-from ..settings import ResolvedSettings
-from ..text import listed, visible_lines
 from ..worker.messages import Report, Told
 
 LOOKER = -1

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
-from ..cli import Parser, command, guarded, say, speaker
-from ..errors import ExitCode, UsageError
-from ..launch import Launch, launch, ranks_environment
-from ..process import interrupted_by_signals
-from ..resolve import PRESETS, RACE_DEFAULTS, resolve
-from ..settings import Settings, as_text, options_of
+from ..common.cli import Parser, command, guarded, say, speaker
+from ..common.errors import ExitCode, UsageError
+from ..common.process import interrupted_by_signals
+from ..machine.launch import Launch, launch, ranks_environment
+from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
+from ..plan.resolve import PRESETS, RACE_DEFAULTS, resolve
+from ..plan.settings import Settings, as_text, options_of
 from .workers import running_workers
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")

@@ -9,21 +9,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..cli import command, quoted
-from ..conditions import Question, devices_of, differences
-from ..errors import GaveUpError, NotComparableError, UsageError
+from ..common.cli import command, quoted
+from ..common.errors import GaveUpError, NotComparableError, UsageError
+from ..common.process import host_name
 from ..findings.notes import why_not_measured
-from ..launch import launch
-from ..manifest import Manifest, Resumed
-from ..plan import Planned
-from ..process import host_name
+from ..machine.conditions import Question, devices_of, differences
+from ..machine.launch import launch
+from ..machine.manifest import Manifest, Resumed
+from ..plan.settings import Settings
+from ..plan.sweep import Planned
 from ..results import store
 from ..results.case_result import case_results
 from ..results.disk import FolderLock
 from ..results.journal import Attempt, Completion, Retry, UnderWay, read
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
-from ..settings import Settings
 from .failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..gpus import gpus
-from ..process import Child, ended, own_command, rank_variables
-from ..settings import Settings
+from ..common.process import Child, ended, own_command, rank_variables
+from ..machine.gpus import gpus
+from ..plan.settings import Settings
 from ..worker import messages as m
 from .failures import rank_name
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..load import LoadReading, mean_load, other_loads
-from ..plan import equal_layout_reason, round_order
+from ..common.turns import interleaved_id
+from ..machine.load import LoadReading, mean_load, other_loads
+from ..plan.sweep import equal_layout_reason, round_order
 from ..results.aggregate import images_per_s_by_round, rate_half_widths
 from ..results.case_result import case_results
 from ..results.columns import EQUAL_LAYOUT
 from ..results.journal import Completion
-from ..turns import interleaved_id
 from ..worker import messages as m
 from .case_runner import CaseFailedError, CaseRunner
 from .failures import block_s

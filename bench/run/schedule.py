@@ -10,12 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from ..buckets import BucketLayout
-from ..case import Case
-from ..console import format_s
-from ..plan import Planned, is_calibrated
+from ..common.console import format_s
+from ..plan.buckets import BucketLayout
+from ..plan.case import Case
+from ..plan.settings import ResolvedSettings
+from ..plan.sweep import Planned, is_calibrated
 from ..results.recorder import Recorder
-from ..settings import ResolvedSettings
 from ..stats.fit import MIN_ROUNDS
 from ..worker.messages import GroupKey
 

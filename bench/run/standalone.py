@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ..case import wire_share
-from ..conditions import choices_in
-from ..errors import GaveUpError
+from ..common.errors import GaveUpError
+from ..machine.conditions import choices_in
+from ..plan.case import wire_share
 from ..worker import messages as m
 from .case_runner import CaseRunner
 from .failures import RestartError, cause_in, placed, preparing_s

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ..console import format_s
-from ..plan import Planned
+from ..common.console import format_s
+from ..plan.settings import ResolvedSettings
+from ..plan.sweep import Planned
 from ..results.comparisons import Comparison
 from ..results.journal import Completion
 from ..results.recorder import Recorder
 from ..results.round_times import ByRound
-from ..settings import ResolvedSettings
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import median_of_ratios
 

@@ -16,9 +16,10 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ..buckets import BucketLayout
-from ..cli import say
-from ..console import print_table
+from ..common.cli import say
+from ..common.console import print_table
+from ..common.numbers import MIB, TIMES, duration, number, per_second, places, plural, ratio_places, to_places
+from ..common.text import visible, visible_lines
 from ..findings.cautions import Caution, Trust
 from ..findings.findings import Conclusion
 from ..findings.next_step import NextStep
@@ -33,24 +34,13 @@ from ..findings.wording import (
     unit_of_cases,
     workload_parts,
 )
-from ..manifest import Record, Timing
-from ..numbers import (
-    MIB,
-    TIMES,
-    duration,
-    number,
-    per_second,
-    places,
-    plural,
-    ratio_places,
-    to_places,
-)
+from ..machine.manifest import Record, Timing
+from ..plan.buckets import BucketLayout
 from ..results.case_columns import CASES
 from ..results.case_result import CaseResult
 from ..results.comparisons import by_compile
 from ..results.store import FAILURES, failure_file, shown
 from ..stats.interval import Interval
-from ..text import visible, visible_lines
 
 COLUMNS = {column.name: column.summary for column in CASES if column.summary is not None}
 """The columns of cases.csv that the table has, and how it shows them."""

@@ -14,13 +14,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from ..cli import say
-from ..errors import ExitCode, NotMeasuredError, UsageError
-from ..launch import Launch, launch
-from ..machine import oom_kills, raise_open_file_limit
-from ..scratch import remove_abandoned
-from ..settings import Settings
-from ..text import listed
+from ..common.cli import say
+from ..common.errors import ExitCode, NotMeasuredError, UsageError
+from ..common.scratch import remove_abandoned
+from ..common.text import listed
+from ..machine.host import oom_kills, raise_open_file_limit
+from ..machine.launch import Launch, launch
+from ..plan.settings import Settings
 from ..worker import messages as m
 from .failures import IDLE, LOOKER, MOST_NAMED, RestartError, failure_in, failure_of, timed_out
 from .processes import Meeting, Processes, Worker, expected_device, modules_for, worker_variables

@@ -22,18 +22,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
 
-from ..case import Case
-from ..conditions import NCCL_VARIABLES, Question, needed
-from ..gpus import SHARES_GPUS, gpus, is_exclusive, pairs
-from ..machine import cores_in, machine, ranges, read_text, registered_backend, versions
-from ..manifest import FirstHost, Manifest, RankPlace
+from ..common.process import allowed_cores, end_with, host_name, own_command
+from ..machine.conditions import NCCL_VARIABLES, Question, needed
+from ..machine.gpus import SHARES_GPUS, gpus, is_exclusive, pairs
+from ..machine.host import cores_in, machine, ranges, read_text, registered_backend, versions
+from ..machine.manifest import FirstHost, Manifest, RankPlace
+from ..machine.provenance import own_git_state
 from ..measure.telemetry import Telemetry
 from ..modes import Place
 from ..modes.base import gpus_of, pin
-from ..process import allowed_cores, end_with, host_name, own_command
-from ..provenance import own_git_state
-from ..resolve import GpuKind
-from ..settings import ResolvedSettings
+from ..plan.case import Case
+from ..plan.resolve import GpuKind
+from ..plan.settings import ResolvedSettings
 from .facts import Devices, SeenGpus
 from .messages import AskNccl, Begin
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..buckets import BucketLayout
-from ..manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
-from ..resolve import GpuKind
+from ..machine.manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
+from ..plan.buckets import BucketLayout
+from ..plan.resolve import GpuKind
 from ..results.block_times import BlockTimes, Compilation, DeviceMemory
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..process import end_with
+from ..common.process import end_with
 
 
 def can_fork() -> bool:

@@ -11,8 +11,6 @@ import torch.distributed as dist
 
 from ...models.data import BatchSource, Drawn
 from ...models.step import compile_module, placed
-from ..buckets import BucketLayout
-from ..case import Case
 from ..measure.anatomy import run_anatomy, run_pipeline_anatomy
 from ..measure.calibration import longest, run_calibration
 from ..measure.clock import Clock
@@ -24,11 +22,13 @@ from ..measure.trace import run_trace
 from ..modes import Place, Stages, build_mode, devices_of
 from ..modes.base import gpus_of
 from ..modes.compiled import CompileWatch, draws_as_eager
+from ..plan.buckets import BucketLayout
+from ..plan.case import Case
+from ..plan.settings import ResolvedSettings
+from ..proof.proof import Prover
+from ..proof.update_proof import PROOF_STEPS, FirstSteps, prove_update
 from ..results.block_times import DEVICE_ALLOCS, BlockTimes, ProofResult
-from ..settings import ResolvedSettings
 from .facts import Warmed
-from .proof import Prover
-from .update_proof import PROOF_STEPS, FirstSteps, prove_update
 
 MIN_WARMUP_STEPS = 3
 """Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""

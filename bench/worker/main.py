@@ -16,12 +16,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..cli import guarded, speaker
-from ..errors import ExitCode
-from ..launch import Launch
+from ..common.cli import guarded, speaker
+from ..common.errors import ExitCode
+from ..common.process import die_at_once, host_name
+from ..common.tracebacks import bounded
+from ..machine.launch import Launch
 from ..measure.groups import waiting_for, waits_for
-from ..process import die_at_once, host_name
-from ..tracebacks import bounded
 from . import messages as m
 from .rank import Rank
 from .stores import ADDRESS_KEY, joined_store
@@ -109,7 +109,7 @@ def serve(connection: Connection, rank: Rank) -> NoReturn:
             command = connection.commands.get()
         if isinstance(command, m.Quit):
             sys.stdout.flush()
-            # Not through the interpreter's end, for what `leave` in bench/process.py says.
+            # Not through the interpreter's end, for what `leave` in bench/common/process.py says.
             os._exit(ExitCode.OK)
         connection.send(rank.do(command))
 

@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeAlias, TypeVar, Union, get_args
 
 import msgspec
 
-from ..case import Case
-from ..load import LoadReading
-from ..manifest import Record
+from ..common.text import to_json
+from ..machine.load import LoadReading
+from ..machine.manifest import Record
+from ..plan.case import Case
+from ..plan.settings import ResolvedSettings
 from ..results.block_times import BlockTimes, ProofResult
-from ..settings import ResolvedSettings
-from ..text import to_json
 from .facts import Begun, Devices, Inspected, SeenGpus, Warmed
 
 MOST_BYTES = 2**28

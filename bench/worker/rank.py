@@ -23,9 +23,11 @@ from ...models.profile import num_outputs, profile_workload
 from ...models.registry import num_classes_of, workload_of
 from ...models.step import float32_precision, has_fused_optimizer, takes_images
 from ...models.workload import Workload
-from ..errors import RAISED_BY_USERS, UsageError, UserCodeError
-from ..load import read_load
-from ..machine import oom_kills, versions
+from ..common.errors import RAISED_BY_USERS, UsageError, UserCodeError
+from ..common.tracebacks import formatted, place_of
+from ..machine.host import oom_kills, versions
+from ..machine.load import read_load
+from ..machine.provenance import workload_code
 from ..measure.calibration import trainable
 from ..measure.clock import make_clock
 from ..measure.faults import classify_error
@@ -34,16 +36,14 @@ from ..measure.memory import release_cache, release_memory
 from ..measure.standalone import allreduce_ms
 from ..measure.timed import probe
 from ..modes import require_compiler
-from ..provenance import workload_code
+from ..plan.settings import ResolvedSettings
+from ..proof.agreement import differing_gradients
+from ..proof.proof import Prover
 from ..results.block_times import ProofResult
-from ..settings import ResolvedSettings
-from ..tracebacks import formatted, place_of
 from . import messages as m
-from .agreement import differing_gradients
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
 from .facts import Begun, Inspected, Warmed
 from .held_case import HeldCase, Shared, build
-from .proof import Prover
 from .stores import ADDRESS_KEY, joined_store, meet, opened_store
 
 

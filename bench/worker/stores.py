@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
 from torch.distributed.rendezvous import rendezvous
 
-from ..errors import UsageError
+from ..common.errors import UsageError
 from ..measure.groups import COLLECTIVE_TIMEOUT, waiting_for
 from .messages import LOOPBACK, Begin
 

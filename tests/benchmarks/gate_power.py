@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.runs import both, read_run

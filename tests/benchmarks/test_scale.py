@@ -19,15 +19,15 @@ import pytest
 from commands import ROOT
 
 from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.plan import Machine, expand, round_order
-from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.machine.manifest import Manifest
+from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.settings import Settings
+from ddp_bench.bench.plan.sweep import Machine, expand, round_order
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.comparisons import compared, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.tables import read_blocks
-from ddp_bench.bench.settings import Settings
 
 NUM_STEPS = 3
 

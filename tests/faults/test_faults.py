@@ -19,7 +19,7 @@ import pytest
 from commands import ROOT, finished
 from fault_campaign import SAME, SWEEP, TWO_DEVICES, Campaign, Deed, deed
 
-from ddp_bench.bench.process import host_name
+from ddp_bench.bench.common.process import host_name
 
 pytestmark = pytest.mark.campaign
 

@@ -12,7 +12,7 @@ import pytest
 from commands import ROOT, TINY, eventually, has_ended
 from PIL import Image
 
-from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.results.store import load_run
 
 pytestmark = pytest.mark.campaign

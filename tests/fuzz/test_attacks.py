@@ -29,8 +29,8 @@ from hypothesis import settings
 from in_process import Reached, first_worker, reached
 
 from ddp_bench.bench import tune
+from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.doctor import main as doctor
-from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.gate import interleave
 from ddp_bench.bench.gate.main import main as gate

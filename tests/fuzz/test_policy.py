@@ -13,13 +13,13 @@ import pytest
 from accuracy_tables import SINGLE, rounds
 from commands import ROOT
 
-from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
 from ddp_bench.bench.results.journal import Completion
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.tables import load_blocks
 from ddp_bench.bench.run.stop_rule import StopRule, is_look, resting_cases
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats.fit import Typical
 
 MARGIN = 0.05

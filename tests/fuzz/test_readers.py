@@ -11,13 +11,13 @@ from fuzzing import DRAWS, VALUES, bounded, edited, mutated, read_or_refused, wo
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.plan.resolve import resolve
+from ddp_bench.bench.plan.settings import options_of
 from ddp_bench.bench.predict.allreduce import AllReduceTimes
 from ddp_bench.bench.predict.calibration import Calibration, Identity, Parameter
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Scenario, predict
-from ddp_bench.bench.resolve import resolve
-from ddp_bench.bench.settings import options_of
 
 NAMES = [setting.name for setting in options_of()]
 TEXTS = DRAWS.map(word) | st.text(max_size=60)

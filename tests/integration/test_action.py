@@ -16,7 +16,7 @@ import yaml
 from commands import ROOT, finished
 from made_project import NET, OURS, RUN, commit, git
 
-from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.results.store import load_run
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))

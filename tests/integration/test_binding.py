@@ -34,8 +34,8 @@ def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near_unless_tho
 
 JOIN = """
 import types
-from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.worker import devices
 from ddp_bench.bench.worker.messages import Begin
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from made import case_of
 from selection import in_campaign
 
-from ddp_bench.bench.buckets import assign, assign_cap, bucket_bytes, cap_limits
 from ddp_bench.bench.modes.ddp import DistributedMode, Place
+from ddp_bench.bench.plan.buckets import assign, assign_cap, bucket_bytes, cap_limits
 from ddp_bench.models.profile import gradients_backwards
 from ddp_bench.models.registry import resnet_workload
 

@@ -16,12 +16,12 @@ import pytest
 from commands import ROOT, SMALL, eventually, finished
 from made_project import NET, RUN, commit
 
-from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
+from ddp_bench.bench.common.errors import ExitCode, NotComparableError, UsageError
+from ddp_bench.bench.common.process import own_command
 from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
 from ddp_bench.bench.gate.interleave import measure_in_turns
 from ddp_bench.bench.gate.main import main
-from ddp_bench.bench.process import own_command
-from ddp_bench.bench.resolve import resolve
+from ddp_bench.bench.plan.resolve import resolve
 from ddp_bench.bench.results.store import load_run
 
 SLOW = """

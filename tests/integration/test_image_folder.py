@@ -15,7 +15,7 @@ from commands import ROOT, eventually, has_ended
 from made import case_of, resolved
 from PIL import Image
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place

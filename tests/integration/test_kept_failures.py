@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from commands import ROOT, finished
 
-from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.results.store import failure_file, load_run
 
 NET = """\

@@ -15,11 +15,11 @@ from made import resolved
 from selection import in_campaign
 from stand_ins import Patch
 
-from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.common.errors import ExitCode, UsageError
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.run.failures import RestartError
 from ddp_bench.bench.run.processes import INTERFACE, Processes, modules_for, worker_variables
 from ddp_bench.bench.run.workers import Workers
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
 
 LIMIT_S = 60.0
@@ -80,7 +80,7 @@ CONDUCTOR = """
 import json, os, signal, sys
 from ddp_bench.bench.run.processes import Processes, modules_for, worker_variables
 from ddp_bench.bench.run.workers import Workers
-from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.plan.settings import Settings
 before = dict(os.environ)
 more = sys.argv[1:]
 workers = Workers(Processes(worker_variables("cpu"), [*modules_for(Settings(arch="resnet20")), *more]))

@@ -12,15 +12,15 @@ from test_workloads import PROVEN
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.modes import Place, Unsupported
 from ddp_bench.bench.modes.base import Mode
 from ddp_bench.bench.modes.ddp import ARGUMENTS
 from ddp_bench.bench.modes.dp import DataParallelStandIn
-from ddp_bench.bench.worker import proof
-from ddp_bench.bench.worker.comparison import NO_MEMORY, ProofError
-from ddp_bench.bench.worker.proof import Prover
-from ddp_bench.bench.worker.reference import Reference
+from ddp_bench.bench.proof import proof
+from ddp_bench.bench.proof.comparison import NO_MEMORY, ProofError
+from ddp_bench.bench.proof.proof import Prover
+from ddp_bench.bench.proof.reference import Reference
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import Workload
 
@@ -373,7 +373,7 @@ report([proven(made, comm_hook="fp16"), proven(noisy)])
 
 def test_nothing_is_proved_on_any_rank_where_one_has_no_memory_for_the_plain_module(ranks):
     script = """
-from ddp_bench.bench.worker import reference
+from ddp_bench.bench.proof import reference
 prove, weights_of, found = Prover.prove, reference.weights_of, []
 def full(module):
     if cluster.rank:

@@ -9,15 +9,15 @@ import pytest
 from commands import ROOT, finished
 from test_workloads import PROVEN
 
-from ddp_bench.bench.process import own_command
+from ddp_bench.bench.common.process import own_command
 
 KINDS = f"""
 {PROVEN}
 import torch.distributed as dist
 import torch.distributed.nn.functional as with_gradients
 from torch.nn.parallel import DistributedDataParallel
-from ddp_bench.bench.worker.making import begin_draws
-from ddp_bench.bench.worker.reference import Subject
+from ddp_bench.bench.proof.making import begin_draws
+from ddp_bench.bench.proof.reference import Subject
 from ddp_bench.models.workload import Workload, loss_function
 def world():
     return dist.get_world_size()
@@ -282,8 +282,8 @@ report([outcome(of_kind(lambda m, b: usual(m, b) * 0)), outcome(still)])
 
 def test_the_largest_error_of_all_ranks_keeps_its_name_and_kind(kinds):
     found = kinds("""
-from ddp_bench.bench.worker.comparison import Off
-from ddp_bench.bench.worker.peers import Peers
+from ddp_bench.bench.proof.comparison import Off
+from ddp_bench.bench.proof.peers import Peers
 peers = Peers(cluster.rank, size, control)
 own = [Off(0.1, 0.3, "a", "gradients", "gradients"), Off(0.2, 0.1, "b.mean", "buffers", "buffers")]
 nan = [Off(9.0, 9.0, "a"), Off(float("nan"), 1.0, "b", "parameters")]

@@ -13,10 +13,10 @@ from PIL import Image
 from stand_ins import stand_in
 
 from ddp_bench import load_run
-from ddp_bench.bench.process import own_command
+from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.plan.settings import options_of
 from ddp_bench.bench.run.close import finish
 from ddp_bench.bench.run.main import GROUPS, main
-from ddp_bench.bench.settings import options_of
 from ddp_bench.bench.worker import devices
 
 

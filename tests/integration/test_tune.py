@@ -5,7 +5,7 @@ import json
 import pytest
 from commands import TINY, python
 
-from ddp_bench.bench.buckets import PYTORCH_CAPS, assign_cap, bucket_bytes
+from ddp_bench.bench.plan.buckets import PYTORCH_CAPS, assign_cap, bucket_bytes
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.models.registry import resnet_workload

@@ -10,8 +10,8 @@ import people
 from people import *
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.modes.ddp import DistributedMode
-from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.worker import held_case
 from ddp_bench.bench.measure.groups import as_default
 control, size = torch.distributed.group.WORLD, cluster.world_size

@@ -3,7 +3,7 @@
 import pytest
 from real_lab import Lab
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.lab import network
 
 

@@ -29,10 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGETS = (
     "bench/stats/interval.py",
     "bench/stats/fit.py",
-    "bench/case.py",
-    "bench/plan.py",
+    "bench/plan/case.py",
+    "bench/plan/sweep.py",
     "bench/predict/timeline.py",
-    "bench/buckets.py",
+    "bench/plan/buckets.py",
     "bench/results/aggregate.py",
     "bench/run/schedule.py",
     "bench/run/stop_rule.py",

@@ -11,8 +11,8 @@ import psutil
 import pynvml
 from stand_ins import Patch, stand_in
 
-from ddp_bench.bench import gpus, load
 from ddp_bench.bench.doctor import host, main, resources
+from ddp_bench.bench.machine import gpus, load
 
 GIB = 2**30
 PYTHON = "3.11.7"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from made import block, compared, made_manifest
 
-from ddp_bench.bench.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
+from ddp_bench.bench.plan.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult
 from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, typed_frame

@@ -8,8 +8,8 @@ import pytest
 from commands import ROOT
 from made import case_of
 
-from ddp_bench.bench.case import Case
-from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.plan.case import Case
+from ddp_bench.bench.plan.sweep import Planned
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import load_run

@@ -18,15 +18,15 @@ import pandas as pd
 import pytest
 from made import planned, recorded, resolved, torchrun
 
-from ddp_bench.bench.console import Console
-from ddp_bench.bench.manifest import Manifest, RankPlace
-from ddp_bench.bench.plan import plan_hash
+from ddp_bench.bench.common.console import Console
+from ddp_bench.bench.common.turns import TURNS_ENV, TurnClient, TurnServer
+from ddp_bench.bench.machine.manifest import Manifest, RankPlace
+from ddp_bench.bench.plan.sweep import plan_hash
 from ddp_bench.bench.results.journal import Settled
 from ddp_bench.bench.run import case_runner, rounds, stop_rule
 from ddp_bench.bench.run.case_runner import FAILED, CaseRunner
 from ddp_bench.bench.run.open_folder import open_run
 from ddp_bench.bench.run.schedule import AFTER_ROUNDS, LiveCase, unfinished
-from ddp_bench.bench.turns import TURNS_ENV, TurnClient, TurnServer
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.facts import Begun
 

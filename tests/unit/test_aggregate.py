@@ -10,7 +10,7 @@ import pytest
 from made import cap_of, planned, resolved
 from scipy import stats as scipy_stats
 
-from ddp_bench.bench.buckets import BucketLayout
+from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.results.aggregate import (
     Outcome,
     allreduce_rows,

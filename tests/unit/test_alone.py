@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from made import case_of, planned, resolved
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.errors import GaveUpError
-from ddp_bench.bench.manifest import RankPlace
+from ddp_bench.bench.common.errors import GaveUpError
+from ddp_bench.bench.machine.manifest import RankPlace
+from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.run.failures import Failure, RestartError
 from ddp_bench.bench.run.standalone import (
     CURVE_BYTES,

@@ -9,7 +9,7 @@ from gate_runs import slowed, write_run
 
 import ddp_bench
 from ddp_bench import compare, load_run
-from ddp_bench.bench.errors import NotComparableError, UsageError
+from ddp_bench.bench.common.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import main as gate
 from ddp_bench.bench.results.case_columns import FILES
 

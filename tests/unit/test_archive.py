@@ -14,16 +14,16 @@ from gate_runs import MANIFEST as OF_A_GATE
 from gate_runs import STEADY, write_run
 
 from ddp_bench import compare, load_run
-from ddp_bench.bench import manifest
-from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.common.errors import ExitCode, UsageError
+from ddp_bench.bench.common.scratch import remove_abandoned
 from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.export.pytest_benchmark import pytest_benchmark
 from ddp_bench.bench.gate.main import main as gate
-from ddp_bench.bench.manifest import Record
+from ddp_bench.bench.machine import manifest
+from ddp_bench.bench.machine.manifest import Record
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.archive import LEFT_OUT, PUBLIC, opened, packed, unpacked
 from ddp_bench.bench.results.case_columns import FILES
-from ddp_bench.bench.scratch import remove_abandoned
-from ddp_bench.bench.settings import Settings
 from ddp_bench.report.main import main as report
 
 PUBLISHED = ROOT / "results" / "baselines" / "2-cores-amd-epyc-torch2.15-d9a5732e-6f163854b9a5.zip"

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import case_of
 
-from ddp_bench.bench.buckets import BucketLayout, assign_cap, bucket_bytes
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.machine.manifest import Manifest
+from ddp_bench.bench.plan.buckets import BucketLayout, assign_cap, bucket_bytes
 from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
 from ddp_bench.bench.predict.from_pass import calibration_of, slowdowns
 from ddp_bench.bench.predict.from_rate import BESIDE, ERROR_PCT

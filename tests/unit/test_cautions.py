@@ -16,8 +16,8 @@ from report_runs import case, run
 from ddp_bench.bench.findings.cautions import slow_links
 from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.findings.stability import cautions
-from ddp_bench.bench.load import LoadReading, mean_load, other_loads, read_load
-from ddp_bench.bench.manifest import Load
+from ddp_bench.bench.machine.load import LoadReading, mean_load, other_loads, read_load
+from ddp_bench.bench.machine.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import BlockTimes, NotProved, ProofResult
 from ddp_bench.bench.results.case_columns import CASES

@@ -11,7 +11,7 @@ from commands import ROOT
 from made import made_manifest
 from made_project import commit, git
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.gate import checkouts
 from ddp_bench.bench.gate.checkouts import (
     check_loaded,

@@ -15,15 +15,15 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 
 from ddp_bench.__main__ import main_of
-from ddp_bench.bench import cli
-from ddp_bench.bench.cli import TYPED_ENV
-from ddp_bench.bench.console import Console
-from ddp_bench.bench.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
-from ddp_bench.bench.machine import ENV_PREFIXES
+from ddp_bench.bench.common import cli
+from ddp_bench.bench.common.cli import TYPED_ENV
+from ddp_bench.bench.common.console import Console
+from ddp_bench.bench.common.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
+from ddp_bench.bench.machine.host import ENV_PREFIXES
+from ddp_bench.bench.plan.settings import SWITCHES, options_of
+from ddp_bench.bench.plan.values import switch
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.settings import SWITCHES, options_of
-from ddp_bench.bench.values import switch
 
 EACH_COMMAND = """
 import contextlib, io, json, runpy, sys
@@ -137,7 +137,7 @@ def test_a_value_without_end_is_cut():
 
 WRITES = """
 import os, sys
-from ddp_bench.bench.cli import guarded
+from ddp_bench.bench.common.cli import guarded
 def work():
     if "closes" in sys.argv:
         sys.stderr.close()

@@ -16,13 +16,13 @@ import torch
 from stand_ins import stand_in
 from torch import backends
 
-from ddp_bench.bench.buckets import BucketLayout
 from ddp_bench.bench.measure import anatomy, calibration, clock, memory, standalone
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.standalone import BucketReplay, allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
+from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.predict.from_pass import slowdowns
 from ddp_bench.bench.run.standalone import CURVE_BYTES
 from ddp_bench.bench.worker import held_case

@@ -11,7 +11,7 @@ from report_runs import case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
-from ddp_bench.bench.plan import equal_layout_reason
+from ddp_bench.bench.plan.sweep import equal_layout_reason
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import CASES

@@ -8,12 +8,13 @@ from recorded_pages import compiled
 from report_runs import case, run
 from test_plan import make, names, resolved
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.findings.answers import compile_verdicts, verdicts
 from ddp_bench.bench.findings.verdicts import CAP, WRAPPER
 from ddp_bench.bench.findings.wording import ddp_call
 from ddp_bench.bench.gate.runs import checked
-from ddp_bench.bench.resolve import as_options, resolve
+from ddp_bench.bench.plan.resolve import as_options, resolve
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, case_results
@@ -21,7 +22,6 @@ from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.run.schedule import fixed_phases
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats.interval import Interval
 
 WAYS = ("ddp_optimizer", "no_optimization")

@@ -12,10 +12,10 @@ from doctor_machines import write
 from made import made_manifest
 from packaging.version import Version
 
-from ddp_bench.bench.conditions import UNKNOWN, Question, differences, needed
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.machine import environment, machine
-from ddp_bench.bench.manifest import Cgroup, RankPlace
+from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.machine.conditions import UNKNOWN, Question, differences, needed
+from ddp_bench.bench.machine.host import environment, machine
+from ddp_bench.bench.machine.manifest import Cgroup, RankPlace
 from ddp_bench.bench.run.begin import check_alike
 from ddp_bench.bench.worker import groups as module
 from ddp_bench.bench.worker.facts import Begun
@@ -219,7 +219,7 @@ def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch):
 
 
 NCCL_SAID = """
-from ddp_bench.bench import machine
+from ddp_bench.bench.machine import host as machine
 print(machine.nccl_backend(), machine.registered_backend("nccl-lazy") is not None)
 """
 

@@ -12,15 +12,15 @@ from made import case_of, torchrun
 from msgspec.structs import replace
 from stand_ins import stand_in
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.launch import Launch
-from ddp_bench.bench.manifest import Gpu, GpuPair, Model
+from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.machine.launch import Launch
+from ddp_bench.bench.machine.manifest import Gpu, GpuPair, Model
 from ddp_bench.bench.modes import Place, base, devices_of
 from ddp_bench.bench.modes.base import gpus_of
-from ddp_bench.bench.plan import SHARING, Machine, expand
-from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
+from ddp_bench.bench.plan.resolve import GpuKind, resolve, with_device_defaults
+from ddp_bench.bench.plan.settings import Settings
+from ddp_bench.bench.plan.sweep import SHARING, Machine, expand
 from ddp_bench.bench.run.begin import as_seen, job_of
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import devices, messages
 from ddp_bench.bench.worker.devices import gpu_of, is_narrowed, near_cores, seen_gpus, this_machine
 from ddp_bench.bench.worker.facts import Devices, Inspected, SeenGpus

@@ -13,8 +13,8 @@ from made import case_of
 
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place, build_mode
+from ddp_bench.bench.proof.proof import Prover
 from ddp_bench.bench.run.main import parser
-from ddp_bench.bench.worker.proof import Prover
 from ddp_bench.models.data import open_source
 from ddp_bench.models.profile import profile_workload
 from ddp_bench.models.registry import load_workload

@@ -16,9 +16,9 @@ from doctor_machines import (
     laptop,
 )
 
-from ddp_bench.bench import machine
 from ddp_bench.bench.doctor import main
 from ddp_bench.bench.doctor.gpu import span
+from ddp_bench.bench.machine import host as machine
 
 H100S = "8 x NVIDIA H100 80GB HBM3"
 

@@ -10,7 +10,7 @@ from pytest_benchmark.stats import Stats
 from report_runs import case, run, timed, usual_cases
 from sample_runs import EVERY_SAMPLE, sample
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.export import main as command
 from ddp_bench.bench.export.pytest_benchmark import pytest_benchmark
 from ddp_bench.bench.findings.wording import CPU_STAND_IN

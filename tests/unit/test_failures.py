@@ -8,17 +8,17 @@ import torch.distributed as dist
 from stand_ins import stand_in
 from torch._utils import ExceptionWrapper
 
-from ddp_bench.bench.errors import UsageError, UserCodeError
+from ddp_bench.bench.common.errors import UsageError, UserCodeError
 from ddp_bench.bench.measure import faults
 from ddp_bench.bench.measure.faults import Fault, classify_error
 from ddp_bench.bench.measure.timed import NonFiniteLossError
 from ddp_bench.bench.modes import Unsupported
 from ddp_bench.bench.modes.base import UnusedParametersError
-from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.plan.resolve import with_device_defaults
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.results.journal import Settled, State, UnderWay
 from ddp_bench.bench.run import failures
 from ddp_bench.bench.run.failures import LEAST_S, LEAST_STEPS, PATIENCE, Failure, block_s, preparing_s
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker.messages import Report
 from ddp_bench.bench.worker.rank import answer_to
 

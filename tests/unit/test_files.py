@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from made import block, case_of, made_manifest, new_run
 from report_runs import case
 
-from ddp_bench.bench.buckets import BucketLayout
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.resolve import read_toml
+from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.common.text import csv_cell, csv_text, markdown, visible
+from ddp_bench.bench.plan.buckets import BucketLayout
+from ddp_bench.bench.plan.resolve import read_toml
+from ddp_bench.bench.plan.sweep import Planned
 from ddp_bench.bench.results import disk, journal
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.columns import typed_frame
@@ -28,7 +29,6 @@ from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.store import RUN_FILES, RunWriter, load_run
 from ddp_bench.bench.results.tables import read_blocks, repair_blocks
 from ddp_bench.bench.run.close import finish
-from ddp_bench.bench.text import csv_cell, csv_text, markdown, visible
 
 
 @pytest.fixture

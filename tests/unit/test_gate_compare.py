@@ -19,7 +19,7 @@ from gate_runs import (
 )
 from made import made_manifest
 
-from ddp_bench.bench.errors import NotComparableError, UsageError
+from ddp_bench.bench.common.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import interleave
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.judge import judge

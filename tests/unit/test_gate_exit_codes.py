@@ -6,7 +6,7 @@ import sys
 import pytest
 from gate_runs import STEADY, slowed, write_run
 
-from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.gate.main import main
 
 IN_TURNS = ("--interleave", "HEAD", "--launches", "1", "--", "--modes", "ddp", "--gpus", "1", "--rounds", "5")

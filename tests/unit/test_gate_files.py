@@ -15,8 +15,8 @@ from made import made_manifest
 from msgspec import structs
 from recorded_pages import text_of
 
-from ddp_bench.bench.console import MOST_ANNOTATIONS, Annotation, show_on_github
-from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.common.console import MOST_ANNOTATIONS, Annotation, show_on_github
+from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.gate import output
 from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_thresholds

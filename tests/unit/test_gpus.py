@@ -11,10 +11,10 @@ from doctor_machines import Machine
 from made import block, made_manifest, planned, resolved
 from report_runs import case
 
-from ddp_bench.bench import gpus
 from ddp_bench.bench.findings.cautions import of_conditions
 from ddp_bench.bench.lab.main import visible_gpus
-from ddp_bench.bench.manifest import Gpu, GpuPair
+from ddp_bench.bench.machine import gpus
+from ddp_bench.bench.machine.manifest import Gpu, GpuPair
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import case_results

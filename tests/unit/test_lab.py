@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.common.process import own_command
 from ddp_bench.bench.lab import job, network
 from ddp_bench.bench.lab import main as lab
 from ddp_bench.bench.lab.job import is_bench_run, is_torchrun, resolved
 from ddp_bench.bench.lab.main import summary
-from ddp_bench.bench.process import own_command
 
 
 @pytest.mark.parametrize("missing", ["ip", "tc", "nsenter", "setpriv", "unshare"])

@@ -3,8 +3,8 @@
 import pytest
 from commands import bench_run
 
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.launch import Launch, launch, ranks_environment
+from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.machine.launch import Launch, launch, ranks_environment
 
 PLACE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 TORCHRUN = {**PLACE, "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}

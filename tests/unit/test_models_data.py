@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.parallel import scatter_gather
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.proof.making import Maker
 from ddp_bench.bench.worker import held_case
-from ddp_bench.bench.worker.making import Maker
 from ddp_bench.models.data import open_source
 from ddp_bench.models.nested import (
     chunk,

@@ -10,7 +10,7 @@ from selection import in_campaign
 from torch import nn
 from torchvision.models import get_model_weights
 
-from ddp_bench.bench.errors import UsageError, UserCodeError
+from ddp_bench.bench.common.errors import UsageError, UserCodeError
 from ddp_bench.models import registry
 from ddp_bench.models.profile import num_outputs, profile_workload
 from ddp_bench.models.registry import ARCHS, load_workload, resnet_workload

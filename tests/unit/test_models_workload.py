@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_sequence
 from torch.optim import SGD, Adam, AdamW
 
-from ddp_bench.bench.case_settings import StepSettings
-from ddp_bench.bench.errors import UsageError, UserCodeError
+from ddp_bench.bench.common.errors import UsageError, UserCodeError
+from ddp_bench.bench.plan.case_settings import StepSettings
 from ddp_bench.models import step
 from ddp_bench.models.checks import checked
 from ddp_bench.models.nested import cut, map_tensors, objects_of, tensors_of

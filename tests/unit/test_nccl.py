@@ -6,7 +6,7 @@ from importlib import metadata
 import pytest
 from made import made_manifest
 
-from ddp_bench.bench.conditions import Question, choices_in, differences, nccl_said
+from ddp_bench.bench.machine.conditions import Question, choices_in, differences, nccl_said
 
 # Lines as in NVIDIA/nccl issues #1773 and #1189, with the formats of libnccl.so 2.28.9 and 2.30.7; shortened.
 LOG_2_28 = """\

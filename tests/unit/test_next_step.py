@@ -18,13 +18,13 @@ from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.next_step import SAFETY, again, next_step
 from ddp_bench.bench.findings.verdicts import WRAPPER
 from ddp_bench.bench.lab.main import parse, split
+from ddp_bench.bench.plan.resolve import resolve
+from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.predict.main import parser as predict_parser
-from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.comparisons import UNRESOLVED, compared
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats.fit import Typical
 
 

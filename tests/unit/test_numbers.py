@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from ddp_bench.bench import numbers
+from ddp_bench.bench.common import numbers
 from ddp_bench.bench.findings.wording import link_name
 from ddp_bench.bench.results.case_result import CaseResult, finite
 from ddp_bench.bench.stats.interval import Interval

@@ -7,7 +7,7 @@ import pytest
 from accuracy_tables import calibrations
 from test_scaling_predict import SAMPLE, SMALL
 
-from ddp_bench.bench.numbers import with_interval
+from ddp_bench.bench.common.numbers import with_interval
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.allreduce import ring_factor
 from ddp_bench.bench.predict.calibration import load_calibration, save_calibration

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from ddp_bench.bench import process as processes
-from ddp_bench.bench.turns import TurnClient, TurnServer
+from ddp_bench.bench.common import process as processes
+from ddp_bench.bench.common.turns import TurnClient, TurnServer
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_neither_loads_what_the_other_works_with(module, others):
 
 KILLED = """
 import os, signal, subprocess, sys
-from ddp_bench.bench.process import ended_with_us
+from ddp_bench.bench.common.process import ended_with_us
 ready = 'import sys, time; print(f"ready {sys.argv}", flush=True); time.sleep(600)'
 with subprocess.Popen(ended_with_us([sys.executable, "-c", ready, "--option"])):
     sys.stdin.readline()

@@ -8,9 +8,9 @@ import pytest
 from made_project import commit, git
 from msgspec import structs, to_builtins
 
-from ddp_bench.bench import provenance
-from ddp_bench.bench.manifest import Git, WorkloadCode
-from ddp_bench.bench.provenance import own_git_state, workload_code
+from ddp_bench.bench.machine import provenance
+from ddp_bench.bench.machine.manifest import Git, WorkloadCode
+from ddp_bench.bench.machine.provenance import own_git_state, workload_code
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import random
 import pytest
 from selection import in_campaign
 
-from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.plan.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
 from ddp_bench.bench.run.stop_rule import FINAL_SHARE, LEAST_ROUNDS, dropped
 from ddp_bench.bench.stats.fit import Typical

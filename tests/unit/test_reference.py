@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import _inductor, nn
 
-from ddp_bench.bench.case import Split, split_of
-from ddp_bench.bench.case_settings import COMM_HOOKS
 from ddp_bench.bench.measure.faults import PeerFailedError, PeerFullError
 from ddp_bench.bench.modes import Stages
 from ddp_bench.bench.modes.base import SingleMode, gradients_of
 from ddp_bench.bench.modes.compiled import draws_as_eager
-from ddp_bench.bench.results.block_times import ProofResult
-from ddp_bench.bench.settings import PRECISIONS
-from ddp_bench.bench.worker.comparison import (
+from ddp_bench.bench.plan.case import Split, split_of
+from ddp_bench.bench.plan.case_settings import COMM_HOOKS
+from ddp_bench.bench.plan.settings import PRECISIONS
+from ddp_bench.bench.proof.comparison import (
     AMPLIFIED,
     NO_MEMORY,
     Comparison,
@@ -26,10 +25,9 @@ from ddp_bench.bench.worker.comparison import (
     off_by,
     unless_memory_is_full,
 )
-from ddp_bench.bench.worker.held_case import HeldCase
-from ddp_bench.bench.worker.making import Maker
-from ddp_bench.bench.worker.reference import Computed, Reference, Subject
-from ddp_bench.bench.worker.update_proof import (
+from ddp_bench.bench.proof.making import Maker
+from ddp_bench.bench.proof.reference import Computed, Reference, Subject
+from ddp_bench.bench.proof.update_proof import (
     HOOK_TOLERANCES,
     MOST_TELLING,
     PROOF_STEPS,
@@ -38,7 +36,9 @@ from ddp_bench.bench.worker.update_proof import (
     beyond_rounding,
     within_rounding,
 )
-from ddp_bench.bench.worker.weights import difference, norm
+from ddp_bench.bench.proof.weights import difference, norm
+from ddp_bench.bench.results.block_times import ProofResult
+from ddp_bench.bench.worker.held_case import HeldCase
 from ddp_bench.models.data import open_source
 from ddp_bench.models.workload import Workload
 

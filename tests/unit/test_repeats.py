@@ -7,10 +7,10 @@ import pytest
 from gate_runs import STEADY, write_run
 from scipy import stats
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.repeats import AGAIN, agreements, evidence
-from ddp_bench.bench.manifest import MANIFEST
+from ddp_bench.bench.machine.manifest import MANIFEST
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 

@@ -12,7 +12,7 @@ import pytest
 from made import made_manifest
 from report_runs import blocks, case, dashed, run, usual_cases
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.store import RunWriter
 from ddp_bench.report.build import build, markdown

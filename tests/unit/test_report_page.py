@@ -14,7 +14,7 @@ from report_runs import Drawn, case, communicating, dashed, drawn, paper_like, r
 from rich.console import Console
 from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
-from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.results.case_result import case_results, text
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table

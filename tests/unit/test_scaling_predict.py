@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from commands import ROOT
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.calibration import AllReduceTimes, Calibration, Identity, Parameter
 from ddp_bench.bench.predict.networks import network

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchvision.models import resnet18
 
 from ddp_bench.bench.predict.timeline import Compute, Slowdown, simulated_ms
-from ddp_bench.bench.worker.stages import balanced, layer_costs_ms
+from ddp_bench.bench.proof.stages import balanced, layer_costs_ms
 from ddp_bench.models.resnet import ResNet20, resnet_layers
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)

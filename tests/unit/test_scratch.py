@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from commands import eventually
 
-from ddp_bench.bench import process as processes
-from ddp_bench.bench import scratch
-from ddp_bench.bench.scratch import MARK, PREFIX, remove_abandoned, scratch_folder
+from ddp_bench.bench.common import process as processes
+from ddp_bench.bench.common import scratch
+from ddp_bench.bench.common.scratch import MARK, PREFIX, remove_abandoned, scratch_folder
 
 HOLDS = """
 import sys
-from ddp_bench.bench.scratch import scratch_folder
+from ddp_bench.bench.common.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "file").touch()
     print(folder, flush=True)
@@ -129,7 +129,7 @@ def test_a_signal_while_it_is_made_leaves_nothing(temporary, monkeypatch):
 
 HOLDS_FOR_A_CHILD = """
 import subprocess, sys
-from ddp_bench.bench.scratch import locks, scratch_folder
+from ddp_bench.bench.common.scratch import locks, scratch_folder
 with scratch_folder() as folder:
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=locks())
     print(folder, flush=True)

@@ -3,11 +3,11 @@ import json
 
 import pytest
 
-from ddp_bench.bench.buckets import BucketLayout, bucket_caps, cap_arguments, cap_code
-from ddp_bench.bench.case_settings import SETTINGS_OF, STEP_DEFAULTS
-from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.resolve import PRESETS, GpuKind, as_options, resolve, with_device_defaults
-from ddp_bench.bench.settings import Settings, options_of
+from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.plan.buckets import BucketLayout, bucket_caps, cap_arguments, cap_code
+from ddp_bench.bench.plan.case_settings import SETTINGS_OF, STEP_DEFAULTS
+from ddp_bench.bench.plan.resolve import PRESETS, GpuKind, as_options, resolve, with_device_defaults
+from ddp_bench.bench.plan.settings import Settings, options_of
 
 
 def test_later_layers_win(tmp_path):

@@ -20,9 +20,10 @@ from gate_runs import write_run
 from made import block, made_manifest, new_run, planned, resolved
 from selection import in_campaign
 
-from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
-from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
-from ddp_bench.bench.plan import plan_hash
+from ddp_bench.bench.common.errors import GaveUpError, NotComparableError, UsageError
+from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest
+from ddp_bench.bench.plan.settings import REMOVED, Settings
+from ddp_bench.bench.plan.sweep import plan_hash
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import CASES, FILES
@@ -40,7 +41,6 @@ from ddp_bench.bench.run.open_folder import (
     settings_of,
     settle_fault,
 )
-from ddp_bench.bench.settings import REMOVED, Settings
 
 BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
 

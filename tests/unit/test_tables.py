@@ -10,7 +10,7 @@ import pytest
 from gate_runs import write_run
 from selection import in_campaign
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.results import tables
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import BLOCKS, Column, typed_frame

@@ -13,7 +13,7 @@ from commands import eventually
 from made import planned, resolved
 from stand_ins import stand_in
 
-from ddp_bench.bench.gpus import ClockReason
+from ddp_bench.bench.machine.gpus import ClockReason
 from ddp_bench.bench.measure import telemetry
 from ddp_bench.bench.measure.telemetry import Sample, Telemetry, power_w, summary, within
 from ddp_bench.bench.modes import Place

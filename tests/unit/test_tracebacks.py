@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-from ddp_bench.bench import tracebacks as tb
-from ddp_bench.bench.errors import UserCodeError
+from ddp_bench.bench.common import tracebacks as tb
+from ddp_bench.bench.common.errors import UserCodeError
 from ddp_bench.bench.measure.faults import LOST, classify_error
 from ddp_bench.bench.run.failures import failure_in
 from ddp_bench.bench.worker.messages import Report

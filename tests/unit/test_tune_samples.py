@@ -12,7 +12,7 @@ import pytest
 from accuracy_tables import SINGLE, rounds
 from commands import ROOT
 
-from ddp_bench.bench.resolve import PRESETS
+from ddp_bench.bench.plan.resolve import PRESETS
 from ddp_bench.bench.results.comparisons import FASTER, Comparison, compared
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.run.stop_rule import dropped

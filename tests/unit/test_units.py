@@ -9,13 +9,13 @@ from gate_runs import STEADY, changed, made_run
 from recorded_pages import text_of
 from token_runs import language_model, token_plan, token_run
 
-from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.findings.cautions import trust
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.manifest import Timing
+from ddp_bench.bench.machine.manifest import Timing
 from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.results.comparisons import FASTER
 from ddp_bench.bench.results.store import load_run

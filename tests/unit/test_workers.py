@@ -17,7 +17,7 @@ import pytest
 from commands import eventually, listening
 from made import torchrun
 
-from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.run import processes
 from ddp_bench.bench.run import workers as module

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from .errors import UsageError
-from .settings import MARGINS, Settings
-from .text import to_json
+from ..common.errors import UsageError
+from ..common.text import to_json
+from ..plan.settings import MARGINS, Settings
 
 MANIFEST = "manifest.json"
 

@@ -2,7 +2,7 @@
 
 One seeded global batch, in training and in float64 where the model allows: the averaged gradients of the mode
 must equal the mean of those that the plain module has of the same parts of the batch, from the same random
-numbers, and its state dict must be such as the plain module's. `bench/worker/update_proof.py` has the second
+numbers, and its state dict must be such as the plain module's. `bench/proof/update_proof.py` has the second
 one, of the steps that are timed.
 """
 
@@ -21,27 +21,19 @@ from torch import Tensor
 from ...models.nested import cut
 from ...models.step import float32_precision
 from ...models.workload import Batch, Workload, one_line
-from ..case import STAND_IN, Case, Split
-from ..errors import RAISED_BY_USERS
+from ..common.errors import RAISED_BY_USERS
 from ..measure.faults import hint_of, is_of_the_model
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
+from ..plan.case import STAND_IN, Case, Split
 from ..results.block_times import ProofResult
-from .comparison import (
-    AMPLIFIED,
-    BY_RANK,
-    EXACT,
-    NO_GRADIENT,
-    Comparison,
-    ProofError,
-    unless_memory_is_full,
-)
+from .comparison import AMPLIFIED, BY_RANK, EXACT, NO_GRADIENT, Comparison, ProofError, unless_memory_is_full
+from .inputs import IN_16_BITS, LEAST_ROWS, ProofInputs
 from .making import Maker, begin_draws, shapes_of
+from .misuse import outside_of_wrapper, why_wrong
 from .peers import Peers
-from .proof_inputs import IN_16_BITS, LEAST_ROWS, ProofInputs
 from .reference import Computed, Reference, Subject, Work
 from .split_effect import MIN_REPEATED, SplitEffect
 from .stages import Splitter
-from .watch import outside_of_wrapper, why_wrong
 from .weights import on_host
 
 TOLERANCES = {"none": EXACT, "powersgd": EXACT, "fp16": 2e-3, "bf16": 2e-2}

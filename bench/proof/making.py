@@ -16,18 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...models.data import BatchSource, Drawn, mixed, open_source
-from ...models.workload import (
-    Batch,
-    Workload,
-    check_loss,
-    has_rows,
-    loss_function,
-    make_batch,
-    make_module,
-)
-from ..case import Case, split_of
-from ..errors import UsageError
+from ...models.workload import Batch, Workload, check_loss, has_rows, loss_function, make_batch, make_module
+from ..common.errors import UsageError
 from ..modes.base import tensors_of_module
+from ..plan.case import Case, split_of
 from .weights import Weights
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..common.errors import UsageError
 from .buckets import caps_mib
 from .case import GRAPH_MODES, Case
 from .case_settings import DDP_OPTIMIZER, SETTINGS_OF, STEP_DEFAULTS
-from .errors import UsageError
 from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, STAGED, ResolvedSettings
 
 SHARING = "--share-gpus on shows that it works, and nothing of its speed"

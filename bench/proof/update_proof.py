@@ -1,7 +1,7 @@
 """The second proof before timing: the first steps of the warm-up train as the plain module would.
 
 They are steps of what is timed: compiled, in the run's precision, with the case's hook and optimizer, on its
-own batches. Parameters and buffers after them must be those of `bench/worker/reference.py`, on every rank.
+own batches. Parameters and buffers after them must be those of `bench/proof/reference.py`, on every rank.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..case import Case
+from ..common.numbers import short
 from ..measure.memory import release_memory
 from ..measure.timed import Hook, Trainer, hooked
-from ..numbers import short
+from ..plan.case import Case
 from ..results.block_times import ProofResult
 from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_is_full
 from .making import begin_draws
+from .misuse import STEPS, steps_in_backward
 from .proof import Prover
 from .reference import TELL_FROZEN, Computed, Subject, changed_weights
-from .watch import STEPS, steps_in_backward
 from .weights import Weights, difference, on_host
 
 PROOF_STEPS = 2

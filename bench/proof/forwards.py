@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ...models.nested import chunk, join
 from ...models.workload import Batch, Loss
-from ..case import Split
 from ..measure.groups import num_launched
 from ..modes import Stages
 from ..modes.base import tensors_of_module
 from ..modes.dp import check_gathered, replica_of
+from ..plan.case import Split
 from .peers import Peers
 
 Begin = Callable[..., None]

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-PACKAGE = Path(__file__).parents[1].resolve()
+PACKAGE = Path(__file__).parents[2].resolve()
 
 OWN_FOLDERS = frozenset(path.resolve() for path in (PACKAGE, *PACKAGE.iterdir()) if path.is_dir())
 """Folders of this code; in a checkout the package has links to some."""

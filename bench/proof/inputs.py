@@ -16,11 +16,11 @@ from torch.overrides import TorchFunctionMode
 from ...models.checks import check_learned
 from ...models.nested import cut, map_tensors, tensors_of
 from ...models.workload import Batch
-from ..case import Case, Split, split_of
-from ..errors import RAISED_BY_USERS
+from ..common.errors import RAISED_BY_USERS
 from ..measure.faults import classify_error, is_of_the_model
 from ..measure.groups import as_default
 from ..measure.timed import autocast_of
+from ..plan.case import Case, Split, split_of
 from .making import Maker, begin_draws, precise
 from .peers import Peers
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
+from ..common.errors import UsageError
 from .case_settings import MODE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, SWEPT, Value, option
-from .errors import UsageError
 from .values import choice, csv, duration_s, fraction, named, positive_int, switch, whole_number
 
 STAGED = ("partition", "pipeline")

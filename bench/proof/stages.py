@@ -13,10 +13,10 @@ from statistics import median
 from torch import Tensor, nn
 
 from ...models.workload import is_pair_of_tensors, layers_of
-from ..case import Case
 from ..measure.clock import make_clock
 from ..measure.timed import autocast_of
 from ..modes import Stages, Unsupported
+from ..plan.case import Case
 from .making import Maker
 
 REPETITIONS = 3

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from .machine import version_of
+from ..common.process import INSTALLED, OWN_FOLDERS, PACKAGE
+from .host import version_of
 from .manifest import Git, WorkloadCode
-from .process import INSTALLED, OWN_FOLDERS, PACKAGE
 
 ROOT = PACKAGE.parent
 """The checkout that this code runs from, or the folder that it is installed in."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..common.errors import UsageError
 from .case_settings import STEP_DEFAULTS
-from .errors import UsageError
 from .settings import (
     COMPOSABLE,
     LEAST_BLOCK_S,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from .machine import read_text
+from ..common.process import allowed_cores
+from .host import read_text
 from .manifest import Load
-from .process import allowed_cores
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .stats.interval import Interval
+from ..stats.interval import Interval
 
 MIB = 2**20
 

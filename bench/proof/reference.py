@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from ...models.nested import join, map_tensors
 from ...models.workload import Batch
-from ..case import Case, Split, split_of
 from ..measure.groups import as_default, num_launched
 from ..measure.timed import AUTOCAST_DTYPES, autocast_of
 from ..modes import Stages
 from ..modes.base import gradients_of_all
+from ..plan.case import Case, Split, split_of
 from .forwards import BufferSharing, losses
 from .making import Maker, begin_draws, generators, shapes_of
 from .peers import ALONE, Peers

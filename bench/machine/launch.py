@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from .errors import UsageError
+from ..common.errors import UsageError
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MAX_RANKS, MAX_PORT = 100_000, 65_535

@@ -12,12 +12,12 @@ from torch import Tensor
 from ...models.nested import map_tensors
 from ...models.step import float32_precision
 from ...models.workload import Batch
-from ..case import Split
-from ..errors import RAISED_BY_USERS
+from ..common.errors import RAISED_BY_USERS
 from ..measure.faults import classify_error
+from ..plan.case import Split
+from .inputs import ProofInputs, proven_split
 from .making import begin_draws
 from .peers import ALONE
-from .proof_inputs import ProofInputs, proven_split
 from .reference import Computed, Reference, Subject, Work
 from .weights import Weights, difference, norm
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
-from .errors import UsageError
-from .numbers import MIB
+from ..common.errors import UsageError
+from ..common.numbers import MIB
 
 _CAP = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?(e-0[56])?")
 """A number of MiB down to a millionth, one byte; in results the smallest stand as 1e-06."""

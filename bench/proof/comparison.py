@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from ..errors import RAISED_BY_USERS
+from ..common.errors import RAISED_BY_USERS
 from ..measure.faults import is_out_of_memory
 from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits

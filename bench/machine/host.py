@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from .errors import UsageError
+from ..common.errors import UsageError
 from .manifest import Cgroup, FirstHost, Limit
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")

@@ -1,0 +1,1 @@
+"""What is asked for, and the cases that follow from it."""

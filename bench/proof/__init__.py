@@ -1,0 +1,1 @@
+"""Proofs that a case trains as the plain module does."""
