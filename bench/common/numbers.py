@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..stats.interval import Interval
+if TYPE_CHECKING:  # scipy takes a second
+    from ..stats.interval import Interval
 
 MIB = 2**20
 

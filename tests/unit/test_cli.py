@@ -205,7 +205,7 @@ def test_a_path_is_pasted_as_its_bytes_whatever_the_locale_decodes(tmp_path, loc
     """Without its UTF-8 mode Python decodes nothing but ASCII under the locale C."""
     folder = tmp_path / os.fsdecode(name)
     folder.mkdir()
-    script = "import sys; from ddp_bench.bench import cli; print(cli.quoted(sys.argv[1]))"
+    script = "import sys; from ddp_bench.bench.common import cli; print(cli.quoted(sys.argv[1]))"
     env = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     shown = finished([sys.executable, "-c", script, str(folder)], env=env)
     assert shown.returncode == 0, shown.stderr

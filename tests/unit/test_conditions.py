@@ -17,7 +17,7 @@ from ddp_bench.bench.machine.conditions import UNKNOWN, Question, differences, n
 from ddp_bench.bench.machine.host import environment, machine
 from ddp_bench.bench.machine.manifest import Cgroup, RankPlace
 from ddp_bench.bench.run.begin import check_alike
-from ddp_bench.bench.worker import groups as module
+from ddp_bench.bench.worker import stores as module
 from ddp_bench.bench.worker.facts import Begun
 
 HOSTS, RESUME, GATE = Question

@@ -91,12 +91,26 @@ def test_lower_layers_never_import_higher_ones():
     assert not upwards
 
 
-def test_parts_import_each_other_in_one_direction():
+def _needs():
+    """The parts that each part imports, functions of it included."""
     needs = {}
     for module in FILES:
         others = {_part(other) for other in _imports(module, deferred=True) & set(FILES)}
         needs.setdefault(_part(module), set()).update(others - {_part(module)})
-    TopologicalSorter(needs).prepare()  # raises CycleError, which names the cycle
+    return needs
+
+
+def test_parts_import_each_other_in_one_direction():
+    TopologicalSorter(_needs()).prepare()  # raises CycleError, which names the cycle
+
+
+def test_rooms_are_few_and_know_few_others():
+    """The shells of the package, which import what users name, count as one room."""
+    shells = {"__init__", "__main__"}
+    rooms = {part: others - shells for part, others in _needs().items() if part not in shells}
+    of_shells = set().union(*(others for part, others in _needs().items() if part in shells)) - shells
+    assert len(rooms) + 1 <= 24
+    assert sum(map(len, rooms.values())) + len(of_shells) <= 95
 
 
 @pytest.mark.parametrize("module", sorted(module for module in FILES if _part(module) in WITHOUT_TORCH))

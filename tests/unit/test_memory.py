@@ -10,7 +10,7 @@ from made import case_of
 from stand_ins import stand_in
 from torch import nn
 
-from ddp_bench.bench.measure import memory
+from ddp_bench.bench.measure import groups, memory
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.measure.timed import Trainer
@@ -18,7 +18,7 @@ from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory, ProofResult
 from ddp_bench.bench.run.case_runner import facts_of
-from ddp_bench.bench.worker import groups, rank
+from ddp_bench.bench.worker import rank
 from ddp_bench.bench.worker.facts import Warmed
 from ddp_bench.bench.worker.held_case import HeldCase, Shared
 from ddp_bench.bench.worker.messages import Settle, Wait
