@@ -4,6 +4,7 @@ import contextlib
 import os
 import queue
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -17,11 +18,12 @@ import pytest
 from commands import eventually, listening
 from made import torchrun
 
-from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.run import processes
 from ddp_bench.bench.run import workers as module
 from ddp_bench.bench.run.failures import RestartError
+from ddp_bench.bench.run.main import main
 from ddp_bench.bench.run.processes import Meeting
 from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.worker import messages as m
@@ -437,3 +439,13 @@ def test_what_is_not_finite_arrives_as_nothing():
 def test_what_no_conductor_sent_is_refused(line):
     with pytest.raises(ValueError, match=r"."):
         m.decode(line, m.AnyCommand)
+
+
+def test_a_signal_while_the_workers_start_ends_the_command_as_ctrl_c_does(monkeypatch):
+    @contextlib.contextmanager
+    def signalled(_settings):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+
+    monkeypatch.setattr("ddp_bench.bench.run.main.running_workers", signalled)
+    assert main(["--modes", "ddp", "--gpus", "1", "--device", "cpu", "--dry-run"]) == ExitCode.INTERRUPTED
