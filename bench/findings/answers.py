@@ -11,7 +11,8 @@ from ..common.numbers import about, ratio
 from ..common.numbers import with_interval as written
 from ..common.text import listed
 from ..plan.case_settings import DDP_DEFAULTS, KINDS
-from ..plan.settings import COMPOSABLE, MARGINS
+from ..plan.modes import COMPOSABLE
+from ..plan.settings import MARGINS
 from ..results.case_result import CaseResult
 from ..results.comparisons import (
     EQUAL,

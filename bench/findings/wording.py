@@ -9,6 +9,7 @@ from ..common.numbers import TIMES, count, plural
 from ..plan.buckets import bucket_caps, cap_code
 from ..plan.case import Case
 from ..plan.case_settings import STEP_SETTINGS
+from ..plan.modes import SPECS
 from ..plan.settings import IMAGES
 from ..results.case_result import CaseResult
 from ..stats.interval import Interval
@@ -21,7 +22,6 @@ DEFAULT_CAP = "Cap default is PyTorch's: a first bucket of 1 MiB, then 25 MiB"
 
 _DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, by one process on CPU cores; it is not ranked"
 
-_MODES = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
 _PER_S = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}
@@ -83,7 +83,7 @@ def mode_name(case: CaseResult) -> str:
 def short_mode(case: CaseResult) -> str:
     """Name the mode in a figure or a table: `DDP`, `DP`, `DP stand-in`, and whether it is not proved."""
     stand_in, not_proved = " stand-in" * case.is_stand_in, " (not proved)" * bool(case.not_proved)
-    return f"{_MODES.get(case.mode, case.mode)}{stand_in}{not_proved}"
+    return f"{SPECS[case.mode].label}{stand_in}{not_proved}"
 
 
 def cap_label(cap: str) -> str:

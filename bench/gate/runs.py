@@ -15,7 +15,7 @@ from ..common.errors import UsageError
 from ..machine.conditions import Difference, Question, differences
 from ..machine.manifest import Manifest
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
-from ..plan.settings import RANK_PER_DEVICE
+from ..plan.modes import RANK_PER_DEVICE
 from ..results.aggregate import estimates_of_cases, metrics_by_round
 from ..results.case_columns import IDENTITY, METRICS
 from ..results.case_result import CaseResult

@@ -6,7 +6,6 @@ import torch.distributed as dist
 from torch import nn
 
 from ..plan.case import Case
-from ..plan.settings import COMPOSABLE
 from .base import Mode, Place, SingleMode, Stages, Unsupported, devices_of
 from .compiled import require_compiler
 from .ddp import DistributedMode
@@ -29,16 +28,16 @@ def build_mode(
     devices, where the mode does. Raises Unsupported where the torch
     that is installed lacks what the case needs.
     """
-    if case.mode == "ddp":
+    if case.spec.has_buckets:
         return DistributedMode(case, module, place, group)
-    if case.mode == "dp":
+    if case.spec.has_replicas:
         return DataParallelMode(case, module, place)
     # Neither is imported by a run without it: they take a part of a second.
-    if case.mode in COMPOSABLE:
+    if case.spec.is_composable:
         from .fsdp import BlockwiseMode
 
         return BlockwiseMode(case, module, place, group)
-    if case.is_staged:
+    if case.spec.is_staged:
         from .pipeline import PipelineMode
 
         return PipelineMode(case, module, stages, place, group)

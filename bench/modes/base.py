@@ -43,7 +43,7 @@ class Stages:
 
 def devices_of(case: Case, place: Place) -> list[torch.device]:
     """The devices that a rank trains on: its own, and for DP on GPUs one for each replica."""
-    if case.mode == "dp" and place.device.type == "cuda":
+    if case.spec.has_replicas and place.device.type == "cuda":
         num_gpus = torch.cuda.device_count() or case.num_devices
         return [torch.device("cuda", index % num_gpus) for index in range(case.num_devices)]
     return [place.device]

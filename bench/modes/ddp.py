@@ -192,7 +192,7 @@ class DistributedMode(Mode):
 
 def why_ddp_waits(case: Case, unused: Sequence[str]) -> str:
     """Say which parameters without gradient keep the reduction from its end; empty if none do."""
-    if case.mode != "ddp" or case.find_unused_parameters or case.static_graph or not unused:
+    if not case.spec.has_buckets or case.find_unused_parameters or case.static_graph or not unused:
         return ""
     return (
         "give --find-unused-parameters on, which searches the graph in every step, or --static-graph on: the "

@@ -16,7 +16,8 @@ from .case_settings import (
     PipelineSettings,
     StepSettings,
 )
-from .settings import COMPOSABLE, IMAGES, RANK_PER_DEVICE, STAGED
+from .modes import SPECS, ModeSpec
+from .settings import IMAGES
 
 STAND_IN = "cpu_standin"
 """`impl` of what carries out DataParallel's stages on CPU cores."""
@@ -52,6 +53,10 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
     units_per_sample: int = 1
 
     @property
+    def spec(self) -> ModeSpec:
+        return SPECS[self.mode]
+
+    @property
     def global_batch(self) -> int:
         """Samples, which are rows of the batch, per optimizer step over all devices."""
         return self.batch_per_device * self.num_devices * self.accumulate
@@ -64,12 +69,12 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
     @property
     def num_ranks(self) -> int:
         """Processes that it takes: one for every device, or one for all."""
-        return self.num_devices if self.mode in RANK_PER_DEVICE else 1
+        return self.num_devices if self.spec.rank_per_device else 1
 
     @property
     def num_batches(self) -> int:
         """Parts of the batch that ranks load, one each; stages of a pipeline all load the whole."""
-        return self.num_devices if self.mode in ("ddp", *COMPOSABLE) else 1
+        return self.num_devices if self.spec.splits_batch else 1
 
     def part_of(self, rank: int) -> int:
         """Which of these parts a rank loads."""
@@ -78,16 +83,16 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
     @property
     def num_micro_batches(self) -> int:
         """Parts that pass the stages one after another: of `partition` the whole batch is one."""
-        return self.micro_batches if self.mode == "pipeline" else 1
+        return self.micro_batches if self.spec.has_micro_batches else 1
 
     @property
     def is_staged(self) -> bool:
-        return self.mode in STAGED
+        return self.spec.is_staged
 
     @property
     def communicates(self) -> bool:
         """Whether its ranks all-reduce gradients in buckets."""
-        return self.mode == "ddp" and self.num_devices > 1
+        return self.spec.has_buckets and self.num_devices > 1
 
     @property
     def unmeasured(self) -> set[str]:
@@ -107,7 +112,7 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
     @property
     def impl(self) -> str:
         """`cpu_standin` where DataParallel's stages run on CPU cores, else `torch`."""
-        return STAND_IN if self.mode == "dp" and self.device_type == "cpu" else "torch"
+        return STAND_IN if self.spec.has_replicas and self.device_type == "cpu" else "torch"
 
     @functools.cached_property
     def case_id(self) -> str:
@@ -175,6 +180,6 @@ def split_of(case: Case) -> Split:
             case.num_devices, case.batch_per_device, accumulate=case.accumulate, joined=case.sync_batchnorm
         )
     whole = case.batch_per_device * case.num_devices
-    if case.mode == "dp":
+    if case.spec.has_replicas:
         return Split(1, whole, num_chunks=case.num_devices, accumulate=case.accumulate, gathered=True)
     return Split(1, whole, num_chunks=case.num_micro_batches, accumulate=case.accumulate)

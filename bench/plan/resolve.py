@@ -12,16 +12,8 @@ from typing import Any
 
 from ..common.errors import UsageError
 from .case_settings import STEP_DEFAULTS
-from .settings import (
-    COMPOSABLE,
-    LEAST_BLOCK_S,
-    MARGINS,
-    ResolvedSettings,
-    Settings,
-    as_text,
-    options_of,
-    stored_text,
-)
+from .modes import SPECS
+from .settings import LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of, stored_text
 from .values import did_you_mean, named
 
 MOST_TOML_BYTES = 2**20
@@ -140,7 +132,11 @@ def with_device_defaults(
         and not settings.share_gpus
         and "powersgd" not in settings.axes["comm_hook"],
     }
-    fused = gpu is not None and precision != "fp16" and not {*COMPOSABLE} & {*settings.modes}
+    fused = (
+        gpu is not None
+        and precision != "fp16"
+        and not any(SPECS[mode].is_composable for mode in settings.modes)
+    )
     step = STEP_DEFAULTS | {"channels_last": gpu is not None, "fused_optimizer": fused}
     usual_s = RACE_S if settings.race else 170.0 if on_cpu else 540.0
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}

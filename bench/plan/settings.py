@@ -9,19 +9,8 @@ from typing import Any, NamedTuple, Self
 
 from ..common.errors import UsageError
 from .case_settings import MODE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, SWEPT, Value, option
+from .modes import MODES
 from .values import choice, csv, duration_s, fraction, named, positive_int, switch, whole_number
-
-STAGED = ("partition", "pipeline")
-"""Modes in which each device has some of the layers."""
-
-COMPOSABLE = ("replicate", "fsdp")
-"""Modes of torch's composable API, whose parameters are DTensors."""
-
-COMPARATORS = (*COMPOSABLE, *STAGED)
-"""Modes beside DP and DDP: DDP's successor, and what a model's memory or its size asks for."""
-
-MODES = ("single", "dp", "ddp", *COMPARATORS)
-RANK_PER_DEVICE = ("ddp", *COMPARATORS)
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 OWN_PRECISIONS = {"fp64": "fp64", "bf16": "pure bf16", "fp16": "pure fp16"}

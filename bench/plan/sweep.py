@@ -14,7 +14,8 @@ from ..common.errors import UsageError
 from .buckets import caps_mib
 from .case import GRAPH_MODES, Case
 from .case_settings import DDP_OPTIMIZER, SETTINGS_OF, STEP_DEFAULTS
-from .settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, STAGED, ResolvedSettings
+from .modes import RANK_PER_DEVICE, SPECS
+from .settings import IMAGES, ResolvedSettings
 
 SHARING = "--share-gpus on shows that it works, and nothing of its speed"
 """What can be had of a case for which there are too few GPUs."""
@@ -105,13 +106,14 @@ def expand(
         for mode in (mode for mode in RANK_PER_DEVICE if mode in settings.modes):
             points = [(n, point) for n in counts for point in _points(settings, mode, n, compiled)]
             backend = (
-                mode in STAGED and settings.backend == "nccl" and machine.staged_backend
+                SPECS[mode].is_staged and settings.backend == "nccl" and machine.staged_backend
             ) or settings.backend
             cases += [case(compiled, mode, n, backend=backend, **point) for n, point in points]
     planned = [_placed(c, machine, settings) for c in cases]
     if machine.is_exclusive and max(world_size(planned), len(machine.rank_hosts)) > 1:
         planned = [
-            replace(p, skip_reason=p.skip_reason or EXCLUSIVE) if p.case.mode == "dp" else p for p in planned
+            replace(p, skip_reason=p.skip_reason or EXCLUSIVE) if p.case.spec.has_replicas else p
+            for p in planned
         ]
     if any(p.oversubscribed and is_calibrated(p.case, settings) for p in planned):
         raise UsageError(
@@ -148,7 +150,7 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
     return (
         settings.calibrate
-        and case.mode == "ddp"
+        and case.spec.has_buckets
         and "calibration" not in case.unmeasured
         and case.num_devices == max(settings.gpus)
         and is_base(case, settings)
@@ -166,13 +168,15 @@ def is_base(case: Case, settings: ResolvedSettings) -> bool:
 def _axes(settings: ResolvedSettings, mode: str, compiled: str) -> dict[str, tuple[Any, ...]]:
     """Values of every setting of a mode; how compiled DDP is optimised means nothing to eager cases."""
     axes = {setting.name: settings.axes[setting.name] for setting in SETTINGS_OF.get(mode, ())}
-    return axes | {"optimize_ddp": (DDP_OPTIMIZER,)} if mode == "ddp" and compiled == "off" else axes
+    return (
+        axes | {"optimize_ddp": (DDP_OPTIMIZER,)} if SPECS[mode].has_buckets and compiled == "off" else axes
+    )
 
 
 def _points(settings: ResolvedSettings, mode: str, num_devices: int, compiled: str) -> list[dict[str, Any]]:
     """A mode's settings to measure at one device count: all combinations, or one varied at a time."""
     axes = _axes(settings, mode, compiled)
-    if num_devices == 1 and mode == "ddp":
+    if num_devices == 1 and SPECS[mode].has_buckets:
         # Without communication the buckets change nothing: one cap, and one way to split at it, are enough.
         axes |= {name: axes[name][:1] for name in ("bucket_cap_mb", "optimize_ddp")}
     if settings.sweep == "grid":
@@ -188,13 +192,13 @@ def _points(settings: ResolvedSettings, mode: str, num_devices: int, compiled: s
 def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned:
     ranks_on = Counter(machine.rank_hosts[: case.num_ranks]) or Counter([""] * case.num_ranks)
     nodes = len(ranks_on)
-    on_a_node = max(ranks_on.values()) if case.mode in RANK_PER_DEVICE else case.num_devices
+    on_a_node = max(ranks_on.values()) if case.spec.rank_per_device else case.num_devices
     shared = _is_shared(case, machine, on_a_node)
     reason = _skip_reason(case, machine, on_a_node, shared=shared and not settings.share_gpus)
     if settings.share_gpus and machine.device_type == "cuda" and case.mode != "single":
         shared = True  # what lets ranks share GPUs holds for the processes, in cases that share none too
     is_unasked = not settings.caps_given and case.bucket_cap_mb != settings.first("bucket_cap_mb")
-    if reason is None and case.mode == "ddp" and shared and is_unasked:
+    if reason is None and case.spec.has_buckets and shared and is_unasked:
         reason = "caps tell little where devices are shared; --bucket-cap-mb measures those that it names"
     return Planned(case=case, num_nodes=nodes, oversubscribed=shared, skip_reason=reason)
 
@@ -202,7 +206,7 @@ def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned
 def _is_shared(case: Case, machine: Machine, on_a_node: int) -> bool:
     """Whether two of its ranks or replicas would have the same device."""
     used = machine.rank_devices[: case.num_devices]
-    if case.mode in RANK_PER_DEVICE and used:
+    if case.spec.rank_per_device and used:
         return len(set(used)) < len(used)
     return on_a_node > (machine.devices_per_process or machine.devices_per_node)
 
@@ -211,9 +215,10 @@ def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) 
     if (reason := _senseless(case)) is not None:
         return reason
     started = len(machine.rank_hosts)
-    if started and case.mode in RANK_PER_DEVICE and case.num_devices > started:
+    if started and case.spec.rank_per_device and case.num_devices > started:
         return f"needs {case.num_devices} ranks, the launcher started {started}"
-    if machine.device_type == "cuda" and shared and (case.mode == "dp" or case.backend.startswith("nccl")):
+    needs_its_own = case.spec.has_replicas or case.backend.startswith("nccl")
+    if machine.device_type == "cuda" and shared and needs_its_own:
         return _too_few(case, machine, on_a_node)
     if case.sync_batchnorm and machine.device_type == "cpu":
         return "SyncBatchNorm needs GPUs"
@@ -226,7 +231,7 @@ def _senseless(case: Case) -> str | None:
     ways = "--find-unused-parameters on or --static-graph on"
     looks_for_unused = case.find_unused_parameters or case.static_graph
     refusals = {
-        "DataParallel on one device is the plain module; see single": case.mode == "dp" and n == 1,
+        "DataParallel on one device is the plain module; see single": case.spec.has_replicas and n == 1,
         "on one device it is the plain module; see single": case.is_staged and n == 1,
         f"a batch of {case.global_batch} does not divide into {parts} micro-batches": (
             case.is_staged and case.global_batch % parts > 0
@@ -249,13 +254,13 @@ def _senseless(case: Case) -> str | None:
         ),
     }
     of_compiled = {
-        "DataParallel cannot replicate a compiled module": case.mode == "dp",
-        f"{case.mode} is compared uncompiled": case.mode in COMPARATORS,
+        "DataParallel cannot replicate a compiled module": case.spec.has_replicas,
+        f"{case.mode} is compared uncompiled": case.spec.is_comparator,
         f"CUDA graphs ({case.compile}) overwrite the gradients of earlier micro-batches": (
             case.compile in GRAPH_MODES and case.accumulate > 1
         ),
         "torch's DDPOptimizer refuses a cap below its first bucket of 1 MiB": (
-            case.mode == "ddp" and len(caps) == 1 and caps[0] < 1 and case.optimize_ddp == DDP_OPTIMIZER
+            case.spec.has_buckets and len(caps) == 1 and caps[0] < 1 and case.optimize_ddp == DDP_OPTIMIZER
         ),
     }
     if case.compile != "off":
@@ -266,15 +271,15 @@ def _senseless(case: Case) -> str | None:
 def _too_few(case: Case, machine: Machine, on_a_node: int) -> str:
     """The same for every mode and count of one machine, so that a run says it once."""
     here, seen = machine.devices_per_node, machine.devices_per_process or machine.devices_per_node
-    if case.mode == "dp" and seen < case.num_devices <= here:
+    if case.spec.has_replicas and seen < case.num_devices <= here:
         return (
             f"DataParallel needs {case.num_devices} GPUs in one process, and the first rank sees {seen} of "
             f"{here}; with Slurm, give --gpus-per-node or --gres instead of --gpus-per-task"
         )
-    if case.mode in RANK_PER_DEVICE:
+    if case.spec.rank_per_device:
         here = len(set(machine.rank_devices[: case.num_devices])) or here
     if machine.num_nodes > 1:
-        why = "DataParallel works within one machine: " if case.mode == "dp" else ""
+        why = "DataParallel works within one machine: " if case.spec.has_replicas else ""
         return f"{why}needs {on_a_node} GPUs per machine, there are {here}"
     return f"more than {here} GPU{'s' if here > 1 else ''}; {SHARING}"
 

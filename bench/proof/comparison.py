@@ -20,7 +20,7 @@ from ..modes.base import UnusedParametersError
 from ..modes.ddp import why_ddp_waits
 from ..results.block_times import NotProved, ProofResult
 from .peers import Peers
-from .reference import TELL_FROZEN, Computed, Subject
+from .reference import Computed, Subject
 from .weights import Weights, difference, norm, norm_of
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class Comparison:
         right, own = self.right, Off()
         with self.of.peers.together():
             if found is not None and right is not None:
-                is_whole = self.of.case.mode in TELL_FROZEN
+                is_whole = self.of.case.spec.holds_whole
                 update = {n: one for n, one in right.update.items() if is_whole or n in found.update}
                 own = _worst_of(
                     off_by(found.gradients, right.gradients, "gradients", right.sizes, share),

@@ -55,7 +55,7 @@ NOT_STOOD_IN = (
 
 def why_rows_are_needed(case: Case) -> str:
     """Say what of a case splits or joins batches; empty where each rank trains on what `batch` returns."""
-    if case.mode == "dp":
+    if case.spec.has_replicas:
         return "nn.DataParallel scatters a batch along dimension 0"
     if case.num_micro_batches > 1:
         return "a pipeline splits a batch along dimension 0"

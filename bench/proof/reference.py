@@ -32,9 +32,6 @@ from .weights import Weights, difference, on_host
 MAX_KEPT_BYTES = 2**30
 """Results are kept for later cases while they take less; of more, the last gradient and update alone."""
 
-TELL_FROZEN = ("single", "dp", "ddp")
-"""Modes that hold whole parameters: the frozen ones, which a forward may change, are compared, too."""
-
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
 or less lets single units of a ReLU pass, by chance."""
@@ -63,7 +60,7 @@ class Subject:
     @property
     def shares_buffers(self) -> bool:
         """Whether DDP sends the first rank's buffers before forwards."""
-        return self.case.mode == "ddp" and self.case.sync_buffers and self.peers.number > 1
+        return self.case.spec.has_buckets and self.case.sync_buffers and self.peers.number > 1
 
 
 @dataclass(frozen=True)

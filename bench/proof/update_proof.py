@@ -22,7 +22,7 @@ from .comparison import AMPLIFIED, MOST_OF_ONE, Comparison, Off, unless_memory_i
 from .making import begin_draws
 from .misuse import STEPS, steps_in_backward
 from .proof import Prover
-from .reference import TELL_FROZEN, Computed, Subject, changed_weights
+from .reference import Computed, Subject, changed_weights
 from .weights import Weights, difference, on_host
 
 PROOF_STEPS = 2
@@ -89,7 +89,7 @@ class FirstSteps:
         is_last = self.case.comm_hook == "powersgd" and len(self.scales) > PROOF_STEPS
         if is_last or self.num_taken == PROOF_STEPS:
             weights = self.trainer.mode.weights()
-            tells_frozen = self.case.mode in TELL_FROZEN
+            tells_frozen = self.case.spec.holds_whole
             self.weights = changed_weights(weights, self.start) if tells_frozen else on_host(weights)
             self.buffers = on_host(self.trainer.mode.buffers())
             self.end()

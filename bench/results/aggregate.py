@@ -15,7 +15,7 @@ import pandas as pd
 from ..machine.gpus import ClockReason
 from ..plan.buckets import BucketLayout, caps_mib
 from ..plan.case_settings import MODE_SETTINGS, SETTINGS_OF
-from ..plan.settings import RANK_PER_DEVICE
+from ..plan.modes import RANK_PER_DEVICE
 from ..plan.sweep import Planned
 from ..stats.fit import MIN_ROUNDS, Typical
 from ..stats.interval import Estimate, Interval, median_interval, median_intervals, median_of_ratios

@@ -7,7 +7,8 @@ prepared case (`facts_of` in `bench/run/case_runner.py`), or else from `case_row
 from __future__ import annotations
 
 from ..plan.case_settings import MODE_SETTINGS, STEP_SETTINGS
-from ..plan.settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
+from ..plan.modes import MODES
+from ..plan.settings import IMAGES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
 from .columns import (
     EXPOSED_COMM,
     OTHER_FILES,

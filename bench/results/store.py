@@ -20,7 +20,7 @@ from ..common.errors import UsageError
 from ..machine.conditions import machine_kind
 from ..machine.manifest import MANIFEST, Manifest, manifest_of
 from ..plan.case import STAND_IN
-from ..plan.settings import RANK_PER_DEVICE
+from ..plan.modes import RANK_PER_DEVICE
 from .archive import opened
 from .case_columns import FILES
 from .case_result import CaseResult, case_results

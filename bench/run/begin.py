@@ -105,7 +105,7 @@ def job_of(
         num_images = found.num_images or split.batch_size * split.num_sources
         if why := why_too_few(settings.data, num_images, split.batch_size, split.num_sources):
             raise UsageError(why)
-    if settings.race and not any(p.case.mode == "ddp" and p.case.num_devices > 1 for p in planned):
+    if settings.race and not any(p.case.communicates for p in planned):
         raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
     return Job(settings=settings, machine=machine, plan=tuple(planned), inspected=found, seen=seen)
 

@@ -161,7 +161,7 @@ class Rounds(CaseRunner):
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
         steps = self.settings.steps_per_block(live.step_s)
         limit_s = block_s(self.settings, live.longest_step_s, live.step_s)
-        is_dp, after_dp = live.case.mode == "dp", self._follows_dp
+        is_dp, after_dp = live.case.spec.has_replicas, self._follows_dp
         self._follows_dp = is_dp
         gives_caches_back = self._shares_memory or is_dp != after_dp
         for phase in wanted:
