@@ -240,8 +240,22 @@ STEPS = [
 
 
 def test_each_way_to_take_a_step_is_proved(ranks):
-    """On a model whose buffers tell of the rows that it has seen, and so whether they are sent or stale."""
-    script = f"report([outcome(of(Codebook), **settings) for settings in {STEPS!r}])"
+    """On a model whose buffers tell of the rows and steps that it has seen: they are sent, and not stale.
+
+    So are weights: the first step is so long that the gradients of the second are others.
+    """
+    script = f"""
+class Counts(Codebook):
+    def build(self):
+        super().build()
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) / self.calls
+def strides(parameters):
+    return torch.optim.SGD(parameters, lr=1.0, momentum=0.9)
+report([outcome(of(Counts, optimizer=strides), **settings) for settings in {STEPS!r}])
+"""
     for settings, found in zip(STEPS, ranks(PROVEN + script)[0], strict=True):
         assert isinstance(found, list), (settings, found)
         assert found[1] < (1e-1 if "fp16" in settings.values() else 1e-3), settings

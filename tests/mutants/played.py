@@ -1,4 +1,4 @@
-"""Runs tests in forks of one process that has imported torch, in the copy of our tree around it.
+"""Runs tests in forks of one process that has imported torch, on the copy of our tree in the current folder.
 
 A line read is a list of tests' ids as JSON; the answer is pytest's exit status, once what it said is in
 `said.txt`. Nothing of ours is imported before the fork, for the copy may have been changed since.
@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torchvision.models  # noqa: F401 - for the forks, as above
 
 SAID = "said.txt"
 OPTIONS = ("-vv", "-x", "--showlocals", "-n", "0", "-p", "no:cacheprovider", "--no-cov", "--timeout", "200")
@@ -34,6 +33,9 @@ def _play(tests):
 
 def main():
     """Answer line after line."""
+    import torch._dynamo
+    import torchvision.models  # noqa: F401 - forks have both
+
     for line in sys.stdin:
         pid = os.fork()
         if not pid:

@@ -13,7 +13,7 @@ import pytest
 from drawn import ROOT, copied_tree
 from played import SAID
 
-SEEN = {"training": "ProofError", "proof": r"^E +(assert |AssertionError|Failed: DID NOT RAISE)"}
+SEEN = {"training": "ProofError", "proof": r"^> +(assert |with pytest\.raises)"}
 """What a test says that sees a patch, by table."""
 
 PATCHES = {
@@ -30,8 +30,7 @@ def patched(patch, folder):
     for edit in (patch, *patch.get("also", ())):
         file = folder / edit["file"]
         text = texts.get(file) or file.read_text(encoding="utf-8")
-        found = text.count(edit["old"])
-        assert found == 1, f"{edit['file']} has {found} of {edit['old']!r}"
+        assert text.count(edit["old"]) == 1, edit
         texts[file] = text.replace(edit["old"], edit["new"])
     return texts
 
