@@ -33,7 +33,6 @@ def _play(tests):
 
 def main():
     """Answer line after line."""
-    import torch._dynamo
     import torchvision.models  # noqa: F401 - forks have both
 
     for line in sys.stdin:
