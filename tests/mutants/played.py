@@ -33,8 +33,8 @@ def _play(tests):
 
 def main():
     """Answer line after line."""
-    import torch._dynamo
-    import torchvision.models  # noqa: F401 - forks have both
+    import torch._dynamo  # noqa: F401 - forks have both
+    import torchvision.models  # noqa: F401
 
     for line in sys.stdin:
         pid = os.fork()
