@@ -1,7 +1,7 @@
-"""Runs tests in forks of one process that has imported torch, on the copy of our tree in the current folder.
+"""Runs tests in forks of one process that has imported torch, in the copy of our tree around it.
 
 A line read is a list of tests' ids as JSON; the answer is pytest's exit status, once what it said is in
-`said.txt`. Nothing of ours is imported before the fork, for the copy may have been changed since.
+the file that is named. Nothing of ours is imported before the fork, for the copy may have been changed since.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torchvision.models  # noqa: F401 - for the forks, as above
 
-SAID = "said.txt"
 OPTIONS = ("-vv", "-x", "--showlocals", "-n", "0", "-p", "no:cacheprovider", "--no-cov", "--timeout", "200")
 FORKS = ("-W", "ignore:This process:DeprecationWarning")
 """Python 3.12 warns of forks in processes with threads; those of torch wait for work."""
@@ -21,7 +21,7 @@ FORKS = ("-W", "ignore:This process:DeprecationWarning")
 
 def _play(tests):
     os.setpgid(0, 0)
-    with Path(SAID).open("w") as said:
+    with Path(sys.argv[1]).open("w") as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
     sys.path[:0] = [str(Path.cwd()), str(Path("tests").resolve())]
@@ -33,8 +33,6 @@ def _play(tests):
 
 def main():
     """Answer line after line."""
-    import torchvision.models  # noqa: F401 - forks have both
-
     for line in sys.stdin:
         pid = os.fork()
         if not pid:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from drawn import ROOT, copied_tree
-from played import SAID
 
+SAID = "said.txt"
 SEEN = {"training": "ProofError", "proof": r"^> +(assert |with pytest\.raises)"}
 """What a test says that sees a patch, by table."""
 
@@ -30,7 +30,8 @@ def patched(patch, folder):
     for edit in (patch, *patch.get("also", ())):
         file = folder / edit["file"]
         text = texts.get(file) or file.read_text(encoding="utf-8")
-        assert text.count(edit["old"]) == 1, edit
+        found = text.count(edit["old"])
+        assert found == 1, f"{edit['file']} has {found} of {edit['old']!r}"
         texts[file] = text.replace(edit["old"], edit["new"])
     return texts
 
@@ -53,7 +54,7 @@ def play(tmp_path_factory):
     """Runs tests in a copy of the tree; pytest's exit status, and what it said."""
     place = copied_tree(tmp_path_factory.mktemp("tree") / "copy")
     environment = os.environ | {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
-    command, pipe = [sys.executable, str(place / "tests" / "mutants" / "played.py")], subprocess.PIPE
+    command, pipe = [sys.executable, str(place / "tests" / "mutants" / "played.py"), SAID], subprocess.PIPE
     with subprocess.Popen(command, cwd=place, env=environment, stdin=pipe, stdout=pipe, text=True) as played:
 
         def run(*tests):
