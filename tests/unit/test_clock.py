@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from made import case_of
 from stand_ins import stand_in
 from torch import backends
 
@@ -313,7 +314,7 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(monkeypatch, asking, e
 
     mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
     trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None, release_gradients=lambda: None)
-    case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
+    case, group = case_of(mode="ddp", num_devices=2), object() if elsewhere else None
     asked = {"torch.cuda.memory_stats": lambda gpu: dict(stats) if gpu == 1 else {}}
     stand_in(monkeypatch, memory, asked)
     monkeypatch.setattr(held_case, "longest", lambda own, *_: (max(*own, elsewhere),))
