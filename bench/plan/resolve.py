@@ -138,7 +138,7 @@ def with_device_defaults(
         and not any(SPECS[mode].is_composable for mode in settings.modes)
     )
     step = STEP_DEFAULTS | {"channels_last": gpu is not None, "fused_optimizer": fused}
-    usual_s = RACE_S if settings.race else 150.0 if on_cpu else 540.0
+    usual_s = RACE_S if settings.race else 140.0 if on_cpu else 540.0
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
     decided = {name: default if asked[name] is None else asked[name] for name, default in by_device.items()}
     decided |= {

@@ -109,7 +109,7 @@ class Settings:
     max_time: float | None = option(
         None,
         duration_s,
-        "limit of the rounds, as 90s or 2h; proofs and compilers are extra (default: CPU 150s, GPU 9m)",
+        "limit of the rounds, as 90s or 2h; proofs and compilers are extra (default: CPU 140s, GPU 9m)",
         "10m",
     )
     race: bool = option(
