@@ -13,7 +13,17 @@ from typing import Any
 from ..common.errors import UsageError
 from .case_settings import STEP_DEFAULTS
 from .modes import SPECS
-from .settings import LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of, stored_text
+from .settings import (
+    LEAST_BLOCK_S,
+    MARGINS,
+    MAX_TIME_S,
+    RACE_S,
+    ResolvedSettings,
+    Settings,
+    as_text,
+    options_of,
+    stored_text,
+)
 from .values import did_you_mean, named
 
 MOST_TOML_BYTES = 2**20
@@ -39,7 +49,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "full": {"precision_target": "1%", "max_time": "30m", "bucket_cap_mb": "default,1,5,10,25,50,100"},
 }
 
-RACE_S = 130.0
 RACE_DEFAULTS = {"gpus": "all", "max_time": f"{RACE_S:g}s"}
 """Defaults of a race that `with_device_defaults` decides, as `--help` names them."""
 
@@ -138,7 +147,7 @@ def with_device_defaults(
         and not any(SPECS[mode].is_composable for mode in settings.modes)
     )
     step = STEP_DEFAULTS | {"channels_last": gpu is not None, "fused_optimizer": fused}
-    usual_s = RACE_S if settings.race else 140.0 if on_cpu else 540.0
+    usual_s = RACE_S if settings.race else MAX_TIME_S[device_type]
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
     decided = {name: default if asked[name] is None else asked[name] for name, default in by_device.items()}
     decided |= {

@@ -20,6 +20,12 @@ PASSES = ("no_sync", "comm", "anatomy", "trace")
 MARGINS = {"cpu": 0.05, "cuda": 0.01}
 """What counts as equal by kind of device, a fraction: what their noise lets a run of minutes resolve."""
 
+MAX_TIME_S = {"cpu": 140.0, "cuda": 540.0}
+"""Default limit of rounds by kind of device, in seconds."""
+
+RACE_S = 130.0
+"""Default limit of rounds of a race, in seconds."""
+
 LEAST_BLOCK_S = 1.0
 """Seconds of a block on a GPU: its clock and its queue are the same throughout most of it."""
 
@@ -109,13 +115,14 @@ class Settings:
     max_time: float | None = option(
         None,
         duration_s,
-        "limit of the rounds, as 90s or 2h; proofs and compilers are extra (default: CPU 140s, GPU 9m)",
+        "limit of the rounds, as 90s or 2h; proofs and compilers are extra "
+        f"(default: CPU {MAX_TIME_S['cpu']:g}s, GPU {MAX_TIME_S['cuda'] / 60:g}m)",
         "10m",
     )
     race: bool = option(
         False,
         switch,
-        "drop the slowest cases one after another: more rounds for the others, in 130s",
+        f"drop the slowest cases one after another: more rounds for the others, in {RACE_S:g}s",
         "on|off",
     )
     case_timeout: float | None = option(
