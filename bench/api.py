@@ -19,6 +19,7 @@ from .common.text import to_json
 from .findings.findings import conclude_run
 from .findings.wording import unit_of_cases
 from .gate.compare import compare as gate_of
+from .gate.decide import Policy
 from .gate.main import DEFAULT_THRESHOLD
 from .gate.output import as_json
 from .gate.runs import read_run
@@ -71,10 +72,11 @@ def compare(
 ) -> pd.DataFrame:
     """Gate `candidate` against `baseline` as `bench.gate` does: one row per case and metric, worst first.
 
-    Columns and `attrs`, which concerns the whole gate, are what its `--json` prints. `baseline` and
-    `candidate` have the unit of their `metric` in `Run.units`; `ratio` is candidate / baseline, with its
-    interval, of exposed communication 1 + candidate less baseline in parts of the baseline's step;
-    `threshold` is the share of change that matters, such as 0.05 or "5%".
+    A case passes or fails by its rate; rows of other metrics inform (`decides` is false). Columns and
+    `attrs`, which concerns the whole gate, are what its `--json` prints. `baseline` and `candidate` have the
+    unit of their `metric` in `Run.units`; `ratio` is candidate / baseline, with its interval, of exposed
+    communication 1 + candidate less baseline in parts of the baseline's step; `threshold` is the share of
+    change that matters, such as 0.05 or "5%".
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
@@ -84,9 +86,9 @@ def compare(
     gate = gate_of(
         first,
         second,
-        thresholds=dict.fromkeys(GATED, share),
-        ratios_only=ratios_only,
-        allow_missing=allow_missing,
+        policy=Policy(
+            thresholds=dict.fromkeys(GATED, share), ratios_only=ratios_only, allow_missing=allow_missing
+        ),
     )
     whole: dict[str, Any] = json.loads(as_json(gate))
     rows = []

@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
     """The one table of exit codes; every command ends with one of these.
 
     That of a run is decided in `bench/run/close.py`, or in `conductor.py` where it broke off; that of a gate
-    in `bench/gate/compare.py`.
+    in `bench/gate/decide.py`.
     """
 
     OK = 0

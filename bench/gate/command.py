@@ -15,6 +15,7 @@ from ..results.case_columns import GATED
 from ..results.store import write_output
 from . import output as gate_output
 from .compare import Gate, compare
+from .decide import Policy
 from .interleave import measure_launches
 from .junit import junit
 from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
@@ -36,7 +37,7 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    thresholds, in_turns = read_thresholds(options.threshold), options.interleave is not None
+    policy, in_turns = read_policy(options), options.interleave is not None
     looks: Sequence[int] = DEFAULT_LAUNCHES
     if options.launches is not None:
         looks = sorted(values.named("launches", values.csv(values.positive_int), options.launches))
@@ -45,10 +46,7 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
         return compare(
             first,
             second,
-            thresholds=thresholds,
-            ratios_only=options.ratios_only,
-            allow_missing=options.allow_missing,
-            strict=options.strict,
+            policy=policy,
             looks=looks if in_turns else (),
             asked=(_asked(options), rest[1:]) if in_turns else None,
         )
@@ -111,18 +109,24 @@ def _asked(options: argparse.Namespace) -> list[str]:
     return [*found, *(f"--{name.replace('_', '-')}" for name in flags if getattr(options, name))]
 
 
-def read_thresholds(given: str) -> dict[str, float]:
-    """The share allowed for every metric, of `5%,peak_mem_mib=1%`: one for all, and others by name.
+def read_policy(options: argparse.Namespace) -> Policy:
+    """Read what can fail the gate, of `5%,peak_mem_mib=1%`: one share for all, and others by name.
 
     Raises UsageError that names the metric and the fix.
     """
     named = {}
-    for part in given.split(","):
+    for part in options.threshold.split(","):
         name, _, share = part.rpartition("=")
         if name and name not in GATED:
             raise UsageError(f"--threshold: unknown metric {name!r}; {values.did_you_mean(name, GATED)}")
         named[name] = values.named("threshold", values.fraction, share)
-    return dict.fromkeys(GATED, named.pop("", DEFAULT_THRESHOLD)) | named
+    return Policy(
+        thresholds=dict.fromkeys(GATED, named.pop("", DEFAULT_THRESHOLD)) | named,
+        named=frozenset(named),
+        ratios_only=options.ratios_only,
+        strict=options.strict,
+        allow_missing=options.allow_missing,
+    )
 
 
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:

@@ -1,16 +1,17 @@
 """A candidate run against a baseline: which cases belong together, and a verdict for every metric.
 
 Two kinds of error are held apart. A change counts only where its interval excludes "no change" **and** the
-change exceeds the threshold. And many comparisons are made at once, so each interval is a Bonferroni one:
-together they cover the truth with 98%, hence at most one gate in a hundred reports a regression that is not
-there. Bonferroni rather than Holm, because then the interval shown is the interval that decided.
+change exceeds the threshold. And many changes can fail a gate, so each of their intervals is a Bonferroni
+one: together they cover the truth with 98%, hence at most one gate in a hundred reports a regression that is
+not there. Bonferroni rather than Holm, because then the interval shown is the interval that decided. What
+only informs has intervals of 95%, each by itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -22,12 +23,10 @@ from ..machine.conditions import Difference
 from ..results.case_columns import GATED
 from ..stats.fit import MIN_ROUNDS
 from .code import Code
-from .judge import VERDICTS, Change, Verdict, compare_metric, of_case
+from .decide import INFORMING_CONFIDENCE, Decision, Policy, decide
+from .judge import VERDICTS, Change, Verdict, compare_metric, of_case, shares_devices
 from .more import More, interleave_command, more, took_turns
 from .runs import LAUNCH, SWEPT, GateCase, GateRun, run_differences
-
-FAMILY_CONFIDENCE = 0.98
-"""Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""
 
 SAME_CODE = "both runs measured the same code under the same conditions: the machine changed"
 """Why a slow-down is none of the code."""
@@ -40,7 +39,7 @@ class Gate:
     differences: tuple[Difference, ...]
     comparisons: tuple[Change, ...]
     confidence: float
-    """Of each single interval."""
+    """Of each single interval that can fail the gate."""
     code: Code
     on_cpu: bool
     """Whether CPU cores stood in for GPUs in any case."""
@@ -55,29 +54,28 @@ class Gate:
     """Of runs in turns; 1 of others, whose intervals hold within their launches."""
     looks: tuple[int, ...]
     """After how many launches it could have ended."""
-    exit_code: ExitCode
-    deciding: frozenset[tuple[str, str | None]]
-    """Cases and metrics that a pass needs decided."""
+    decision: Decision
     more: More | None = None
     """What would decide that."""
 
     @property
+    def exit_code(self) -> ExitCode:
+        return self.decision.exit_code
+
+    @property
     def needs_more_launches(self) -> bool:
         """Whether it is open, for want of launches alone."""
-        return self.exit_code == ExitCode.UNDECIDED and any(c.verdict == "undecided" for c in self.undecided)
+        return self.decision.verdict == "undecided" and bool(self.undecided)
 
     @property
     def undecided(self) -> list[Change]:
-        """What stands between it and a pass, but for regressions."""
-        return [c for c in self.comparisons if c.suspected or (c.key in self.deciding and not c.is_pass)]
+        """The changes that could fail it and are not known to be within their threshold, nor beyond."""
+        return [c for c in self.comparisons if c.decides and c.verdict == "undecided"]
 
     @property
     def shown(self) -> list[Change]:
-        """What a table has: what decides, and of the rest what is surely more than the threshold."""
-        quiet = ("undecided", "allowed")
-        return [
-            c for c in self.comparisons if c.suspected or c.key in self.deciding or c.verdict not in quiet
-        ]
+        """The rows of a table: what decides, and of the rest what is surely more than the threshold."""
+        return [c for c in self.comparisons if c.decides or c.verdict not in ("undecided", "allowed")]
 
     def having(self, verdict: Verdict) -> list[Change]:
         return [c for c in self.comparisons if c.verdict == verdict]
@@ -107,21 +105,17 @@ def compare(
     baseline: GateRun,
     candidate: GateRun,
     *,
-    thresholds: Mapping[str, float],
-    ratios_only: bool = False,
-    allow_missing: bool = False,
-    strict: bool = False,
+    policy: Policy,
     looks: Sequence[int] = (),
     asked: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> Gate:
-    """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
+    """Gate `candidate` against `baseline` by a policy.
 
     Runs with `looks`, or whose manifests say so, took turns on one machine: their rounds are compared in
     pairs, and what differs between them is what is being tested, so it does not block. Of others the
     intervals hold how much each run changed within itself, too. `looks` are the numbers of launches after
-    which the gate may have ended; each costs width. Throughput in different units is never compared. A gate
-    passes where the throughput of every case that is judged is decided, a `strict` one where every metric is.
-    `asked` is how a gate in turns was asked for, as `more` takes it.
+    which the gate may have ended; each costs width. Throughput in different units is never compared. `asked`
+    is how a gate in turns was asked for, as `more` takes it.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
@@ -141,32 +135,32 @@ def compare(
     require_rounds(candidate, [theirs for _, theirs in both_ok])
     differing = run_differences(baseline, candidate, pairs)
     code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved)
-    blocked = "" if ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
-    metrics = [metric for metric in GATED.values() if not (ratios_only and metric.absolute)]
+    blocked = "" if policy.ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
+    metrics = [metric for metric in GATED.values() if not (policy.ratios_only and metric.absolute)]
     # A pass that one of them left out says nothing of its speed.
     had = [(a, b, metric) for a, b in both_ok for metric in metrics if a.rounds[metric.name]]
     wanted = [(a, b, metric) for a, b, metric in had if b.rounds[metric.name]]
     left_out = [(a, m) for a, b, m in had if m.repeated and not b.rounds[m.name]]
-    evidence = sum(metric.repeated for _, _, metric in wanted)
-    confidence = 1 - (1 - FAMILY_CONFIDENCE) / (max(evidence, 1) * max(len(looks), 1))
+    deciding = [not shares_devices(a, b) and policy.can_fail(metric) for a, b, metric in wanted]
+    can_fail = sum(one and metric.repeated for one, (_, _, metric) in zip(deciding, wanted, strict=True))
+    confidence = policy.divide_error(can_fail, len(looks))
     found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.result.is_ok]
     found += [
         compare_metric(
             a,
             b,
             metric,
-            confidence=confidence,
-            threshold=thresholds[metric.name],
+            confidence=confidence if decides else INFORMING_CONFIDENCE,
+            threshold=policy.thresholds[metric.name],
             blocked=blocked,
             interleaved=interleaved,
+            decides=decides,
         )
-        for a, b, metric in wanted
+        for decides, (a, b, metric) in zip(deciding, wanted, strict=True)
     ]
     if code.is_identical and not differing and not interleaved:
         found = [_of_the_machine(comparison) for comparison in found]
     matched = {theirs.result.case_id for _, theirs in pairs}
-    deciding = _deciding(found, strict=strict, ratios_only=ratios_only)
-    exit_code = _exit_code(found, deciding, blocked=bool(blocked), allow_missing=allow_missing)
     num_launches = len({r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]})
     gate = Gate(
         differences=differing,
@@ -184,10 +178,9 @@ def compare(
         only_in_baseline=tuple(f"{metric.label} of {case_name(case.result)}" for case, metric in left_out),
         num_launches=num_launches if interleaved else 1,
         looks=tuple(looks),
-        exit_code=exit_code,
-        deciding=frozenset(c.key for c in deciding),
+        decision=decide(found, policy),
     )
-    if exit_code != ExitCode.UNDECIDED or not gate.undecided or all(c.ratio is None for c in found):
+    if not gate.needs_more_launches:
         return gate
     sides, launches = (baseline.manifest, candidate.manifest), num_launches if interleaved else 0
     step = more(sides, gate.undecided, confidence=confidence, launches=launches, asked=asked)
@@ -240,21 +233,3 @@ def _badness(comparison: Change) -> tuple[int, float]:
         change = comparison.ratio.estimate - 1
         worse = 0.0 if math.isnan(change) else -change if comparison.column.higher_is_better else change
     return VERDICTS.index(comparison.verdict), -worse
-
-
-def _deciding(found: Sequence[Change], *, strict: bool, ratios_only: bool) -> list[Change]:
-    """What a pass needs decided: the throughput of every case that is judged, or its speed-up."""
-    judged = [c for c in found if c.is_repeated and c.verdict != "not judged"]
-    return [c for c in judged if strict or c.metric == ("speedup" if ratios_only else "images_per_s")]
-
-
-def _exit_code(
-    found: Sequence[Change], deciding: Sequence[Change], *, blocked: bool, allow_missing: bool
-) -> ExitCode:
-    if blocked:
-        return ExitCode.UNDECIDED
-    verdicts = {c.verdict for c in found}
-    if "regressed" in verdicts or ("missing" in verdicts and not allow_missing):
-        return ExitCode.FAILED
-    decided = bool(deciding) and all(c.is_pass for c in deciding) and not any(c.suspected for c in found)
-    return ExitCode.OK if decided else ExitCode.UNDECIDED

@@ -1,4 +1,4 @@
-"""A verdict for one metric of one case, and how it is said; of a whole gate `compare.py` decides."""
+"""A verdict for one metric of one case, and how it is said; of a whole gate `decide.py` decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..stats.interval import Estimate, Interval, over_launches, with_change_of_r
 from .runs import LAUNCH, GateCase
 
 Verdict: TypeAlias = Literal[
-    "regressed", "missing", "not comparable", "undecided", "allowed", "improved", "not judged"
+    "regressed", "missing", "not comparable", "undecided", "noted", "allowed", "improved", "not judged"
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
@@ -72,19 +72,12 @@ class Change(Record, frozen=True, omit_defaults=False):
     """Its degrees of freedom; None where there are infinitely many."""
     suspected: bool = False
     """A regression that may be the machine's; reason says why."""
-
-    @property
-    def key(self) -> tuple[str, str | None]:
-        return self.case_id, self.metric
+    decides: bool = False
+    """Whether it can fail the gate; else it informs, and a change beyond the threshold is `noted`."""
 
     @property
     def column(self) -> Metric | None:
         return None if self.metric is None else GATED[self.metric]
-
-    @property
-    def is_pass(self) -> bool:
-        """Whether a gate can pass with it: it is known not to be slower by more than is allowed."""
-        return self.verdict in ("improved", "allowed")
 
     @property
     def is_repeated(self) -> bool:
@@ -104,6 +97,7 @@ def of_case(ours: GateCase, theirs: GateCase | None, verdict: Verdict, reason: s
         verdict=verdict,
         reason=reason,
         units=(before.unit, after.unit),
+        decides=True,
     )
 
 
@@ -116,11 +110,13 @@ def compare_metric(
     threshold: float,
     blocked: str,
     interleaved: bool,
+    decides: bool = True,
 ) -> Change:
     """Judge a metric of a case in the baseline (`ours`) and the candidate (`theirs`).
 
-    `blocked` says why figures must not be compared. Figures of `interleaved` runs are compared within rounds
-    and launches, those of others as each run fitted them, with how much each run changed within itself.
+    `blocked` says why figures must not be compared; one that does not decide informs. Figures of
+    `interleaved` runs are compared within rounds and launches, those of others as each run fitted them, with
+    how much each run changed within itself.
     """
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
     measured = replace(
@@ -130,6 +126,7 @@ def compare_metric(
         candidate=statistics.median(after.values()),
         threshold=threshold,
         num_rounds=(len(before), len(after)),
+        decides=decides,
     )
     if blocked:
         return replace(measured, reason=blocked)
@@ -139,9 +136,16 @@ def compare_metric(
         found = _in_turns(measured, ours, theirs, metric, confidence=confidence)
     else:
         found = _apart(measured, ours, theirs, metric, confidence=confidence)
-    if not (ours.result.oversubscribed or theirs.result.oversubscribed):
-        return found
-    return replace(found, verdict="not judged", reason="its devices are shared", suspected=False)
+    if shares_devices(ours, theirs):
+        return replace(found, verdict="not judged", reason="its devices are shared")
+    if not decides and found.verdict in ("regressed", "improved"):
+        return replace(found, verdict="noted", reason=f"informs only: {found.reason}")
+    return found
+
+
+def shares_devices(ours: GateCase, theirs: GateCase) -> bool:
+    """Return whether devices are shared in the baseline or the candidate, which tells nothing of speed."""
+    return ours.result.oversubscribed or theirs.result.oversubscribed
 
 
 def _in_turns(

@@ -22,7 +22,7 @@ def parser() -> cli.Parser:
         prog=cli.command("gate"),
         description=__doc__,
         epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
-        "change beyond the threshold. Intervals are Bonferroni-corrected over all comparisons.",
+        "change beyond the threshold. Intervals are Bonferroni-corrected over all that can fail the gate.",
     )
     what = made.add_argument_group("what to compare")
     what.add_argument(
@@ -44,7 +44,8 @@ def parser() -> cli.Parser:
         "--threshold",
         default=f"{100 * DEFAULT_THRESHOLD:g}%",
         metavar="SHARE[,METRIC=SHARE,…]",
-        help="change that matters, and of single metrics (default %(default)s)",
+        help="change that matters; one that names a metric lets it fail the gate beside the rate "
+        "(default %(default)s)",
     )
     how.add_argument(
         "--ratios-only",
@@ -54,7 +55,7 @@ def parser() -> cli.Parser:
     how.add_argument(
         "--strict",
         action="store_true",
-        help="a pass needs every metric of every case decided, not the throughput alone",
+        help="every metric can fail the gate, and a pass needs all of them decided, not the throughput alone",
     )
     how.add_argument(
         "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
@@ -82,7 +83,7 @@ def parser() -> cli.Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command; the exit status, which `compare.py` decides."""
+    """Entry point of the command; the exit status, which `decide.py` decides."""
     given = list(sys.argv[1:] if argv is None else argv)
     return cli.guarded("gate", lambda: _main(given))
 

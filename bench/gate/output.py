@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.table import Table
@@ -17,11 +16,11 @@ from ..common.numbers import plural
 from ..common.text import listed, to_json, visible
 from ..findings.next_step import NextStep
 from ..findings.wording import CPU_STAND_IN
-from .compare import FAMILY_CONFIDENCE, Gate
+from .compare import Gate
+from .decide import FAMILY_CONFIDENCE, INFORMING_CONFIDENCE, Word
 from .judge import Change, cells, said
 from .more import UNKNOWN_REF
 
-Word = Literal["pass", "regression", "missing", "not comparable", "undecided"]
 NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
 """Stands before every comparison of two separate runs."""
 
@@ -62,15 +61,21 @@ def notes(gate: Gate) -> list[str]:
     if compared:
         lines.append(
             f"Change: candidate / baseline - 1. Intervals: {100 * gate.confidence:.4g}% each, "
-            f"{100 * FAMILY_CONFIDENCE:g}% for all changes and looks together."
+            f"{100 * FAMILY_CONFIDENCE:g}% for all changes that can fail the gate, and all looks, together."
         )
+        if any(not c.decides and c.verdict == "noted" for c in gate.shown):
+            lines.append(
+                f"A noted change informs and fails nothing; its interval is one of "
+                f"{100 * INFORMING_CONFIDENCE:g}% by itself."
+            )
         lines += _launches(gate)
     if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += reasons(gate)
     if hidden := len(gate.comparisons) - len(gate.shown):
         lines.append(
-            f"Not shown: {plural(hidden, 'change')} of other metrics; --strict shows and judges all."
+            f"Not shown: {plural(hidden, 'change')} of metrics that only inform; --strict lets every metric "
+            "fail the gate."
         )
     if gate.only_in_candidate:
         lines.append(f"Only in the candidate, not gated: {'; '.join(gate.only_in_candidate)}.")
@@ -108,11 +113,7 @@ def decides(gate: Gate) -> NextStep | None:
 
 def word(gate: Gate) -> Word:
     """`pass`, `regression`, `missing`; `undecided` where the rounds could not tell; `not comparable`."""
-    if gate.exit_code == ExitCode.OK:
-        return "pass"
-    if gate.exit_code == ExitCode.FAILED:
-        return "regression" if gate.having("regressed") else "missing"
-    return "undecided" if any(c.ratio is not None for c in gate.comparisons) else "not comparable"
+    return gate.decision.verdict
 
 
 def verdict(gate: Gate) -> str:
@@ -125,22 +126,32 @@ def verdict(gate: Gate) -> str:
 def _failed(gate: Gate) -> str:
     regressed = gate.having("regressed")
     if not regressed:
-        return f"{named(gate.having('missing'))}; --allow-missing passes without them"
+        return f"{named(gate.decision.reasons)}; --allow-missing passes without them"
     others = len({c.case_id for c in gate.undecided} - {c.case_id for c in regressed})
     undecided = f"; {plural(others, 'other case')} undecided" if others else ""
-    return f"{named(regressed)}{undecided}; {_limit(regressed)} is allowed{_apart(gate)}"
+    limit = _limit(regressed)
+    are = "are" if " and " in limit else "is"
+    return f"{named(regressed)}{undecided}; {limit} {are} allowed{_apart(gate)}"
 
 
-def _limit(found: Sequence[Change]) -> str:
-    return f"{100 * (found[0].threshold or 0):g}%"
+def _limit(found: Iterable[Change]) -> str:
+    """The thresholds of changes; where they differ, each with its metric."""
+    by_metric = {c.column.label: f"{100 * (c.threshold or 0):g}%" for c in found if c.column is not None}
+    if len(set(by_metric.values())) == 1:
+        return next(iter(by_metric.values()))
+    return " and ".join(f"{limit} of {label}" for label, limit in by_metric.items())
 
 
 def _passed(gate: Gate) -> str:
-    rates = [c for c in gate.comparisons if c.metric in ("images_per_s", "speedup")]
-    if better := [c for c in rates if c.verdict == "improved"]:
+    reasons = gate.decision.reasons
+    noted = [said(c) for c in gate.having("noted")]
+    more = f"; for information: {'; '.join(noted[:MOST_NAMED])}" if noted else ""
+    if better := [c for c in reasons if c.verdict == "improved"]:
         caveat = _apart(gate)
-        return f"{named(better)}{caveat and f'{caveat}, so it may be the machine'}"
-    return f"no case is more than {100 * (rates[0].threshold or 0):g}% slower"
+        return f"{named(better)}{caveat and f'{caveat}, so it may be the machine'}{more}"
+    # A case passes by its rate; other metrics may be allowed other changes.
+    rates = [c for c in reasons if c.metric == "images_per_s"] or reasons
+    return f"no case is more than {_limit(rates)} slower{more}"
 
 
 def _undecided(gate: Gate) -> str:
@@ -153,8 +164,10 @@ def _undecided(gate: Gate) -> str:
 
 def _not_comparable(gate: Gate) -> str:
     names = [d.name for d in gate.differences if d.blocking]
-    if names and gate.having("not comparable"):
-        return f"the runs differ in {', '.join(names)}; --ratios-only still compares speed-up"
+    if names and gate.decision.reasons:
+        ratios = any(c.metric == "speedup" for c in gate.comparisons)
+        fix = "--ratios-only still compares speed-up" if ratios else "--interleave REF measures both in turns"
+        return f"the runs differ in {', '.join(names)}; {fix}"
     return "the runs share no metric that could be gated"
 
 

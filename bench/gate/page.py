@@ -15,6 +15,7 @@ from ..common.text import csv_cell
 from ..findings.next_step import again
 from ..results.tables import csv_bytes
 from .compare import Gate
+from .decide import INFORMING_CONFIDENCE
 from .judge import VERDICTS, Change, Verdict, cells, change, said
 from .output import HEADINGS, NUMBERS, conditions, decides, named, notes, verdict, word
 from .runs import GateRun
@@ -22,6 +23,7 @@ from .runs import GateRun
 _STATES: dict[Verdict, str] = {
     "regressed": "found",
     "improved": "found",
+    "noted": "equal",
     "allowed": "equal",
 }
 
@@ -90,6 +92,7 @@ def _figure(gate: Gate, metric: str) -> Figure | None:
     if not found or found[0].column is None:
         return None
     label, threshold, sentence = found[0].column.label, found[0].threshold or 0.0, said(found[0])
+    confidence = gate.confidence if any(c.decides for c in found) else INFORMING_CONFIDENCE
     rows = [
         Ratio(c.label, c.label, c.ratio, change(c), _look(c), hollow=c.verdict == "not judged")
         for c in found
@@ -102,7 +105,7 @@ def _figure(gate: Gate, metric: str) -> Figure | None:
         title=f"Change of {label}",
         caption=f"{sentence[:1].upper()}{sentence[1:]}.",
         note="Each mark is the candidate against the baseline; right of the line it is higher. Bars "
-        f"are {100 * gate.confidence:.4g}% intervals. What regressed has its bar left of the line and its "
+        f"are {100 * confidence:.4g}% intervals. What regressed has its bar left of the line and its "
         "mark left of the shaded band.",
         x_label=f"change of {label} (%); shaded: within {100 * threshold:g}%",
         ticks=lambda ratio: f"{100 * (ratio - 1):.3g}",

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.runs import both, read_run
 from ddp_bench.bench.results.case_columns import GATED
 
+POLICY = Policy(thresholds=dict.fromkeys(GATED, DEFAULT_THRESHOLD))
 SLOW_DOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 
 
@@ -33,9 +35,7 @@ def slower(run, slow_down):
 def verdict(launches):
     """A gate of these launches, pairs of baseline and candidate: its exit code, and how many it took."""
     for look in DEFAULT_LAUNCHES:
-        gate = compare(
-            *both(launches[:look]), thresholds=dict.fromkeys(GATED, DEFAULT_THRESHOLD), looks=DEFAULT_LAUNCHES
-        )
+        gate = compare(*both(launches[:look]), policy=POLICY, looks=DEFAULT_LAUNCHES)
         if not gate.needs_more_launches:
             break
     return gate.exit_code, look

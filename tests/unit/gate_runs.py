@@ -8,6 +8,7 @@ import made
 from made import made_manifest, new_run, write_tables
 
 from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.results.aggregate import Outcome, estimates_of_cases
 from ddp_bench.bench.results.case_columns import GATED
@@ -148,7 +149,9 @@ def gated(baseline, candidate, **options):
     if options.pop("interleaved", False):
         options.setdefault("looks", (1,))
     runs = (one if isinstance(one, GateRun) else made_run(one) for one in (baseline, candidate))
-    return compare(*runs, **{"thresholds": dict.fromkeys(GATED, 0.05), **options})
+    looks = {name: options.pop(name) for name in ("looks", "asked") if name in options}
+    policy = Policy(**{"thresholds": dict.fromkeys(GATED, 0.05), **options})
+    return compare(*runs, policy=policy, **looks)
 
 
 def of_metric(gate, *names):

@@ -12,7 +12,7 @@ from ddp_bench.bench.gate.main import main
 IN_TURNS = ("--interleave", "HEAD", "--launches", "1", "--", "--modes", "ddp", "--gpus", "1", "--rounds", "5")
 
 STAGES = {
-    "command.read_thresholds": "apart",
+    "command.read_policy": "apart",
     "command.read_run": "apart",
     "command.compare": "apart",
     "compare.run_differences": "apart",

@@ -19,10 +19,11 @@ from ddp_bench.bench.common.console import MOST_ANNOTATIONS, Annotation, show_on
 from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.gate import output
 from ddp_bench.bench.gate.code import Code, check_one_code
-from ddp_bench.bench.gate.command import read_thresholds
-from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.gate.command import read_policy
+from ddp_bench.bench.gate.main import main, parser
 from ddp_bench.bench.gate.page import markdown
 from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.stats.interval import Interval
 
 
@@ -170,9 +171,13 @@ def test_bad_thresholds(text, message, good, capsys):
 
 
 def test_a_threshold_of_a_metric_goes_before_that_of_all():
-    found = read_thresholds("images_per_s=3%,8%,speedup=0.00001")
+    def read(threshold):
+        return read_policy(parser().parse_args(["a", "b", "--threshold", threshold]))
+
+    found = read("images_per_s=3%,8%,speedup=0.00001").thresholds
     assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.08, 1e-5)
-    assert read_thresholds("speedup=1%")["images_per_s"] == 0.05
+    assert read("speedup=1%").thresholds["images_per_s"] == 0.05
+    assert [read(given).can_fail(GATED["speedup"]) for given in ("speedup=1%", "1%")] == [True, False]
 
 
 def test_foreign_text_stays_text():
@@ -273,7 +278,7 @@ def test_a_regression_is_in_the_json_an_error_and_in_the_summary(tmp_path, summa
 
     sides = (("a", STEADY), ("b", slowed(1.25, "ddp")))
     runs = [str(write_run(tmp_path / name, steps, peak_mem_mib=512.0)) for name, steps in sides]
-    assert main([*runs, "--json"]) == ExitCode.FAILED
+    assert main([*runs, "--json", "--strict"]) == ExitCode.FAILED
     told = capsys.readouterr()
     found = json.loads(told.out, parse_constant=refuse)
     assert (found["verdict"], found["exit_code"], found["cpu_stand_in"]) == ("regression", 1, True)

@@ -15,6 +15,7 @@ from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.machine.manifest import Timing
 from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.results.comparisons import FASTER
@@ -59,17 +60,15 @@ def counting(steps, unit):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_gate_never_compares_rates_of_different_units(*, interleaved):
-    thresholds = dict.fromkeys(GATED, 0.05)
+    policy = Policy(thresholds=dict.fromkeys(GATED, 0.05))
     ours, theirs = made_run(STEADY), counting(STEADY, "tokens")
-    gate = compare(ours, theirs, thresholds=thresholds, looks=(1,) if interleaved else ())
+    gate = compare(ours, theirs, policy=policy, looks=(1,) if interleaved else ())
     assert gate.exit_code == ExitCode.UNDECIDED
     assert {c.verdict for c in gate.comparisons} == {"not comparable"}
     assert {c.reason for c in gate.comparisons} == {"the baseline counts images, the candidate tokens"}
-    same = compare(
-        counting(STEADY, "tokens"), theirs, thresholds=thresholds, looks=(1,) if interleaved else ()
-    )
+    same = compare(counting(STEADY, "tokens"), theirs, policy=policy, looks=(1,) if interleaved else ())
     assert same.exit_code == ExitCode.OK
-    ratios = compare(ours, theirs, thresholds=thresholds, ratios_only=True)
+    ratios = compare(ours, theirs, policy=replace(policy, ratios_only=True))
     assert ratios.exit_code == ExitCode.OK
 
 

@@ -1,0 +1,96 @@
+"""The one rule of the gate: which changes can fail it, at what confidence, and what they decide together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..common.errors import ExitCode
+from ..results.columns import Metric
+from .judge import Change
+
+Word: TypeAlias = Literal["pass", "regression", "missing", "undecided", "not comparable"]
+
+FAMILY_CONFIDENCE = 0.98
+"""Of all intervals that can fail a gate, together; half of the rest, 1%, is on the side of a regression."""
+
+INFORMING_CONFIDENCE = 0.95
+"""Of each interval that only informs; these do not hold all at once."""
+
+EXIT_CODES: Mapping[Word, ExitCode] = {
+    "pass": ExitCode.OK,
+    "regression": ExitCode.FAILED,
+    "missing": ExitCode.FAILED,
+    "undecided": ExitCode.UNDECIDED,
+    "not comparable": ExitCode.UNDECIDED,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What can fail a gate, and by how much."""
+
+    thresholds: Mapping[str, float]
+    """The change that matters, by metric, a fraction."""
+    named: frozenset[str] = frozenset()
+    """Metrics whose threshold was named: they can fail it beside the rate."""
+    ratios_only: bool = False
+    """Whether the speed-up decides in place of the rate: it compares across machines."""
+    strict: bool = False
+    """Whether every metric can fail it."""
+    allow_missing: bool = False
+
+    @property
+    def rate(self) -> str:
+        """The metric by which every case passes or fails."""
+        return "speedup" if self.ratios_only else "images_per_s"
+
+    def can_fail(self, metric: Metric) -> bool:
+        """Return whether a change of this metric can fail the gate; all others inform."""
+        return self.strict or metric.name == self.rate or metric.name in self.named
+
+    def divide_error(self, num_changes: int, num_looks: int) -> float:
+        """Return the confidence of each interval that can fail the gate (Bonferroni)."""
+        return 1 - (1 - FAMILY_CONFIDENCE) / (max(num_changes, 1) * max(num_looks, 1))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a gate decided, and the changes that it follows from."""
+
+    verdict: Word
+    reasons: tuple[Change, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return EXIT_CODES[self.verdict]
+
+
+def decide(changes: Iterable[Change], policy: Policy) -> Decision:
+    """Decide a gate: by the changes that can fail it, never by one that informs.
+
+    A regression or a missing case fails it; a pass needs at least one change that decides, and every one of
+    them known to be within its threshold.
+    """
+    found = list(changes)
+    deciding = [one for one in found if one.decides]
+
+    def having(*verdicts: str) -> tuple[Change, ...]:
+        return tuple(one for one in deciding if one.verdict in verdicts)
+
+    if blocked := having("not comparable"):
+        return Decision("not comparable", blocked)
+    if regressed := having("regressed"):
+        return Decision("regression", regressed)
+    if (missing := having("missing")) and not policy.allow_missing:
+        return Decision("missing", missing)
+    if not having("undecided") and (passed := having("allowed", "improved")):
+        return Decision("pass", passed)
+    return _undecided(found, having("undecided"))
+
+
+def _undecided(found: Sequence[Change], reasons: tuple[Change, ...]) -> Decision:
+    """Tell what the rounds left open from runs that share nothing to decide by."""
+    measured = any(one.ratio is not None for one in found)
+    return Decision("undecided" if measured else "not comparable", reasons)
