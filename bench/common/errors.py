@@ -70,3 +70,9 @@ class NotComparableError(UsageError):
 
     exit_code = ExitCode.UNDECIDED
     label = "not comparable"
+
+
+class NothingToCompareError(NotComparableError):
+    """The baseline has nothing that the candidate could be held against."""
+
+    label = "nothing to compare"

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..common.errors import UsageError
+from ..common.errors import NothingToCompareError, UsageError
 from ..common.process import INSTALLED, OWN_FOLDERS, ended_with_us, huge_pages_env, own_command, uninterrupted
 from ..common.scratch import locks, scratch_folder
 from ..machine.manifest import Manifest
@@ -112,6 +112,10 @@ def both_checkouts(
         file = workload_file(module)
         top = repository_to_compare(settings.workload, file)
         with worktree(top, reference) as place:
+            if is_tracked(file, top) and not (place / file.relative_to(top)).exists():
+                raise NothingToCompareError(
+                    f"the baseline {reference} has no {file.relative_to(top)}; --allow-new passes what is new"
+                )
             root = import_root(module, file)
             roots = () if root is None else (root,)
             path = moved_path(roots, top, place, python_path=os.environ.get("PYTHONPATH", ""))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..common import cli
 from ..common.console import Annotation, show_on_github
-from ..common.errors import NotComparableError, UsageError
+from ..common.errors import ExitCode, NotComparableError, NothingToCompareError, UsageError
 from ..common.text import markdown
 from ..plan import values
 from ..results.case_columns import GATED
@@ -17,22 +17,30 @@ from . import output as gate_output
 from .compare import Gate, compare
 from .decide import Policy
 from .interleave import measure_launches
-from .junit import junit
+from .junit import junit, junit_of_error
 from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
+from .preflight import check_places
 from .runs import GateRun, read_run
 
 
 def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Do what `options` ask for; `rest` is what stood from `--` on. The exit status."""
+    files = (("--html", options.html), ("--junit", options.junit))
+    check_places(out=options.out, files=files)
     try:
         return _gate(options, rest)
-    except NotComparableError as error:
-        if not options.quiet:
-            reason = str(error)
+    except UsageError as error:
+        if options.junit is not None:
+            _write(options.junit, junit_of_error(error), "--junit")
+        if isinstance(error, NotComparableError) and not options.quiet:
+            reason, label = str(error), error.label
             show_on_github(
                 [Annotation("warning", cli.speaker(), reason)],
-                lambda: f"## {cli.speaker()}: not comparable\n\n{markdown(reason)}",
+                lambda: f"## {cli.speaker()}: {label}\n\n{markdown(reason)}",
             )
+        if isinstance(error, NothingToCompareError) and options.allow_new:
+            cli.say(f"{error.label}: {error}")
+            return ExitCode.OK
         raise
 
 

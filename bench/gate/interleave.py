@@ -14,17 +14,24 @@ from pathlib import Path
 
 from ..common.cli import speaker
 from ..common.console import Console, format_s
-from ..common.errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
-from ..common.process import end_all, exit_codes, interrupted_by_signals, uninterrupted
+from ..common.errors import (
+    ExitCode,
+    NotComparableError,
+    NothingToCompareError,
+    NotMeasuredError,
+    UsageError,
+)
+from ..common.process import RUN_POLL_S, end_all, exit_codes, interrupted_by_signals, uninterrupted
 from ..common.scratch import scratch_folder
 from ..common.turns import turn_server
+from ..machine.manifest import MANIFEST
 from ..plan.settings import Settings
-from ..results.store import check_claimable
 from ..run.main import parser as run_parser
 from ..run.main import settings_of
 from .checkouts import Checkout, both_checkouts, check_loaded
 from .code import Code, check_one_code
 from .compare import Gate
+from .preflight import check_evidence, check_interpreter
 from .runs import GateRun, both, read_run
 
 END_S = 60.0
@@ -48,24 +55,29 @@ def measure_launches(
     """
     # A mistake is said before anything starts.
     settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "race"))
+    check_evidence(settings, looks)
     arguments = from_any_folder(arguments, settings)
     with interrupted_by_signals(), contextlib.ExitStack() as stack:
-        if out is None:
-            out = stack.enter_context(scratch_folder())
-        else:
-            check_claimable(out)
+        out = out or stack.enter_context(scratch_folder())
         console = Console(silent=quiet)
         stack.callback(console.progress_done)
         checkouts = stack.enter_context(both_checkouts(reference, settings, python))
+        check_interpreter(checkouts[0])
         begun, launches = time.monotonic(), list[tuple[GateRun, GateRun]]()
         for done in range(looks[-1]):
             until = next(look for look in looks if look > done)
             most = f", at most {looks[-1]}" if until < looks[-1] else ""
-            how_far = f"{format_s(time.monotonic() - begun)}, launch {done + 1} of {until}{most}"
+            how_far = f"launch {done + 1} of {until}{most}"
+            if done:
+                each_s = (time.monotonic() - begun) / done
+                how_far += f", about {format_s(each_s * (until - done))} left"
             console.progress("baseline and candidate in turns", done / looks[-1], how_far)
             folder = out / f"launch{done + 1}"
             launches.append(measure_in_turns(checkouts, arguments, folder, seed=done + 1))
             if not done:
+                each_s = time.monotonic() - begun
+                ends = dict.fromkeys(format_s(each_s * look) for look in (looks[0], looks[-1]))
+                console.note(f"{speaker()}: a launch takes {format_s(each_s)}: {' to '.join(ends)} in all")
                 ours, theirs = (run.manifest for run in launches[0])
                 if checkouts[0].moved is not None:
                     check_loaded(ours, *checkouts[0].moved)
@@ -112,6 +124,8 @@ def measure_in_turns(
             for _ in exit_codes(sides):
                 server.client_left()  # one that failed at its start would be waited for
                 failed = [index for index, side in enumerate(sides) if side.poll()]
+                if failed == [0] and not has_own_bench and sides[0].returncode == ExitCode.USAGE:
+                    _await_begin(sides[1], outs[1])
                 if failed and not has_own_bench:  # else the other one shows whether both fail alike
                     break
         finally:
@@ -121,6 +135,10 @@ def measure_in_turns(
         kind = NotMeasuredError if code == ExitCode.NOT_MEASURED else UsageError
         said = logs[failed[0]].read_text(errors="replace").strip().splitlines() or ["it said nothing"]
         last = said[-1].removeprefix(f"{speaker('run')}: error: ")
+        if failed == [0] and code == ExitCode.USAGE and not has_own_bench and has_begun(outs[1]):
+            raise NothingToCompareError(
+                f"the baseline has no such workload or option ({last}); --allow-new passes what is new"
+            )
         error = kind(f"the {checkouts[failed[0]].name} side ended with status {code}: {last}")
         # By itself a run that was killed, or could not measure its cases, says nothing of formats.
         if has_own_bench and failed == [0] and code in (ExitCode.FAILED, ExitCode.USAGE, ExitCode.BUG):
@@ -133,6 +151,19 @@ def measure_in_turns(
     except UsageError as error:
         raise (_other_format(error) if has_own_bench else error) from None
     return baseline, read_run(outs[1])
+
+
+def has_begun(out: Path) -> bool:
+    """Return whether a run has got as far as to write its manifest."""
+    with contextlib.suppress(OSError):
+        return (out / MANIFEST).stat().st_size > 0
+    return False
+
+
+def _await_begin(run: subprocess.Popen[str], out: Path) -> None:
+    """Wait until the candidate has begun, or ended too: then the mistake is in what both were asked for."""
+    while run.poll() is None and not has_begun(out):
+        time.sleep(RUN_POLL_S)
 
 
 def _other_format(error: UsageError) -> NotComparableError:

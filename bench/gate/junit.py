@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
+from ..common.errors import NotComparableError, UsageError
 from ..common.text import visible
 from .compare import Gate
 from .judge import Change, change, said
@@ -32,6 +33,18 @@ def junit(gate: Gate, *, allow_missing: bool) -> str:
     for kind, name in (("failure", "failures"), ("skipped", "skipped")):
         suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
     ET.SubElement(suite, "system-out").text = visible(verdict(gate))
+    ET.indent(suite)
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def junit_of_error(error: UsageError) -> str:
+    """Write why no comparison was made: an error, or a skipped case where the runs cannot be compared."""
+    is_skipped = isinstance(error, NotComparableError)
+    suite = ET.Element("testsuite", name="ddp-bench gate", tests="1", failures="0")
+    suite.set("errors", f"{int(not is_skipped)}")
+    suite.set("skipped", f"{int(is_skipped)}")
+    case = ET.SubElement(suite, "testcase", classname="ddp-bench.gate", name="gate")
+    ET.SubElement(case, "skipped" if is_skipped else "error", message=f"{error.label}: {error}")
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

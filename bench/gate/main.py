@@ -60,6 +60,11 @@ def parser() -> cli.Parser:
     how.add_argument(
         "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
     )
+    how.add_argument(
+        "--allow-new",
+        action="store_true",
+        help="pass though the baseline has no such workload or option, so that there is nothing to compare",
+    )
     measure = made.add_argument_group("how to measure, with --interleave")
     measure.add_argument(
         "--launches",

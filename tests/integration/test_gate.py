@@ -50,11 +50,11 @@ def test_two_sides_take_turns(tmp_path, capsys, monkeypatch):
     workload = ["--workload", "slow_forward:model", "--image-size", "8", "--batch-size", "4"]
     run = [*workload, "--device", "cpu", "--modes", "ddp", "--gpus", "1", "--steps", "2", "--rounds", "5"]
     run += ["--passes", "none"]
-    gate = ["--interleave", ".", "--launches", "2", "--json", "--out", str(out)]
+    gate = ["--interleave", ".", "--launches", "3", "--json", "--out", str(out)]
     code = main([*gate, "--", *run])
     assert json.loads(capsys.readouterr().out)["exit_code"] == code != ExitCode.USAGE
     sides = [load_run(made.parent) for made in sorted(out.glob("launch*/*/manifest.json"))]
-    assert len(sides) == 2 * 2
+    assert len(sides) == 2 * 3
     for side in sides:
         timed = side.blocks[side.blocks["phase"] == "timed"]
         assert set(timed["round"]) == {1, 2, 3, 4, 5}

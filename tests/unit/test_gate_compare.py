@@ -1,6 +1,7 @@
 """Verdicts on simulated rounds of known truth."""
 
 import re
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -163,7 +164,7 @@ def test_of_equal_code_nearly_all_pass_by_default_and_a_quiet_machine_needs_the_
 
 @pytest.mark.parametrize(("decides", "taken"), [(1, 2), (3, 4), (9, 8)])
 def test_a_gate_ends_after_the_first_look_that_decides(decides, taken, monkeypatch):
-    sides = [SimpleNamespace(moved=None)] * 2
+    sides = [SimpleNamespace(moved=None, python=sys.executable)] * 2
     monkeypatch.setattr(interleave, "both_checkouts", lambda *_: nullcontext(sides))
     monkeypatch.setattr(interleave, "measure_in_turns", lambda *_, **__: (made_run(STEADY), made_run(STEADY)))
 

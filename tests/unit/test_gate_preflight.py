@@ -1,0 +1,135 @@
+"""A mistake in what a gate was asked for is found before anything is started, and JUnit tells of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from gate_runs import write_run
+from made_project import NET, RUN, commit
+
+from ddp_bench.bench.common.errors import ExitCode, NothingToCompareError
+from ddp_bench.bench.gate import interleave, preflight
+from ddp_bench.bench.gate.checkouts import Checkout
+from ddp_bench.bench.gate.main import main
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """The starts of runs; none is made."""
+    found = []
+    monkeypatch.setattr(Checkout, "start", lambda *arguments: found.append(arguments))
+    return found
+
+
+def refused(capsys, *arguments):
+    assert main(arguments) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    return said
+
+
+RUNS = ("--", "--modes", "ddp", "--gpus", "2")
+
+
+@pytest.mark.parametrize("option", ["--junit", "--html"])
+def test_a_file_that_cannot_be_written_is_found_first(option, tmp_path, starts, capsys):
+    gone = tmp_path / "nowhere" / "x.xml"
+    assert f"{option} {gone} cannot be written: No such file" in refused(
+        capsys, "--interleave", ".", option, str(gone), *RUNS
+    )
+    assert f"{option} {tmp_path} cannot be written: Is a directory" in refused(
+        capsys, "--interleave", ".", option, str(tmp_path), *RUNS
+    )
+    first, second = (str(write_run(tmp_path / name)) for name in "ab")
+    assert "cannot be written" in refused(capsys, first, second, option, str(gone))
+    assert starts == []
+
+
+def test_a_full_disk_is_found_first(tmp_path, starts, capsys, monkeypatch):
+    monkeypatch.setattr(preflight, "MIN_FREE_MIB", 10**12)
+    said = refused(capsys, "--interleave", ".", "--out", str(tmp_path / "out"), *RUNS)
+    assert "MiB are free there, a gate needs" in said
+    assert starts == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*RUNS, "--rounds", "3"), "--rounds 3: a gate needs at least 5"),
+        (("--launches", "2", *RUNS), "--launches 2 cannot decide"),
+    ],
+)
+def test_what_cannot_decide_is_refused_and_junit_says_why(arguments, said, tmp_path, starts, capsys):
+    junit = tmp_path / "gate.xml"
+    assert said in refused(capsys, "--interleave", ".", "--junit", str(junit), *arguments)
+    assert starts == []
+    suite = ET.fromstring(junit.read_text())
+    assert (suite.get("errors"), suite.get("skipped")) == ("1", "0")
+    assert said in suite.find("testcase/error").get("message")
+
+
+def test_an_interpreter_without_our_packages_is_named(tmp_path, starts, capsys):
+    made = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    python = str(made / "bin" / "python")
+    said = refused(capsys, "--interleave", ".", "--python", python, *RUNS)
+    assert f"--python {python} has no torch, torchvision, numpy" in said
+    assert "install ddp-bench for it" in said
+    said = refused(capsys, "--interleave", ".", "--python", str(tmp_path / "gone"), *RUNS)
+    assert "cannot be started" in said
+    assert starts == []
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A repository whose second commit adds the workload."""
+    place = tmp_path / "project"
+    commit(place, {"README": "nothing yet"})
+    commit(place, {"lm2.py": NET.format(products=1)})
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    return place
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(("more", "code"), [((), ExitCode.UNDECIDED), (("--allow-new",), ExitCode.OK)])
+def test_the_commit_that_adds_the_workload_has_nothing_to_compare(more, code, tmp_path, starts, capsys):
+    junit = tmp_path / "gate.xml"
+    how = ("--interleave", "HEAD~1", "--junit", str(junit), *more)
+    assert main([*how, "--", "--workload", "lm2:make", *RUN]) == code
+    said = capsys.readouterr().err
+    assert "nothing to compare: the baseline HEAD~1 has no lm2.py" in said
+    assert said.count("\n") == 1
+    assert starts == []
+    assert ET.fromstring(junit.read_text()).find("testcase/skipped") is not None
+
+
+SAYS = "import os,sys; print('bench.run: error: lm2 has no other', file=sys.stderr); sys.exit(2)"
+BEGINS = "import sys,time; open(sys.argv[1], 'w').write('{}'); time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "kind"), [(BEGINS, NothingToCompareError), (SAYS, interleave.UsageError)]
+)
+def test_a_baseline_without_the_option_has_nothing_to_compare_where_the_candidate_begins(
+    candidate, kind, tmp_path, monkeypatch
+):
+    """Where the candidate refuses it too, the mistake is in the command."""
+
+    def start(checkout, arguments, log, _environment):
+        out = Path(arguments[arguments.index("--out") + 1])
+        out.mkdir(parents=True)
+        code = SAYS if checkout.name == "baseline" else candidate
+        with log.open("w") as stderr:
+            return subprocess.Popen(
+                [sys.executable, "-c", code, f"{out}/manifest.json"], stderr=stderr, text=True
+            )
+
+    monkeypatch.setattr(Checkout, "start", start)
+    sides = Checkout("baseline", tmp_path, sys.executable), Checkout("candidate", tmp_path, sys.executable)
+    with pytest.raises(interleave.UsageError, match="lm2 has no other") as raised:
+        interleave.measure_in_turns(sides, [], tmp_path / "out")
+    assert type(raised.value) is kind
