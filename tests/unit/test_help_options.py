@@ -49,7 +49,7 @@ VALUES = {
     "--device": "cpu", "--data": "host", "--precision": "fp32", "--backend": "gloo", "--sweep": "star",
     "--passes": "none", "--compile": "off", "--mp-policy": "none", "--pipeline-schedule": "gpipe",
     "--name": "x", "--optimize-ddp": "no_optimization", "--format": "zip", "--gpus": "2",
-    "--interleave": ".", ("run", "--resume"): "RUN", ("export", "--out"): "b.zip",
+    "--interleave": ".", "--launches": "1,6", ("run", "--resume"): "RUN", ("export", "--out"): "b.zip",
 }  # fmt: skip
 """A value of each option whose metavar does not tell one."""
 
