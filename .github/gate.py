@@ -10,12 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 VERDICTS = {0: "pass", 1: "regression", 3: "not comparable", 4: "not measured"}
 """By exit code of the gate where it shows no result; any other is an error."""
@@ -23,8 +21,8 @@ VERDICTS = {0: "pass", 1: "regression", 3: "not comparable", 4: "not measured"}
 HEADING = "## ddp-bench gate: "
 """What its result begins with; the verdict follows, up to a colon."""
 
-CHOSEN = ("regression", "missing", "undecided")
-"""Verdicts of which the input fail-on chooses; every other but a pass fails the step."""
+CHOSEN = {one: one for one in ("regression", "missing", "undecided")} | {"nothing to compare": "new"}
+"""Verdicts of which the input fail-on chooses, by its words; every other but a pass fails the step."""
 
 USAGE = 2
 """The gate's exit code for a mistake."""
@@ -35,14 +33,14 @@ MOST_CHARACTERS = 65_000
 
 def main() -> int:
     """Gate, leave the outputs of the step, comment; the exit code of the step."""
-    fails_on = os.environ.get("FAIL_ON", "regression missing undecided").replace(",", " ").split()
-    if unknown := [one for one in fails_on if one not in CHOSEN]:
-        print(f"::error title=ddp-bench gate::fail-on {unknown[0]!r}; choose of {', '.join(CHOSEN)}")
+    fails_on = os.environ.get("FAIL_ON", "regression missing undecided new").replace(",", " ").split()
+    if unknown := [one for one in fails_on if one not in CHOSEN.values()]:
+        print(f"::error title=ddp-bench gate::fail-on {unknown[0]!r}; choose of {', '.join(CHOSEN.values())}")
         return USAGE
     out = Path(os.environ["OUT"])
     out.mkdir(parents=True, exist_ok=True)
     workload = os.environ.get("WORKLOAD", "")
-    of_run = [*(["--workload", workload] if workload else []), *os.environ["RUN"].split()]
+    of_run = [*(["--workload", workload] if workload else []), *shlex.split(os.environ["RUN"])]
     code, said = gate(of_run, out / "sides")
     (out / "gate.md").write_text(said, encoding="utf-8")
     verdict = verdict_of(code, said)
@@ -52,7 +50,7 @@ def main() -> int:
     if os.environ.get("COMMENT") == "true" and number is not None:
         nothing = f"## ddp-bench gate: {verdict}\n\nNothing was compared; the log of the job says why."
         comment(number, marker(of_run), said or nothing)
-    return 0 if verdict in CHOSEN and verdict not in fails_on else code
+    return 0 if verdict in CHOSEN and CHOSEN[verdict] not in fails_on else code
 
 
 def verdict_of(code: int, said: str) -> str:
@@ -71,7 +69,7 @@ def gate(of_run: list[str], sides: Path) -> tuple[int, str]:
         print(f"::error title=ddp-bench gate::{wrong}, or name another base")
         return USAGE, ""
     how = ["--threshold", os.environ["THRESHOLD"], "--markdown", "--out", str(sides)]
-    whole = ["ddp-bench", "gate", "--interleave", commit, *how, *os.environ.get("GATE", "").split()]
+    whole = ["ddp-bench", "gate", "--interleave", commit, *how, *shlex.split(os.environ.get("GATE", ""))]
     done = subprocess.run([*whole, "--", *of_run], stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout)
     return done.returncode, done.stdout
@@ -109,43 +107,36 @@ def pull_request() -> int | None:
 
 
 def marker(of_run: list[str]) -> str:
-    """What the comment begins with, unseen: the next gate of this job with these arguments replaces it."""
-    of_job = [os.environ["GITHUB_WORKFLOW"], os.environ["GITHUB_JOB"], *of_run]
+    """What the comment begins with, unseen: the next gate of this job replaces it.
+
+    Each entry of a matrix and each list of arguments has a comment of its own.
+    """
+    of_job = [os.environ["GITHUB_WORKFLOW"], os.environ["GITHUB_JOB"], os.environ.get("MATRIX", ""), *of_run]
     return f"<!-- ddp-bench gate {hashlib.sha256(' '.join(of_job).encode()).hexdigest()[:16]} -->"
 
 
 def comment(number: int, first_line: str, text: str) -> None:
-    """Write the comment, or write it anew; a token that may not is no error, the job's summary has it all."""
+    """Write the comment, or write it anew; where that fails a line says so, the job's summary has it all."""
     of_issue = f"repos/{os.environ['GITHUB_REPOSITORY']}/issues"
-    body = {"body": f"{first_line}\n{text}"[:MOST_CHARACTERS]}
+    body = json.dumps({"body": f"{first_line}\n{text}"[:MOST_CHARACTERS]})
+    ours = f".[] | select(.body | startswith({json.dumps(first_line)})) | .id"
     try:
-        for page in range(1, 100):
-            found = api("GET", f"{of_issue}/{number}/comments?per_page=100&page={page}")
-            for one in found:
-                if one["body"].startswith(first_line):
-                    api("PATCH", f"{of_issue}/comments/{one['id']}", body)
-                    return
-            if len(found) < 100:
-                break
-        api("POST", f"{of_issue}/{number}/comments", body)
-    except urllib.error.URLError as error:
-        print(f"no comment was written, the job's summary has the result: {error}", file=sys.stderr)
+        found = gh(f"{of_issue}/{number}/comments?per_page=100", "--paginate", "--jq", ours).split()
+        if found:
+            gh(f"{of_issue}/comments/{found[0]}", "--method", "PATCH", "--input", "-", content=body)
+        else:
+            gh(f"{of_issue}/{number}/comments", "--method", "POST", "--input", "-", content=body)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or f"{error}").strip().splitlines() or ["gh failed"]
+        print(f"no comment was written, the job's summary has the result: {said[-1]}", file=sys.stderr)
 
 
-def api(method: str, path: str, content: dict[str, str] | None = None) -> Any:
-    """An answer of GitHub's API. Raises URLError."""
-    request = urllib.request.Request(  # noqa: S310 - the runner names the API
-        f"{os.environ['GITHUB_API_URL']}/{path}",
-        data=None if content is None else json.dumps(content).encode(),
-        headers={
-            "Authorization": f"Bearer {os.environ['TOKEN']}",
-            "Accept": "application/vnd.github+json",
-            "X-GitHub-Api-Version": "2022-11-28",
-        },
-        method=method,
+def gh(*arguments: str, content: str | None = None) -> str:
+    """Return what GitHub's API answers by gh. Raises OSError without gh, SubprocessError where it refuses."""
+    done = subprocess.run(
+        ["gh", "api", *arguments], input=content, capture_output=True, text=True, check=True, timeout=60
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-        return json.load(answer)
+    return done.stdout
 
 
 if __name__ == "__main__":

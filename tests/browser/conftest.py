@@ -51,7 +51,8 @@ def browser():
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: pip install playwright"
     )
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    # Hosted runners have Chrome; Ubuntu's chromium-browser is a snap, which cannot open /tmp.
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     with playwright.sync_playwright() as started:

@@ -5,10 +5,9 @@ import json
 import os
 import re
 import shutil
+import sys
 import sysconfig
-import threading
 import venv
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,59 +21,51 @@ from ddp_bench.bench.results.store import load_run
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 
 
-class GitHub(ThreadingHTTPServer):
-    """The part of GitHub's API that deals with comments; a token other than `may-write` may not."""
+GH = """#!{python}
+import json, os, re, sys
+place = {comments!r}
+api, path, *options = sys.argv[1:]
+assert api == "api", sys.argv
+if os.environ.get("GH_TOKEN") != "may-write":
+    sys.exit("gh: Resource not accessible by integration (HTTP 403)")
+found = json.loads(open(place).read())
+if "--jq" in options:
+    assert path == "repos/me/mynet/issues/7/comments?per_page=100" and "--paginate" in options
+    begins = json.loads(re.search(r'startswith\\((".*")\\)', options[options.index("--jq") + 1])[1])
+    print(*(one["id"] for one in found if one["body"].startswith(begins)), sep="\\n")
+    sys.exit()
+method, body = options[options.index("--method") + 1], json.load(sys.stdin)
+if method == "POST":
+    assert path == "repos/me/mynet/issues/7/comments"
+    found.append({{"id": len(found) + 1, **body}})
+else:
+    assert method == "PATCH"
+    found[int(path.removeprefix("repos/me/mynet/issues/comments/")) - 1].update(body)
+open(place, "w").write(json.dumps(found))
+"""
+"""GitHub's command line, as far as it deals with comments; a token other than `may-write` may not."""
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.comments = [{"id": 1, "body": "Nice!"}]
 
+class GitHub:
+    """A runner's gh and the comments of pull request 7."""
 
-class Handler(BaseHTTPRequestHandler):
-    server: GitHub
+    def __init__(self, folder):
+        self._comments, self.bin = folder / "comments.json", folder / "gh-bin"
+        self._comments.write_text('[{"id": 1, "body": "Nice!"}]')
+        self.bin.mkdir()
+        (self.bin / "gh").write_text(GH.format(python=sys.executable, comments=str(self._comments)))
+        (self.bin / "gh").chmod(0o755)
 
-    def do_GET(self):
-        assert self.path.startswith("/repos/me/mynet/issues/7/comments?")
-        self._answer(self.server.comments if "page=1" in self.path.split("&") else [])
-
-    def do_POST(self):
-        assert self.path == "/repos/me/mynet/issues/7/comments"
-        if self._may_write():
-            self.server.comments.append({"id": len(self.server.comments) + 1, **self._content()})
-            self._answer(self.server.comments[-1])
-
-    def do_PATCH(self):
-        if self._may_write():
-            number = int(self.path.removeprefix("/repos/me/mynet/issues/comments/"))
-            self.server.comments[number - 1].update(self._content())
-            self._answer(self.server.comments[number - 1])
-
-    def _may_write(self):
-        allowed = self.headers["Authorization"] == "Bearer may-write"
-        if not allowed:
-            self.send_error(403, "Resource not accessible by integration")
-        return allowed
-
-    def _content(self):
-        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-
-    def _answer(self, content):
-        body = json.dumps(content).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments):
-        """The test's output is no server's log."""
+    @property
+    def comments(self):
+        return json.loads(self._comments.read_text())
 
 
 @pytest.fixture
-def github():
-    with GitHub() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+def github(tmp_path, monkeypatch):
+    made = GitHub(tmp_path)
+    monkeypatch.setenv("PATH", f"{made.bin}{os.pathsep}{os.environ['PATH']}")
+    return made
 
 
 @pytest.fixture
@@ -90,7 +81,7 @@ def python_of_job(tmp_path):
     return {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": None}
 
 
-def environment_of(folder, github, action=ROOT):
+def environment_of(folder, action=ROOT):
     """Return what a runner sets for a step of a pull request's job that uses `action`."""
     files = {name: folder / name for name in ("outputs", "summary", "event")}
     files["outputs"].touch()
@@ -98,7 +89,6 @@ def environment_of(folder, github, action=ROOT):
     return {
         "GITHUB_ACTIONS": "true",
         "GITHUB_ACTION_PATH": str(action),
-        "GITHUB_API_URL": f"http://127.0.0.1:{github.server_port}",
         "GITHUB_REPOSITORY": "me/mynet",
         "GITHUB_WORKFLOW": "ci",
         "GITHUB_JOB": "gate",
@@ -108,15 +98,16 @@ def environment_of(folder, github, action=ROOT):
     }
 
 
-def run_action(checkout, temp, environment, **given):
+def run_action(checkout, temp, environment, matrix="null", **given):
     """Run the action's commands with these inputs, as a runner does, up to one that fails; the last one."""
     inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()}
     assert set(given) <= set(inputs)
-    inputs |= given
+    inputs |= {"artifact": "ddp-bench-gate-0"} | given  # of github.job and strategy.job-index
 
     def resolved(text):
-        known = {"runner.temp": str(temp), **{f"inputs.{name}": inputs[name] for name in inputs}}
-        return re.sub(r"\$\{\{ ([\w.-]+) \}\}", lambda found: known[found[1]], text)
+        known = {"runner.temp": str(temp), "toJSON(matrix)": matrix}
+        known |= {f"inputs.{name}": value for name, value in inputs.items()}
+        return re.sub(r"\$\{\{ ([\w.()-]+) \}\}", lambda found: known[found[1]], text)
 
     *steps, upload = ACTION["runs"]["steps"]
     assert "run" not in upload
@@ -153,7 +144,7 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
     base = commit(project, {"net.py": NET.format(products=30), **others})
     head = commit(project, {"net.py": NET.format(products=240)})
     git(tmp_path, "clone", "--quiet", "--depth", "1", project.as_uri(), str(checkout))
-    environment = environment_of(tmp_path, github, copy_ours(tmp_path / "action")) | python_of_job
+    environment = environment_of(tmp_path, copy_ours(tmp_path / "action")) | python_of_job
     # Beside other programs a few rounds decide nothing: its steps take less than a millisecond.
     given = {"workload": "net:make", "run": " ".join([*RUN, "--rounds", "40"]), "gate": "--launches 1"}
     done = run_action(checkout, temp, environment, **given | {"token": "may-write"})
@@ -170,7 +161,7 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
     assert f"{head[:7]}" in said
     assert "| regressed |" in said
     assert said.partition("\n")[2].strip() == (tmp_path / "summary").read_text().strip()
-    kept = temp / "ddp-bench"
+    kept = temp / "ddp-bench-gate-0"
     assert (kept / "gate.md").read_text() in said + "\n"
     for side, of_side in {"baseline": base, "candidate": head}.items():
         folder = kept / "sides" / "launch1" / side
@@ -191,7 +182,7 @@ def test_our_own_gate_passes_on_equal_code(tmp_path, github, python_of_job):
     base = commit(copy_ours(ours), {})
     head = commit(ours, {"no-code": ""})
     git(tmp_path, "clone", "--quiet", "--depth", "2", ours.as_uri(), str(checkout))
-    environment = environment_of(tmp_path, github, checkout) | python_of_job
+    environment = environment_of(tmp_path, checkout) | python_of_job
     few = {"threshold": "50%", "gate": "--launches 1", "run": f"{gate['with']['run']} --passes none"}
     done = run_action(checkout, temp, environment, **gate["with"] | few | {"token": "may-write"})
     assert done.returncode in {ExitCode.OK, ExitCode.UNDECIDED}, done.stdout + done.stderr
@@ -202,19 +193,19 @@ def test_our_own_gate_passes_on_equal_code(tmp_path, github, python_of_job):
     assert "## ddp-bench gate: " in summary
     assert summary.strip() == github.comments[1]["body"].partition("\n")[2].strip()
     for side, of_side in {"baseline": base, "candidate": head}.items():
-        manifest = load_run(temp / "ddp-bench" / "sides" / "launch1" / side).manifest
+        manifest = load_run(temp / "ddp-bench-gate-0" / "sides" / "launch1" / side).manifest
         assert (manifest.git.commit, manifest.git.dirty) == (of_side, False)
 
 
 @pytest.fixture
-def step(github, tmp_path, monkeypatch):
+def step(github, tmp_path, monkeypatch):  # noqa: ARG001 - its gh
     """The step's program within this process, with these inputs."""
     monkeypatch.chdir(tmp_path)
     spec = importlib.util.spec_from_file_location("of_the_action", ROOT / ".github" / "gate.py")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
-    inputs = {"OUT": "out", "RUN": "", "THRESHOLD": "5%", "COMMENT": "true", "TOKEN": "may-write"}
-    for name, value in (environment_of(tmp_path, github) | inputs).items():
+    inputs = {"OUT": "out", "RUN": "", "THRESHOLD": "5%", "COMMENT": "true", "GH_TOKEN": "may-write"}
+    for name, value in (environment_of(tmp_path) | inputs).items():
         monkeypatch.setenv(name, value)
     return program
 
@@ -241,6 +232,8 @@ def test_a_base_that_cannot_be_had_is_a_mistake_and_replaces_its_comment(step, g
         (3, "undecided: 1 undecided", "regression, missing", 0, "undecided"),
         (3, "not comparable: other CPU", "regression", 3, "not comparable"),
         (3, "", "regression", 3, "not comparable"),
+        (3, "nothing to compare: the baseline has no net.py", "regression missing", 0, "nothing to compare"),
+        (3, "nothing to compare: the baseline has no net.py", "new", 3, "nothing to compare"),
         (0, "pass: 2 allowed", "slower", 2, ""),
     ],
 )
@@ -259,11 +252,36 @@ def test_the_step_fails_on_the_verdicts_that_are_chosen(
 def test_a_token_that_may_not_comment_is_no_error(step, github, monkeypatch, capsys):
     """A pull request from a fork has such a token."""
     monkeypatch.setattr(step, "gate", lambda *_: (0, ""))
-    monkeypatch.setenv("TOKEN", "may-read")
+    monkeypatch.setenv("GH_TOKEN", "may-read")
     assert step.main() == 0
     said = capsys.readouterr().err
-    assert "no comment was written, the job's summary has the result: HTTP Error 403" in said
+    assert "no comment was written, the job's summary has the result: gh: Resource not accessible" in said
     assert [one["body"] for one in github.comments] == ["Nice!"]
+
+
+def test_a_runner_without_gh_has_its_verdict_all_the_same(step, github, monkeypatch, capsys):
+    monkeypatch.setattr(step, "gate", lambda *_: (1, "## ddp-bench gate: regression: it is slower"))
+    (github.bin / "gh").unlink()
+    monkeypatch.setenv("PATH", str(github.bin))
+    assert step.main() == 1
+    assert "no comment was written" in capsys.readouterr().err
+
+
+def test_entries_of_a_matrix_and_later_runs_have_their_own_comment(step, github, monkeypatch):
+    monkeypatch.setattr(step, "gate", lambda *_: (0, "## ddp-bench gate: pass: as fast"))
+    for entry in ('{"torch": "2.14"}', '{"torch": "2.15"}', '{"torch": "2.14"}'):
+        monkeypatch.setenv("MATRIX", entry)
+        assert step.main() == 0
+    assert len(github.comments) == 1 + 2
+    assert len({one["body"].splitlines()[0] for one in github.comments}) == 1 + 2
+
+
+def test_arguments_keep_their_quotes(step, monkeypatch):
+    seen = []
+    monkeypatch.setattr(step, "gate", lambda of_run, _: seen.append(of_run) or (0, ""))
+    monkeypatch.setenv("RUN", "--name 'my net' --gpus 2")
+    step.main()
+    assert seen == [["--name", "my net", "--gpus", "2"]]
 
 
 @pytest.mark.parametrize("verdict", ["not comparable", "undecided"])
