@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..common.errors import NothingToCompareError, UsageError
@@ -53,6 +53,10 @@ class Checkout:
     """Whether its runs are of the ddp-bench in `folder`, which may be of another commit than this one."""
     moved: tuple[Path, Path] | None = None
     """The user's repository, and the checkout of it that its runs import from instead."""
+
+    def with_variables(self, more: Mapping[str, str]) -> Checkout:
+        """Return the same with further variables for its runs."""
+        return replace(self, environment={**self.environment, **more})
 
     def start(
         self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ class Code:
     baseline: Manifest
     candidate: Manifest
     interleaved: bool
+    environments: tuple[Mapping[str, str], ...] = ()
+    """Variables that the gate set for baseline and candidate alone."""
 
     @property
     def is_identical(self) -> bool | None:
@@ -34,15 +36,20 @@ class Code:
         return None if None in hashes else hashes[0] == hashes[1]
 
     def lines(self) -> list[str]:
-        """The two workloads' commits, whether their code is the same, and ddp-bench's; none without them."""
+        """Variables of one side; the workloads' commits, whether their code is the same, and ddp-bench's."""
         sides = (self.baseline, self.candidate)
+        variables = [
+            f"{name} with {' '.join(f'{key}={value}' for key, value in one.items())}"
+            for name, one in zip(("baseline", "candidate"), self.environments, strict=False)
+            if one
+        ]
         if not any(side.workload for side in sides):
-            return []
-        lines = [f"workload: {_between(*(_commit(side.workload) for side in sides))}"]
+            return variables
+        lines = [*variables, f"workload: {_between(*(_commit(side.workload) for side in sides))}"]
         if self.is_identical and not self.interleaved:
             lines.append("both runs imported identical code of the workload")
         elif self.is_identical:
-            same = self.baseline.versions == self.candidate.versions
+            same = self.baseline.versions == self.candidate.versions and not variables
             what = "this is an A/A comparison" if same else "what differs is the environment"
             lines.append(f"both sides import identical code: {what}")
         if all(side.ddp_bench.version for side in sides):

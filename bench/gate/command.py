@@ -19,7 +19,7 @@ from .decide import Policy
 from .interleave import measure_launches
 from .junit import junit, junit_of_error
 from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
-from .preflight import check_places
+from .preflight import check_places, read_environment
 from .runs import GateRun, read_run
 
 
@@ -57,8 +57,13 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
             policy=policy,
             looks=looks if in_turns else (),
             asked=(_asked(options), rest[1:]) if in_turns else None,
+            environments=environments,
         )
 
+    environments = (
+        read_environment("--baseline-env", options.baseline_env),
+        read_environment("--env", options.env),
+    )
     if not in_turns:
         first, second = _runs(options, rest)
     elif options.runs:
@@ -72,6 +77,7 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
             python=options.python,
             out=options.out,
             quiet=options.quiet,
+            environments=environments,
         )
     gate = gate_of(first, second)
     _tell(options, gate, first, second)
@@ -113,6 +119,8 @@ def _asked(options: argparse.Namespace) -> list[str]:
         value = getattr(options, name)
         if value not in (usual, None):
             found += [f"--{name}", str(value)]
+    for name in ("env", "baseline_env"):
+        found += [word for one in getattr(options, name) for word in (f"--{name.replace('_', '-')}", one)]
     flags = ("ratios_only", "strict", "allow_missing")
     return [*found, *(f"--{name.replace('_', '-')}" for name in flags if getattr(options, name))]
 
@@ -138,7 +146,8 @@ def read_policy(options: argparse.Namespace) -> Policy:
 
 
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
-    if len(options.runs) != 2 or rest or options.python or options.out or options.launches:
+    in_turns = (options.python, options.out, options.launches, options.env, options.baseline_env)
+    if len(options.runs) != 2 or rest or any(in_turns):
         raise UsageError(f"name two results folders, or --interleave REF; see {cli.command('gate')} --help")
     first, second = options.runs
     runs = read_run(first), read_run(second)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -108,14 +108,16 @@ def compare(
     policy: Policy,
     looks: Sequence[int] = (),
     asked: tuple[Sequence[str], Sequence[str]] | None = None,
+    environments: tuple[Mapping[str, str], ...] = (),
 ) -> Gate:
     """Gate `candidate` against `baseline` by a policy.
 
     Runs with `looks`, or whose manifests say so, took turns on one machine: their rounds are compared in
     pairs, and what differs between them is what is being tested, so it does not block. Of others the
     intervals hold how much each run changed within itself, too. `looks` are the numbers of launches after
-    which the gate may have ended; each costs width. Throughput in different units is never compared. `asked`
-    is how a gate in turns was asked for, as `more` takes it.
+    which the gate may have ended; each costs width. Throughput in different units is never compared.
+    `environments` are the variables that the gate set for each side alone. `asked` is how a gate in turns was
+    asked for, as `more` takes it.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
@@ -134,7 +136,7 @@ def compare(
     require_rounds(baseline, [ours for ours, _ in both_ok])
     require_rounds(candidate, [theirs for _, theirs in both_ok])
     differing = run_differences(baseline, candidate, pairs)
-    code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved)
+    code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved, environments=environments)
     blocked = "" if policy.ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
     metrics = [metric for metric in GATED.values() if not (policy.ratios_only and metric.absolute)]
     # A pass that one of them left out says nothing of its speed.

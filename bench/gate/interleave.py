@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..common.cli import speaker
@@ -31,7 +31,7 @@ from ..run.main import settings_of
 from .checkouts import Checkout, both_checkouts, check_loaded
 from .code import Code, check_one_code
 from .compare import Gate
-from .preflight import check_evidence, check_interpreter
+from .preflight import check_evidence, check_interpreter, check_variables
 from .runs import GateRun, both, read_run
 
 END_S = 60.0
@@ -47,15 +47,18 @@ def measure_launches(
     python: str | None = None,
     out: Path | None = None,
     quiet: bool = False,
+    environments: Sequence[Mapping[str, str]] = ({}, {}),
 ) -> tuple[GateRun, GateRun]:
     """Baseline and candidate: `reference` and the code as it stands, by `bench.run arguments`.
 
     Both are launched until `gate_of` them is decided, which is asked after each number of launches in
-    `looks`. `python` is the baseline's interpreter, `out` a folder that keeps the results. Raises UsageError.
+    `looks`. `python` is the baseline's interpreter, `out` a folder that keeps the results, `environments` the
+    variables of each side alone. Raises UsageError.
     """
     # A mistake is said before anything starts.
     settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "race"))
     check_evidence(settings, looks)
+    check_variables(settings, environments)
     arguments = from_any_folder(arguments, settings)
     with interrupted_by_signals(), contextlib.ExitStack() as stack:
         out = out or stack.enter_context(scratch_folder())
@@ -63,6 +66,10 @@ def measure_launches(
         stack.callback(console.progress_done)
         checkouts = stack.enter_context(both_checkouts(reference, settings, python))
         check_interpreter(checkouts[0])
+        checkouts = (
+            checkouts[0].with_variables(environments[0]),
+            checkouts[1].with_variables(environments[1]),
+        )
         begun, launches = time.monotonic(), list[tuple[GateRun, GateRun]]()
         for done in range(looks[-1]):
             until = next(look for look in looks if look > done)
@@ -81,7 +88,7 @@ def measure_launches(
                 ours, theirs = (run.manifest for run in launches[0])
                 if checkouts[0].moved is not None:
                     check_loaded(ours, *checkouts[0].moved)
-                for line in Code(ours, theirs, interleaved=True).lines():
+                for line in Code(ours, theirs, interleaved=True, environments=tuple(environments)).lines():
                     console.note(f"{speaker()}: {line}")
             if done + 1 in looks and not gate_of(*both(launches)).needs_more_launches:
                 break

@@ -74,6 +74,14 @@ def parser() -> cli.Parser:
         f"(default {','.join(map(str, DEFAULT_LAUNCHES))})",
     )
     measure.add_argument("--python", metavar="PATH", help="the baseline's interpreter (another environment)")
+    for name, side in (("--env", "candidate"), ("--baseline-env", "baseline")):
+        measure.add_argument(
+            name,
+            metavar="NAME=VALUE",
+            action="append",
+            default=[],
+            help=f"set an environment variable of the {side} alone; repeatable",
+        )
     measure.add_argument("--out", type=Path, metavar="DIR", help="keep the results folders here")
     output = made.add_argument_group("output")
     output.add_argument("--html", type=Path, metavar="FILE", help="write a page of the comparison")

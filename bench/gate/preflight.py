@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..common.errors import UsageError
+from ..machine.launch import NEEDED as NEEDED_OF_RANKS
 from ..plan.settings import Settings
 from ..results.disk import writable
 from ..results.store import check_claimable
+from ..run.processes import expected_device
 from ..stats.fit import MIN_ROUNDS
 from .checkouts import Checkout
 
@@ -26,6 +29,21 @@ TIMEOUT_S = 60.0
 
 NEEDED = ("torch", "torchvision", "numpy", "pandas", "scipy", "msgspec", "rich")
 """Packages without which no run starts."""
+
+SET_BY_RUNS = {
+    **dict.fromkeys(NEEDED_OF_RANKS, "runs set it for each rank"),
+    **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "on one machine runs set it to loopback"),
+    "PYTHONPATH": "the gate sets it to what each side imports",
+}
+"""Variables that a run sets whatever its environment says, with the reason."""
+
+SET_ON_CPU = {
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "each rank on CPU cores has one core and one thread"
+    ),
+    "CUDA_VISIBLE_DEVICES": "runs on CPU cores hide GPUs",
+}
+"""And of ranks on CPU cores."""
 
 _ASK = """
 import importlib.util, sys
@@ -65,6 +83,25 @@ def check_evidence(settings: Settings, looks: Sequence[int]) -> None:
             f"--launches {looks[-1]} cannot decide: the interval of two launches is some 20 times as wide as "
             "their scatter; take 1, which judges by the rounds of one launch, or 6"
         )
+
+
+def read_environment(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Read `NAME=VALUE`, each a variable of one side. Raises UsageError for what is none."""
+    found = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"{option} {one!r} is not NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def check_variables(settings: Settings, environments: Iterable[Mapping[str, str]]) -> None:
+    """Raise UsageError where a side is to have a variable that runs set themselves."""
+    reasons = SET_BY_RUNS | (SET_ON_CPU if expected_device(settings) == "cpu" else {})
+    for name in (name for one in environments for name in one):
+        if name in reasons:
+            raise UsageError(f"{name}: {reasons[name]}, so both sides would run alike; leave it out")
 
 
 def check_interpreter(checkout: Checkout) -> None:

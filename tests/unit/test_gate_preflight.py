@@ -71,6 +71,38 @@ def test_what_cannot_decide_is_refused_and_junit_says_why(arguments, said, tmp_p
     assert said in suite.find("testcase/error").get("message")
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--env", "ATEN_CPU_CAPABILITY"), "--env 'ATEN_CPU_CAPABILITY' is not NAME=VALUE"),
+        (
+            ("--env", "OMP_NUM_THREADS=2"),
+            "OMP_NUM_THREADS: each rank on CPU cores has one core",
+        ),
+        (("--baseline-env", "PYTHONPATH=x"), "PYTHONPATH: the gate sets it"),
+        (("--baseline-env", "RANK=1"), "RANK: runs set it for each rank"),
+    ],
+)
+def test_a_variable_that_would_change_nothing_is_refused(given, said, starts, capsys):
+    assert said in refused(capsys, "--interleave", ".", *given, *RUNS, "--device", "cpu")
+    assert starts == []
+
+
+def test_each_side_has_its_own_variables(monkeypatch):
+    seen = {}
+
+    def start(checkout, _arguments, log, _environment):
+        seen[checkout.name] = checkout.environment
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as stderr:
+            return subprocess.Popen([sys.executable, "-c", "raise SystemExit(4)"], stderr=stderr, text=True)
+
+    monkeypatch.setattr(Checkout, "start", start)
+    how = ("--env", "ATEN_CPU_CAPABILITY=default", "--env", "A=", "--baseline-env", "B=1=2")
+    assert main(["--interleave", ".", *how, *RUNS]) == ExitCode.NOT_MEASURED
+    assert seen == {"baseline": {"B": "1=2"}, "candidate": {"ATEN_CPU_CAPABILITY": "default", "A": ""}}
+
+
 def test_an_interpreter_without_our_packages_is_named(tmp_path, starts, capsys):
     made = tmp_path / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)

@@ -32,7 +32,10 @@ INSTEAD = {
     ("predict", "--workload"): OF_RATE.replace("--arch resnet50 ", ""),
     ("predict", "--gpus-per-node"): "RUN --gpus 2 --intra pcie-4",
     ("run", "--resume"): "",
-    **{("gate", option): IN_TURNS for option in ("--interleave", "--launches", "--python", "--out")},
+    **{
+        ("gate", option): IN_TURNS
+        for option in ("--interleave", "--launches", "--python", "--out", "--env", "--baseline-env")
+    },
     **{(name, "--workload"): "--device cpu --gpus 2" for name in ("run", "tune")},
     **{(name, "--optimize-ddp"): "--compile on --device cpu" for name in ("run", "tune")},
     **{(name, "--skip-all-reduce-unused-params"): "--static-graph" for name in ("run", "tune")},
@@ -63,6 +66,7 @@ BY_METAVAR = {
     "R": "2",
     "DIR": "new",
     "FILE": "new",
+    "NAME=VALUE": "A=1",
 }
 
 
