@@ -180,7 +180,7 @@ class HeldCase:
 
     def _anatomy(self) -> BlockTimes:
         trainer, case, device = self.trainer, self.case, self.shared.place.device
-        if case.is_staged:
+        if case.spec.is_staged:
             return run_pipeline_anatomy(trainer, ANATOMY_STEPS, device, self.group)
         buckets = () if self.layout is None else self.layout.parameters
         local_steps = 1 if case.communicates else 0
