@@ -24,6 +24,8 @@ _WAITS = "what a backward takes after its last bucket is ready: communication, a
 _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
 """Of a run's choice, and of what may name a person."""
 
+_HEADINGS = {"waits": "exposed communication", "buffers": "broadcast of buffers"}
+
 _ROW_PT = 42
 
 
@@ -43,11 +45,9 @@ def watched_page(run: RunData, files: Files) -> Page:
         title=manifest.name or run.path.name,
         heading=conditions.heading(cases),
         status=conditions.status(manifest, cases, found.run.verdicts),
-        subtitle=conditions.subtitle(run, measured, ""),
-        warnings=conditions.warnings(manifest, cases),
+        subtitle=conditions.subtitle(run, measured, "run"),
         cards=[*cards(found.run.verdicts), *late],
-        cautions=found.run.cautions,
-        trust=found.run.trust.lines if found.run.trust else {},
+        trust=found.trust,
         notes=found.notes,
         intervals="In parentheses: 95% intervals.",
         figures=[draw_ranks(watched.ranks)] if watched.ranks else [],
@@ -68,15 +68,18 @@ def tabulate_ranks(ranks: Sequence[WatchedRank]) -> Table:
     shown = _shown(ranks)
     return Table(
         "A step by part and rank",
-        f"Medians of steps that hold nothing back. Waits: {_WAITS}.",
-        (Heading("Rank", "number"), *(Heading(f"{part.capitalize()} (ms)", "number") for part in shown)),
+        f"Medians of steps that hold nothing back. Exposed communication: {_WAITS}.",
+        (
+            Heading("Rank", "number"),
+            *(Heading(f"{_HEADINGS.get(part, part)} (ms)", "number") for part in shown),
+        ),
         tuple((f"{one.rank}", *(write_ms(one.parts[part], "") for part in shown)) for one in ranks),
     )
 
 
 def draw_ranks(ranks: Sequence[WatchedRank]) -> Figure:
     """Draw a stacked bar for each rank."""
-    names = {part: EXPOSED if part == "waits" else part for part in _shown(ranks)}
+    names = {part: {"waits": EXPOSED}.get(part, part) for part in _shown(ranks)}
     bars = {one.rank: {name: one.parts[part].estimate for part, name in names.items()} for one in ranks}
     longest = max(sum(parts.values()) for parts in bars.values())
 

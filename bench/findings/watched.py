@@ -51,13 +51,18 @@ class WatchConclusion:
     @property
     def lines(self) -> list[tuple[str, str]]:
         """Label and text, answers first."""
-        worth = self.run.trust.lines if self.run.trust else {}
         return [
             *((one.title, one.sentence) for one in self.run.verdicts),
             *([("Straggler", self.straggler)] if self.straggler else []),
             *(("", note) for note in self.notes),
-            *((f"trust: {claim}", said) for claim, said in worth.items() if claim == "by how much"),
+            *((f"trust: {claim}", said) for claim, said in self.trust.items()),
         ]
+
+    @property
+    def trust(self) -> dict[str, str]:
+        """How far to trust the sizes; nothing is compared."""
+        lines = self.run.trust.lines if self.run.trust else {}
+        return {claim: said for claim, said in lines.items() if claim in ("by how much", "next run")}
 
 
 def conclude_watch(run: RunData) -> WatchConclusion:

@@ -20,14 +20,14 @@ from .steps import JoinedStep, Step
 
 OWN_PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "other")
 
-MIN_LATE = 0.05
-"""Share of the step by which a rank is later than every other one to be named: mending less gains no more
-than runs differ by."""
+MIN_LATE = 0.1
+"""Share of the step by which a rank is later than every other one to be named: what runs on the cores of one
+rank for a while makes a few percent."""
 
-MIN_SURE = 0.02
-"""Share of the step above which its interval lies."""
+MIN_SURE = 0.05
+"""Share of the step above which the interval lies, and the median of each quarter of the steps."""
 
-CONFIDENCE = 0.95
+QUARTERS = 4
 
 
 def own_work_s(step: Step) -> dict[str, float]:
@@ -54,8 +54,10 @@ def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
     rank = max(totals[0], key=lambda one: median(later(one)))
     by_s = later(rank)
     estimate = estimate_ms(by_s)
-    surely_ms = estimate.interval(1 - (1 - CONFIDENCE) / len(totals[0])).low
-    if not (estimate.value > MIN_LATE * step_ms and surely_ms > MIN_SURE * step_ms):
+    surely_ms = estimate.interval(1 - 0.05 / len(totals[0])).low
+    size = max(len(by_s) // QUARTERS, 1)
+    least_ms = min(1000 * median(by_s[i : i + size]) for i in range(0, len(by_s) - size + 1, size))
+    if estimate.value < MIN_LATE * step_ms or not min(surely_ms, least_ms) > MIN_SURE * step_ms:
         return None
     parts = {part: estimate_ms([_beyond_others(work, rank, part) for work in works]) for part in OWN_PARTS}
     return LateRank(

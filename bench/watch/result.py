@@ -14,6 +14,7 @@ from ..common.numbers import plural
 from ..common.process import host_name
 from ..common.text import visible
 from ..findings.watched import as_measured, conclude_watch
+from ..machine.gpus import gpus
 from ..machine.host import machine
 from ..machine.manifest import Manifest, Measured, Model, RankPlace, Timing, Watched, WatchedRank
 from ..machine.provenance import describe_run
@@ -74,7 +75,7 @@ def describe_watch(watched: seen.Watched, case: Case, exit_code: int, command: S
     ]
     models = [*first.models.values()]
     return describe_run(
-        [msgspec.structs.replace(here, env={})],
+        [msgspec.structs.replace(here, env={}, gpus=tuple(gpus()))],
         places,
         {"python": first.start.python, "torch": first.start.torch},
         name="watch",
@@ -86,7 +87,7 @@ def describe_watch(watched: seen.Watched, case: Case, exit_code: int, command: S
         timing=Timing(
             measuring_s=round(sum(one.step_s for one in first.steps), 2),
             rounds=len(watched.joined),
-            stopped_because=f"the command ended with exit code {exit_code}",
+            stopped_because=f"exit code {exit_code}",
         ),
         watched=Watched(
             command=tuple(command),
