@@ -17,6 +17,7 @@ from ..bench.results.disk import read_bytes
 from ..bench.results.store import load_run, write_output
 from .page import Files, Page, data_link, page
 from .table import Cell
+from .watched import watched_page
 
 _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 """By path: the name `report` may be a package of the user's by now."""
@@ -48,6 +49,8 @@ def load(run: Path, page_folder: Path, *, predictions: Path | None = None) -> Pa
         cases = folder / "cases.csv"
         if cases.stat().st_size <= _MOST_DATA_BYTES:
             files = replace(files, data=data_link(cases.name, cases.read_bytes()))
+    if loaded.manifest.watched is not None:
+        return watched_page(loaded, files)
     return page(loaded, files, predicted)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Canvas
@@ -40,7 +40,10 @@ _LOOKS: dict[str, tuple[str, str]] = {
     MIXED: ("backward", "xxxx"),
     EXPOSED: ("exposed", "\\\\\\\\"),
     "reduce": ("move", ""),
+    "buffers": ("move", "xx"),
     "optimizer": ("optimizer", "||||"),
+    "evaluation": ("forward", "xx"),
+    "other": ("rest", "--"),
     REST: ("rest", ""),
 }
 """Colour and hatch of each part of a step, so that neither has to be told alone; in the legend's order."""
@@ -93,12 +96,12 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
             above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
             above |= {"gid": tag(case_label(bar.case)), "annotation_clip": False}
             axes.annotate(name, (0, place - _BAR_PT / _BAR_ROW_PT / 2), **above)
-            _draw_bar(axes, bar, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
+            draw_bar(axes, case_label(bar.case), bar.parts, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
         axes.set_xlim(0, longest)
         axes.set_ylim(len(bars) - 0.3, -0.65)
         axes.set_yticks([])
         read_across(axes, "time per step (ms)")
-        legend(canvas, [Patch(label=label, **_fill(label)) for label in labels], handlelength=1.6)
+        legend(canvas, [Patch(label=label, **fill(label)) for label in labels], handlelength=1.6)
 
     notes = [
         f"“{MIXED}”: what communication adds was not measured there." if MIXED in seen else "",
@@ -150,15 +153,18 @@ def step_parts(case: CaseResult) -> dict[str, float]:
     return {name: ms if name == EXPOSED else ms * factor for name, ms in found.items()}
 
 
-def _draw_bar(axes: Any, bar: Bar, place: int, labels: Sequence[str], *, per_pt: float) -> None:
-    left, case = 0.0, case_label(bar.case)
-    for name, ms in bar.parts.items():
+def draw_bar(
+    axes: Any, of: str, parts: Mapping[str, float], place: int, labels: Sequence[str], *, per_pt: float
+) -> None:
+    """Draw the parts of a step, of a case or a rank, as one stacked bar."""
+    left = 0.0
+    for name, ms in parts.items():
         if name not in labels:
             continue
         written = quantity(ms, "ms", 2)
-        named = {"gid": tag(f"{case} · {name} {written}", name)}
+        named = {"gid": tag(f"{of} · {name} {written}", name)}
         where = {"y": place, "width": ms, "left": left, "height": _BAR_PT / _BAR_ROW_PT, **named}
-        axes.barh(**where, **_fill(name))
+        axes.barh(**where, **fill(name))
         axes.barh(**where, color="none", edgecolor=INK, linewidth=0.7)
         if ms > per_pt * (_CHARACTER_PT * len(written) + 6):
             box = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none"}
@@ -167,7 +173,8 @@ def _draw_bar(axes: Any, bar: Bar, place: int, labels: Sequence[str], *, per_pt:
         left += ms
 
 
-def _fill(label: str) -> dict[str, Any]:
+def fill(label: str) -> dict[str, Any]:
+    """Return the look of a part of a step."""
     # A hatch takes the colour of the edge; the outline is drawn by itself.
     colour, hatch = _LOOKS[label]
     return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": PAPER, "linewidth": 0}

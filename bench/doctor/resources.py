@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Mapping
 
 import psutil
 
@@ -208,9 +209,8 @@ def huge_pages(host: Host) -> Answer | None:
     return Answer("ok", f"{pages}: {speaker('run')}'s ranks on CPU cores use them")
 
 
-def threads(host: Host) -> Answer:
+def check_threads(env: Mapping[str, str], gpus: int, cores: float | None) -> Answer:
     """Check the OpenMP and MKL settings that every rank would inherit."""
-    env, gpus, cores = host.env, host.num_gpus, host.usable_cores
     pinned = [key for key in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY") if env.get(key)]
     if pinned:
         text = ", ".join(f"{key}={env[key]}" for key in pinned)
@@ -246,13 +246,13 @@ def torch_build(host: Host) -> Answer:
     return Answer("ok", text)
 
 
-def settings(host: Host) -> Answer:
+def check_settings(env: Mapping[str, str]) -> Answer:
     """Name environment variables for debugging that would be measured along with the step."""
-    told = {key: value.strip().upper() for key, value in host.env.items()}
+    told = {key: value.strip().upper() for key, value in env.items()}
     found = {key: status for key, values, status in SLOW_SETTINGS if told.get(key) in values}
     if not found:
         return Answer("ok", "none that slow a step down")
-    text = ", ".join(f"{key}={host.env[key]}" for key in found)
+    text = ", ".join(f"{key}={env[key]}" for key in found)
     return Answer(worst(found.values()), f"{text}: slower steps", f"unset {' '.join(found)}")
 
 
@@ -266,7 +266,7 @@ RESOURCE_CHECKS: dict[str, Check] = {
     "memory": free_memory,
     "memory stalls": pressure,
     "huge pages": huge_pages,
-    "threads": threads,
+    "threads": lambda host: check_threads(host.env, host.num_gpus, host.usable_cores),
     "torch": torch_build,
-    "settings": settings,
+    "settings": lambda host: check_settings(host.env),
 }

@@ -1,18 +1,13 @@
-"""Each host's part of a job: the command that the words after `--` mean, its environment, its exit code."""
+"""Each host's part of a job: its command, its environment, its exit code."""
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
-from ..common.errors import UsageError
+from ..common.commands import TORCHRUN
 from ..common.process import own_command
 from .network import INTERFACE, ShapedLink, address, host_name
-
-TORCHRUN = ["-m", "torch.distributed.run"]
 
 RENDEZVOUS_PORT = 29500
 """torchrun's default for --master-port; in a lab's own network no other program can hold it."""
@@ -30,32 +25,6 @@ class HostJob:
     ranks_per_host: int
     run_id: str
     command: list[str]
-
-
-def resolved(words: Sequence[str], executable: str) -> list[str]:
-    """Return the command that the words after `--` mean; `executable` is what `python` stands for.
-
-    The interpreter is that of the lab, because under sudo PATH may know another one or no torchrun. Commands
-    of ours are ours in any folder. Raises UsageError where there is no command, or no such program.
-    """
-    first, *rest = words or [""]
-    name = PurePath(first).name
-    if first in {"python", "python3", executable, PurePath(executable).name} and rest:
-        module = rest[1] if rest[0] == "-m" and len(rest) > 1 else ""
-        if own := re.fullmatch(r"bench(?:\.(\w+))?|(report)", module):
-            return own_command(*filter(None, own.groups()), *rest[2:], python=executable)
-        return [executable, *rest]
-    if name == "torchrun":
-        return [executable, *TORCHRUN, *rest]
-    if name == "ddp-bench" or re.fullmatch(r"bench\.\w+", first):
-        own_words = rest if name == "ddp-bench" else [first.removeprefix("bench."), *rest]
-        return own_command(*own_words, python=executable)
-    if not rest and name.startswith("python"):
-        raise UsageError(f"after -- comes what {name} is to run too, as in -- {name} train.py")
-    if not first or shutil.which(first) is None:
-        given = f"no program {first!r} is found" if first else "nothing is there"
-        raise UsageError(f"after -- comes a command, as in -- python train.py, but {given}")
-    return [first, *rest]
 
 
 def is_torchrun(command: Sequence[str]) -> bool:

@@ -21,12 +21,13 @@ from types import FrameType
 from typing import IO, NoReturn, TypeVar
 
 from ..common.cli import Parser, command, guarded
+from ..common.commands import resolve_command
 from ..common.errors import UsageError
 from ..common.process import POLL_S, allowed_cores, ended, huge_pages_env, own_command
 from ..machine.gpus import gpus
 from ..plan.values import positive_int
 from . import network
-from .job import HostJob, host_environment, job_exit_code, resolved, torchrun_environment
+from .job import HostJob, host_environment, job_exit_code, torchrun_environment
 from .network import ShapedLink, host_name, parse_rate
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ def parse(argv: Sequence[str]) -> LabOptions:
         num_hosts=int(given.hosts),
         link=ShapedLink(parse_rate(given.rate)),
         ranks_per_host=positive_int(given.ranks_per_host),
-        command=resolved(job, sys.executable),
+        command=resolve_command(job, sys.executable),
         quiet=given.quiet,
     )
 

@@ -181,6 +181,53 @@ class NcclChoices(Record, frozen=True):
     """By size."""
 
 
+class Measured(Record, frozen=True):
+    """A value with its 95% interval, where it is known."""
+
+    estimate: float
+    low: float | None = None
+    high: float | None = None
+
+
+class LateRank(Record, frozen=True):
+    """A rank that the others wait for."""
+
+    rank: Count
+    later_ms: Measured
+    """Milliseconds of a step by which its own work takes longer than that of every other rank."""
+    parts: dict[str, Measured] = {}
+    """The same by part of the work, over the median of the others."""
+    last_pct: Amount = 0.0
+    """Percent of the steps in which it is the last."""
+
+
+class WatchedRank(Record, frozen=True):
+    """A rank of a watched training: milliseconds of a step by part."""
+
+    rank: Count
+    parts: dict[str, Measured] = {}
+
+
+class Watched(Record, frozen=True):
+    """A user's own training that was watched."""
+
+    command: tuple[str, ...] = ()
+    """Of the user, which stays in this file, as do the next ones."""
+    env: dict[str, str] = {}
+    exit_code: int = 0
+    num_steps: Count = 0
+    """Optimizer steps that were seen on the first rank."""
+    num_compared: Count = 0
+    """Steps of one kind that all ranks took, after the warm-up."""
+    num_others: Count = 0
+    ranks: tuple[WatchedRank, ...] = ()
+    late: LateRank | None = None
+    overhead_ms: Measured | None = None
+    """What watching adds to a step."""
+    notes: tuple[str, ...] = ()
+    """What ranks had to tell."""
+
+
 class Resumed(Record, frozen=True):
     """A `--resume`."""
 
@@ -216,6 +263,7 @@ class Manifest(Record, frozen=True):
     """Rate of the link between the hosts of a lab, such as 1gbit."""
     timing: Timing = Timing()
     nccl: NcclChoices | None = None
+    watched: Watched | None = None
     load: tuple[Load, ...] = ()
     load_before: Amount | None = None
     """Load average of the minute before the command, a share of the first machine's cores."""

@@ -9,13 +9,18 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from ..common.process import INSTALLED, OWN_FOLDERS, PACKAGE
 from .host import version_of
-from .manifest import Git, WorkloadCode
+from .manifest import FirstHost, Git, Host, Manifest, OwnVersion, RankPlace, WorkloadCode
 
 ROOT = PACKAGE.parent
 """The checkout that this code runs from, or the folder that it is installed in."""
@@ -108,6 +113,27 @@ def own_version() -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return version_of("ddp-bench")
+
+
+def describe_run(
+    machines: Sequence[FirstHost], ranks: Sequence[RankPlace], versions: Mapping[str, str], **more: Any
+) -> Manifest:
+    """Describe a run that begins now: machines, the first rank's first, ranks and code.
+
+    `more` are other fields of the manifest.
+    """
+    return Manifest(
+        run_id=uuid.uuid4().hex[:12],
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=dict(versions),
+        ddp_bench=OwnVersion(version=own_version()),
+        git=own_git_state(),
+        environment=machines[0],
+        hosts={str(one.host): msgspec.convert(msgspec.to_builtins(one), Host) for one in machines},
+        ranks=tuple(ranks),
+        link=ranks[0].link,
+        **more,
+    )
 
 
 def workload_code(spec: str) -> WorkloadCode:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..modes.ddp import NEVER, DistributedMode
+from ..modes.ddp import NEVER, DistributedMode, read_overlap
 from ..modes.dp import DataParallelStandIn
 from ..results.block_times import BlockTimes
 from .clock import Clock, make_clock
@@ -64,19 +64,9 @@ class Anatomy:
         ready = {index: ms(backward_start, moment) for index, moment in self._ready.items()}
         return phases, ready, ms(self._phases[0][1], self._phases[-1][1])
 
-    @contextlib.contextmanager
-    def ready_hooks(self) -> Iterator[None]:
-        """Within it, the moment is noted when each gradient is ready."""
-
-        def note(index: int, _: Tensor) -> None:
-            self._ready[index] = self._clock.now()
-
-        trained = [p for p in self.trainer.mode.module.parameters() if p.requires_grad]
-        with contextlib.ExitStack() as hooks:
-            for index, parameter in enumerate(trained):
-                handle = parameter.register_post_accumulate_grad_hook(partial(note, index))
-                hooks.callback(handle.remove)
-            yield
+    def ready_hooks(self) -> contextlib.AbstractContextManager[None]:
+        """Note, within it, when each gradient is ready."""
+        return note_ready(self.trainer.mode.module, self._clock.now, self._ready)
 
     @contextlib.contextmanager
     def _marked(self, phase: str) -> Iterator[None]:
@@ -87,6 +77,21 @@ class Anatomy:
 
     def _mark(self, phase: str) -> None:
         self._phases.append((phase, self._clock.now()))
+
+
+@contextlib.contextmanager
+def note_ready(module: nn.Module, now: Callable[[], Any], into: dict[int, Any]) -> Iterator[None]:
+    """Note, within it, when the gradient of each trained parameter is ready, by its place."""
+
+    def note(index: int, _: Tensor) -> None:
+        into[index] = now()
+
+    trained = [p for p in module.parameters() if p.requires_grad]
+    with contextlib.ExitStack() as hooks:
+        for index, parameter in enumerate(trained):
+            handle = parameter.register_post_accumulate_grad_hook(partial(note, index))
+            hooks.callback(handle.remove)
+        yield
 
 
 def run_anatomy(
@@ -115,7 +120,7 @@ def run_anatomy(
             ddp.sample_every(1)
         for _ in range(num_steps):
             phases, moments, total = anatomy.measured(trainer.step)
-            windows += [ddp.logged_window()] if ddp is not None else []
+            windows += [read_overlap(ddp.ddp)] if ddp is not None else []
             steps.append(total)
             for phase, value in phases.items():
                 samples.setdefault(f"{phase}_ms", []).append(value)

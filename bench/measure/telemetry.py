@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from statistics import fmean, linear_regression
 from typing import Any
@@ -26,7 +26,7 @@ import pynvml
 
 from ..common.process import end_all, ended_with_us, own_command
 from ..machine.gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, named, nvml_devices
-from ..results.block_times import GPUS, TELEMETRY_FAILED, BlockTimes
+from ..results.block_times import GPUS, TELEMETRY_FAILED
 
 ANSWER_S = 5.0
 """So long a rank waits for an answer, which takes milliseconds; a first one may wait for the driver."""
@@ -177,24 +177,22 @@ class Telemetry:
                 subprocess.Popen(command, stdin=theirs.fileno(), stdout=nowhere, stderr=nowhere, text=True)
             )
 
-    def of(self, times: BlockTimes, devices: Sequence[int]) -> BlockTimes:
-        """Add to a block that has just ended what these GPUs did in it.
+    def between(self, start_s: float, end_s: float, gpus: Sequence[int]) -> dict[str, Any]:
+        """Summarize what these GPUs did between two moments of the monotonic clock, as details of a block.
 
-        Its start is counted back from its end: steps before it that are not timed are left out.
+        Empty once sampling has failed, which is told once.
         """
         if self._peer.closed:
-            return times
-        end_s = time.monotonic()
+            return {}
         answer: Any = "the process that samples the GPUs has ended, or hangs"
         with contextlib.suppress(OSError):  # it has ended; why, it may have sent before
-            self._peer.send((end_s - times.block_ms / 1000, end_s, [self._uuids[i] for i in devices]))
+            self._peer.send((start_s, end_s, [self._uuids[i] for i in gpus]))
         with contextlib.suppress(OSError, EOFError):
             if self._peer.poll(ANSWER_S):
                 answer = self._peer.recv()
         if isinstance(answer, str):
             self.close()
-        name = TELEMETRY_FAILED if isinstance(answer, str) else GPUS
-        return replace(times, detail={**times.detail, name: answer})
+        return {TELEMETRY_FAILED if isinstance(answer, str) else GPUS: answer}
 
     def close(self) -> None:
         self._peer.close()

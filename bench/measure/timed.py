@@ -7,13 +7,14 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...models.data import BatchSource, open_source
 from ...models.step import float32_precision, optimizer_of, placed
-from ...models.workload import Batch, Workload, loss_function, make_module
+from ...models.workload import Batch, Loss, Workload, loss_function, make_module
 from ..modes import Mode
 from ..modes.base import SingleMode
 from ..plan.case import Case
@@ -45,24 +46,77 @@ class NonFiniteLossError(ArithmeticError):
     """Training has diverged: what follows would time arithmetic on NaN."""
 
 
-class Trainer:
+class GradientPass:
+    """Forwards and backwards of one step: the timed step and the proof of gradients both run this code."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        loss: Loss,
+        next_batch: Callable[[], Batch],
+        *,
+        accumulate: int = 1,
+        precision: contextlib.AbstractContextManager[object] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.mode = mode
+        self._forward = mode.wrapped
+        self._loss, self._next_batch = loss, next_batch
+        self._accumulate, self._scaler = accumulate, scaler
+        self._precision = precision or contextlib.nullcontext()
+        self._last_loss: Tensor | None = None
+
+    def compute_gradients(self) -> None:
+        """Train on `accumulate` micro-batches; gradients synchronise in the last one."""
+        for _ in range(self._accumulate - 1):
+            with self.mode.no_sync():
+                self._train(self._fetch())
+        self._train(self._fetch())
+
+    def _fetch(self) -> Batch:
+        return self._next_batch()
+
+    def _train(self, batch: Batch) -> None:
+        if self.mode.train is not None:  # PyTorch's schedule, which autocast leaves alone
+            with self._precision:
+                self._last_loss = self.mode.train(batch, self._mean_loss)
+            return
+        loss = self._evaluate(batch)
+        self._last_loss = loss.detach()
+        self._propagate(loss)
+
+    def _evaluate(self, batch: Batch) -> Tensor:
+        with self._precision:
+            return self._mean_loss(self._forward, batch)
+
+    def _mean_loss(self, model: Any, batch: Batch) -> Tensor:
+        loss = self._loss(model, batch)
+        return loss / self._accumulate if self._accumulate > 1 else loss
+
+    def _propagate(self, loss: Tensor) -> None:
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()
+
+
+class Trainer(GradientPass):
     """One rank's training step of one case: the loop a user would write, the same in every mode."""
 
     def __init__(self, case: Case, mode: Mode, workload: Workload, source: BatchSource) -> None:
-        self.mode = mode
-        self._forward = mode.wrapped
+        super().__init__(
+            mode,
+            loss_function(workload),
+            source.next,
+            accumulate=case.accumulate,
+            # A MixedPrecisionPolicy stands in place of autocast.
+            precision=autocast_of(case) if case.mp_policy == "none" else None,
+            # Loss scaling is part of fp16 training, so its cost belongs to the step.
+            scaler=torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None,
+        )
         self._source = source
         self.num_lead_in = max(LEAD_IN_STEPS[case.device_type], math.ceil(source.num_ahead / case.accumulate))
         """Untimed steps of a block, which also use what was loaded before it."""
-        self._loss = loss_function(workload)
-        self._accumulate = case.accumulate
-        self._is_staged = case.is_staged
-        # A MixedPrecisionPolicy stands in place of autocast.
-        self._precision = autocast_of(case) if case.mp_policy == "none" else contextlib.nullcontext()
         self.optimizer = mode.optimizer(optimizer_of(workload, case))
-        # Loss scaling is part of fp16 training, so its cost belongs to the step.
-        self._scaler = torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None
-        self._last_loss: Tensor | None = None
         self._num_steps = 0
 
     @property
@@ -71,24 +125,17 @@ class Trainer:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def step(self) -> None:
-        """One optimizer step; gradients synchronise in the last of `accumulate` micro-batches."""
+        """Take one optimizer step."""
         self.optimizer.zero_grad(set_to_none=True)
-        for _ in range(self._accumulate - 1):
-            with self.mode.no_sync():
-                self._train(self._fetch())
-        self._train(self._fetch())
+        self.compute_gradients()
         self._update()
 
     def local_step(self) -> None:
         """The same step without communication: gradients stay local to the rank."""
         self.optimizer.zero_grad(set_to_none=True)
         with self.mode.without_communication():
-            for _ in range(self._accumulate):
-                self._train(self._fetch())
+            self.compute_gradients()
             self._update()
-
-    def _fetch(self) -> Batch:
-        return self._source.next()
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
@@ -111,25 +158,6 @@ class Trainer:
         loss = float(self._last_loss)
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"loss is {loss} after {self._num_steps} steps")
-
-    def _train(self, batch: Batch) -> None:
-        if self._is_staged:  # PyTorch's schedule mixes forwards and backwards, which autocast leaves alone
-            with self._precision:
-                self._last_loss = self.mode.train(batch, self._loss)
-            return
-        loss = self._evaluate(batch)
-        self._last_loss = loss.detach()
-        self._propagate(loss)
-
-    def _evaluate(self, batch: Batch) -> Tensor:
-        with self._precision:
-            loss = self._loss(self._forward, batch)
-        return loss / self._accumulate if self._accumulate > 1 else loss
-
-    def _propagate(self, loss: Tensor) -> None:
-        if self._scaler is not None:
-            loss = self._scaler.scale(loss)
-        loss.backward()
 
     def _update(self) -> None:
         self._num_steps += 1

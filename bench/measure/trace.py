@@ -16,7 +16,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from ..common.errors import UsageError
 from ..common.scratch import scratch_folder
 from ..results.block_times import TRACE_FAILED, BlockTimes
 from ..results.disk import MOST_TRACE_BYTES, read_json
+from ..stats.spans import Span, overlap_pct
 from .clock import make_clock
 from .timed import Trainer, run_block
 
@@ -44,9 +45,6 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Its categories of calls that launch kernels: a kernel has the `correlation` of its launch."""
 
 Event = Mapping[str, Any]
-
-Span = tuple[float, float]
-"""Start and end, in one unit."""
 
 
 def run_trace(
@@ -185,20 +183,3 @@ def _is_nccl(event: Event) -> bool:
 def _span(event: Event) -> Span:
     start = float(event["ts"])
     return start, start + float(event.get("dur", 0.0))
-
-
-def length(spans: Iterable[Span]) -> float:
-    """Covered time, counted once; backward spans cover none."""
-    covered, until = 0.0, -math.inf
-    for start, end in sorted(spans):
-        covered += max(end - max(start, until), 0.0)
-        until = max(until, end)
-    return covered
-
-
-def overlap_pct(communication: Sequence[Span], compute: Sequence[Span]) -> float | None:
-    """100 x |communication and compute| / |communication|; None where nothing was communicated."""
-    total = length(communication)
-    both = total + length(compute) - length([*communication, *compute])
-    # Of very long traces the difference has few digits.
-    return 100 * min(max(both, 0.0), total) / total if total > 0 else None

@@ -86,6 +86,9 @@ class Mode:
     module: nn.Module
     """The plain module inside."""
 
+    train: Callable[[Batch, Loss], Tensor | None] | None = None
+    """Does forwards and backwards where the mode mixes them; returns the loss, on the ranks that know it."""
+
     broadcast_buffers: Callable[[], None] | None = None
     """Does what a step sends before its gradients; None where it sends nothing more."""
 
@@ -98,12 +101,6 @@ class Mode:
         DP always sums. FSDP and pipelines can hold nothing back: a forward needs what other ranks send.
         """
         return contextlib.nullcontext()
-
-    def train(self, batch: Batch, loss: Loss) -> Tensor | None:
-        """Forward and backward of this rank's batch; the loss, a mean over rows, where it is known."""
-        found = loss(self.wrapped, batch)
-        found.backward()
-        return found.detach()
 
     def without_communication(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a whole step does no communication at all; after it, steps are as before."""

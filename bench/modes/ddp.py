@@ -74,10 +74,7 @@ class DistributedMode(Mode):
             )
         if self.ddp.will_sync_module_buffers():
             self.broadcast_buffers = self.ddp._sync_buffers  # as its forward does
-        trained = [id(p) for p in module.parameters() if p.requires_grad]
-        embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
-        ids = {id(part.weight) for part in embeddings if part.sparse}
-        self.sparse = frozenset(place for place, one in enumerate(trained) if one in ids)
+        self.sparse = find_sparse(module)
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 
@@ -117,33 +114,7 @@ class DistributedMode(Mode):
         return compiles_as(self._case)
 
     def bucket_layout(self) -> BucketLayout:
-        """The layout that DDP's reducer reports, the rebuilt one once it has rebuilt."""
-        if self.ddp.logger is not None:
-            # Otherwise the next forward does, which is one too late after three steps of a static graph.
-            self.ddp.logger.set_runtime_stats_and_log()
-        data = self.ddp._get_ddp_logging_data()  # the reducer's only account of its buckets
-        rebuilt = bool(data.get("has_rebuilt_buckets"))
-        sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])
-        indices = str(data.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
-        num_bytes = tuple(int(size) for size in sizes.split(","))
-        parameters = tuple(tuple(map(int, bucket.split())) for bucket in indices.split(",") if bucket.strip())
-        trained: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
-        parameters = parameters or self._first_buckets(trained, num_bytes)
-        firsts = [bucket[0] for bucket in parameters] or [0] * len(num_bytes)
-        dtypes = tuple(str(trained[i].dtype).removeprefix("torch.") for i in firsts)
-        return BucketLayout(num_bytes, parameters, dtypes)
-
-    def _first_buckets(self, trained: list[Tensor], num_bytes: tuple[int, ...]) -> Layout:
-        """The parameters in buckets that are never rebuilt, as `find_unused_parameters` leaves them.
-
-        The reducer does not tell: they are filled as DDP fills them. Empty where that gives other sizes.
-        """
-        is_sparse = [place in self.sparse for place in range(len(trained))]
-        limits = list(cap_limits(self._case.bucket_cap_mb))
-        filled, _ = dist._compute_bucket_assignment_by_size(trained, limits, is_sparse)  # type: ignore[attr-defined]
-        found = tuple(tuple(reversed(bucket)) for bucket in reversed(filled))
-        sizes = [one.numel() * one.element_size() for one in trained]
-        return found if bucket_bytes(sizes, found) == num_bytes else ()
+        return read_layout(self.ddp, self._case.bucket_cap_mb)
 
     def settle(self) -> None:
         """Take DDP's logger, which synchronises the device, out of the timed steps."""
@@ -178,16 +149,58 @@ class DistributedMode(Mode):
     def sample_every(self, iterations: int) -> None:
         self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # no public way
 
-    def logged_window(self) -> float | None:
-        """DDP's own overlap of the last published iteration, percent; None while unset.
 
-        Its communication window inside the backward over the window. It is published at the next forward, so
-        it speaks of the iteration before; the logger says 0 for unset.
-        """
-        data = self.ddp._get_ddp_logging_data()  # no public way
-        window_ns = int(data.get("backward_comm_time", 0))
-        inside_ns = int(data.get("backward_compute_comm_overlap_time", 0))
-        return 100 * inside_ns / window_ns if window_ns > 0 else None
+def find_sparse(module: nn.Module) -> frozenset[int]:
+    """Find the places, among the trained parameters, of those with sparse gradients."""
+    trained = [id(p) for p in module.parameters() if p.requires_grad]
+    embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    ids = {id(part.weight) for part in embeddings if part.sparse}
+    return frozenset(place for place, one in enumerate(trained) if one in ids)
+
+
+def read_layout(ddp: DistributedDataParallel, bucket_cap_mb: str) -> BucketLayout:
+    """Read the buckets that DDP's reducer reports, the rebuilt ones once it has rebuilt."""
+    if ddp.logger is not None:
+        # Otherwise the next forward does, which is one too late after three steps of a static graph.
+        ddp.logger.set_runtime_stats_and_log()
+    data = ddp._get_ddp_logging_data()  # the reducer's only account of its buckets
+    rebuilt = bool(data.get("has_rebuilt_buckets"))
+    sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])
+    indices = str(data.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
+    num_bytes = tuple(int(size) for size in sizes.split(","))
+    parameters = tuple(tuple(map(int, bucket.split())) for bucket in indices.split(",") if bucket.strip())
+    trained: list[Tensor] = [p for p in ddp.module.parameters() if p.requires_grad]
+    parameters = parameters or _fill_buckets(trained, find_sparse(ddp.module), bucket_cap_mb, num_bytes)
+    firsts = [bucket[0] for bucket in parameters] or [0] * len(num_bytes)
+    dtypes = tuple(str(trained[i].dtype).removeprefix("torch.") for i in firsts)
+    return BucketLayout(num_bytes, parameters, dtypes)
+
+
+def _fill_buckets(
+    trained: list[Tensor], sparse: frozenset[int], bucket_cap_mb: str, num_bytes: tuple[int, ...]
+) -> Layout:
+    """Fill the buckets that are never rebuilt, as `find_unused_parameters` leaves them.
+
+    The reducer does not tell: they are filled as DDP fills them. Empty where that gives other sizes.
+    """
+    is_sparse = [place in sparse for place in range(len(trained))]
+    limits = list(cap_limits(bucket_cap_mb))
+    filled, _ = dist._compute_bucket_assignment_by_size(trained, limits, is_sparse)  # type: ignore[attr-defined]
+    found = tuple(tuple(reversed(bucket)) for bucket in reversed(filled))
+    sizes = [one.numel() * one.element_size() for one in trained]
+    return found if bucket_bytes(sizes, found) == num_bytes else ()
+
+
+def read_overlap(ddp: DistributedDataParallel) -> float | None:
+    """Read DDP's own overlap of the last published iteration, percent; None while unset.
+
+    Its communication window inside the backward over the window. It is published at the next forward, so
+    it speaks of the iteration before; the logger says 0 for unset.
+    """
+    data = ddp._get_ddp_logging_data()  # no public way
+    window_ns = int(data.get("backward_comm_time", 0))
+    inside_ns = int(data.get("backward_compute_comm_overlap_time", 0))
+    return 100 * inside_ns / window_ns if window_ns > 0 else None
 
 
 def why_ddp_waits(case: Case, unused: Sequence[str]) -> str:

@@ -86,10 +86,6 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
         return self.micro_batches if self.spec.has_micro_batches else 1
 
     @property
-    def is_staged(self) -> bool:
-        return self.spec.is_staged
-
-    @property
     def communicates(self) -> bool:
         """Whether its ranks all-reduce gradients in buckets."""
         return self.spec.has_buckets and self.num_devices > 1

@@ -232,15 +232,15 @@ def _senseless(case: Case) -> str | None:
     looks_for_unused = case.find_unused_parameters or case.static_graph
     refusals = {
         "DataParallel on one device is the plain module; see single": case.spec.has_replicas and n == 1,
-        "on one device it is the plain module; see single": case.is_staged and n == 1,
+        "on one device it is the plain module; see single": case.spec.is_staged and n == 1,
         f"a batch of {case.global_batch} does not divide into {parts} micro-batches": (
-            case.is_staged and case.global_batch % parts > 0
+            case.spec.is_staged and case.global_batch % parts > 0
         ),
         f"1F1B keeps {n} devices busy with {n} micro-batches or more": (
-            case.is_staged and case.pipeline_schedule == "1f1b" and parts < n
+            case.spec.is_staged and case.pipeline_schedule == "1f1b" and parts < n
         ),
         "loss scaling skips a step by all gradients, and a stage has its own; --precision bf16": (
-            case.is_staged and case.precision == "fp16"
+            case.spec.is_staged and case.precision == "fp16"
         ),
         f"nothing looks for unused parameters; {ways} measures it": (
             case.skip_all_reduce_unused_params and not looks_for_unused

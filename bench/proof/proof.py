@@ -8,7 +8,6 @@ one, of the steps that are timed.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from ...models.step import float32_precision
 from ...models.workload import Batch, Workload, one_line
 from ..common.errors import RAISED_BY_USERS
 from ..measure.faults import hint_of, is_of_the_model
+from ..measure.timed import GradientPass
 from ..modes import Mode, Place, Stages, Unsupported, build_mode
 from ..plan.case import STAND_IN, Case, Split
 from ..results.block_times import ProofResult
@@ -189,20 +189,23 @@ class Prover:
             mode.close()
 
     def _backward(self, case: Case, mode: Mode, work: Work) -> None:
-        part, split = case.part_of(self.place.rank), work.split
-        for micro in range(split.accumulate):
+        part, split, micro = case.part_of(self.place.rank), work.split, -1
 
-            def loss(model: Any, batch: Batch, micro: int = micro) -> Tensor:
-                return work.loss(model, batch, micro=micro, part=part) / split.accumulate
+        def begin(*more: int) -> None:
+            begin_draws(self.maker.seed, 0, micro, part, *more)
 
+        def next_batch() -> Batch:
+            nonlocal micro
+            micro += 1
             own = self.inputs.part(split, work.dtype, part, micro)
-            if split.joined:
-                own = cut(own, split.num_sources)[part]
-            begin = partial(begin_draws, self.maker.seed, 0, micro, part)
             begin()
-            is_last = micro == split.accumulate - 1
-            with contextlib.nullcontext() if is_last else mode.no_sync(), mode.draws_from(begin):
-                mode.train(own, loss)
+            return cut(own, split.num_sources)[part] if split.joined else own
+
+        def loss(model: Any, batch: Batch) -> Tensor:
+            return work.loss(model, batch, micro=micro, part=part)
+
+        with mode.draws_from(begin):
+            GradientPass(mode, loss, next_batch, accumulate=split.accumulate).compute_gradients()
 
     def _compared(self, with_plain: Comparison, found: Computed, dtype: torch.dtype | None) -> ProofResult:
         case, peers, right = with_plain.of.case, with_plain.of.peers, with_plain.right

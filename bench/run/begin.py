@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from statistics import median
-
-import msgspec
 
 from ..common.cli import command, say
 from ..common.console import format_s
@@ -19,8 +15,8 @@ from ..common.turns import interleaved_id
 from ..findings.wording import devices, samples_noun, workload_parts
 from ..machine.gpus import SHARES_GPUS, gpus
 from ..machine.launch import Launch
-from ..machine.manifest import Host, Manifest, OwnVersion
-from ..machine.provenance import own_git_state, own_version
+from ..machine.manifest import Manifest
+from ..machine.provenance import describe_run
 from ..plan import sweep as plan
 from ..plan.case import split_of, why_too_few
 from ..plan.resolve import with_device_defaults
@@ -253,23 +249,17 @@ def new_manifest(
     """What manifest.json says of a run that begins on the workers that have `begun`, by rank."""
     machines = [one.machine for one in begun if one.machine is not None]
     settings, inspected = job.settings, job.inspected
-    return Manifest(
+    return describe_run(
+        machines,
+        [one.place for one in begun],
+        inspected.versions,
         name=settings.name,
-        run_id=uuid.uuid4().hex[:12],
         interleaved_id=interleaved_id(),
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command("run", *arguments),
         settings=settings,
         plan_hash=plan.plan_hash(job.plan),
-        versions=inspected.versions,
-        ddp_bench=OwnVersion(version=own_version()),
-        git=own_git_state(),
         workload=inspected.workload,
-        environment=machines[0],
-        hosts={str(one.host): msgspec.convert(msgspec.to_builtins(one), Host) for one in machines},
         model=inspected.model,
-        ranks=tuple(one.place for one in begun),
-        link=begun[0].place.link,
         load_before=load_before,
     )
 

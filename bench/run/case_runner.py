@@ -114,7 +114,7 @@ class CaseRunner:
         index, case = live.index, live.case
         limit_s = preparing_s(self.settings, case)
         began_s = self.elapsed_s()
-        if case.is_staged:
+        if case.spec.is_staged:
             (live.by_device,) = self._done(live, PREPARATION, m.Split(case=case), limit_s, num_ranks=1)
         prove = m.Prove(case=case, by_device=live.by_device)
         shown = self._done(live, PREPARATION, prove, limit_s)[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -145,7 +146,10 @@ class HeldCase:
         with trainer.mode.compiles_as_asked():
             times = self._measured(phase, steps)
         if phase == "timed" and telemetry is not None:
-            times = telemetry.of(times, gpus_of(self.case, self.shared.place))
+            end_s, gpus = time.monotonic(), gpus_of(self.case, self.shared.place)
+            # Counted back from its end: steps before it that are not timed are left out.
+            told = telemetry.between(end_s - times.block_ms / 1000, end_s, gpus)
+            times = replace(times, detail={**times.detail, **told})
         trainer.check_loss()
         trainer.release_gradients()
         return times
@@ -180,7 +184,7 @@ class HeldCase:
 
     def _anatomy(self) -> BlockTimes:
         trainer, case, device = self.trainer, self.case, self.shared.place.device
-        if case.is_staged:
+        if case.spec.is_staged:
             return run_pipeline_anatomy(trainer, ANATOMY_STEPS, device, self.group)
         buckets = () if self.layout is None else self.layout.parameters
         local_steps = 1 if case.communicates else 0

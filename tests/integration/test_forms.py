@@ -17,7 +17,7 @@ group = cluster.group(2, "gloo")
 def case(mode, **settings):
     return case_of(mode=mode, image_size=16, backend="gloo", **settings)
 def stages_of(case):
-    if not case.is_staged:
+    if not case.spec.is_staged:
         return None
     found = torch.tensor(prover.splitter.split(case))
     dist.broadcast(found, 0)

@@ -332,6 +332,36 @@ report([proven(**s) for s in {exact + lossy!r}])
     assert [one is None for one in on_second] == [s.get("mode") == "dp" for s in exact + lossy]
 
 
+def test_the_first_proof_runs_the_code_of_the_timed_step(ranks):
+    """A mode that had a way of its own for the proof alone would be proved in what nobody times."""
+    script = """
+import sys
+ways = {}
+def note(kind):
+    frame, names = sys._getframe(), []
+    while frame := frame.f_back:
+        if any(f"/bench/{room}/" in frame.f_code.co_filename for room in ("measure", "modes", "proof")):
+            names.append((frame.f_globals["__package__"], frame.f_code.co_qualname))
+    for outermost in ("Prover.prove", "Trainer.step"):
+        if outermost in [name for _, name in names]:
+            found = {name for package, name in names if not package.endswith("proof") and name[0].isupper()}
+            ways.setdefault(f"{outermost} {kind}", set()).update(found - {"Trainer.step"})
+def noted_loss(output, labels):
+    note("loss")
+    loss = functional.cross_entropy(output, labels)
+    loss.register_hook(lambda gradient: note("backward"))
+    return loss
+def called(mode):
+    ways.clear()
+    outcome(of(Mlp, loss=noted_loss), mode, data="device")
+    return {kind: sorted(names) for kind, names in ways.items()}
+report({mode: called(mode) for mode in ("single", "dp", "ddp")})
+"""
+    for mode, ways in ranks(PROVEN + script)[0].items():
+        for kind in ("loss", "backward"):
+            assert ways[f"Prover.prove {kind}"] == ways[f"Trainer.step {kind}"] != [], mode
+
+
 def test_arithmetic_that_is_coarser_than_asked_is_caught(ranks):
     """On a model that amplifies it; the first proof, whose steps are others, sees none of it."""
     script = """

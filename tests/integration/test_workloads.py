@@ -9,6 +9,7 @@ PROVEN = """
 import people
 from people import *
 from ddp_bench.bench.measure.clock import Clock
+from ddp_bench.bench.measure.timed import GradientPass
 from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
@@ -305,17 +306,13 @@ class Follows16(Follows):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return super().hidden(x).to(x.dtype)
 from torch.nn.parallel import DistributedDataParallel
-train, built, update = DistributedMode.train, DistributedMode.__init__, Trainer._update
+train, built, update = GradientPass._train, DistributedMode.__init__, Trainer._update
+mean_loss, propagate = GradientPass._mean_loss, GradientPass._propagate
 def with_gradients(change):
-    def trained(self, batch, loss):
-        found = train(self, batch, loss)
-        change({name: p for name, p in self.module.named_parameters() if p.grad is not None})
-        return found
     def propagated(self, loss):
         propagate(self, loss)
         change({name: p for name, p in self.mode.module.named_parameters() if p.grad is not None})
-    propagate = Trainer._propagate
-    return [(DistributedMode, "train", trained), (Trainer, "_propagate", propagated)]
+    return [(GradientPass, "_propagate", propagated)]
 def scaled(by):
     return lambda named: [p.grad.mul_(by) for p in named.values()]
 def ignoring(*names):
@@ -327,14 +324,14 @@ def unhooked(self, case, module, *more, **rest):
     for one in module.parameters():
         one._backward_hooks = None
     built(self, case, module, *more, **rest)
-def draws_once_more(self, batch, loss):
+def draws_once_more(self, batch):
     torch.rand(int(last))
-    return train(self, batch, loss)
-def in_evaluation(self, batch, loss):
-    self.module.train(not last)
-    return train(self, batch, loss)
-def left_out(self, batch, loss):
-    return train(self, batch, lambda *given: loss(*given) * (not last))
+    train(self, batch)
+def in_evaluation(self, batch):
+    self.mode.module.train(not last)
+    train(self, batch)
+def left_out(self, *given):
+    return mean_loss(self, *given) * (not last)
 def other_weights(self, case, module, *more, **rest):
     with torch.no_grad():
         module.first.weight.mul_(2 if last else 1)
@@ -362,15 +359,15 @@ fetch = Trainer._fetch
 def of_others(self):
     return tuple(part.roll(1, 0) if part.ndim == 1 else part for part in fetch(self))
 mutants = {
-    "a rank left out": [(DistributedMode, "train", left_out)],
+    "a rank left out": [(GradientPass, "_mean_loss", left_out)],
     "a sum for a mean": with_gradients(scaled(size)),
     "a mean of one rank too many": with_gradients(scaled(size / (size + 1))),
     "a small parameter not synchronised": ignoring("last.bias"),
     "not synchronised": [(DistributedMode, "__init__", silent)],
     "buffers not sent": [(DistributedMode, "__init__", unsent)],
     "a hook dropped": [(DistributedMode, "__init__", unhooked)],
-    "other draws on one rank": [(DistributedMode, "train", draws_once_more)],
-    "evaluation on one rank": [(DistributedMode, "train", in_evaluation)],
+    "other draws on one rank": [(GradientPass, "_train", draws_once_more)],
+    "evaluation on one rank": [(GradientPass, "_train", in_evaluation)],
     "other weights on one rank": [(DistributedMode, "__init__", other_weights)],
     "a batch twice": [(held_case, "source_of", of_first)],
     "a step skipped on one rank": [(Trainer, "_update", skipped)],

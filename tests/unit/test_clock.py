@@ -21,7 +21,7 @@ from ddp_bench.bench.measure import anatomy, calibration, clock, memory, standal
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.standalone import BucketReplay, allreduce_ms
-from ddp_bench.bench.measure.timed import Trainer, run_block
+from ddp_bench.bench.measure.timed import GradientPass, Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.predict.from_pass import slowdowns
@@ -278,13 +278,10 @@ def trainer_on(gpu, module):
         return model(batch).sum()
 
     trainer = Trainer.__new__(Trainer)
-    trainer.mode = SingleMode(module)
+    GradientPass.__init__(trainer, SingleMode(module), loss, lambda: torch.ones(1))
     trainer.optimizer = torch.optim.SGD(module.parameters())
     trainer.num_lead_in = 2
-    vars(trainer).update(_forward=module, _source=SimpleNamespace(next=lambda: torch.ones(1)), _loss=loss)
-    vars(trainer).update(
-        _accumulate=1, _precision=contextlib.nullcontext(), _is_staged=False, _scaler=None, _num_steps=0
-    )
+    trainer._num_steps = 0
     return trainer
 
 

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
+from ddp_bench.bench.common.commands import resolve_command
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.common.process import own_command
 from ddp_bench.bench.lab import job, network
 from ddp_bench.bench.lab import main as lab
-from ddp_bench.bench.lab.job import is_bench_run, is_torchrun, resolved
+from ddp_bench.bench.lab.job import is_bench_run, is_torchrun
 from ddp_bench.bench.lab.main import summary
 
 
@@ -101,17 +102,17 @@ MEANT = {
 
 @pytest.mark.parametrize("words", MEANT)
 def test_a_command_is_known_in_every_form_and_runs_under_the_interpreter_of_the_lab(words):
-    command = resolved([*words.split(), "--gpus", "1,2"], PYTHON)
+    command = resolve_command([*words.split(), "--gpus", "1,2"], PYTHON)
     assert command == [*MEANT[words], "--gpus", "1,2"]
     assert is_bench_run(command) == (MEANT[words] == RUN)
     assert is_torchrun(command) == (MEANT[words] == TORCHRUN), "that starts the ranks of a host itself"
-    assert resolved(command, PYTHON) == command, "without root a lab starts itself anew"
+    assert resolve_command(command, PYTHON) == command, "without root a lab starts itself anew"
 
 
 @pytest.mark.parametrize("words", [[], ["python"], ["python3.12"], ["no-such-program", "x"]])
 def test_what_is_no_command_is_refused_with_an_example(words):
     with pytest.raises(UsageError, match=r"as in -- python\S* train.py"):
-        resolved(words, PYTHON)
+        resolve_command(words, PYTHON)
 
 
 def test_torchrun_is_told_where_it_is_by_the_variables_that_it_reads():

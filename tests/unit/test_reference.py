@@ -77,7 +77,7 @@ class Trains:
 
     def update(self, case, scales, **how):
         stages = None
-        if case.is_staged:
+        if case.spec.is_staged:
             stages = Stages(layers=lambda module: [module, nn.Identity()], by_device=(1, 1))
         return self._reference.update(Subject(case=case, stages=stages), scales, **how).update
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from types import SimpleNamespace
 
 import msgspec
@@ -60,15 +61,16 @@ def both(nvml):  # noqa: ARG001 - what it samples
     made.close()
 
 
-def block(ms=1000.0):
-    return BlockTimes(ms, (ms / 2, ms / 2), {"other": 1})
+def last_second(made, devices):
+    now_s = time.monotonic()
+    return made.between(now_s - 1.0, now_s, devices)
 
 
 def seen(made, devices):
     """What a block of a second tells once the sampler has run so long."""
 
     def told():
-        found = made.of(block(), devices).detail["gpus"]
+        found = last_second(made, devices)["gpus"]
         return all("power_w" in readings for readings in found.values()) and found
 
     return eventually(told)
@@ -98,7 +100,8 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both):
     """By the way it takes: as a message between ranks, as a row of blocks.csv."""
     seen(both, [0, 1])
     dp = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
-    report = decode(encode(Report(value=both.of(block(), [0, 1]))), AnyAnswer)
+    block = BlockTimes(1000.0, (500.0, 500.0), last_second(both, [0, 1]))
+    report = decode(encode(Report(value=block)), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
     rows = block_rows(1, dp.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
     times = RoundTimes()
@@ -124,8 +127,8 @@ def test_why_nothing_can_be_sampled_is_told_once(environment, why, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     made = Telemetry({0: FIRST})
-    assert made.of(block(), [0]).detail == {"other": 1, TELEMETRY_FAILED: why}
-    assert made.of(block(), [0]) == block()
+    assert last_second(made, [0]) == {TELEMETRY_FAILED: why}
+    assert last_second(made, [0]) == {}
     made.close()
 
 
@@ -136,8 +139,8 @@ def test_a_sampler_that_ends_or_hangs_holds_nobody_up(with_what, both, monkeypat
     monkeypatch.setattr(telemetry, "ANSWER_S", 0.2)
     monkeypatch.setattr(telemetry, "END_S", 0.1)
     process.send_signal(with_what)
-    assert "has ended, or hangs" in both.of(block(), [0]).detail[TELEMETRY_FAILED]
-    assert both.of(block(), [0]) == block()
+    assert "has ended, or hangs" in last_second(both, [0])[TELEMETRY_FAILED]
+    assert last_second(both, [0]) == {}
     assert process.wait(30) < 0
 
 
@@ -148,7 +151,7 @@ def test_a_sampler_that_cannot_be_started_or_never_answers(command, monkeypatch)
     monkeypatch.setattr(telemetry, "ended_with_us", lambda _: command)
     monkeypatch.setattr(telemetry, "ANSWER_S", 0.1)
     made = Telemetry({0: FIRST})
-    assert TELEMETRY_FAILED in made.of(block(), [0]).detail
+    assert TELEMETRY_FAILED in last_second(made, [0])
     made.close()
     assert not made._process or made._process[0].wait(30) < 0
 
@@ -214,9 +217,10 @@ class Recorded:
         self.events.append("read")
         return [2.0, 3.0]
 
-    def of(self, times, devices):
-        self.events.append(f"telemetry of {devices}")
-        return BlockTimes(times.block_ms, times.steps_ms, {"gpus": {}})
+    def between(self, start_s, end_s, gpus):
+        self.events.append(f"telemetry of {gpus}")
+        self.seconds = end_s - start_s
+        return {"gpus": {}}
 
 
 @pytest.mark.parametrize(("mode", "devices"), [("single", [1]), ("dp", [0, 1]), ("ddp", [1])])
@@ -229,9 +233,10 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode, devices):
         place=place(1, "cuda:1"), settings=None, clock=all_of_them, prover=None, telemetry=all_of_them
     )
     live = HeldCase(case, None, shared, all_of_them, None)
-    assert live.measure("timed", 2).detail == {"gpus": {}}
+    assert live.measure("timed", 2).detail == {"device_allocs": 0, "gpus": {}}
     block = ["step", "step", "mark", "step", "mark", "step", "mark", "read"]
     assert all_of_them.events == [*block, f"telemetry of {devices}", "loss", "gradients"]
+    assert all_of_them.seconds == pytest.approx(0.005)
     assert live.measure("no_sync", 2).detail == {"device_allocs": 0}
 
 

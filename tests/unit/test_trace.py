@@ -15,6 +15,7 @@ from stand_ins import stand_in
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.results.block_times import TRACE_FAILED
+from ddp_bench.bench.stats.spans import measure_covered, overlap_pct
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
@@ -26,9 +27,9 @@ def covered(spans):
 
 @given(SPANS, SPANS)
 def test_overlap_equals_counting_cells(a, b):
-    assert trace.length(a) == len(covered(a))
+    assert measure_covered(a) == len(covered(a))
     both, comm = len(covered(a) & covered(b)), len(covered(a))
-    assert trace.overlap_pct(a, b) == (100 * both / comm if comm else None)
+    assert overlap_pct(a, b) == (100 * both / comm if comm else None)
 
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -59,7 +60,7 @@ GLOO_STEP = [
 
 def test_gloo_trace():
     comm, compute = trace.communication_and_compute(GLOO_STEP)
-    assert trace.overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
+    assert overlap_pct(comm, compute) == 100 * 15 / 30, "waiting inside c10d is not compute"
     assert trace.all_reduces(GLOO_STEP, 2) == (30, [(50, 60), (65, 85)])
 
 
@@ -163,7 +164,7 @@ def test_when_the_buckets_ran(events, runs):
 
 @pytest.mark.parametrize("name", [NCCL, OLDER_NCCL, SYMMETRIC_NCCL])
 def test_communication_is_what_any_version_of_nccl_does(name):
-    assert trace.overlap_pct(*trace.communication_and_compute(renamed(name))) == pytest.approx(OVERLAP)
+    assert overlap_pct(*trace.communication_and_compute(renamed(name))) == pytest.approx(OVERLAP)
 
 
 def test_what_precedes_the_step_does_not_count():
@@ -173,8 +174,8 @@ def test_what_precedes_the_step_does_not_count():
     late = kernel("sm90_xmma_last", 999, 2310, 50)
     events = trace.in_step([*before, *late, *ONE_STEP])
     assert trace.all_reduces(events, 2) == RUNS_OF_ONE
-    assert trace.overlap_pct(*trace.communication_and_compute(events)) == pytest.approx(OVERLAP)
-    assert trace.overlap_pct(*trace.communication_and_compute([*before, *ONE_STEP])) != pytest.approx(OVERLAP)
+    assert overlap_pct(*trace.communication_and_compute(events)) == pytest.approx(OVERLAP)
+    assert overlap_pct(*trace.communication_and_compute([*before, *ONE_STEP])) != pytest.approx(OVERLAP)
 
 
 def test_without_a_step_everything_counts():
@@ -197,7 +198,7 @@ GLOO_ON_A_GPU = [
 
 def test_gloo_on_a_gpu_runs_beside_kernels_alone():
     """All-reduce 50-90, kernel 30-70: neither the operator until 80 nor the copies are compute."""
-    assert trace.overlap_pct(*trace.communication_and_compute(GLOO_ON_A_GPU)) == 100 * 20 / 40
+    assert overlap_pct(*trace.communication_and_compute(GLOO_ON_A_GPU)) == 100 * 20 / 40
     assert trace.all_reduces(GLOO_ON_A_GPU, 1) == (30, [(50, 90)])
 
 

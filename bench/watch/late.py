@@ -1,0 +1,78 @@
+"""Finds the rank that the others wait for, and the part of its work that makes it late.
+
+No clocks are compared.
+
+Ranks leave a step's last collective at about the same time. So a rank is late by how much longer its own work
+takes than that of the others: its parts without the broadcast of buffers, and without what its backward takes
+after its last bucket is ready, when it waits for communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from ..findings.watched import as_measured
+from ..machine.manifest import LateRank
+from ..stats.fit import MIN_ROUNDS, in_pairs
+from ..stats.interval import Estimate
+from .steps import JoinedStep, Step
+
+OWN_PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "other")
+
+MIN_LATE = 0.1
+"""Share of the step by which a rank is later than every other one to be named: what runs on the cores of one
+rank for a while makes a few percent."""
+
+MIN_SURE = 0.05
+"""Share of the step above which the interval lies, and the median of each quarter of the steps."""
+
+QUARTERS = 4
+
+
+def own_work_s(step: Step) -> dict[str, float]:
+    """Return the seconds of a rank's own work by part; no backward where its end of work is not known."""
+    own = {part: step.parts.get(part, 0.0) for part in OWN_PARTS}
+    if step.syncs:
+        known = all(sync.ready_s and sync.end_s is not None for sync in step.syncs)
+        own["backward"] = max(own["backward"] - step.tail_s, 0.0) if known else 0.0
+    return own
+
+
+def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
+    """Name the rank that is significantly later than all others; None without one."""
+    told = [step for step in joined if all(one.hooked for one in step.values())] or joined
+    works = [{rank: own_work_s(one) for rank, one in step.items()} for step in told]
+    if len(works) < MIN_ROUNDS or len(works[0]) < 2:
+        return None
+    step_ms = 1000 * median(max(one.step_s for one in step.values()) for step in told)
+    totals = [{rank: sum(own.values()) for rank, own in work.items()} for work in works]
+
+    def later(rank: int) -> list[float]:
+        return [total[rank] - max(s for other, s in total.items() if other != rank) for total in totals]
+
+    rank = max(totals[0], key=lambda one: median(later(one)))
+    by_s = later(rank)
+    estimate = estimate_ms(by_s)
+    surely_ms = estimate.interval(1 - 0.05 / len(totals[0])).low
+    size = max(len(by_s) // QUARTERS, 1)
+    least_ms = min(1000 * median(by_s[i : i + size]) for i in range(0, len(by_s) - size + 1, size))
+    if estimate.value < MIN_LATE * step_ms or not min(surely_ms, least_ms) > MIN_SURE * step_ms:
+        return None
+    parts = {part: estimate_ms([_beyond_others(work, rank, part) for work in works]) for part in OWN_PARTS}
+    return LateRank(
+        rank=rank,
+        later_ms=as_measured(estimate.interval()),
+        parts={part: as_measured(ms.interval()) for part, ms in parts.items()},
+        last_pct=round(100 * sum(s > 0 for s in by_s) / len(by_s), 1),
+    )
+
+
+def _beyond_others(work: Mapping[int, Mapping[str, float]], rank: int, part: str) -> float:
+    return work[rank][part] - median(own[part] for other, own in work.items() if other != rank)
+
+
+def estimate_ms(values_s: Sequence[float]) -> Estimate:
+    """Estimate the typical one of seconds, one per step in their order, in milliseconds."""
+    scale = max(map(abs, values_s), default=0.0) or 1.0
+    return in_pairs([value / scale for value in values_s]).scaled(1000 * scale)

@@ -1,0 +1,223 @@
+"""Rows of the ranks of a watched training, as steps that all of its ranks took."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+WARM_UP_STEPS = 5
+"""First steps of a rank, which are left out: DDP builds its buckets, and caches fill."""
+
+MAX_DISTANCE = 4
+"""Steps between a probe and the steps that it is compared with."""
+
+MAX_ROW_BYTES = 2**20
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
+    """What one process appends to its file."""
+
+    rank: int = 0
+
+
+class Start(Row, frozen=True, kw_only=True):
+    """A process that trains."""
+
+    local_rank: int = 0
+    host: str = ""
+    torch: str = ""
+    python: str = ""
+    backend: str | None = None
+    device: str = "cpu"
+    time_s: float = 0.0
+    unsupported: tuple[str, ...] = ()
+
+
+class Model(Row, frozen=True, kw_only=True):
+    """A DDP model; `why` says why it gets no probes."""
+
+    model: int
+    parameters: int = 0
+    num_bytes: int = 0
+    why: str | None = None
+
+
+class Sync(msgspec.Struct, frozen=True, kw_only=True):
+    """A synchronised backward, the `k`-th of its model; moments are seconds of the step."""
+
+    model: int
+    k: int
+    probe: bool = False
+    ready_s: tuple[float, ...] = ()
+    bytes: tuple[int, ...] = ()
+    end_s: float | None = None
+    alone_s: float | None = None
+    """Seconds of a probe from sending the first bucket until the last was reduced."""
+
+    @property
+    def tail_s(self) -> float:
+        """Seconds of the backward after its last bucket was ready: it waits for communication."""
+        return max(self.end_s - self.ready_s[-1], 0.0) if self.ready_s and self.end_s is not None else 0.0
+
+
+class Step(Row, frozen=True, kw_only=True):
+    """An optimizer step of one rank."""
+
+    n: int
+    step_s: float
+    parts: dict[str, float] = {}
+    signature: dict[str, int] = {}
+    hooked: bool = False
+    syncs: tuple[Sync, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Number of its last synchronised backward, equal on all ranks; else that of the step."""
+        return (self.syncs[-1].model, self.syncs[-1].k) if self.syncs else (-1, self.n)
+
+    @property
+    def probes(self) -> list[Sync]:
+        """Backwards whose buckets were held back."""
+        return [sync for sync in self.syncs if sync.probe and sync.alone_s is not None]
+
+    @property
+    def consists_of(self) -> tuple[tuple[str, int], ...]:
+        """Only steps of the same parts are compared."""
+        return tuple(sorted(self.signature.items()))
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds of communication alone, in probes."""
+        return sum(sync.alone_s or 0.0 for sync in self.probes)
+
+    @property
+    def tail_s(self) -> float:
+        """Seconds in which it waits for communication, in backwards."""
+        return sum(sync.tail_s for sync in self.syncs)
+
+
+class Note(Row, frozen=True, kw_only=True):
+    """Something to tell the user."""
+
+    text: str = ""
+
+
+class End(Row, frozen=True, kw_only=True):
+    """The watch of a process has come to its end."""
+
+
+JoinedStep: TypeAlias = dict[int, Step]
+"""One step by rank."""
+
+_DECODER = msgspec.json.Decoder(Start | Model | Step | Note | End)
+
+
+class Process(NamedTuple):
+    """What one process tells."""
+
+    start: Start
+    steps: list[Step]
+    models: dict[int, Model]
+    notes: list[str]
+
+
+def read_process(path: Path) -> Process:
+    """Read the rows of a process, but for lines that are cut or are no rows."""
+    found = Process(Start(), [], {}, [])
+    with path.open("rb") as lines:
+        while line := lines.readline(MAX_ROW_BYTES):
+            try:
+                row = _DECODER.decode(line)
+            except (msgspec.DecodeError, RecursionError):
+                continue
+            if isinstance(row, Start):
+                found = found._replace(start=row)
+                found.notes.extend(row.unsupported)
+            elif isinstance(row, Step) and row.step_s > 0:
+                found.steps.append(row)
+            elif isinstance(row, Model):
+                found.models[row.model] = row
+            elif isinstance(row, Note):
+                found.notes.append(row.text)
+    found.notes.extend(
+        f"DDP model {one.model} gets no probes: {one.why}" for one in found.models.values() if one.why
+    )
+    return found
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the ranks of a training tell, and the steps that all of them took."""
+
+    ranks: dict[int, Process] = field(default_factory=dict)
+    notes: dict[str, set[int]] = field(default_factory=dict)
+    """Ranks by what they have to tell."""
+    joined: list[JoinedStep] = field(default_factory=list)
+    """Steps of the most frequent parts, after the warm-up, in their order."""
+    num_others: int = 0
+    """Steps of other parts on the first rank."""
+
+    @property
+    def first(self) -> Process:
+        return next(iter(self.ranks.values()))
+
+
+def read_ranks(folder: Path) -> Watched:
+    """Read what ranks have appended to `folder`; of ranks that were started again those with most steps."""
+    found = sorted(map(read_process, folder.glob("*.jsonl")), key=lambda one: one.start.time_s)
+    notes: dict[str, set[int]] = {}
+    starts: list[dict[int, Process]] = []
+    for process in found:
+        rank = process.start.rank
+        for text in process.notes:
+            notes.setdefault(text, set()).add(rank)
+        if process.steps:
+            if all(rank in one for one in starts):
+                starts.append({})
+            next(one for one in starts if rank not in one)[rank] = process
+    most = max(starts, key=lambda one: sum(len(process.steps) for process in one.values()), default={})
+    ranks = {rank: most[rank] for rank in sorted(most)}
+    return Watched(ranks, notes, *join_steps({rank: process.steps for rank, process in ranks.items()}))
+
+
+def join_steps(steps: Mapping[int, Sequence[Step]]) -> tuple[list[JoinedStep], int]:
+    """Join steps of the most frequent parts that all ranks took; count the first rank's others.
+
+    Of parts that are as frequent those that take longest.
+    """
+    warm = {rank: [one for one in own if one.n > WARM_UP_STEPS] for rank, own in steps.items()}
+    counts, times_s = Counter[object](), Counter[object]()
+    for one in (one for own in warm.values() for one in own):
+        counts[one.consists_of] += 1
+        times_s[one.consists_of] += one.step_s  # type: ignore[assignment]  # a Counter adds floats too
+    usual = max(counts, key=lambda parts: (counts[parts], times_s[parts]), default=())
+    by_key: dict[tuple[int, int], JoinedStep] = {}
+    for rank, own in warm.items():
+        for one in own:
+            if one.consists_of == usual:
+                by_key.setdefault(one.key, {})[rank] = one
+    first = next(iter(warm.values()), [])
+    joined = [by_key[one.key] for one in first if len(by_key.get(one.key, ())) == len(warm)]
+    return joined, sum(one.consists_of != usual for one in first)
+
+
+def is_light(step: JoinedStep) -> bool:
+    """Tell whether our hook was in on all ranks, and only passed the buckets on."""
+    return all(one.hooked and not any(sync.probe for sync in one.syncs) for one in step.values())
+
+
+def pair_probes(joined: Sequence[JoinedStep]) -> Iterable[tuple[int, list[JoinedStep]]]:
+    """Pair the place of each probe with the light steps that are nearer to it than to any other."""
+    beside: dict[int, list[JoinedStep]] = {
+        i: [] for i, step in enumerate(joined) if all(one.probes for one in step.values())
+    }
+    for i, step in enumerate(joined):
+        near = min(beside, key=lambda probe: abs(probe - i), default=-MAX_DISTANCE - 1)
+        if abs(near - i) <= MAX_DISTANCE and is_light(step):
+            beside[near].append(step)
+    return [(i, steps) for i, steps in beside.items() if steps]

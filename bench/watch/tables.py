@@ -1,0 +1,163 @@
+"""Tables of a watched training: those of a run with one case, and a row for each rank and step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..machine.manifest import Manifest
+from ..plan.buckets import BucketLayout
+from ..plan.case import Case
+from ..plan.sweep import Planned
+from ..results.aggregate import Outcome, bucket_rows, case_rows
+from ..results.block_times import BlockTimes, block_rows
+from ..results.columns import ALLREDUCE, COMPARISONS, typed_frame
+from ..results.disk import replace_file
+from ..results.round_times import RoundTimes
+from ..results.store import RunWriter
+from ..results.tables import csv_bytes, csv_value
+from .steps import Step, Watched, pair_probes
+
+PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "other")
+"""Parts of a step; `waits` is what its backward takes after its last bucket was ready."""
+
+PHASES = ("data", "forward", "backward", "optimizer")
+"""Parts as a run has them: the backward includes waiting."""
+
+
+def parts_s(step: Step) -> dict[str, float]:
+    """Return the seconds of each part of a step, which add up to it."""
+    found = {part: step.parts.get(part, 0.0) for part in PARTS}
+    waits = min(step.tail_s, found["backward"])
+    return found | {"backward": found["backward"] - waits, "waits": waits}
+
+
+def write_steps(path: Path, watched: Watched) -> None:
+    """Write a row for each rank and step."""
+    compared = {(rank, one.n) for step in watched.joined for rank, one in step.items()}
+    header = ["rank", "step", "compared", "kind", "step_ms", *(f"{part}_ms" for part in PARTS), "alone_ms"]
+    rows: list[list[str]] = [header]
+    for rank, process in watched.ranks.items():
+        for one in process.steps:
+            kind = "probe" if one.probes else "light" if one.hooked else "unhooked"
+            seconds = (one.step_s, *parts_s(one).values(), one.alone_s if one.probes else None)
+            told = (
+                rank,
+                one.n,
+                (rank, one.n) in compared,
+                kind,
+                *(s and round(1000 * s, 4) for s in seconds),
+            )
+            rows.append([*map(csv_value, told)])
+    replace_file(path, lambda part: part.write_bytes(csv_bytes(rows)))
+
+
+def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest: Manifest) -> None:
+    """Write the tables of a run whose one case is the training, counted in steps."""
+    case_id, times = planned.case.case_id, RoundTimes()
+    blocks = [*make_blocks(case_id, watched)]
+    for block in blocks:
+        times.add(block)
+    sizes = next((one.syncs[-1].bytes for one in watched.joined[-1].values() if one.syncs), ())
+    layouts = {case_id: BucketLayout(sizes)} if sizes else {}
+    facts = {
+        # What a batch of the user's holds is not known, nor its precision.
+        "global_batch": 1,
+        "batch_per_device": None,
+        "precision": None,
+        "scaling": None,
+        **({"num_buckets": len(sizes), "bucket_bytes": "/".join(map(str, sizes))} if sizes else {}),
+    }
+    run = {"run_id": manifest.run_id, "started_at": manifest.created_utc}
+    run["torch_version"] = manifest.versions.get("torch")
+    writer.append(row for block in blocks for row in block)
+    writer.replace("cases.csv", case_rows([Outcome(planned, facts=facts)], times, run=run))
+    writer.replace("buckets.csv", bucket_rows(layouts, times))
+    writer.replace("comparisons.csv", typed_frame([], COMPARISONS))
+    writer.replace("allreduce.csv", typed_frame([], ALLREDUCE))
+
+
+def plan_case(watched: Watched, num_cores: int) -> Planned:
+    """Describe the training as a case: on as many devices as it has ranks, one of which is a core on CPUs."""
+    starts = [process.start for process in watched.ranks.values()]
+    on_gpus = any(one.device.startswith("cuda") for one in starts)
+    hosts = [one.host for one in starts]
+    shares = len({(one.host, one.device) for one in starts}) < len(starts)
+    case = Case(
+        mode="ddp" if watched.first.models or len(starts) > 1 else "single",
+        num_devices=len(starts),
+        arch="watched script",
+        image_size=None,
+        batch_per_device=1,
+        scaling="weak",
+        precision="fp32",
+        data="",
+        device_type="cuda" if on_gpus else "cpu",
+        backend=next((one.backend for one in starts if one.backend), ""),
+        unit="steps",
+    )
+    shared = shares if on_gpus else max(map(hosts.count, hosts)) > num_cores
+    return Planned(case=case, num_nodes=len({*hosts}), oversubscribed=shared)
+
+
+def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]]:
+    """Yield the blocks of a run: a round is a probe, and `timed` the steps beside it.
+
+    A step under `no_sync` is a probe without the broadcast of buffers and without what held buckets took,
+    which alone are `comm`. Without probes each step is a round. `anatomy` has the phases of other steps.
+    """
+    joined, rounds = watched.joined, [*pair_probes(watched.joined)]
+    moments_s = [*accumulate((next(iter(step.values())).step_s for step in joined), initial=0.0)]
+
+    def block(
+        phase: str, index: int, taken_s: Mapping[int, Sequence[float]], details: Mapping[int, Any]
+    ) -> list[dict[str, Any]]:
+        times = [
+            (
+                watched.ranks[rank].start.host,
+                rank,
+                BlockTimes(1000 * sum(steps_s), tuple(1000 * s for s in steps_s), details.get(rank, {})),
+            )
+            for rank, steps_s in taken_s.items()
+        ]
+        return block_rows(1, case_id, phase, index + 1, 0, moments_s[index], times)
+
+    for index, beside in rounds:
+        probe = joined[index]
+        beside_s = {rank: [step[rank].step_s for step in beside] for rank in probe}
+        yield block("timed", index, beside_s, {})
+        local_s = {rank: [without_communication_s(one, fmean(beside_s[rank]))] for rank, one in probe.items()}
+        yield block("no_sync", index, local_s, {})
+        buffers_s = min(one.parts.get("buffers", 0.0) for one in probe.values())
+        # The rank that comes last waits for nobody.
+        comm_s = buffers_s + min(_syncs_per_probe(one) * one.alone_s for one in probe.values())
+        detail = {"buffers_ms": round(1000 * buffers_s, 4)} if buffers_s else {}
+        yield block("comm", index, {rank: [comm_s] for rank in probe}, dict.fromkeys(probe, detail))
+    for index, step in enumerate(joined):
+        if any(one.probes for one in step.values()):
+            continue
+        taken_s = {rank: [one.step_s] for rank, one in step.items()}
+        if not rounds:
+            yield block("timed", index, taken_s, {})
+        yield block("anatomy", index, taken_s, {rank: phases_ms(one) for rank, one in step.items()})
+
+
+def without_communication_s(probe: Step, usual_s: float) -> float:
+    """Return the seconds of a probe without communication; `usual_s` is a step beside it.
+
+    Where only some backwards of the step were held back, the others are taken to add as much each.
+    """
+    added_s = _syncs_per_probe(probe) * (usual_s - (probe.step_s - probe.alone_s))
+    return max(usual_s - added_s - probe.parts.get("buffers", 0.0), 1e-6)
+
+
+def _syncs_per_probe(probe: Step) -> float:
+    return len(probe.syncs) / len(probe.probes)
+
+
+def phases_ms(step: Step) -> dict[str, float]:
+    """Return milliseconds of a step's phases by column of cases.csv."""
+    return {f"{phase}_ms": round(1000 * step.parts.get(phase, 0.0), 4) for phase in PHASES}

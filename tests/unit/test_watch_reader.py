@@ -1,0 +1,253 @@
+"""What a watched training's rows become: figures in closed form, the straggler, and what no file may hold."""
+
+import json
+import random
+
+import pytest
+
+from ddp_bench.bench.export.main import main as export
+from ddp_bench.bench.findings.watched import conclude_watch
+from ddp_bench.bench.gate.main import main as gate
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.watch.late import OWN_PARTS, find_late_rank
+from ddp_bench.bench.watch.result import finish
+from ddp_bench.bench.watch.steps import read_ranks
+from ddp_bench.report.main import main as report
+
+OWN_S = {"data": 0.004, "forward": 0.03, "backward": 0.06, "optimizer": 0.005, "other": 0.001}
+EXPOSED_S, ALONE_S = 0.02, 0.05
+HOOK_AT = 15
+EACH = {"forward0": 1, "backward": 1, "sync0": 1, "optimizer0": 1}
+
+
+def step_rows(own_s, n, *, probe, hooked, num_syncs=1, buffers_s=0.0, k=None):
+    """The rows of one step of all ranks, of the own work of each; ranks wait for the last one."""
+    longest_s, sent_s = max(sum(own.values()) for own in own_s), ALONE_S if probe else EXPOSED_S
+    rows = []
+    for rank, own in enumerate(own_s):
+        waits_s = longest_s - sum(own.values()) + sent_s
+        ready_s = sum(own.values()) - own["optimizer"] + buffers_s
+        sync = {"model": 0, "k": k or n, "probe": probe, "bytes": [1000, 3000], "end_s": ready_s + waits_s}
+        sync |= {"ready_s": [ready_s / 2, ready_s], "done_s": [None]} if hooked else {}
+        sync |= {"alone_s": waits_s, "first_s": waits_s} if probe else {}
+        others = [sync | {"k": (k or n) - 1, "probe": False, "alone_s": None, "end_s": ready_s}] * (
+            num_syncs - 1
+        )
+        parts = own | {"backward": own["backward"] + waits_s, "buffers": buffers_s}
+        row = {"kind": "step", "rank": rank, "n": n, "by": "optimizer", "parts": parts, "signature": EACH}
+        row |= {"step_s": sum(parts.values()), "hooked": hooked, "probe": probe, "syncs": [*others, sync]}
+        rows.append(row)
+    return rows
+
+
+def write_rows(folder, steps, *, num_ranks=2, notes=(), host="host"):
+    """A watched folder of these steps."""
+    (folder / "ranks").mkdir(parents=True)
+    for rank in range(num_ranks):
+        start = {
+            "kind": "start",
+            "rank": rank,
+            "local_rank": rank,
+            "host": host,
+            "pid": rank,
+            "torch": "2.14.1",
+        }
+        start |= {"python": "3.11.7", "backend": "gloo", "device": "cpu", "time_s": 1.8e9, "threads": 1}
+        model = {
+            "kind": "model",
+            "rank": rank,
+            "model": 0,
+            "parameters": 1000,
+            "num_bytes": 4000,
+            "why": None,
+        }
+        rows = [start, model, *({"kind": "note", "rank": rank, "text": text} for text in notes)]
+        rows += [row for step in steps for row in step if row["rank"] == rank]
+        text = "".join(f"{json.dumps(row)}\n" for row in [*rows, {"kind": "end", "rank": rank}])
+        (folder / "ranks" / f"{host}-{rank}.jsonl").write_text(text)
+    return folder
+
+
+def training(num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_part="other", **more):
+    """Steps of a training, every fourth a probe from `HOOK_AT` on."""
+    draw = random.Random(seed)
+    steps = []
+    for n in range(1, num_steps + 1):
+        own = [{k: s * draw.lognormvariate(0, noise) for k, s in OWN_S.items()} for _ in range(num_ranks)]
+        if late_s:
+            own[-1][late_part] = own[-1].get(late_part, 0.0) + late_s
+        hooked = n > HOOK_AT
+        steps.append(step_rows(own, n, probe=hooked and n % 4 == 0, hooked=hooked, **more))
+    return steps
+
+
+def watched_run(folder, *, command=("torchrun", "train.py"), quiet=True):
+    finish(folder, 0, quiet, command)
+    return load_run(folder)
+
+
+@pytest.mark.parametrize("buffers_s", [0.0, 0.003])
+def test_communication_is_measured_as_the_rows_were_made(tmp_path, buffers_s):
+    run = watched_run(write_rows(tmp_path / "watched", training(buffers_s=buffers_s)))
+    (case,) = run.results
+    own_ms = 1000 * sum(OWN_S.values())
+    assert case.step_ms.estimate == pytest.approx(own_ms + 1000 * (EXPOSED_S + buffers_s))
+    assert case.interval("no_sync_step_ms").estimate == pytest.approx(own_ms)
+    assert case.exposed_comm_ms.estimate == pytest.approx(1000 * (EXPOSED_S + buffers_s))
+    assert case.comm_ms.estimate == pytest.approx(1000 * (ALONE_S + buffers_s))
+    assert case.hidden_pct.estimate == pytest.approx(
+        100 * (1 - (EXPOSED_S + buffers_s) / (ALONE_S + buffers_s))
+    )
+    assert (case.num_buckets, case.bucket_bytes, case.unit) == (2, "1000/3000", "steps")
+    assert case.images_per_s.estimate == pytest.approx(1000 / case.step_ms.estimate), "a step is one unit"
+    parts = {part: ms.estimate for part, ms in run.manifest.watched.ranks[0].parts.items()}
+    whole = {part: 1000 * s for part, s in OWN_S.items()} | {"waits": 1000 * EXPOSED_S}
+    assert parts == pytest.approx({**dict.fromkeys(parts, 0.0), **whole, "buffers": 1000 * buffers_s})
+    assert sum(parts.values()) == pytest.approx(case.step_ms.estimate)
+
+
+def test_backwards_that_were_not_held_back_are_taken_to_add_as_much(tmp_path):
+    """Of two synchronised backwards each probe holds one back; of what a step adds each makes half."""
+    run = watched_run(write_rows(tmp_path / "watched", training(num_syncs=2)))
+    assert run.results[0].exposed_comm_ms.estimate == pytest.approx(2000 * EXPOSED_S)
+    assert run.results[0].comm_ms.estimate == pytest.approx(2000 * ALONE_S)
+
+
+def test_a_rank_that_is_late_counts_as_its_own_work_and_not_as_communication(tmp_path):
+    run = watched_run(write_rows(tmp_path / "watched", training(late_s=0.03, late_part="data")))
+    case = run.results[0]
+    assert case.exposed_comm_ms.estimate == pytest.approx(1000 * EXPOSED_S)
+    assert case.comm_ms.estimate == pytest.approx(1000 * ALONE_S), "the last one waits for nobody"
+    assert case.rank_skew_ms.estimate == pytest.approx(30)
+    late = run.manifest.watched.late
+    assert (late.rank, late.last_pct) == (1, 100)
+    assert late.later_ms.estimate == pytest.approx(30)
+    said = conclude_watch(run).straggler
+    assert said.startswith("Rank 1 is a straggler: 30.0 ")
+    assert "mostly in data loading" in said
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_straggler_is_named_where_there_is_one_and_never_else(num_ranks, tmp_path):
+    """With noise of a tenth in each part: the right rank and part in 20 of 20, nobody in 20 of 20."""
+    found = {}
+    for late_s in (None, 0.03):
+        for seed in range(20):
+            part = OWN_PARTS[seed % len(OWN_PARTS)] if late_s else "other"
+            folder = tmp_path / f"{late_s}-{seed}"
+            made = training(num_ranks=num_ranks, noise=0.1, seed=seed, late_s=late_s, late_part=part)
+            late = find_late_rank(read_ranks(write_rows(folder, made, num_ranks=num_ranks) / "ranks").joined)
+            named = late and (late.rank, max(late.parts, key=lambda one: late.parts[one].estimate))
+            found.setdefault(late_s, []).append(named == ((num_ranks - 1, part) if late_s else None))
+    assert found == {None: [True] * 20, 0.03: [True] * 20}
+
+
+def test_steps_of_other_parts_are_counted_and_not_compared(tmp_path):
+    made = training()
+    for step in made[20::10]:
+        for row in step:
+            row["signature"] = EACH | {"evaluation": 1}
+            row["step_s"] = row["parts"]["evaluation"] = 5.0
+    run = watched_run(write_rows(tmp_path / "watched", made))
+    assert run.manifest.watched.num_others == 6
+    assert run.manifest.watched.num_compared == 80 - 5 - 6
+    assert run.results[0].exposed_comm_ms.estimate == pytest.approx(1000 * EXPOSED_S)
+
+
+def test_what_was_measured_before_a_rank_was_killed_is_told(tmp_path):
+    folder = write_rows(tmp_path / "watched", training())
+    killed = folder / "ranks" / "host-1.jsonl"
+    killed.write_bytes(killed.read_bytes()[:-9000] + b"\xff{")
+    whole = folder / "ranks" / "host-0.jsonl"
+    whole.write_text(f'{whole.read_text()}{{"kind":"step","rank":0}}\nnothing\n[1]\n{{"kind":"new"}}\n')
+    run = watched_run(folder)
+    assert 40 < run.manifest.watched.num_compared < 75
+    assert run.results[0].exposed_comm_ms.estimate == pytest.approx(1000 * EXPOSED_S)
+
+
+def test_ranks_that_were_started_again_are_told_by_their_longest_life(tmp_path):
+    folder = write_rows(tmp_path / "watched", training(7))
+    again = write_rows(tmp_path / "again", training(60, late_s=0.05), host="again")
+    for file in (again / "ranks").iterdir():
+        file.write_text(file.read_text().replace("1800000000.0", "1800000100.0"))
+        file.rename(folder / "ranks" / file.name)
+    assert watched_run(folder).manifest.watched.num_compared == 55
+
+
+def test_steps_without_probes_are_told_by_parts_alone(tmp_path):
+    made = [step_rows([OWN_S] * 2, n, probe=False, hooked=False) for n in range(1, 30)]
+    run = watched_run(write_rows(tmp_path / "watched", made, notes=["own comm hook: no probes"]))
+    assert run.results[0].step_ms.estimate == pytest.approx(1000 * (sum(OWN_S.values()) + EXPOSED_S))
+    assert run.results[0].exposed_comm_ms is None
+    assert conclude_watch(run).notes[-1] == "own comm hook: no probes"
+
+
+@pytest.mark.parametrize("num_steps", [0, 5])
+def test_too_few_steps_are_told_in_a_line(tmp_path, capsys, num_steps):
+    finish(write_rows(tmp_path / "watched", training(num_steps)), 1, quiet=False)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].endswith(f"{num_steps} steps seen, too few to compare: 5 are warm-up; let it train longer")
+    assert not (tmp_path / "watched" / "cases.csv").exists()
+
+
+def test_the_end_says_what_was_found_with_units_and_intervals(tmp_path, capsys):
+    watched_run(write_rows(tmp_path / "watched", training(noise=0.02, late_s=0.03)), quiet=False)
+    said = " ".join(capsys.readouterr().err.split())
+    for words in (
+        "Communication ",
+        " ms, ",
+        "Straggler Rank 1 is a straggler: ",
+        "80 steps seen, 75 compared.",
+    ):
+        assert words in said
+    assert said.endswith("watched/report.html")
+    finish(write_rows(tmp_path / "quiet", training()), 0, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_two_watched_folders_are_compared_like_two_runs(tmp_path, capsys):
+    for name, seed in (("one", 1), ("two", 2)):
+        watched_run(write_rows(tmp_path / name, training(noise=0.02, seed=seed)))
+    assert gate([str(tmp_path / "one"), str(tmp_path / "two")]) in (0, 3), "no regression, or unresolved"
+    assert "steps/s" in capsys.readouterr().out
+
+
+PLANTED = "PLANTED-4711"
+
+
+def test_what_the_user_typed_and_has_in_the_environment_stays_in_the_manifest(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", PLANTED)
+    folder = write_rows(tmp_path / "watched", training())
+    run = watched_run(folder, command=("torchrun", "train.py", f"--name={PLANTED}"))
+    assert run.manifest.watched.command[-1] == f"--name={PLANTED}"
+    assert run.manifest.watched.env["NCCL_SOCKET_IFNAME"] == PLANTED
+    archive, json_file = tmp_path / "run.zip", tmp_path / "benchmark.json"
+    assert export([str(folder), "--format", "zip", "--out", str(archive)]) == 0
+    assert export([str(folder), "--format", "pytest-benchmark", "--out", str(json_file)]) == 0
+    assert report([str(folder), "--markdown"]) == 0
+    assert report([str(archive), "--out", str(tmp_path / "of-archive.html")]) == 0
+    of_archive = load_run(archive).manifest
+    assert of_archive.watched.command == ()
+    assert of_archive.watched.ranks == run.manifest.watched.ranks, "its figures are there"
+    assert PLANTED not in capsys.readouterr().out
+    assert PLANTED.encode() not in of_archive.as_json()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    holding = {path.name for path in files if PLANTED.encode() in path.read_bytes()}
+    assert holding == {"manifest.json"}
+    assert {"report.html", "of-archive.html", "benchmark.json", "run.zip", "steps.csv"} <= {
+        p.name for p in files
+    }
+
+
+def test_the_page_shows_a_step_by_part_and_rank(tmp_path):
+    watched_run(write_rows(tmp_path / "watched", training(late_s=0.03, late_part="forward")))
+    page = (tmp_path / "watched" / "report.html").read_text()
+    for words in (
+        "Where a step goes, by rank",
+        "A step by part and rank",
+        "Rank 1 is a straggler",
+        "rank 1 · ",
+    ):
+        assert words in page
+    assert "Environment variables" not in page
