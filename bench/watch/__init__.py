@@ -1,0 +1,1 @@
+"""What communication costs in a user's own training script, which trains as without it."""
