@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -63,7 +64,9 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - whatever it is
             self.is_on = False
             where = f"{getattr(work, '__name__', work)}: {type(error).__name__}: {error}"
-            self.rows.write(kind="note", rank=self.rank, text=f"the watch ended after an error of its own, {where}")
+            text = f"the watch ended after an error of its own, in {where}"
+            with contextlib.suppress(Exception):
+                self.rows.write(kind="note", rank=self.rank, text=text)
             return None
 
     def is_ours(self, *, begins: bool = False) -> bool:
