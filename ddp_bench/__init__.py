@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp_bench.bench.api import Run, compare, load_run
+    from ddp_bench.bench.watch.launch import watch
     from ddp_bench.models.workload import Batch, Workload
 
-__all__ = ["Batch", "Run", "Workload", "compare", "load_run"]
+__all__ = ["Batch", "Run", "Workload", "compare", "load_run", "watch"]
 
 _API = "ddp_bench.bench.api"
 _WORKLOAD = "ddp_bench.models.workload"
-_MODULES = {"Batch": _WORKLOAD, "Run": _API, "Workload": _WORKLOAD, "compare": _API, "load_run": _API}
+_MODULES = {
+    **{"Batch": _WORKLOAD, "Run": _API, "Workload": _WORKLOAD, "compare": _API, "load_run": _API},
+    "watch": "ddp_bench.bench.watch.launch",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,226 @@
+"""Starts a user's command so that each of its processes that imports torch is watched."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import json
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..common.cli import TYPED_ENV, say
+from ..common.errors import UsageError
+from ..common.process import host_name
+from ..results.store import default_folder
+from .result import finish
+
+CONFIG_ENV = "_DDP_BENCH_WATCH"
+SITE = Path(__file__).resolve().parent / "site"
+ROWS = "ranks"
+
+STEPS = 300
+"""Steps to watch, unless told otherwise."""
+
+PROGRESS_S = 60.0
+POLL_S = 0.1
+STOP_GRACE_S = 30.0
+"""Seconds that the command has to end after SIGTERM, with --stop."""
+
+MIN_HOOK_AT, MAX_HOOK_AT = 8, 30
+"""Synchronised backwards without the hook, from which the step's own time comes."""
+
+MAX_END_S = 10.0
+"""Seconds to wait for the last rows of other ranks, where a rank writes the report."""
+
+
+def config_of(folder: Path, steps: int, *, probes: bool = True, seed: int = 0) -> dict[str, Any]:
+    """Return what the processes of the command need to know; the hook's start is fixed before training."""
+    hook_at = min(max(steps // 10, MIN_HOOK_AT), MAX_HOOK_AT)
+    folder = folder.absolute()
+    return {"folder": str(folder), "steps": steps, "hook_at": hook_at, "probes": probes, "seed": seed}
+
+
+def environment(config: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which every Python process that imports torch is watched."""
+    paths = [str(SITE), *filter(None, [given.get("PYTHONPATH")])]
+    changes = {"PYTHONPATH": os.pathsep.join(paths), CONFIG_ENV: json.dumps(config)}
+    return {name: value for name, value in given.items() if name != TYPED_ENV} | changes
+
+
+def start(command: Sequence[str], config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+    """Start the command, with our standard streams. Raises UsageError where there is none."""
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"after -- comes a command, but no program {command[0]!r} is found")
+    return subprocess.Popen(command, env=environment(config, os.environ))
+
+
+def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet: bool) -> int:
+    """Run the command to its end and return its exit code, 128 + N after signal N.
+
+    With `stop`, end it once all of its ranks have been watched to the last step, and return 0.
+    """
+    folder, process = Path(config["folder"]), start(command, config)
+    said_s, stopped_s = time.monotonic(), 0.0
+    with forwarded_signals(process):
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+            now_s = time.monotonic()
+            if stop and not stopped_s and has_ended(folder):
+                stopped_s = now_s
+                process.terminate()
+            if stopped_s and now_s - stopped_s > STOP_GRACE_S:
+                process.kill()
+            if now_s - said_s > PROGRESS_S and not quiet:
+                said_s = now_s
+                say(progress(folder, config["steps"]))
+    code = process.returncode
+    return 0 if stopped_s else 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def forwarded_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass signals on to the command; Ctrl-C of a terminal reaches it without us."""
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGINT or not is_in_foreground():
+            process.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def is_in_foreground() -> bool:
+    """Tell whether a terminal sends its signals to this process and the command."""
+    try:
+        with open("/dev/tty") as terminal:  # noqa: PTH123
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def last_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the last whole row of each process that trains."""
+    rows = []
+    for file in (folder / ROWS).glob("*.jsonl"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            size = file.stat().st_size
+            with file.open("rb") as lines:
+                lines.seek(max(0, size - 65536))
+                rows.append(json.loads(lines.read().splitlines()[-1]))
+    return rows
+
+
+def has_ended(folder: Path) -> bool:
+    """Tell whether every rank has been watched to its end."""
+    ends = {row["rank"] for row in last_rows(folder) if row["kind"] == "end"}
+    return bool(ends) and len(ends) >= world_size(folder)
+
+
+def world_size(folder: Path) -> int:
+    """Return the number of ranks, as the first rows of the processes say."""
+    sizes = [1]
+    for file in (folder / ROWS).glob("*.jsonl"):
+        with contextlib.suppress(OSError, ValueError), file.open() as lines:
+            sizes.append(json.loads(lines.readline()).get("world_size", 1))
+    return max(sizes)
+
+
+def progress(folder: Path, steps: int) -> str:
+    """Say how far the watch is."""
+    seen = [row.get("n", steps if row["kind"] == "end" else 0) for row in last_rows(folder)]
+    if not seen:
+        return "no step of a training has been seen yet"
+    left = steps - min(seen)
+    return f"{min(seen)} of {steps} steps seen" if left > 0 else f"all {steps} steps seen; the command goes on"
+
+
+def was_reached(folder: Path) -> bool:
+    """Tell whether any process that trains has written rows."""
+    return any((folder / ROWS).glob("*.jsonl"))
+
+
+def install(config: Mapping[str, Any]) -> None:
+    """Watch this process, and those that it starts."""
+    os.environ.update(environment(config, os.environ))
+    spec = importlib.util.spec_from_file_location("_ddp_bench_site", SITE / "sitecustomize.py")
+    assert spec is not None
+    assert spec.loader is not None
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    site.begin()
+
+
+def end_here(folder: Path) -> None:
+    """End the watch of this process, and wait for the last rows of the other ranks."""
+    package = sys.modules.get("_ddp_bench_watch")
+    if package is not None and package.watch is not None:
+        package.watch.end()
+    deadline_s = time.monotonic() + MAX_END_S
+    while was_reached(folder) and not has_ended(folder) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+
+
+def run_here(words: Sequence[str], config: Mapping[str, Any]) -> int:
+    """Run a script, or with `-m` a module, in this process as Python would, and return its exit code."""
+    ours, folder = (sys.stdout, sys.stderr), Path(config["folder"])
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    is_module = words[0] == "-m"
+    sys.argv = [*words[is_module:]]
+    sys.path[0] = "" if is_module else str(Path(words[0]).resolve().parent)
+    try:
+        install(config)
+        if is_module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:  # noqa: BLE001 - as Python ends
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    finally:
+        sys.stdout, sys.stderr = ours
+    if os.environ.get("RANK", "0") == "0":
+        end_here(folder)
+    return code
+
+
+def watch(out: str | Path | None = None, *, steps: int = STEPS, probes: bool = True, seed: int = 0) -> Path:
+    """Watch the training of this process and of those that it starts; rank 0 reports at its end.
+
+    Call it before the model is wrapped in DDP. `out` is a new folder, the same for all ranks; by default one
+    in `results`. Returns the folder.
+    """
+    if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("several ranks watch into one folder: name it, as in watch(out='watched')")
+    folder = Path(out) if out is not None else default_folder(host=host_name(), name="watch")
+    (folder / ROWS).mkdir(parents=True, exist_ok=True)
+    install(config_of(folder, steps, probes=probes, seed=seed))
+    if os.environ.get("RANK", "0") == "0":
+        process = os.getpid()
+        atexit.register(lambda: _report(folder.absolute()) if os.getpid() == process else None)
+    return folder
+
+
+def _report(folder: Path) -> None:
+    end_here(folder)
+    finish(folder, 0, quiet=False)

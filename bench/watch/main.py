@@ -1,0 +1,99 @@
+"""Say what communication costs in your own training, and which rank is late.
+
+The command after -- is yours, as you run it. It trains bit for bit as without us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..common.cli import Parser, command, guarded, say
+from ..common.errors import UsageError
+from ..common.process import host_name
+from ..plan.values import positive_int, whole_number
+from ..results.disk import writable
+from ..results.store import check_claimable, default_folder
+from . import launch
+from .result import finish
+
+EPILOG = """examples:
+  {command} -- torchrun --nproc-per-node 2 train.py --epochs 1
+  {command} --steps 100 --stop -- python train.py         end after 100 steps and the report
+  torchrun --nproc-per-node 2 -m ddp_bench watch --out watched train.py     the same on every host
+
+Exit status: the command's; 128 + N where signal N ended it; 0 with --stop; 2 for a wrong command line.
+docs/watch.md says how it works, and what it cannot see.
+"""
+
+
+def parser() -> Parser:
+    """Make the command line's parser."""
+    made = Parser(
+        prog=command("watch"),
+        usage="%(prog)s [options] -- COMMAND ...",
+        description=__doc__,
+        epilog=EPILOG.format(command=command("watch")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("--out", metavar="DIR", help="new folder for the results (default: results/<time>-<host>-watch)")
+    add("--steps", metavar="N", default=str(launch.STEPS), help="steps to watch (default %(default)s)")
+    add("--stop", action="store_true", help="end the command after these steps, with exit code 0")
+    add("--no-probes", action="store_true", help="never hold gradients back: no exposed communication")
+    add("--seed", metavar="N", default="0", help="of the draw of steps that hold gradients back (default 0)")
+    add("--quiet", action="store_true", help="say nothing on stderr")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code: that of the user's command."""
+    return guarded("watch", lambda: _main(sys.argv[1:] if argv is None else argv))
+
+
+def _main(argv: Sequence[str]) -> int:
+    dashes = argv.index("--") if "--" in argv else len(argv)
+    made = parser()
+    if dashes == len(argv):
+        made.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = made.parse_args([*argv[:dashes]])
+    words = [*argv[dashes + 1 :]] or getattr(options, "words", [])
+    is_rank = "RANK" in os.environ and bool(words) and (words[0] == "-m" or words[0].endswith(".py"))
+    if not words or (dashes == len(argv) and not is_rank):
+        example = f"{command('watch')} -- torchrun --nproc-per-node 2 train.py"
+        raise UsageError(f"name the command of your training after --, as in {example}")
+    if is_rank and (options.out is None or options.stop):
+        raise UsageError("within a launcher's ranks give --out DIR, which all ranks can write, and no --stop")
+    folder = Path(options.out) if options.out else default_folder(host=host_name(), name="watch")
+    if not is_rank:
+        check_claimable(folder)
+    config = launch.config_of(
+        folder, positive_int(options.steps), probes=not options.no_probes, seed=whole_number(options.seed)
+    )
+    with writable(f"--out {folder}"):
+        (folder / launch.ROWS).mkdir(parents=True, exist_ok=True)
+    if is_rank:
+        code = launch.run_here(words, config)
+    else:
+        code = launch.run(words, config, stop=options.stop, quiet=options.quiet)
+    if not launch.was_reached(folder):
+        say(unreached(words))
+    elif not is_rank or os.environ["RANK"] == "0":
+        finish(folder, code, options.quiet)
+    return code
+
+
+def unreached(words: Sequence[str]) -> str:
+    """Say that no process was watched, with the likely cause."""
+    if any(re.fullmatch(r"-[a-zA-Z]*[EI][a-zA-Z]*", word) for word in words):
+        why = "Python's option -E or -I keeps it from reading PYTHONPATH: leave it out"
+    else:
+        why = (
+            "it ended before its first step, or runs elsewhere (in a container, over ssh) or with -E or -I. "
+            "Call ddp_bench.watch() in the script instead"
+        )
+    return f"no training was seen: no process of the command took a step with torch that could be watched; {why}"

@@ -1,0 +1,36 @@
+"""What runs in the processes that train: the standard library and the user's torch, nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from .hooks import Watch, install_hooks
+from .private import hide_from_compiler as hide
+from .rows import Rows
+
+CONFIG_ENV = "_DDP_BENCH_WATCH"
+"""Environment variable with the configuration as JSON: folder, steps, hook_at, probes, seed."""
+
+watch: Watch | None = None
+"""The watch of this process, once torch has been imported."""
+
+
+def install() -> None:
+    """Install the hooks in this process, once; where this torch does not allow it, say so in a row."""
+    global watch  # noqa: PLW0603 - a process has one watch
+    if watch is not None:
+        return
+    config = json.loads(os.environ[CONFIG_ENV])
+    try:
+        watch = Watch(config)
+        install_hooks(watch)
+    except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        text = f"this torch cannot be watched: {type(error).__name__}: {error}"
+        Rows(config["folder"]).write(kind="note", rank=int(os.environ.get("RANK", "0")), text=text)
+
+
+def hide_from_compiler() -> None:
+    """Keep torch's compiler from compiling the hooks, once it has been imported."""
+    if watch is not None:
+        hide(watch)

@@ -1,0 +1,172 @@
+"""The reduction of a DDP model's gradients, as DDP does it, with the times of its buckets."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from time import perf_counter as now
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from . import private
+
+if TYPE_CHECKING:
+    from .hooks import Watch
+
+PROBE_SHARE = 0.25
+"""Share of the synchronised backwards that are probes, from FIRST_PROBES after the hook came in."""
+
+FIRST_PROBES = 3
+
+
+class Model:
+    """A DDP instance as the watch knows it, and the state of its communication hook.
+
+    In a probe the hook holds the buckets back until the last one is ready, and then sends them in the same
+    order. No collective is added, dropped or reordered: ranks that disagree about a probe wait for nothing.
+    """
+
+    def __init__(self, watch: Watch, ddp: Any, number: int) -> None:
+        self.watch, self.number = watch, number
+        self.group, self.size = ddp.process_group, ddp.process_group.size()
+        self.why = watch.unsupported or private.reason_against_hook(ddp)
+        self.facts = private.facts_of(ddp)
+        self.hooked_in: int | None = None
+        """Identity of the reducer that has our hook: a DDP that was copied in place makes a new one."""
+        self.is_pending = False
+        self.count = 0
+        self.sync: dict[str, Any] = {}
+        self.held: list[tuple[torch.Tensor, Any, int]] = []
+        self.inner: tuple[Any, Any] | None = None
+        """State and hook that the user registered after ours came in; they run inside it."""
+        self.joined: Any = None
+        """Work of the all-reduce that counts the ranks that have not joined, where DDP divides by them."""
+        self.sequence = 0
+        self.write_row()
+
+    def write_row(self) -> None:
+        """Write what is known of the model."""
+        sizes = self.sync.get("bytes", [])
+        row = {"model": self.number, "why": self.why, "bucket_bytes": sizes, **self.facts}
+        self.watch.rows.write(kind="model", rank=self.watch.rank, **row)
+
+    def observe_only(self, why: str) -> None:
+        """Make no probes from now on, for a reason."""
+        if self.why is None:
+            self.why = why
+            self.write_row()
+
+    def hook_in(self, ddp: Any) -> None:
+        """Register the hook, once, at a forward whose number was fixed before training."""
+        self.is_pending = True
+        if self.why or self.count < self.watch.config["hook_at"] or self.hooked_in == id(ddp.reducer):
+            return
+        self.why = private.reason_against_hook(ddp)  # the user may have registered a hook by now
+        if self.why or private.has_active_divisor(ddp):
+            self.write_row()
+            return
+        if private.register_hook(ddp, self, reduce_bucket):
+            self.hooked_in = id(ddp.reducer)
+        else:
+            self.observe_only(private.OWN_HOOK)
+
+    def begin_sync(self, *, hooked: bool) -> None:
+        """Count a synchronised backward, which is the same one on all ranks."""
+        watch, self.is_pending = self.watch, False
+        self.count += 1
+        draw = random.Random(f"{watch.config['seed']}-{self.number}-{self.count}").random()
+        may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
+        probe = bool(may and not self.why and draw < PROBE_SHARE)
+        self.sync = {"model": self.number, "k": self.count, "probe": probe, "ready": [], "done": [], "bytes": []}
+        watch.add_sync(self.sync)
+        self.sequence = self.group._get_sequence_number_for_group() if hooked and not self.why else 0
+
+    def begin_bucket(self, index: int, buffer: torch.Tensor) -> bool:
+        """Note that a bucket is ready, and return whether it is held back."""
+        if index == 0:
+            self.begin_sync(hooked=True)
+        self.sync["bytes"].append(private.num_bytes(buffer))
+        self.sync["done"].append(None)
+        self.sync["ready"].append(now())
+        return bool(self.sync["probe"])
+
+    def end_sync(self) -> None:
+        """Check that nothing else was sent between the buckets, after the last one has been sent."""
+        sent = self.group._get_sequence_number_for_group() - self.sequence
+        if not self.why and sent != len(self.sync["ready"]):
+            self.observe_only("other collectives run between its buckets")
+        if self.count == self.watch.config["hook_at"] + 1:
+            self.write_row()
+
+    def scale(self, buffer: torch.Tensor) -> None:
+        """Divide a bucket as DDP does: it multiplies dense gradients with the inverse, and divides sparse ones."""
+        divisor = self.size
+        if self.joined is not None:
+            self.joined.wait()
+            divisor = int(self.joined.get_future().value()[0].item())
+        if buffer.is_sparse:
+            buffer.div_(divisor)
+        else:
+            buffer.mul_(1.0 / divisor)
+
+    def send(self, buffer: torch.Tensor, place: int) -> Any:
+        """Begin the all-reduce of a bucket, as DDP does, and return the future of its result."""
+        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+
+        def finish(done: Any) -> torch.Tensor:
+            self.watch.guard(self.note_done, place, self.sync)
+            result: torch.Tensor = done.value()[0]
+            return result
+
+        return work.get_future().then(finish)
+
+    def note_done(self, place: int, sync: dict[str, Any]) -> None:
+        """Note that a bucket has been reduced."""
+        sync["done"][place] = now()
+
+    def hold(self, buffer: torch.Tensor, place: int) -> Any:
+        """Keep a bucket, and return the future of what it will be."""
+        is_cpu = buffer.device.type == "cpu"
+        future = torch.futures.Future() if is_cpu else torch.futures.Future(devices=[buffer.device])
+        self.held.append((buffer, future, place))
+        return future
+
+    def release(self) -> None:
+        """Send what is held, in order."""
+        held, self.held = self.held, []
+        if held:
+            self.sync["sent"] = now()
+        for buffer, future, place in held:
+            self.send(buffer, place).add_done_callback(partial(pass_on, future))
+
+
+def pass_on(future: Any, done: Any) -> None:
+    """Give a held bucket's future the result of its all-reduce, or its error."""
+    try:
+        future.set_result(done.value())
+    except Exception as error:  # noqa: BLE001 - it is DDP that raises it, where it waits
+        future.set_exception(error)
+
+
+def reduce_bucket(model: Model, bucket: Any) -> Any:
+    """Reduce a bucket as DDP does without a hook: the communication hook."""
+    watch, begin = model.watch, now()
+    buffer, place = bucket.buffer(), bucket.index()
+    holds = watch.guard(model.begin_bucket, place, buffer)
+    if model.inner is not None:
+        state, hook = model.inner
+        return hook(state, bucket)
+    model.scale(buffer)
+    if holds:
+        future = model.hold(buffer, place)
+        if bucket.is_last():
+            model.release()
+    else:
+        model.release()  # after an exception of ours
+        future = model.send(buffer, place)
+    if bucket.is_last():
+        watch.guard(model.end_sync)
+    watch.overhead += now() - begin
+    return future

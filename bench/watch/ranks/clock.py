@@ -1,0 +1,39 @@
+"""Exclusive times of the nested parts of a step: what a part calls counts for the inner part alone."""
+
+from __future__ import annotations
+
+from time import perf_counter as now
+
+PARTS = ("data", "forward", "backward", "buffers", "optimizer", "evaluation", "other")
+
+
+class Clock:
+    """Times of the parts of one thread since the last cut; times are seconds of `perf_counter`."""
+
+    def __init__(self) -> None:
+        self.start = self.changed = now()
+        self.open = ["other"]
+        self.parts = dict.fromkeys(PARTS, 0.0)
+
+    def enter(self, part: str) -> int:
+        """Begin a part and return the depth with which to leave it."""
+        self._add(now())
+        self.open.append(part)
+        return len(self.open) - 1
+
+    def leave(self, depth: int) -> None:
+        """End the part that was begun at this depth, with all that an exception left open in it."""
+        self._add(now())
+        del self.open[max(depth, 1) :]
+
+    def cut(self) -> tuple[float, float, dict[str, float]]:
+        """End a step: return its start, its seconds and the seconds of its parts, which add up to them."""
+        end = now()
+        self._add(end)
+        start, parts = self.start, self.parts
+        self.start, self.parts = end, dict.fromkeys(PARTS, 0.0)
+        return start, end - start, parts
+
+    def _add(self, time: float) -> None:
+        self.parts[self.open[-1]] += time - self.changed
+        self.changed = time

@@ -1,0 +1,123 @@
+"""Private names of torch that the watch uses: all in this file, each checked before it is used."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel as Ddp
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
+
+OWN_HOOK = "a communication hook of its own"
+
+FUNCTIONS = (
+    (Ddp, "forward", ("self", "inputs", "kwargs")),
+    (Ddp, "register_comm_hook", ("self", "state", "hook")),
+    (Ddp, "_check_comm_hook", ("self", "hook")),
+    (Ddp, "_sync_buffers", ("self",)),
+    (Join, "notify_join_context", ("joinable",)),
+    (LoaderIterator, "__next__", ("self",)),
+    (torch.autograd, "backward", ("tensors", "grad_tensors", "retain_graph", "create_graph")),
+    (dist, "_register_comm_hook", ("reducer", "state", "comm_hook")),
+    (getattr(dist, "ProcessGroup", None), "_get_sequence_number_for_group", ("self",)),
+)
+"""Functions and the names of their first parameters."""
+
+ATTRIBUTES = (
+    *("reducer", "process_group", "logger", "require_backward_grad_sync", "_module_parameters", "_comm_hooks"),
+    *("_use_python_reducer", "_delay_all_reduce_params", "mixed_precision", "_join_config", "static_graph"),
+    *("gradient_as_bucket_view", "find_unused_parameters"),
+    *("broadcast_buffers", "bucket_bytes_cap", "bucket_bytes_cap_default"),
+)
+"""Attributes of a DDP instance."""
+
+
+def differing_names() -> list[str]:
+    """Return what of FUNCTIONS this torch lacks, or has with other parameters."""
+    return [name for owner, name, expected in FUNCTIONS if parameters(owner, name)[: len(expected)] != expected]
+
+
+def parameters(owner: Any, name: str) -> tuple[str, ...]:
+    """Return the names of a function's parameters, of one in C++ as its docstring has them."""
+    function = getattr(owner, name, None)
+    try:
+        return tuple(inspect.signature(function).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        text = (getattr(function, "__doc__", None) or "").partition("(")[2].partition(")")[0]
+        return tuple(word.partition(":")[0].strip() for word in text.split(","))
+
+
+def reason_against_hook(ddp: Any) -> str | None:
+    """Return why this DDP instance gets no comm hook of ours, or None."""
+    missing = [name for name in ATTRIBUTES if not hasattr(ddp, name)]
+    if missing:
+        return f"this torch has another DDP (it lacks {missing[0]})"
+    size = ddp.process_group.size()
+    rounds = size & (size - 1) != 0  # dividing is not the same as multiplying with the inverse
+    divides = ddp.gradient_as_bucket_view or getattr(ddp, "batched_grad_copy", False)
+    reasons = {
+        OWN_HOOK: ddp._comm_hooks,
+        "the Python reducer": ddp._use_python_reducer,
+        "a delayed all-reduce of some parameters": ddp._delay_all_reduce_params,
+        "DDP's mixed precision": ddp.mixed_precision is not None,
+        "an optimizer in the backward": any(hasattr(p, "_in_backward_optimizers") for p in ddp._module_parameters),
+        "one rank": size < 2,
+        f"gradients in the buckets on {size} ranks, which DDP rounds in another way": rounds and divides,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def facts_of(ddp: Any) -> dict[str, Any]:
+    """Return what a model row says of a DDP instance."""
+    parameters = [p for p in ddp.module.parameters() if p.requires_grad]
+    names = ("find_unused_parameters", "broadcast_buffers", "static_graph", "gradient_as_bucket_view")
+    has_cap = not getattr(ddp, "bucket_bytes_cap_default", True)
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "num_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "world_size": ddp.process_group.size(),
+        **{name: bool(getattr(ddp, name, False)) for name in names},
+        "bucket_cap_mb": ddp.bucket_bytes_cap / 2**20 if has_cap else None,
+    }
+
+
+def gradient_marks(ddp: Any) -> list[tuple[int, int]]:
+    """Return marks of a model's gradients, some of which change in a backward that reaches the model."""
+    gradients = [p.grad for p in ddp._module_parameters]
+    return [(id(g), 0 if g is None else g._version) for g in gradients]
+
+
+def has_active_divisor(ddp: Any) -> bool:
+    """Tell whether DDP divides by the number of ranks that have not joined, which changes."""
+    return bool(ddp._join_config.enable and not getattr(ddp, "_divide_by_initial_world_size", True))
+
+
+def num_bytes(buffer: torch.Tensor) -> int:
+    """Return the size of a bucket; of a sparse gradient the size of its values."""
+    values = buffer._values() if buffer.is_sparse else buffer
+    return values.numel() * values.element_size()
+
+
+def hide_from_compiler(watch: Any) -> None:
+    """Keep torch's compiler off the frames of the watch, once it is there; it goes on with what they call."""
+    if "torch._dynamo" in sys.modules:
+        from torch._C._dynamo.eval_frame import skip_code
+
+        for function in watch.hidden:
+            skip_code(function.__code__)
+        watch.guard = torch.compiler.disable(watch.guard)
+
+
+def register_hook(ddp: Any, state: Any, hook: Any) -> bool:
+    """Register a communication hook, but not in `_comm_hooks`, which is pickled; False where there is one."""
+    try:
+        dist._register_comm_hook(
+            ddp.reducer, state, torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
+        )
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,57 @@
+"""Rows that a process appends as JSON lines to `FOLDER/ranks/HOST-PID.jsonl`.
+
+Times end in `_s` and are seconds; those of a sync are relative to the start of its step. Kinds of rows:
+
+start: rank, local_rank, world_size, host, pid, torch, python, backend, device, threads, time_s (Unix time),
+    unsupported (private names of torch that differ, so that everything is observed only).
+model: rank, model (number), parameters, num_bytes, world_size, why (reason to get no probes, or null),
+    bucket_bytes (empty until known; the last row of a model counts), find_unused_parameters,
+    broadcast_buffers, static_graph, gradient_as_bucket_view, bucket_cap_mb (null: default).
+step: rank, n (from 1), by ("optimizer" or "forward": its end), step_s, parts (seconds by part; they add up),
+    signature (counts of forwards, backwards, syncs and optimizer steps), hooked, probe, overhead_s (our own
+    time in it), syncs: model, k (number of this model's synchronised backward, from 1), probe, end_s (end of
+    the backward); with the hook also ready_s, done_s and bytes, one for each bucket; of a probe alone_s (from
+    sending the first bucket until all are reduced) and first_s (until the first is).
+note: rank, text.
+end: rank; the last row of a process that was watched to its end, or to `--steps`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from time import perf_counter as now
+from typing import Any
+
+FLUSH_S = 1.0
+"""Seconds of rows that a killed process may lose."""
+
+
+class Rows:
+    """Buffered writer of this process's rows; it never raises, and a forked child begins its own file."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.host, self.pid = os.path.join(folder, "ranks"), socket.gethostname(), 0  # noqa: PTH118
+        self.lines: list[str] = []
+        self.flushed = 0.0
+
+    def write(self, **row: Any) -> None:
+        """Append a row; steps are written to the disk once a second, all others at once."""
+        if self.pid != os.getpid():
+            self.pid, self.lines = os.getpid(), []
+        self.lines.append(json.dumps(row, separators=(",", ":")) + "\n")
+        if row["kind"] != "step" or now() - self.flushed > FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is buffered to the disk."""
+        if self.pid != os.getpid():
+            return
+        lines, self.lines = self.lines, []
+        self.flushed = now()
+        try:
+            with open(os.path.join(self.folder, f"{self.host}-{self.pid}.jsonl"), "a") as file:  # noqa: PTH118, PTH123
+                file.write("".join(lines))
+        except OSError:
+            pass  # a full disk must not end a training

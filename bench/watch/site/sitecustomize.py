@@ -1,0 +1,77 @@
+"""Load the watch into a Python process as soon as it has imported torch, and hide no other sitecustomize.
+
+It stands alone in a folder on PYTHONPATH: nothing else of ours can be imported from there.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+SITE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would delay every start
+RANKS = os.path.join(os.path.dirname(SITE), "ranks")  # noqa: PTH118, PTH120
+PACKAGE = "_ddp_bench_watch"
+"""Private name of the package that is loaded from its file: `bench`, `report` and `models` are the user's."""
+
+STEPS = {"torch": "install", "torch._dynamo": "hide_from_compiler"}
+"""Functions of the package that follow the import of a module of torch."""
+
+
+def call_package(function):
+    """Call a function of the package, loading it at first. Training goes on whatever is raised."""
+    with contextlib.suppress(Exception):
+        if PACKAGE not in sys.modules:
+            file = os.path.join(RANKS, "__init__.py")  # noqa: PTH118
+            spec = importlib.util.spec_from_file_location(PACKAGE, file, submodule_search_locations=[RANKS])
+            sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[PACKAGE])
+        getattr(sys.modules[PACKAGE], function)()
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finder that lets the other finders find a module, and acts when it has been imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        """Return the spec of a module of torch that the watch waits for."""
+        if name not in STEPS:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        execute = getattr(spec.loader, "exec_module", None)
+        if execute is not None:
+
+            def exec_module(module):
+                execute(module)
+                call_package(STEPS[name])
+
+            with contextlib.suppress(Exception):
+                spec.loader.exec_module = exec_module
+        return spec
+
+
+def load_hidden():
+    """Run the sitecustomize that this one hides, as Python would have without us."""
+    sys.path[:] = others = [path for path in sys.path if os.path.abspath(path) != SITE]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["sitecustomize"])
+
+
+def begin():
+    """Watch this process as soon as it has torch."""
+    if "torch" in sys.modules:
+        call_package("install")
+    sys.meta_path.insert(0, Finder())
+
+
+if __name__ == "sitecustomize":
+    if os.environ.get("_DDP_BENCH_WATCH"):
+        begin()
+    load_hidden()

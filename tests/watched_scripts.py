@@ -1,0 +1,521 @@
+"""Training loops as people write them, one after another in one rank: `watched_scripts.py OUT KIND...`.
+
+Each rank writes to `OUT-RANK.json` what each kind ended with, bit for bit: loss, parameters, buffers, random
+numbers, and how many collectives its groups saw; where it is watched also its rows. KIND@WHERE:N lets the
+watch's own WHERE raise on rank 1, the N-th time that it is called.
+"""
+
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+STEPS = 16
+PACKAGE = "_ddp_bench_watch"
+
+
+def net(width=24):
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def wrapped(module=None, **more):
+    """Buckets of a kilobyte: several of them."""
+    return DistributedDataParallel(module or net(), **{"bucket_cap_mb": 0.001, **more})
+
+
+def sgd(model):
+    return SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def batches(number=STEPS, salt=0):
+    for step in range(number):
+        torch.manual_seed(1000 * salt + 2 * step + 7 * dist.get_rank())
+        yield torch.randn(6, 8), torch.randint(4, (6,))
+
+
+def loss_of(model, x, y):
+    return functional.cross_entropy(model(x), y)
+
+
+def train(model, optimizer=None, number=STEPS, *, to_none=True):
+    optimizer = optimizer or sgd(model)
+    for x, y in batches(number):
+        optimizer.zero_grad(set_to_none=to_none)
+        loss = loss_of(model, x, y)
+        loss.backward()
+        optimizer.step()
+    return loss
+
+
+def plain():
+    model = wrapped()
+    return model, train(model)
+
+
+def default_caps():
+    model = wrapped(bucket_cap_mb=None)
+    return model, train(model)
+
+
+def loaders_and_evaluation():
+    model, generator = wrapped(), torch.Generator().manual_seed(5)
+    optimizer = sgd(model)
+    data = TensorDataset(torch.randn(96, 8, generator=generator), torch.randint(4, (96,), generator=generator))
+    loader = DataLoader(data, batch_size=6, sampler=DistributedSampler(data), num_workers=1)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            model(x)
+    return model, loss
+
+
+def views():
+    model = wrapped(gradient_as_bucket_view=True)
+    return model, train(model)
+
+
+def kept_views():
+    model = wrapped(gradient_as_bucket_view=True)
+    return model, train(model, to_none=False)
+
+
+def accumulated(sync_of):
+    model = wrapped()
+    optimizer, data = sgd(model), list(batches(3 * STEPS))
+    for i, (x, y) in enumerate(data):
+        with sync_of(model, i % 3 == 2):
+            loss = loss_of(model, x, y) / 3
+            loss.backward()
+        if i % 3 == 2:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if i % 15 == 14 and dist.get_rank() == 0:
+                with torch.no_grad():
+                    model.eval()(x)  # rank 0 alone
+                model.train()
+    return model, loss
+
+
+def no_sync():
+    return accumulated(lambda model, last: contextlib.nullcontext() if last else model.no_sync())
+
+
+def by_flag():
+    def flagged(model, last):
+        model.require_backward_grad_sync = last
+        return contextlib.nullcontext()
+
+    return accumulated(flagged)
+
+
+def every_micro_step():
+    return accumulated(lambda _model, _last: contextlib.nullcontext())
+
+
+def gan():
+    first, second = wrapped(nn.Sequential(net(), nn.BatchNorm1d(4))), wrapped(nn.Linear(4, 1))
+    optimizers = sgd(first), torch.optim.Adam(second.parameters())
+    judge = functional.binary_cross_entropy_with_logits
+    for x, _ in batches():
+        optimizers[1].zero_grad()
+        judge(second(x[:, :4]), torch.ones(6, 1)).backward()
+        made = first(x)
+        judge(second(made.detach()), torch.zeros(6, 1)).backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        loss = judge(second(made), torch.ones(6, 1))
+        loss.backward()
+        optimizers[0].step()
+    return nn.ModuleList([first, second]), loss
+
+
+def two_in_one_backward():
+    first, second = wrapped(), wrapped()
+    both = nn.ModuleList([first, second])
+    optimizer = sgd(both)
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = loss_of(first, x, y) + loss_of(second, x + 1, y)
+        loss.backward()
+        optimizer.step()
+    return both, loss
+
+
+def skipped_steps():
+    model, scaler = wrapped(), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5)
+    optimizer = sgd(model)
+    for i, (x, y) in enumerate(batches()):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, x, y) * (float("inf") if i % 7 == 5 else 1)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return model, loss
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 24), nn.Linear(24, 4)
+        self.inner = nn.ModuleList(nn.Linear(24, 24) for _ in range(3))
+        self.turn = 0
+
+    def forward(self, x):
+        self.turn += 1
+        return self.last(self.inner[(self.turn + dist.get_rank()) % 3](self.first(x).relu()))
+
+
+def unused_parameters():
+    model = wrapped(Branches(), find_unused_parameters=True)
+    return model, train(model)
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.rest = nn.EmbeddingBag(50, 8, sparse=True), net()
+
+    def forward(self, x):
+        return self.rest(self.table((x.abs() * 10).long() % 50))
+
+
+def sparse_gradients():
+    model = wrapped(Sparse())
+    return model, train(model, SGD(model.parameters(), lr=0.05))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner, self.last = nn.Linear(8, 24), nn.Linear(24, 24), nn.Linear(24, 4)
+
+    def forward(self, x):
+        x = checkpoint(self.inner, self.first(x).relu(), use_reentrant=True)
+        return self.last(checkpoint(self.inner, x, use_reentrant=True))
+
+
+def static_graph():
+    model = wrapped(Checkpointed(), static_graph=True)
+    return model, train(model)
+
+
+def joined(**more):
+    model = wrapped()
+    train(model, number=6)
+    with model.join(**more):
+        loss = train(model, number=STEPS + 5 * dist.get_rank())
+    return model, loss
+
+
+def joined_by_active_ranks():
+    return joined(divide_by_initial_world_size=False)
+
+
+def siamese():
+    model = wrapped(nn.Linear(8, 4))
+    optimizer = sgd(model)
+    for x, _ in batches():
+        optimizer.zero_grad()
+        loss = (model(x) - model(x + 1)).square().mean()
+        loss.backward()
+        optimizer.step()
+    return model, loss
+
+
+def two_backwards_a_step():
+    """As sharpness-aware minimisation: up the slope, then down from there."""
+    model = wrapped()
+    optimizer = sgd(model)
+    for x, y in batches():
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            loss.backward()
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.add_(one.grad, alpha=0.01)
+        optimizer.step()
+    return model, loss
+
+
+def closures():
+    model = wrapped(nn.Linear(8, 4))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    for x, y in batches():
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure)
+    return model, loss
+
+
+def sharded_optimizer():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = wrapped()
+    return model, train(model, ZeroRedundancyOptimizer(model.parameters(), SGD, lr=0.05))
+
+
+def copied():
+    model = wrapped()
+    train(model)
+    model = copy.deepcopy(model)
+    return model, train(model)
+
+
+def pickled():
+    model = wrapped(bucket_cap_mb=1)
+    train(model)
+    file = io.BytesIO()
+    torch.save(model.module, file)
+    file.seek(0)
+    model = wrapped(torch.load(file, weights_only=False), bucket_cap_mb=1)
+    return model, train(model)
+
+
+class Averaging(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class Averaged(nn.Sequential):
+    def forward(self, x):
+        for i, layer in enumerate(self):
+            x = layer(x) if i != 4 else Averaging.apply(layer(x))
+        return x
+
+
+def collectives_in_the_backward():
+    model = wrapped(Averaged(*net()))
+    return model, train(model)
+
+
+def own_group():
+    model = wrapped(process_group=dist.new_group())
+    return model, train(model)
+
+
+def group_of_one():
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    model = wrapped(process_group=groups[dist.get_rank()])
+    return model, train(model)
+
+
+def hook_of_the_user():
+    model = wrapped()
+    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    return model, train(model)
+
+
+def late_hook_of_the_user():
+    model = wrapped()
+    train(model)
+    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    return model, train(model)
+
+
+def power_sgd():
+    model = wrapped(bucket_cap_mb=None)
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=4)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return model, train(model)
+
+
+def builtin_hook():
+    model = wrapped()
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return model, train(model)
+
+
+def delayed_all_reduce():
+    module = net()
+    model = wrapped(module, delay_all_reduce_named_params=[("7.bias", module[7].bias)], param_to_hook_all_reduce=module[0].weight)
+    return model, train(model)
+
+
+def optimizer_in_the_backward():
+    model = wrapped()
+    model._register_fused_optim(SGD, lr=0.05)
+    for x, y in batches():
+        loss = loss_of(model, x, y)
+        loss.backward()
+    return model, loss
+
+
+def by_hand():
+    model = net()
+    optimizer = sgd(model)
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y)
+        loss.backward()
+        for one in model.parameters():
+            dist.all_reduce(one.grad)
+        optimizer.step()
+    return model, loss
+
+
+def sharded():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    loss = train(model)
+    return nn.ParameterList([one.full_tensor() for one in model.parameters()]), loss
+
+
+def one_device():
+    model = net()
+    return model, train(model)
+
+
+def raising_backward():
+    """All ranks raise in the middle of a backward, and go on with a new model."""
+
+    class Raising(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x, _step):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(_, gradient):
+            if next(steps) == 11:
+                raise ValueError
+            return gradient, None
+
+    class Broken(Averaged):
+        def forward(self, x):
+            for i, layer in enumerate(self):
+                x = layer(x) if i != 4 else Raising.apply(layer(x), 0)
+            return x
+
+    steps = iter(range(99))
+    with contextlib.suppress(ValueError):
+        train(wrapped(Broken(*net())))
+    model = wrapped()
+    return model, train(model)
+
+
+def compiled_inside():
+    model = wrapped(torch.compile(net()))
+    return model, train(model)
+
+
+def compiled_outside():
+    model = torch.compile(wrapped())
+    return model, train(model)
+
+
+def compiled_step():
+    model = wrapped()
+    optimizer = sgd(model)
+    step = torch.compile(optimizer.step)
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y)
+        loss.backward()
+        step()
+    return model, loss
+
+
+def digest(model, loss):
+    """A hash of all bits that training has made."""
+    made = hashlib.sha256(float(loss.detach()).hex().encode() + torch.get_rng_state().numpy().tobytes())
+    for one in (*model.parameters(), *model.buffers()):
+        made.update(one.detach().contiguous().numpy().tobytes())
+    return made.hexdigest()[:16]
+
+
+def break_watch(where, number):
+    """Let a part of the watch raise at its `number`-th call, and none later."""
+    module, _, path = where.partition(".")
+    owner = sys.modules[f"{PACKAGE}.{module}"]
+    *names, last = path.split(".")
+    for name in names:
+        owner = getattr(owner, name)
+    original, calls = getattr(owner, last), iter(range(1, 10**9))
+
+    def breaking(*arguments, **more):
+        if next(calls) == number:
+            raise ZeroDivisionError("on purpose")
+        return original(*arguments, **more)
+
+    setattr(owner, last, breaking)
+    return lambda: setattr(owner, last, original)
+
+
+def begin_watch(rows):
+    """Watch anew, and collect the rows."""
+    watch = sys.modules[PACKAGE].watch
+    sys.modules[f"{PACKAGE}.buckets"].PROBE_SHARE = 0.6
+    watch.restart()
+    write = type(watch.rows).write
+    watch.rows.write = lambda **row: (rows.append(row), write(watch.rows, **row))
+
+
+def main(out, kinds):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    for kind in kinds:
+        name, _, fault = kind.partition("@")
+        rows, restore, began_s = [], lambda: None, time.monotonic()
+        if PACKAGE in sys.modules:
+            begin_watch(rows)
+            if fault and dist.get_rank() == 1:
+                where, number = fault.split(":")
+                restore = break_watch(where, int(number))
+        torch.manual_seed(0)
+        before = dist.group.WORLD._get_sequence_number_for_group()
+        model, loss = globals()[name]()
+        sent = dist.group.WORLD._get_sequence_number_for_group() - before
+        restore()
+        took_s = time.monotonic() - began_s
+        found[kind] = {"end": digest(model, loss), "sent": sent, "rows": rows, "took_s": took_s}
+    with open(f"{out}-{os.environ['RANK']}.json", "w") as file:
+        json.dump(found, file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
