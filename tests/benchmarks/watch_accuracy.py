@@ -1,0 +1,238 @@
+"""How right a watched training is: late ranks, what watching costs, and communication against `bench.run`.
+
+    python tests/benchmarks/watch_accuracy.py late 20     a rank sleeps 30 ms a step in one part of its work
+    python tests/benchmarks/watch_accuracy.py costs 5     ResNet-18 and a GPT, without and with the watch in turns
+    python tests/benchmarks/watch_accuracy.py pairs 10    exposed communication, watched and by `bench.run`
+
+The script measures its own sleep and its own steps. Leave the machine alone meanwhile.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional
+
+PARTS = ("data", "forward", "backward", "optimizer", "other")
+SLEEP_S = 0.03
+IMAGE, BATCH = 64, 16
+SEQ, WIDTH, VOCAB = 128, 128, 512
+
+
+class Gpt(nn.Module):
+    """Four layers over `SEQ` tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(SEQ))
+
+    def forward(self, tokens):
+        return self.head(self.layers(self.words(tokens), mask=self.mask, is_causal=True)).flatten(0, 1)
+
+
+def resnet18():
+    """For `bench.run --workload`: the model that `train` trains."""
+    return torchvision.models.resnet18(num_classes=10)
+
+
+def batch_of(kind, generator):
+    if kind == "gpt":
+        tokens = torch.randint(VOCAB, (4, SEQ), generator=generator)
+        return tokens, tokens.flatten()
+    size = IMAGE if kind == "resnet18" else 16
+    return torch.randn(BATCH, 3, size, size, generator=generator), torch.randint(
+        10, (BATCH,), generator=generator
+    )
+
+
+def train(kind, steps, late):
+    """Train under DDP; the last line of rank 0 tells the step, in seconds, and of the late rank its sleep."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    torch.manual_seed(0)
+    small = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(2048, 10)
+    )
+    ddp = nn.parallel.DistributedDataParallel({"resnet18": resnet18, "gpt": Gpt}.get(kind, lambda: small)())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
+    generator, slept = torch.Generator().manual_seed(rank), []
+
+    def sleep(part):
+        if late == f"{part}-{rank}":
+            begin = time.perf_counter()
+            time.sleep(SLEEP_S)
+            slept.append(time.perf_counter() - begin)
+
+    class Batches(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            while True:
+                sleep("data")
+                yield batch_of(kind, generator)
+
+    class Sleeping(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            sleep("forward")
+            return x.clone()
+
+        @staticmethod
+        def backward(_, gradient):
+            sleep("backward")
+            return gradient
+
+    times, batches = [], iter(torch.utils.data.DataLoader(Batches(), batch_size=None))
+    optimizer.register_step_pre_hook(lambda *_: sleep("optimizer"))
+    ddp.module.register_forward_hook(lambda _module, _inputs, output: Sleeping.apply(output))
+    for _ in range(steps):
+        times.append(time.perf_counter())
+        inputs, targets = next(batches)
+        sleep("other")
+        optimizer.zero_grad()
+        functional.cross_entropy(ddp(inputs), targets).backward()
+        optimizer.step()
+    ends = [b - a for a, b in itertools.pairwise(times[10:])]
+    print(
+        json.dumps(
+            {"rank": rank, "step_s": mean(ends), "median_s": median(ends), "slept_s": mean(slept or [0])}
+        )
+    )
+
+
+def started(kind, steps, late="none", watch=None):
+    """Train on two ranks, watched into a folder or not; what each rank says."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    script = [__file__, "train", kind, str(steps), late]
+    before = (
+        [sys.executable, "-m", "ddp_bench", "watch", "--quiet", "--out", str(watch), "--"] if watch else []
+    )
+    done = subprocess.run([*before, *torchrun, *script], stdout=subprocess.PIPE, text=True, check=True)
+    return {one["rank"]: one for one in map(json.loads, filter(None, done.stdout.splitlines()))}
+
+
+def watched(folder):
+    return json.loads((folder / "manifest.json").read_text())["watched"]
+
+
+def late(number, folder):
+    """Name the part and rank of each training, and whether they are right."""
+    right = held = 0
+    errors = []
+    for i in range(number):
+        part, rank = PARTS[i % len(PARTS)], i // len(PARTS) % 2
+        said = started("small", 160, f"{part}-{rank}", folder / f"late{i}")
+        found, slept_ms = watched(folder / f"late{i}").get("late"), 1000 * said[rank]["slept_s"]
+        if found is None:
+            print(f"{part} on rank {rank}: none named")
+            continue
+        named, ms = max(found["parts"], key=lambda one: found["parts"][one]["estimate"]), found["later_ms"]
+        right += (named, found["rank"]) == (part, rank)
+        held += ms["low"] <= slept_ms <= ms["high"]
+        errors.append(abs(ms["estimate"] - slept_ms))
+        print(
+            f"{part} on rank {rank}: {named} on rank {found['rank']}, {ms['estimate']:.1f} ms "
+            f"({ms['low']:.1f} to {ms['high']:.1f}), slept {slept_ms:.1f}",
+            flush=True,
+        )
+    false = 0
+    for i in range(number):
+        started("small", 160, watch=folder / f"none{i}")
+        false += watched(folder / f"none{i}").get("late") is not None
+    print(
+        f"right: {right} of {number}; interval holds the sleep: {held}; median error {median(errors):.2f} ms"
+    )
+    print(f"stragglers named without one: {false} of {number}")
+
+
+def costs(number, folder):
+    """Compare steps of a training without and with the watch, in turns."""
+    for kind, steps in (("resnet18", 80), ("gpt", 160)):
+        slower, off = [], []
+        for i in range(number):
+            plain = started(kind, steps)[0]
+            seen = started(kind, steps, watch=folder / f"{kind}{i}")[0]
+            rows = (folder / f"{kind}{i}" / "steps.csv").read_text().splitlines()
+            names = rows[0].split(",")
+            unhooked = [
+                float(row["step_ms"])
+                for row in (dict(zip(names, line.split(","), strict=True)) for line in rows[1:])
+                if row["rank"] == "0" and row["kind"] == "unhooked" and int(row["step"]) > 5
+            ]
+            slower.append(100 * (seen["step_s"] / plain["step_s"] - 1))
+            off.append(100 * (median(unhooked) / (1000 * plain["median_s"]) - 1))
+            before = f"{kind}: {1000 * plain['step_s']:.1f} ms"
+            print(f"{before}; watched {slower[-1]:+.1f}%, unhooked {off[-1]:+.1f}%", flush=True)
+        told = f"training slower by {median(slower):+.2f}%, reported step off by {median(off):+.2f}%"
+        print(f"{kind}: {told} (medians)")
+
+
+def exposed(folder):
+    import pandas as pd
+
+    cases = pd.read_csv(folder / "cases.csv")
+    row = cases[cases["exposed_comm_ms"].notna()].iloc[0]
+    return [row[f"exposed_comm_ms{end}"] for end in ("", "_low", "_high")]
+
+
+def pairs(number, folder):
+    """Hold exposed communication of the same model against `bench.run`, watched and run in turns."""
+    inside = 0
+    for i in range(number):
+        run = [
+            "--workload",
+            f"{Path(__file__).stem}:resnet18",
+            "--device",
+            "cpu",
+            "--modes",
+            "ddp",
+            "--gpus",
+            "2",
+        ]
+        run += ["--image-size", str(IMAGE), "--batch-size", str(BATCH), "--bucket-cap-mb", "default"]
+        run += ["--max-time", "40s", "--quiet", "--out", str(folder / f"run{i}")]
+        here = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        }
+        subprocess.run([sys.executable, "-m", "ddp_bench", "run", *run], env=here, check=True)
+        started("resnet18", 240, watch=folder / f"watch{i}")
+        ours, theirs = exposed(folder / f"watch{i}"), exposed(folder / f"run{i}")
+        # The errors of two independent estimates add as squares.
+        half = sum(((high - low) / 2) ** 2 for _, low, high in (ours, theirs)) ** 0.5
+        difference = ours[0] - theirs[0]
+        inside += abs(difference) <= half
+        print(f"watched {ours}, run {theirs}: {difference:+.1f} ± {half:.1f} ms", flush=True)
+    print(f"the interval of the difference holds 0 in {inside} of {number}")
+
+
+def main():
+    if sys.argv[1:2] == ["train"]:
+        train(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+        return
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    made.add_argument("what", choices=("late", "costs", "pairs"))
+    made.add_argument("number", type=int)
+    options = made.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        {"late": late, "costs": costs, "pairs": pairs}[options.what](options.number, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
