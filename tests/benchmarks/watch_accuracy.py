@@ -1,7 +1,7 @@
 """How right a watched training is: late ranks, what watching costs, and communication against `bench.run`.
 
     python tests/benchmarks/watch_accuracy.py late 20     a rank sleeps 30 ms a step in one part of its work
-    python tests/benchmarks/watch_accuracy.py costs 5     ResNet-18 and a GPT, without and with the watch in turns
+    python tests/benchmarks/watch_accuracy.py costs 5     a step without and with the watch, in turns
     python tests/benchmarks/watch_accuracy.py pairs 10    exposed communication, watched and by `bench.run`
 
 The script measures its own sleep and its own steps. Leave the machine alone meanwhile.
