@@ -24,9 +24,9 @@ from ..results.disk import writable
 from ..results.store import RunWriter, load_run, shown
 from ..run.close import write_page
 from ..stats.fit import MIN_ROUNDS
-from ..stats.interval import median_interval
+from ..stats.interval import median_interval, with_change_of_runs
 from . import steps as seen
-from .late import estimate_ms, find_late_rank
+from .late import estimate, find_late_rank
 from .tables import PARTS, parts_s, plan_case, write_steps, write_tables
 
 LABEL_WIDTH, TEXT_WIDTH = 24, 100
@@ -129,10 +129,12 @@ def measure_overhead(joined: Sequence[seen.JoinedStep]) -> Measured | None:
     light, plain = [], []
     for step in joined:
         if seen.is_light(step):
-            light.append(max(one.step_s for one in step.values()))
+            light.append(1000 * max(one.step_s for one in step.values()))
         elif not any(one.hooked for one in step.values()):
-            plain.append(max(one.step_s for one in step.values()))
+            plain.append(1000 * max(one.step_s for one in step.values()))
     if min(len(light), len(plain)) < MIN_ROUNDS:
         return None
     # The machine's pace may change: steps that are near to each other are compared.
-    return as_measured(estimate_ms(light[: len(plain)]).minus(estimate_ms(plain)).interval())
+    near = light[: 2 * len(plain)]
+    difference = estimate(near).minus(estimate(plain))
+    return as_measured(with_change_of_runs(difference, near, plain).interval())
