@@ -16,7 +16,7 @@ from ..common.text import visible
 from ..findings.watched import as_measured, conclude_watch
 from ..machine.gpus import gpus
 from ..machine.host import machine
-from ..machine.manifest import Manifest, Measured, Model, RankPlace, Timing, Watched, WatchedRank
+from ..machine.manifest import FirstHost, Manifest, Measured, Model, RankPlace, Timing, Watched, WatchedRank
 from ..machine.provenance import describe_run
 from ..plan.case import Case
 from ..plan.settings import Settings
@@ -43,7 +43,7 @@ def finish(folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (
         if watched.joined:
             here, writer = machine(host_name()), RunWriter(folder)
             planned = plan_case(watched, here.num_cores or len(watched.ranks))
-            manifest = describe_watch(watched, planned.case, exit_code, command)
+            manifest = describe_watch(watched, planned.case, here, exit_code, command)
             write_tables(writer, planned, watched, manifest)
             writer.write_manifest(manifest)
             writer.close()
@@ -65,9 +65,11 @@ def finish(folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (
         )
 
 
-def describe_watch(watched: seen.Watched, case: Case, exit_code: int, command: Sequence[str]) -> Manifest:
+def describe_watch(
+    watched: seen.Watched, case: Case, here: FirstHost, exit_code: int, command: Sequence[str]
+) -> Manifest:
     """Describe what was watched, and where; the user's command and environment are fields of their own."""
-    here, first = machine(host_name()), watched.first
+    first = watched.first
     starts = {rank: process.start for rank, process in watched.ranks.items()}
     places = [
         RankPlace(rank=rank, host=one.host, local_rank=one.local_rank, device=one.device)
