@@ -211,6 +211,7 @@ def test_the_end_says_what_was_found_with_units_and_intervals(tmp_path, capsys):
         " ms, ",
         "Straggler Rank 1 is a straggler: ",
         "80 steps seen, 75 compared.",
+        " next Look at ",
     ):
         assert words in said
     assert said.endswith("watched/report.html")
