@@ -24,6 +24,7 @@ _WAITS = "what a backward takes after its last bucket is ready: communication, a
 _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
 """Of a run's choice, and of what may name a person."""
 
+_PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "other")
 _HEADINGS = {"waits": "exposed communication", "buffers": "broadcast of buffers"}
 
 _ROW_PT = 42
@@ -48,10 +49,10 @@ def watched_page(run: RunData, files: Files) -> Page:
         subtitle=conditions.subtitle(run, measured, "run"),
         cards=[*cards(found.run.verdicts), *late],
         trust=found.trust,
-        notes=found.notes,
+        notes=[*found.notes, *([f"Next: {found.advice}"] if found.advice else [])],
         intervals="In parentheses: 95% intervals.",
-        figures=[draw_ranks(watched.ranks)] if watched.ranks else [],
-        tables=[tabulate_ranks(watched.ranks)] if watched.ranks else [],
+        figures=[draw_ranks(watched.ranks)] if _shown(watched.ranks) else [],
+        tables=[tabulate_ranks(watched.ranks)] if _shown(watched.ranks) else [],
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files,
         conditions={name: facts for name, facts in told.items() if name not in _HIDDEN_CONDITIONS},
@@ -60,7 +61,8 @@ def watched_page(run: RunData, files: Files) -> Page:
 
 def _shown(ranks: Sequence[WatchedRank]) -> list[str]:
     """Return the parts that take time on any rank, in the order of the step."""
-    return [part for part in ranks[0].parts if any(one.parts[part].estimate > 0 for one in ranks)]
+    known = [part for part in _PARTS if all(part in one.parts for one in ranks)]
+    return [part for part in known if any(one.parts[part].estimate > 0 for one in ranks)]
 
 
 def tabulate_ranks(ranks: Sequence[WatchedRank]) -> Table:

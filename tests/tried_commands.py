@@ -20,6 +20,7 @@ SEAMS = (
     "ddp_bench.bench.gate.interleave.check_interpreter",
     "ddp_bench.bench.lab.network.require_support",
     "ddp_bench.bench.run.begin.show_plan",
+    "ddp_bench.bench.watch.launch.run",
 )
 """Where commands would start processes, become root, or, with a plan that is made, train for seconds."""
 

@@ -12,6 +12,7 @@ from ..machine.manifest import LateRank, Manifest, Measured, Watched
 from ..results.store import RunData
 from ..stats.interval import Interval
 from .findings import Conclusion, conclude_run
+from .verdicts import COMMUNICATION, RESOLVED
 
 PART_NAMES = {
     "data": "data loading",
@@ -22,6 +23,19 @@ PART_NAMES = {
     "other": "work outside of the model and the optimizer",
 }
 """Parts of a rank's own work in a sentence."""
+
+SAME_FOR_ALL = "Give all ranks the same cores, clocks and batches"
+REMEDIES = {
+    "data": "Give the loader of this rank more workers, or look at its storage",
+    "evaluation": "Let all ranks evaluate a part each",
+    "other": "Look at what this rank alone does in each step, such as logging, checkpoints or moving batches",
+}
+"""What to do about a straggler, by the part that is late."""
+
+FEWER_BYTES = (
+    "Communicate less often or less: a larger batch, accumulation under no_sync(), or 16-bit gradients "
+    "(register_comm_hook with bf16_compress_hook), which change the training."
+)
 
 
 def as_measured(found: Interval) -> Measured:
@@ -47,6 +61,8 @@ class WatchConclusion:
     straggler: str
     """Sentence that names the rank which the others wait for; empty without one."""
     notes: tuple[str, ...]
+    advice: str
+    """What to do first; empty without evidence."""
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -55,6 +71,7 @@ class WatchConclusion:
             *((one.title, one.sentence) for one in self.run.verdicts),
             *([("Straggler", self.straggler)] if self.straggler else []),
             *(("", note) for note in self.notes),
+            *([("next", self.advice)] if self.advice else []),
             *((f"trust: {claim}", said) for claim, said in self.trust.items()),
         ]
 
@@ -69,19 +86,29 @@ def conclude_watch(run: RunData) -> WatchConclusion:
     """Conclude a watched training."""
     watched = run.manifest.watched or Watched()
     notes = tuple(visible(note) for note in (*_count_steps(watched), *watched.notes))
-    return WatchConclusion(conclude_run(run), describe_late_rank(run.manifest, watched.late), notes)
+    found = conclude_run(run)
+    late = describe_late_rank(run.manifest, watched.late)
+    return WatchConclusion(found, late, notes, _advise(found, watched.late))
+
+
+def _advise(found: Conclusion, late: LateRank | None) -> str:
+    """Say what to do first: about the straggler, which the others wait for, else about communication."""
+    if late is not None:
+        return f"{REMEDIES.get(late.part, SAME_FOR_ALL)}; then watch again."
+    exposes = any(one.question == COMMUNICATION and one.answer == RESOLVED for one in found.verdicts)
+    return FEWER_BYTES if exposes else ""
 
 
 def describe_late_rank(manifest: Manifest, late: LateRank | None) -> str:
     """Say which rank the others wait for, by how much and with which part; empty without one."""
     if late is None:
         return ""
-    hosts = [one.host for one in manifest.ranks if one.rank == late.rank and len(manifest.hosts) > 1]
-    part = max(late.parts, key=lambda part: late.parts[part].estimate)
+    several = len({one.host for one in manifest.ranks}) > 1
+    hosts = [one.host for one in manifest.ranks if one.rank == late.rank and several]
     return visible(
         f"Rank {late.rank}{f' on {hosts[0]}' if hosts else ''} is a straggler: "
         f"{write_ms(late.later_ms)} later in each step than the others, which wait for it; mostly in "
-        f"{PART_NAMES.get(part, part)}, with {write_ms(late.parts[part])}."
+        f"{PART_NAMES.get(late.part, late.part)}, with {write_ms(late.parts.get(late.part))}."
     )
 
 

@@ -200,6 +200,11 @@ class LateRank(Record, frozen=True):
     last_pct: Amount = 0.0
     """Percent of the steps in which it is the last."""
 
+    @property
+    def part(self) -> str:
+        """The part that exceeds that of the others most."""
+        return max(self.parts, key=lambda part: self.parts[part].estimate, default="")
+
 
 class WatchedRank(Record, frozen=True):
     """A rank of a watched training: milliseconds of a step by part."""

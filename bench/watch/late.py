@@ -49,30 +49,30 @@ def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
     totals = [{rank: sum(own.values()) for rank, own in work.items()} for work in works]
 
     def later(rank: int) -> list[float]:
-        return [total[rank] - max(s for other, s in total.items() if other != rank) for total in totals]
+        return [1000 * (own[rank] - max(s for other, s in own.items() if other != rank)) for own in totals]
 
     rank = max(totals[0], key=lambda one: median(later(one)))
-    by_s = later(rank)
-    estimate = estimate_ms(by_s)
-    surely_ms = estimate.interval(1 - 0.05 / len(totals[0])).low
-    size = max(len(by_s) // QUARTERS, 1)
-    least_ms = min(1000 * median(by_s[i : i + size]) for i in range(0, len(by_s) - size + 1, size))
-    if estimate.value < MIN_LATE * step_ms or not min(surely_ms, least_ms) > MIN_SURE * step_ms:
+    later_ms = later(rank)
+    found = estimate(later_ms)
+    surely_ms = found.interval(1 - 0.05 / len(totals[0])).low
+    size = max(len(later_ms) // QUARTERS, 1)
+    least_ms = min(median(later_ms[i : i + size]) for i in range(0, len(later_ms) - size + 1, size))
+    if found.value < MIN_LATE * step_ms or not min(surely_ms, least_ms) > MIN_SURE * step_ms:
         return None
-    parts = {part: estimate_ms([_beyond_others(work, rank, part) for work in works]) for part in OWN_PARTS}
+    parts = {part: estimate([_beyond_others_ms(work, rank, part) for work in works]) for part in OWN_PARTS}
     return LateRank(
         rank=rank,
-        later_ms=as_measured(estimate.interval()),
+        later_ms=as_measured(found.interval()),
         parts={part: as_measured(ms.interval()) for part, ms in parts.items()},
-        last_pct=round(100 * sum(s > 0 for s in by_s) / len(by_s), 1),
+        last_pct=round(100 * sum(ms > 0 for ms in later_ms) / len(later_ms), 1),
     )
 
 
-def _beyond_others(work: Mapping[int, Mapping[str, float]], rank: int, part: str) -> float:
-    return work[rank][part] - median(own[part] for other, own in work.items() if other != rank)
+def _beyond_others_ms(work: Mapping[int, Mapping[str, float]], rank: int, part: str) -> float:
+    return 1000 * (work[rank][part] - median(own[part] for other, own in work.items() if other != rank))
 
 
-def estimate_ms(values_s: Sequence[float]) -> Estimate:
-    """Estimate the typical one of seconds, one per step in their order, in milliseconds."""
-    scale = max(map(abs, values_s), default=0.0) or 1.0
-    return in_pairs([value / scale for value in values_s]).scaled(1000 * scale)
+def estimate(values: Sequence[float]) -> Estimate:
+    """Estimate the typical one of values, one per step in their order, in their unit."""
+    scale = max(map(abs, values), default=0.0) or 1.0
+    return in_pairs([value / scale for value in values]).scaled(scale)

@@ -16,7 +16,7 @@ from ..common.text import visible
 from ..findings.watched import as_measured, conclude_watch
 from ..machine.gpus import gpus
 from ..machine.host import machine
-from ..machine.manifest import Manifest, Measured, Model, RankPlace, Timing, Watched, WatchedRank
+from ..machine.manifest import FirstHost, Manifest, Measured, Model, RankPlace, Timing, Watched, WatchedRank
 from ..machine.provenance import describe_run
 from ..plan.case import Case
 from ..plan.settings import Settings
@@ -24,9 +24,9 @@ from ..results.disk import writable
 from ..results.store import RunWriter, load_run, shown
 from ..run.close import write_page
 from ..stats.fit import MIN_ROUNDS
-from ..stats.interval import median_interval
+from ..stats.interval import median_interval, with_change_of_runs
 from . import steps as seen
-from .late import estimate_ms, find_late_rank
+from .late import estimate, find_late_rank
 from .tables import PARTS, parts_s, plan_case, write_steps, write_tables
 
 LABEL_WIDTH, TEXT_WIDTH = 24, 100
@@ -43,7 +43,7 @@ def finish(folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (
         if watched.joined:
             here, writer = machine(host_name()), RunWriter(folder)
             planned = plan_case(watched, here.num_cores or len(watched.ranks))
-            manifest = describe_watch(watched, planned.case, exit_code, command)
+            manifest = describe_watch(watched, planned.case, here, exit_code, command)
             write_tables(writer, planned, watched, manifest)
             writer.write_manifest(manifest)
             writer.close()
@@ -65,9 +65,11 @@ def finish(folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (
         )
 
 
-def describe_watch(watched: seen.Watched, case: Case, exit_code: int, command: Sequence[str]) -> Manifest:
+def describe_watch(
+    watched: seen.Watched, case: Case, here: FirstHost, exit_code: int, command: Sequence[str]
+) -> Manifest:
     """Describe what was watched, and where; the user's command and environment are fields of their own."""
-    here, first = machine(host_name()), watched.first
+    first = watched.first
     starts = {rank: process.start for rank, process in watched.ranks.items()}
     places = [
         RankPlace(rank=rank, host=one.host, local_rank=one.local_rank, device=one.device)
@@ -129,10 +131,12 @@ def measure_overhead(joined: Sequence[seen.JoinedStep]) -> Measured | None:
     light, plain = [], []
     for step in joined:
         if seen.is_light(step):
-            light.append(max(one.step_s for one in step.values()))
+            light.append(1000 * max(one.step_s for one in step.values()))
         elif not any(one.hooked for one in step.values()):
-            plain.append(max(one.step_s for one in step.values()))
+            plain.append(1000 * max(one.step_s for one in step.values()))
     if min(len(light), len(plain)) < MIN_ROUNDS:
         return None
     # The machine's pace may change: steps that are near to each other are compared.
-    return as_measured(estimate_ms(light[: len(plain)]).minus(estimate_ms(plain)).interval())
+    near = light[: 2 * len(plain)]
+    difference = estimate(near).minus(estimate(plain))
+    return as_measured(with_change_of_runs(difference, near, plain).interval())

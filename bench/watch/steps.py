@@ -16,6 +16,7 @@ WARM_UP_STEPS = 5
 MAX_DISTANCE = 4
 """Steps between a probe and the steps that it is compared with."""
 
+MIN_STEP_S = 1e-6
 MAX_ROW_BYTES = 2**20
 
 
@@ -107,14 +108,10 @@ class Note(Row, frozen=True, kw_only=True):
     text: str = ""
 
 
-class End(Row, frozen=True, kw_only=True):
-    """The watch of a process has come to its end."""
-
-
 JoinedStep: TypeAlias = dict[int, Step]
 """One step by rank."""
 
-_DECODER = msgspec.json.Decoder(Start | Model | Step | Note | End)
+_DECODER = msgspec.json.Decoder(Start | Model | Step | Note)
 
 
 class Process(NamedTuple):
@@ -127,7 +124,7 @@ class Process(NamedTuple):
 
 
 def read_process(path: Path) -> Process:
-    """Read the rows of a process, but for lines that are cut or are no rows."""
+    """Read the rows of a process, but for lines that are cut or tell nothing."""
     found = Process(Start(), [], {}, [])
     with path.open("rb") as lines:
         while line := lines.readline(MAX_ROW_BYTES):
@@ -138,7 +135,7 @@ def read_process(path: Path) -> Process:
             if isinstance(row, Start):
                 found = found._replace(start=row)
                 found.notes.extend(row.unsupported)
-            elif isinstance(row, Step) and row.step_s > 0:
+            elif isinstance(row, Step) and row.step_s >= MIN_STEP_S:
                 found.steps.append(row)
             elif isinstance(row, Model):
                 found.models[row.model] = row

@@ -19,7 +19,7 @@ from ..results.disk import replace_file
 from ..results.round_times import RoundTimes
 from ..results.store import RunWriter
 from ..results.tables import csv_bytes, csv_value
-from .steps import Step, Watched, pair_probes
+from .steps import MIN_STEP_S, Step, Watched, pair_probes
 
 PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "other")
 """Parts of a step; `waits` is what its backward takes after its last bucket was ready."""
@@ -63,7 +63,7 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
         times.add(block)
     sizes = next((one.syncs[-1].bytes for one in watched.joined[-1].values() if one.syncs), ())
     layouts = {case_id: BucketLayout(sizes)} if sizes else {}
-    facts = {
+    facts: dict[str, Any] = {
         # What a batch of the user's holds is not known, nor its precision.
         "global_batch": 1,
         "batch_per_device": None,
@@ -71,6 +71,9 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
         "scaling": None,
         **({"num_buckets": len(sizes), "bucket_bytes": "/".join(map(str, sizes))} if sizes else {}),
     }
+    here = manifest.environment
+    names = [gpu.name for gpu in here.gpus or ()] if planned.case.device_type == "cuda" else [here.cpu_model]
+    facts["device_name"] = next(iter(names), None)
     run = {"run_id": manifest.run_id, "started_at": manifest.created_utc}
     run["torch_version"] = manifest.versions.get("torch")
     writer.append(row for block in blocks for row in block)
@@ -134,6 +137,7 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
         buffers_s = min(one.parts.get("buffers", 0.0) for one in probe.values())
         # The rank that comes last waits for nobody.
         comm_s = buffers_s + min(_syncs_per_probe(one) * one.alone_s for one in probe.values())
+        comm_s = max(comm_s, MIN_STEP_S)
         detail = {"buffers_ms": round(1000 * buffers_s, 4)} if buffers_s else {}
         yield block("comm", index, {rank: [comm_s] for rank in probe}, dict.fromkeys(probe, detail))
     for index, step in enumerate(joined):
@@ -151,7 +155,7 @@ def without_communication_s(probe: Step, usual_s: float) -> float:
     Where only some backwards of the step were held back, the others are taken to add as much each.
     """
     added_s = _syncs_per_probe(probe) * (usual_s - (probe.step_s - probe.alone_s))
-    return max(usual_s - added_s - probe.parts.get("buffers", 0.0), 1e-6)
+    return max(usual_s - added_s - probe.parts.get("buffers", 0.0), MIN_STEP_S)
 
 
 def _syncs_per_probe(probe: Step) -> float:

@@ -68,7 +68,9 @@ def write_rows(folder, steps, *, num_ranks=2, notes=(), host="host"):
     return folder
 
 
-def training(num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_part="other", **more):
+def training(
+    num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_part="other", hook_s=0.0, **more
+):
     """Steps of a training, every fourth a probe from `HOOK_AT` on."""
     draw = random.Random(seed)
     steps = []
@@ -77,6 +79,8 @@ def training(num_steps=80, *, num_ranks=2, noise=0.0, seed=0, late_s=None, late_
         if late_s:
             own[-1][late_part] = own[-1].get(late_part, 0.0) + late_s
         hooked = n > HOOK_AT
+        for rank in own if hooked else ():
+            rank["backward"] += hook_s
         steps.append(step_rows(own, n, probe=hooked and n % 4 == 0, hooked=hooked, **more))
     return steps
 
@@ -137,9 +141,17 @@ def test_a_straggler_is_named_where_there_is_one_and_never_else(num_ranks, tmp_p
             folder = tmp_path / f"{late_s}-{seed}"
             made = training(num_ranks=num_ranks, noise=0.1, seed=seed, late_s=late_s, late_part=part)
             late = find_late_rank(read_ranks(write_rows(folder, made, num_ranks=num_ranks) / "ranks").joined)
-            named = late and (late.rank, max(late.parts, key=lambda one: late.parts[one].estimate))
+            named = late and (late.rank, late.part)
             found.setdefault(late_s, []).append(named == ((num_ranks - 1, part) if late_s else None))
     assert found == {None: [True] * 20, 0.03: [True] * 20}
+
+
+def test_what_watching_costs_is_the_step_with_the_hook_less_the_step_before_it(tmp_path):
+    run = watched_run(write_rows(tmp_path / "watched", training(hook_s=0.004, noise=0.001)))
+    cost = run.manifest.watched.overhead_ms
+    assert cost.low < 4 < cost.high
+    assert cost.high - cost.low < 1
+    assert any("Watching costs 4" in note for note in conclude_watch(run).notes)
 
 
 def test_steps_of_other_parts_are_counted_and_not_compared(tmp_path):
@@ -199,6 +211,7 @@ def test_the_end_says_what_was_found_with_units_and_intervals(tmp_path, capsys):
         " ms, ",
         "Straggler Rank 1 is a straggler: ",
         "80 steps seen, 75 compared.",
+        " next Look at ",
     ):
         assert words in said
     assert said.endswith("watched/report.html")

@@ -1,0 +1,70 @@
+"""A training that was watched, from the command to the folder; the script itself measures its sleeps."""
+
+import json
+import subprocess
+import sys
+from statistics import median
+
+import pytest
+
+from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.results.store import load_run
+
+pytest.importorskip("ddp_bench.bench.watch.launch")
+
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DDP(nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+late, slept_s = dist.get_rank() == 1, []
+for _ in range(70):
+    optimizer.zero_grad()
+    if late:
+        begin = time.perf_counter()
+        time.sleep(0.03)
+        slept_s.append(time.perf_counter() - begin)
+    model(torch.randn(8, 256)).square().mean().backward()
+    optimizer.step()
+if late:
+    Path(sys.argv[1]).write_text(json.dumps(slept_s))
+"""
+
+
+def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path):
+    script, slept, folder = (tmp_path / name for name in ("train.py", "slept.json", "watched"))
+    script.write_text(SCRIPT)
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        str(slept),
+    ]
+    ended = subprocess.run(
+        own_command("watch", "--out", str(folder), "--", *launcher),
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    run = load_run(folder)
+    late = run.manifest.watched.late
+    slept_ms = 1000 * median(json.loads(slept.read_text()))
+    assert (late.rank, late.part) == (1, "other")
+    assert late.parts["other"].estimate == pytest.approx(slept_ms, rel=0.2)
+    assert "Rank 1 is a straggler" in ended.stderr
+    case = run.results[0]
+    assert case.step_ms.estimate > slept_ms
+    assert case.exposed_comm_ms is not None, "the wait for a late rank is no communication"
+    assert case.exposed_comm_ms.estimate < slept_ms
+    assert (folder / "report.html").is_file()
