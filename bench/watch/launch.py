@@ -147,7 +147,9 @@ def progress(folder: Path, steps: int) -> str:
     if not seen:
         return "no step of a training has been seen yet"
     left = steps - min(seen)
-    return f"{min(seen)} of {steps} steps seen" if left > 0 else f"all {steps} steps seen; the command goes on"
+    return (
+        f"{min(seen)} of {steps} steps seen" if left > 0 else f"all {steps} steps seen; the command goes on"
+    )
 
 
 def was_reached(folder: Path) -> bool:

@@ -96,4 +96,6 @@ def unreached(words: Sequence[str]) -> str:
             "it ended before its first step, or runs elsewhere (in a container, over ssh) or with -E or -I. "
             "Call ddp_bench.watch() in the script instead"
         )
-    return f"no training was seen: no process of the command took a step with torch that could be watched; {why}"
+    return (
+        f"no training was seen: no process of the command took a step with torch that could be watched; {why}"
+    )

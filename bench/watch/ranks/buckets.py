@@ -79,7 +79,14 @@ class Model:
         draw = random.Random(f"{watch.config['seed']}-{self.number}-{self.count}").random()
         may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
         probe = bool(may and not self.why and draw < PROBE_SHARE)
-        self.sync = {"model": self.number, "k": self.count, "probe": probe, "ready": [], "done": [], "bytes": []}
+        self.sync = {
+            "model": self.number,
+            "k": self.count,
+            "probe": probe,
+            "ready": [],
+            "done": [],
+            "bytes": [],
+        }
         watch.add_sync(self.sync)
         self.sequence = self.group._get_sequence_number_for_group() if hooked and not self.why else 0
 
@@ -101,7 +108,7 @@ class Model:
             self.write_row()
 
     def scale(self, buffer: torch.Tensor) -> None:
-        """Divide a bucket as DDP does: it multiplies dense gradients with the inverse, and divides sparse ones."""
+        """Divide a bucket as DDP does: it multiplies dense gradients with the inverse, and divides sparse."""
         divisor = self.size
         if self.joined is not None:
             self.joined.wait()
@@ -129,7 +136,7 @@ class Model:
     def hold(self, buffer: torch.Tensor, place: int) -> Any:
         """Keep a bucket, and return the future of what it will be."""
         is_cpu = buffer.device.type == "cpu"
-        future = torch.futures.Future() if is_cpu else torch.futures.Future(devices=[buffer.device])
+        future: Any = torch.futures.Future() if is_cpu else torch.futures.Future(devices=[buffer.device])
         self.held.append((buffer, future, place))
         return future
 
