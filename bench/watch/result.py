@@ -11,7 +11,8 @@ from ..common.cli import say
 
 def finish(folder: Path, exit_code: int, quiet: bool) -> None:
     """Say on stderr what was seen."""
-    rows = [json.loads(line) for file in (folder / "ranks").glob("*.jsonl") for line in file.open()]
+    files = (folder / "ranks").glob("*.jsonl")
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     counts = Counter(row["kind"] for row in rows)
     if not quiet:
         say(f"the command ended with {exit_code}; rows in {folder}: {dict(counts)}")

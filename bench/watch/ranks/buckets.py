@@ -78,7 +78,7 @@ class Model:
         self.count += 1
         draw = random.Random(f"{watch.config['seed']}-{self.number}-{self.count}").random()
         may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
-        probe = bool(may and not self.why and draw < PROBE_SHARE)
+        probe = bool(may and not self.why and draw < PROBE_SHARE and not private.is_captured())
         self.sync = {
             "model": self.number,
             "k": self.count,
@@ -120,10 +120,10 @@ class Model:
 
     def send(self, buffer: torch.Tensor, place: int) -> Any:
         """Begin the all-reduce of a bucket, as DDP does, and return the future of its result."""
-        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        sync, work = self.sync, dist.all_reduce(buffer, group=self.group, async_op=True)
 
         def finish(done: Any) -> torch.Tensor:
-            self.watch.guard(self.note_done, place, self.sync)
+            self.watch.guard(self.note_done, place, sync)
             result: torch.Tensor = done.value()[0]
             return result
 
@@ -143,7 +143,7 @@ class Model:
     def release(self) -> None:
         """Send what is held, in order."""
         held, self.held = self.held, []
-        if held:
+        if held and held[0][0].device.type == "cpu":  # a GPU's buckets are sent later than the host says
             self.sync["sent"] = now()
         for buffer, future, place in held:
             self.send(buffer, place).add_done_callback(partial(pass_on, future))

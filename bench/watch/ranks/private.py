@@ -111,6 +111,11 @@ def has_active_divisor(ddp: Any) -> bool:
     return bool(ddp._join_config.enable and not getattr(ddp, "_divide_by_initial_world_size", True))
 
 
+def is_captured() -> bool:
+    """Tell whether a CUDA graph is made of this step, which would be a probe at each replay."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def num_bytes(buffer: torch.Tensor) -> int:
     """Return the size of a bucket; of a sparse gradient the size of its values."""
     values = buffer._values() if buffer.is_sparse else buffer
