@@ -441,12 +441,12 @@ def raising_backward():
 
 
 def compiled_inside():
-    model = wrapped(torch.compile(net()))
+    model = wrapped(torch.compile(net()), bucket_cap_mb=None)
     return model, train(model)
 
 
 def compiled_outside():
-    model = torch.compile(wrapped())
+    model = torch.compile(wrapped(bucket_cap_mb=None))
     return model, train(model)
 
 
