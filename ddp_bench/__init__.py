@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Run", "Workload", "compare", "load_run", "watch"]
 
-_API = "ddp_bench.bench.api"
-_WORKLOAD = "ddp_bench.models.workload"
 _MODULES = {
-    **{"Batch": _WORKLOAD, "Run": _API, "Workload": _WORKLOAD, "compare": _API, "load_run": _API},
+    **dict.fromkeys(("Run", "compare", "load_run"), "ddp_bench.bench.api"),
+    **dict.fromkeys(("Batch", "Workload"), "ddp_bench.models.workload"),
     "watch": "ddp_bench.bench.watch.launch",
 }
 

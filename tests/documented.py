@@ -13,7 +13,7 @@ FILES = sorted(
     for path in folder.glob("*.md")
     if path.name != "CHANGELOG.md"
 )
-OURS = ("run", "tune", "predict", "gate", "doctor", "lab", "export", "watch", "report")
+OURS = ("run", "watch", "tune", "predict", "gate", "doctor", "lab", "export", "report")
 SHELL, OUTPUT, WORKFLOW = "bash", "", "yaml"
 CODE = ("python", "toml", "mermaid")
 """Languages of blocks without commands; those of Python are run by test_docs.py."""

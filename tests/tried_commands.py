@@ -20,7 +20,7 @@ SEAMS = (
     "ddp_bench.bench.gate.interleave.check_interpreter",
     "ddp_bench.bench.lab.network.require_support",
     "ddp_bench.bench.run.begin.show_plan",
-    "ddp_bench.bench.watch.launch.run",
+    "ddp_bench.bench.watch.launch.start",
 )
 """Where commands would start processes, become root, or, with a plan that is made, train for seconds."""
 
@@ -53,7 +53,7 @@ def tried(words):
         code, behind = None, split(arguments)[1]
         if name == "gate":
             tried(["python", "-m", "bench.run", *behind])
-        if name == "lab" and own(behind):
+        if name in ("lab", "watch") and own(behind):
             tried(behind)
     assert code in {"gate": (None, 0, 1, 3), "doctor": (0, 1), "run": (None, 0)}.get(name, (None, 0)), words
     return code

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -76,7 +77,9 @@ def default_caps():
 def loaders_and_evaluation():
     model, generator = wrapped(), torch.Generator().manual_seed(5)
     optimizer = sgd(model)
-    data = TensorDataset(torch.randn(96, 8, generator=generator), torch.randint(4, (96,), generator=generator))
+    data = TensorDataset(
+        torch.randn(96, 8, generator=generator), torch.randint(4, (96,), generator=generator)
+    )
     loader = DataLoader(data, batch_size=6, sampler=DistributedSampler(data), num_workers=1)
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
@@ -369,7 +372,8 @@ def builtin_hook():
 
 def delayed_all_reduce():
     module = net()
-    model = wrapped(module, delay_all_reduce_named_params=[("7.bias", module[7].bias)], param_to_hook_all_reduce=module[0].weight)
+    delayed = {"delay_all_reduce_named_params": [("7.bias", module[7].bias)]}
+    model = wrapped(module, bucket_cap_mb=1, param_to_hook_all_reduce=module[0].weight, **delayed)
     return model, train(model)
 
 
@@ -437,12 +441,12 @@ def raising_backward():
 
 
 def compiled_inside():
-    model = wrapped(torch.compile(net()))
+    model = wrapped(torch.compile(net()), bucket_cap_mb=None)
     return model, train(model)
 
 
 def compiled_outside():
-    model = torch.compile(wrapped())
+    model = torch.compile(wrapped(bucket_cap_mb=None))
     return model, train(model)
 
 
@@ -512,8 +516,7 @@ def main(out, kinds):
         restore()
         took_s = time.monotonic() - began_s
         found[kind] = {"end": digest(model, loss), "sent": sent, "rows": rows, "took_s": took_s}
-    with open(f"{out}-{os.environ['RANK']}.json", "w") as file:
-        json.dump(found, file)
+    Path(f"{out}-{os.environ['RANK']}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 

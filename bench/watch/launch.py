@@ -21,7 +21,8 @@ from typing import Any
 from ..common.cli import TYPED_ENV, say
 from ..common.errors import UsageError
 from ..common.process import host_name
-from ..results.store import default_folder
+from ..results.disk import writable
+from ..results.store import default_folder, shown
 from .result import finish
 
 CONFIG_ENV = "_DDP_BENCH_WATCH"
@@ -61,7 +62,14 @@ def start(command: Sequence[str], config: Mapping[str, Any]) -> subprocess.Popen
     """Start the command, with our standard streams. Raises UsageError where there is none."""
     if shutil.which(command[0]) is None:
         raise UsageError(f"after -- comes a command, but no program {command[0]!r} is found")
+    make_folder(Path(config["folder"]))
     return subprocess.Popen(command, env=environment(config, os.environ))
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of the rows. Raises UsageError where it cannot be written."""
+    with writable(f"--out {shown(folder)}"):
+        (folder / ROWS).mkdir(parents=True, exist_ok=True)
 
 
 def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet: bool) -> int:
@@ -147,7 +155,9 @@ def progress(folder: Path, steps: int) -> str:
     if not seen:
         return "no step of a training has been seen yet"
     left = steps - min(seen)
-    return f"{min(seen)} of {steps} steps seen" if left > 0 else f"all {steps} steps seen; the command goes on"
+    return (
+        f"{min(seen)} of {steps} steps seen" if left > 0 else f"all {steps} steps seen; the command goes on"
+    )
 
 
 def was_reached(folder: Path) -> bool:
@@ -179,6 +189,7 @@ def end_here(folder: Path) -> None:
 def run_here(words: Sequence[str], config: Mapping[str, Any]) -> int:
     """Run a script, or with `-m` a module, in this process as Python would, and return its exit code."""
     ours, folder = (sys.stdout, sys.stderr), Path(config["folder"])
+    make_folder(folder)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     is_module = words[0] == "-m"
     sys.argv = [*words[is_module:]]
@@ -213,7 +224,7 @@ def watch(out: str | Path | None = None, *, steps: int = STEPS, probes: bool = T
     if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("several ranks watch into one folder: name it, as in watch(out='watched')")
     folder = Path(out) if out is not None else default_folder(host=host_name(), name="watch")
-    (folder / ROWS).mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     install(config_of(folder, steps, probes=probes, seed=seed))
     if os.environ.get("RANK", "0") == "0":
         process = os.getpid()

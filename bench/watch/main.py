@@ -16,7 +16,6 @@ from ..common.cli import Parser, command, guarded, say
 from ..common.errors import UsageError
 from ..common.process import host_name
 from ..plan.values import positive_int, whole_number
-from ..results.disk import writable
 from ..results.store import check_claimable, default_folder
 from . import launch
 from .result import finish
@@ -74,8 +73,6 @@ def _main(argv: Sequence[str]) -> int:
     config = launch.config_of(
         folder, positive_int(options.steps), probes=not options.no_probes, seed=whole_number(options.seed)
     )
-    with writable(f"--out {folder}"):
-        (folder / launch.ROWS).mkdir(parents=True, exist_ok=True)
     if is_rank:
         code = launch.run_here(words, config)
     else:
@@ -96,4 +93,6 @@ def unreached(words: Sequence[str]) -> str:
             "it ended before its first step, or runs elsewhere (in a container, over ssh) or with -E or -I. "
             "Call ddp_bench.watch() in the script instead"
         )
-    return f"no training was seen: no process of the command took a step with torch that could be watched; {why}"
+    return (
+        f"no training was seen: no process of the command took a step with torch that could be watched; {why}"
+    )

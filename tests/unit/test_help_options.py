@@ -22,7 +22,7 @@ BESIDE = {
 }
 """What a command needs beside an option."""
 
-BEHIND = {"lab": ("--", "python", "x.py")}
+BEHIND = dict.fromkeys(("lab", "watch"), ("--", "python", "x.py"))
 OF_RATE = "--throughput 319 --arch resnet50 --batch-size 32 --gpus 2 --network ib-100g"
 IN_TURNS = "--interleave . --quiet"
 INSTEAD = {

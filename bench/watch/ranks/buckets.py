@@ -78,8 +78,15 @@ class Model:
         self.count += 1
         draw = random.Random(f"{watch.config['seed']}-{self.number}-{self.count}").random()
         may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
-        probe = bool(may and not self.why and draw < PROBE_SHARE)
-        self.sync = {"model": self.number, "k": self.count, "probe": probe, "ready": [], "done": [], "bytes": []}
+        probe = bool(may and not self.why and draw < PROBE_SHARE and not private.is_captured())
+        self.sync = {
+            "model": self.number,
+            "k": self.count,
+            "probe": probe,
+            "ready": [],
+            "done": [],
+            "bytes": [],
+        }
         watch.add_sync(self.sync)
         self.sequence = self.group._get_sequence_number_for_group() if hooked and not self.why else 0
 
@@ -101,7 +108,7 @@ class Model:
             self.write_row()
 
     def scale(self, buffer: torch.Tensor) -> None:
-        """Divide a bucket as DDP does: it multiplies dense gradients with the inverse, and divides sparse ones."""
+        """Divide a bucket as DDP does: it multiplies dense gradients with the inverse, and divides sparse."""
         divisor = self.size
         if self.joined is not None:
             self.joined.wait()
@@ -113,10 +120,10 @@ class Model:
 
     def send(self, buffer: torch.Tensor, place: int) -> Any:
         """Begin the all-reduce of a bucket, as DDP does, and return the future of its result."""
-        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        sync, work = self.sync, dist.all_reduce(buffer, group=self.group, async_op=True)
 
         def finish(done: Any) -> torch.Tensor:
-            self.watch.guard(self.note_done, place, self.sync)
+            self.watch.guard(self.note_done, place, sync)
             result: torch.Tensor = done.value()[0]
             return result
 
@@ -129,14 +136,14 @@ class Model:
     def hold(self, buffer: torch.Tensor, place: int) -> Any:
         """Keep a bucket, and return the future of what it will be."""
         is_cpu = buffer.device.type == "cpu"
-        future = torch.futures.Future() if is_cpu else torch.futures.Future(devices=[buffer.device])
+        future: Any = torch.futures.Future() if is_cpu else torch.futures.Future(devices=[buffer.device])
         self.held.append((buffer, future, place))
         return future
 
     def release(self) -> None:
         """Send what is held, in order."""
         held, self.held = self.held, []
-        if held:
+        if held and held[0][0].device.type == "cpu":  # a GPU's buckets are sent later than the host says
             self.sync["sent"] = now()
         for buffer, future, place in held:
             self.send(buffer, place).add_done_callback(partial(pass_on, future))

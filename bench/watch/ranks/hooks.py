@@ -311,7 +311,7 @@ def taking_in(watch: Watch, original: Any) -> Any:
     """Return `register_comm_hook` that runs the user's hook in place of ours, which cannot be taken away."""
 
     @functools.wraps(original)
-    def register(ddp: Any, state: Any, hook: Any) -> None:
+    def register(ddp: Any, state: Any, hook: Any) -> Any:
         model = watch.models.get(ddp)
         if model is None or model.hooked_in != id(ddp.reducer) or model.inner is not None:
             return original(ddp, state, hook)

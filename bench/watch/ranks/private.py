@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.join import Join
-from torch.nn.parallel import DistributedDataParallel as Ddp
-from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
+from torch.distributed.algorithms import join
+from torch.nn import parallel
+from torch.utils.data import dataloader
+
+Ddp: Any = parallel.DistributedDataParallel
+Join: Any = join.Join
+LoaderIterator: Any = dataloader._BaseDataLoaderIter
 
 OWN_HOOK = "a communication hook of its own"
 
@@ -28,7 +32,14 @@ FUNCTIONS = (
 """Functions and the names of their first parameters."""
 
 ATTRIBUTES = (
-    *("reducer", "process_group", "logger", "require_backward_grad_sync", "_module_parameters", "_comm_hooks"),
+    *(
+        "reducer",
+        "process_group",
+        "logger",
+        "require_backward_grad_sync",
+        "_module_parameters",
+        "_comm_hooks",
+    ),
     *("_use_python_reducer", "_delay_all_reduce_params", "mixed_precision", "_join_config", "static_graph"),
     *("gradient_as_bucket_view", "find_unused_parameters"),
     *("broadcast_buffers", "bucket_bytes_cap", "bucket_bytes_cap_default"),
@@ -38,7 +49,9 @@ ATTRIBUTES = (
 
 def differing_names() -> list[str]:
     """Return what of FUNCTIONS this torch lacks, or has with other parameters."""
-    return [name for owner, name, expected in FUNCTIONS if parameters(owner, name)[: len(expected)] != expected]
+    return [
+        name for owner, name, expected in FUNCTIONS if parameters(owner, name)[: len(expected)] != expected
+    ]
 
 
 def parameters(owner: Any, name: str) -> tuple[str, ...]:
@@ -64,7 +77,9 @@ def reason_against_hook(ddp: Any) -> str | None:
         "the Python reducer": ddp._use_python_reducer,
         "a delayed all-reduce of some parameters": ddp._delay_all_reduce_params,
         "DDP's mixed precision": ddp.mixed_precision is not None,
-        "an optimizer in the backward": any(hasattr(p, "_in_backward_optimizers") for p in ddp._module_parameters),
+        "an optimizer in the backward": any(
+            hasattr(p, "_in_backward_optimizers") for p in ddp._module_parameters
+        ),
         "one rank": size < 2,
         f"gradients in the buckets on {size} ranks, which DDP rounds in another way": rounds and divides,
     }
@@ -96,6 +111,11 @@ def has_active_divisor(ddp: Any) -> bool:
     return bool(ddp._join_config.enable and not getattr(ddp, "_divide_by_initial_world_size", True))
 
 
+def is_captured() -> bool:
+    """Tell whether a CUDA graph is made of this step, which would be a probe at each replay."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def num_bytes(buffer: torch.Tensor) -> int:
     """Return the size of a bucket; of a sparse gradient the size of its values."""
     values = buffer._values() if buffer.is_sparse else buffer
@@ -105,7 +125,7 @@ def num_bytes(buffer: torch.Tensor) -> int:
 def hide_from_compiler(watch: Any) -> None:
     """Keep torch's compiler off the frames of the watch, once it is there; it goes on with what they call."""
     if "torch._dynamo" in sys.modules:
-        from torch._C._dynamo.eval_frame import skip_code
+        from torch._C._dynamo.eval_frame import skip_code  # type: ignore[attr-defined]
 
         for function in watch.hidden:
             skip_code(function.__code__)
@@ -114,10 +134,11 @@ def hide_from_compiler(watch: Any) -> None:
 
 def register_hook(ddp: Any, state: Any, hook: Any) -> bool:
     """Register a communication hook, but not in `_comm_hooks`, which is pickled; False where there is one."""
+    registering: Any = dist
+    if "torch._dynamo" in sys.modules:
+        hook = torch.compiler.disable(hook)
     try:
-        dist._register_comm_hook(
-            ddp.reducer, state, torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
-        )
+        registering._register_comm_hook(ddp.reducer, state, hook)
     except RuntimeError:
         return False
     return True

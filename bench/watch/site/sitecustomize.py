@@ -3,12 +3,16 @@
 It stands alone in a folder on PYTHONPATH: nothing else of ours can be imported from there.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+from types import ModuleType
+from typing import Any
 
 SITE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would delay every start
 RANKS = os.path.join(os.path.dirname(SITE), "ranks")  # noqa: PTH118, PTH120
@@ -19,26 +23,31 @@ STEPS = {"torch": "install", "torch._dynamo": "hide_from_compiler"}
 """Functions of the package that follow the import of a module of torch."""
 
 
-def call_package(function):
+def call_package(function: str) -> None:
     """Call a function of the package, loading it at first. Training goes on whatever is raised."""
     with contextlib.suppress(Exception):
         if PACKAGE not in sys.modules:
             file = os.path.join(RANKS, "__init__.py")  # noqa: PTH118
             spec = importlib.util.spec_from_file_location(PACKAGE, file, submodule_search_locations=[RANKS])
-            sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[PACKAGE])
+            load(PACKAGE, spec)
         getattr(sys.modules[PACKAGE], function)()
+
+
+def load(name: str, spec: Any) -> None:
+    """Run a module as the one of this name."""
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
 class Finder(importlib.abc.MetaPathFinder):
     """Finder that lets the other finders find a module, and acts when it has been imported."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
         """Return the spec of a module of torch that the watch waits for."""
         if name not in STEPS:
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            spec: Any = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 break
         else:
@@ -46,7 +55,7 @@ class Finder(importlib.abc.MetaPathFinder):
         execute = getattr(spec.loader, "exec_module", None)
         if execute is not None:
 
-            def exec_module(module):
+            def exec_module(module: ModuleType) -> None:
                 execute(module)
                 call_package(STEPS[name])
 
@@ -55,16 +64,15 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def load_hidden():
+def load_hidden() -> None:
     """Run the sitecustomize that this one hides, as Python would have without us."""
     sys.path[:] = others = [path for path in sys.path if os.path.abspath(path) != SITE]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
-        sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["sitecustomize"])
+        load("sitecustomize", spec)
 
 
-def begin():
+def begin() -> None:
     """Watch this process as soon as it has torch."""
     if "torch" in sys.modules:
         call_package("install")

@@ -1,0 +1,337 @@
+"""Watched training: the same bits, the same collectives, and rows of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from commands import ROOT, eventually, finished, python
+from made_project import commit
+from selection import in_campaign
+from stand_ins import Patch
+
+from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.watch import launch
+
+SCRIPTS = ROOT / "tests" / "watched_scripts.py"
+PROBED = (
+    *("plain", "default_caps", "loaders_and_evaluation", "no_sync", "by_flag", "every_micro_step", "gan"),
+    *(
+        "two_in_one_backward",
+        "skipped_steps",
+        "unused_parameters",
+        "sparse_gradients",
+        "static_graph",
+        "joined",
+    ),
+    *("joined_by_active_ranks", "siamese", "two_backwards_a_step", "closures", "sharded_optimizer", "copied"),
+    *("pickled", "own_group", "raising_backward"),
+)
+HOOK = "a communication hook of its own"
+OBSERVED = {
+    "collectives_in_the_backward": "other collectives run between its buckets",
+    "late_hook_of_the_user": HOOK,
+    "group_of_one": "one rank",
+    **dict.fromkeys(("hook_of_the_user", "power_sgd", "builtin_hook", "optimizer_in_the_backward"), HOOK),
+}
+"""Kinds that are observed only, and why."""
+
+VIEWS = ("views", "kept_views")
+WITHOUT_DDP = ("by_hand", "sharded", "one_device")
+COMPILED = ("compiled_inside", "compiled_outside", "compiled_step")
+KINDS = (*PROBED, *OBSERVED, *VIEWS, *WITHOUT_DDP)
+BUCKETS, HOOK_AT = 3, 4
+FAULTS = (
+    *(f"plain@buckets.Model.begin_bucket:{n}" for n in range(1, 1 + 5 * BUCKETS)),
+    *(f"plain@buckets.Model.note_done:{n}" for n in (1, 11, 12)),
+    *(f"plain@clock.Clock.{end}:{n}" for end in ("enter", "leave") for n in range(21, 25)),
+    *("plain@buckets.Model.end_sync:2", "plain@buckets.Model.__init__:1", "plain@buckets.Model.hook_in:6"),
+    *("plain@private.gradient_marks:3", "plain@private.register_hook:1", "plain@hooks.Watch.cut:9"),
+    *("plain@hooks.Watch.write_start:1", "plain@rows.json.dumps:12", "gan@buckets.Model.begin_bucket:13"),
+    *("joined_by_active_ranks@buckets.Model.begin_bucket:9", "static_graph@buckets.Model.begin_bucket:12"),
+)
+"""Where the watch's own code raises on rank 1, and at which call; a probe's buckets are among them."""
+
+
+def play(folder, size, kinds, *, watched):
+    """What ranks ended with, and their rows, by rank and kind."""
+    (folder / "ranks").mkdir(parents=True)
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    if watched:
+        config = {**launch.config_of(folder, 10**6, seed=0), "hook_at": HOOK_AT}
+        common = launch.environment(config, common)
+    common["MASTER_PORT"] = str(29600 + os.getpid() % 300 + 300 * watched)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPTS), str(folder / "end"), *kinds],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(size)
+    ]
+    try:
+        assert [one.wait(250) for one in ranks] == [0] * size
+    finally:
+        for one in ranks:
+            one.kill()
+    return [json.loads((folder / f"end-{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Kinds of a launch of so many ranks, unwatched and watched."""
+
+    @cache
+    def both(size, kinds):
+        folder = tmp_path_factory.mktemp("watched")
+        names = tuple(dict.fromkeys(kind.partition("@")[0] for kind in kinds))
+        return play(folder / "not", size, names, watched=False), play(
+            folder / "yes", size, kinds, watched=True
+        )
+
+    return both
+
+
+def rows_of(rank, kind):
+    """The rows of this kind."""
+    return [row for row in rank["rows"] if row["kind"] == kind]
+
+
+def assert_same(played, size, kinds, kind):
+    """It trained to the same bits with as many collectives; the watched ranks' rows."""
+    unwatched, watched = played(size, kinds)
+    name = kind.partition("@")[0]
+    for one, other in zip(unwatched, watched, strict=True):
+        assert (one[name]["end"], one[name]["sent"]) == (other[kind]["end"], other[kind]["sent"]), kind
+    return [rank[kind] for rank in watched]
+
+
+def check_kind(played, size, kinds, kind):
+    for rank in assert_same(played, size, kinds, kind):
+        steps = rows_of(rank, "step")
+        assert len(steps) > 10
+        assert not rows_of(rank, "note")
+        assert all(sum(one["parts"].values()) == pytest.approx(one["step_s"], abs=1e-5) for one in steps)
+        probes = [one for one in steps if one["probe"]]
+        reasons = {row["why"] for row in rows_of(rank, "model")} - {None}
+        rounds = kind in VIEWS and size == 3
+        assert bool(probes) == (
+            kind in PROBED or (kind in VIEWS and not rounds) or kind == "late_hook_of_the_user"
+        )
+        assert reasons == ({OBSERVED[kind]} if kind in OBSERVED else reasons if rounds else set())
+        for one in (sync for step in probes for sync in step["syncs"] if "alone_s" in sync):
+            assert max(one["ready_s"]) <= min(one["done_s"])
+            assert max(one["done_s"]) <= one["end_s"] or kind == "raising_backward"
+            assert one["first_s"] <= one["alone_s"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_watched_training_ends_with_the_same_bits_and_as_many_collectives(played, kind):
+    check_kind(played, 2, (*KINDS, *FAULTS), kind)
+
+
+@pytest.mark.parametrize("kind", in_campaign(*KINDS))
+def test_so_it_does_on_three_ranks(played, kind):
+    check_kind(played, 3, KINDS, kind)
+
+
+@pytest.mark.parametrize("kind", in_campaign(*COMPILED))
+def test_so_it_does_where_models_are_compiled(played, kind):
+    assert_same(played, 2, COMPILED, kind)
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_an_exception_of_the_watch_on_one_rank_changes_nothing(played, kind):
+    ranks = assert_same(played, 2, (*KINDS, *FAULTS), kind)
+    notes = [[row["text"] for row in rows_of(rank, "note")] for rank in ranks]
+    assert notes[0] == []
+    assert [text.partition(", in ")[0] for text in notes[1]] == ["the watch ended after an error of its own"]
+    assert rows_of(ranks[0], "step")[-1]["n"] > HOOK_AT
+
+
+def test_both_ranks_draw_the_same_probes_and_know_the_same_buckets(played):
+    watched = played(2, (*KINDS, *FAULTS))[1]
+    for kind in ("plain", "gan", "no_sync"):
+        probes = [
+            [
+                (sync["model"], sync["k"])
+                for row in rows_of(rank[kind], "step")
+                for sync in row["syncs"]
+                if sync["probe"]
+            ]
+            for rank in watched
+        ]
+        assert probes[0] == probes[1] != []
+    sizes = {tuple(rows_of(rank["plain"], "model")[-1]["bucket_bytes"]) for rank in watched}
+    parameters = rows_of(watched[0]["plain"], "model")[-1]["num_bytes"]
+    assert [(len(one), sum(one)) for one in sizes] == [(BUCKETS, parameters)]
+
+
+TRAIN = """
+import os, signal, sys
+import bench, models, report
+assert bench.OWN and models.OWN and report.OWN
+assert not any(path.endswith("site") for path in sys.path)
+
+def work(rank, size, mode, port):
+    import torch
+    import torch.distributed as dist
+    ours = [name for name in sys.modules if name.split(".")[0] in ("ddp_bench", "msgspec", "pandas", "rich")]
+    assert not ours or mode == "inside", ours
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    dist.init_process_group("gloo")
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(10**9 if mode == "forever" else 30):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        if (mode, step, rank) == ("killed", 20, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+    print(f"END {model.module.weight.double().sum().item().hex()}\\n", end="", flush=True)
+    dist.destroy_process_group()
+    sys.exit(7 if mode == "code" else None)
+
+if __name__ == "__main__":
+    mode, port = sys.argv[1:]
+    if "RANK" in os.environ:
+        work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), mode, os.environ["MASTER_PORT"])
+    else:
+        import torch.multiprocessing as mp
+        mp.start_processes(work, (2, mode, port), 2, start_method="spawn")
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
+PORT = str(30300 + os.getpid() % 300)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A project with packages of our names, and an environment that finds no ddp-bench."""
+    folder = tmp_path_factory.mktemp("project")
+    files = {f"{name}/__init__.py": "OWN = True\n" for name in ("bench", "models", "report")}
+    commit(folder, {**files, "train.py": TRAIN, "mine/__init__.py": "", "mine/train.py": TRAIN})
+    with Patch.context() as patched:
+        patched.chdir(folder)
+        patched.delenv("PYTHONPATH", raising=False)
+        patched.setenv("OMP_NUM_THREADS", "1")
+        yield folder
+
+
+def rows_in(folder):
+    files = (folder / "ranks").glob("*.jsonl")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def watch(project, out, *words, options=("--steps", "20")):
+    """The user's command, watched: as it ended, and its rows."""
+    command = own_command("watch", "--out", str(project / out), *options, "--", *words)
+    return finished(command, project), rows_in(project / out)
+
+
+WAYS = {
+    "spawn": (sys.executable, "train.py", "plain", PORT),
+    "module": (sys.executable, *TORCHRUN, PORT, "-m", "mine.train", "plain", PORT),
+}
+
+
+@pytest.mark.parametrize("way", ["spawn", *in_campaign("module")])
+def test_the_prefix_reaches_ranks_however_they_are_started(project, way):
+    before = finished(WAYS[way], project)
+    done, rows = watch(project, way, *WAYS[way])
+    assert (done.returncode, done.stdout) == (0, before.stdout), done.stderr
+    assert before.stdout.count("END") == 2
+    assert {(row["rank"], row["n"]) for row in rows if row["kind"] == "step"} == {
+        (rank, n) for rank in (0, 1) for n in range(1, 21)
+    }
+    assert sorted(row["rank"] for row in rows if row["kind"] == "end") == [0, 1]
+    assert {row["unsupported"] == [] and row["world_size"] for row in rows if row["kind"] == "start"} == {2}
+
+
+def test_what_a_killed_rank_saw_is_kept_and_the_exit_code_is_the_users(project):
+    words = (sys.executable, "train.py", "killed", PORT)
+    done, rows = watch(project, "killed", *words, options=("--steps", "200"))
+    assert done.returncode == 1
+    assert {row["kind"] for row in rows if row["rank"] == 1} >= {"start", "model"}
+    assert [row["rank"] for row in rows if row["kind"] == "end"] in ([0], [])
+    assert max(row["n"] for row in rows if row["kind"] == "step" and row["rank"] == 0) > 1
+
+
+@pytest.mark.campaign
+def test_stop_ends_the_command_with_0_after_its_steps(project):
+    done, rows = watch(
+        project, "stop", sys.executable, "train.py", "forever", PORT, options=("--steps", "40", "--stop")
+    )
+    assert done.returncode == 0, done.stderr
+    assert {row["n"] for row in rows if row["kind"] == "step"} == {*range(1, 41)}
+
+
+def test_a_signal_is_passed_on_and_the_exit_code_is_the_users(project):
+    command = own_command("watch", "--out", "signal", "--", sys.executable, "train.py", "forever", PORT)
+    process = subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, start_new_session=True)
+    eventually(lambda: any(row["kind"] == "step" for row in rows_in(project / "signal")))
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_the_code_of_a_script_within_a_launchers_rank_is_its_own(project):
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": PORT, "LOCAL_RANK": "0"}
+    command = own_command("watch", "--out", "inside", "--steps", "20", "train.py", "inside", PORT)
+    done = finished(command, project, rank)
+    assert (done.returncode, done.stdout.count("END")) == (0, 1), done.stderr
+    rows = rows_in(project / "inside")
+    assert [row["n"] for row in rows if row["kind"] == "step"] == [*range(1, 21)]
+    assert {row["why"] for row in rows if row["kind"] == "model"} == {"one rank"}
+
+
+IN_CODE = """
+import os
+import ddp_bench
+folder = ddp_bench.watch("in-code", steps=5)
+import torch
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(8):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_or_notebook_watches_itself(project):
+    done = finished([sys.executable, "-c", IN_CODE], project, {"PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert [row["n"] for row in rows_in(project / "in-code") if row["kind"] == "step"] == [*range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("-I", "-c", "print('theirs'); raise SystemExit(5)"), 5, "option -E or -I keeps it from reading"),
+        (("-c", "print('theirs')"), 0, "it ended before its first step, or runs elsewhere"),
+    ],
+)
+def test_where_no_process_was_reached_it_says_why(project, words, code, said):
+    done, _ = watch(project, f"none{code}", sys.executable, *words)
+    assert (done.returncode, done.stdout) == (code, "theirs\n")
+    assert said in done.stderr
+
+
+def test_a_hidden_sitecustomize_runs_as_before(project):
+    (project / "theirs").mkdir()
+    (project / "theirs" / "sitecustomize.py").write_text("import sys\nsys.theirs = __file__\n")
+    theirs = str(project / "theirs")
+    environment = launch.environment(launch.config_of(project, 5), {**os.environ, "PYTHONPATH": theirs})
+    done = python("-c", "import sys; print(sys.theirs, *sys.path[1:2])", env=environment)
+    assert done.stdout.split() == [str(Path(theirs) / "sitecustomize.py"), theirs]
+
+
+@pytest.mark.parametrize("words", [(), ("train.py",), ("--steps", "0", "--", "x"), ("--", "no-such-program")])
+def test_a_mistake_is_one_line(project, words):
+    done = finished(own_command("watch", *words), project)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
