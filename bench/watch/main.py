@@ -80,7 +80,7 @@ def _main(argv: Sequence[str]) -> int:
     if not launch.was_reached(folder):
         say(unreached(words))
     elif not is_rank or os.environ["RANK"] == "0":
-        finish(folder, code, options.quiet)
+        finish(folder, code, options.quiet, words)
     return code
 
 
