@@ -10,7 +10,8 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 from .errors import ExitCode, UsageError, UserCodeError
@@ -47,6 +48,17 @@ def command(name: str = "", *arguments: str) -> str:
     module = "report" if name == "report" else f"bench.{name}".rstrip(".")
     words = [*typed.split(), *filter(None, [name])] if typed else ["python", "-m", module]
     return " ".join(quoted(word) for word in (*words, *arguments))
+
+
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part the words that name a command of ours, with its launcher, from its options; none if they do not."""
+    for i, word in enumerate(words):
+        module = word.removeprefix("ddp_bench.")
+        name_follows = PurePath(word).name in ("ddp-bench", "ddp_bench")
+        if module == "report" or module.startswith("bench.") or name_follows:
+            end = i + 1 + name_follows
+            return [*words[:end]], [*words[end:]]
+    return [], [*words]
 
 
 def quoted(word: str) -> str:

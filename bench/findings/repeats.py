@@ -15,7 +15,7 @@ from ..stats.interval import Interval, common_value
 LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
-AGAIN = "unknown; running the same command twice more tells"
+UNKNOWN = "unknown; run the same command twice more to find out"
 
 
 class Agreement(NamedTuple):
@@ -74,7 +74,7 @@ def evidence(
     every = ({i: case.images_per_s for i, case in _own(of_run).items()} for of_run, _ in runs)
     rates = agreements({i: rate for i, rate in of_run.items() if rate} for of_run in every)
     if not rates:
-        return AGAIN
+        return UNKNOWN
     held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
     apart = f", ratios {_typical(ratios)}" if ratios else ""
     hold = ""

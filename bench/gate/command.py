@@ -21,10 +21,10 @@ from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from .runs import GateRun, read_run
 
 
-def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    """Do what `options` ask for; `rest` is what stood from `--` on. The exit status."""
+def gate_runs(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Do what `options` ask for, as they were `given` with what stood from `--` on. The exit status."""
     try:
-        return _gate(options, rest)
+        return _gate(options, given)
     except NotComparableError as error:
         if not options.quiet:
             reason = str(error)
@@ -35,7 +35,8 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise
 
 
-def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def _gate(options: argparse.Namespace, given: Sequence[str]) -> int:
+    rest = given[given.index("--") :] if "--" in given else []
     thresholds, in_turns = read_thresholds(options.threshold), options.interleave is not None
     looks: Sequence[int] = DEFAULT_LAUNCHES
     if options.launches is not None:
@@ -50,7 +51,7 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
             allow_missing=options.allow_missing,
             strict=options.strict,
             looks=looks if in_turns else (),
-            asked=(_asked(options), rest[1:]) if in_turns else None,
+            asked=given if in_turns else None,
         )
 
     if not in_turns:
@@ -98,17 +99,6 @@ def _tell(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateR
 
 def _write(place: Path, content: str, option: str) -> None:
     write_output(place, lambda part: part.write_text(content, "utf-8", "backslashreplace"), option=option)
-
-
-def _asked(options: argparse.Namespace) -> list[str]:
-    """The options of a gate in turns as they have to be typed, without its launches and output."""
-    found = ["--interleave", options.interleave]
-    for name, usual in (("threshold", f"{100 * DEFAULT_THRESHOLD:g}%"), ("python", None)):
-        value = getattr(options, name)
-        if value not in (usual, None):
-            found += [f"--{name}", str(value)]
-    flags = ("ratios_only", "strict", "allow_missing")
-    return [*found, *(f"--{name.replace('_', '-')}" for name in flags if getattr(options, name))]
 
 
 def read_thresholds(given: str) -> dict[str, float]:

@@ -112,7 +112,7 @@ def compare(
     allow_missing: bool = False,
     strict: bool = False,
     looks: Sequence[int] = (),
-    asked: tuple[Sequence[str], Sequence[str]] | None = None,
+    asked: Sequence[str] | None = None,
 ) -> Gate:
     """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
 

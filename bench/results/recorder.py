@@ -15,7 +15,7 @@ import pandas as pd
 from ..common.cli import command, say
 from ..common.errors import UsageError
 from ..common.process import uninterrupted
-from ..common.text import visible
+from ..machine.manifest import Manifest
 from ..plan.settings import IMAGES, OWN_PRECISIONS
 from ..plan.sweep import Planned, plan_hash
 from ..stats.fit import FITTED
@@ -23,6 +23,7 @@ from .aggregate import Outcome, allreduce_rows, bucket_rows, case_rows, identity
 from .block_times import block_rows, values_of
 from .case_result import CaseResult
 from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, typed_frame
+from .commands import write_resume_command
 from .comparisons import Comparison, compared, pairs_of
 from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Plan, Settled, UnderWay
@@ -257,10 +258,9 @@ class Recorder:
 
 
 def resume_command(folder: Path) -> str:
-    """The command that goes on with a run, to be pasted; the user names a workload again, as it is code."""
+    """Write the command that goes on with the run in a folder."""
     try:
-        workload = read_manifest(folder).settings.workload
+        manifest = read_manifest(folder)
     except UsageError:
-        workload = None
-    more = ["--workload", str(workload)] if workload else []
-    return visible(command("run", "--resume", str(folder), *more))
+        manifest = Manifest()
+    return write_resume_command(manifest, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from ..common.text import listed, visible
 from ..common.turns import interleaved_id
 from ..findings.wording import devices, samples_noun, workload_parts
 from ..machine.gpus import SHARES_GPUS, gpus
-from ..machine.launch import Launch
+from ..machine.launch import Launch, launched_command, parent_command
 from ..machine.manifest import Host, Manifest, OwnVersion
 from ..machine.provenance import own_git_state, own_version
 from ..plan import sweep as plan
@@ -258,7 +259,7 @@ def new_manifest(
         run_id=uuid.uuid4().hex[:12],
         interleaved_id=interleaved_id(),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=command("run", *arguments),
+        command=launched_command(os.environ, parent_command(), *arguments),
         settings=settings,
         plan_hash=plan.plan_hash(job.plan),
         versions=inspected.versions,

@@ -1,0 +1,110 @@
+"""Commands to be pasted, written anew from the one that a run was started with, in the form that was typed."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from ..common.cli import command, quoted, split_command
+from ..common.text import visible
+from ..machine.manifest import Manifest
+from ..plan.resolve import PRESETS, as_options
+from ..plan.settings import as_text, options_of
+
+ONCE = ("resume", "dry_run", "json")
+"""Options of a run that say nothing of another one."""
+
+
+def rewrite(
+    argv: Sequence[str], name: str = "", only: Collection[str] | None = None, /, **changes: str | None
+) -> str:
+    """Write a command of ours anew, with the launcher, preset and options that were typed.
+
+    Args:
+        argv: the words that were typed.
+        name: of the command that is written, in place of the one typed.
+        only: names of the options that stay; without it all of them do.
+        changes: values of options by name; None leaves one out, also where a preset gives it.
+    """
+    head, options = split_command(argv)
+    if name and head:
+        head[-1] = f"{head[-1].rpartition('.')[0]}.{name}" if "." in head[-1] else name
+    words = [*head, *change_options(options, only, **changes)]
+    return visible(" ".join(map(quoted, words)))
+
+
+def change_options(
+    typed: Sequence[str], only: Collection[str] | None = None, /, **changes: str | None
+) -> list[str]:
+    """Change typed options; see `rewrite`. What stands behind `--` stays."""
+    end = typed.index("--") if "--" in typed else len(typed)
+    options: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in typed[:end]:
+        if word.startswith("--"):
+            name, has_value, value = word[2:].partition("=")
+            values = options[name.replace("-", "_")] = [value] if has_value else []
+        else:
+            values.append(word)
+    preset = PRESETS.get("".join(options.get("preset", ())), {})
+    left_out = {name for name, value in changes.items() if value is None}
+    if only is not None or left_out & {"preset", *preset}:
+        given = {name: [as_text(value)] for name, value in preset.items()}
+        if "workload" in options:
+            given.pop("arch", None)
+        options = {**given, **options}
+        options.pop("preset", None)
+    options |= {name: [value] for name, value in changes.items() if value is not None}
+    kept = {
+        name: found
+        for name, found in options.items()
+        if name not in left_out and (only is None or name in (*only, *changes))
+    }
+    written = (word for name, found in kept.items() for word in (f"--{name.replace('_', '-')}", *found))
+    return [*written, *typed[end:]]
+
+
+def typed_words(manifest: Manifest) -> list[str]:
+    """Return the words that started a run; where its manifest does not tell them, its settings as options.
+
+    So too where they name a file of settings, which may have changed.
+    """
+    try:
+        words = shlex.split(manifest.command or "")
+    except ValueError:  # nothing that a shell would take
+        words = []
+    head, options = split_command(words)
+    if head and not any(word.partition("=")[0] == "--config" for word in options):
+        return words
+    settings = manifest.settings
+    # Steps that follow from the least time of a block are no option.
+    names = {one.name for one in options_of()} - ({"steps"} if settings.least_block_s else set())
+    return [*(head or shlex.split(command("run"))), *as_options(settings, names)]
+
+
+def write_command(
+    manifest: Manifest, name: str = "", only: Collection[str] | None = None, /, **changes: str | None
+) -> str:
+    """Write the command of a run anew, as `rewrite` does, in the lab that it was measured in."""
+    whole = rewrite(typed_words(manifest), name, only, **{**dict.fromkeys(ONCE), **changes})
+    if not manifest.link:
+        return whole
+    ranks = Counter(rank.host for rank in manifest.ranks)
+    each = max(ranks.values(), default=1)
+    more = ["--ranks-per-host", str(each)] if each > 1 and "torchrun" not in whole else []
+    lab = command("lab", "--hosts", str(max(len(ranks), 2)), "--rate", manifest.link, *more)
+    return f"{lab} -- {whole}"
+
+
+def again(manifest: Manifest) -> str:
+    """Write the command that repeats a run, into a folder of its own; empty where it is not told."""
+    return write_command(manifest, out=None) if manifest.command else ""
+
+
+def write_resume_command(manifest: Manifest, folder: Path, **changes: str) -> str:
+    """Write the command that goes on with a run; the user names a workload again, as it is code."""
+    workload = manifest.settings.workload
+    code = {"workload": workload} if workload else {}
+    return write_command(manifest, "", (), resume=str(folder), **code, **changes)
