@@ -51,7 +51,7 @@ def command(name: str = "", *arguments: str) -> str:
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part the words that name a command of ours, with its launcher, from its options; none if they do not."""
+    """Part the words that name a command of ours, with its launcher, from its options."""
     for i, word in enumerate(words):
         module = word.removeprefix("ddp_bench.")
         name_follows = PurePath(word).name in ("ddp-bench", "ddp_bench")

@@ -34,13 +34,13 @@ def answer_questions(
 
 
 def by_compile_label(cases: Iterable[CaseResult]) -> list[tuple[str, list[CaseResult]]]:
-    """Group cases by mode of torch.compile, with its label where there are several, in order of appearance."""
+    """Group cases by mode of torch.compile, with a label where there are several, as they appear."""
     groups = by_compile(cases)
     return [(compile_label(mode) if len(groups) > 1 else "", group) for mode, group in groups.items()]
 
 
 def headline(cases: Sequence[CaseResult]) -> list[CaseResult]:
-    """Select the measured cases of the largest device count that they have for themselves; of one device, DDP.
+    """Select measured cases of the largest device count that they have for themselves; of one device, DDP.
 
     Where all share CPU cores, those of the largest count; GPUs that are shared answer nothing.
     """

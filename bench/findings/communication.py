@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import scipy
@@ -11,9 +11,9 @@ import scipy
 from ..common.numbers import plural, to_places, with_interval
 from ..machine.manifest import Manifest
 from ..results.case_result import CaseResult
-from ..results.comparisons import EQUAL, TOO_FEW, UNRESOLVED, Comparison
+from ..results.comparisons import EQUAL, TOO_FEW, UNRESOLVED
 from ..results.round_times import RoundTimes
-from ..stats.fit import MIN_ROUNDS, in_pairs
+from ..stats.fit import FITTED, Column
 from ..stats.interval import Interval
 from .verdicts import COMMUNICATION, MIN_SHARE, RESOLVED, TOO_FEW_ROUNDS, Saving, Verdict
 from .wording import hidden_share, place
@@ -92,12 +92,8 @@ def explain_step(step: StepParts) -> Step:
         for part in (*step.parts.values(), *([exposed] if exposed else [])):
             other = other.less(part)
     is_split = bool(all_reduce and step.alone)
-    sums = {
-        **step.parts,
-        "all-reduce" if is_split else "communication": all_reduce or exposed,
-        "contention and waiting": contention,
-        "other": other,
-    }
+    sent = {"all-reduce" if is_split else "communication": all_reduce or exposed}
+    sums = {**step.parts, **sent, "contention and waiting": contention, "other": other}
     words = [f"{with_interval(ms, 'ms')} {name}" for name, ms in sums.items() if ms and ms.estimate > 0]
     costs = {ALL_REDUCE if is_split else EXPOSED: all_reduce, CONTENTION: contention, **step.overheads}
     savings = [
@@ -116,28 +112,27 @@ def answer_communication(ddp: CaseResult | None) -> Verdict | None:
     if ddp is None or ddp.exposed_comm_ms is None or ddp.step_ms is None:
         return None
     exposed, step_ms, alone = ddp.exposed_comm_ms, ddp.step_ms.estimate, ddp.comm_ms
-    fact, background, width = f"communication adds {with_interval(exposed, 'ms')} to each DDP step", "", 0.0
+    fact = f"communication adds {with_interval(exposed, 'ms')} to each DDP step"
+    label, background, width = "", "", math.inf
     if math.isnan(exposed.low):
-        answer, label, width = TOO_FEW, TOO_FEW, math.inf
-        text = f"too few rounds to tell what communication adds: {TOO_FEW_ROUNDS}"
-    elif exposed.low <= 0 <= exposed.high:
-        is_little = exposed.high < MIN_SHARE * step_ms
-        answer, label = (EQUAL, "adds little") if is_little else (UNRESOLVED, UNRESOLVED)
-        text = (
-            f"{'' if is_little else 'unresolved: '}{fact}, at most {100 * exposed.high / step_ms:.0f}% of it"
-        )
-        # It is decided where the interval leaves out 0, or ends below what is little.
-        decided = max(abs(exposed.estimate), MIN_SHARE * step_ms - exposed.estimate)
-        width = (exposed.high - exposed.low) / 2 / decided
-    else:
+        answer, text = TOO_FEW, f"{TOO_FEW} to tell what communication adds: {TOO_FEW_ROUNDS}"
+    elif exposed.excludes(0):
         answer, label = RESOLVED, f"adds {with_interval(exposed, 'ms')}"
         overlap, background = _describe_overlap(ddp, exposed, alone)
         text = f"{fact}, {100 * exposed.estimate / step_ms:.0f}% of it{overlap}"
+    else:
+        text = f"{fact}, at most {100 * exposed.high / step_ms:.0f}% of it"
+        answer, label = EQUAL, "adds little"
+        if exposed.high >= MIN_SHARE * step_ms:
+            answer, label, text = UNRESOLVED, "", f"{UNRESOLVED}: {text}"
+        # It is decided where the interval leaves out 0, or ends below what is little.
+        decided = max(abs(exposed.estimate), MIN_SHARE * step_ms - exposed.estimate)
+        width = (exposed.high - exposed.low) / 2 / decided
     return Verdict(
         question=COMMUNICATION,
         answer=answer,
         heading="Communication",
-        label=label,
+        in_words=label,
         text=text,
         background=(background,) if background else (),
         width_ratio=width,
@@ -150,11 +145,8 @@ def _describe_overlap(ddp: CaseResult, exposed: Interval, alone: Interval | None
     if hidden is None:
         return "; how much is overlapped is not known yet" if ddp.hidden_pct else "", ""
     if hidden.high < 0:
-        why = (
-            "all-reduces run on the cores that compute"
-            if ddp.device_type == "cpu"
-            else "it slows the compute"
-        )
+        on_cpu = ddp.device_type == "cpu"
+        why = "all-reduces run on the cores that compute" if on_cpu else "it slows the compute"
         apart = f": ranks' own work is {with_interval(skew, 'ms')} apart" if skew and skew.low > 0 else ""
         background = f"Why communication adds more than it takes alone: {why}, or ranks wait{apart}"
     if alone is None:
@@ -167,115 +159,66 @@ def _describe_overlap(ddp: CaseResult, exposed: Interval, alone: Interval | None
 
 
 def explain_ddp_step(
-    ddp: CaseResult | None,
-    cases: Iterable[CaseResult],
-    comparisons: Iterable[Comparison],
-    times: RoundTimes,
-    *,
-    has_straggler: bool,
+    ddp: CaseResult | None, cases: Iterable[CaseResult], times: RoundTimes, *, has_straggler: bool
 ) -> Step | None:
     """Say what the step of this DDP case consists of and what could be saved; None where neither is known.
 
     Each part has a measurement of its own: what `no_sync` saves, all-reduces alone, the broadcast of buffers
     alone, what DDP adds on one device, what views of the buckets save, how far behind a straggler is, and
-    the time in the loader.
+    the time in the loader. Their differences are of one fit.
     """
     if ddp is None or ddp.step_ms is None:
         return None
-    alike = [case for case in cases if case.is_ok and case.step_ms and case.compile == ddp.compile]
-    single = next((case for case in alike if case.mode == "single" and case.scaling == "weak"), None)
-    own, copies = _own_work(alike), _copies(ddp, alike, comparisons)
-    buffers = ddp.buffers_ms
-    if buffers and not buffers.estimate > MIN_SHARE * ddp.step_ms.estimate:
-        buffers = None
-    # Where it is hardly known what is overlapped, it is not known either what exposed time consists of.
-    alone = ddp.comm_ms if hidden_share(ddp) or not ddp.hidden_pct else None
-    exposed, alone = (_subtract(whole, buffers) for whole in (ddp.exposed_comm_ms, alone))
-    timed, local, comm = ((ddp.case_id, phase) for phase in ("timed", "no_sync", "comm"))
-    parts, other, contention = {}, None, None
-    if exposed and alone and alone.estimate < exposed.estimate:
-        contention = _within_rounds(times, exposed.less(alone), timed, local, comm)
-    if single and single.step_ms and ddp.exposed_comm_ms:
-        parts = {"single-device step": single.step_ms} | ({"buffers": buffers} if buffers else {})
-        rest = ddp.step_ms.less(single.step_ms).less(ddp.exposed_comm_ms)
-        other = _within_rounds(times, rest, local, (single.case_id, "timed"))
+    alike = [case for case in cases if case.is_ok and case.compile == ddp.compile]
+    typical, exposed, alone, buffers = times.fitted(), ddp.exposed_comm_ms, ddp.comm_ms, ddp.buffers_ms
+    step, local, comm = ((ddp.case_id, phase) for phase in FITTED)
+
+    def rest(plus: Sequence[Column], *minus: Column) -> Interval | None:
+        known = typical.rest(plus, minus).interval()
+        return None if math.isnan(known.low) else known
+
+    def timed(is_meant: Callable[[CaseResult], bool]) -> Column:
+        return next((case.case_id for case in alike if is_meant(case)), ""), "timed"
+
+    single = timed(lambda case: case.mode == "single")
+    one = timed(lambda case: case.mode == "ddp" and case.num_devices == 1 and not case.changed())
+    views = timed(lambda case: case.changed(ddp) == {"gradient_as_bucket_view": "True"})
+    if hidden_share(ddp) is None and ddp.hidden_pct:
+        alone = None  # nor is it known then what the exposed time consists of
+    contention = rest([step], local, comm) if alone and exposed and exposed.low > 0 else None
     costs = {
-        CONTENTION: contention and _subtract(contention, own),
-        BUFFERS: buffers,
-        COPIES: copies,
-        OWN_WORK: _subtract(own, copies),
+        CONTENTION: contention and (rest([step, single], local, comm, one) or contention),
+        COPIES: rest([step], views),
+        OWN_WORK: rest([one, views], single, step) or rest([one], single),
         RANKS: ddp.rank_skew_ms if has_straggler else None,
         DATA: ddp.data_ms,
     }
-    step = explain_step(
+    singles = (case.step_ms for case in alike if case.mode == "single")
+    single_ms = next(singles, None) if exposed and ddp.scaling == "weak" else None
+    parts = {"single-device step": single_ms} if single_ms else {}
+    if buffers and buffers.estimate > MIN_SHARE * ddp.step_ms.estimate:
+        costs[BUFFERS] = buffers
+        exposed, alone = (ms and ms.less(buffers) for ms in (exposed, alone))
+        parts |= {"buffers": buffers} if parts else {}
+    explained = explain_step(
         StepParts(
             total=ddp.step_ms,
             parts=parts,
             exposed=exposed,
             alone=alone,
             contention=contention,
-            other=other,
+            other=rest([local], single),
             overheads={what: ms for what, ms in costs.items() if ms},
         )
     )
-    if not step.consists_of and not step.savings:
+    if not explained.consists_of and not explained.savings:
         return None
     dps = [case for case in alike if case.mode == "dp" and not case.is_stand_in]
     dp = next((case.step_ms for case in dps if case.num_devices == ddp.num_devices), None)
     whole = f"A DDP step on {place(ddp)} takes {with_interval(ddp.step_ms, 'ms')}"
     whole += f", under DP {with_interval(dp, 'ms')}" if dp else ""
-    whole += f": {step.consists_of}" if step.consists_of else ""
-    return replace(step, consists_of=f"{whole}.")
-
-
-def _own_work(alike: Iterable[CaseResult]) -> Interval | None:
-    """Return what DDP adds to a step on one device; its ratio over `single` is taken within rounds."""
-    one = next((c for c in alike if c.mode == "ddp" and c.num_devices == 1 and not c.changed()), None)
-    if one is None or one.speedup is None or one.step_ms is None:
-        return None
-    return _saved(one.step_ms, one.speedup)
-
-
-def _copies(
-    ddp: CaseResult, alike: Iterable[CaseResult], comparisons: Iterable[Comparison]
-) -> Interval | None:
-    """Return what a step saves where gradients are views of the buckets, if that was measured."""
-    views = {c.case_id for c in alike if c.changed(ddp) == {"gradient_as_bucket_view": "True"}}
-    one = next((c for c in comparisons if c.reference_id == ddp.case_id and c.case_id in views), None)
-    return None if one is None or ddp.step_ms is None else _saved(ddp.step_ms, one.ratio.inverted())
-
-
-def _saved(step_ms: Interval, share: Interval) -> Interval | None:
-    """Return what a step saves that then takes `share` of its time; None where that has no interval."""
-    if math.isnan(share.low):
-        return None
-    return Interval(*(step_ms.estimate * (1 - end) for end in (share.estimate, share.high, share.low)))
-
-
-def _subtract(whole: Interval | None, part: Interval | None) -> Interval | None:
-    """Return the rest, as far as both are known."""
-    return whole if whole is None or part is None else whole.less(part)
-
-
-def _within_rounds(
-    times: RoundTimes, rest: Interval, whole: tuple[str, str], *parts: tuple[str, str]
-) -> Interval:
-    """Give the rest of a whole the interval that its rounds tell: what they have in common cancels.
-
-    Args:
-        times: the blocks of the run.
-        rest: its estimate, and the interval that holds whatever the dependence of the parts.
-        whole: case and phase.
-        parts: case and phase of each part.
-    """
-    first, *others = (times.of_case(case_id).step_ms.get(phase, {}) for case_id, phase in (whole, *parts))
-    rounds = [r for r in first if all(r in other for other in others)]
-    if len(rounds) < MIN_ROUNDS:
-        return rest
-    scale = max(first.values())  # the fit takes logarithms, whose exponentials must not overflow
-    left = [(first[r] - sum(other[r] for other in others)) / scale for r in sorted(rounds)]
-    known = in_pairs(left).interval().scaled(scale)
-    return known.plus(rest.estimate - known.estimate)
+    whole += f": {explained.consists_of}" if explained.consists_of else ""
+    return replace(explained, consists_of=f"{whole}.")
 
 
 def find_straggler(counts: Mapping[int, int], num_rounds: int, num_ranks: int) -> int | None:

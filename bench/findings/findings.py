@@ -78,7 +78,7 @@ def conclude_run(run: RunData) -> Conclusion:
     defaults = [default_of(headline(group)) for _, group in by_compile_label(cases)]
     stragglers = [*filter(None, (describe_straggler(ddp, manifest, times) for ddp in defaults))]
     first = default_of(headline(cases))
-    step = explain_ddp_step(first, cases, comparisons, times, has_straggler=bool(stragglers))
+    step = explain_ddp_step(first, cases, times, has_straggler=bool(stragglers))
     cautions = run_cautions(manifest, cases, times)
     on_cpu = any(case.device_type == "cpu" for case in cases)
     notes = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..common.cli import command
 from ..common.numbers import about, short, with_interval
@@ -14,7 +15,7 @@ from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS
 from ..plan.settings import as_text
 from ..results.case_result import CaseResult
 from ..results.columns import UNUSED_PARAMETERS
-from ..results.commands import again, write_command, write_resume_command
+from ..results.commands import again, resume_command, write_command
 from ..results.comparisons import default_of
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
@@ -78,10 +79,12 @@ def propose_next_step(
         return _propose_more_rounds(run, [one for one in verdicts if one.is_open])
     if any(one.kind == "other load" for one in cautions):
         return NextStep("reduce the background load first, then measure again", command("doctor"))
-    if (less := _propose_less_communication(manifest, cases, verdicts, step)) is not None:
-        return less
-    if any(case.has_failed for case in cases) or folder.suffix == ".zip":
-        return None
+    is_baseline = not any(case.has_failed for case in cases) and folder.suffix != ".zip"
+    less = _propose_less_communication(manifest, cases, verdicts, step)
+    return less or (_propose_baseline(folder) if is_baseline else None)
+
+
+def _propose_baseline(folder: Path) -> NextStep:
     place = folder if folder.name.strip(".") else folder / "run"  # the folder may be called . or ..
     save = command("export", str(folder), "--format", "zip", "--out", f"{place}.zip")
     return NextStep("save this run as a baseline, to compare later runs with", visible(save))
@@ -102,43 +105,35 @@ def _propose_less_communication(
     manifest: Manifest, cases: Sequence[CaseResult], verdicts: Iterable[Verdict], step: Step | None
 ) -> NextStep | None:
     """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
-    if step is None or not any(saving.what in OF_COMMUNICATION for saving in step.savings):
-        return None
+    saving = next((one for one in step.savings if one.what in OF_COMMUNICATION), None) if step else None
     label, group = by_compile_label(cases)[0]
-    here = headline(group)
-    exposing = [case for case in here if case.mode == "ddp" and case.exposed_comm_ms]
+    exposing = [case for case in headline(group) if case.mode == "ddp" and case.exposed_comm_ms]
     shares = (
         c.exposed_comm_ms.estimate / c.step_ms.estimate for c in exposing if c.exposed_comm_ms and c.step_ms
     )
-    ddp, axes = default_of(here), manifest.settings.axes
-    if ddp is None or min(shares, default=0.0) < MIN_SHARE:
+    ddp, axes = default_of(exposing), manifest.settings.axes
+    if saving is None or ddp is None or min(shares, default=0.0) < MIN_SHARE:
         return None
     # One way to compile is measured; where a run compared several, eager, which is the first.
     modes = axes.get("compile", ())
-    first = {"compile": as_text(modes[0])} if len(modes) > 1 else {}
-    if any(one.no_cap_helps and one.of == label for one in verdicts):
-        if set(axes["comm_hook"]) != {"none"}:
+    first = {"gpus": f"{ddp.num_devices}"} | ({"compile": as_text(modes[0])} if len(modes) > 1 else {})
+    if not any(one.no_cap_helps and one.of == label for one in verdicts):
+        if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
             return None
-        caps = as_text(axes["bucket_cap_mb"][0])
-        halved = {"gpus": f"{ddp.num_devices}", "bucket_cap_mb": caps, "comm_hook": "none,bf16"}
-        return NextStep(
-            f"no bucket cap helps; 16-bit gradients halve the bytes{_gain_of_halving(ddp)}, but change the "
-            "training: check the loss",
-            write_command(manifest, **first, modes="ddp", **halved, out=None),
-        )
-    if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
+        search = write_command(manifest, "tune", **{**dict.fromkeys(DECIDED_BY_TUNE), **first})
+        return NextStep("search for better bucket caps", search)
+    if set(axes["comm_hook"]) != {"none"}:
         return None
-    decided = {**dict.fromkeys(DECIDED_BY_TUNE), **first, "gpus": f"{ddp.num_devices}"}
-    return NextStep("search for better bucket caps", write_command(manifest, "tune", **decided))
-
-
-def _gain_of_halving(ddp: CaseResult) -> str:
-    """Write what half of the gradients' bytes save at most: no more than is exposed. Buffers stay as they are."""
-    exposed, gain = ddp.exposed_comm_ms, ddp.comm_ms
-    if gain is None or exposed is None:
-        return ""
-    gain = (gain.less(ddp.buffers_ms) if ddp.buffers_ms else gain).scaled(0.5)
-    return f" and save at most {with_interval(min(gain, exposed, key=lambda ms: ms.estimate), 'ms')}"
+    gain = saving.ms
+    if ddp.comm_ms:  # of which buffers stay as they are
+        sent = ddp.comm_ms.less(ddp.buffers_ms) if ddp.buffers_ms else ddp.comm_ms
+        gain = min(gain, sent.scaled(0.5), key=lambda ms: ms.estimate)
+    halved = {"bucket_cap_mb": as_text(axes["bucket_cap_mb"][0]), "comm_hook": "none,bf16", "out": None}
+    return NextStep(
+        f"no bucket cap helps; 16-bit gradients halve the bytes and save at most {with_interval(gain, 'ms')}, "
+        "but change the training: check the loss",
+        write_command(manifest, **first, modes="ddp", **halved),
+    )
 
 
 def _propose_more_rounds(run: RunData, verdicts: Sequence[Verdict]) -> NextStep:
@@ -163,5 +158,5 @@ def _propose_more_rounds(run: RunData, verdicts: Sequence[Verdict]) -> NextStep:
     else:
         more = {"max_time": f"{math.ceil(max(factor * spent_s, LEAST_S) / 60)}m"}
     if run.resumable:
-        return NextStep(why, write_resume_command(manifest, run.path, **more))
+        return NextStep(why, resume_command(manifest, run.path, **more))
     return NextStep(why, write_command(manifest, **more, out=None))

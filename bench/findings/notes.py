@@ -14,7 +14,7 @@ _REASONS = 3
 
 
 def describe_cases(cases: Sequence[CaseResult]) -> list[str]:
-    """Say which cases share devices and which were skipped, a sentence each; nothing where all was measured."""
+    """Say which cases share devices and which were skipped, a sentence each."""
     found = (
         _shared(cases),
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",

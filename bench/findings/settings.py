@@ -52,15 +52,14 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
     kept = setting_names(default.changed()) or "the default"
     only_caps = all(axes.keys() == {"bucket_cap_mb"} for axes in changed.values())
     noun = "caps" if only_caps else "settings"
-    name, fact = named[shown.case_id], f"is {ratio(shown.ratio)} as fast"
+    name, fact, label = named[shown.case_id], f"is {ratio(shown.ratio)} as fast", ""
     if best:
         answer, label, text = FASTER, f"{name} is faster", f"{name} {fact} as {kept}"
     elif unresolved:
         tried = f"the best of {len(known)} {noun}, {name}," if len(known) > 1 else name
-        answer, label, text = UNRESOLVED, UNRESOLVED, f"unresolved: {tried} {fact} as {kept}"
+        answer, text = UNRESOLVED, f"{UNRESOLVED}: {tried} {fact} as {kept}"
     elif few:
-        answer, label = TOO_FEW, TOO_FEW
-        text = f"too few rounds to compare {listed(left)} with {kept}: {TOO_FEW_ROUNDS}"
+        answer, text = TOO_FEW, f"{TOO_FEW} to compare {listed(left)} with {kept}: {TOO_FEW_ROUNDS}"
     else:
         answer, label = EQUAL, f"keep {kept}"
         gain = short_percent(max(max(one.ratio.high for one in known) - 1, MIN_GAIN))
@@ -82,7 +81,7 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
         question=CAP,
         answer=answer,
         heading="DDP's settings",
-        label=label,
+        in_words=label,
         text=text,
         paste=paste,
         notes=tuple(notes),

@@ -47,10 +47,10 @@ class Verdict:
     answer: str
     heading: str
     """The question as terminal and page name it."""
-    label: str
-    """The answer in a few words."""
     text: str
     """The answer as a sentence, without its capital and its full stop."""
+    in_words: str = ""
+    """The answer in a few words, where its code does not say it."""
     of: str = ""
     """The cases that it speaks of, by `compile_label`, where a run has several modes of torch.compile."""
     paste: str = ""
@@ -72,6 +72,11 @@ class Verdict:
     def title(self) -> str:
         """The question in words, and the cases that it is about."""
         return ", ".join(filter(None, (self.heading, self.of)))
+
+    @property
+    def label(self) -> str:
+        """The answer in a few words."""
+        return self.in_words or self.answer
 
     @property
     def is_open(self) -> bool:
@@ -98,26 +103,24 @@ def answer_by_ratio(
     faster, slower = reversed(names) if is_slower else names
     margin = short_percent(one.margin)
     fact = f"{faster} is {ratio(one.ratio.inverted() if is_slower else one.ratio)} as fast as {slower}{where}"
-    is_found = one.answer in (FASTER, SLOWER) and not one.within_margin
+    is_found, few = one.answer in (FASTER, SLOWER) and not one.within_margin, ""
     if one.answer == TOO_FEW:
-        label, text = TOO_FEW, f"too few rounds to compare {faster} with {slower}{where}: {TOO_FEW_ROUNDS}"
+        fact = f"{TOO_FEW} to compare {faster} with {slower}{where}: {TOO_FEW_ROUNDS}"
     elif one.answer == UNRESOLVED:
-        label, text = UNRESOLVED, f"unresolved: {fact}"
+        fact = f"{UNRESOLVED}: {fact}"
     elif one.answer == EQUAL:
-        label = f"no difference above {margin}"
-        text = f"{label}: {fact}"
-    elif is_found:
-        label, text = f"{faster} is faster", fact
+        few = f"no difference above {margin}"
+        fact = f"{few}: {fact}"
     else:
-        label, text = f"{faster} is faster, by less than {margin}", f"{fact}; within your {margin} margin"
-    found_id = one.reference_id if is_slower else one.case_id
+        few = f"{faster} is faster{'' if is_found else f', by less than {margin}'}"
+        fact = fact if is_found else f"{fact}; within your {margin} margin"
     return Verdict(
         question=question,
         answer=one.answer,
-        label=label,
-        text=text,
+        text=fact,
+        in_words=few,
         comparisons=(one,),
-        faster_id=found_id if is_found else "",
+        faster_id="" if not is_found else one.reference_id if is_slower else one.case_id,
         width_ratio=width_ratio([one]),
         **more,
     )

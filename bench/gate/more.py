@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 
 from scipy.special import chdtri, stdtrit
 
 from ..common.cli import command, split_command
+from ..common.text import visible
 from ..findings.next_step import NextStep
 from ..machine.manifest import Manifest, Record
-from ..results.commands import ONCE, change_options, rewrite, typed_words, write_command
+from ..results.commands import ONCE, rewrite, typed_words, write_command
 from .judge import Change
 from .main import DEFAULT_LAUNCHES
 
@@ -78,10 +78,9 @@ def more(
     if asked is None and sides[1].link:
         return More(command=write_command(sides[1], rounds=str(MOST_LAUNCHES), out=None))
     if asked is None:
-        whole = interleave_command(*sides, launches=str(wanted))
+        whole = interleave_command(*sides, "--launches", str(wanted))
     else:
-        gate = shlex.split(command("gate"))
-        whole = rewrite([*gate, *asked], **dict.fromkeys(OUTPUT), launches=str(wanted))
+        whole = f"{command('gate')} {rewrite(asked, **dict.fromkeys(OUTPUT), launches=str(wanted))}"
     seconds = [side.timing.total_s or math.nan for side in sides]
     # Those in turns wait for each other: each has taken as long as both.
     minutes = wanted * (max(seconds) if launches else sum(seconds)) / 60
@@ -97,7 +96,7 @@ def took_turns(runs: Sequence[Manifest]) -> bool:
     return len(ids) == 1 and None not in ids and not any(manifest.resumed for manifest in runs)
 
 
-def interleave_command(baseline: Manifest, candidate: Manifest, **options: str) -> str:
+def interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -> str:
     """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
 
     `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
@@ -108,8 +107,8 @@ def interleave_command(baseline: Manifest, candidate: Manifest, **options: str) 
     _, typed = split_command(typed_words(candidate))
     code = baseline.workload if candidate.settings.workload else baseline.git
     reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
-    behind = ["--", *change_options(typed, **dict.fromkeys(LEFT_OUT))]
-    return rewrite([*shlex.split(command("gate")), "--interleave", reference, *behind], **options)
+    gate = command("gate", "--interleave", reference, *options)
+    return f"{visible(gate)} -- {rewrite(typed, **dict.fromkeys(LEFT_OUT))}"
 
 
 def _launches_for(one: Change, launches: int, confidence: float) -> int:

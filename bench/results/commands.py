@@ -1,4 +1,4 @@
-"""Commands to be pasted, written anew from the one that a run was started with, in the form that was typed."""
+"""Commands to be pasted, written anew from the one that started a run, in the form that was typed."""
 
 from __future__ import annotations
 
@@ -23,47 +23,36 @@ def rewrite(
     """Write a command of ours anew, with the launcher, preset and options that were typed.
 
     Args:
-        argv: the words that were typed.
+        argv: the words that were typed; what stands behind `--` stays as it is.
         name: of the command that is written, in place of the one typed.
         only: names of the options that stay; without it all of them do.
         changes: values of options by name; None leaves one out, also where a preset gives it.
     """
-    head, options = split_command(argv)
-    if name and head:
+    head, typed = split_command(argv)
+    if name:
         head[-1] = f"{head[-1].rpartition('.')[0]}.{name}" if "." in head[-1] else name
-    words = [*head, *change_options(options, only, **changes)]
-    return visible(" ".join(map(quoted, words)))
-
-
-def change_options(
-    typed: Sequence[str], only: Collection[str] | None = None, /, **changes: str | None
-) -> list[str]:
-    """Change typed options; see `rewrite`. What stands behind `--` stays."""
     end = typed.index("--") if "--" in typed else len(typed)
     options: dict[str, list[str]] = {}
     values: list[str] = []
     for word in typed[:end]:
         if word.startswith("--"):
-            name, has_value, value = word[2:].partition("=")
-            values = options[name.replace("-", "_")] = [value] if has_value else []
+            option, is_joined, value = word[2:].partition("=")
+            values = options[option.replace("-", "_")] = [value] if is_joined else []
         else:
             values.append(word)
     preset = PRESETS.get("".join(options.get("preset", ())), {})
-    left_out = {name for name, value in changes.items() if value is None}
+    left_out = {option for option, value in changes.items() if value is None}
     if only is not None or left_out & {"preset", *preset}:
-        given = {name: [as_text(value)] for name, value in preset.items()}
+        usual = {option: [as_text(value)] for option, value in preset.items()}
         if "workload" in options:
-            given.pop("arch", None)
-        options = {**given, **options}
-        options.pop("preset", None)
-    options |= {name: [value] for name, value in changes.items() if value is not None}
-    kept = {
-        name: found
-        for name, found in options.items()
-        if name not in left_out and (only is None or name in (*only, *changes))
-    }
-    written = (word for name, found in kept.items() for word in (f"--{name.replace('_', '-')}", *found))
-    return [*written, *typed[end:]]
+            usual.pop("arch", None)
+        options = usual | options
+        left_out.add("preset")
+    options = {option: values for option, values in options.items() if only is None or option in only}
+    options |= {option: [value] for option, value in changes.items() if value is not None}
+    kept = ((option, values) for option, values in options.items() if option not in left_out)
+    words = (word for option, values in kept for word in (f"--{option.replace('_', '-')}", *values))
+    return visible(" ".join(map(quoted, (*head, *words, *typed[end:]))))
 
 
 def typed_words(manifest: Manifest) -> list[str]:
@@ -103,7 +92,7 @@ def again(manifest: Manifest) -> str:
     return write_command(manifest, out=None) if manifest.command else ""
 
 
-def write_resume_command(manifest: Manifest, folder: Path, **changes: str) -> str:
+def resume_command(manifest: Manifest, folder: Path, **changes: str) -> str:
     """Write the command that goes on with a run; the user names a workload again, as it is code."""
     workload = manifest.settings.workload
     code = {"workload": workload} if workload else {}

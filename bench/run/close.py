@@ -19,9 +19,10 @@ from ..findings.notes import why_not_measured
 from ..machine.manifest import Timing
 from ..plan.settings import ResolvedSettings
 from ..predict.from_pass import write_calibration
+from ..results.commands import resume_command
 from ..results.disk import reason, replace_file
 from ..results.journal import JOURNAL, read
-from ..results.recorder import Recorder, resume_command
+from ..results.recorder import Recorder
 from ..results.store import load_run
 from .summary import print_not_measured, print_summary, summary_of
 
@@ -120,7 +121,7 @@ def finish(folder: Path, because: str) -> None:
         return
     if because != STOPPED_BY_ERROR:
         say(f"{because}; {num_measured} of {len(recorder.cases)} cases have results in {folder}")
-        say(f"to finish the rest: {resume_command(folder)}")
+        say(f"to finish the rest: {resume_command(recorder.manifest, folder)}")
 
 
 def timing_of(recorder: Recorder, measuring_s: float, because: str) -> Timing:

@@ -297,7 +297,7 @@ DOUBT = "in doubt (few rounds)"
 
 
 def verdict_of(answer, *comparisons):
-    return Verdict(question="", answer=answer, heading="", label="", text="", comparisons=comparisons)
+    return Verdict(question="", answer=answer, heading="", text="", comparisons=comparisons)
 
 
 ONE = over(DDP, DP, 1.2, 1.3)

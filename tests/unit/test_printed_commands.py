@@ -24,8 +24,8 @@ from ddp_bench.bench.findings.next_step import propose_next_step
 from ddp_bench.bench.gate.judge import Change
 from ddp_bench.bench.gate.more import interleave_command, more, took_turns
 from ddp_bench.bench.machine.launch import launched_command
-from ddp_bench.bench.results.commands import again
-from ddp_bench.bench.results.recorder import resume_command
+from ddp_bench.bench.results.commands import again, resume_command
+from ddp_bench.bench.results.store import read_manifest
 from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.stats.interval import Interval
 
@@ -228,7 +228,7 @@ def of_folders():
     kept = json.loads(Path("of mine/manifest.json").read_text())
     kept["settings"] |= {"workload": "net:make", "arch": None}
     Path("of mine/manifest.json").write_text(json.dumps(kept))
-    return [resume_command(Path("of mine")), resume_command(PLACE)]
+    return [resume_command(read_manifest(folder), folder) for folder in (Path("of mine"), PLACE)]
 
 
 @pytest.fixture
