@@ -5,32 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..plan.settings import MARGINS
 from ..results.case_result import CaseResult
-from ..results.comparisons import Comparison, by_compile, default_of
-from .communication import answer_communication
+from ..results.comparisons import by_compile, default_of
+from ..results.store import RunData
+from .communication import answer_communication, describe_straggler
 from .settings import answer_compile, answer_settings
 from .verdicts import Verdict
 from .wording import compile_label
 from .wrapper import answer_wrapper
 
 
-def answer_questions(
-    cases: Sequence[CaseResult], comparisons: Sequence[Comparison], *, margin: float = MARGINS["cpu"]
-) -> list[Verdict]:
+def answer_questions(run: RunData) -> list[Verdict]:
     """Answer what the run allows, by mode of torch.compile where there are several: each is a workload."""
     found = []
-    for label, group in by_compile_label(cases):
+    for label, group in by_compile_label(run.results):
         here = headline(group)
-        ids = {case.case_id for case in here}
-        known = [one for one in comparisons if {one.case_id, one.reference_id} <= ids]
+        ids, ddp = {case.case_id for case in here}, default_of(here)
+        known = [one for one in run.compared if {one.case_id, one.reference_id} <= ids]
         answers = (
-            answer_wrapper(here, known, margin),
+            answer_wrapper(here, known, run.manifest.margin),
             answer_settings(here, known),
-            answer_communication(default_of(here)),
+            answer_communication(ddp, describe_straggler(ddp, run.manifest, run.times)),
         )
         found += [replace(one, of=label) for one in answers if one]
-    return [*found, *answer_compile(cases, comparisons)]
+    return [*found, *answer_compile(run.results, run.compared)]
 
 
 def by_compile_label(cases: Iterable[CaseResult]) -> list[tuple[str, list[CaseResult]]]:

@@ -93,7 +93,8 @@ def explain_step(step: StepParts) -> Step:
             other = other.less(part)
     is_split = bool(all_reduce and step.alone)
     sent = {"all-reduce" if is_split else "communication": all_reduce or exposed}
-    sums = {**step.parts, **sent, "contention and waiting": contention, "other": other}
+    sums = {**step.parts, **sent, "contention and waiting": contention}
+    sums |= {} if other.low <= 0 else {"other": other}
     words = [f"{with_interval(ms, 'ms')} {name}" for name, ms in sums.items() if ms and ms.estimate > 0]
     costs = {ALL_REDUCE if is_split else EXPOSED: all_reduce, CONTENTION: contention, **step.overheads}
     savings = [
@@ -107,8 +108,11 @@ def explain_step(step: StepParts) -> Step:
     )
 
 
-def answer_communication(ddp: CaseResult | None) -> Verdict | None:
-    """Say what communication adds to DDP's step, and how much of it is overlapped; None if not measured."""
+def answer_communication(ddp: CaseResult | None, straggler: str = "") -> Verdict | None:
+    """Say what communication adds to DDP's step, and how much of it is overlapped; None if not measured.
+
+    `straggler` is what `describe_straggler` says of the case.
+    """
     if ddp is None or ddp.exposed_comm_ms is None or ddp.step_ms is None:
         return None
     exposed, step_ms, alone = ddp.exposed_comm_ms, ddp.step_ms.estimate, ddp.comm_ms
@@ -134,6 +138,7 @@ def answer_communication(ddp: CaseResult | None) -> Verdict | None:
         heading="Communication",
         in_words=label,
         text=text,
+        notes=(straggler,) if straggler else (),
         background=(background,) if background else (),
         width_ratio=width,
     )
@@ -248,5 +253,5 @@ def describe_straggler(ddp: CaseResult | None, manifest: Manifest, times: RoundT
     return (
         f"Rank {rank}{hosts.get(rank, '')} is a straggler: slowest of {place(ddp)} in {slowest[rank]} of "
         f"{plural(slowest.total(), 'round')}, by {with_interval(skew, 'ms')} per step "
-        f"({100 * skew.estimate / step.estimate:.0f}%) of its own work; the others wait for it."
+        f"({100 * skew.estimate / step.estimate:.0f}%) of its own work; the others wait for it"
     )

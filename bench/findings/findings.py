@@ -11,15 +11,15 @@ from ..results.case_result import CaseResult
 from ..results.comparisons import default_of
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
-from .answers import answer_questions, by_compile_label, headline
+from .answers import answer_questions, headline
 from .cautions import Caution, of_conditions, said_load
-from .communication import Step, describe_straggler, explain_ddp_step
+from .communication import Step, explain_ddp_step
 from .confidence import Trust, assess_confidence
 from .next_step import NextStep, propose_next_step
 from .notes import describe_cases
 from .repeats import evidence
 from .stability import cautions as of_rounds
-from .verdicts import Verdict
+from .verdicts import COMMUNICATION, Verdict
 from .wrapper import ONE_DEVICE
 
 
@@ -73,17 +73,13 @@ def run_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTi
 
 def conclude_run(run: RunData) -> Conclusion:
     """Conclude a loaded run."""
-    manifest, cases, times, comparisons = run.manifest, run.results, run.times, run.compared
-    verdicts = answer_questions(cases, comparisons, margin=manifest.margin)
-    defaults = [default_of(headline(group)) for _, group in by_compile_label(cases)]
-    stragglers = [*filter(None, (describe_straggler(ddp, manifest, times) for ddp in defaults))]
-    first = default_of(headline(cases))
-    step = explain_ddp_step(first, cases, times, has_straggler=bool(stragglers))
-    cautions = run_cautions(manifest, cases, times)
+    manifest, cases, verdicts = run.manifest, run.results, answer_questions(run)
+    has_straggler = any(one.notes for one in verdicts if one.question == COMMUNICATION)
+    step = explain_ddp_step(default_of(headline(cases)), cases, run.times, has_straggler=has_straggler)
+    cautions = run_cautions(manifest, cases, run.times)
     on_cpu = any(case.device_type == "cpu" for case in cases)
     notes = (
         *([step.consists_of, *(saving.sentence for saving in step.savings)] if step else []),
-        *stragglers,
         *(f"{note}." for one in verdicts for note in one.notes),
         *describe_cases(cases),
     )
@@ -100,7 +96,7 @@ def conclude_run(run: RunData) -> Conclusion:
             cautions,
             on_cpu=on_cpu,
             load=said_load(manifest) if on_cpu else "",
-            repeats=evidence(cases, comparisons, run.earlier),
+            repeats=evidence(cases, run.compared, run.earlier),
         ),
         next_step=propose_next_step(run, verdicts, step, cautions),
     )

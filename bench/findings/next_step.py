@@ -129,11 +129,9 @@ def _propose_less_communication(
         sent = ddp.comm_ms.less(ddp.buffers_ms) if ddp.buffers_ms else ddp.comm_ms
         gain = min(gain, sent.scaled(0.5), key=lambda ms: ms.estimate)
     halved = {"bucket_cap_mb": as_text(axes["bucket_cap_mb"][0]), "comm_hook": "none,bf16", "out": None}
-    return NextStep(
-        f"no bucket cap helps; 16-bit gradients halve the bytes and save at most {with_interval(gain, 'ms')}, "
-        "but change the training: check the loss",
-        write_command(manifest, **first, modes="ddp", **halved),
-    )
+    why = f"no bucket cap helps; 16-bit gradients halve the bytes, at most {with_interval(gain, 'ms')} less, "
+    why += "but change the training: check the loss"
+    return NextStep(why, write_command(manifest, **first, modes="ddp", **halved))
 
 
 def _propose_more_rounds(run: RunData, verdicts: Sequence[Verdict]) -> NextStep:

@@ -128,5 +128,7 @@ def answer_by_ratio(
 
 def width_ratio(comparisons: Iterable[Comparison]) -> float:
     """Divide the widest open interval by the width that decides; infinite where one is not known."""
-    left = (one for one in comparisons if one.answer in OPEN)
+    left = [one for one in comparisons if one.answer in OPEN]
+    if any(one.answer == TOO_FEW for one in left):
+        return math.inf
     return max((one.half_width / (math.log1p(one.margin) / 2) for one in left), default=0.0)

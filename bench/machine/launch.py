@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 import msgspec
-import psutil
 
 from ..common.cli import command, quoted, split_command
 from ..common.errors import UsageError
@@ -121,6 +120,8 @@ def launched_command(environment: Mapping[str, str], parent: Sequence[str], *arg
 
 def parent_command() -> list[str]:
     """Return the command line of the process that started this one; empty where it is not to be had."""
+    import psutil  # only a run that begins asks
+
     with contextlib.suppress(psutil.Error):
         parent = psutil.Process().parent()
         return parent.cmdline() if parent else []

@@ -243,7 +243,8 @@ class Recorder:
         except OSError as error:
             if not self.journal.state.attempts:  # there is nothing of a run that could be kept
                 raise
-            kept = f"every block finished before is kept: make room, then {resume_command(self.manifest, self.folder)}"
+            resume = resume_command(self.manifest, self.folder)
+            kept = f"every block finished before is kept: make room, then {resume}"
             why = f"cannot be written: {error.strerror}; {kept}"
             if isinstance(error, FileNotFoundError):
                 how = f"if renamed, {command('run')} --resume with its new name goes on"

@@ -153,7 +153,8 @@ def interval(middle):
 def test_a_step_is_explained_by_its_intervals_alone():
     """As of a training that is observed, which has no single-device step."""
     parts = {name: interval(ms) for name, ms in {"data": 30.0, "forward": 20.0, "backward": 35.0}.items()}
-    told = {"exposed": interval(12.0), "alone": interval(20.0), "overheads": {"data loading": parts["data"]}}
+    told = {"exposed": interval(12.0), "alone": interval(20.0), "other": interval(3.0)}
+    told["overheads"] = {"data loading": parts["data"]}
     step = explain_step(StepParts(total=interval(100.0), parts=parts, **told))
     assert [part.split()[-1] for part in step.consists_of.split(" + ")] == [*parts, "all-reduce", "other"]
     assert [(one.what, one.ms.estimate) for one in step.savings] == [

@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from finding_cases import made_run
 from made import block
 from recorded_pages import compiled
 from report_runs import case, run
@@ -197,10 +198,9 @@ def test_a_line_to_paste_is_given_only_where_a_gain_is_seen():
 
 
 def test_every_mode_has_the_answers_of_a_run_of_its_own():
-    cases = case_results(typed_frame(ROWS, CASES))
-    modes = ([case for case in cases if case.compile == mode] for mode in ("off", "default"))
-    alone = [v.sentence for own in modes for v in answer_questions(own, COMPARISONS)]
-    both = [v for v in answer_questions(cases, COMPARISONS) if v.question != COMPILE]
+    modes = ([row for row in ROWS if row["compile"] == mode] for mode in ("off", "default"))
+    alone = [v.sentence for own in modes for v in answer_questions(made_run(own, COMPARISONS))]
+    both = [v for v in answer_questions(made_run(ROWS, COMPARISONS)) if v.question != COMPILE]
     assert [v.sentence for v in both] == alone
     assert [(v.question, v.of) for v in both] == [
         (WRAPPER, "eager"),

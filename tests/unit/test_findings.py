@@ -16,6 +16,7 @@ from finding_cases import (
     SINGLE,
     concluded,
     exposing,
+    made_run,
     over,
 )
 from report_runs import case, measured, run, timed, usual_cases
@@ -34,7 +35,7 @@ from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, 
 
 
 def found(*cases, by=()):
-    return {one.question: one for one in answer_questions(case_results(typed_frame(cases, CASES)), by)}
+    return {one.question: one for one in answer_questions(made_run(cases, by))}
 
 
 def wrapper(low, high, *, dp=DP, ddp=DDP, num_rounds=20):

@@ -188,12 +188,12 @@ GATES = {
 
 
 def test_the_launcher_is_part_of_what_was_typed():
-    mine = "--modes ddp --gpus 2 --device cpu"
+    mine, agent = "--modes ddp --gpus 2 --device cpu", "torchrun --standalone --nproc-per-node 2"
     assert {
         "by hand": f"python -m bench.run {mine}",
-        "torchrun": f"torchrun --standalone --nproc-per-node 2 -m bench.run {mine}",
-        "torchrun of a tune": "torchrun --standalone --nproc-per-node 2 -m ddp_bench run --preset tune --gpus 2",
-        "torchrun as a module": f"torchrun --standalone --nproc-per-node 2 -m bench.run {mine}",
+        "torchrun": f"{agent} -m bench.run {mine}",
+        "torchrun of a tune": f"{agent} -m ddp_bench run --preset tune --gpus 2",
+        "torchrun as a module": f"{agent} -m bench.run {mine}",
         "srun": f"srun --ntasks=4 --ntasks-per-node=2 python -m bench.run {mine}",
     } == LAUNCHED
 
