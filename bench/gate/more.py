@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from scipy.special import chdtri, stdtrit
 
-from ..common.cli import command, split_command
+from ..common.cli import command
 from ..common.text import visible
 from ..findings.next_step import NextStep
 from ..machine.manifest import Manifest, Record
-from ..results.commands import ONCE, rewrite, typed_words, write_command
+from ..plan.resolve import as_options
+from ..plan.settings import options_of
+from ..results.commands import rewrite, write_command
 from .judge import Change
 from .main import DEFAULT_LAUNCHES
 
@@ -27,7 +29,7 @@ SURE = 0.7
 
 UNKNOWN_REF = "REF"
 
-LEFT_OUT = (*ONCE, "quiet", "out", "name", "race", "trace", "calibrate", "allreduce_curve")
+LEFT_OUT = ("out", "name", "race", "trace", "calibrate", "allreduce_curve")
 """Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
 
 
@@ -104,11 +106,11 @@ def interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -
     """
     if candidate.link:
         return ""
-    _, typed = split_command(typed_words(candidate))
+    # Not what was typed: the two sides may be of versions that have other defaults.
+    arguments = as_options(candidate.settings, {one.name for one in options_of()}.difference(LEFT_OUT))
     code = baseline.workload if candidate.settings.workload else baseline.git
     reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
-    gate = command("gate", "--interleave", reference, *options)
-    return f"{visible(gate)} -- {rewrite(typed, **dict.fromkeys(LEFT_OUT))}"
+    return visible(command("gate", "--interleave", reference, *options, "--", *arguments))
 
 
 def _launches_for(one: Change, launches: int, confidence: float) -> int:
