@@ -278,10 +278,8 @@ def test_nothing_that_a_folder_names_is_imported(tmp_path):
     with pytest.raises(NotComparableError, match="workload: then evil:model, now train:model"):
         settings_of(tmp_path, {"workload": "train:model"})
     assert settings_of(tmp_path, {"workload": "evil:model"}) == settings
-    assert (
-        resume_command(read_manifest(tmp_path), tmp_path)
-        == f"python -m bench.run --resume {tmp_path} --workload evil:model"
-    )
+    resume = resume_command(store.read_manifest(tmp_path), tmp_path)
+    assert resume == f"python -m bench.run --resume {tmp_path} --workload evil:model"
 
 
 @pytest.mark.parametrize(
