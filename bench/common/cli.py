@@ -6,6 +6,7 @@ import argparse
 import difflib
 import errno
 import io
+import itertools
 import os
 import shlex
 import sys
@@ -52,12 +53,10 @@ def command(name: str = "", *arguments: str) -> str:
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Part the words that name a command of ours, with its launcher, from its options."""
-    for i, word in enumerate(words):
-        module = word.removeprefix("ddp_bench.")
-        name_follows = PurePath(word).name in ("ddp-bench", "ddp_bench")
-        if module == "report" or module.startswith("bench.") or name_follows:
-            end = i + 1 + name_follows
-            return [*words[:end]], [*words[end:]]
+    for i, (before, word) in enumerate(itertools.pairwise(words), start=1):
+        is_module = before in ("-m", "--module") and word.removeprefix("ddp_bench.").startswith("bench.")
+        if is_module or (PurePath(before).name in ("ddp-bench", "ddp_bench") and word.isalpha()):
+            return [*words[: i + 1]], [*words[i + 1 :]]
     return [], [*words]
 
 

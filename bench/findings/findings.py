@@ -17,7 +17,7 @@ from .communication import Step, explain_ddp_step
 from .confidence import Trust, assess_confidence
 from .next_step import NextStep, propose_next_step
 from .notes import describe_cases
-from .repeats import evidence
+from .repeats import describe_repeatability
 from .stability import cautions as of_rounds
 from .verdicts import COMMUNICATION, Verdict
 from .wrapper import ONE_DEVICE
@@ -96,7 +96,7 @@ def conclude_run(run: RunData) -> Conclusion:
             cautions,
             on_cpu=on_cpu,
             load=said_load(manifest) if on_cpu else "",
-            repeats=evidence(cases, run.compared, run.earlier),
+            repeats=describe_repeatability(cases, run.compared, run.earlier),
         ),
         next_step=propose_next_step(run, verdicts, step, cautions),
     )

@@ -104,25 +104,18 @@ def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison
     by_mode: dict[str, list[Comparison]] = {}
     for one in over_eager(comparisons, by_id.values()):
         by_mode.setdefault(by_id[one.case_id].compile, []).append(one)
-    return [_compare_with_eager(found, by_id) for found in by_mode.values()]
-
-
-def _compare_with_eager(comparisons: Sequence[Comparison], by_id: dict[str, CaseResult]) -> Verdict:
-    most = max(comparisons, key=lambda one: by_id[one.case_id].num_devices)
-    single = [one for one in comparisons if by_id[one.case_id].mode == "single" and one is not most]
-    ours, eager = by_id[most.case_id], by_id[most.reference_id]
-    given = "" if ours.compile == "default" else f'mode="{ours.compile}"'
-    wrapped = "; model = DDP(model)" if ours.mode == "ddp" else ""
-    names = (compile_label(ours.compile), compile_label(eager.compile))
-    notes = [f"For single, {names[0]} is {ratio(one.ratio)} as fast as {names[1]}" for one in single]
-    notes += [f"Compiling took {about(ours.compile_s)}"] if ours.compile_s is not None else []
-    is_found = most.answer == FASTER and not most.within_margin
-    return answer_by_ratio(
-        COMPILE,
-        most,
-        names,
-        f" for {mode_name(ours)} on {place(ours)}",
-        heading=COMPILE,
-        paste=f"model.compile({given}){wrapped}" if is_found else "",
-        notes=tuple(notes),
-    )
+    found = []
+    for mode, compared in by_mode.items():
+        most = max(compared, key=lambda one: by_id[one.case_id].num_devices)
+        ours, eager = by_id[most.case_id], by_id[most.reference_id]
+        names = compile_label(mode), compile_label(eager.compile)
+        single = [one for one in compared if by_id[one.case_id].mode == "single" and one is not most]
+        notes = [f"For single, {names[0]} is {ratio(one.ratio)} as fast as {names[1]}" for one in single]
+        notes += [f"Compiling took {about(ours.compile_s)}"] if ours.compile_s is not None else []
+        given = "" if mode == "default" else f'mode="{mode}"'
+        paste = f"model.compile({given}){'; model = DDP(model)' * (ours.mode == 'ddp')}"
+        is_found = most.answer == FASTER and not most.within_margin
+        how = {"heading": COMPILE, "paste": paste * is_found, "notes": tuple(notes)}
+        where = f" for {mode_name(ours)} on {place(ours)}"
+        found.append(answer_by_ratio(COMPILE, most, names, where, **how))
+    return found

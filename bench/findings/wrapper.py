@@ -9,11 +9,10 @@ from ..common.numbers import ratio, with_interval
 from ..results.case_result import CaseResult
 from ..results.comparisons import FASTER, SLOWER, Comparison, default_of
 from ..stats.fit import MIN_ROUNDS
-from ..stats.interval import Interval
 from .verdicts import WRAPPER, Verdict, answer_by_ratio
 from .wording import mode_name, place
 
-ONE_DEVICE = "one device"
+HEADING, ONE_DEVICE = "DP, DDP or one device", "one device"
 
 OWN_COST = "On one device nothing is communicated: the difference is DDP's own overhead"
 
@@ -30,35 +29,24 @@ def answer_wrapper(
     """Compare DDP with DP, else with one device; None where neither was measured beside it."""
     by_id = {case.case_id: case for case in cases}
     for one in comparisons:
-        if by_id[one.reference_id].mode == "dp" and not by_id[one.reference_id].is_stand_in:
-            return _compare_with_dp(by_id[one.case_id], by_id[one.reference_id], one)
+        ddp, dp = by_id[one.case_id], by_id[one.reference_id]
+        if dp.mode == "dp" and not dp.is_stand_in:
+            best = dp if one.answer == SLOWER else ddp
+            alone, notes = best.speedup, []
+            if alone and alone.high < 1:
+                notes = [f"One device is {ratio(alone.inverted())} as fast as {mode_name(best)}"]
+            lines = {FASTER: "model = DDP(model)", SLOWER: "model = nn.DataParallel(model)"}
+            names, how = (
+                (mode_name(ddp), mode_name(dp)),
+                {"paste": lines.get(one.answer, ""), "notes": (*notes,)},
+            )
+            return answer_by_ratio(WRAPPER, one, names, f" on {place(ddp)}", heading=HEADING, **how)
     case = default_of(cases) or next((case for case in cases if not case.is_stand_in), None)
     if case is None or case.speedup is None:
         return None
-    return _compare_with_one_device(case, case.speedup, margin, [one for one in cases if one.is_stand_in])
-
-
-def _compare_with_dp(ddp: CaseResult, dp: CaseResult, one: Comparison) -> Verdict:
-    best = dp if one.answer == SLOWER else ddp
-    alone = best.speedup
-    loses = alone is not None and alone.high < 1
-    note = f"One device is {ratio(alone.inverted())} as fast as {mode_name(best)}" if alone and loses else ""
-    return answer_by_ratio(
-        WRAPPER,
-        one,
-        (mode_name(ddp), mode_name(dp)),
-        f" on {place(ddp)}",
-        heading="DP, DDP or one device",
-        paste={FASTER: "model = DDP(model)", SLOWER: "model = nn.DataParallel(model)"}.get(one.answer, ""),
-        notes=(note,) if note else (),
-    )
-
-
-def _compare_with_one_device(
-    case: CaseResult, speedup: Interval, margin: float, stand_ins: Sequence[CaseResult]
-) -> Verdict:
     # Not a comparison of the run: whether rounds are too few for it, its interval alone says.
-    one = Comparison(case.case_id, ONE_DEVICE, speedup, margin, MIN_ROUNDS)
+    one = Comparison(case.case_id, ONE_DEVICE, case.speedup, margin, MIN_ROUNDS)
+    stand_ins = [one for one in cases if one.is_stand_in]
     background = (*map(_describe_stages, stand_ins[:1]), PUBLISHED if stand_ins else "")
     is_overhead = case.num_devices == 1 and one.answer in (FASTER, SLOWER)
     return answer_by_ratio(
@@ -66,7 +54,7 @@ def _compare_with_one_device(
         one,
         (f"{mode_name(case)} on {place(case)}", ONE_DEVICE),
         "; DP is not measurable without GPUs" if stand_ins else "",
-        heading="DDP or one device" if case.device_type == "cpu" else "DP, DDP or one device",
+        heading="DDP or one device" if case.device_type == "cpu" else HEADING,
         notes=(OWN_COST,) if is_overhead else (),
         background=tuple(filter(None, background)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from scipy.special import chdtri, stdtrit
@@ -12,7 +13,6 @@ from ..common.text import visible
 from ..findings.next_step import NextStep
 from ..machine.manifest import Manifest, Record
 from ..plan.resolve import as_options
-from ..plan.settings import options_of
 from ..results.commands import rewrite, write_command
 from .judge import Change
 from .main import DEFAULT_LAUNCHES
@@ -82,7 +82,8 @@ def more(
     if asked is None:
         whole = interleave_command(*sides, "--launches", str(wanted))
     else:
-        whole = f"{command('gate')} {rewrite(asked, **dict.fromkeys(OUTPUT), launches=str(wanted))}"
+        argv = [*shlex.split(command("gate")), *asked]
+        whole = rewrite(argv, **{**dict.fromkeys(OUTPUT), "launches": str(wanted)})
     seconds = [side.timing.total_s or math.nan for side in sides]
     # Those in turns wait for each other: each has taken as long as both.
     minutes = wanted * (max(seconds) if launches else sum(seconds)) / 60
@@ -107,7 +108,7 @@ def interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -
     if candidate.link:
         return ""
     # Not what was typed: the two sides may be of versions that have other defaults.
-    arguments = as_options(candidate.settings, {one.name for one in options_of()}.difference(LEFT_OUT))
+    arguments = as_options(candidate.settings, LEFT_OUT)
     code = baseline.workload if candidate.settings.workload else baseline.git
     reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
     return visible(command("gate", "--interleave", reference, *options, "--", *arguments))

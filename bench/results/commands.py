@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..common.cli import command, quoted, split_command
 from ..common.text import visible
 from ..machine.manifest import Manifest
 from ..plan.resolve import PRESETS, as_options
-from ..plan.settings import as_text, options_of
-
-ONCE = ("resume", "dry_run", "json")
-"""Options of a run that say nothing of another one."""
+from ..plan.settings import as_text
 
 
-def rewrite(
-    argv: Sequence[str], name: str = "", only: Collection[str] | None = None, /, **changes: str | None
-) -> str:
+def rewrite(argv: Sequence[str], name: str = "", /, **changes: str | None) -> str:
     """Write a command of ours anew, with the launcher, preset and options that were typed.
 
     Args:
         argv: the words that were typed; what stands behind `--` stays as it is.
         name: of the command that is written, in place of the one typed.
-        only: names of the options that stay; without it all of them do.
         changes: values of options by name; None leaves one out, also where a preset gives it.
     """
     head, typed = split_command(argv)
@@ -42,13 +36,12 @@ def rewrite(
             values.append(word)
     preset = PRESETS.get("".join(options.get("preset", ())), {})
     left_out = {option for option, value in changes.items() if value is None}
-    if only is not None or left_out & {"preset", *preset}:
+    if left_out & {"preset", *preset}:
         usual = {option: [as_text(value)] for option, value in preset.items()}
         if "workload" in options:
             usual.pop("arch", None)
         options = usual | options
         left_out.add("preset")
-    options = {option: values for option, values in options.items() if only is None or option in only}
     options |= {option: [value] for option, value in changes.items() if value is not None}
     kept = ((option, values) for option, values in options.items() if option not in left_out)
     words = (word for option, values in kept for word in (f"--{option.replace('_', '-')}", *values))
@@ -67,17 +60,13 @@ def typed_words(manifest: Manifest) -> list[str]:
     head, options = split_command(words)
     if head and not any(word.partition("=")[0] == "--config" for word in options):
         return words
-    settings = manifest.settings
     # Steps that follow from the least time of a block are no option.
-    names = {one.name for one in options_of()} - ({"steps"} if settings.least_block_s else set())
-    return [*(head or shlex.split(command("run"))), *as_options(settings, names)]
+    without = ("steps",) if manifest.settings.least_block_s else ()
+    return [*(head or shlex.split(command("run"))), *as_options(manifest.settings, without)]
 
 
-def write_command(
-    manifest: Manifest, name: str = "", only: Collection[str] | None = None, /, **changes: str | None
-) -> str:
-    """Write the command of a run anew, as `rewrite` does, in the lab that it was measured in."""
-    whole = rewrite(typed_words(manifest), name, only, **{**dict.fromkeys(ONCE), **changes})
+def in_lab(manifest: Manifest, whole: str) -> str:
+    """Write a command within the lab that a run was measured in, where it was."""
     if not manifest.link:
         return whole
     ranks = Counter(rank.host for rank in manifest.ranks)
@@ -87,6 +76,12 @@ def write_command(
     return f"{lab} -- {whole}"
 
 
+def write_command(manifest: Manifest, name: str = "", /, **changes: str | None) -> str:
+    """Write the command of a run anew, as `rewrite` does."""
+    once = dict.fromkeys(("resume", "dry_run", "json"))  # of another run they say nothing
+    return in_lab(manifest, rewrite(typed_words(manifest), name, **{**once, **changes}))
+
+
 def again(manifest: Manifest) -> str:
     """Write the command that repeats a run, into a folder of its own; empty where it is not told."""
     return write_command(manifest, out=None) if manifest.command else ""
@@ -94,6 +89,7 @@ def again(manifest: Manifest) -> str:
 
 def resume_command(manifest: Manifest, folder: Path, **changes: str) -> str:
     """Write the command that goes on with a run; the user names a workload again, as it is code."""
+    head, _ = split_command(typed_words(manifest))
     workload = manifest.settings.workload
     code = {"workload": workload} if workload else {}
-    return write_command(manifest, "", (), resume=str(folder), **code, **changes)
+    return in_lab(manifest, rewrite(head, resume=str(folder), **code, **changes))

@@ -9,7 +9,7 @@ from scipy import stats
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.findings.findings import conclude_run
-from ddp_bench.bench.findings.repeats import UNKNOWN, agreements, evidence
+from ddp_bench.bench.findings.repeats import UNKNOWN, agreements, describe_repeatability
 from ddp_bench.bench.machine.manifest import MANIFEST
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
@@ -100,4 +100,4 @@ def test_runs_that_differ_by_their_rounds_alone_hold_what_they_have_in_common():
 
 def test_a_run_without_rates_says_how_to_find_out(tmp_path):
     run = written(tmp_path, 1)
-    assert UNKNOWN in evidence(run.results, run.compared, [])
+    assert UNKNOWN in describe_repeatability(run.results, run.compared, [])
