@@ -26,12 +26,11 @@ RANKS, DATA = "waiting for the slowest rank", "data loading"
 OF_COMMUNICATION = (EXPOSED, ALL_REDUCE)
 """Savings that smaller or better placed messages bring."""
 
-_FEWER_BYTES = (
-    "--comm-hook bf16 (halves the bytes, but changes the training), a larger batch or a faster link"
-)
 REMEDIES = {
-    EXPOSED: _FEWER_BYTES,
-    ALL_REDUCE: _FEWER_BYTES,
+    **dict.fromkeys(
+        OF_COMMUNICATION,
+        "--comm-hook bf16 (halves the bytes, but changes the training), a larger batch or a faster link",
+    ),
     CONTENTION: "cores or GPUs that nothing else uses",
     BUFFERS: "--sync-buffers off, where ranks may keep buffers of their own",
     COPIES: "--gradient-as-bucket-view on",

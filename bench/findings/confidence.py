@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..machine.manifest import Record
-from ..results.comparisons import OPEN, TOO_FEW
+from ..results.comparisons import TOO_FEW
 from .cautions import DIRECTION, SIZES, TRANSFER, WEAKENS, Caution
 from .verdicts import Verdict
 
@@ -38,12 +38,7 @@ def assess_confidence(
 ) -> Trust | None:
     """Assess how reliable the answers of a run are; None without any.
 
-    Args:
-        verdicts: of the run.
-        cautions: against the run.
-        on_cpu: whether cases ran on CPU cores.
-        load: what others used of the cores, as `said_load` says it.
-        repeats: what other runs tell, as `describe_repeatability` says it.
+    `load` is as `said_load` says it, `repeats` as `describe_repeatability` does.
     """
     if not verdicts:
         return None
@@ -52,14 +47,12 @@ def assess_confidence(
         for claim in (DIRECTION, SIZES, TRANSFER)
     )
     compared = [one for one in verdicts if one.comparisons]
-    if all(one.answer in OPEN for one in compared):
-        order = "nothing is resolved" if compared else "nothing is compared"
-    else:
-        order = "reliable"
+    order = "reliable" if compared else "nothing is compared"
+    if compared and all(one.is_open for one in compared):
+        order = "nothing is resolved"
+    size = f"ratios hold within their intervals{f', with {weak}' if weak else ''}"
     if all(one.answer == TOO_FEW for one in verdicts):
         size = "not known: too few rounds for intervals"
-    else:
-        size = f"ratios hold within their intervals{f', with {weak}' if weak else ''}"
     changed = f"; ms and rates do not carry over ({transfer})" if transfer else ""
     return Trust(
         order=f"in doubt ({direction})" if direction else order,

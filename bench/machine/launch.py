@@ -17,9 +17,8 @@ from ..common.errors import UsageError
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MAX_RANKS, MAX_PORT = 100_000, 65_535
-TORCHRUN = ("torchrun", "torch.distributed.run")
 SLURM = "slurm-"
-"""Names of torchrun, and what the id of a launch by srun begins with."""
+"""What the id of a launch by srun begins with."""
 
 START = "start with torchrun or srun, which set all of them, or unset RANK"
 
@@ -106,16 +105,16 @@ def launched_command(environment: Mapping[str, str], parent: Sequence[str], *arg
 
     `parent` is the command line of this process's parent: torchrun's, where it is torchrun.
     """
-    names = [i for i, word in enumerate(parent) if PurePath(word).name in TORCHRUN]
     head, _ = split_command(parent)
-    if names and head:
+    names = [PurePath(word).name.replace("torch.distributed.run", "torchrun") for word in head]
+    if "torchrun" in names:
         head[-1] = "bench.run" if head[-1].startswith("bench.") else "run"  # `arguments` are of a run
-        return " ".join(map(quoted, ("torchrun", *head[names[0] + 1 :], *arguments)))
+        return " ".join(map(quoted, ("torchrun", *head[names.index("torchrun") + 1 :], *arguments)))
     whole = command("run", *arguments)
-    if not environment.get("TORCHELASTIC_RUN_ID", "").startswith(SLURM):
-        return whole
-    counts = environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]
-    return f"srun --ntasks={counts[0]} --ntasks-per-node={counts[1]} {whole}"
+    if environment.get("TORCHELASTIC_RUN_ID", "").startswith(SLURM):
+        counts = environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]
+        whole = f"srun --ntasks={counts[0]} --ntasks-per-node={counts[1]} {whole}"
+    return whole
 
 
 def parent_command() -> list[str]:
