@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from commands import ROOT
+from torch.distributed.run import get_args_parser
 
 FILES = sorted(
     path
@@ -132,3 +133,16 @@ def own(words):
         case [module, *rest] if module.startswith("bench.") and module.removeprefix("bench.") in OURS:
             return module.removeprefix("bench."), rest
     return None
+
+
+def behind_a_launcher(words):
+    """What the options of torchrun or srun end with, as a command of ours; torchrun's own parser finds it."""
+    if words[0] == "srun":
+        return [*itertools.dropwhile(lambda word: word.startswith("-"), words[1:])]
+    options = get_args_parser().parse_args([word for word in words[1:] if word != "…"] or ["x"])
+    return [
+        "python",
+        *(["-m"] if options.module else []),
+        options.training_script,
+        *options.training_script_args,
+    ]

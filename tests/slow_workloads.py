@@ -60,9 +60,8 @@ def pictures(folder):
 
 
 def causes_of(run):
-    """What a run names as slow, the slowest first."""
-    from ddp_bench.bench.findings.causes import causes, slow_ranks
-    from ddp_bench.bench.results.case_result import case_results
+    """What a run says could be saved, the most first."""
+    from ddp_bench.bench.findings.findings import conclude_run
 
-    cases = case_results(run.cases)
-    return [*causes(cases, slow_ranks(run.manifest, cases, run.times))]
+    step = conclude_run(run).step
+    return [saving.what for saving in step.savings] if step else []

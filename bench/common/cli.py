@@ -6,11 +6,13 @@ import argparse
 import difflib
 import errno
 import io
+import itertools
 import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 from .errors import ExitCode, UsageError, UserCodeError
@@ -47,6 +49,15 @@ def command(name: str = "", *arguments: str) -> str:
     module = "report" if name == "report" else f"bench.{name}".rstrip(".")
     words = [*typed.split(), *filter(None, [name])] if typed else ["python", "-m", module]
     return " ".join(quoted(word) for word in (*words, *arguments))
+
+
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part the words that name a command of ours, with its launcher, from its options."""
+    for i, (before, word) in enumerate(itertools.pairwise(words), start=1):
+        is_module = before in ("-m", "--module") and word.removeprefix("ddp_bench.").startswith("bench.")
+        if is_module or (PurePath(before).name in ("ddp-bench", "ddp_bench") and word.isalpha()):
+            return [*words[: i + 1]], [*words[i + 1 :]]
+    return [], [*words]
 
 
 def quoted(word: str) -> str:

@@ -1,17 +1,16 @@
-"""What speaks against trusting a run, but for its rounds, and the line that sums all of it up."""
+"""Cautions: what speaks against trusting a run, but for its rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..common.cli import command
 from ..common.numbers import plural, short
 from ..machine.gpus import FAULTS
 from ..machine.load import MOST_BUSY, MOST_STEAL
-from ..machine.manifest import Manifest, Record
+from ..machine.manifest import Manifest
 from ..results.case_result import CaseResult
-from ..results.comparisons import OPEN
 from .wording import case_label
 
 MOST_SPLIT_EFFECT = 1e-2
@@ -57,61 +56,12 @@ class Caution:
     advice: str
     case_id: str | None = None
     short: str = ""
-    """What trust names it by, with its size; by default its kind."""
+    """What the confidence names it by, with its size; by default its kind."""
 
     @property
     def sentence(self) -> str:
         """Say the finding and what to do about it, on one line."""
         return f"{self.text}. What helps: {self.advice}"
-
-
-class Trust(Record, frozen=True, omit_defaults=False):
-    """How far to trust the answers of a run, a phrase for each claim that they make."""
-
-    order: str
-    """Which is faster."""
-    size: str
-    """By how much, in this run."""
-    next_run: str
-    """What another run of the same plan on this machine would give."""
-    other_machines: str
-
-    @property
-    def lines(self) -> dict[str, str]:
-        """The phrases by the claim that they are of."""
-        names = ("which is faster", "by how much", "next run", "other machines")
-        return dict(zip(names, (self.order, self.size, self.next_run, self.other_machines), strict=True))
-
-
-def trust(
-    cautions: Iterable[Caution], answers: Collection[str], *, on_cpu: bool, load: str = "", evidence: str = ""
-) -> Trust | None:
-    """What the answers of a run are worth; None without any.
-
-    Args:
-        cautions: against the run.
-        answers: as `Verdict.answer`.
-        on_cpu: whether cases ran on CPU cores.
-        load: what others used of the cores, as `said_load` says it.
-        evidence: of other runs, as `repeats.evidence` says it.
-    """
-    if not answers:
-        return None
-    against: dict[str, list[str]] = {DIRECTION: [], SIZES: [], TRANSFER: []}
-    for one in cautions:
-        against[WEAKENS[one.kind]].append(one.short or one.kind)
-    direction, weak, transfer = (", ".join(kinds) for kinds in against.values())
-    order = "nothing is resolved" if set(answers) <= set(OPEN) else "holds"
-    size = f"ratios hold within their intervals{f', with {weak}' if weak else ''}"
-    changed = f"; ms and rates do not carry over ({transfer})" if transfer else ""
-    return Trust(
-        order=f"is in doubt ({direction})" if direction else order,
-        size=f"{size}; {load}" if load else size,
-        next_run=f"{evidence}{changed}",
-        other_machines="not GPUs: a device here is a CPU core; measure there"
-        if on_cpu
-        else "not known: GPU, links and torch decide; measure there",
-    )
 
 
 def load_shares(manifest: Manifest) -> tuple[float, float] | None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..common.text import visible
 from ..machine.manifest import Manifest
 from ..results.case_result import CaseResult
-from ..results.comparisons import Comparison
+from ..results.comparisons import default_of
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
-from .answers import ONE_DEVICE, compile_verdicts, verdicts
-from .causes import slow_ranks
-from .cautions import Caution, Trust, of_conditions, said_load, trust
-from .next_step import NextStep, next_step
-from .notes import notes
-from .repeats import evidence
+from .answers import answer_questions, headline
+from .cautions import Caution, of_conditions, said_load
+from .communication import Step, explain_ddp_step
+from .confidence import Trust, assess_confidence
+from .next_step import NextStep, propose_next_step
+from .notes import describe_cases
+from .repeats import describe_repeatability
 from .stability import cautions as of_rounds
-from .verdicts import Verdict
+from .verdicts import COMMUNICATION, Verdict
+from .wrapper import ONE_DEVICE
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Conclusion:
 
     cases: tuple[CaseResult, ...]
     verdicts: tuple[Verdict, ...]
+    step: Step | None
+    """Of DDP without settings what it consists of, where anything is known of it."""
     notes: tuple[str, ...]
     """What is to be known beside the answers."""
     background: tuple[str, ...]
@@ -68,53 +71,32 @@ def run_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTi
     return [*of_conditions(manifest, cases, ok), *of_rounds(ok, times)]
 
 
-def conclude(
-    folder: Path,
-    manifest: Manifest,
-    cases: Sequence[CaseResult],
-    times: RoundTimes,
-    comparisons: Sequence[Comparison],
-    *,
-    resumable: bool = True,
-    earlier: Sequence[tuple[Sequence[CaseResult], Sequence[Comparison]]] = (),
-) -> Conclusion:
-    """Conclude a run from its files in `folder`; `resumable` where its journal is among them.
-
-    `earlier` runs of the same plan on this machine, their cases and comparisons, tell how far to trust it.
-    """
-    answered = (
-        *verdicts(cases, comparisons, margin=manifest.margin),
-        *compile_verdicts(cases, comparisons),
-    )
-    slow = slow_ranks(manifest, cases, times)
-    cautions = run_cautions(manifest, cases, times)
-    on_cpu = any(case.device_type == "cpu" for case in cases)
-    return Conclusion(
-        cases=tuple(cases),
-        verdicts=answered,
-        # Reasons and hosts are text of others, and this goes to a terminal.
-        notes=tuple(map(visible, notes(cases, answered, slow, comparisons))),
-        background=tuple(f"{said}." for one in answered for said in one.background),
-        cautions=tuple(cautions),
-        trust=trust(
-            cautions,
-            [one.answer for one in answered],
-            on_cpu=on_cpu,
-            load=said_load(manifest) if on_cpu else "",
-            evidence=evidence(cases, comparisons, earlier),
-        ),
-        next_step=next_step(folder, manifest, cases, answered, resumable=resumable),
-    )
-
-
 def conclude_run(run: RunData) -> Conclusion:
     """Conclude a loaded run."""
-    return conclude(
-        run.path,
-        run.manifest,
-        run.results,
-        run.times,
-        run.compared,
-        resumable=run.resumable,
-        earlier=run.earlier,
+    manifest, cases, verdicts = run.manifest, run.results, answer_questions(run)
+    has_straggler = any(one.notes for one in verdicts if one.question == COMMUNICATION)
+    step = explain_ddp_step(default_of(headline(cases)), cases, run.times, has_straggler=has_straggler)
+    cautions = run_cautions(manifest, cases, run.times)
+    on_cpu = any(case.device_type == "cpu" for case in cases)
+    notes = (
+        *([step.consists_of, *(saving.sentence for saving in step.savings)] if step else []),
+        *(f"{note}." for one in verdicts for note in one.notes),
+        *describe_cases(cases),
+    )
+    return Conclusion(
+        cases=tuple(cases),
+        verdicts=tuple(verdicts),
+        step=step,
+        # Reasons and hosts are text of others, and this goes to a terminal.
+        notes=tuple(map(visible, notes)),
+        background=tuple(f"{said}." for one in verdicts for said in one.background),
+        cautions=tuple(cautions),
+        trust=assess_confidence(
+            verdicts,
+            cautions,
+            on_cpu=on_cpu,
+            load=said_load(manifest) if on_cpu else "",
+            repeats=describe_repeatability(cases, run.compared, run.earlier),
+        ),
+        next_step=propose_next_step(run, verdicts, step, cautions),
     )

@@ -1,4 +1,4 @@
-"""What is said below the answers: shared devices, skipped cases; and why a mode has no number."""
+"""Notes on cases: shared devices, skipped cases; and why a mode has no number."""
 
 from __future__ import annotations
 
@@ -7,30 +7,15 @@ from collections.abc import Iterable, Sequence
 from ..common.numbers import plural
 from ..common.text import listed
 from ..results.case_result import CaseResult
-from ..results.comparisons import Comparison
-from . import causes
 from .answers import headline
-from .verdicts import Verdict
 from .wording import case_parts, place, short_mode
 
 _REASONS = 3
 
 
-def notes(
-    cases: Sequence[CaseResult],
-    verdicts: Iterable[Verdict] = (),
-    slow: Sequence[str] = (),
-    comparisons: Sequence[Comparison] = (),
-) -> list[str]:
-    """What stands below the answers of a run, a sentence each; none where there is nothing to add.
-
-    In this order: what DDP's step loses, which of the `slow` ranks others wait for, what belongs to each
-    answer, cases that share devices, cases that were skipped.
-    """
+def describe_cases(cases: Sequence[CaseResult]) -> list[str]:
+    """Say which cases share devices and which were skipped, a sentence each."""
     found = (
-        *causes.said(cases, slow, comparisons),
-        *slow,
-        *(f"{note}." for verdict in verdicts for note in verdict.notes),
         _shared(cases),
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",
         _skipped(cases),

@@ -15,7 +15,7 @@ from ..stats.interval import Interval, common_value
 LEAST_RUNS = 3
 """Two agree or not; they have no scatter to hold their intervals against."""
 
-AGAIN = "unknown; running the same command twice more tells"
+UNKNOWN = "unknown; run the same command twice more to find out"
 
 
 class Agreement(NamedTuple):
@@ -46,39 +46,32 @@ def agreements(runs: Iterable[Mapping[Any, Interval]]) -> list[Agreement]:
     ]
 
 
-def _own(cases: Iterable[CaseResult]) -> dict[str, CaseResult]:
-    """The measured cases that have their devices for themselves, by id."""
-    return {case.case_id: case for case in cases if case.is_ok and not case.oversubscribed}
-
-
-def _ratios(cases: Iterable[CaseResult], comparisons: Iterable[Comparison]) -> dict[Any, Interval]:
-    """The answers of a run and the speed-ups of its cases that have their devices for themselves."""
-    own = _own(cases)
-    found: dict[Any, Interval] = {
-        (one.case_id, one.reference_id): one.ratio
-        for one in comparisons
-        if {one.case_id, one.reference_id} <= own.keys()
-    }
+def _values(
+    cases: Iterable[CaseResult], comparisons: Iterable[Comparison]
+) -> tuple[dict[Any, Interval], dict[Any, Interval]]:
+    """Return the ratios and rates of a run's cases that have their devices for themselves."""
+    own = {case.case_id: case for case in cases if case.is_ok and not case.oversubscribed}
+    pairs = {(one.case_id, one.reference_id): one.ratio for one in comparisons}
     ranked = (case for case in own.values() if case.mode != "single" and case.is_ranked)
-    return found | {case.case_id: case.speedup for case in ranked if case.speedup}
+    ratios = {pair: ratio for pair, ratio in pairs.items() if own.keys() >= {*pair}}
+    speedups = {case.case_id: case.speedup for case in ranked if case.speedup}
+    return ratios | speedups, {i: case.images_per_s for i, case in own.items() if case.images_per_s}
 
 
-def evidence(
+def describe_repeatability(
     cases: Sequence[CaseResult],
     comparisons: Sequence[Comparison],
     earlier: Sequence[tuple[Sequence[CaseResult], Sequence[Comparison]]],
 ) -> str:
-    """What runs of the same plan on this machine, this one and `earlier` ones, tell of another run."""
+    """Say what runs of the same plan on this machine, this one and `earlier` ones, tell of another run."""
     runs = [*earlier, (cases, comparisons)]
-    ratios = agreements(_ratios(*run) for run in runs)
-    every = ({i: case.images_per_s for i, case in _own(of_run).items()} for of_run, _ in runs)
-    rates = agreements({i: rate for i, rate in of_run.items() if rate} for of_run in every)
+    ratios, rates = map(agreements, zip(*(_values(*run) for run in runs), strict=True))
     if not rates:
-        return AGAIN
-    held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
-    apart = f", ratios {_typical(ratios)}" if ratios else ""
-    hold = ""
+        return UNKNOWN
+    apart = hold = ""
     if ratios:
+        held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
+        apart = f", ratios {_typical(ratios)}"
         share = f"{short_percent(held / total)} where 95% are meant to"
         hold = f"; {held} of {total} intervals of ratios hold the common value, {share}"
     others = plural(len(runs) - 1, "earlier run")

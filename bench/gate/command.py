@@ -23,12 +23,12 @@ from .preflight import check_places, read_environment
 from .runs import GateRun, read_run
 
 
-def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    """Do what `options` ask for; `rest` is what stood from `--` on. The exit status."""
+def gate_runs(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Do what `options` ask for, as they were `given` with what stood from `--` on. The exit status."""
     files = (("--html", options.html), ("--junit", options.junit))
     check_places(out=options.out, files=files)
     try:
-        return _gate(options, rest)
+        return _gate(options, given)
     except UsageError as error:
         if options.junit is not None:
             _write(options.junit, junit_of_error(error), "--junit")
@@ -44,7 +44,8 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise
 
 
-def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def _gate(options: argparse.Namespace, given: Sequence[str]) -> int:
+    rest = given[given.index("--") :] if "--" in given else []
     policy, in_turns = read_policy(options), options.interleave is not None
     looks: Sequence[int] = DEFAULT_LAUNCHES
     if options.launches is not None:
@@ -56,7 +57,7 @@ def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
             second,
             policy=policy,
             looks=looks if in_turns else (),
-            asked=(_asked(options), rest[1:]) if in_turns else None,
+            asked=given if in_turns else None,
             environments=environments,
         )
 
@@ -110,19 +111,6 @@ def _tell(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateR
 
 def _write(place: Path, content: str, option: str) -> None:
     write_output(place, lambda part: part.write_text(content, "utf-8", "backslashreplace"), option=option)
-
-
-def _asked(options: argparse.Namespace) -> list[str]:
-    """The options of a gate in turns as they have to be typed, without its launches and output."""
-    found = ["--interleave", options.interleave]
-    for name, usual in (("threshold", f"{100 * DEFAULT_THRESHOLD:g}%"), ("python", None)):
-        value = getattr(options, name)
-        if value not in (usual, None):
-            found += [f"--{name}", str(value)]
-    for name in ("env", "baseline_env"):
-        found += [word for one in getattr(options, name) for word in (f"--{name.replace('_', '-')}", one)]
-    flags = ("ratios_only", "strict", "allow_missing")
-    return [*found, *(f"--{name.replace('_', '-')}" for name in flags if getattr(options, name))]
 
 
 def read_policy(options: argparse.Namespace) -> Policy:

@@ -107,7 +107,7 @@ def compare(
     *,
     policy: Policy,
     looks: Sequence[int] = (),
-    asked: tuple[Sequence[str], Sequence[str]] | None = None,
+    asked: Sequence[str] | None = None,
     environments: tuple[Mapping[str, str], ...] = (),
 ) -> Gate:
     """Gate `candidate` against `baseline` by a policy.

@@ -113,4 +113,4 @@ def _main(given: list[str]) -> int:
         made.error(f"{cli.UNRECOGNIZED}{' '.join(unknown)}")
     from .command import gate_runs
 
-    return gate_runs(options, given[split:])
+    return gate_runs(options, given)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from scipy.special import chdtri, stdtrit
 
 from ..common.cli import command
 from ..common.text import visible
-from ..findings.next_step import ALL_BUT_WHERE, NextStep, again
+from ..findings.next_step import NextStep
 from ..machine.manifest import Manifest, Record
 from ..plan.resolve import as_options
+from ..results.commands import rewrite, write_command
 from .judge import Change
 from .main import DEFAULT_LAUNCHES
 
@@ -27,8 +29,12 @@ SURE = 0.7
 
 UNKNOWN_REF = "REF"
 
-LEFT_OUT = {"out", "name", "race", "trace", "calibrate", "allreduce_curve"}
+LEFT_OUT = ("out", "name", "race", "trace", "calibrate", "allreduce_curve")
 """Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
+
+
+OUTPUT = ("out", "html", "junit", "markdown", "json", "quiet")
+"""Options of a gate that say where results go, which is said of one gate alone."""
 
 
 class More(Record, frozen=True, omit_defaults=False):
@@ -57,7 +63,7 @@ def more(
     *,
     confidence: float,
     launches: int,
-    asked: tuple[Sequence[str], Sequence[str]] | None,
+    asked: Sequence[str] | None,
 ) -> More:
     """What decides the `undecided` ones.
 
@@ -66,22 +72,22 @@ def more(
         undecided: comparisons without a verdict.
         confidence: of each interval.
         launches: how many there were; 0 of runs that did not take turns.
-        asked: options of a gate in turns, without its launches, and what stood behind `--`.
+        asked: what was typed behind the name of a gate in turns.
     """
     wanted = max(_launches_for(one, launches, confidence) for one in undecided)
     if wanted > MOST_LAUNCHES:
         return More(command=command("doctor"))
     if asked is None and sides[1].link:
-        return More(command=f"{again(sides[1])} --rounds {MOST_LAUNCHES}")
+        return More(command=write_command(sides[1], rounds=str(MOST_LAUNCHES), out=None))
     if asked is None:
-        first, behind = interleave_command(*sides).split(" -- ", 1)
-        whole = f"{first} --launches {wanted} -- {behind}"
+        whole = interleave_command(*sides, "--launches", str(wanted))
     else:
-        whole = command("gate", *asked[0], "--launches", str(wanted), "--", *asked[1])
+        argv = [*shlex.split(command("gate")), *asked]
+        whole = rewrite(argv, **{**dict.fromkeys(OUTPUT), "launches": str(wanted)})
     seconds = [side.timing.total_s or math.nan for side in sides]
     # Those in turns wait for each other: each has taken as long as both.
     minutes = wanted * (max(seconds) if launches else sum(seconds)) / 60
-    return More(command=visible(whole), minutes=None if math.isnan(minutes) else round(minutes, 1))
+    return More(command=whole, minutes=None if math.isnan(minutes) else round(minutes, 1))
 
 
 def took_turns(runs: Sequence[Manifest]) -> bool:
@@ -93,7 +99,7 @@ def took_turns(runs: Sequence[Manifest]) -> bool:
     return len(ids) == 1 and None not in ids and not any(manifest.resumed for manifest in runs)
 
 
-def interleave_command(baseline: Manifest, candidate: Manifest) -> str:
+def interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -> str:
     """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
 
     `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
@@ -101,10 +107,11 @@ def interleave_command(baseline: Manifest, candidate: Manifest) -> str:
     """
     if candidate.link:
         return ""
-    arguments = as_options(candidate.settings, ALL_BUT_WHERE - LEFT_OUT)
+    # Not what was typed: the two sides may be of versions that have other defaults.
+    arguments = as_options(candidate.settings, LEFT_OUT)
     code = baseline.workload if candidate.settings.workload else baseline.git
     reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
-    return visible(command("gate", "--interleave", reference, "--", *arguments))
+    return visible(command("gate", "--interleave", reference, *options, "--", *arguments))
 
 
 def _launches_for(one: Change, launches: int, confidence: float) -> int:

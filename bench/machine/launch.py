@@ -5,15 +5,21 @@ torch reads the same variables of the environment. For a task of srun they are m
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 import msgspec
 
+from ..common.cli import command, quoted, split_command
 from ..common.errors import UsageError
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MAX_RANKS, MAX_PORT = 100_000, 65_535
+SLURM = "slurm-"
+"""What the id of a launch by srun begins with."""
+
 START = "start with torchrun or srun, which set all of them, or unset RANK"
 
 
@@ -90,8 +96,35 @@ def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": per_node.pop(),
         "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
         "MASTER_PORT": environment.get("MASTER_PORT") or f"2{job[-4:]:0>4}",
-        "TORCHELASTIC_RUN_ID": f"slurm-{job}.{environment.get('SLURM_STEP_ID', '0')}",
+        "TORCHELASTIC_RUN_ID": f"{SLURM}{job}.{environment.get('SLURM_STEP_ID', '0')}",
     }
+
+
+def launched_command(environment: Mapping[str, str], parent: Sequence[str], *arguments: str) -> str:
+    """Write the `run` of these arguments as it was typed, with its torchrun or srun where they are known.
+
+    `parent` is the command line of this process's parent: torchrun's, where it is torchrun.
+    """
+    head, _ = split_command(parent)
+    names = [PurePath(word).name.replace("torch.distributed.run", "torchrun") for word in head]
+    if "torchrun" in names:
+        head[-1] = "bench.run" if head[-1].startswith("bench.") else "run"  # `arguments` are of a run
+        return " ".join(map(quoted, ("torchrun", *head[names.index("torchrun") + 1 :], *arguments)))
+    whole = command("run", *arguments)
+    if environment.get("TORCHELASTIC_RUN_ID", "").startswith(SLURM):
+        counts = environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]
+        whole = f"srun --ntasks={counts[0]} --ntasks-per-node={counts[1]} {whole}"
+    return whole
+
+
+def parent_command() -> list[str]:
+    """Return the command line of the process that started this one; empty where it is not to be had."""
+    import psutil  # only a run that begins asks
+
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process().parent()
+        return parent.cmdline() if parent else []
+    return []
 
 
 def first_host(text: str) -> str:

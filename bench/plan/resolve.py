@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -189,13 +189,13 @@ def _batch_size(settings: Settings, counts: Iterable[int], gpu: GpuKind | None) 
     return -(-size // step) * step
 
 
-def as_options(settings: Settings, names: Iterable[str]) -> list[str]:
-    """The command line of those of `names` that are not the default."""
+def as_options(settings: Settings, without: Collection[str]) -> list[str]:
+    """Write the command line of what is not the default, `without` those of these names."""
     found: list[str] = []
     plain = {} if settings.device == "cuda" else {"precision": "fp32", **STEP_DEFAULTS}
     values = settings.stored()
     for one in options_of():
         value, usual = values[one.name], plain.get(one.name) if one.default is None else one.default
-        if one.name in names and value is not None and as_text(value) != as_text(usual):
+        if one.name not in without and value is not None and as_text(value) != as_text(usual):
             found += [f"--{one.name.replace('_', '-')}", stored_text(value, one.parse)]
     return found

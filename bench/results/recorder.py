@@ -15,7 +15,6 @@ import pandas as pd
 from ..common.cli import command, say
 from ..common.errors import UsageError
 from ..common.process import uninterrupted
-from ..common.text import visible
 from ..plan.settings import IMAGES, OWN_PRECISIONS
 from ..plan.sweep import Planned, plan_hash
 from ..stats.fit import FITTED
@@ -23,6 +22,7 @@ from .aggregate import Outcome, allreduce_rows, bucket_rows, case_rows, identity
 from .block_times import block_rows, values_of
 from .case_result import CaseResult
 from .columns import ALLREDUCE, BY_PLAN, COMPARISONS, NOT_REACHED, records, typed_frame
+from .commands import resume_command
 from .comparisons import Comparison, compared, pairs_of
 from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Plan, Settled, UnderWay
@@ -243,7 +243,8 @@ class Recorder:
         except OSError as error:
             if not self.journal.state.attempts:  # there is nothing of a run that could be kept
                 raise
-            kept = f"every block finished before is kept: make room, then {resume_command(self.folder)}"
+            resume = resume_command(self.manifest, self.folder)
+            kept = f"every block finished before is kept: make room, then {resume}"
             why = f"cannot be written: {error.strerror}; {kept}"
             if isinstance(error, FileNotFoundError):
                 how = f"if renamed, {command('run')} --resume with its new name goes on"
@@ -254,13 +255,3 @@ class Recorder:
         """The widest throughput interval as last written, a fraction; NaN where one is unknown."""
         widths = rate_half_widths(self.cases, with_single=True).values()
         return math.nan if any(map(math.isnan, widths)) else max(widths, default=math.nan)
-
-
-def resume_command(folder: Path) -> str:
-    """The command that goes on with a run, to be pasted; the user names a workload again, as it is code."""
-    try:
-        workload = read_manifest(folder).settings.workload
-    except UsageError:
-        workload = None
-    more = ["--workload", str(workload)] if workload else []
-    return visible(command("run", "--resume", str(folder), *more))

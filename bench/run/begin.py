@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -14,7 +15,7 @@ from ..common.text import listed, visible
 from ..common.turns import interleaved_id
 from ..findings.wording import devices, samples_noun, workload_parts
 from ..machine.gpus import SHARES_GPUS, gpus
-from ..machine.launch import Launch
+from ..machine.launch import Launch, launched_command, parent_command
 from ..machine.manifest import Manifest
 from ..machine.provenance import describe_run
 from ..plan import sweep as plan
@@ -255,7 +256,7 @@ def new_manifest(
         inspected.versions,
         name=settings.name,
         interleaved_id=interleaved_id(),
-        command=command("run", *arguments),
+        command=launched_command(os.environ, parent_command(), *arguments),
         settings=settings,
         plan_hash=plan.plan_hash(job.plan),
         workload=inspected.workload,

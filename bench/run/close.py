@@ -14,16 +14,16 @@ from ..common.cli import command, say, speaker
 from ..common.console import Annotation, show_on_github
 from ..common.errors import ExitCode, UsageError
 from ..common.text import to_json
-from ..findings.findings import conclude
+from ..findings.findings import conclude_run
 from ..findings.notes import why_not_measured
 from ..machine.manifest import Timing
 from ..plan.settings import ResolvedSettings
 from ..predict.from_pass import write_calibration
-from ..results.case_result import case_results
+from ..results.commands import resume_command
 from ..results.disk import reason, replace_file
 from ..results.journal import JOURNAL, read
-from ..results.recorder import Recorder, resume_command
-from ..results.store import earlier_runs
+from ..results.recorder import Recorder
+from ..results.store import load_run
 from .summary import print_not_measured, print_summary, summary_of
 
 STOPPED_BY_ERROR = "stopped by an error"
@@ -70,14 +70,7 @@ def close(
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         say(missing)
     page = write_page(folder)
-    conclusion = conclude(
-        folder,
-        recorder.manifest,
-        case_results(cases),
-        recorder.times,
-        recorder.comparisons,
-        earlier=earlier_runs(folder, recorder.manifest),
-    )
+    conclusion = conclude_run(load_run(folder))
     if how.as_json:
         print(to_json(summary_of(folder, cases, conclusion, timing)))
     elif not how.quiet:
@@ -128,7 +121,7 @@ def finish(folder: Path, because: str) -> None:
         return
     if because != STOPPED_BY_ERROR:
         say(f"{because}; {num_measured} of {len(recorder.cases)} cases have results in {folder}")
-        say(f"to finish the rest: {resume_command(folder)}")
+        say(f"to finish the rest: {resume_command(recorder.manifest, folder)}")
 
 
 def timing_of(recorder: Recorder, measuring_s: float, because: str) -> Timing:

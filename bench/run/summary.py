@@ -20,7 +20,8 @@ from ..common.cli import say
 from ..common.console import print_table
 from ..common.numbers import MIB, TIMES, duration, number, per_second, places, plural, ratio_places, to_places
 from ..common.text import visible, visible_lines
-from ..findings.cautions import Caution, Trust
+from ..findings.cautions import Caution
+from ..findings.confidence import Trust
 from ..findings.findings import Conclusion
 from ..findings.next_step import NextStep
 from ..findings.wording import (

@@ -260,8 +260,12 @@ class Typical:
 
     def exposed(self, case_id: str) -> Estimate:
         """The step less the step under `no_sync`, in ms."""
-        columns = (case_id, "timed"), (case_id, "no_sync")
-        return self._estimate(lambda log_ms: math.exp(log_ms[0]) - math.exp(log_ms[1]), *columns)
+        return self.rest([(case_id, "timed")], [(case_id, "no_sync")])
+
+    def rest(self, plus: Sequence[Column], minus: Sequence[Column]) -> Estimate:
+        """Some steps less others, in ms; what rounds have in common cancels."""
+        signs = [1.0] * len(plus) + [-1.0] * len(minus)
+        return self._estimate(lambda log_ms: float(signs @ np.exp(log_ms)), *plus, *minus)
 
     def hidden_pct(self, case_id: str) -> Interval:
         """100 x (1 - exposed / communication alone)."""

@@ -18,15 +18,17 @@ import made
 import pytest
 from commands import ROOT
 
-from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.plan.resolve import with_device_defaults
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import Machine, expand, round_order
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.case_result import CaseResult, case_results
+from ddp_bench.bench.results.case_result import CaseResult
+from ddp_bench.bench.results.columns import ALLREDUCE, BLOCKS, BUCKETS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import compared, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.results.tables import read_blocks
 
 NUM_STEPS = 3
@@ -101,8 +103,12 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
         pairs = pairs_of(map(CaseResult.of, rows))
         comparisons = compared(pairs, typical, units=batches, margin=0.05)
         cases = case_rows(outcomes, times, comparisons, typical=typical)
+    told = typed_frame([one.row() for one in comparisons], COMPARISONS)
+    nothing = (typed_frame([], columns) for columns in (BLOCKS, BUCKETS, ALLREDUCE))
+    run = RunData(folder, Manifest(), cases, *nothing, told)
+    vars(run)["times"] = times
     with timed("findings"):
-        assert conclude(folder, Manifest(), case_results(cases), times, comparisons).lines
+        assert conclude_run(run).lines
     assert len(cases) == len(planned)
     return {
         "cases": len(planned),

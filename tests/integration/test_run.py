@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -144,6 +145,9 @@ def test_under_the_users_own_torchrun(tmp_path):
     assert run.cases["status"].tolist() == ["ok", "ok"]
     assert run.cases["num_rounds"].tolist() == [2, 2]
     assert [(rank.rank, rank.local_rank) for rank in run.manifest.ranks] == [(0, 0), (1, 1)]
+    typed = ("torchrun", *launcher[2:], "-m", "bench.run", *TINY, *sweep, *how)
+    assert shlex.split(run.manifest.command) == [*typed]
+    assert summary["next"]["command"].startswith("torchrun --standalone --nproc-per-node 2 -m bench.run ")
 
 
 def test_every_setting_is_in_one_group_of_the_whole_help():

@@ -4,7 +4,7 @@ import pytest
 from commands import bench_run
 from slow_workloads import causes_of, pictures
 
-from ddp_bench.bench.findings.causes import BUFFERS, DATA, OWN_WORK, RANKS
+from ddp_bench.bench.findings.communication import BUFFERS, DATA, OWN_WORK, RANKS
 from ddp_bench.bench.results.store import load_run
 
 OF_PICTURES = "--arch resnet20 --image-size 16 --batch-size 4 --data-workers 1 --data"

@@ -14,7 +14,7 @@ from fault_campaign import SWEEP, Campaign, deed
 from real_lab import least_s
 from slow_workloads import causes_of
 
-from ddp_bench.bench.findings.causes import ALL_REDUCE
+from ddp_bench.bench.findings.communication import ALL_REDUCE
 from ddp_bench.bench.predict import main as predict
 from ddp_bench.bench.results.store import load_run
 

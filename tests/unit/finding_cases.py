@@ -1,21 +1,16 @@
 """Cases by hand and what is concluded from them, for the tests of findings."""
 
 import math
-from pathlib import Path
+from dataclasses import replace
 
-from made import made_manifest
-from report_runs import case, measured
+from report_runs import case, measured, run
 
-from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.case_result import case_results
-from ddp_bench.bench.results.columns import BLOCKS, typed_frame
+from ddp_bench.bench.findings.findings import conclude_run
+from ddp_bench.bench.results.columns import COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.stats.interval import Interval
 
 CPU = {"device_type": "cpu"}
-NO_BLOCKS = RoundTimes.of(typed_frame([], BLOCKS))
 NAN = math.nan
 
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 100.0), case("ddp", 2, 160.0)
@@ -30,11 +25,18 @@ def over(first, second, low, high, *, num_rounds=20, margin=0.05):
 FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late)"}
 
 
-def concluded(*cases, by=(), **settings):
-    manifest = made_manifest(settings=settings, timing={"measuring_s": 100.0})
-    return conclude(
-        Path("results/made run"), manifest, case_results(typed_frame(cases, CASES)), NO_BLOCKS, by
+def made_run(cases, by=(), *, manifest=None, folder="results/made run", **more):
+    """A run of these cases and comparisons, without blocks."""
+    return replace(
+        run(cases, manifest, path=folder, timed_blocks=[]),
+        comparisons=typed_frame([one.row() for one in by], COMPARISONS),
+        **more,
     )
+
+
+def concluded(*cases, by=(), **settings):
+    manifest = {"settings": settings, "timing": {"measuring_s": 100.0}}
+    return conclude_run(made_run(cases, by, manifest=manifest))
 
 
 def exposing(low, high):

@@ -3,14 +3,16 @@
 from itertools import product
 
 import pytest
+from finding_cases import made_run
 from made import block
 from recorded_pages import compiled
 from report_runs import case, run
 from test_plan import make, names, resolved
 
 from ddp_bench.bench.common.errors import UsageError
-from ddp_bench.bench.findings.answers import compile_verdicts, verdicts
-from ddp_bench.bench.findings.verdicts import CAP, WRAPPER
+from ddp_bench.bench.findings.answers import answer_questions
+from ddp_bench.bench.findings.settings import answer_compile
+from ddp_bench.bench.findings.verdicts import CAP, COMPILE, WRAPPER
 from ddp_bench.bench.findings.wording import ddp_call
 from ddp_bench.bench.gate.runs import checked
 from ddp_bench.bench.plan.resolve import as_options, resolve
@@ -37,8 +39,8 @@ WAYS = ("ddp_optimizer", "no_optimization")
 )
 def test_eager_comes_first_on_is_the_default_mode_and_both_are_written_back(text, modes):
     assert resolve({"compile": text}).axes["compile"] == modes
-    assert as_options(Settings(axes={"compile": modes}), ["compile"]) == ["--compile", ",".join(modes)]
-    assert as_options(Settings(device="cpu", axes={"compile": ("off",)}), ["compile"]) == []
+    assert as_options(Settings(axes={"compile": modes}), ()) == ["--compile", ",".join(modes)]
+    assert as_options(Settings(device="cpu", axes={"compile": ("off",)}), ["device"]) == []
     for mistake in ("on,default", "fast", "off,,on"):
         with pytest.raises(UsageError, match="--compile"):
             resolve({"compile": mistake})
@@ -191,15 +193,14 @@ def test_a_line_to_paste_is_given_only_where_a_gain_is_seen():
         (0.9, 1.2, ""),
         (0.8, 0.9, ""),
     ):
-        (found,) = compile_verdicts(RESULTS, [compared(DDP_C, DDP, low, high)])
+        (found,) = answer_compile(RESULTS, [compared(DDP_C, DDP, low, high)])
         assert found.paste == paste
 
 
 def test_every_mode_has_the_answers_of_a_run_of_its_own():
-    cases = case_results(typed_frame(ROWS, CASES))
-    modes = ([case for case in cases if case.compile == mode] for mode in ("off", "default"))
-    alone = [v.sentence for own in modes for v in verdicts(own, COMPARISONS)]
-    both = verdicts(cases, COMPARISONS)
+    modes = ([row for row in ROWS if row["compile"] == mode] for mode in ("off", "default"))
+    alone = [v.sentence for own in modes for v in answer_questions(made_run(own, COMPARISONS))]
+    both = [v for v in answer_questions(made_run(ROWS, COMPARISONS)) if v.question != COMPILE]
     assert [v.sentence for v in both] == alone
     assert [(v.question, v.of) for v in both] == [
         (WRAPPER, "eager"),
@@ -219,4 +220,4 @@ def test_a_comparison_whose_case_failed_is_about_no_compiler():
     """Its reference ran some rounds, so the comparison is there, and then the case is gone."""
     ok = case("ddp", 2, 100.0)
     one = Comparison(str(ok["case_id"]), "failed-since", Interval(1.2, 1.1, 1.3), 0.05, 10)
-    assert compile_verdicts([CaseResult.of(ok)], [one]) == []
+    assert answer_compile([CaseResult.of(ok)], [one]) == []

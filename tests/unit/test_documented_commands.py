@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, finished
-from documented import FENCE, FILES, OURS, in_help, in_page, own
+from documented import FENCE, FILES, OURS, behind_a_launcher, in_help, in_page, own
 from made_project import commit
 from PIL import Image
 from stand_ins import Patch
-from torch.distributed.run import get_args_parser
 from tried_commands import check_names, put_run, stop_at_processes, tried
 
 from ddp_bench.__main__ import main_of
@@ -119,19 +118,6 @@ def here(project, monkeypatch):
         monkeypatch.delitem(sys.modules, module, raising=False)
     stop_at_processes(monkeypatch)
     return project
-
-
-def behind_a_launcher(words):
-    """What the options of torchrun or srun end with, as a command of ours; torchrun's own parser finds it."""
-    if words[0] == "srun":
-        return list(words[1:])
-    options = get_args_parser().parse_args([word for word in words[1:] if word != "…"] or ["x"])
-    return [
-        "python",
-        *(["-m"] if options.module else []),
-        options.training_script,
-        *options.training_script_args,
-    ]
 
 
 def how(one):

@@ -1,5 +1,7 @@
 """The answers of a run by code and figures, and the notes below them. The words are recorded."""
 
+import math
+
 import pytest
 from finding_cases import (
     CAP_1,
@@ -13,16 +15,19 @@ from finding_cases import (
     NAN,
     SINGLE,
     concluded,
+    exposing,
+    made_run,
     over,
 )
 from report_runs import case, measured, run, timed, usual_cases
 
-from ddp_bench.bench.findings.answers import PUBLISHED, headline, verdicts
-from ddp_bench.bench.findings.causes import slow_ranks
-from ddp_bench.bench.findings.cautions import Caution, trust
-from ddp_bench.bench.findings.findings import conclude, run_cautions
+from ddp_bench.bench.findings.answers import answer_questions, headline
+from ddp_bench.bench.findings.cautions import Caution
+from ddp_bench.bench.findings.confidence import assess_confidence
+from ddp_bench.bench.findings.findings import conclude_run, run_cautions
 from ddp_bench.bench.findings.notes import why_not_measured
-from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER
+from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER, Verdict
+from ddp_bench.bench.findings.wrapper import PUBLISHED
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.columns import typed_frame
@@ -30,7 +35,7 @@ from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, 
 
 
 def found(*cases, by=()):
-    return {one.question: one for one in verdicts(case_results(typed_frame(cases, CASES)), by)}
+    return {one.question: one for one in answer_questions(made_run(cases, by))}
 
 
 def wrapper(low, high, *, dp=DP, ddp=DDP, num_rounds=20):
@@ -51,8 +56,9 @@ def wrapper(low, high, *, dp=DP, ddp=DDP, num_rounds=20):
 )
 def test_ddp_or_dp(name, answer, faster, within, paste):
     verdict = wrapper(*ENDS[name], num_rounds=4 if answer == TOO_FEW else 20)
-    assert (verdict.answer, verdict.paste, verdict.within_margin) == (answer, paste, within)
-    assert verdict.faster == faster
+    assert (verdict.answer, verdict.paste) == (answer, paste)
+    assert (" within your 5% margin" in verdict.sentence) == (within and answer != EQUAL)
+    assert answer == TOO_FEW or f"{faster} is 1." in verdict.sentence
     assert verdict.is_open == (answer in (UNRESOLVED, TOO_FEW))
     decided = answer in (FASTER, SLOWER) and not within
     assert verdict.faster_id == ({"DDP": DDP, "DP": DP}[faster]["case_id"] if decided else "")
@@ -67,7 +73,8 @@ def test_a_stand_in_is_not_ranked():
     dp = case("dp", 2, 190.0, scaling="strong", **CPU, **COPIES, **measured(step_ms=200.0))
     assert pairs_of(map(CaseResult.of, [single, dp, ddp])) == []
     verdict = found(single, dp, ddp)[WRAPPER]
-    assert (verdict.faster, verdict.slower, verdict.paste) == ("DDP on 2 CPU cores", "one device", "")
+    assert verdict.sentence.startswith("DDP on 2 CPU cores is 1.60")
+    assert verdict.paste == ""
     stages, published = verdict.background
     assert stages.startswith("Stages of DP's stand-in, in a pass of their own: reduce 14 ms")
     assert "replicate 2.0 ms, scatter 1.0 ms" in stages
@@ -96,30 +103,42 @@ def test_the_line_to_paste_has_what_the_whole_run_was_measured_with():
     assert verdict.paste == "model = DDP(model, bucket_cap_mb=25, static_graph=True)"
 
 
+BEGINS = {
+    EQUAL: "Keep the default: none of the 2 other caps is ",
+    UNRESOLVED: "Unresolved: the best of ",
+    TOO_FEW: "Too few rounds",
+}
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "answer", "nearest", "open_ones"),
+    ("first", "second", "answer", "named"),
     [
-        ((0.99, 1.01), (0.98, 1.02), EQUAL, ("cap 25 MiB", 1.02), ()),
-        ((1.01, 1.03), (0.99, 1.01), EQUAL, ("cap 1 MiB", 1.03), ()),
-        ((0.70, 0.72), (0.80, 0.90), EQUAL, ("cap 25 MiB", 0.90), ()),
-        ((0.90, 1.10), (0.80, 1.30), UNRESOLVED, ("cap 25 MiB", 1.30), ("cap 1 MiB", "cap 25 MiB")),
-        ((0.90, 1.10), (0.70, 0.80), UNRESOLVED, ("cap 1 MiB", 1.10), ("cap 1 MiB",)),
-        ((NAN, NAN), (NAN, NAN), TOO_FEW, None, ("cap 1 MiB", "cap 25 MiB")),
-        ((0.99, 1.01), (NAN, NAN), TOO_FEW, ("cap 1 MiB", 1.01), ("cap 25 MiB",)),
-        ((0.90, 1.10), (NAN, NAN), UNRESOLVED, ("cap 1 MiB", 1.10), ("cap 1 MiB", "cap 25 MiB")),
+        ((0.99, 1.01), (0.98, 1.02), EQUAL, "more than 2% faster"),
+        ((1.01, 1.03), (0.99, 1.01), EQUAL, "more than 3% faster"),
+        ((0.70, 0.72), (0.80, 0.90), EQUAL, "is faster"),
+        ((0.92, 1.10), (0.80, 1.30), UNRESOLVED, "2 caps, cap 25 MiB, is 1.02"),
+        ((0.90, 1.10), (0.70, 0.80), UNRESOLVED, "2 caps, cap 1 MiB, is 0.99"),
+        ((NAN, NAN), (NAN, NAN), TOO_FEW, "cap 1 MiB, cap 25 MiB with"),
+        ((0.99, 1.01), (NAN, NAN), TOO_FEW, "compare cap 25 MiB with"),
     ],
 )
-def test_without_a_winner_it_says_what_the_caps_may_gain_at_most(first, second, answer, nearest, open_ones):
+def test_without_a_winner_it_says_what_the_caps_may_gain_at_most(first, second, answer, named):
     verdict = caps(*(over(c, DDP, *ends) for c, ends in ((CAP_1, first), (CAP_25, second))))
     assert (verdict.answer, verdict.paste, verdict.faster_id) == (answer, "", "")
-    assert nearest is None or (verdict.faster, verdict.ratio.high) == nearest
-    assert verdict.open_settings == open_ones
-    begins = {
-        EQUAL: "Keep the default: none of 2 caps ",
-        UNRESOLVED: "Unresolved: ",
-        TOO_FEW: "Too few rounds",
-    }
-    assert verdict.sentence.startswith(begins[answer])
+    assert verdict.sentence.startswith(BEGINS[answer])
+    assert named in verdict.sentence
+
+
+def test_one_known_cap_beside_an_unknown_one_is_named_by_itself():
+    verdict = caps(over(CAP_1, DDP, 0.9, 1.1), over(CAP_25, DDP, NAN, NAN))
+    assert verdict.sentence.startswith("Unresolved: cap 1 MiB is 0.99")
+    assert verdict.notes == ("Still undecided: cap 25 MiB",)
+
+
+def test_the_best_is_the_one_with_the_best_estimate_however_wide_the_others_are():
+    verdict = caps(over(CAP_1, DDP, 0.5, 1.5), over(CAP_25, DDP, 0.93, 1.03))
+    assert "the best of 2 caps, cap 25 MiB, is 0.98" in verdict.sentence
+    assert verdict.notes == ("Still undecided: cap 1 MiB",)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +155,7 @@ def test_without_a_winner_it_says_what_the_caps_may_gain_at_most(first, second, 
 def test_what_alters_the_training_is_said_and_not_to_be_pasted(setting, paste, alters):
     other = case("ddp", 2, 200.0, case_id="other", **setting)
     verdict = found(SINGLE, DDP, other, by=(over(other, DDP, 1.2, 1.3),))[CAP]
-    assert verdict.faster == next(f"{name}={value}" for name, value in setting.items())
+    assert verdict.sentence.startswith(next(f"{name}={value} is " for name, value in setting.items()))
     assert verdict.paste == paste
     assert ["check the loss" in note for note in verdict.notes] == [True] * alters
 
@@ -144,7 +163,7 @@ def test_what_alters_the_training_is_said_and_not_to_be_pasted(setting, paste, a
 def test_a_setting_that_leaves_the_training_alone_goes_first():
     hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
     verdict = caps(over(CAP_1, DDP, 1.1, 1.2), over(hook, DDP, 1.4, 1.5), more=(hook,))
-    assert verdict.faster == "cap 1 MiB"
+    assert verdict.label == "cap 1 MiB is faster"
     assert verdict.notes[0].startswith("comm_hook=bf16 is 1.45")
     assert verdict.notes[0].endswith("as fast, but changes the training")
 
@@ -155,10 +174,10 @@ def test_another_wrapper_races_with_the_settings_of_ddp_and_wins_if_it_is_proved
     narrow = case("fsdp", 2, 300.0, case_id="narrow", mp_policy="bf16", reshard_after_forward=False)
     wins = (over(plain, DDP, 1.2, 1.3), over(narrow, DDP, 1.8, 1.9), over(CAP_1, DDP, 1.05, 1.1))
     verdict = caps(*wins, more=(plain, narrow))
-    assert (verdict.faster, verdict.faster_id, verdict.paste) == ("replicate", "replicate", "")
+    assert (verdict.label, verdict.faster_id, verdict.paste) == ("replicate is faster", "replicate", "")
     assert verdict.notes[0].startswith("FSDP2 with mp_policy=bf16, reshard_after_forward=False is 1.8")
     unproved = plain | {"not_proved": "it draws random numbers"}
-    assert caps(*wins, more=(unproved, narrow)).faster == "cap 1 MiB"
+    assert caps(*wins, more=(unproved, narrow)).label == "cap 1 MiB is faster"
 
 
 def test_how_far_ranks_are_apart_is_told_where_communication_hides_nothing():
@@ -187,7 +206,7 @@ def test_one_gpu_answers_what_ddp_costs_by_itself():
     (answer,) = found(SINGLE, one, *skipped).values()
     assert answer.said == (
         "One device is 1.022\N{MULTIPLICATION SIGN} (1.021\N{EN DASH}1.024) as fast as DDP on 1 GPU; "
-        "below 5% counts as equal."
+        "within your 5% margin."
     )
     assert answer.notes[0].startswith("On one device nothing is communicated")
     assert found(SINGLE) == {}
@@ -238,9 +257,8 @@ def linked(comm_ms, own_ms=(), **more):
         for rank, ms in enumerate(ranks)
     ]
     ranks = [{"rank": rank, "host": f"host{rank}"} for rank in (0, 1)]
-    data = run([SINGLE, ddp], {"ranks": ranks}, timed_blocks=blocks)
-    slow = slow_ranks(data.manifest, case_results(data.cases), data.times)
-    return slow, conclude(data.path, data.manifest, data.results, data.times, [])
+    made = conclude_run(run([SINGLE, ddp], {"ranks": ranks}, timed_blocks=blocks))
+    return [note for note in made.notes if "straggler" in note]
 
 
 @pytest.mark.parametrize(("effect", "warned"), [(1e-4, False), (0.3, True), (None, False)])
@@ -255,18 +273,13 @@ TURNS = ((80.0, 92.0), (92.0, 80.0))
 
 
 def test_slow_rank_is_named_with_its_host():
-    (slow,), made = linked(40.0, APART * 6, **measured(rank_skew_ms=12.0))
-    assert slow.startswith("Rank 1 on host1 is the slowest of 2 GPUs in 6 of 6 rounds, by 12.0 (")
-    assert slow in made.notes
+    (slow,) = linked(40.0, APART * 6, **measured(rank_skew_ms=12.0))
+    assert slow.startswith("Rank 1 on host1 is a straggler: slowest of 2 GPUs in 6 of 6 rounds, by 12.0 (")
 
 
 def test_ranks_that_take_turns_at_being_slow_are_not_named():
-    found, made = linked(40.0, TURNS * 2, **measured(rank_skew_ms=12.0))
-    assert found == []
-    assert not any("slowest" in note for note in made.notes)
-    assert linked(40.0, ((80.0, 81.0),) * 6, **measured(rank_skew_ms=1.0))[0] == []
-    # One of two equal ranks is the slower one in all of five rounds once in 16 times.
-    assert linked(40.0, APART * 5, **measured(rank_skew_ms=12.0))[0] == []
+    assert linked(40.0, TURNS * 2, **measured(rank_skew_ms=12.0)) == []
+    assert linked(40.0, ((80.0, 81.0),) * 6, **measured(rank_skew_ms=1.0)) == []
 
 
 def test_skipped_cases_are_one_line_with_their_count():
@@ -281,7 +294,14 @@ def test_skipped_cases_are_one_line_with_their_count():
 
 
 OPEN_YET = "nothing is resolved"
-DOUBT = "is in doubt (few rounds)"
+DOUBT = "in doubt (few rounds)"
+
+
+def verdict_of(answer, *comparisons):
+    return Verdict(question="", answer=answer, heading="", text="", comparisons=comparisons)
+
+
+ONE = over(DDP, DP, 1.2, 1.3)
 
 
 @pytest.mark.parametrize(
@@ -297,16 +317,34 @@ DOUBT = "is in doubt (few rounds)"
 )
 def test_trust_sorts_cautions_by_what_they_weaken(kinds, order, size, alone):
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
-    worth = trust(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False, evidence="others held")
+    verdicts = [verdict_of(UNRESOLVED, ONE), verdict_of(TOO_FEW, ONE)]
+    worth = assess_confidence(verdicts, cautions, on_cpu=False, repeats="others held")
     assert (worth.order, worth.size) == (order, f"ratios hold {size}")
     assert worth.next_run == f"others held{f'; ms and rates do not carry over ({alone})' if alone else ''}"
-    assert trust(cautions, [], on_cpu=False) is None
-    assert trust([], [EQUAL, UNRESOLVED], on_cpu=True, load="load").lines == {
-        "which is faster": "holds",
+    assert assess_confidence([], cautions, on_cpu=False) is None
+    some = [verdict_of(EQUAL, ONE), verdict_of(UNRESOLVED, ONE)]
+    assert assess_confidence(some, [], on_cpu=True, load="load").lines == {
+        "which is faster": "reliable",
         "by how much": "ratios hold within their intervals; load",
         "next run": "",
         "other machines": "not GPUs: a device here is a CPU core; measure there",
     }
+
+
+@pytest.mark.parametrize(
+    ("by", "order", "size"),
+    [
+        ((0.9, 1.2), "nothing is resolved", "ratios hold within their intervals"),
+        ((1.2, 1.3), "reliable", "ratios hold within their intervals"),
+        ((NAN, NAN), "nothing is resolved", "not known: too few rounds for intervals"),
+    ],
+)
+def test_confidence_rests_on_the_answers_that_compare(by, order, size):
+    """A run that resolves what communication adds, and no comparison, tells nothing of which is faster."""
+    added = exposing(*((NAN, NAN) if math.isnan(by[0]) else (11, 13)))
+    ddp = DDP | measured(step_ms=100.0) | added
+    worth = concluded(SINGLE, DP, ddp, by=(over(ddp, DP, *by),)).trust
+    assert (worth.order, worth.size) == (order, size)
 
 
 def test_the_fastest_is_what_an_answer_says_is_faster():

@@ -208,8 +208,10 @@ def test_what_would_decide_is_the_whole_command_with_its_minutes():
     gate = gated(*sides, interleaved=True)
     assert gate.exit_code == 3
     timed = made_manifest(timing={"total_s": 20.0})
-    asked = ["--interleave", "main", "--strict"], ["--workload", "net:make", "--rounds", "6"]
-    how = {"confidence": gate.confidence, "launches": gate.num_launches, "asked": asked}
+    asked = (
+        "--interleave main --strict --launches 3,4 --html x.html --quiet -- --workload net:make --rounds 6"
+    )
+    how = {"confidence": gate.confidence, "launches": gate.num_launches, "asked": asked.split()}
     found = more((timed, timed), gate.undecided, **how)
     given = re.fullmatch(
         r"python -m bench.gate --interleave main --strict --launches (\d+) -- --workload net:make "

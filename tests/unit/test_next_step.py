@@ -4,24 +4,39 @@ import json
 import math
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from finding_cases import CAP_1, CAP_25, DDP, DP, FAILED, NAN, SINGLE, concluded, exposing, over
+from finding_cases import (
+    CAP_1,
+    CAP_25,
+    CPU,
+    DDP,
+    DP,
+    FAILED,
+    NAN,
+    SINGLE,
+    concluded,
+    exposing,
+    made_run,
+    over,
+)
 from made import made_manifest
-from report_runs import case, measured, run
+from report_runs import case, measured
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 
 from ddp_bench.bench.export.main import parser as export_parser
-from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.findings.next_step import SAFETY, again, next_step
+from ddp_bench.bench.findings.findings import conclude_run
+from ddp_bench.bench.findings.next_step import SAFETY, propose_next_step
 from ddp_bench.bench.findings.verdicts import WRAPPER
 from ddp_bench.bench.lab.main import parse, split
 from ddp_bench.bench.plan.resolve import resolve
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.predict.main import parser as predict_parser
-from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.columns import COMPARISONS, typed_frame
+from ddp_bench.bench.results.commands import again
 from ddp_bench.bench.results.comparisons import UNRESOLVED, compared
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
@@ -59,11 +74,10 @@ ROUNDS_20 = {"num_rounds": 20}
 
 def test_a_side_of_an_interleaved_gate_is_not_gone_on_with():
     """Resumed, it would measure the code as it stands, whatever the side's was."""
-    data = run((SINGLE, DP, DDP), timed_blocks=[])
     wide = (over(DDP, DP, 1 / 1.1, 1.1),)
     told = {"timing": {"measuring_s": 100.0}}
     proposed = [
-        conclude(Path("x"), made_manifest(**told, **more), data.results, data.times, wide).next_step
+        conclude_run(made_run((SINGLE, DP, DDP), wide, manifest={**told, **more})).next_step
         for more in ({}, {"interleaved_id": "abc"})
     ]
     assert proposed[0] is not None
@@ -103,7 +117,7 @@ def test_an_open_answer_goes_on_for_as_long_as_its_width_needs():
     assert given.resume == Path("results/made run")
     needed_s = SAFETY * 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
     assert needed_s <= 60 * int(given.max_time.rstrip("m")) < needed_s + 60
-    assert step.why == "31 min more decides what is open, at a margin of 5%"
+    assert step.why == "about 31 min more would decide what is open, at a margin of 5%"
 
 
 def test_an_open_communication_takes_the_time_that_its_own_interval_needs():
@@ -116,11 +130,10 @@ def test_an_open_communication_takes_the_time_that_its_own_interval_needs():
 
 
 def test_a_folder_without_its_journal_begins_anew():
-    data = run((SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), timed_blocks=[])
-    wide = (over(DDP, DP, 1 / 1.1, 1.1),)
-    manifest = made_manifest(settings={"batch_size": 8})
-    found = conclude(Path("x"), manifest, data.results, data.times, wide, resumable=False).next_step
-    module, given = parsed(found)
+    cases = SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20
+    manifest = {"settings": {"batch_size": 8}}
+    made = made_run(cases, (over(DDP, DP, 1 / 1.1, 1.1),), manifest=manifest, resumable=False)
+    module, given = parsed(conclude_run(made).next_step)
     assert module == "bench.run"
     assert given.batch_size == "8"
     assert given.resume is None
@@ -158,6 +171,64 @@ def test_exposed_communication_is_worth_tuning():
     assert {name: getattr(given, name) for name in of_training} == of_training
 
 
+TYPED = "--gradient-as-bucket-view on --batch-size=8 --bucket-cap-mb default,1,25,100 --out there"
+
+
+@pytest.mark.parametrize(
+    ("head", "tune"),
+    [
+        ("python -m bench.run", "python -m bench.tune"),
+        ("ddp-bench run", "ddp-bench tune"),
+        ("python -m ddp_bench run", "python -m ddp_bench tune"),
+        ("torchrun --nproc-per-node 2 -m bench.run", "torchrun --nproc-per-node 2 -m bench.tune"),
+        (
+            "srun --ntasks=2 --ntasks-per-node=2 ddp-bench run",
+            "srun --ntasks=2 --ntasks-per-node=2 ddp-bench tune",
+        ),
+    ],
+)
+def test_the_search_is_typed_as_the_run_was_and_keeps_its_settings(head, tune):
+    row = DDP | exposing(11, 13) | measured(step_ms=100.0)
+    by = (over(row, DP, 1.2, 1.3),)
+    for typed in (f"{head} {TYPED}", f"{head} --preset full {TYPED}"):
+        made = made_run((SINGLE, DP, row), by, manifest={"command": typed})
+        step = conclude_run(made).next_step
+        assert step.command == f"{tune} --gradient-as-bucket-view on --batch-size 8 --gpus 2"
+
+
+def test_a_preset_stays_unless_what_it_says_is_replaced():
+    open_run = (SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), (over(DDP, DP, 1 / 1.1, 1.1),)
+    for typed, wanted in (
+        ("ddp-bench run --preset quick", "ddp-bench run --preset quick --max-time 26m"),
+        ("ddp-bench run --preset quick --max-time 9m", "ddp-bench run --preset quick --max-time 26m"),
+    ):
+        told = {"command": typed, "timing": {"measuring_s": 100.0}, "margin": None}
+        made = made_run(*open_run, manifest={k: v for k, v in told.items() if v}, resumable=False)
+        command = conclude_run(made).next_step.command
+        assert re.sub(r"\d+m", "26m", command) == wanted
+        again = settings_of(shlex.split(command)[2:])
+        assert (again.arch, again.preset) == ("resnet20", "quick")
+
+
+def test_halving_bytes_saves_no_more_than_is_exposed_and_changes_training():
+    caps = CAP_1, CAP_25, case("ddp", 2, 160.0, bucket_cap_mb="100")
+    for comm_ms, buffers_ms, most in ((40.0, 1.0, "12.0"), (22.0, 2.0, "10.0")):
+        row = DDP | exposing(11, 13) | measured(step_ms=100.0, comm_ms=comm_ms, buffers_ms=buffers_ms)
+        by = over(row, DP, 1.2, 1.3), *(over(cap, row, 0.97, 1.01) for cap in caps)
+        step = concluded(SINGLE, DP, row, *caps, by=by, bucket_cap_mb=["default", "1", "25", "100"]).next_step
+        assert f"at most {most} (" in step.why
+        assert "change the training" in step.why
+
+
+def test_a_run_beside_other_programs_is_no_baseline():
+    cpu = [row | CPU for row in (SINGLE, DDP)]
+    load = {"load": [{"cores": 2, "others": 1.7, "steal": 0.0}]}
+    step = conclude_run(made_run(cpu, manifest=load)).next_step
+    assert "background load" in step.why
+    assert parsed(step)[0] == "bench.doctor"
+    assert parsed(conclude_run(made_run(cpu)).next_step)[0] == "bench.export"
+
+
 def test_where_no_cap_helps_fewer_bytes_are_tried_and_not_other_buckets():
     row = DDP | exposing(11, 13) | measured(step_ms=100.0)
     caps = CAP_1, CAP_25, case("ddp", 2, 160.0, bucket_cap_mb="100")
@@ -169,7 +240,7 @@ def test_where_no_cap_helps_fewer_bytes_are_tried_and_not_other_buckets():
     ):
         step, module, given = following(*by, cases=(SINGLE, DP, row, *caps), **asked, **settings)
         assert module == command
-        assert ("no cap helps" in step.why) == (module == "bench.run")
+        assert ("no bucket cap helps" in step.why) == (module == "bench.run")
         assert {name: getattr(given, name) for name in options} == options
     _, module, _ = following(*by[:3], cases=(SINGLE, DP, row, *caps[:2]), **asked)
     assert module == "bench.tune", "two caps are no search"
@@ -188,10 +259,12 @@ def test_a_run_with_an_answer_is_worth_keeping():
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
 @pytest.mark.parametrize("as_of", ["then", "now"])
 def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, as_of):
-    run_, by = sample(path), comparisons(path)
-    cases = run_.cases if as_of == "then" else rebuilt(path)
-    made = conclude(path, run_.manifest, case_results(cases), run_.times, by)
-    on_one = cases["num_devices"].max() == 1
+    run = sample(path)
+    cases = run.cases if as_of == "then" else rebuilt(path)
+    by = typed_frame([one.row() for one in comparisons(path)], COMPARISONS)
+    run = replace(run, path=path, cases=cases, comparisons=by)
+    made = conclude_run(run)
+    on_one = run.cases["num_devices"].max() == 1
     assert {verdict.question for verdict in made.verdicts} >= (set() if on_one else {WRAPPER})
     said = [*made.notes, *(text for _, text in made.lines)]
     assert not re.search(r"nan|None|<NA>|\binf\b", " ".join(said))
@@ -206,7 +279,7 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, a
         # Rebuilt tables do not know the name of the GPU.
         assert given.intra == ("nvlink-h200" if as_of == "then" else "pcie-4")
     else:
-        assert next_step(path, run_.manifest, made.cases, []) is None
+        assert propose_next_step(run, []) is None
 
 
 @pytest.mark.parametrize(
@@ -225,10 +298,9 @@ def test_a_labs_commands_stay_in_the_lab(link, ranks, lab):
     options = parse([*shlex.split(again(manifest))[3:]])
     assert options.link.label == link
     assert again(made_manifest(command=typed)) == "python -m bench.run --modes ddp --rounds 9"
-    data = run((SINGLE, DDP, CAP_1), timed_blocks=[])
     wide = (over(CAP_1, DDP, 1 / 1.1, 1.1),)
-    told = made_manifest(link=link, ranks=places, timing={"measuring_s": 100.0})
-    step = conclude(Path("x"), told, data.results, data.times, wide).next_step
+    told = {"link": link, "ranks": places, "timing": {"measuring_s": 100.0}}
+    step = conclude_run(made_run((SINGLE, DDP, CAP_1), wide, manifest=told, folder="x")).next_step
     assert step.command.startswith(f"python -m bench.lab {lab} -- python -m bench.run --resume x ")
 
 

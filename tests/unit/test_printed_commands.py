@@ -11,26 +11,25 @@ from pathlib import Path
 import coverage
 import pytest
 from commands import ROOT
-from documented import own
-from finding_cases import CAP_1, CAP_25, DDP, DP, FAILED, NAN, NO_BLOCKS, SINGLE, exposing, over
+from documented import behind_a_launcher, own
+from finding_cases import CAP_1, CAP_25, CPU, DDP, DP, FAILED, NAN, SINGLE, exposing, made_run, over
 from made import made_manifest
 from made_project import commit
 from report_runs import case, measured
 from tried_commands import put_run, stop_at_processes, tried
 
 from ddp_bench.__main__ import COMMANDS, main_of
-from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.findings.next_step import again, next_step
+from ddp_bench.bench.findings.findings import conclude_run
+from ddp_bench.bench.findings.next_step import propose_next_step
 from ddp_bench.bench.gate.judge import Change
 from ddp_bench.bench.gate.more import interleave_command, more, took_turns
-from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.case_result import case_results
-from ddp_bench.bench.results.columns import typed_frame
-from ddp_bench.bench.results.recorder import resume_command
+from ddp_bench.bench.machine.launch import launched_command
+from ddp_bench.bench.results.commands import again, resume_command
+from ddp_bench.bench.results.store import read_manifest
 from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.stats.interval import Interval
 
-WRITERS = ROOT / "bench/findings/next_step.py", ROOT / "bench/gate/more.py"
+WRITERS = [ROOT / "bench" / name for name in ("findings/next_step.py", "gate/more.py", "results/commands.py")]
 """Modules of which every branch writes a part of a command."""
 
 NOT_HERE = (
@@ -54,10 +53,9 @@ TUNED = {"gradient_as_bucket_view": [True], "static_graph": [True], "batch_size"
 
 
 def following(*cases, by=(), folder=PLACE, manifest=None, resumable=True, **settings):
-    told = made_manifest(settings=settings, timing={"measuring_s": 100.0}, **manifest or {})
-    results = case_results(typed_frame(cases, CASES))
-    made = conclude(folder, told, results, NO_BLOCKS, by, resumable=resumable)
-    return [made.next_step.command] if made.next_step else []
+    told = {"settings": settings, "timing": {"measuring_s": 100.0}, **(manifest or {})}
+    step = conclude_run(made_run(cases, by, manifest=told, folder=folder, resumable=resumable)).next_step
+    return [step.command] if step else []
 
 
 def ranks(*hosts):
@@ -67,6 +65,26 @@ def ranks(*hosts):
 def in_lab_of(*hosts, **more):
     return {"link": "1gbit", "ranks": ranks(*hosts), **more}
 
+
+ARGUMENTS = ("--modes", "ddp", "--gpus", "2", "--device", "cpu")
+AGENT = ("/env/bin/python", "/env/bin/torchrun", "--standalone", "--nproc-per-node", "2")
+OF_SRUN = {"TORCHELASTIC_RUN_ID": "slurm-7.0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+LAUNCHERS = {
+    "by hand": ({}, ["bash"], *ARGUMENTS),
+    "torchrun": ({}, [*AGENT, "-m", "bench.run", *ARGUMENTS], *ARGUMENTS),
+    "torchrun of a tune": (
+        *({}, [*AGENT, "-m", "ddp_bench", "tune", "--gpus", "2"]),
+        *("--preset", "tune", "--gpus", "2"),
+    ),
+    "torchrun as a module": (
+        {},
+        ["python", "-m", "torch.distributed.run", *AGENT[2:], "-m", "bench.run", *ARGUMENTS],
+        *ARGUMENTS,
+    ),
+    "srun": (OF_SRUN, ["slurmstepd: [7.0]"], *ARGUMENTS),
+}
+LAUNCHED = {name: launched_command(*how) for name, how in LAUNCHERS.items()}
+"""Commands as manifests hold them, by what started them."""
 
 OPEN_RUN = partial(following, SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20, by=(OPEN,))
 EXPOSED_RUN = partial(following, SINGLE, DP, EXPOSED, by=(KNOWN,))
@@ -85,6 +103,32 @@ NEXT = {
     "open, anew": partial(OPEN_RUN, resumable=False, **TUNED),
     "open, anew on GPUs": partial(OPEN_RUN, resumable=False, gpus=[2], device="cuda", precision="bf16"),
     "open, in a lab": partial(OPEN_RUN, manifest=in_lab_of("host0", "host1")),
+    **{
+        f"open, by {name}": partial(OPEN_RUN, manifest={"command": typed}) for name, typed in LAUNCHED.items()
+    },
+    **{
+        f"tune, by {name}": partial(EXPOSED_RUN, manifest={"command": typed})
+        for name, typed in LAUNCHED.items()
+    },
+    "anew, of a preset": partial(
+        OPEN_RUN, resumable=False, manifest={"command": "ddp-bench run --preset=full --device cpu --json"}
+    ),
+    "tune, of a preset with a model": partial(
+        EXPOSED_RUN, manifest={"command": "ddp-bench run --preset quick --workload net:make --device cpu"}
+    ),
+    "of a file of settings": partial(
+        OPEN_RUN,
+        resumable=False,
+        manifest={"command": "ddp-bench run --config gone.toml"},
+        least_block_s=1.0,
+        steps=2,
+    ),
+    "under torchrun in a lab": partial(
+        OPEN_RUN, manifest=in_lab_of("host0", "host0", command="torchrun --nproc-per-node 2 -m bench.run")
+    ),
+    "beside other programs": partial(
+        following, SINGLE | CPU, DDP | CPU, manifest={"load": [{"cores": 2, "others": 1.7}]}
+    ),
     "open, in a lab of two ranks": partial(OPEN_RUN, manifest=in_lab_of("host0", "host0", "host1", "host1")),
     "open, of fixed rounds": partial(OPEN_RUN, rounds=20),
     "too few rounds": partial(following, SINGLE, DP, DDP, by=(over(DDP, DP, NAN, NAN, num_rounds=2),)),
@@ -92,6 +136,9 @@ NEXT = {
     "tune": partial(EXPOSED_RUN, **TUNED),
     "tune in a lab": partial(EXPOSED_RUN, manifest=in_lab_of("host0", "host1"), **TUNED),
     "tune of one bucket": partial(following, SINGLE, DP, EXPOSED | {"num_buckets": 1}, by=(KNOWN,)),
+    "a cap exposes little": partial(
+        following, SINGLE, DP, EXPOSED, CAP_1 | exposing(1, 2) | measured(step_ms=100.0), by=(KNOWN,)
+    ),
     "no cap helps": partial(following, SINGLE, DP, EXPOSED, *CAPS, by=NO_CAP, gpus=[2], device="cpu"),
     "no cap helps, with comm": partial(
         following, SINGLE, DP, EXPOSED | measured(comm_ms=40.0), *CAPS, by=NO_CAP, gpus=[2], device="cpu"
@@ -124,8 +171,8 @@ def deciding(*changes, side=None, launches=0, asked=None, total_s=20.0):
 
 
 IN_TURNS = (
-    ["--interleave", "HEAD", "--strict"],
-    ["--workload", "net:make", "--rounds", "6", "--device", "cpu"],
+    *("--interleave", "HEAD", "--strict", "--launches", "6", "--junit", "out.xml", "--json", "--"),
+    *("--workload", "net:make", "--rounds", "6", "--device", "cpu"),
 )
 KNOWN_COMMIT = {"settings": SETTINGS, "git": {"commit": "HEAD"}}
 GATES = {
@@ -140,12 +187,23 @@ GATES = {
 }
 
 
+def test_the_launcher_is_part_of_what_was_typed():
+    mine, agent = "--modes ddp --gpus 2 --device cpu", "torchrun --standalone --nproc-per-node 2"
+    assert {
+        "by hand": f"python -m bench.run {mine}",
+        "torchrun": f"{agent} -m bench.run {mine}",
+        "torchrun of a tune": f"{agent} -m ddp_bench run --preset tune --gpus 2",
+        "torchrun as a module": f"{agent} -m bench.run {mine}",
+        "srun": f"srun --ntasks=4 --ntasks-per-node=2 python -m bench.run {mine}",
+    } == LAUNCHED
+
+
 def of_manifest():
     manifest = made_manifest(command=TYPED)
     assert not took_turns([manifest, manifest])
-    assert next_step(PLACE, manifest, [], []) is None
+    assert propose_next_step(made_run([SINGLE]), []) is None
     assert interleave_command(*[made_manifest(**in_lab_of("host0"))] * 2) == ""
-    assert again(made_manifest(command="python 'unclosed")) == "python 'unclosed"
+    assert again(made_manifest(command="python 'unclosed")) == "python -m bench.run"
     with_equals = again(made_manifest(command=TYPED.replace("--out ", "--out=")))
     assert "--out" not in with_equals
     return [again(manifest), with_equals, again(made_manifest(command=TYPED, **in_lab_of("host0", "host1")))]
@@ -170,7 +228,7 @@ def of_folders():
     kept = json.loads(Path("of mine/manifest.json").read_text())
     kept["settings"] |= {"workload": "net:make", "arch": None}
     Path("of mine/manifest.json").write_text(json.dumps(kept))
-    return [resume_command(Path("of mine")), resume_command(PLACE)]
+    return [resume_command(read_manifest(folder), folder) for folder in (Path("of mine"), PLACE)]
 
 
 @pytest.fixture
@@ -212,6 +270,7 @@ def test_every_command_that_is_printed_works(tmp_path, capsys):
     with watched.collect():
         found = [command for situation in (*NEXT.values(), *GATES.values()) for command in situation()]
         found += [*of_manifest(), *of_errors(capsys), *of_folders()]
+        found += [launched_command(*how) for how in LAUNCHERS.values()]
     watched.json_report(outfile=str(tmp_path / "covered.json"))
     files = json.loads((tmp_path / "covered.json").read_text())["files"]
     by_path = {Path(name).resolve(): one for name, one in files.items()}
@@ -224,6 +283,8 @@ def test_every_command_that_is_printed_works(tmp_path, capsys):
     assert not missing, "no situation above leads there"
     for one in dict.fromkeys(found):
         words = shlex.split(one)
+        if words[0] in ("torchrun", "srun"):
+            words = behind_a_launcher(words)
         assert own(words), one
         is_of_suite = "--interleave" in words and "--workload" not in words
         with contextlib.chdir(ROOT if is_of_suite else "."):

@@ -19,7 +19,7 @@ from commands import ROOT
 from finding_cases import said_of_each
 from recorded_pages import PAGES, text_of_page
 
-from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run.summary import print_summary
 
@@ -66,8 +66,8 @@ def told(name, folder):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             for place in (LAB, CALIBRATED, SLOW):
-                found = load_run(ROOT / place)
-                made = conclude(Path(place), found.manifest, found.results, found.times, found.compared)
+                found = replace(load_run(ROOT / place), path=Path(place))
+                made = conclude_run(found)
                 page = Path(place) / "report.html"
                 print_summary(Path(place), made, found.manifest.timing, page)
                 print()
@@ -87,7 +87,7 @@ def test_it_says_what_it_said(name, tmp_path):
 @pytest.mark.parametrize("length", [10, 23, 24, 60])
 def test_a_label_does_not_touch_the_text_behind_it(length, capsys):
     found = load_run(ROOT / LAB)
-    made = conclude(Path(LAB), found.manifest, found.results, found.times, found.compared)
+    made = conclude_run(found)
     first, *others = made.verdicts
     named = replace(first, of="x" * (length - len(f"{first.title}, ")))
     print_summary(Path(LAB), replace(made, verdicts=(named, *others)), found.manifest.timing, None)

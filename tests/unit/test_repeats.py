@@ -9,7 +9,7 @@ from scipy import stats
 
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.findings.findings import conclude_run
-from ddp_bench.bench.findings.repeats import AGAIN, agreements, evidence
+from ddp_bench.bench.findings.repeats import UNKNOWN, agreements, describe_repeatability
 from ddp_bench.bench.machine.manifest import MANIFEST
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
@@ -39,7 +39,7 @@ def test_the_fifth_run_says_how_far_the_runs_before_lie_apart(tmp_path):
         "0% where 95% are meant to"
     )
     for run in runs[:2]:
-        assert AGAIN in conclude_run(run).trust.next_run, "two have no scatter"
+        assert UNKNOWN in conclude_run(run).trust.next_run, "two have no scatter"
 
 
 def test_only_runs_of_this_plan_and_machine_that_began_before_count(tmp_path):
@@ -100,4 +100,4 @@ def test_runs_that_differ_by_their_rounds_alone_hold_what_they_have_in_common():
 
 def test_a_run_without_rates_says_how_to_find_out(tmp_path):
     run = written(tmp_path, 1)
-    assert AGAIN in evidence(run.results, run.compared, [])
+    assert UNKNOWN in describe_repeatability(run.results, run.compared, [])

@@ -28,9 +28,10 @@ from ddp_bench.bench.results import store
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import typed_frame
+from ddp_bench.bench.results.commands import resume_command
 from ddp_bench.bench.results.disk import FolderLock
 from ddp_bench.bench.results.journal import Journal, Plan, read
-from ddp_bench.bench.results.recorder import Recorder, resume_command
+from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
 from ddp_bench.bench.run.open_folder import (
@@ -277,7 +278,8 @@ def test_nothing_that_a_folder_names_is_imported(tmp_path):
     with pytest.raises(NotComparableError, match="workload: then evil:model, now train:model"):
         settings_of(tmp_path, {"workload": "train:model"})
     assert settings_of(tmp_path, {"workload": "evil:model"}) == settings
-    assert resume_command(tmp_path) == f"python -m bench.run --resume {tmp_path} --workload evil:model"
+    resume = resume_command(store.read_manifest(tmp_path), tmp_path)
+    assert resume == f"python -m bench.run --resume {tmp_path} --workload evil:model"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from recorded_pages import text_of
 from token_runs import language_model, token_plan, token_run
 
 from ddp_bench.bench.common.errors import ExitCode, UsageError
-from ddp_bench.bench.findings.cautions import trust
+from ddp_bench.bench.findings.confidence import assess_confidence
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.gate import main as gate_command
@@ -18,7 +18,6 @@ from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.machine.manifest import Timing
 from ddp_bench.bench.results.case_columns import GATED
-from ddp_bench.bench.results.comparisons import FASTER
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run.summary import print_summary
 from ddp_bench.models.registry import load_workload, resnet_workload
@@ -119,7 +118,11 @@ def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, c
     warned = [*cautions(conclusion.cases, found.times)]
     print_summary(
         tokens,
-        replace(conclusion, cautions=tuple(warned), trust=trust(warned, [FASTER], on_cpu=False)),
+        replace(
+            conclusion,
+            cautions=tuple(warned),
+            trust=assess_confidence(conclusion.verdicts, warned, on_cpu=False),
+        ),
         TIMING,
         tokens / "report.html",
     )

@@ -1,0 +1,121 @@
+"""Answers which settings train faster: DDP's against its default, and each mode of torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..common.numbers import about, ratio, short_percent
+from ..common.text import listed
+from ..plan.case_settings import DDP_DEFAULTS, KINDS
+from ..plan.modes import COMPOSABLE
+from ..results.case_result import CaseResult
+from ..results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED, Comparison, over_eager
+from .verdicts import CAP, COMPILE, TOO_FEW_ROUNDS, Verdict, answer_by_ratio, width_ratio
+from .wording import compile_label, ddp_call, mode_name, place, setting_names, short_mode
+
+ALTERS = {name for name, kind in KINDS.items() if kind == "training"}
+PASTED = {name for name in DDP_DEFAULTS if KINDS[name] == "argument"} | {"optimize_ddp"}
+"""Settings that `ddp_call` can write."""
+
+MIN_CAPS = 3
+"""Bucket caps beside the default that make a search."""
+
+MIN_GAIN = 0.001
+"""A smaller gain is written as this one."""
+
+
+def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> Verdict | None:
+    """Name what to change about DDP, or to take in its place; None where nothing was compared with it."""
+    by_id = {case.case_id: case for case in cases}
+    comparisons = [
+        one
+        for one in comparisons
+        if by_id[one.reference_id].mode == "ddp" and by_id[one.case_id].mode in ("ddp", *COMPOSABLE)
+    ]
+    if not comparisons:
+        return None
+    default = by_id[comparisons[0].reference_id]
+    changed = {one.case_id: by_id[one.case_id].changed(default) for one in comparisons}
+    named = {case_id: _name_alternative(by_id[case_id], axes) for case_id, axes in changed.items()}
+    same = [one for one in comparisons if not ALTERS & changed[one.case_id].keys()]
+    proved = (one for one in comparisons if not by_id[one.case_id].not_proved)
+    winners = [one for one in proved if one.answer == FASTER and not one.within_margin]
+    fastest = max(winners, key=lambda one: one.ratio.estimate, default=None)
+    best = max((one for one in winners if one in same), key=lambda one: one.ratio.estimate, default=fastest)
+    # One that gains the margin at most is no reason to change anything, whether or not it is slower.
+    unresolved = [one for one in comparisons if one.answer == UNRESOLVED and one.ratio.high > 1 + one.margin]
+    few = [one for one in comparisons if one.answer == TOO_FEW]
+    known = [one for one in comparisons if one.answer != TOO_FEW]
+    shown = best or max(known, key=lambda one: one.ratio.estimate, default=comparisons[0])
+    left = [named[one.case_id] for one in (*unresolved, *few)]
+    beside = [name for name in left if name != named[shown.case_id]]
+    kept = setting_names(default.changed()) or "the default"
+    only_caps = all(axes.keys() == {"bucket_cap_mb"} for axes in changed.values())
+    noun = "caps" if only_caps else "settings"
+    name, fact, label = named[shown.case_id], f"is {ratio(shown.ratio)} as fast", ""
+    if best:
+        answer, label, text = FASTER, f"{name} is faster", f"{name} {fact} as {kept}"
+    elif unresolved:
+        tried = f"the best of {len(known)} {noun}, {name}," if len(known) > 1 else name
+        answer, text = UNRESOLVED, f"{UNRESOLVED}: {tried} {fact} as {kept}"
+    elif few:
+        answer, text = TOO_FEW, f"{TOO_FEW} to compare {listed(left)} with {kept}: {TOO_FEW_ROUNDS}"
+    else:
+        answer, label = EQUAL, f"keep {kept}"
+        gain = short_percent(max(max(one.ratio.high for one in known) - 1, MIN_GAIN))
+        most = f"more than {gain} faster (95% confidence)"
+        is_slower = all(one.ratio.high <= 1 for one in known)
+        none = f"none of the {len(known)} other {noun} is {'faster' if is_slower else most}"
+        text = f"{label}: {none if len(known) > 1 else f'{name} {fact}'}"
+    notes, paste = [], ""
+    if best and best not in same:
+        notes.append(f"{named[best.case_id]} changes the training: check the loss")
+    elif best and by_id[best.case_id].mode == "ddp":
+        axes = {axis: value for axis, value in by_id[best.case_id].changed().items() if axis not in ALTERS}
+        paste = ddp_call(axes) if axes.keys() <= PASTED else ""
+    if fastest and fastest is not best:
+        notes.append(f"{named[fastest.case_id]} is {ratio(fastest.ratio)} as fast, but changes the training")
+    if beside and (best or unresolved):
+        notes.append(f"Still undecided: {listed(beside)}")
+    return Verdict(
+        question=CAP,
+        answer=answer,
+        heading="DDP's settings",
+        in_words=label,
+        text=text,
+        paste=paste,
+        notes=tuple(notes),
+        comparisons=tuple(comparisons),
+        faster_id=best.case_id if best else "",
+        width_ratio=width_ratio(comparisons),
+        no_cap_helps=answer == EQUAL and only_caps and len(known) >= MIN_CAPS,
+    )
+
+
+def _name_alternative(case: CaseResult, changed: dict[str, str]) -> str:
+    """Name a case beside DDP's default: its wrapper where it is another, and its settings."""
+    names = setting_names(changed)
+    return names if case.mode == "ddp" else " with ".join(filter(None, (short_mode(case), names)))
+
+
+def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[Verdict]:
+    """Compare each mode of torch.compile with eager, for DDP on most devices, else for one device."""
+    by_id = {case.case_id: case for case in cases if case.is_ok}
+    by_mode: dict[str, list[Comparison]] = {}
+    for one in over_eager(comparisons, by_id.values()):
+        by_mode.setdefault(by_id[one.case_id].compile, []).append(one)
+    found = []
+    for mode, compared in by_mode.items():
+        most = max(compared, key=lambda one: by_id[one.case_id].num_devices)
+        ours, eager = by_id[most.case_id], by_id[most.reference_id]
+        names = compile_label(mode), compile_label(eager.compile)
+        single = [one for one in compared if by_id[one.case_id].mode == "single" and one is not most]
+        notes = [f"For single, {names[0]} is {ratio(one.ratio)} as fast as {names[1]}" for one in single]
+        notes += [f"Compiling took {about(ours.compile_s)}"] if ours.compile_s is not None else []
+        given = "" if mode == "default" else f'mode="{mode}"'
+        paste = f"model.compile({given}){'; model = DDP(model)' * (ours.mode == 'ddp')}"
+        is_found = most.answer == FASTER and not most.within_margin
+        how = {"heading": COMPILE, "paste": paste * is_found, "notes": tuple(notes)}
+        where = f" for {mode_name(ours)} on {place(ours)}"
+        found.append(answer_by_ratio(COMPILE, most, names, where, **how))
+    return found

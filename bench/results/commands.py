@@ -1,0 +1,95 @@
+"""Commands to be pasted, written anew from the one that started a run, in the form that was typed."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..common.cli import command, quoted, split_command
+from ..common.text import visible
+from ..machine.manifest import Manifest
+from ..plan.resolve import PRESETS, as_options
+from ..plan.settings import as_text
+
+
+def rewrite(argv: Sequence[str], name: str = "", /, **changes: str | None) -> str:
+    """Write a command of ours anew, with the launcher, preset and options that were typed.
+
+    Args:
+        argv: the words that were typed; what stands behind `--` stays as it is.
+        name: of the command that is written, in place of the one typed.
+        changes: values of options by name; None leaves one out, also where a preset gives it.
+    """
+    head, typed = split_command(argv)
+    if name:
+        head[-1] = f"{head[-1].rpartition('.')[0]}.{name}" if "." in head[-1] else name
+    end = typed.index("--") if "--" in typed else len(typed)
+    options: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in typed[:end]:
+        if word.startswith("--"):
+            option, is_joined, value = word[2:].partition("=")
+            values = options[option.replace("-", "_")] = [value] if is_joined else []
+        else:
+            values.append(word)
+    preset = PRESETS.get("".join(options.get("preset", ())), {})
+    left_out = {option for option, value in changes.items() if value is None}
+    if left_out & {"preset", *preset}:
+        usual = {option: [as_text(value)] for option, value in preset.items()}
+        if "workload" in options:
+            usual.pop("arch", None)
+        options = usual | options
+        left_out.add("preset")
+    options |= {option: [value] for option, value in changes.items() if value is not None}
+    kept = ((option, values) for option, values in options.items() if option not in left_out)
+    words = (word for option, values in kept for word in (f"--{option.replace('_', '-')}", *values))
+    return visible(" ".join(map(quoted, (*head, *words, *typed[end:]))))
+
+
+def typed_words(manifest: Manifest) -> list[str]:
+    """Return the words that started a run; where its manifest does not tell them, its settings as options.
+
+    So too where they name a file of settings, which may have changed.
+    """
+    try:
+        words = shlex.split(manifest.command or "")
+    except ValueError:  # nothing that a shell would take
+        words = []
+    head, options = split_command(words)
+    if head and not any(word.partition("=")[0] == "--config" for word in options):
+        return words
+    # Steps that follow from the least time of a block are no option.
+    without = ("steps",) if manifest.settings.least_block_s else ()
+    return [*(head or shlex.split(command("run"))), *as_options(manifest.settings, without)]
+
+
+def in_lab(manifest: Manifest, whole: str) -> str:
+    """Write a command within the lab that a run was measured in, where it was."""
+    if not manifest.link:
+        return whole
+    ranks = Counter(rank.host for rank in manifest.ranks)
+    each = max(ranks.values(), default=1)
+    more = ["--ranks-per-host", str(each)] if each > 1 and "torchrun" not in whole else []
+    lab = command("lab", "--hosts", str(max(len(ranks), 2)), "--rate", manifest.link, *more)
+    return f"{lab} -- {whole}"
+
+
+def write_command(manifest: Manifest, name: str = "", /, **changes: str | None) -> str:
+    """Write the command of a run anew, as `rewrite` does."""
+    once = dict.fromkeys(("resume", "dry_run", "json"))  # of another run they say nothing
+    return in_lab(manifest, rewrite(typed_words(manifest), name, **{**once, **changes}))
+
+
+def again(manifest: Manifest) -> str:
+    """Write the command that repeats a run, into a folder of its own; empty where it is not told."""
+    return write_command(manifest, out=None) if manifest.command else ""
+
+
+def resume_command(manifest: Manifest, folder: Path, **changes: str) -> str:
+    """Write the command that goes on with a run; the user names a workload again, as it is code."""
+    head, _ = split_command(typed_words(manifest))
+    workload = manifest.settings.workload
+    code = {"workload": workload} if workload else {}
+    return in_lab(manifest, rewrite(head, resume=str(folder), **code, **changes))

@@ -1,0 +1,192 @@
+"""What a step consists of and what of it could be saved; who the others wait for."""
+
+import numpy as np
+import pytest
+from finding_cases import CAP_25, DDP, SINGLE, concluded, made_run
+from made import block
+from report_runs import case, measured
+
+from ddp_bench.bench.findings.communication import (
+    REMEDIES,
+    StepParts,
+    explain_ddp_step,
+    explain_step,
+    find_straggler,
+)
+from ddp_bench.bench.results.columns import BLOCKS, typed_frame
+from ddp_bench.bench.stats.interval import Interval
+
+STEP = {"step_ms": 100.0, "exposed_comm_ms": 3.0, "buffers_ms": 1.0, "data_ms": 0.1, "rank_skew_ms": 2.0}
+
+
+def explained(made, *, has_straggler=False):
+    return explain_ddp_step(made.results[1], made.results, made.times, has_straggler=has_straggler)
+
+
+def step_of(*more, has_straggler=False, **ddp):
+    made = made_run([SINGLE, DDP | measured(**STEP | ddp), *more])
+    return explained(made, has_straggler=has_straggler)
+
+
+def blocks_of(*columns, rounds=40):
+    """Blocks of cases and phases with these ms; the pace of rounds varies by a tenth."""
+    rng, rows = np.random.default_rng(1), []
+    for r in range(rounds):
+        pace = 1 + 0.1 * rng.standard_normal()
+        for row, phase, ms in columns:
+            for rank in range(row["num_devices"] if row["mode"] == "ddp" else 1):
+                noise = 0.05 * rng.standard_normal()
+                rows.append(block(row["case_id"], r, ms * pace + noise, phase=phase, rank=rank))
+    return typed_frame(rows, BLOCKS)
+
+
+def found(*more, **how):
+    step = step_of(*more, **how)
+    return [(one.what, round(one.ms.estimate, 1), one.remedy) for one in step.savings] if step else []
+
+
+@pytest.mark.parametrize(
+    ("ddp", "what", "ms", "remedy"),
+    [
+        ({"exposed_comm_ms": 40.0}, "communication", 40.0, "--comm-hook bf16"),
+        ({"exposed_comm_ms": 40.0, "comm_ms": 60.0}, "all-reduce", 40.0, "changes the training"),
+        ({"exposed_comm_ms": 12.0, "buffers_ms": 10.0}, "buffers", 10.0, "--sync-buffers off"),
+        ({"data_ms": 25.0}, "data loading", 25.0, "--data-workers"),
+        ({"rank_skew_ms": 30.0, "has_straggler": True}, "slowest rank", 30.0, "same cores"),
+    ],
+)
+def test_what_takes_most_is_named_first_with_what_mends_it(ddp, what, ms, remedy):
+    (first, *others) = found(**ddp)
+    assert what in first[0]
+    assert first[1] == ms
+    assert remedy in first[2]
+    assert not others
+
+
+def test_all_reduces_take_no_more_than_they_do_alone():
+    parts = found(exposed_comm_ms=41.0, comm_ms=11.0)
+    assert [(what.split()[0], ms) for what, ms, _ in parts] == [("contention", 30.0), ("all-reduce", 11.0)]
+
+
+def test_own_work_is_that_of_one_device_and_views_tell_its_copies():
+    """DDP on one device takes 100 ms where single takes 80; 8 of the 20 are saved by views on two."""
+    ddp = DDP | measured(**STEP | {"step_ms": 120.0, "exposed_comm_ms": 40.0, "comm_ms": 12.0})
+    one = case("ddp", 1, 80.0, case_id="one")
+    views = case("ddp", 2, 170.0, case_id="views", gradient_as_bucket_view=True)
+    columns = [(SINGLE, "timed", 80), (one, "timed", 100), (views, "timed", 112)]
+    columns += [(ddp, "timed", 120), (ddp, "no_sync", 80), (ddp, "comm", 12)]
+    for rows, wanted in (
+        ([], {"all-reduce": 12, "contention": 28}),
+        ([one], {"all-reduce": 12, "contention": 8, "DDP's": 20}),
+        ([one, views], {"all-reduce": 12, "contention": 8, "DDP's": 12, "copying": 8}),
+    ):
+        ids = {row["case_id"] for row in (SINGLE, ddp, *rows)}
+        blocks = blocks_of(*(column for column in columns if column[0]["case_id"] in ids))
+        savings = explained(made_run([SINGLE, ddp, *rows], blocks=blocks)).savings
+        told = {one.what.split()[0]: one.ms.estimate for one in savings}
+        assert told == pytest.approx(wanted, abs=1)
+
+
+UNKNOWN = {"exposed_comm_ms_low": float("nan"), "exposed_comm_ms_high": float("nan")}
+
+
+def test_what_is_small_not_known_or_of_chance_is_not_named():
+    assert found() == []
+    assert found(rank_skew_ms=30.0) == []
+
+
+@pytest.mark.parametrize("ends", [{"exposed_comm_ms_low": -5.0, "exposed_comm_ms_high": 85.0}, UNKNOWN])
+def test_nothing_is_to_be_saved_of_communication_that_is_not_resolved(ends):
+    """The answer says unresolved, or too few rounds; a note that says more than it contradicts it."""
+    row = DDP | measured(**STEP | {"exposed_comm_ms": 40.0, "comm_ms": 20.0}) | ends
+    made = concluded(SINGLE, row, CAP_25)
+    assert next(one for one in made.verdicts if one.question == "communication").is_open
+    assert not made.step
+    assert not any("go to" in note for note in made.notes)
+
+
+def test_exposed_time_is_not_called_all_reduce_where_the_overlap_is_not_known():
+    vague = {"hidden_pct": 40.0, "hidden_pct_low": -80.0, "hidden_pct_high": 160.0}
+    row = DDP | measured(**STEP | {"exposed_comm_ms": 40.0, "comm_ms": 20.0}) | vague
+    made = concluded(SINGLE, row)
+    assert "how much is overlapped is not known yet" in made.verdicts[1].sentence
+    (saving,) = made.step.savings
+    assert (saving.what, saving.ms.estimate) == ("communication that is not overlapped", 40.0)
+
+
+def test_the_step_of_dp_on_the_same_gpus_stands_beside_it():
+    rows = [SINGLE, case("dp", 2, 190.0) | measured(step_ms=84.0)]
+    step, saved = concluded(*rows, DDP | measured(**STEP | {"data_ms": 30.0})).notes
+    assert step.endswith("takes 100 (99\N{EN DASH}101) ms, under DP 84.0 (83.2\N{EN DASH}84.8) ms.")
+    assert saved.startswith(
+        "30.0 (29.7\N{EN DASH}30.3) ms of each step go to data loading: try more --data-workers"
+    )
+
+
+@pytest.mark.parametrize("buffers_ms", [1.0, 8.0])
+def test_the_parts_of_a_step_add_up(buffers_ms):
+    step = STEP | {"exposed_comm_ms": 41.0, "comm_ms": 16.0, "buffers_ms": buffers_ms}
+    single = SINGLE | measured(step_ms=50.0)
+    note, *_ = concluded(single, DDP | measured(**step)).notes
+    told = [float(part.split()[0]) for part in note.split(": ")[1].split(" + ")]
+    assert told == ([50.0, 16.0, 25.0, 9.0] if buffers_ms == 1 else [50.0, 8.0, 8.0, 25.0, 9.0])
+
+
+def test_a_remainder_has_the_interval_of_its_rounds():
+    """What rounds have in common cancels; subtracting the ends of intervals would give 1 ms either way."""
+    ddp = DDP | measured(**STEP | {"step_ms": 60.0, "exposed_comm_ms": 30.0, "comm_ms": 10.0})
+    single = SINGLE | measured(step_ms=28.0)
+    columns = (single, "timed", 28), (ddp, "timed", 60), (ddp, "no_sync", 30), (ddp, "comm", 10)
+    step = explained(made_run([single, ddp], blocks=blocks_of(*columns)))
+    contention, other = (part.split() for part in step.consists_of.rstrip(".").split(" + ")[2:])
+    for (value, ends, *_), true in ((contention, 20), (other, 2)):
+        low, high = map(float, ends.strip("()").split("\N{EN DASH}"))
+        assert float(value) == pytest.approx(true, abs=0.5)
+        assert low < true < high
+        assert high - low < 0.1 * true + 0.5
+
+
+def interval(middle):
+    return Interval(middle, 0.9 * middle, 1.1 * middle)
+
+
+def test_a_step_is_explained_by_its_intervals_alone():
+    """As of a training that is observed, which has no single-device step."""
+    parts = {name: interval(ms) for name, ms in {"data": 30.0, "forward": 20.0, "backward": 35.0}.items()}
+    told = {"exposed": interval(12.0), "alone": interval(20.0), "other": interval(3.0)}
+    told["overheads"] = {"data loading": parts["data"]}
+    step = explain_step(StepParts(total=interval(100.0), parts=parts, **told))
+    assert [part.split()[-1] for part in step.consists_of.split(" + ")] == [*parts, "all-reduce", "other"]
+    assert [(one.what, one.ms.estimate) for one in step.savings] == [
+        ("data loading", 30.0),
+        ("all-reduce that is not overlapped", 12.0),
+    ]
+    assert all(one.remedy == REMEDIES[one.what] for one in step.savings)
+    assert explain_step(StepParts(total=interval(100.0))).savings == ()
+
+
+@pytest.mark.parametrize(
+    ("counts", "num_ranks", "straggler"),
+    [
+        ({0: 0, 1: 6}, 2, 1),
+        ({0: 0, 1: 5}, 2, None),  # one of two equal ranks is the slower one in all of five rounds once in 16
+        ({0: 2, 1: 8}, 2, None),
+        ({0: 10, 1: 30}, 2, 1),
+        ({0: 14, 1: 26}, 2, None),
+        ({3: 4}, 8, 3),
+        ({}, 2, None),
+    ],
+)
+def test_a_straggler_is_no_rank_of_chance(counts, num_ranks, straggler):
+    assert find_straggler(counts, sum(counts.values()), num_ranks) == straggler
+
+
+def test_equal_ranks_are_seldom_taken_for_stragglers():
+    rng = np.random.default_rng(0)
+    for num_ranks, num_rounds in ((2, 8), (2, 40), (4, 6), (8, 5)):
+        drawn = rng.integers(0, num_ranks, (2000, num_rounds))
+        named = [
+            find_straggler(dict(zip(*np.unique(one, return_counts=True), strict=True)), num_rounds, num_ranks)
+            for one in drawn
+        ]
+        assert sum(one is not None for one in named) <= 0.06 * len(named)
