@@ -240,6 +240,9 @@ def test_what_the_user_typed_and_has_in_the_environment_stays_in_the_manifest(tm
     assert export([str(folder), "--format", "pytest-benchmark", "--out", str(json_file)]) == 0
     assert report([str(folder), "--markdown"]) == 0
     assert report([str(archive), "--out", str(tmp_path / "of-archive.html")]) == 0
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "another")
+    watched_run(write_rows(tmp_path / "other", training()))
+    gate([str(folder), str(tmp_path / "other"), "--html", str(tmp_path / "gate.html")])
     of_archive = load_run(archive).manifest
     assert of_archive.watched.command == ()
     assert of_archive.watched.ranks == run.manifest.watched.ranks, "its figures are there"
