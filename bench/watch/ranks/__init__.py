@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 
-from .hooks import Watch, install_hooks
+from .hooks import install_hooks
 from .private import hide_from_compiler as hide
 from .rows import Rows
+from .steps import Watch
 
 CONFIG_ENV = "_DDP_BENCH_WATCH"
 """Environment variable with the configuration as JSON: folder, steps, hook_at, probes, seed."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from . import private
 
 if TYPE_CHECKING:
-    from .hooks import Watch
+    from .steps import Watch
 
 PROBE_SHARE = 0.25
 """Share of the synchronised backwards that are probes, from FIRST_PROBES after the hook came in."""
