@@ -140,7 +140,9 @@ def test_so_it_does_on_three_ranks(played, kind):
 
 @pytest.mark.parametrize("kind", in_campaign(*COMPILED))
 def test_so_it_does_where_models_are_compiled(played, kind):
-    assert_same(played, 2, COMPILED, kind)
+    for rank in assert_same(played, 2, COMPILED, kind):
+        assert not rows_of(rank, "note")
+        assert any(one["probe"] for one in rows_of(rank, "step"))
 
 
 @pytest.mark.parametrize("kind", FAULTS)

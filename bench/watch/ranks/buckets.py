@@ -77,9 +77,8 @@ class Model:
         """Count a synchronised backward, which is the same one on all ranks."""
         watch, self.is_pending = self.watch, False
         self.count += 1
-        draw = random.Random(f"{watch.config['seed']}-{self.number}-{self.count}").random()
         may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
-        probe = bool(may and not self.why and draw < PROBE_SHARE and not private.is_captured())
+        probe = bool(may and not self.why and self.draw() < PROBE_SHARE and not private.is_captured())
         self.sync = {
             "model": self.number,
             "k": self.count,
@@ -90,6 +89,10 @@ class Model:
         }
         watch.add_sync(self.sync)
         self.sequence = self.group._get_sequence_number_for_group() if hooked and not self.why else 0
+
+    def draw(self) -> float:
+        """Draw a number of 0 to 1 for this synchronised backward, the same on all ranks."""
+        return random.Random(f"{self.watch.config['seed']}-{self.number}-{self.count}").random()
 
     def begin_bucket(self, index: int, buffer: torch.Tensor) -> bool:
         """Note that a bucket is ready, and return whether it is held back."""
