@@ -50,8 +50,8 @@ FAULTS = (
     *(f"plain@buckets.Model.note_done:{n}" for n in (1, 11, 12)),
     *(f"plain@clock.Clock.{end}:{n}" for end in ("enter", "leave") for n in range(21, 25)),
     *("plain@buckets.Model.end_sync:2", "plain@buckets.Model.__init__:1", "plain@buckets.Model.hook_in:6"),
-    *("plain@private.gradient_marks:3", "plain@private.register_hook:1", "plain@hooks.Watch.cut:9"),
-    *("plain@hooks.Watch.write_start:1", "plain@rows.json.dumps:12", "gan@buckets.Model.begin_bucket:13"),
+    *("plain@private.gradient_marks:3", "plain@private.register_hook:1", "plain@steps.Watch.cut:9"),
+    *("plain@steps.Watch.write_start:1", "plain@rows.json.dumps:12", "gan@buckets.Model.begin_bucket:13"),
     *("joined_by_active_ranks@buckets.Model.begin_bucket:9", "static_graph@buckets.Model.begin_bucket:12"),
 )
 """Where the watch's own code raises on rank 1, and at which call; a probe's buckets are among them."""
@@ -140,7 +140,9 @@ def test_so_it_does_on_three_ranks(played, kind):
 
 @pytest.mark.parametrize("kind", in_campaign(*COMPILED))
 def test_so_it_does_where_models_are_compiled(played, kind):
-    assert_same(played, 2, COMPILED, kind)
+    for rank in assert_same(played, 2, COMPILED, kind):
+        assert not rows_of(rank, "note")
+        assert any(one["probe"] for one in rows_of(rank, "step"))
 
 
 @pytest.mark.parametrize("kind", FAULTS)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
-from .hooks import Watch, install_hooks
+from .hooks import install_hooks
 from .private import hide_from_compiler as hide
 from .rows import Rows
+from .steps import Watch
 
 CONFIG_ENV = "_DDP_BENCH_WATCH"
 """Environment variable with the configuration as JSON: folder, steps, hook_at, probes, seed."""
@@ -17,20 +19,27 @@ watch: Watch | None = None
 
 
 def install() -> None:
-    """Install the hooks in this process, once; where this torch does not allow it, say so in a row."""
+    """Install the hooks in this process, once."""
     global watch  # noqa: PLW0603 - a process has one watch
-    if watch is not None:
-        return
-    config = json.loads(os.environ[CONFIG_ENV])
-    try:
-        watch = Watch(config)
-        install_hooks(watch)
-    except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-        text = f"this torch cannot be watched: {type(error).__name__}: {error}"
-        Rows(config["folder"]).write(kind="note", rank=int(os.environ.get("RANK", "0")), text=text)
+    if watch is None:
+        config = json.loads(os.environ[CONFIG_ENV])
+        try:
+            watch = Watch(config)
+            install_hooks(watch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            note(config, error)
 
 
 def hide_from_compiler() -> None:
     """Keep torch's compiler from compiling the hooks, once it has been imported."""
     if watch is not None:
-        hide(watch)
+        try:
+            hide(watch)
+        except Exception as error:  # noqa: BLE001 - as above
+            note(watch.config, error)
+
+
+def note(config: dict[str, Any], error: Exception) -> None:
+    """Say in a row why this torch is not watched as others are."""
+    text = f"this torch cannot be watched: {type(error).__name__}: {error}"
+    Rows(config["folder"]).write(kind="note", rank=int(os.environ.get("RANK", "0")), text=text)

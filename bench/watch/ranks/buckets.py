@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 from time import perf_counter as now
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from . import private
 
 if TYPE_CHECKING:
-    from .hooks import Watch
+    from .steps import Watch
 
 PROBE_SHARE = 0.25
 """Share of the synchronised backwards that are probes, from FIRST_PROBES after the hook came in."""
@@ -76,9 +77,8 @@ class Model:
         """Count a synchronised backward, which is the same one on all ranks."""
         watch, self.is_pending = self.watch, False
         self.count += 1
-        draw = random.Random(f"{watch.config['seed']}-{self.number}-{self.count}").random()
         may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
-        probe = bool(may and not self.why and draw < PROBE_SHARE and not private.is_captured())
+        probe = bool(may and not self.why and self.draw() < PROBE_SHARE and not private.is_captured())
         self.sync = {
             "model": self.number,
             "k": self.count,
@@ -89,6 +89,10 @@ class Model:
         }
         watch.add_sync(self.sync)
         self.sequence = self.group._get_sequence_number_for_group() if hooked and not self.why else 0
+
+    def draw(self) -> float:
+        """Draw a number of 0 to 1 for this synchronised backward, the same on all ranks."""
+        return random.Random(f"{self.watch.config['seed']}-{self.number}-{self.count}").random()
 
     def begin_bucket(self, index: int, buffer: torch.Tensor) -> bool:
         """Note that a bucket is ready, and return whether it is held back."""
@@ -159,7 +163,7 @@ def pass_on(future: Any, done: Any) -> None:
 
 def reduce_bucket(model: Model, bucket: Any) -> Any:
     """Reduce a bucket as DDP does without a hook: the communication hook."""
-    watch, begin = model.watch, now()
+    watch, begin = model.watch, thread_time()  # a thread that waits for a core costs nothing of ours
     buffer, place = bucket.buffer(), bucket.index()
     holds = watch.guard(model.begin_bucket, place, buffer)
     if model.inner is not None:
@@ -175,5 +179,5 @@ def reduce_bucket(model: Model, bucket: Any) -> Any:
         future = model.send(buffer, place)
     if bucket.is_last():
         watch.guard(model.end_sync)
-    watch.overhead += now() - begin
+    watch.overhead += thread_time() - begin
     return future

@@ -125,7 +125,7 @@ def num_bytes(buffer: torch.Tensor) -> int:
 def hide_from_compiler(watch: Any) -> None:
     """Keep torch's compiler off the frames of the watch, once it is there; it goes on with what they call."""
     if "torch._dynamo" in sys.modules:
-        from torch._C._dynamo.eval_frame import skip_code  # type: ignore[attr-defined]
+        from torch._dynamo.eval_frame import skip_code
 
         for function in watch.hidden:
             skip_code(function.__code__)

@@ -1,0 +1,236 @@
+"""The steps of a training, cut from what passes the hooks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing import util
+from time import perf_counter as now
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import private
+from .buckets import Model
+from .clock import Clock
+from .rows import Rows
+
+
+class Watch:
+    """The steps of this process, as one thread trains them."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        """As JSON in CONFIG_ENV: folder, steps, hook_at, probes, seed."""
+        self.rows = Rows(config["folder"])
+        names = private.differing_names()
+        self.unsupported = f"this torch differs in {', '.join(names)}" if names else None
+        self.hidden: list[Any] = []
+        self.restart()
+        os.register_at_fork(after_in_child=self.restart)
+
+    def restart(self) -> None:
+        """Begin anew, at the start and in a forked child."""
+        self.is_on, self.thread, self.rank, self.n, self.num_models = True, 0, 0, 0, 0
+        self.clock, self.overhead = Clock(), 0.0
+        self.models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
+        self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.open_optimizers: list[int] = []
+        self.optimizer_depth = self.backwards = self.num_optimizers = 0
+        self.has_cut_at_optimizer = self.has_synced = False
+        self.marks: list[tuple[Any, Model, Any]] = []
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget the step that has been written."""
+        self.signature: dict[str, int] = {}
+        self.syncs: list[dict[str, Any]] = []
+
+    def guard(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `work` while the watch is on; its exception ends the watch, never the training."""
+        if not self.is_on:
+            return None
+        try:
+            return work(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self.is_on = False
+            where = f"{getattr(work, '__name__', work)}: {type(error).__name__}: {error}"
+            text = f"the watch ended after an error of its own, in {where}"
+            with contextlib.suppress(Exception):
+                self.rows.write(kind="note", rank=self.rank, text=text)
+            return None
+
+    def is_ours(self, *, begins: bool = False) -> bool:
+        """Tell whether this thread trains; the first that begins a part of training does."""
+        if not self.thread and begins:
+            self.thread, self.clock = threading.get_ident(), Clock()
+            self.write_start()
+        return self.thread == threading.get_ident()
+
+    def write_start(self) -> None:
+        """Write the row of the process, whose rank is known now."""
+        is_group = dist.is_available() and dist.is_initialized()
+        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.rank = dist.get_rank() if is_group else int(os.environ.get("RANK", "0"))
+        util.Finalize(None, self.end, exitpriority=0)  # also where multiprocessing leaves by os._exit
+        self.rows.write(
+            kind="start",
+            rank=self.rank,
+            local_rank=int(os.environ.get("LOCAL_RANK", self.rank)),
+            world_size=dist.get_world_size() if is_group else int(os.environ.get("WORLD_SIZE", "1")),
+            host=self.rows.host,
+            pid=os.getpid(),
+            torch=torch.__version__,
+            python=platform.python_version(),
+            backend=dist.get_backend() if is_group else None,
+            device=f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu",
+            threads=torch.get_num_threads(),
+            time_s=time.time(),
+            unsupported=[self.unsupported] if self.unsupported else [],
+        )
+
+    def count(self, name: str) -> None:
+        """Count what happens in a step, which tells kinds of steps apart."""
+        self.signature[name] = self.signature.get(name, 0) + 1
+
+    def add_sync(self, sync: dict[str, Any]) -> None:
+        """Add a synchronised backward to the step."""
+        self.has_synced = True
+        self.syncs.append(sync)
+        self.count(f"sync{sync['model']}")
+
+    def before_forward(self, ddp: Any) -> int | None:
+        """Begin a forward of DDP; with gradients it may end a step, and bring in the hook."""
+        if not self.is_ours(begins=torch.is_grad_enabled()):
+            return None
+        if not torch.is_grad_enabled():
+            return self.clock.enter("evaluation")
+        if self.syncs and not self.has_cut_at_optimizer and not self.open_optimizers:
+            self.cut("forward")
+        model = self.models.get(ddp)
+        if model is None:
+            model = self.models[ddp] = Model(self, ddp, self.num_models)
+            self.num_models += 1
+        if ddp.require_backward_grad_sync:
+            model.hook_in(ddp)
+        self.count(f"forward{model.number}")
+        return self.clock.enter("forward")
+
+    def before_buffers(self, _ddp: Any) -> int | None:
+        """Begin the broadcast of buffers."""
+        return self.clock.enter("buffers") if self.is_ours() else None
+
+    def before_batch(self, _iterator: Any) -> int | None:
+        """Begin the wait for a batch."""
+        if not self.is_ours():
+            return None
+        self.open_optimizers.clear()  # one that has raised
+        return self.clock.enter("data")
+
+    def before_backward(self, *_tensors: Any) -> int | None:
+        """Begin a backward."""
+        if not self.is_ours(begins=True):
+            return None
+        self.backwards += 1
+        if self.backwards == 1:
+            self.count("backward")
+            waiting = [(d, m) for d, m in self.models.items() if m.is_pending and m.hooked_in is None]
+            self.marks = [(ddp, model, private.gradient_marks(ddp)) for ddp, model in waiting]
+        return self.clock.enter("backward")
+
+    def after(self, depth: int | None) -> None:
+        """End a part."""
+        if depth is not None:
+            self.clock.leave(depth)
+
+    def after_backward(self, depth: int | None) -> None:
+        """End a backward: find the models without our hook that it has synchronised."""
+        if depth is None:
+            return
+        self.clock.leave(depth)
+        self.backwards -= 1
+        if self.backwards:
+            return
+        marks, self.marks = self.marks, []
+        for ddp, model, before in marks:
+            if model.is_pending and private.gradient_marks(ddp) != before:
+                model.begin_sync(hooked=False)
+        for sync in self.syncs:
+            sync.setdefault("end", now())
+        for model in self.models.values():
+            model.release()  # where the backward has raised
+
+    def before_optimizer(self, optimizer: Any) -> None:
+        """Begin an optimizer's step, but for those that run within a backward."""
+        if not self.is_ours(begins=True) or (self.backwards and not self.open_optimizers):
+            return
+        if not self.open_optimizers:
+            self.optimizer_depth = self.clock.enter("optimizer")
+        self.open_optimizers.append(id(optimizer))
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """End an optimizer's step; the outermost one after a synchronised backward ends the training step."""
+        if not self.is_ours() or id(optimizer) not in self.open_optimizers:
+            return
+        self.open_optimizers.pop()
+        if self.open_optimizers:
+            return
+        self.clock.leave(self.optimizer_depth)
+        self.count(f"optimizer{self.number_of(optimizer)}")
+        if self.syncs or not self.has_synced:
+            self.has_cut_at_optimizer = self.has_cut_at_optimizer or bool(self.syncs)
+            self.cut("optimizer")
+
+    def number_of(self, optimizer: Any) -> int:
+        """Return the number of an optimizer, in the order of their first steps."""
+        if optimizer not in self.numbers:
+            self.numbers[optimizer] = self.num_optimizers
+            self.num_optimizers += 1
+        return self.numbers[optimizer]
+
+    def cut(self, by: str) -> None:
+        """End a step and write its row; after the last step end the watch."""
+        start, step_s, parts = self.clock.cut()
+        self.n += 1
+        syncs = [relative(sync, start) for sync in self.syncs]
+        self.rows.write(
+            kind="step",
+            rank=self.rank,
+            n=self.n,
+            by=by,
+            step_s=round(step_s, 7),
+            parts={part: round(seconds, 7) for part, seconds in parts.items()},
+            signature=self.signature,
+            hooked=any(sync["ready_s"] for sync in syncs),
+            probe=any(sync["probe"] for sync in syncs),
+            syncs=syncs,
+            overhead_s=round(self.overhead, 7),
+        )
+        self.overhead = 0.0
+        self.begin_step()
+        if self.n >= self.config["steps"]:
+            self.end()
+
+    def end(self) -> None:
+        """End the watch: from here on the hooks only pass on."""
+        if self.is_on and self.n:
+            self.is_on = False
+            self.rows.write(kind="end", rank=self.rank)
+
+
+def relative(sync: dict[str, Any], start: float) -> dict[str, Any]:
+    """Return a sync as its row has it, with times from the start of its step."""
+    done, sent = sync["done"], sync.get("sent")
+    row = {name: sync[name] for name in ("model", "k", "probe", "bytes")}
+    for name in ("ready", "done"):
+        row[f"{name}_s"] = [None if t is None else round(t - start, 7) for t in sync[name]]
+    row["end_s"] = round(sync.get("end", now()) - start, 7)
+    if sent is not None and None not in done:
+        row |= {"alone_s": round(max(done) - sent, 7), "first_s": round(done[0] - sent, 7)}
+    return row
