@@ -189,9 +189,13 @@ def explain_ddp_step(
     views = timed(lambda case: case.changed(ddp) == {"gradient_as_bucket_view": "True"})
     if hidden_share(ddp) is None and ddp.hidden_pct:
         alone = None  # nor is it known then what the exposed time consists of
-    contention = rest([step], local, comm) if alone and exposed and exposed.low > 0 else None
+    sent = [comm] if alone else []
+    is_resolved = bool(exposed and exposed.low > 0)
+    contention = rest([step], local, comm) if alone and is_resolved else None
+    # DDP's own overhead is exposed, too, and has a remedy of its own.
+    beside = rest([step, single], local, one, *sent) if is_resolved else None
     costs = {
-        CONTENTION: contention and (rest([step, single], local, comm, one) or contention),
+        CONTENTION if alone else EXPOSED: beside or contention,
         COPIES: rest([step], views),
         OWN_WORK: rest([one, views], single, step) or rest([one], single),
         RANKS: ddp.rank_skew_ms if has_straggler else None,
@@ -201,7 +205,7 @@ def explain_ddp_step(
     single_ms = next(singles, None) if exposed and ddp.scaling == "weak" else None
     parts = {"single-device step": single_ms} if single_ms else {}
     if buffers and buffers.estimate > MIN_SHARE * ddp.step_ms.estimate:
-        costs[BUFFERS] = buffers
+        costs |= {BUFFERS: buffers} | ({} if alone else {EXPOSED: beside and beside.less(buffers)})
         exposed, alone = (ms and ms.less(buffers) for ms in (exposed, alone))
         parts |= {"buffers": buffers} if parts else {}
     explained = explain_step(

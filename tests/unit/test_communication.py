@@ -87,6 +87,19 @@ def test_own_work_is_that_of_one_device_and_views_tell_its_copies():
         assert told == pytest.approx(wanted, abs=1)
 
 
+@pytest.mark.parametrize("buffers_ms", [1.0, 8.0])
+def test_own_work_is_no_communication_where_the_all_reduce_alone_is_not_known(buffers_ms):
+    ddp = DDP | measured(**STEP | {"step_ms": 120.0, "exposed_comm_ms": 40.0, "buffers_ms": buffers_ms})
+    one = case("ddp", 1, 80.0, case_id="one")
+    columns = [(SINGLE, "timed", 80), (one, "timed", 92), (ddp, "timed", 120), (ddp, "no_sync", 80)]
+    savings = explained(made_run([SINGLE, ddp, one], blocks=blocks_of(*columns))).savings
+    told = {one.what: one.ms.estimate for one in savings}
+    wanted = {"communication that is not overlapped": 28.0, "DDP's own overhead on one device": 12.0}
+    if buffers_ms == 8:
+        wanted |= {"communication that is not overlapped": 20.0, "DDP's broadcast of buffers": 8.0}
+    assert told == pytest.approx(wanted, abs=1)
+
+
 UNKNOWN = {"exposed_comm_ms_low": float("nan"), "exposed_comm_ms_high": float("nan")}
 
 
