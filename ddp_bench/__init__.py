@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_bench.bench.api import Run, compare, load_run
+    from ddp_bench.api import Run, compare, load_run
     from ddp_bench.models.workload import Batch, Workload
 
 __all__ = ["Batch", "Run", "Workload", "compare", "load_run"]
 
-_API = "ddp_bench.bench.api"
+_API = "ddp_bench.api"
 _WORKLOAD = "ddp_bench.models.workload"
 _MODULES = {"Batch": _WORKLOAD, "Run": _API, "Workload": _WORKLOAD, "compare": _API, "load_run": _API}
 

@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> NoReturn:
 
 def main_of(name: str) -> Callable[[list[str]], int]:
     """What runs the command `name`, of its arguments: `main` of a module of its own."""
-    module = {"report": "report.main", "tune": "bench.tune"}.get(name, f"bench.{name}.main")
+    module = {"report": "report.main", "tune": "bench.run.tune"}.get(name, f"bench.{name}.main")
     return cast("Callable[[list[str]], int]", importlib.import_module(f"ddp_bench.{module}").main)
 
 

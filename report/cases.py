@@ -72,6 +72,12 @@ def workloads(cases: Sequence[CaseResult]) -> list[WorkloadCases]:
     return made
 
 
+def named(measured: Sequence[WorkloadCases]) -> list[CaseResult]:
+    """Return the cases of all workloads; where there are several, a column `workload` names theirs."""
+    several = len(measured) > 1
+    return [with_cells(case, workload=w.name if several else "") for w in measured for case in w.cases]
+
+
 def _batch(case: CaseResult) -> float | None:
     """Samples per device and step; under strong scaling in all."""
     batch = case.batch_per_device

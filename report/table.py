@@ -1,15 +1,17 @@
-"""What a table of the page is, columns over cases; a section of figures and tables; and what words mean."""
+"""Makes tables of cases, columns over rows of cases.csv; and what the words of the page mean."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from ..bench.common.numbers import TIMES, count, number, with_interval
+from ..bench.common.numbers import TIMES, count, number, places, to_places, with_interval
 from ..bench.findings.wording import DEFAULT_CAP, case_label
+from ..bench.page.page import Cell, Heading, Table
 from ..bench.results.case_result import CaseResult
-from .drawing import Figure
+from ..bench.stats.interval import Interval
 
 TERMS = {
     "Cap": f"MiB of gradients in a bucket, which DDP sends as one all-reduce. {DEFAULT_CAP}",
@@ -53,75 +55,36 @@ TERMS = {
 """What the words of figures and the headings of tables mean: said once, where each first stands."""
 
 
-class Link(NamedTuple):
-    """A file beside the page, or a place on it; empty where the page cannot lead there."""
-
-    label: str
-    href: str
-
-
-Cell = str | tuple[Link, ...]
-
-
-class Heading(NamedTuple):
-    """The head of a column; `kind` is empty, `number` (to the right), `long` (in lines) or `links`."""
-
-    name: str
-    kind: str = ""
-
-
 class Column(NamedTuple):
     """A column of a table of cases, and what stands in it of a case."""
 
     heading: Heading
     cell: Callable[[CaseResult], Cell]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A titled table; a missing value is an empty string. `below` explains what it holds."""
-
-    title: str
-    note: str
-    columns: tuple[Heading, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    below: tuple[str, ...] = ()
-
-    @property
-    def terms(self) -> list[str]:
-        """The headings without units, and what stands before a colon in them."""
-        return [column.name.partition(" (")[0].partition(":")[0] for column in self.columns]
-
-
-@dataclass(frozen=True)
-class Section:
-    """Figures and tables under a heading of their own."""
-
-    key: str
-    title: str
-    notes: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
+    names: bool = False
+    """Whether it only names the case."""
 
 
 def table(
     title: str,
     note: str,
     cases: Iterable[CaseResult],
-    columns: Iterable[Column],
+    columns: Sequence[Column],
     *,
-    below: Sequence[str] = (),
+    best: str = "",
 ) -> Table | None:
-    """Make a table without rows and columns that are blank but for names; None when nothing is left."""
-    columns = list(columns)
-    values = [i for i, column in enumerate(columns) if column not in NAME]
-    rows = [tuple(column.cell(case) for column in columns) for case in cases]
-    rows = [row for row in rows if any(row[i] for i in values)]
-    if not rows:
+    """Make a table without rows and columns that are blank but for names; None when nothing is left.
+
+    `best` is the id of the case that stands out.
+    """
+    values = [i for i, column in enumerate(columns) if not column.names]
+    found = {case.case_id: tuple(column.cell(case) for column in columns) for case in cases}
+    found = {case_id: row for case_id, row in found.items() if any(row[i] for i in values)}
+    if not found:
         return None
-    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    headings = tuple(columns[i].heading for i in kept)
-    return Table(title, note, headings, tuple(tuple(row[i] for i in kept) for row in rows), tuple(below))
+    kept = [i for i in range(len(columns)) if any(row[i] for row in found.values())]
+    rows = tuple(tuple(row[i] for i in kept) for row in found.values())
+    place = [*found].index(best) if best in found else None
+    return Table(title, note, tuple(columns[i].heading for i in kept), rows, best=place)
 
 
 def words(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> Column:
@@ -146,4 +109,31 @@ def whole(name: str, column: str) -> Column:
     return words(name, lambda case: count(case.number(column)), "number")
 
 
-NAME = (words("Case", case_label), words("Workload", lambda case: case.text("workload")))
+def naming(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> Column:
+    """Make a column that tells which case it is."""
+    return Column(Heading(name, kind), cell, names=True)
+
+
+def aligned(
+    heading: Heading,
+    found: Mapping[str, Interval | None],
+    places_of: Callable[[Interval], int] = places,
+    *,
+    factor: float = 1.0,
+    with_ends: bool = True,
+) -> Column:
+    """Make a column of values by case, with as many decimal places as the narrowest interval bears."""
+    scaled = {case_id: one.scaled(factor) for case_id, one in found.items() if one}
+    behind = max(map(places_of, scaled.values()), default=0)
+
+    def cell(case: CaseResult) -> str:
+        one = scaled.get(case.case_id)
+        return "" if one is None else to_places(one if with_ends else replace(one, low=math.nan), behind)
+
+    return Column(heading, cell)
+
+
+WORKLOAD = naming("Workload", lambda case: case.text("workload"))
+"""Blank where a run has only one."""
+
+NAME = (naming("Case", case_label), WORKLOAD)

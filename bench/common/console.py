@@ -49,6 +49,11 @@ class Console:
         self._table: Table | None = None
         self._last_plain = -PLAIN_EVERY_S
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._rich.width
+
     def note(self, text: str, *, is_fault: bool = False) -> None:
         """Print a line that stays; of a fault also where all else is silent."""
         if self._silent and not is_fault:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import ExitCode, UsageError
+from ..page import terminal
 from ..plan import values
 from ..plan.buckets import bucket_caps
 from ..plan.case import HALF_HOOKS
@@ -66,7 +67,7 @@ def predicted(options: argparse.Namespace) -> int:
     if options.json:
         print(found.to_json())
     else:
-        output.show(found)
+        terminal.show(found.page())
     return ExitCode.OK
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import doctor_machines
 import pytest
 from commands import ROOT
+from ddp_bench.bench.run.summary import print_summary
 from finding_cases import said_of_each
 from recorded_pages import PAGES, text_of_page
 
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.run.summary import print_summary
 
 RECORDED = ROOT / "tests" / "recorded"
 SAMPLES = "results/samples"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
+from ddp_bench.report.drawing import NAMES
 from report_runs import (
     canvas_of,
     case,
@@ -22,7 +23,6 @@ from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.build import render
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.charts import drift, scaling
-from ddp_bench.report.drawing import NAMES
 from ddp_bench.report.page import page
 from ddp_bench.report.step import REST, breakdown, step_parts
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table
 from finding_cases import DDP, DP, ENDS, SINGLE, concluded, over
 from made import made_manifest
 from report_runs import Drawn, case, communicating, dashed, drawn, paper_like, run
@@ -17,7 +18,6 @@ from sample_runs import EVERY_SAMPLE, rebuilt, sample
 from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.results.case_result import case_results, text
 from ddp_bench.bench.results.store import failure_file
-from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table
 from ddp_bench.report.cases import DENSE_PEAKS, with_rates
 from ddp_bench.report.conditions import status
 from ddp_bench.report.page import Files, cards, page

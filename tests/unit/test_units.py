@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from ddp_bench.bench.run.summary import print_summary
 from gate_runs import STEADY, changed, made_run
 from recorded_pages import text_of
 from token_runs import language_model, token_plan, token_run
@@ -19,7 +20,6 @@ from ddp_bench.bench.machine.manifest import Timing
 from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.results.comparisons import FASTER
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.run.summary import print_summary
 from ddp_bench.models.registry import load_workload, resnet_workload
 from ddp_bench.models.workload import check_unit
 from ddp_bench.report.build import render

@@ -1,6 +1,6 @@
 """Runs as frames, for notebooks and scripts: `from ddp_bench import load_run, compare`.
 
-A mistake, such as a folder that is no run, is a `bench.errors.UsageError` (a ValueError) of one line.
+A mistake, such as a folder that is no run, is a `bench.common.errors.UsageError` (a ValueError) of one line.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from typing import Any, cast
 
 import pandas as pd
 
-from .common.text import to_json
-from .findings.findings import conclude_run
-from .findings.wording import unit_of_cases
-from .gate.compare import compare as gate_of
-from .gate.main import DEFAULT_THRESHOLD
-from .gate.output import as_json
-from .gate.runs import read_run
-from .plan.settings import as_text
-from .plan.values import fraction, named
-from .results import store
-from .results.case_columns import GATED, units_of
-from .run.summary import summary_of
+from ddp_bench.bench.common.text import to_json
+from ddp_bench.bench.gate.compare import compare as gate_of
+from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.output import as_json
+from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.plan.settings import as_text
+from ddp_bench.bench.plan.values import fraction, named
+from ddp_bench.bench.results import store
+from ddp_bench.bench.results.case_columns import GATED, units_of
+from ddp_bench.report.summary import summary_of
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -40,12 +38,12 @@ class Run(store.RunData):
     @cached_property
     def units(self) -> Mapping[str, str]:
         """The unit of every column by its name, such as `ms`; empty for ratios, indices and text."""
-        return units_of(unit_of_cases(self.results))
+        return units_of(self.results[0].unit)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What `bench.run --json` prints of the run: answers, findings, cautions, timing, cases."""
-        whole = summary_of(self.path, self.cases, conclude_run(self), self.manifest.timing)
+        whole = summary_of(self)
         return cast("dict[str, Any]", json.loads(to_json(whole)))
 
     def __repr__(self) -> str:
