@@ -43,6 +43,7 @@ def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None
     _print(*(_filled(f"{visible(label):<{labels}}", said, text_width) for label, said in answers), gap=True)
     for table in page.tables:
         _show_table(page, table, width, text_width)
+    _print(page.intervals if page.tables else "")
     _print(*(_filled("- ", note, text_width) for note in page.notes), gap=True)
     _print(*(_filled(f"{visible(label):<{labels}}", said, text_width) for label, said in after), gap=True)
     _print(
