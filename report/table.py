@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ..bench.common.numbers import TIMES, count, number, places, to_places, with_interval
-from ..bench.findings.wording import DEFAULT_CAP, case_label
+from ..bench.common.numbers import TIMES, count, number, with_interval
+from ..bench.findings.wording import DEFAULT_CAP, case_label, settings_label, short_mode
 from ..bench.page.page import Cell, Heading, Table
 from ..bench.results.case_result import CaseResult
-from ..bench.stats.interval import Interval
 
 TERMS = {
     "Cap": f"MiB of gradients in a bucket, which DDP sends as one all-reduce. {DEFAULT_CAP}",
@@ -60,8 +57,6 @@ class Column(NamedTuple):
 
     heading: Heading
     cell: Callable[[CaseResult], Cell]
-    names: bool = False
-    """Whether it only names the case."""
 
 
 def table(
@@ -76,7 +71,7 @@ def table(
 
     `best` is the id of the case that stands out.
     """
-    values = [i for i, column in enumerate(columns) if not column.names]
+    values = [i for i, column in enumerate(columns) if column not in (*NAME, *NAME_IN_PARTS)]
     found = {case.case_id: tuple(column.cell(case) for column in columns) for case in cases}
     found = {case_id: row for case_id, row in found.items() if any(row[i] for i in values)}
     if not found:
@@ -87,12 +82,12 @@ def table(
     return Table(title, note, tuple(columns[i].heading for i in kept), rows, best=place)
 
 
-def words(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> Column:
+def words(name: str, cell: Callable[[CaseResult], str], kind: str = "", drop: int = 0) -> Column:
     """Make a column of text."""
-    return Column(Heading(name, kind), cell)
+    return Column(Heading(name, kind, drop), cell)
 
 
-def figures(name: str, column: str, unit: str = "", factor: float = 1.0) -> Column:
+def figures(name: str, column: str, unit: str = "", factor: float = 1.0, drop: int = 0) -> Column:
     """Make a column of numbers with their intervals where known, its unit in the heading."""
 
     def cell(case: CaseResult) -> str:
@@ -101,39 +96,24 @@ def figures(name: str, column: str, unit: str = "", factor: float = 1.0) -> Colu
             return number(found.estimate * factor)
         return with_interval(found, "", factor)
 
-    return Column(Heading(f"{name} ({unit})" if unit else name, "number"), cell)
+    return words(f"{name} ({unit})" if unit else name, cell, "number", drop)
 
 
-def whole(name: str, column: str) -> Column:
+def whole(name: str, column: str, drop: int = 0) -> Column:
     """Make a column of counts."""
-    return words(name, lambda case: count(case.number(column)), "number")
+    return words(name, lambda case: count(case.number(column)), "number", drop)
 
 
-def naming(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> Column:
-    """Make a column that tells which case it is."""
-    return Column(Heading(name, kind), cell, names=True)
+def _mode(case: CaseResult) -> str:
+    parts = (short_mode(case), settings_label(case, with_cap=False), "shared" * case.oversubscribed)
+    return ", ".join(filter(None, parts))
 
 
-def aligned(
-    heading: Heading,
-    found: Mapping[str, Interval | None],
-    places_of: Callable[[Interval], int] = places,
-    *,
-    factor: float = 1.0,
-    with_ends: bool = True,
-) -> Column:
-    """Make a column of values by case, with as many decimal places as the narrowest interval bears."""
-    scaled = {case_id: one.scaled(factor) for case_id, one in found.items() if one}
-    behind = max(map(places_of, scaled.values()), default=0)
-
-    def cell(case: CaseResult) -> str:
-        one = scaled.get(case.case_id)
-        return "" if one is None else to_places(one if with_ends else replace(one, low=math.nan), behind)
-
-    return Column(heading, cell)
-
-
-WORKLOAD = naming("Workload", lambda case: case.text("workload"))
-"""Blank where a run has only one."""
-
-NAME = (naming("Case", case_label), WORKLOAD)
+_WORKLOAD = words("Workload", lambda case: case.text("workload"))
+NAME = (words("Case", case_label), _WORKLOAD)
+NAME_IN_PARTS = (
+    words("Case", _mode),
+    _WORKLOAD,
+    words("Devices", lambda case: f"{case.num_devices}", "number"),
+    words("Cap (MiB)", lambda case: case.setting("bucket_cap_mb") * (case.mode == "ddp"), "number"),
+)

@@ -2,58 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
 
-from ..bench.common.numbers import (
-    MIB,
-    TIMES,
-    number,
-    per_second,
-    places,
-    plural,
-    ratio_places,
-    singular,
-    with_interval,
-)
-from ..bench.findings.wording import hidden_percent, hidden_share, settings_label, short_mode, unit_of_cases
+from ..bench.common.numbers import MIB, TIMES, number, per_second, plural, singular, with_interval
+from ..bench.findings.wording import hidden_percent, hidden_share, unit_of_cases
 from ..bench.page.page import Heading, Link, Table
 from ..bench.plan.buckets import BucketLayout
 from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import EXPOSED_COMM
 from ..bench.results.comparisons import Comparison, over_eager
 from ..bench.results.store import failure_file
-from ..bench.stats.interval import Interval
 from .cases import named, unshared, workloads
-from .table import NAME, WORKLOAD, Column, aligned, figures, naming, table, whole, words
-
-Places: TypeAlias = Callable[[Interval], int]
-"""Decimal places that an interval bears."""
-
-NOT_RANKED = "not ranked"
+from .table import NAME, NAME_IN_PARTS, Column, figures, table, whole, words
 
 _ID = words("Id", lambda case: case.case_id)
-_ROUNDS = whole("Rounds", "num_rounds")
+_ROUNDS = whole("Rounds", "num_rounds", drop=8)
 
 
-def _ranked(column: Column) -> Column:
+def _ranked(column: Column, of_stand_in: str = "") -> Column:
     """The column without cases whose speed-up says nothing."""
-    return column._replace(cell=lambda case: column.cell(case) if case.is_ranked else "")
+    return column._replace(
+        cell=lambda case: column.cell(case) if case.is_ranked else of_stand_in * case.is_stand_in
+    )
 
 
-SPEEDUP = _ranked(figures("Speed-up", "speedup", TIMES))
-_EFFICIENCY = _ranked(figures("Efficiency", "efficiency", "%", 100.0))
-_EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
-_HIDDEN = words("Hidden (%)", lambda case: hidden_percent(hidden_share(case), _whole_percent), "number")
-_HIDDEN_WITH_ENDS = words(
-    "Hidden (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number"
-)
-_PEAK = figures("Peak memory", "peak_mem_mib", "MiB")
-
-
-def _whole_percent(share: Interval) -> str:
-    return f"{share.estimate:.0f}"
+SPEEDUP = _ranked(figures("Speed-up", "speedup", TIMES, drop=1), "not ranked")
+_EFFICIENCY = _ranked(figures("Efficiency", "efficiency", "%", 100.0, drop=3))
+_EXPOSED = figures("Exposed", EXPOSED_COMM, "ms", drop=2)
+_HIDDEN = words("Hidden (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number", 5)
+_PEAK = figures("Peak memory", "peak_mem_mib", "MiB", drop=7)
+_STEP = words("Step (ms)", lambda case: number(case.number("step_ms")), "number", 4)
 
 
 def _over_default(case: CaseResult) -> str:
@@ -64,7 +42,7 @@ def _over_default(case: CaseResult) -> str:
     return "1, the default" if is_reference else with_interval(found)
 
 
-_AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number")
+_AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number", 6)
 
 
 def tables(
@@ -92,53 +70,19 @@ def tables(
 
 
 def results(cases: Sequence[CaseResult], best: str = "") -> Table | None:
-    """Tabulate the measured cases, those with devices of their own where any have; `best` is the id of one.
-
-    Of cases whose speed-up says nothing only step and throughput are told.
-    """
+    """Tabulate the measured cases, those with devices of their own where any have; `best` is the id of one."""
     every = named(workloads(cases))
     own = sorted(unshared(every), key=lambda case: case.is_stand_in)
     folded = len(every) - len(own)
-    on_cpu = any(case.device_type == "cpu" for case in own)
-
-    def column(name: str, heading: str, drop: int, places_of: Places = places, **how: Any) -> Column:
-        told = [case for case in own if case.is_ranked or name in ("step_ms", "images_per_s")]
-        values = {case.case_id: case.interval(name) for case in told}
-        return aligned(Heading(heading, "number", drop), values, places_of, **how)
-
-    speedup = column("speedup", f"Speed-up ({TIMES})", 1, ratio_places)
-    rate = f"Throughput ({per_second(unit_of_cases(own))})"
+    rate = figures("Throughput", "images_per_s", per_second(unit_of_cases(own)))
+    ratios = SPEEDUP, _EFFICIENCY, _EXPOSED, _HIDDEN, _AGAINST
     return table(
         "Results",
         f"{plural(folded, 'case')} on shared devices: see “Every column”." if folded else "",
         own,
-        (
-            naming("Case", _without_place),
-            WORKLOAD,
-            naming("Cores" if on_cpu else "GPUs", lambda case: f"{case.num_devices}", "number"),
-            naming("Cap (MiB)", lambda case: case.setting("bucket_cap_mb") * (case.mode == "ddp"), "number"),
-            column("step_ms", "Step (ms)", 4, with_ends=False),
-            column("images_per_s", rate, 0, partial(places, digits=4)),
-            speedup._replace(cell=lambda case: NOT_RANKED if case.is_stand_in else speedup.cell(case)),
-            column("efficiency", "Efficiency (%)", 3, factor=100.0, with_ends=False),
-            column(EXPOSED_COMM, "Exposed (ms)", 2),
-            _dropped(_HIDDEN, 5),
-            _dropped(_AGAINST, 6),
-            _dropped(_PEAK, 7),
-            _dropped(_ROUNDS, 8),
-        ),
+        (*NAME_IN_PARTS, _STEP, rate, *ratios, _PEAK, _ROUNDS),
         best=best,
     )
-
-
-def _without_place(case: CaseResult) -> str:
-    parts = (short_mode(case), settings_label(case, with_cap=False), "shared" * case.oversubscribed)
-    return ", ".join(filter(None, parts))
-
-
-def _dropped(column: Column, drop: int) -> Column:
-    """The column as one that a narrow terminal leaves out."""
-    return column._replace(heading=column.heading._replace(drop=drop))
 
 
 def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]]) -> Table | None:
@@ -237,7 +181,7 @@ def _communication(ddp: Sequence[CaseResult]) -> Table | None:
         figures("Buffers", "buffers_ms", "ms"),
         figures("Bus bandwidth", "bus_gb_per_s", "GB/s"),
         _EXPOSED,
-        _HIDDEN_WITH_ENDS,
+        _HIDDEN,
         figures("Overlap, trace", "overlap_trace_pct", "%"),
         figures("Overlap, DDP window", "overlap_window_pct", "%"),
         figures("Compute slow-down", "compute_slowdown", TIMES),

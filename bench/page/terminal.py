@@ -23,7 +23,7 @@ TEXT_WIDTH = 100
 LABEL_WIDTH = 24
 """Columns of what stands before an answer, as `trust: other machines`; more where that is longer."""
 
-_GAP = 2
+_GAP = 1
 """Columns between those of a table."""
 
 
@@ -84,7 +84,7 @@ def _show_table(page: Page, table: Table, width: int, text_width: int) -> None:
 
 def grid(table: Table, width: int) -> RichTable:
     """Return a table for rich, with the columns that fit in `width`; no cell of it is wrapped."""
-    made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     kept = fitting(table, width)
     for i in kept:
         column = table.columns[i]
