@@ -16,12 +16,11 @@ from typing import Any, cast
 import pandas as pd
 
 from ddp_bench.bench.common.text import to_json
+from ddp_bench.bench.common.values import fraction, named
 from ddp_bench.bench.gate.compare import compare as gate_of
 from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.output import as_json
 from ddp_bench.bench.gate.runs import read_run
-from ddp_bench.bench.plan.settings import as_text
-from ddp_bench.bench.plan.values import fraction, named
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.case_columns import GATED, units_of
 from ddp_bench.report.summary import summary_of
@@ -76,7 +75,9 @@ def compare(
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
-    share = named("threshold", fraction, as_text(threshold))
+    if not isinstance(threshold, str):
+        threshold = f"{threshold:.15f}".rstrip("0").rstrip(".")  # 1e-05 is no option's number
+    share = named("threshold", fraction, threshold)
     paths = (run.path if isinstance(run, Run) else Path(run).expanduser() for run in (baseline, candidate))
     first, second = map(read_run, paths)
     gate = gate_of(

@@ -18,18 +18,24 @@ _MOST_PREDICTIONS_BYTES = 64 * 2**20
 _MOST_DATA_BYTES = 2**18
 
 
-def build(run: Path, out: Path, *, predictions: Path | None = None) -> Path:
-    """Write one self-contained page of `run` to `out`, whole or not at all, and return its path.
+def build(run: Path, out: Path | None, *, predictions: Path | None = None, as_markdown: bool = False) -> str:
+    """Write a page of `run` to `out`, whole or not at all, and return its path; without `out` return it.
 
-    The same run gives the same bytes. `predictions` is a file of what `bench.predict --json` printed. Raises
-    UsageError for a folder that is no run, a file without predictions, or a page that cannot be written.
+    The page is one self-contained HTML document, or a summary in Markdown; the same run gives the same bytes.
+    `predictions` is a file of what `bench.predict --json` printed. Raises UsageError for a folder that is no
+    run, a file without predictions, or a page that cannot be written.
     """
     predicted = None
     if predictions is not None:
         content = read_bytes(predictions, most_bytes=_MOST_PREDICTIONS_BYTES, follow=True)
         predicted = Predictions.from_json(content, source=str(predictions))
-    _write(out, html(page_of(load_run(run), out.parent, predictions=predicted)))
-    return out
+    made = page_of(load_run(run), out.parent if out else Path(), predictions=predicted)
+    text = markdown(made) if as_markdown else html(made)
+    if out is None:
+        return text.rstrip("\n")
+    written = text.encode(errors="backslashreplace")
+    write_output(out, lambda part: part.write_bytes(written), option="--out")
+    return str(out)
 
 
 def page_of(
@@ -47,19 +53,3 @@ def page_of(
         if cases.stat().st_size <= _MOST_DATA_BYTES:
             files = replace(files, data=data_link(cases.name, cases.read_bytes()))
     return page(run, files, predictions, conclusion)
-
-
-def write_markdown(run: Path, out: Path | None) -> str:
-    """Write the summary of `run` to `out` and return its path; without `out` return the summary."""
-    text = markdown(page_of(load_run(run), Path()))
-    if out is None:
-        return text.rstrip("\n")
-    _write(out, text)
-    return str(out)
-
-
-def _write(out: Path, content: str) -> None:
-    """Write a file whole or not at all. Raises UsageError where it cannot be written."""
-    write_output(
-        out, lambda part: part.write_bytes(content.encode(errors="backslashreplace")), option="--out"
-    )

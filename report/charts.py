@@ -6,7 +6,7 @@ A chart of a run's cases is None where there is nothing to draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
 from ..bench.common.numbers import TIMES, plural, quantity, ratio
@@ -20,7 +20,6 @@ from ..bench.results.aggregate import images_per_s_by_round, units_per_step
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import Comparison, band, default_of, over_default
 from ..bench.results.round_times import RoundTimes
-from ..bench.stats.interval import Interval
 from .cases import WorkloadCases, by_mode, headline_count
 
 _FEWEST_ROUNDS = 3
@@ -31,11 +30,17 @@ _SCALING = {
 }
 
 
-def mark(case: CaseResult, value: Interval, written: str) -> Mark:
-    """Make a mark at the case's number of devices, over which case, value and rounds are shown."""
-    rounds = plural(case.num_rounds, "round") if case.num_rounds else ""
-    tip = " · ".join(filter(None, (case_label(case), written, rounds)))
-    return Mark(x=case.num_devices, **asdict(value), written=written, tip=tip)
+def marks_of(
+    cases: Iterable[CaseResult], column: str, write: Callable[..., str], factor: float = 1.0
+) -> tuple[Mark, ...]:
+    """Make a mark at each case's number of devices, over which case, value and rounds are shown."""
+    made = []
+    for case in cases:
+        if found := case.interval(column):
+            value, rounds = found.scaled(factor), plural(case.num_rounds, "round") if case.num_rounds else ""
+            tip = " · ".join(filter(None, (case_label(case), write(value), rounds)))
+            made.append(Mark(x=case.num_devices, **asdict(value), written=write(value), tip=tip))
+    return tuple(made)
 
 
 def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
@@ -44,8 +49,7 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     lines = []
     for mode in ("single", "dp", "ddp"):
         cases = by_mode(ranked, mode)
-        marks = tuple(mark(case, case.speedup, ratio(case.speedup)) for case in cases if case.speedup)
-        if marks:
+        if marks := marks_of(cases, "speedup", ratio):
             lines.append(Line(_line_name(cases[0]), LOOKS[mode], marks))
     places = counts(lines)
     if len(places) < 2:

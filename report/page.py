@@ -99,19 +99,15 @@ def page(
         for found, kept in ((drawn, figures), ((over_time,), rounds)):
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
     shown = [with_rates(case, manifest) for case in named(measured)]
-    results, others = (
-        tables.results(cases, conclusion.fastest_id),
-        tables.tables(shown, files.traces, comparisons),
-    )
+    results = tables.results(cases, conclusion.fastest_id)
+    others = tables.tables(shown, files.traces, comparisons)
     failed, places = tables.unmeasured(cases, files.failures), conditions.ranks(manifest)
     folds = (
         Section("more", "Rounds over time", figures=rounds),
         Section("all-tables", "More tables", tables=[one for one in (*others, places) if one is not None]),
     )
-    following, sections = (
-        conclusion.next_step,
-        (forms(measured), predicted(run, predictions) if predictions else None),
-    )
+    sections = (forms(measured), predicted(run, predictions) if predictions else None)
+    following = conclusion.next_step
     return Page(
         title=title,
         heading=", ".join(

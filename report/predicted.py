@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 from ..bench.common.cli import command
 from ..bench.common.numbers import plural, with_interval
@@ -18,7 +19,7 @@ from ..bench.predict.prediction import Prediction
 from ..bench.predict.runs import ddp_cases, identity
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
-from .charts import mark
+from .charts import marks_of
 
 
 def predicted(run: RunData, predictions: Predictions) -> Section:
@@ -26,7 +27,7 @@ def predicted(run: RunData, predictions: Predictions) -> Section:
     lines = predictions.lines()
     notes = [
         f"Predicted by {command('predict')}, not measured: a simulation of one step, fed by a calibration.",
-        *(f"{of}: {said}" for of, said in predictions.answers()),
+        *(f"On {of}: {said}" for of, said in predictions.answers()),
     ]
     if len(lines) > len(MANY_LOOKS):
         notes.append(f"Of {len(lines)} lines the first {len(MANY_LOOKS)} are drawn.")
@@ -58,14 +59,9 @@ def _figure(run: RunData, predictions: Predictions, lines: Sequence[Sequence[Pre
     ]
     said = "; ".join(f"{line.label} {line.marks[-1].written}" for line in drawn)
     most = drawn[0].marks[-1].x
-    measured = [
-        mark(case, share, with_interval(share, "%"))
-        for case in _measured(run, predictions, first)
-        if (share := case.efficiency and case.efficiency.scaled(100))
-    ]
-    if measured:
+    if measured := marks_of(_measured(run, predictions, first), "efficiency", _percent, 100.0):
         name = f"measured, {link_name(link)}" if link else "measured"
-        drawn.append(Line(name, LOOKS["single"] | {"linestyle": ""}, tuple(measured)))
+        drawn.append(Line(name, LOOKS["single"] | {"linestyle": ""}, measured))
     return over_devices(
         drawn,
         ideal={1.0: 100.0, most: 100.0},
@@ -81,9 +77,12 @@ def _figure(run: RunData, predictions: Predictions, lines: Sequence[Sequence[Pre
     )
 
 
+_percent = partial(with_interval, unit="%")
+
+
 def _mark(p: Prediction) -> Mark:
     share = p.efficiency.scaled(100)
-    return Mark(x=p.num_devices, **asdict(share), written=with_interval(share, "%"))
+    return Mark(x=p.num_devices, **asdict(share), written=_percent(share))
 
 
 def _measured(run: RunData, predictions: Predictions, p: Prediction) -> list[CaseResult]:

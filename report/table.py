@@ -72,14 +72,19 @@ def table(
     `best` is the id of the case that stands out.
     """
     values = [i for i, column in enumerate(columns) if column not in (*NAME, *NAME_IN_PARTS)]
-    found = {case.case_id: tuple(column.cell(case) for column in columns) for case in cases}
-    found = {case_id: row for case_id, row in found.items() if any(row[i] for i in values)}
+    found = [(case, tuple(column.cell(case) for column in columns)) for case in cases]
+    found = [(case, row) for case, row in found if any(row[i] for i in values)]
     if not found:
         return None
-    kept = [i for i in range(len(columns)) if any(row[i] for row in found.values())]
-    rows = tuple(tuple(row[i] for i in kept) for row in found.values())
-    place = [*found].index(best) if best in found else None
-    return Table(title, note, tuple(columns[i].heading for i in kept), rows, best=place)
+    kept = [i for i in range(len(columns)) if any(row[i] for _, row in found)]
+    return Table(
+        title,
+        note,
+        tuple(columns[i].heading for i in kept),
+        tuple(tuple(row[i] for i in kept) for _, row in found),
+        names=tuple(case_label(case) for case, _ in found),
+        best=next((i for i, (case, _) in enumerate(found) if case.case_id == best), None),
+    )
 
 
 def words(name: str, cell: Callable[[CaseResult], str], kind: str = "", drop: int = 0) -> Column:
@@ -112,7 +117,7 @@ def _mode(case: CaseResult) -> str:
 _WORKLOAD = words("Workload", lambda case: case.text("workload"))
 NAME = (words("Case", case_label), _WORKLOAD)
 NAME_IN_PARTS = (
-    words("Case", _mode),
+    words("Case", _mode, "short"),
     _WORKLOAD,
     words("Devices", lambda case: f"{case.num_devices}", "number"),
     words("Cap (MiB)", lambda case: case.setting("bucket_cap_mb") * (case.mode == "ddp"), "number"),

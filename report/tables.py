@@ -70,7 +70,7 @@ def tables(
 
 
 def results(cases: Sequence[CaseResult], best: str = "") -> Table | None:
-    """Tabulate the measured cases, those with devices of their own where any have; `best` is the id of one."""
+    """Tabulate the measured cases, those with own devices where any have; `best` is the id of one."""
     every = named(workloads(cases))
     own = sorted(unshared(every), key=lambda case: case.is_stand_in)
     folded = len(every) - len(own)

@@ -30,20 +30,16 @@ MOST_NAMED = 2
 """Cases in one sentence."""
 
 _COLUMNS = (
-    *(Heading(name) for name in ("Case", "Metric")),
-    *(Heading(name, "number", drop=1) for name in ("Baseline", "Candidate")),
+    *(Heading("Case"), Heading("Metric")),
+    *(Heading("Baseline", "number", drop=1), Heading("Candidate", "number", drop=1)),
     *(Heading("Change", "number"), Heading("Verdict")),
 )
 
-_STATES: dict[Verdict, str] = {
-    "regressed": "found",
-    "improved": "found",
-    "allowed": "equal",
-}
+_STATES: dict[Verdict, str] = {"regressed": "found", "improved": "found", "allowed": "equal"}
 
 
 def outline(gate: Gate) -> Page:
-    """What terminal and page show: what was decided, what to read before and after the table, what to do."""
+    """Make the page of a gate without its figures: the decision, the table, how to read it, what to do."""
     step = decides(gate)
     rows = tuple(map(cells, gate.shown))
     return Page(

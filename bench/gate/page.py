@@ -31,7 +31,7 @@ def markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
 
 
 def page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
-    """The page of both: the outline, changes drawn, all numbers, how both ran."""
+    """Make the page of a gate: its outline, changes drawn, all numbers, how both sides ran."""
     sides = {"Baseline": baseline, "Candidate": candidate}
     return replace(
         outline(gate),

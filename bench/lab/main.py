@@ -23,8 +23,8 @@ from typing import IO, NoReturn, TypeVar
 from ..common.cli import Parser, command, guarded
 from ..common.errors import UsageError
 from ..common.process import POLL_S, allowed_cores, ended, huge_pages_env, own_command
+from ..common.values import positive_int
 from ..machine.gpus import gpus
-from ..plan.values import positive_int
 from . import network
 from .job import HostJob, host_environment, job_exit_code, resolved, torchrun_environment
 from .network import ShapedLink, host_name, parse_rate

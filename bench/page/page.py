@@ -24,7 +24,7 @@ Cell = str | tuple[Link, ...]
 
 
 class Heading(NamedTuple):
-    """The head of a column; `kind` is empty, `number` (to the right), `long` (in lines) or `links`."""
+    """The head of a column; `kind` is empty, `number` (right), `short`, `long` (in lines) or `links`."""
 
     name: str
     kind: str = ""
@@ -46,6 +46,8 @@ class Table:
     columns: tuple[Heading, ...]
     rows: tuple[tuple[Cell, ...], ...]
     below: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """The whole name of each row, where its first cell is a part of it: what the page's filter reads."""
     best: int | None = None
     """The row that stands out on a terminal."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..common.text import markdown as escaped
 from . import drawing
-from .page import Cell, Figure, Page, Section, Table
+from .page import Cell, Page, Section
 
 _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 """By path: a name of ours may be a package of the user's by now."""
@@ -42,25 +42,22 @@ def explained(page: Page) -> Page:
     def meanings(terms: Iterable[str]) -> list[str]:
         return [f"{term}: {left.pop(term)}." for term in dict.fromkeys(terms) if term in left]
 
-    def drawn(found: Sequence[Figure]) -> list[Figure]:
-        return [replace(one, note=" ".join(filter(None, (*meanings(one.terms), one.note)))) for one in found]
-
-    def told(found: Sequence[Table]) -> list[Table]:
-        return [
-            replace(one, below=(*meanings(column.term for column in one.columns), *one.below))
-            for one in found
+    def told(found: Section) -> Section:
+        figures = [
+            replace(one, note=" ".join(filter(None, (*meanings(one.terms), one.note))))
+            for one in found.figures
         ]
+        tables = [
+            replace(one, below=(*meanings(column.term for column in one.columns), *one.below))
+            for one in found.tables
+        ]
+        return replace(found, figures=figures, tables=tables)
 
-    def both(found: Sequence[Section]) -> list[Section]:
-        return [replace(one, figures=drawn(one.figures), tables=told(one.tables)) for one in found]
-
-    return replace(
-        page,
-        figures=drawn(page.figures),
-        sections=both(page.sections),
-        tables=told(page.tables),
-        folds=both(page.folds),
-    )
+    first = told(Section("", "", figures=page.figures))
+    sections = [told(one) for one in page.sections]
+    numbers = told(Section("", "", tables=page.tables))
+    folds = [told(one) for one in page.folds]
+    return replace(page, figures=first.figures, sections=sections, tables=numbers.tables, folds=folds)
 
 
 def _environment(*, html: bool) -> Environment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.cells import cell_len
@@ -37,18 +37,21 @@ def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None
     after = [(f"trust: {claim}", worth) for claim, worth in page.trust.items()]
     after += [("next", page.following.why)] if page.following else []
     answers = [(card.title, card.sentence) for card in page.cards]
-    labels = max([LABEL_WIDTH, *(cell_len(visible(label)) + 1 for label, _ in (*answers, *after))])
-    _print(page.heading, page.status, *([" · ".join(page.subtitle)] if page.subtitle else []))
-    _print(*page.warnings)
-    _print(*(_filled(f"{visible(label):<{labels}}", said, text_width) for label, said in answers), gap=True)
-    for table in page.tables:
+    labels = max([LABEL_WIDTH, *(len(visible(label)) + 2 for label, _ in (*answers, *after))])
+
+    def labelled(found: Iterable[tuple[str, str]]) -> list[str]:
+        return [_filled(f"{visible(label):<{labels}}", said, text_width) for label, said in found]
+
+    head = page.heading, page.status, _filled("", " · ".join(page.subtitle), text_width), *page.warnings
+    _print(*head)
+    _print(*labelled(answers), gap=any(head))
+    for i, table in enumerate(page.tables):
+        _print(table.title, gap=any(head) or bool(answers) or i > 0)
         _show_table(page, table, width, text_width)
     _print(page.intervals if page.tables else "")
     _print(*(_filled("- ", note, text_width) for note in page.notes), gap=True)
-    _print(*(_filled(f"{visible(label):<{labels}}", said, text_width) for label, said in after), gap=True)
-    _print(
-        f"  {page.following.command}" if page.following else "", f"{'report':<{labels}}{place}" * bool(place)
-    )
+    command = f"  {page.following.command}" if page.following else ""
+    _print(*labelled(after), command, f"{'report':<{labels}}{place}" if place else "", gap=True)
 
 
 def _print(*lines: str, gap: bool = False) -> None:
@@ -71,7 +74,6 @@ def _filled(label: str, said: str, width: int) -> str:
 
 
 def _show_table(page: Page, table: Table, width: int, text_width: int) -> None:
-    _print(table.title, gap=True)
     if any(column.kind == "long" for column in table.columns):  # no line is too long where each is a text
         _print(*(": ".join(filter(None, map(_text, row))) for row in table.rows))
         return

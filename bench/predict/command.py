@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..common import values
 from ..common.errors import ExitCode, UsageError
 from ..page import terminal
-from ..plan import values
 from ..plan.buckets import bucket_caps
 from ..plan.case import HALF_HOOKS
 from ..plan.settings import Settings

@@ -41,7 +41,7 @@ class Predictions:
     def to_json(self) -> str:
         """Write the text of `predictions.json`. What is not known is null."""
         errors = [asdict(case) | {"error_pct": case.error_pct} for case in self.validation]
-        answers = {"answers": [f"{of}: {said}" for of, said in self.answers()]}
+        answers = {"answers": [f"On {of}: {said}" for of, said in self.answers()]}
         return to_json({"schema_version": VERSION, **answers, **asdict(self), "validation": errors})
 
     @classmethod
@@ -77,7 +77,7 @@ class Predictions:
             if below is not None:
                 at = plural(below.num_devices, noun)
                 found += f"; of what was asked, efficiency is first below {LEAST_EFFICIENCY:.0%} on {at}"
-            said.append((f"On {last.network}, bucket cap {cap_label(last.bucket_cap_mb)}", f"{found}."))
+            said.append((f"{last.network}, bucket cap {cap_label(last.bucket_cap_mb)}", f"{found}."))
         return said
 
     def tables(self) -> list[Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shutil import get_terminal_size
 from typing import Any
 
 from ...report.tables import results
@@ -155,7 +156,7 @@ class Rounds(CaseRunner):
         if look or self.elapsed_s() - self._written_s >= WRITE_EVERY_S:
             measured = results(case_results(self.recorder.write()))
             if measured is not None:
-                self.console.table(grid(measured, self.console.width))
+                self.console.table(grid(measured, get_terminal_size().columns))
             self._written_s = self.elapsed_s()
         # The two sides of a gate are compared within rounds: both have to measure every case in each.
         if look and not self.settings.race and interleaved_id() is None:

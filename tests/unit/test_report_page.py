@@ -14,15 +14,19 @@ from report_runs import Drawn, case, communicating, dashed, drawn, paper_like, r
 from rich.cells import cell_len
 from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.page import Link
 from ddp_bench.bench.page.render import explained
 from ddp_bench.bench.results.case_result import case_results, text
 from ddp_bench.bench.results.store import failure_file
+from ddp_bench.report import page as run_page
+from ddp_bench.report import summary as run_summary
 from ddp_bench.report.cases import DENSE_PEAKS, with_rates
 from ddp_bench.report.conditions import status
 from ddp_bench.report.page import Files, cards, page
+from ddp_bench.report.summary import summary_of
 from ddp_bench.report.table import TERMS
 from ddp_bench.report.tables import results
 
@@ -74,7 +78,7 @@ def test_one_round_shows_the_estimate_without_an_interval():
     gone = {f"{name}_{end}": None for name in ("images_per_s", "speedup") for end in ("low", "high")}
     shown = page(run([case("single", 1, 100.0), case("ddp", 2, 150.0, **gone)]))
     assert drawn(shown.figures[0])["DDP"] == [Drawn(2.0, 1.5)]
-    assert column(shown.tables[0], "Throughput (images/s)")[1] == "150.0"
+    assert column(shown.tables[0], "Throughput (images/s)")[1] == "150"
 
 
 def test_figures_compare_modes_at_default_settings_only():
@@ -259,11 +263,22 @@ def test_a_narrow_terminal_drops_columns_and_never_rows(path, width, capsys):
         assert not gone
 
 
+def test_a_run_that_was_concluded_is_not_concluded_again(monkeypatch):
+    """Terminal, page, Markdown and JSON of a run's end say the same, whatever lies beside it by then."""
+    found = run([case("single", 1, 100.0), case("ddp", 2, 150.0)])
+    conclusion = conclude_run(found)
+    for module in (run_page, run_summary):
+        monkeypatch.setattr(module, "conclude_run", None)
+    shown, said = page(found, conclusion=conclusion), summary_of(found, conclusion)
+    assert [card.sentence for card in shown.cards] == [one["sentence"] for one in said["answers"]] != []
+    assert [*shown.notes, *shown.background] == said["findings"]
+
+
 def test_a_long_name_is_no_reason_to_wrap_it(capsys):
     rows = [case("single", 1, 100.0), case("ddp", 2, 150.0, **dict.fromkeys(LONG, True))]
     terminal.show(page(run(rows)), piped_width=40)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("DDP, ")]
-    assert dashed("150.0 (148.5--151.5)") in line
+    assert dashed("150 (148--152)") in line
 
 
 LONG = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
