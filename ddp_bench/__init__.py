@@ -6,14 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_bench.bench.api import Run, compare, load_run
+    from ddp_bench.api import Run, compare, load_run
     from ddp_bench.bench.watch.launch import watch
     from ddp_bench.models.workload import Batch, Workload
 
 __all__ = ["Batch", "Run", "Workload", "compare", "load_run", "watch"]
 
 _MODULES = {
-    **dict.fromkeys(("Run", "compare", "load_run"), "ddp_bench.bench.api"),
+    **dict.fromkeys(("Run", "compare", "load_run"), "ddp_bench.api"),
     **dict.fromkeys(("Batch", "Workload"), "ddp_bench.models.workload"),
     "watch": "ddp_bench.bench.watch.launch",
 }

@@ -71,15 +71,15 @@ def run(arguments: list[str]) -> NoReturn:
 
 def main_of(name: str) -> Callable[[list[str]], int]:
     """What runs the command `name`, of its arguments: `main` of a module of its own."""
-    module = {"report": "report.main", "tune": "bench.tune"}.get(name, f"bench.{name}.main")
+    module = {"report": "report.main", "tune": "bench.run.tune"}.get(name, f"bench.{name}.main")
     return cast("Callable[[list[str]], int]", importlib.import_module(f"ddp_bench.{module}").main)
 
 
 def _without_command(arguments: list[str]) -> int:
     from ddp_bench.bench.common.cli import Parser, command
     from ddp_bench.bench.common.errors import ExitCode, UsageError
+    from ddp_bench.bench.common.values import did_you_mean
     from ddp_bench.bench.machine.host import version_of
-    from ddp_bench.bench.plan.values import did_you_mean
 
     parser = Parser(
         prog=command(),

@@ -14,7 +14,6 @@ from ..bench.plan.case import wire_share
 from ..bench.plan.case_settings import DDP_DEFAULTS, STEP_DEFAULTS
 from ..bench.results.aggregate import bus_gb
 from ..bench.results.case_result import CaseResult
-from ..bench.stats.interval import Interval
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data")
@@ -72,6 +71,12 @@ def workloads(cases: Sequence[CaseResult]) -> list[WorkloadCases]:
     return made
 
 
+def named(measured: Sequence[WorkloadCases]) -> list[CaseResult]:
+    """Return the cases of all workloads; where there are several, a column `workload` names theirs."""
+    several = len(measured) > 1
+    return [with_cells(case, workload=w.name if several else "") for w in measured for case in w.cases]
+
+
 def _batch(case: CaseResult) -> float | None:
     """Samples per device and step; under strong scaling in all."""
     batch = case.batch_per_device
@@ -110,9 +115,9 @@ def headline_count(cases: Sequence[CaseResult]) -> int | None:
 
 
 def with_rates(case: CaseResult, manifest: Manifest) -> CaseResult:
-    """Add rates with intervals, arithmetic being that of a device.
+    """Add rates with intervals: arithmetic of a device, and bus bandwidth of the buckets in 10^9 bytes/s.
 
-    The manifest has the forward FLOPs of a sample.
+    The manifest has the forward FLOPs of a sample. The bandwidth is as nccl-tests defines it.
     """
     found: dict[str, float] = {}
     flops, rate = manifest.model.forward_flops_per_image, case.images_per_s
@@ -121,21 +126,14 @@ def with_rates(case: CaseResult, manifest: Manifest) -> CaseResult:
         found |= achieved.columns("tflop_per_s")
         if peak := DENSE_PEAKS.get(case.device_name, {}).get(case.precision):
             found |= achieved.scaled(100 / peak).columns("mfu_pct")
-    if (bus := _bus_gb_per_s(case)) is not None:
-        found |= bus.columns("bus_gb_per_s")
+    alone, layout = case.comm_ms, BucketLayout.of_cell(case.bucket_bytes)
+    buffers_ms = case.buffers_ms.estimate if case.buffers_ms else 0.0
+    if alone and layout and case.num_devices and alone.estimate > buffers_ms:
+        sent_gb = bus_gb(wire_share(case.text("comm_hook")) * sum(layout.num_bytes), case.num_devices)
+        found |= alone.plus(-buffers_ms).inverted(1000 * sent_gb).columns("bus_gb_per_s")
     return with_cells(case, **found)
 
 
 def with_cells(case: CaseResult, **cells: Any) -> CaseResult:
     """Add what a table shows beside the columns of cases.csv."""
     return replace(case, cells={**case.cells, **cells})
-
-
-def _bus_gb_per_s(case: CaseResult) -> Interval | None:
-    """Return the bus bandwidth of a case's buckets alone in 10^9 bytes/s, as nccl-tests defines it."""
-    alone, layout = case.comm_ms, BucketLayout.of_cell(case.bucket_bytes)
-    buffers_ms = case.buffers_ms.estimate if case.buffers_ms else 0.0
-    if alone is None or layout is None or not case.num_devices or not alone.estimate > buffers_ms:
-        return None
-    sent = wire_share(case.text("comm_hook")) * sum(layout.num_bytes)
-    return alone.plus(-buffers_ms).inverted(1000 * bus_gb(sent, case.num_devices))

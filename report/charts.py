@@ -1,4 +1,4 @@
-"""Charts of lines over places: speed-up over devices, and rounds over time.
+"""Charts of a run's cases: speed-up over devices, ratios to DDP's default, and rounds over time.
 
 A chart of a run's cases is None where there is nothing to draw.
 """
@@ -6,25 +6,21 @@ A chart of a run's cases is None where there is nothing to draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from matplotlib.figure import Figure as Canvas
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 
 from ..bench.common.numbers import TIMES, plural, quantity, ratio
+from ..bench.findings.answers import headline
 from ..bench.findings.stability import pace
 from ..bench.findings.wording import case_label, settings_label, short_mode
+from ..bench.page.charts import Line, Mark, Ratio, bare, chart, counts, forest, over_devices
+from ..bench.page.drawing import LOOKS
+from ..bench.page.page import Figure
 from ..bench.results.aggregate import images_per_s_by_round, units_per_step
 from ..bench.results.case_result import CaseResult
+from ..bench.results.comparisons import Comparison, band, default_of, over_default
 from ..bench.results.round_times import RoundTimes
-from ..bench.stats.interval import Interval
 from .cases import WorkloadCases, by_mode, headline_count
-from .drawing import LOOKS, Figure, legend, mark_look, printable, tag
-
-_LOG_FROM = 16
-"""Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
 
 _FEWEST_ROUNDS = 3
 
@@ -34,32 +30,17 @@ _SCALING = {
 }
 
 
-class Mark(NamedTuple):
-    """A value at a place; `tip` is shown to who points at it."""
-
-    x: float
-    value: Interval
-    tip: str = ""
-
-
-class Line(NamedTuple):
-    """Marks of one kind in one of `LOOKS`; `band` draws their intervals as an area along the line."""
-
-    label: str
-    look: Mapping[str, Any]
-    marks: tuple[Mark, ...]
-    band: bool = False
-
-
-def bare(places: Mapping[float, float]) -> tuple[Mark, ...]:
-    """Make marks of numbers whose intervals are not known."""
-    return tuple(Mark(x, Interval(y, math.nan, math.nan)) for x, y in sorted(places.items()))
-
-
-def mark(case: CaseResult, value: Interval, written: str) -> Mark:
-    """Make a mark at the case's number of devices, over which case, value and rounds are shown."""
-    rounds = plural(case.num_rounds, "round") if case.num_rounds else ""
-    return Mark(case.num_devices, value, " · ".join(filter(None, (case_label(case), written, rounds))))
+def marks_of(
+    cases: Iterable[CaseResult], column: str, write: Callable[..., str], factor: float = 1.0
+) -> tuple[Mark, ...]:
+    """Make a mark at each case's number of devices, over which case, value and rounds are shown."""
+    made = []
+    for case in cases:
+        if found := case.interval(column):
+            value, rounds = found.scaled(factor), plural(case.num_rounds, "round") if case.num_rounds else ""
+            tip = " · ".join(filter(None, (case_label(case), write(value), rounds)))
+            made.append(Mark(x=case.num_devices, **asdict(value), written=write(value), tip=tip))
+    return tuple(made)
 
 
 def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
@@ -68,21 +49,20 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     lines = []
     for mode in ("single", "dp", "ddp"):
         cases = by_mode(ranked, mode)
-        marks = tuple(mark(case, case.speedup, ratio(case.speedup)) for case in cases if case.speedup)
-        if marks:
+        if marks := marks_of(cases, "speedup", ratio):
             lines.append(Line(_line_name(cases[0]), LOOKS[mode], marks))
-    counts = _counts(lines)
-    if len(counts) < 2:
+    places = counts(lines)
+    if len(places) < 2:
         return None
-    most, how = counts[-1], workload.cases[0].scaling
-    ends = [(line.label, found.value) for line in lines for found in line.marks if found.x == most]
-    ends.sort(key=lambda end: -end[1].estimate)
-    said = "; ".join(f"{label} {ratio(value)}" for label, value in ends)
+    most, how = places[-1], workload.cases[0].scaling
+    ends = [(found, line.label) for line in lines for found in line.marks if found.x == most]
+    ends.sort(key=lambda end: -end[0].estimate)
+    said = "; ".join(f"{label} {found.written}" for found, label in ends)
     not_drawn = "DP's stand-in is not drawn: its speed says nothing of DP."
     stands_in = any(case.is_stand_in for case in workload.cases)
     return over_devices(
         lines,
-        ideal={float(n): float(n) for n in counts},
+        ideal={float(n): float(n) for n in places},
         log="xy",
         x_label=f"devices ({workload.device}s), {how} scaling",
         y_label=f"speed-up ({TIMES})",
@@ -100,15 +80,41 @@ def _line_name(case: CaseResult) -> str:
     return ", ".join(filter(None, (short_mode(case), unusual)))
 
 
-def _counts(lines: Iterable[Line]) -> list[float]:
-    return sorted({found.x for line in lines for found in line.marks})
-
-
-def over_devices(lines: Sequence[Line], *, ideal: Mapping[float, float], log: str, **words: Any) -> Figure:
-    """Draw lines over device counts and an ideal one; of many counts the axes in `log` are logarithmic."""
-    drawn = [*lines, Line("ideal", LOOKS["ideal"], bare(ideal))]
-    counts = _counts(drawn)
-    return chart(drawn, ticks=counts, log=log if counts[-1] > _LOG_FROM else "", **words)
+def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
+    """Draw every case of the headline count over DDP's default there, fastest first, and what is equal."""
+    cases = headline(workload.cases)
+    default = default_of(cases)
+    found = over_default(comparisons, cases)
+    ratios = [
+        Ratio(
+            name=", ".join(filter(None, (short_mode(case), settings_label(case)))),
+            case=case_label(case),
+            **asdict(found[case.case_id]),
+            written=ratio(found[case.case_id]),
+            look=case.mode if case.mode in ("dp", "ddp") else "other",
+        )
+        for case in cases
+        if case.case_id in found and case is not default
+    ]
+    if default is None or not ratios:
+        return None
+    ratios.sort(key=lambda one: -one.estimate)
+    margin = comparisons[0].margin
+    here = settings_label(default)
+    count, first = plural(default.num_devices, workload.device), ratios[0]
+    compared = f"{first.name} is {first.written} as fast as DDP's default."
+    return forest(
+        ratios,
+        band(margin),
+        key=f"{key}-forest",
+        title="Against DDP's default",
+        caption=f"On {count} "
+        + (compared if math.isfinite(first.low) else "there are too few rounds to compare."),
+        note="Right of the line is faster; a bar within the shaded band counts as equal, by the margin of "
+        f"{100 * margin:g}%." + ("" if here == "cap default" else f" Default here: {here or 'defaults'}."),
+        terms=("Against DDP's default", "Cap"),
+        x_label=f"throughput over DDP's default on {count}",
+    )
 
 
 def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | None:
@@ -144,60 +150,3 @@ def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | N
         note="A level line is good. A slope is a machine that warms up or throttles, a dip of all modes "
         "another program. Ratios are formed within rounds, so what all modes share cancels in them.",
     )
-
-
-def chart(
-    lines: Sequence[Line],
-    *,
-    x_label: str,
-    y_label: str,
-    ticks: Sequence[float] = (),
-    log: str = "",
-    **words: Any,
-) -> Figure:
-    """Draw lines, at `ticks` if any; axes in `log` are logarithmic, all others begin at zero.
-
-    `words` are those of a figure.
-    """
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        axes.set_title(printable(y_label), pad=8)
-        axes.margins(x=0.1)
-        if "x" in log:
-            axes.set_xscale("log", base=2)
-        if "y" in log:
-            axes.set_yscale("log", base=2)
-        _draw_lines(axes, lines)
-        axes.set_xlabel(printable(x_label))
-        if ticks:
-            axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
-        if "y" not in log:
-            axes.set_ylim(bottom=0)
-            axes.locator_params(axis="y", nbins=5)
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.minorticks_off()
-        handles = [Line2D([], [], label=printable(line.label), linewidth=1.5, **line.look) for line in lines]
-        legend(canvas, handles, handlelength=2.4)
-
-    return Figure(height_pt=285, draw=draw, **words)
-
-
-def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
-    """Draw lines, and marks with their intervals."""
-    for line in lines:
-        look, series, colour = line.look, {"gid": tag(series=line.label)}, line.look["color"]
-        at, values = [found.x for found in line.marks], [found.value.estimate for found in line.marks]
-        how = {"linestyle": look["linestyle"], "linewidth": 1.5, "color": colour, "label": line.label}
-        axes.plot(at, values, **how, **series)
-        if line.band:
-            areas = [(found.x, found.value.low, found.value.high) for found in line.marks]
-            axes.fill_between(*zip(*areas, strict=True), color=colour, alpha=0.18, linewidth=0, **series)
-        for x, value, tip in line.marks if look["marker"] else ():
-            named = {"gid": tag(tip, line.label)}
-            if not line.band and value.low < value.high:
-                bar = {"marker": "_", "markersize": 7, "linewidth": 1.3, "color": colour}
-                axes.plot([x, x], [value.low, value.high], **bar, **named)
-            axes.plot([x], [value.estimate], label=line.label, **mark_look(look), **named)

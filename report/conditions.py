@@ -8,18 +8,19 @@ from typing import Any
 
 import msgspec
 
-from ..bench.common.numbers import about, count, duration, plain, plural, quantity, singular
+from ..bench.common.numbers import about, count, duration, mib, plain, plural, quantity, singular
 from ..bench.findings.answers import headline
 from ..bench.findings.cautions import said_load
 from ..bench.findings.verdicts import Verdict
 from ..bench.findings.wording import device_noun, link_name, samples_noun, stand_ins
 from ..bench.machine.conditions import NONE, UNKNOWN, conditions_of
 from ..bench.machine.manifest import Manifest, WorkloadCode
+from ..bench.page.page import Heading, Table
+from ..bench.plan.buckets import BucketLayout
 from ..bench.plan.settings import IMAGES, as_text
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
 from .cases import WorkloadCases
-from .table import Heading, Table
 
 _MOST_HOSTS = 4
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
@@ -67,13 +68,15 @@ def status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[V
         said = "answered" if every else f"{answered} of {plural(len(verdicts), 'question')} answered"
     rounds = max((case.num_rounds for case in ok), default=0)
     took = manifest.timing.measuring_s
-    interrupted = why == "interrupted"
+    timed, interrupted = manifest.timing.timed_share_pct, why == "interrupted"
+    share = "" if timed is None else f", {timed:.0f}% of it timed steps"
     parts = (
         f"Interrupted, {said}" if interrupted else f"{said[:1].upper()}{said[1:]}",
         f"{len(ok):,d} of {plural(len(cases), 'case')} measured",
         f"{num_skipped:,d} skipped" if num_skipped else "",
         plural(rounds, "round") if rounds else "",
-        f"{about(took)} of measuring" if took else "",
+        f"{about(took)} of measuring{share}" if took else "",
+        f"{manifest.timing.startup_s:.0f} s of start-up" if manifest.timing.startup_s else "",
         f"ended: {why}" if why and not interrupted else "",
     )
     return " · ".join(part for part in parts if part)
@@ -90,9 +93,11 @@ def subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> lis
     hosts = list(dict.fromkeys(filter(None, (machine.host, *(rank.host for rank in manifest.ranks)))))
     more = f" and {plural(len(hosts) - _MOST_HOSTS, 'other')}" if len(hosts) > _MOST_HOSTS else ""
     torch = manifest.versions.get("torch") or max(case.torch_version for case in cases)
+    sent = BucketLayout.of_cell(next((case.bucket_bytes for case in cases if case.bucket_bytes), None))
     lab, moment = link(manifest, cases), manifest.created_utc or ""
     parts = (
         measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else "",
+        f"gradients of {mib(sum(sent.num_bytes))}" if sent else "",
         *named,
         *dict.fromkeys(f"backend {case.backend}" for case in cases if case.backend),
         f"torch {torch}" if torch else "",

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ..bench.common.numbers import TIMES, number, per_second, ratio
 from ..bench.findings.wording import case_name, unit_of_cases
+from ..bench.page.page import Section, Table
 from ..bench.plan.modes import COMPARATORS, COMPOSABLE, STAGED
 from ..bench.results.case_result import CaseResult, finite
 from .cases import WorkloadCases, by_mode, with_cells
-from .table import NAME, Section, Table, figures, table, words
+from .table import NAME, figures, table, words
 from .tables import SPEEDUP
 
 FORMS = {

@@ -47,7 +47,7 @@ def _parser() -> Parser:
 def _write(arguments: argparse.Namespace) -> str:
     # Pandas and scipy take a second to import, which --help does without.
     from ..bench.results.archive import is_archive
-    from .build import build, write_markdown
+    from .build import build
 
     run, out, predictions = arguments.run, arguments.out, arguments.predictions
     if arguments.others:
@@ -56,6 +56,6 @@ def _write(arguments: argparse.Namespace) -> str:
     if arguments.markdown:
         if predictions is not None:
             raise UsageError("--predictions are drawn; leave --markdown out")
-        return write_markdown(run, out)
+        return build(run, out, as_markdown=True)
     beside = run.with_suffix(".html") if is_archive(run) else run / "report.html"
-    return str(build(run, out or beside, predictions=predictions))
+    return build(run, out or beside, predictions=predictions)

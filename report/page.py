@@ -1,32 +1,28 @@
-"""Turns the rows of runs into everything that the page shows: final strings, figures and tables."""
+"""Makes the page of a run: final strings, figures and tables."""
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote
 
 from ..bench.common.text import visible
 from ..bench.findings.answers import headline
-from ..bench.findings.cautions import Caution
-from ..bench.findings.findings import conclude_run
-from ..bench.findings.next_step import NextStep, again
+from ..bench.findings.findings import Conclusion, conclude_run
+from ..bench.findings.next_step import again
 from ..bench.findings.verdicts import RESOLVED, Verdict
+from ..bench.page.page import Card, Figure, Link, Page, Section, Step
 from ..bench.predict.output import Predictions
 from ..bench.results.comparisons import EQUAL, FASTER, SLOWER
 from ..bench.results.store import FAILURES, RunData
 from . import charts, conditions, tables
-from .cases import with_cells, with_rates, workloads
-from .drawing import Figure
-from .forest import against_default
+from .cases import named, with_rates, workloads
 from .forms import forms
 from .predicted import predicted
 from .step import breakdown
-from .table import TERMS, Link, Section, Table
+from .table import TERMS
 
 _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 _STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
@@ -40,7 +36,7 @@ class Files:
     traces: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
     failures: Mapping[str, Link] = field(default_factory=dict)
     data: Link | None = None
-    """The numbers as CSV within the page."""
+    """The numbers as CSV, within the page."""
 
     @classmethod
     def of(cls, folder: Path, page_folder: Path | None) -> Files:
@@ -69,88 +65,24 @@ class Files:
         )
 
 
-def data_link(name: str, csv: bytes) -> Link:
-    """A link of a page that holds a file of its own, which a browser saves under `name`."""
-    return Link(name, f"data:text/csv;base64,{base64.b64encode(csv).decode()}")
-
-
-class Card(NamedTuple):
-    """One answer: `state` is `found`, `equal` or `open`, `label` names it in words, `paste` is code."""
-
-    title: str
-    state: str
-    label: str
-    sentence: str
-    paste: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """The whole page: `heading` names what was measured, `title` the run; what is not given is not shown."""
-
-    title: str
-    heading: str
-    status: str
-    subtitle: Sequence[str] = ()
-    command: str = ""
-    warnings: Sequence[str] = ()
-    cards: Sequence[Card] = ()
-    trust: Mapping[str, str] = field(default_factory=dict)
-    """What the answers are worth, by what they claim; empty where there are none."""
-    following: NextStep | None = None
-    cautions: Sequence[Caution] = ()
-    notes: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
-    sections: Sequence[Section] = ()
-    """What stands between the notes and the numbers."""
-    tables: Sequence[Table] = ()
-    folds: Sequence[Section] = ()
-    files: Files = field(default_factory=Files)
-    conditions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    intervals: str = ""
-    """What bars and numbers in parentheses are."""
-
-    def explained(self) -> Page:
-        """Say what each term of figures and tables means where it first appears, and nowhere else."""
-        said: set[str] = set()
-
-        def meanings(terms: Iterable[str]) -> list[str]:
-            new = [term for term in dict.fromkeys(terms) if term in TERMS and term not in said]
-            said.update(new)
-            return [f"{term}: {TERMS[term]}." for term in new]
-
-        def drawn(found: Sequence[Figure]) -> list[Figure]:
-            return [
-                replace(one, note=" ".join(filter(None, (*meanings(one.terms), one.note)))) for one in found
-            ]
-
-        def told(found: Sequence[Table]) -> list[Table]:
-            return [replace(one, below=(*meanings(one.terms), *one.below)) for one in found]
-
-        def both(found: Sequence[Section]) -> list[Section]:
-            return [replace(one, figures=drawn(one.figures), tables=told(one.tables)) for one in found]
-
-        return replace(
-            self,
-            figures=drawn(self.figures),
-            sections=both(self.sections),
-            tables=told(self.tables),
-            folds=both(self.folds),
-        )
-
-
-def page(run: RunData, files: Files | None = None, predictions: Predictions | None = None) -> Page:
+def page(
+    run: RunData,
+    files: Files | None = None,
+    predictions: Predictions | None = None,
+    conclusion: Conclusion | None = None,
+) -> Page:
     """Make the page of a run.
 
     Args:
         run: what was measured.
         files: what the page offers of the run's files.
         predictions: made of this run, to be drawn.
+        conclusion: of this run, where it was concluded before.
     """
     files = files or Files()
     title = run.manifest.name or run.path.name
     cases, manifest = run.results, run.manifest
-    conclusion, comparisons = conclude_run(run), run.compared
+    conclusion, comparisons = conclusion or conclude_run(run), run.compared
     measured = workloads(cases)
     figures: list[Figure] = []
     rounds: list[Figure] = []
@@ -160,24 +92,22 @@ def page(run: RunData, files: Files | None = None, predictions: Predictions | No
         key, suffix = f"w{i}", f": {workload.name}" if len(measured) > 1 else ""
         drawn = (
             charts.scaling(workload, key=key),
-            against_default(workload, comparisons, key=key),
+            charts.against_default(workload, comparisons, key=key),
             breakdown(workload, comparisons, key=key),
         )
         over_time = charts.drift(workload, run.times, key=key)
         for found, kept in ((drawn, figures), ((over_time,), rounds)):
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
-    shown = [
-        with_cells(with_rates(case, manifest), workload=w.name if len(measured) > 1 else "")
-        for w in measured
-        for case in w.cases
-    ]
-    results, *others = tables.tables(shown, files.traces, comparisons)
+    shown = [with_rates(case, manifest) for case in named(measured)]
+    results = tables.results(cases, conclusion.fastest_id)
+    others = tables.tables(shown, files.traces, comparisons)
     failed, places = tables.unmeasured(cases, files.failures), conditions.ranks(manifest)
     folds = (
         Section("more", "Rounds over time", figures=rounds),
         Section("all-tables", "More tables", tables=[one for one in (*others, places) if one is not None]),
     )
     sections = (forms(measured), predicted(run, predictions) if predictions else None)
+    following = conclusion.next_step
     return Page(
         title=title,
         heading=", ".join(
@@ -188,18 +118,21 @@ def page(run: RunData, files: Files | None = None, predictions: Predictions | No
         command=again(manifest),
         warnings=conditions.warnings(manifest, cases),
         cards=cards(conclusion.verdicts),
-        following=conclusion.next_step,
-        cautions=conclusion.cautions,
+        following=Step(following.why, following.command) if following else None,
+        cautions=[(caution.kind, caution.sentence) for caution in conclusion.cautions],
         trust=conclusion.trust.lines if conclusion.trust else {},
-        notes=(*conclusion.notes, *conclusion.background),
+        notes=conclusion.notes,
+        background=conclusion.background,
         intervals="In parentheses and as bars: 95% intervals." if shown else "",
         figures=figures,
         sections=[section for section in sections if section is not None],
         tables=[table for table in (results, failed) if table is not None],
         folds=[fold for fold in folds if fold.figures or fold.tables],
-        files=files,
+        files=files.tables,
+        data=files.data,
         conditions=conditions.conditions(manifest, cases),
-    ).explained()
+        terms=TERMS,
+    )
 
 
 def cards(verdicts: Iterable[Verdict]) -> list[Card]:

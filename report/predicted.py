@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 
 from ..bench.common.cli import command
 from ..bench.common.numbers import plural, with_interval
 from ..bench.findings.wording import cap_label, device_noun, link_name
+from ..bench.page.charts import Line, Mark, over_devices
+from ..bench.page.drawing import LOOKS, MANY_LOOKS
+from ..bench.page.page import Figure, Section
 from ..bench.plan.case_settings import DDP_DEFAULTS
 from ..bench.predict.calibration import differences
-from ..bench.predict.output import WORDS, Predictions, Rows, table
+from ..bench.predict.output import Predictions
 from ..bench.predict.prediction import Prediction
 from ..bench.predict.runs import ddp_cases, identity
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
-from .charts import Line, Mark, mark, over_devices
-from .drawing import LOOKS, MANY_LOOKS, Figure
-from .table import Heading, Section, Table
-
-_ERROR = (
-    "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
-    "predicted over measured, less one."
-)
+from .charts import marks_of
 
 
 def predicted(run: RunData, predictions: Predictions) -> Section:
@@ -30,29 +27,20 @@ def predicted(run: RunData, predictions: Predictions) -> Section:
     lines = predictions.lines()
     notes = [
         f"Predicted by {command('predict')}, not measured: a simulation of one step, fed by a calibration.",
-        *predictions.answers(),
+        *(f"On {of}: {said}" for of, said in predictions.answers()),
     ]
     if len(lines) > len(MANY_LOOKS):
         notes.append(f"Of {len(lines)} lines the first {len(MANY_LOOKS)} are drawn.")
     unlike = [differences(predictions.identity, identity(run, case)) for case in ddp_cases(run)]
     if unlike and all(unlike):
         notes.append(f"The calibration is not of this run: {min(map('; '.join, unlike), key=len)}.")
-    figures, tables = [], []
+    figures, tables = [], predictions.tables()
     if lines:
         figures = [_figure(run, predictions, lines[: len(MANY_LOOKS)])]
-        rows = table([p for line in lines for p in line])
-        tables.append(_table("Predictions", "", rows, below=predictions.notes))
+        tables[0] = replace(tables[0], below=predictions.notes)
     else:
         notes += predictions.notes
-    if predictions.validation:
-        rows, said = predictions.errors()
-        tables.append(_table("Error of the predictions", _ERROR, rows, below=(said,)))
     return Section("predicted", "On hardware you do not have", notes, figures, tables)
-
-
-def _table(title: str, note: str, rows: Rows, *, below: Sequence[str]) -> Table:
-    columns = tuple(Heading(name.capitalize(), "" if name in WORDS else "number") for name in rows[0])
-    return Table(title, note, columns, tuple(tuple(row.values()) for row in rows), tuple(below))
 
 
 def _figure(run: RunData, predictions: Predictions, lines: Sequence[Sequence[Prediction]]) -> Figure:
@@ -64,21 +52,16 @@ def _figure(run: RunData, predictions: Predictions, lines: Sequence[Sequence[Pre
         Line(
             line[0].network + (f", bucket cap {cap_label(line[0].bucket_cap_mb)}" if several_caps else ""),
             look,
-            tuple(Mark(p.num_devices, p.efficiency.scaled(100)) for p in line),
+            tuple(map(_mark, line)),
             band=True,
         )
         for line, look in zip(lines, MANY_LOOKS, strict=False)
     ]
-    said = "; ".join(f"{line.label} {with_interval(line.marks[-1].value, '%')}" for line in drawn)
+    said = "; ".join(f"{line.label} {line.marks[-1].written}" for line in drawn)
     most = drawn[0].marks[-1].x
-    measured = [
-        mark(case, share, with_interval(share, "%"))
-        for case in _measured(run, predictions, first)
-        if (share := case.efficiency and case.efficiency.scaled(100))
-    ]
-    if measured:
+    if measured := marks_of(_measured(run, predictions, first), "efficiency", _percent, 100.0):
         name = f"measured, {link_name(link)}" if link else "measured"
-        drawn.append(Line(name, LOOKS["single"] | {"linestyle": ""}, tuple(measured)))
+        drawn.append(Line(name, LOOKS["single"] | {"linestyle": ""}, measured))
     return over_devices(
         drawn,
         ideal={1.0: 100.0, most: 100.0},
@@ -92,6 +75,14 @@ def _figure(run: RunData, predictions: Predictions, lines: Sequence[Sequence[Pre
         "run, over its own network.",
         terms=("Efficiency",),
     )
+
+
+_percent = partial(with_interval, unit="%")
+
+
+def _mark(p: Prediction) -> Mark:
+    share = p.efficiency.scaled(100)
+    return Mark(x=p.num_devices, **asdict(share), written=_percent(share))
 
 
 def _measured(run: RunData, predictions: Predictions, p: Prediction) -> list[CaseResult]:

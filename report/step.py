@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure as Canvas
-from matplotlib.patches import Patch
-
 from ..bench.common.numbers import quantity, with_interval
 from ..bench.findings.wording import case_label
+from ..bench.page.drawing import COLOURS, INK, PAPER, WIDTH_PT, legend, printable, read_across, tag
+from ..bench.page.page import Figure
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import FASTER, SLOWER, Comparison
 from .cases import WorkloadCases, by_mode, headline_count, unshared
-from .drawing import COLOURS, INK, PAPER, WIDTH_PT, Figure, legend, printable, read_across, tag
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
 REST = "rest of DP: loss, optimizer, batch"
@@ -88,7 +86,9 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
     seen = {name for bar in bars for name, ms in bar.parts.items() if ms >= _LEAST_VISIBLE * longest}
     labels = [label for label in _LOOKS if label in seen]
 
-    def draw(canvas: Canvas) -> None:
+    def draw(canvas: Any) -> None:
+        from matplotlib.patches import Patch
+
         axes = canvas.subplots()
         for place, bar in enumerate(bars):
             written = with_interval(bar.case.step_ms, "ms") or quantity(bar.total_ms, "ms", 2)

@@ -1,15 +1,14 @@
-"""What a table of the page is, columns over cases; a section of figures and tables; and what words mean."""
+"""Makes tables of cases, columns over rows of cases.csv; and what the words of the page mean."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..bench.common.numbers import TIMES, count, number, with_interval
-from ..bench.findings.wording import DEFAULT_CAP, case_label
+from ..bench.findings.wording import DEFAULT_CAP, case_label, settings_label, short_mode
+from ..bench.page.page import Cell, Heading, Table
 from ..bench.results.case_result import CaseResult
-from .drawing import Figure
 
 TERMS = {
     "Cap": f"MiB of gradients in a bucket, which DDP sends as one all-reduce. {DEFAULT_CAP}",
@@ -53,23 +52,6 @@ TERMS = {
 """What the words of figures and the headings of tables mean: said once, where each first stands."""
 
 
-class Link(NamedTuple):
-    """A file beside the page, or a place on it; empty where the page cannot lead there."""
-
-    label: str
-    href: str
-
-
-Cell = str | tuple[Link, ...]
-
-
-class Heading(NamedTuple):
-    """The head of a column; `kind` is empty, `number` (to the right), `long` (in lines) or `links`."""
-
-    name: str
-    kind: str = ""
-
-
 class Column(NamedTuple):
     """A column of a table of cases, and what stands in it of a case."""
 
@@ -77,59 +59,40 @@ class Column(NamedTuple):
     cell: Callable[[CaseResult], Cell]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A titled table; a missing value is an empty string. `below` explains what it holds."""
-
-    title: str
-    note: str
-    columns: tuple[Heading, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    below: tuple[str, ...] = ()
-
-    @property
-    def terms(self) -> list[str]:
-        """The headings without units, and what stands before a colon in them."""
-        return [column.name.partition(" (")[0].partition(":")[0] for column in self.columns]
-
-
-@dataclass(frozen=True)
-class Section:
-    """Figures and tables under a heading of their own."""
-
-    key: str
-    title: str
-    notes: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-
-
 def table(
     title: str,
     note: str,
     cases: Iterable[CaseResult],
-    columns: Iterable[Column],
+    columns: Sequence[Column],
     *,
-    below: Sequence[str] = (),
+    best: str = "",
 ) -> Table | None:
-    """Make a table without rows and columns that are blank but for names; None when nothing is left."""
-    columns = list(columns)
-    values = [i for i, column in enumerate(columns) if column not in NAME]
-    rows = [tuple(column.cell(case) for column in columns) for case in cases]
-    rows = [row for row in rows if any(row[i] for i in values)]
-    if not rows:
+    """Make a table without rows and columns that are blank but for names; None when nothing is left.
+
+    `best` is the id of the case that stands out.
+    """
+    values = [i for i, column in enumerate(columns) if column not in (*NAME, *NAME_IN_PARTS)]
+    found = [(case, tuple(column.cell(case) for column in columns)) for case in cases]
+    found = [(case, row) for case, row in found if any(row[i] for i in values)]
+    if not found:
         return None
-    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    headings = tuple(columns[i].heading for i in kept)
-    return Table(title, note, headings, tuple(tuple(row[i] for i in kept) for row in rows), tuple(below))
+    kept = [i for i in range(len(columns)) if any(row[i] for _, row in found)]
+    return Table(
+        title,
+        note,
+        tuple(columns[i].heading for i in kept),
+        tuple(tuple(row[i] for i in kept) for _, row in found),
+        names=tuple(case_label(case) for case, _ in found),
+        best=next((i for i, (case, _) in enumerate(found) if case.case_id == best), None),
+    )
 
 
-def words(name: str, cell: Callable[[CaseResult], str], kind: str = "") -> Column:
+def words(name: str, cell: Callable[[CaseResult], str], kind: str = "", drop: int = 0) -> Column:
     """Make a column of text."""
-    return Column(Heading(name, kind), cell)
+    return Column(Heading(name, kind, drop), cell)
 
 
-def figures(name: str, column: str, unit: str = "", factor: float = 1.0) -> Column:
+def figures(name: str, column: str, unit: str = "", factor: float = 1.0, drop: int = 0) -> Column:
     """Make a column of numbers with their intervals where known, its unit in the heading."""
 
     def cell(case: CaseResult) -> str:
@@ -138,12 +101,24 @@ def figures(name: str, column: str, unit: str = "", factor: float = 1.0) -> Colu
             return number(found.estimate * factor)
         return with_interval(found, "", factor)
 
-    return Column(Heading(f"{name} ({unit})" if unit else name, "number"), cell)
+    return words(f"{name} ({unit})" if unit else name, cell, "number", drop)
 
 
-def whole(name: str, column: str) -> Column:
+def whole(name: str, column: str, drop: int = 0) -> Column:
     """Make a column of counts."""
-    return words(name, lambda case: count(case.number(column)), "number")
+    return words(name, lambda case: count(case.number(column)), "number", drop)
 
 
-NAME = (words("Case", case_label), words("Workload", lambda case: case.text("workload")))
+def _mode(case: CaseResult) -> str:
+    parts = (short_mode(case), settings_label(case, with_cap=False), "shared" * case.oversubscribed)
+    return ", ".join(filter(None, parts))
+
+
+_WORKLOAD = words("Workload", lambda case: case.text("workload"))
+NAME = (words("Case", case_label), _WORKLOAD)
+NAME_IN_PARTS = (
+    words("Case", _mode, "short"),
+    _WORKLOAD,
+    words("Devices", lambda case: f"{case.num_devices}", "number"),
+    words("Cap (MiB)", lambda case: case.setting("bucket_cap_mb") * (case.mode == "ddp"), "number"),
+)

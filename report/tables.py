@@ -6,28 +6,32 @@ from collections.abc import Mapping, Sequence
 
 from ..bench.common.numbers import MIB, TIMES, number, per_second, plural, singular, with_interval
 from ..bench.findings.wording import hidden_percent, hidden_share, unit_of_cases
+from ..bench.page.page import Heading, Link, Table
 from ..bench.plan.buckets import BucketLayout
 from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import EXPOSED_COMM
 from ..bench.results.comparisons import Comparison, over_eager
 from ..bench.results.store import failure_file
-from .cases import unshared
-from .table import NAME, Column, Heading, Link, Table, figures, table, whole, words
+from .cases import named, unshared, workloads
+from .table import NAME, NAME_IN_PARTS, Column, figures, table, whole, words
 
 _ID = words("Id", lambda case: case.case_id)
-_ROUNDS = whole("Rounds", "num_rounds")
+_ROUNDS = whole("Rounds", "num_rounds", drop=8)
 
 
-def _ranked(column: Column) -> Column:
+def _ranked(column: Column, of_stand_in: str = "") -> Column:
     """The column without cases whose speed-up says nothing."""
-    return column._replace(cell=lambda case: column.cell(case) if case.is_ranked else "")
+    return column._replace(
+        cell=lambda case: column.cell(case) if case.is_ranked else of_stand_in * case.is_stand_in
+    )
 
 
-SPEEDUP = _ranked(figures("Speed-up", "speedup", TIMES))
-_EFFICIENCY = _ranked(figures("Efficiency", "efficiency", "%", 100.0))
-_EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
-_HIDDEN = words("Hidden (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number")
-_PEAK = figures("Peak memory", "peak_mem_mib", "MiB")
+SPEEDUP = _ranked(figures("Speed-up", "speedup", TIMES, drop=1), "not ranked")
+_EFFICIENCY = _ranked(figures("Efficiency", "efficiency", "%", 100.0, drop=3))
+_EXPOSED = figures("Exposed", EXPOSED_COMM, "ms", drop=2)
+_HIDDEN = words("Hidden (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number", 5)
+_PEAK = figures("Peak memory", "peak_mem_mib", "MiB", drop=7)
+_STEP = words("Step (ms)", lambda case: number(case.number("step_ms")), "number", 4)
 
 
 def _over_default(case: CaseResult) -> str:
@@ -38,13 +42,13 @@ def _over_default(case: CaseResult) -> str:
     return "1, the default" if is_reference else with_interval(found)
 
 
-_AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number")
+_AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number", 6)
 
 
 def tables(
     ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...]], comparisons: Sequence[Comparison]
 ) -> list[Table | None]:
-    """Make the tables of the measured cases, the results first; None for one that has nothing to show.
+    """Make the tables of the measured cases beside their results; None for one that has nothing to show.
 
     Args:
         ok: the cases; a column `workload` is blank where there is only one.
@@ -55,7 +59,6 @@ def tables(
     sizes = (whole("Buckets", "num_buckets"), words("Sizes in all-reduce order", _sizes))
     layouts = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
     return [
-        _results(ok),
         _every_column(ok, traces),
         _anatomy(ok),
         _communication([case for case in ddp if case.num_devices > 1]),
@@ -66,16 +69,19 @@ def tables(
     ]
 
 
-def _results(ok: Sequence[CaseResult]) -> Table | None:
-    own = unshared(ok)
-    folded = len(ok) - len(own)
-    per_s = per_second(unit_of_cases(ok))
-    ratios = _AGAINST, SPEEDUP, _EFFICIENCY
+def results(cases: Sequence[CaseResult], best: str = "") -> Table | None:
+    """Tabulate the measured cases, those with own devices where any have; `best` is the id of one."""
+    every = named(workloads(cases))
+    own = sorted(unshared(every), key=lambda case: case.is_stand_in)
+    folded = len(every) - len(own)
+    rate = figures("Throughput", "images_per_s", per_second(unit_of_cases(own)))
+    ratios = SPEEDUP, _EFFICIENCY, _EXPOSED, _HIDDEN, _AGAINST
     return table(
         "Results",
         f"{plural(folded, 'case')} on shared devices: see “Every column”." if folded else "",
         own,
-        (*NAME, figures("Throughput", "images_per_s", per_s), *ratios, _EXPOSED, _HIDDEN, _PEAK, _ROUNDS),
+        (*NAME_IN_PARTS, _STEP, rate, *ratios, _PEAK, _ROUNDS),
+        best=best,
     )
 
 

@@ -11,14 +11,15 @@ from matplotlib.patches import Patch
 from ..bench.common.numbers import quantity
 from ..bench.findings.watched import conclude_watch, write_ms
 from ..bench.machine.manifest import Watched, WatchedRank
+from ..bench.page.drawing import WIDTH_PT, legend, printable, read_across
+from ..bench.page.page import Card, Figure, Heading, Page, Section, Step, Table
 from ..bench.results.store import RunData
 from . import conditions, tables
 from .cases import workloads
 from .charts import drift
-from .drawing import WIDTH_PT, Figure, legend, printable, read_across
-from .page import Card, Files, Page, cards
+from .page import Files, cards
 from .step import EXPOSED, draw_bar, fill
-from .table import Heading, Section, Table
+from .table import TERMS
 
 _WAITS = "what a backward takes after its last bucket is ready: communication, and waiting for other ranks"
 _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
@@ -49,14 +50,17 @@ def watched_page(run: RunData, files: Files) -> Page:
         subtitle=conditions.subtitle(run, measured, "run"),
         cards=[*cards(found.run.verdicts), *late],
         trust=found.trust,
-        notes=[*found.notes, *([f"Next: {found.advice}"] if found.advice else [])],
+        following=Step(found.advice, "") if found.advice else None,
+        notes=found.notes,
         intervals="In parentheses: 95% intervals.",
         figures=[draw_ranks(watched.ranks)] if _shown(watched.ranks) else [],
         tables=[tabulate_ranks(watched.ranks)] if _shown(watched.ranks) else [],
         folds=[fold for fold in folds if fold.figures or fold.tables],
-        files=files,
+        files=files.tables,
+        data=files.data,
+        terms=TERMS,
         conditions={name: facts for name, facts in told.items() if name not in _HIDDEN_CONDITIONS},
-    ).explained()
+    )
 
 
 def _shown(ranks: Sequence[WatchedRank]) -> list[str]:

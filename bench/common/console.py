@@ -28,9 +28,9 @@ PIPED_WIDTH = 180
 """Columns of a table that is not on a terminal, where rich would wrap at 80: names of cases may be long."""
 
 
-def print_table(table: Table, width: int = PIPED_WIDTH) -> None:
-    """Print a table on stdout, `width` wide at most where that is no terminal."""
-    RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else width).print(table)
+def print_table(table: Table) -> None:
+    """Print a table on stdout, `PIPED_WIDTH` wide at most where that is no terminal."""
+    RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
 
 
 def format_s(seconds: float) -> str:

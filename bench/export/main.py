@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..common import cli
+from ..common import cli, values
 from ..common.errors import ExitCode, UsageError
-from ..plan import values
 
 FORMATS = "pytest-benchmark", "zip"
 

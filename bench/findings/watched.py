@@ -65,17 +65,6 @@ class WatchConclusion:
     """What to do first; empty without evidence."""
 
     @property
-    def lines(self) -> list[tuple[str, str]]:
-        """Label and text, answers first."""
-        return [
-            *((one.title, one.sentence) for one in self.run.verdicts),
-            *([("Straggler", self.straggler)] if self.straggler else []),
-            *(("", note) for note in self.notes),
-            *([("next", self.advice)] if self.advice else []),
-            *((f"trust: {claim}", said) for claim, said in self.trust.items()),
-        ]
-
-    @property
     def trust(self) -> dict[str, str]:
         """How far to trust the sizes; nothing is compared."""
         lines = self.run.trust.lines if self.run.trust else {}

@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..common import cli
+from ..common import cli, values
 from ..common.console import Annotation, show_on_github
 from ..common.errors import ExitCode, NotComparableError, NothingToCompareError, UsageError
 from ..common.text import markdown
-from ..plan import values
 from ..results.case_columns import GATED
 from ..results.store import write_output
 from . import output as gate_output

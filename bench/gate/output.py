@@ -1,24 +1,22 @@
-"""A gate in words: one sentence, what to read before and after the table, the table's cells; and JSON."""
+"""A gate in words: one sentence, what to read before and after the table, the table; and JSON."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from ..common.cli import speaker
-from ..common.console import Annotation, print_table
+from ..common.console import Annotation
 from ..common.errors import ExitCode
 from ..common.numbers import plural
 from ..common.text import listed, to_json, visible
 from ..findings.next_step import NextStep
 from ..findings.wording import CPU_STAND_IN
+from ..page import terminal
+from ..page.page import Card, Heading, Page, Step, Table
 from .compare import Gate
 from .decide import FAMILY_CONFIDENCE, INFORMING_CONFIDENCE, Word
-from .judge import Change, cells, said
+from .judge import VERDICTS, Change, Verdict, cells, said
 from .more import UNKNOWN_REF
 
 NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
@@ -30,16 +28,56 @@ _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 MOST_NAMED = 2
 """Cases in one sentence."""
 
-HEADINGS = ("case", "metric", *(NUMBERS := ("baseline", "candidate", "change")), "verdict")
+_COLUMNS = (
+    *(Heading("Case"), Heading("Metric")),
+    *(Heading("Baseline", "number", drop=1), Heading("Candidate", "number", drop=1)),
+    *(Heading("Change", "number"), Heading("Verdict")),
+)
+
+_STATES: dict[Verdict, str] = {
+    "regressed": "found",
+    "improved": "found",
+    "noted": "equal",
+    "allowed": "equal",
+}
 
 
-def table(gate: Gate) -> Table:
-    """The comparisons for rich, worst first: a line each in 100 columns, where a case has no long name."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in HEADINGS:
-        made.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=heading != "case")
-    for comparison in gate.shown:
-        made.add_row(*(Text(visible(cell)) for cell in cells(comparison)))
+def outline(gate: Gate) -> Page:
+    """Make the page of a gate without its figures: the decision, the table, how to read it, what to do."""
+    step = decides(gate)
+    rows = tuple(map(cells, gate.shown))
+    return Page(
+        title="",
+        status=verdict(gate),
+        warnings=conditions(gate),
+        cards=cards(gate),
+        following=Step(step.why, step.command) if step else None,
+        notes=notes(gate),
+        tables=[Table("Every comparison", "The worst first.", _COLUMNS, rows)] if rows else [],
+    )
+
+
+def cards(gate: Gate) -> list[Card]:
+    """A card for each metric, of its worst verdict."""
+    by_metric: dict[str, list[Change]] = {"throughput": []}  # comes first
+    for one in gate.shown:
+        by_metric.setdefault(one.column.label if one.column else "cases", []).append(one)
+    made = []
+    for label, found in by_metric.items():
+        if not found:
+            continue
+        worst = min((one.verdict for one in found), key=VERDICTS.index)
+        those = [one for one in found if one.verdict == worst]
+        if worst == "allowed":
+            sentence = f"No case is worse by more than {100 * (those[0].threshold or 0):g}%."
+        elif worst == "not comparable":
+            differing = ", ".join(d.name for d in gate.differences if d.blocking)
+            why = f"the runs differ in {differing}" if differing else those[0].reason
+            sentence = f"{why[:1].upper()}{why[1:]}."
+        else:
+            sentence = f"{named(those)[:1].upper()}{named(those)[1:]}."
+        title, state = f"{label[:1].upper()}{label[1:]}", _STATES.get(worst, "open")
+        made.append(Card(title, state, f"{worst[:1].upper()}{worst[1:]}", sentence))
     return made
 
 
@@ -194,21 +232,9 @@ def _launches(gate: Gate) -> list[str]:
     return [f"{turns}{looked}: intervals cover how launches differ, not days."]
 
 
-def sentence(step: NextStep) -> str:
-    """Why to run it, as what stands before the command."""
-    return f"{step.why[:1].upper()}{step.why[1:]}"
-
-
 def show(gate: Gate) -> None:
     """Print what was decided, what is to be read before any number, the table, and what to do next."""
-    for line in (verdict(gate), *conditions(gate)):
-        print(line)
-    if gate.comparisons:
-        print_table(table(gate))
-    for line in notes(gate):
-        print(line)
-    if step := decides(gate):
-        print(f"{sentence(step)}:\n  {step.command}")
+    terminal.show(outline(gate))
 
 
 def annotations_of(gate: Gate) -> list[Annotation]:

@@ -24,8 +24,8 @@ from ..common.cli import Parser, command, guarded
 from ..common.commands import resolve_command
 from ..common.errors import UsageError
 from ..common.process import POLL_S, allowed_cores, ended, huge_pages_env, own_command
+from ..common.values import positive_int
 from ..machine.gpus import gpus
-from ..plan.values import positive_int
 from . import network
 from .job import HostJob, host_environment, job_exit_code, torchrun_environment
 from .network import ShapedLink, host_name, parse_rate

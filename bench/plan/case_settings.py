@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeAlias
 
+from ..common.values import choice, csv, positive_int, switch
 from .buckets import PYTORCH_CAPS, Caps, bucket_caps
-from .values import choice, csv, positive_int, switch
 
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 MP_POLICIES = ("none", "bf16")

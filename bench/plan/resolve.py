@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import UsageError
+from ..common.values import did_you_mean, named
 from .case_settings import STEP_DEFAULTS
 from .modes import SPECS
 from .settings import (
@@ -24,7 +25,6 @@ from .settings import (
     options_of,
     stored_text,
 )
-from .values import did_you_mean, named
 
 MOST_TOML_BYTES = 2**20
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
 from ..common.errors import UsageError
+from ..common.values import choice, csv, duration_s, fraction, named, positive_int, switch, whole_number
 from .case_settings import MODE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, SWEPT, Value, option
 from .modes import MODES
-from .values import choice, csv, duration_s, fraction, named, positive_int, switch, whole_number
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 OWN_PRECISIONS = {"fp64": "fp64", "bf16": "pure bf16", "fp16": "pure fp16"}

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..common import values
 from ..common.errors import ExitCode, UsageError
-from ..plan import values
+from ..page import terminal
 from ..plan.buckets import bucket_caps
 from ..plan.case import HALF_HOOKS
 from ..plan.settings import Settings
@@ -66,7 +67,7 @@ def predicted(options: argparse.Namespace) -> int:
     if options.json:
         print(found.to_json())
     else:
-        output.show(found)
+        terminal.show(found.page())
     return ExitCode.OK
 
 

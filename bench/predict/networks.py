@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..common.errors import UsageError
-from ..plan.values import did_you_mean
+from ..common.values import did_you_mean
 from ..results.disk import MOST_JSON_BYTES, read_text
 from .allreduce import (
     AllReduceTimes,

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import TypeAlias
 
-from rich import box
-from rich.table import Table
-
-from ..common.console import print_table
 from ..common.numbers import per_second, plural, short, with_interval
-from ..common.text import to_json, visible
+from ..common.text import to_json
 from ..findings.wording import CPU_STAND_IN, cap_label, device_noun
+from ..page.page import Card, Heading, Page, Table
 from .calibration import Calibration, Identity, record_of
 from .prediction import OWN, Prediction, Scenario
 from .runs import HeldOut, error_sizes
-
-Rows: TypeAlias = list[dict[str, str]]
-"""A table's rows of text by column."""
 
 VERSION = 5
 
@@ -29,9 +22,11 @@ LEAST_EFFICIENCY = 0.8
 WIDE = 0.5
 """Half-width of an interval, as a share of the throughput, from which on that is said."""
 
-COMMON = {"network", "bucket cap", "link"}
-WORDS = {*COMMON, "case"}
-"""Columns that hold no numbers; the first three are left out where all rows have the same."""
+_NETWORK, _CAP, _LINK = map(Heading, ("Network", "Bucket cap", "Link"))
+_ERROR = (
+    "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
+    "predicted over measured, less one."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +41,7 @@ class Predictions:
     def to_json(self) -> str:
         """Write the text of `predictions.json`. What is not known is null."""
         errors = [asdict(case) | {"error_pct": case.error_pct} for case in self.validation]
-        answers = {"answers": self.answers()}
+        answers = {"answers": [f"On {of}: {said}" for of, said in self.answers()]}
         return to_json({"schema_version": VERSION, **answers, **asdict(self), "validation": errors})
 
     @classmethod
@@ -68,8 +63,8 @@ class Predictions:
             found.setdefault((p.network, p.bucket_cap_mb), []).append(p)
         return list(found.values())
 
-    def answers(self) -> list[str]:
-        """Say in a sentence each how far every line scales."""
+    def answers(self) -> list[tuple[str, str]]:
+        """Say of every line what it is of, and how far it scales."""
         noun = device_noun(self.identity.device_type)
         said = []
         for line in self.lines():
@@ -77,85 +72,69 @@ class Predictions:
             if last.num_devices == 1:
                 continue
             faster = with_interval(last.efficiency.scaled(last.num_devices))
-            found = f"{_on(last)}: {plural(last.num_devices, noun)} train {faster} times as fast as one"
+            found = f"{plural(last.num_devices, noun)} train {faster} times as fast as one"
             below = next((p for p in line if p.efficiency.estimate < LEAST_EFFICIENCY), None)
             if below is not None:
                 at = plural(below.num_devices, noun)
                 found += f"; of what was asked, efficiency is first below {LEAST_EFFICIENCY:.0%} on {at}"
-            said.append(f"{found}.")
+            said.append((f"{last.network}, bucket cap {cap_label(last.bucket_cap_mb)}", f"{found}."))
         return said
 
-    def errors(self) -> tuple[Rows, str]:
-        """The held-out cases, and what their errors are."""
-        rows = [
-            {
-                "link": case.network,
-                "case": case.case_id,
-                "measured (ms)": short(case.measured_ms),
-                "predicted (ms)": with_interval(case.predicted_ms, digits=4),
-                "error (%)": f"{case.error_pct:+.1f}",
-            }
-            for case in self.validation
-        ]
-        sizes, most = error_sizes(self.validation), max(case.num_devices for case in self.validation)
-        included = "; intervals include it" if self.predictions else ""
-        said = (
-            f"Error on {len(sizes)} held-out cases: {median(sizes):.1f}% at the median, {max(sizes):.1f}% "
-            f"at the largest{included}. No case has more than {most} devices: beyond, the error was not "
-            "measured."
-        )
-        return _telling(rows), said
+    def tables(self) -> list[Table]:
+        """Tabulate the predictions, then the errors on held-out cases."""
+        made, shown = [], [p for line in self.lines() for p in line]
+        if shown:
+            batch = (
+                f"batch {shown[0].batch_size} {'in all' if shown[0].scaling == 'strong' else 'per device'}"
+            )
+            made.append(_table(f"Predictions, {batch}", "", [_row(p, self.identity.unit) for p in shown]))
+        if self.validation:
+            sizes, most = error_sizes(self.validation), max(case.num_devices for case in self.validation)
+            included = "; intervals include it" if self.predictions else ""
+            said = (
+                f"Error on {len(sizes)} held-out cases: {median(sizes):.1f}% at the median, "
+                f"{max(sizes):.1f}% at the largest{included}. No case has more than {most} devices: beyond, "
+                "the error was not measured."
+            )
+            made.append(
+                _table("Error of the predictions", _ERROR, [_error(c) for c in self.validation], said)
+            )
+        return made
+
+    def page(self) -> Page:
+        """Make the page of predictions by themselves."""
+        cards = [Card(of, "found", "", said) for of, said in self.answers()]
+        return Page(title="Predictions", cards=cards, tables=self.tables(), notes=self.notes)
 
 
-def table(shown: Sequence[Prediction]) -> Rows:
-    """The rows of these predictions."""
-    rows = [
-        {
-            "network": p.network,
-            "bucket cap": cap_label(p.bucket_cap_mb),
-            "devices": f"{p.num_devices:,}",
-            "step (ms)": with_interval(p.step_ms, digits=4),
-            visible(per_second(p.unit)): with_interval(p.images_per_s, digits=4),
-            "efficiency (%)": with_interval(p.efficiency, factor=100, digits=4),
-            "exposed (ms)": with_interval(p.exposed_comm_ms, digits=4),
-        }
-        for p in shown
-    ]
-    return _telling(rows)
+def _row(p: Prediction, unit: str) -> dict[Heading, str]:
+    rate = Heading(f"Throughput ({per_second(unit)})", "number", drop=1)
+    return {
+        _NETWORK: p.network,
+        _CAP: cap_label(p.bucket_cap_mb),
+        Heading("Devices", "number"): f"{p.num_devices:,}",
+        Heading("Step (ms)", "number", drop=2): with_interval(p.step_ms, digits=4),
+        rate: with_interval(p.images_per_s, digits=4),
+        Heading("Efficiency (%)", "number"): with_interval(p.efficiency, factor=100, digits=4),
+        Heading("Exposed (ms)", "number", drop=3): with_interval(p.exposed_comm_ms, digits=4),
+    }
 
 
-def _telling(rows: Rows) -> Rows:
-    """Leave out what all rows have in common; it stands elsewhere."""
-    common = {name for name in COMMON if len({row.get(name) for row in rows}) == 1}
-    return [{name: cell for name, cell in row.items() if name not in common} for row in rows]
+def _error(case: HeldOut) -> dict[Heading, str]:
+    return {
+        _LINK: case.network,
+        Heading("Case"): case.case_id,
+        Heading("Measured (ms)", "number"): short(case.measured_ms),
+        Heading("Predicted (ms)", "number"): with_interval(case.predicted_ms, digits=4),
+        Heading("Error (%)", "number"): f"{case.error_pct:+.1f}",
+    }
 
 
-def _on(p: Prediction) -> str:
-    return f"On {p.network}, bucket cap {cap_label(p.bucket_cap_mb)}"
-
-
-def show(found: Predictions) -> None:
-    """Print the answers, the tables, and what a reader of them has to know."""
-    for text in found.answers():
-        print(text)
-    for line in found.lines():
-        batch = f"batch {line[0].batch_size} {'in all' if line[0].scaling == 'strong' else 'per device'}"
-        _print(table(line), title=f"{_on(line[0])}, {batch}")
-    if found.validation:
-        rows, said = found.errors()
-        _print(rows, title="Held out: cases that nothing was fitted to")
-        print(said)
-    for text in found.notes:
-        print(text)
-
-
-def _print(rows: Rows, *, title: str) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title=title)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name in WORDS else "right")
-    for row in rows:
-        table.add_row(*row.values())
-    print_table(table)
+def _table(title: str, note: str, rows: Sequence[dict[Heading, str]], *below: str) -> Table:
+    """Make a table of rows, without what all of them have in common and stands elsewhere."""
+    common = {name for name in (_NETWORK, _CAP, _LINK) if len({row.get(name) for row in rows}) == 1}
+    names = tuple(name for name in rows[0] if name not in common)
+    return Table(title, note, names, tuple(tuple(row[name] for name in names) for row in rows), below)
 
 
 def notes(

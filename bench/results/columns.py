@@ -38,17 +38,6 @@ _UNITS: tuple[tuple[str, str], ...] = (
 """Names carry their units: by patterns of whole names, the first that fits; ratios and texts have none."""
 
 
-@dataclass(frozen=True)
-class ProofResult:
-    """How the terminal's summary shows a column."""
-
-    heading: str
-    """Empty for the rate, which stands under its unit."""
-    form: str
-    """`rate` and `interval` have one, `ratio`, `percent` and `number` are without."""
-    factor: float = 1.0
-
-
 _TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
 
 
@@ -68,7 +57,6 @@ class Column:
     """The texts that there are; none for any."""
     repeated: bool = False
     """Whether rounds repeat it, so that it has an interval: columns of its ends follow."""
-    summary: ProofResult | None = None
 
     @property
     def unit(self) -> str:

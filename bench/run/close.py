@@ -17,17 +17,20 @@ from ..common.text import to_json
 from ..findings.findings import conclude_run
 from ..findings.notes import why_not_measured
 from ..machine.manifest import Timing
+from ..page.page import Page
 from ..plan.settings import ResolvedSettings
 from ..predict.from_pass import write_calibration
 from ..results.commands import resume_command
 from ..results.disk import reason, replace_file
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder
-from ..results.store import load_run
-from .summary import print_not_measured, print_summary, summary_of
+from ..results.store import FAILURES, load_run, shown
 
 STOPPED_BY_ERROR = "stopped by an error"
 """Why a run ended that said itself what was wrong: nothing more is printed then."""
+
+WIDTH = 100
+"""Columns of what is printed where no terminal tells its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ def close(
     `startup_s` went by before the first case; `over_s` is when that began, on the monotonic clock, had all
     attempts followed without a break; `measuring_s` of the time since were rounds.
     """
-    cases = recorder.write()
+    recorder.write()
     folder = recorder.folder
     total_s = startup_s + time.monotonic() - over_s
     timing = msgspec.structs.replace(
@@ -69,38 +72,49 @@ def close(
     recorder.tell(timing=timing)
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         say(missing)
-    page = write_page(folder)
-    conclusion = conclude_run(load_run(folder))
+    # What reports never imports torch; only a finished run reaches for it.
+    from ...report.build import page_of
+    from ...report.summary import summary_of
+    from ..page.render import markdown
+    from ..page.terminal import show
+
+    run = load_run(folder)
+    conclusion = conclude_run(run)
+    page = page_of(run, folder, conclusion=conclusion)
+    place = write_page(folder, page)
     if how.as_json:
-        print(to_json(summary_of(folder, cases, conclusion, timing)))
+        print(to_json(summary_of(run, conclusion)))
     elif not how.quiet:
-        print_summary(folder, conclusion, timing, page)
+        show(page, place=str(place or ""), piped_width=WIDTH)
     recorder.close(stopped_because)
     missing_modes = why_not_measured(conclusion.cases, settings.modes)
     if not how.quiet:
-        from ...report.build import write_markdown
-
         wrong = [Annotation("error", speaker(), why) for why in missing_modes]
-        show_on_github(wrong, lambda: write_markdown(folder, None))
-    if missing_modes:
-        print_not_measured(folder, missing_modes)
-    return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if page else ExitCode.USAGE
+        show_on_github(wrong, lambda: markdown(page).rstrip("\n"))
+    if missing_modes and (folder / FAILURES).is_dir():
+        say(f"tracebacks of all ranks: {shown(folder / FAILURES)}")
+    for why in missing_modes:
+        say(f"error: {why}")
+    return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if place else ExitCode.USAGE
 
 
-def write_page(folder: Path) -> Path | None:
-    """Write the page of a run whose files are up to date; None where it cannot be written, which is said."""
-    # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from ...report.build import load, render
+def write_page(folder: Path, page: Page | None = None) -> Path | None:
+    """Write the page of a run whose files are up to date; None where it cannot be written, which is said.
 
-    page = folder / "report.html"
+    `page` is that of the run, where it is made already.
+    """
+    from ...report.build import page_of
+    from ..page.render import html
+
+    place = folder / "report.html"
     try:
-        content = render(load(folder, folder)).encode(errors="backslashreplace")
-        replace_file(page, lambda part: part.write_bytes(content))
+        content = html(page or page_of(load_run(folder), folder)).encode(errors="backslashreplace")
+        replace_file(place, lambda part: part.write_bytes(content))
     except (OSError, UsageError) as error:
-        why = f"{page} cannot be written: {reason(error)}; every measurement is kept"
+        why = f"{place} cannot be written: {reason(error)}; every measurement is kept"
         say(f"error: {why}: make room, then {command('report', str(folder))} makes the page")
         return None
-    return page
+    return place
 
 
 def finish(folder: Path, because: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shutil import get_terminal_size
 from typing import Any
 
+from ...report.tables import results
 from ..common.turns import interleaved_id
 from ..machine.load import LoadReading, mean_load, other_loads
+from ..page.terminal import grid
 from ..plan.sweep import equal_layout_reason, round_order
 from ..results.aggregate import images_per_s_by_round, rate_half_widths
 from ..results.case_result import case_results
@@ -18,7 +21,6 @@ from .failures import block_s
 from .schedule import AFTER_ROUNDS, LiveCase, is_traced, unfinished
 from .standalone import ask_nccl, check_links, measure_curves
 from .stop_rule import dropped, is_look, resting_cases
-from .summary import case_table
 
 WRITE_EVERY_S = 30.0
 """Tables are brought up to date so often: blocks.csv, from which they are made, has everything at once."""
@@ -152,7 +154,9 @@ class Rounds(CaseRunner):
         """Bring the tables up to date now and then, and at a look rest the cases that have enough."""
         look = is_look(num_rounds)
         if look or self.elapsed_s() - self._written_s >= WRITE_EVERY_S:
-            self.console.table(case_table(case_results(self.recorder.write())))
+            measured = results(case_results(self.recorder.write()))
+            if measured is not None:
+                self.console.table(grid(measured, get_terminal_size().columns))
             self._written_s = self.elapsed_s()
         # The two sides of a gate are compared within rounds: both have to measure every case in each.
         if look and not self.settings.race and interleaved_id() is None:

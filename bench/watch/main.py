@@ -15,7 +15,7 @@ from pathlib import Path
 from ..common.cli import Parser, command, guarded, say
 from ..common.errors import UsageError
 from ..common.process import host_name
-from ..plan.values import positive_int, whole_number
+from ..common.values import positive_int, whole_number
 from ..results.store import check_claimable, default_folder
 from . import launch
 from .result import finish

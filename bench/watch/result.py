@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from ...report.build import page_of
 from ..common.cli import say
 from ..common.numbers import plural
 from ..common.process import host_name
-from ..common.text import visible
-from ..findings.watched import as_measured, conclude_watch
+from ..findings.watched import as_measured
 from ..machine.gpus import gpus
 from ..machine.host import machine
 from ..machine.manifest import FirstHost, Manifest, Measured, Model, RankPlace, Timing, Watched, WatchedRank
 from ..machine.provenance import describe_run
+from ..page.terminal import show
 from ..plan.case import Case
 from ..plan.settings import Settings
 from ..results.disk import writable
@@ -28,8 +29,6 @@ from ..stats.interval import median_interval, with_change_of_runs
 from . import steps as seen
 from .late import estimate, find_late_rank
 from .tables import PARTS, parts_s, plan_case, write_steps, write_tables
-
-LABEL_WIDTH, TEXT_WIDTH = 24, 100
 
 
 def finish(folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = ()) -> None:
@@ -53,16 +52,11 @@ def finish(folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (
         for text in (f"{few}; let it train longer", *name_notes(watched)):
             say(text)
         return
-    page = write_page(folder)
-    found = [*conclude_watch(load_run(folder)).lines, *([("report", shown(page))] if page else [])]
-    for label, text in [] if quiet else found:
-        first = f"{label:<{LABEL_WIDTH}}"
-        print(
-            textwrap.fill(
-                visible(text), TEXT_WIDTH, initial_indent=first, subsequent_indent=" " * len(first)
-            ),
-            file=sys.stderr,
-        )
+    page = page_of(load_run(folder), folder)
+    place = write_page(folder, page)
+    if not quiet:
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is the user's
+            show(page, place=shown(place) if place else "")
 
 
 def describe_watch(

@@ -34,7 +34,8 @@ def page_file(tmp_path_factory):
         for rank in range(2 if case_id.startswith("ddp-n2") else 1):
             trace = folder / "traces" / f"{case_id}-rank{rank}.json.gz"
             trace.write_bytes(gzip.compress(case_id.encode()))
-    return build(folder, folder / "report.html")
+    build(folder, folder / "report.html")
+    return folder / "report.html"
 
 
 @pytest.fixture(scope="session")

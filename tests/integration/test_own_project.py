@@ -159,7 +159,9 @@ def programs(wheel, tmp_path_factory):
 @pytest.mark.campaign
 def test_the_wheel_holds_what_the_page_needs_and_the_types(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    templates = {f"ddp_bench/report/templates/{path.name}" for path in (ROOT / "report/templates").iterdir()}
+    templates = {
+        f"ddp_bench/bench/page/templates/{path.name}" for path in (ROOT / "bench/page/templates").iterdir()
+    }
     assert templates | {"ddp_bench/py.typed", "ddp_bench/bench/run/main.py"} <= names
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"ddp_bench"}
 

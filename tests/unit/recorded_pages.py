@@ -10,13 +10,13 @@ from token_runs import token_run
 
 from ddp_bench.bench.gate.page import page as comparison_page
 from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.page.render import html
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Prediction
 from ddp_bench.bench.predict.runs import HeldOut
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.build import render
 from ddp_bench.report.page import page
 
 ON_CPU = {"device_type": "cpu", "device_name": "Test CPU"}
@@ -201,7 +201,7 @@ def text_of_page(name, folder):
     predicted = name == "predicted"
     if predicted:  # without figures that are not looked at
         made = replace(made, figures=())
-    lines = text_of(render(made))
+    lines = text_of(html(made))
     begin = max(i for i, line in enumerate(lines) if line.startswith("On hardware")) if predicted else 0
     ends = [i for i, line in enumerate(lines) if line == "Conditions" and name != "conditions"]
     return "".join(f"{line}\n" for line in lines[begin : ends[-1] if ends else len(lines)])

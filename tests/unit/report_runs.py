@@ -78,7 +78,9 @@ class Drawn(NamedTuple):
 
 def canvas_of(figure):
     """What Matplotlib draws of a figure."""
-    from ddp_bench.report.drawing import Canvas, look
+    from matplotlib.figure import Figure as Canvas
+
+    from ddp_bench.bench.page.drawing import look
 
     with look("test"):
         canvas = Canvas()

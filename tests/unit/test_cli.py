@@ -19,9 +19,9 @@ from ddp_bench.bench.common import cli
 from ddp_bench.bench.common.cli import TYPED_ENV
 from ddp_bench.bench.common.console import Console
 from ddp_bench.bench.common.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
+from ddp_bench.bench.common.values import switch
 from ddp_bench.bench.machine.host import ENV_PREFIXES
 from ddp_bench.bench.plan.settings import SWITCHES, options_of
-from ddp_bench.bench.plan.values import switch
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
 

@@ -119,8 +119,9 @@ def test_the_case_that_the_residual_was_fitted_to_is_never_held_out(capsys):
     assert fitted.startswith("ddp-n2-capdefault-")
     assert command.main([str(folder), "--validate"]) == 0
     said = capsys.readouterr().out
-    assert f" {fitted} " not in said
-    assert " ddp-n2-cap100-" in said
+    cases = [line.split()[0] for line in said.splitlines() if line]
+    assert fitted not in cases
+    assert any(case.startswith("ddp-n2-cap100-") for case in cases)
     default = [row for row in tables.figures() if row["case"] == "default" and row["run"].startswith(RUNS)]
     assert all(bool(row["predicted_ms"]) == (row["link"] != tables.CALIBRATED) for row in default)
 

@@ -20,8 +20,9 @@ from finding_cases import said_of_each
 from recorded_pages import PAGES, text_of_page
 
 from ddp_bench.bench.findings.findings import conclude_run
+from ddp_bench.bench.page import terminal
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.run.summary import print_summary
+from ddp_bench.report.page import page
 
 RECORDED = ROOT / "tests" / "recorded"
 SAMPLES = "results/samples"
@@ -67,9 +68,7 @@ def told(name, folder):
         with contextlib.redirect_stdout(out):
             for place in (LAB, CALIBRATED, SLOW):
                 found = replace(load_run(ROOT / place), path=Path(place))
-                made = conclude_run(found)
-                page = Path(place) / "report.html"
-                print_summary(Path(place), made, found.manifest.timing, page)
+                terminal.show(page(found), place=f"{place}/report.html", piped_width=100)
                 print()
         return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
     return said(COMMANDS[name])
@@ -90,7 +89,7 @@ def test_a_label_does_not_touch_the_text_behind_it(length, capsys):
     made = conclude_run(found)
     first, *others = made.verdicts
     named = replace(first, of="x" * (length - len(f"{first.title}, ")))
-    print_summary(Path(LAB), replace(made, verdicts=(named, *others)), found.manifest.timing, None)
+    terminal.show(page(found, conclusion=replace(made, verdicts=(named, *others))))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(named.title)]
     assert line.removeprefix(named.title).startswith(" ")
     assert line.removeprefix(named.title).strip()

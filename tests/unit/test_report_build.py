@@ -13,9 +13,10 @@ from made import made_manifest
 from report_runs import blocks, case, dashed, run, usual_cases
 
 from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.page.render import markdown
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.store import RunWriter
-from ddp_bench.report.build import build, markdown
+from ddp_bench.report.build import build
 from ddp_bench.report.main import main
 from ddp_bench.report.page import page
 
@@ -52,6 +53,11 @@ def write(folder, cases, manifest=None):
     return folder
 
 
+def built(run, out):
+    build(run, out)
+    return out
+
+
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory):
     return write(tmp_path_factory.mktemp("runs") / "usual", usual_cases(), {"name": "usual"})
@@ -60,12 +66,12 @@ def usual(tmp_path_factory):
 @pytest.fixture(scope="module")
 def html_file(usual, tmp_path_factory):
     """The page of the usual run."""
-    return build(usual, tmp_path_factory.mktemp("page") / "a.html")
+    return built(usual, tmp_path_factory.mktemp("page") / "a.html")
 
 
 def test_same_run_gives_the_same_bytes_whatever_a_user_has_set_in_matplotlib(usual, html_file, tmp_path):
     with mpl.rc_context({"axes.spines.bottom": False, "svg.fonttype": "path"}):
-        assert build(usual, tmp_path / "b.html").read_bytes() == html_file.read_bytes()
+        assert built(usual, tmp_path / "b.html").read_bytes() == html_file.read_bytes()
     assert html_file.read_bytes().count(b"<svg") == 2
 
 
@@ -106,7 +112,7 @@ def test_page_in_the_runs_folder_links_to_its_files(usual, tmp_path, capsys):
 
 
 def test_ids_are_unique_and_every_reference_is_met(usual, tmp_path):
-    html = build(usual, tmp_path / "a.html").read_text(encoding="utf-8")
+    html = built(usual, tmp_path / "a.html").read_text(encoding="utf-8")
     attributes = [a for _, a in Elements(html).tags]
     ids = [a["id"] for a in attributes if "id" in a]
     assert len(ids) == len(set(ids))
@@ -141,7 +147,7 @@ def test_hostile_text_is_shown_and_never_becomes_markup(html_file, tmp_path):
         "timing": {"stopped_because": HOSTILE},
     }
     usual_tags = {tag for tag, _ in Elements(html_file.read_text(encoding="utf-8")).tags}
-    html = build(write(tmp_path / "run", cases, manifest), tmp_path / "a.html").read_text(encoding="utf-8")
+    html = built(write(tmp_path / "run", cases, manifest), tmp_path / "a.html").read_text(encoding="utf-8")
     elements = Elements(html)
     assert {tag for tag, _ in elements.tags} - usual_tags <= {"pre", "code"}
     assert not [name for _, a in elements.tags for name in a if name.startswith("on")]

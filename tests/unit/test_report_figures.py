@@ -17,12 +17,12 @@ from report_runs import (
     usual_cases,
 )
 
+from ddp_bench.bench.page.drawing import NAMES, svg
+from ddp_bench.bench.page.render import html
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.stats.interval import Interval
-from ddp_bench.report.build import render
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.charts import drift, scaling
-from ddp_bench.report.drawing import NAMES
 from ddp_bench.report.page import page
 from ddp_bench.report.step import REST, breakdown, step_parts
 
@@ -30,10 +30,10 @@ from ddp_bench.report.step import REST, breakdown, step_parts
 def test_every_kind_of_drawing_is_well_formed_themed_and_the_same_each_time():
     figures = [*page(paper_like()).figures, paces(ROUNDS)]
     assert [figure.key for figure in figures] == ["w1-speedup", "w1-forest", "w1-anatomy", "k-rounds"]
-    drawings = [figure.svg() for figure in figures]
+    drawings = [svg(figure) for figure in figures]
     seen = set()
     for figure, drawing in zip(figures, drawings, strict=True):
-        assert drawing == figure.svg()
+        assert drawing == svg(figure)
         root = ET.fromstring(drawing)
         assert root.attrib["aria-label"] == figure.alt
         assert figure.caption in figure.alt
@@ -41,9 +41,9 @@ def test_every_kind_of_drawing_is_well_formed_themed_and_the_same_each_time():
         assert set(re.findall(r"url\(#([^)]+)\)", drawing)) <= ids
         assert seen.isdisjoint(ids)
         seen |= ids
-    html = render(replace(page(paper_like()), figures=(), folds=())) + "".join(drawings)
-    used = set(re.findall(r"var\(--([a-z-]+)\)", html))
-    both = set(re.findall(r"--([a-z-]+): light-dark\(#[0-9a-f]{6}, #[0-9a-f]{6}\);", html))
+    whole = html(replace(page(paper_like()), figures=(), folds=())) + "".join(drawings)
+    used = set(re.findall(r"var\(--([a-z-]+)\)", whole))
+    both = set(re.findall(r"--([a-z-]+): light-dark\(#[0-9a-f]{6}, #[0-9a-f]{6}\);", whole))
     assert {"exposed", "backward", "ddp"} <= used
     assert used | set(NAMES) <= both
 
@@ -93,7 +93,7 @@ def test_round_that_was_broken_off_does_not_speak_for_all_cases_and_two_show_no_
 
 
 def test_hundreds_of_rounds_are_still_a_small_drawing():
-    assert len(paces(ROUNDS).svg()) < 40_000
+    assert len(svg(paces(ROUNDS))) < 40_000
 
 
 def figure(cases, comparisons=()):

@@ -11,17 +11,24 @@ import torch
 from finding_cases import DDP, DP, ENDS, SINGLE, concluded, over
 from made import made_manifest
 from report_runs import Drawn, case, communicating, dashed, drawn, paper_like, run
-from rich.console import Console
+from rich.cells import cell_len
 from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.machine.manifest import Manifest
+from ddp_bench.bench.page import terminal
+from ddp_bench.bench.page.page import Link
+from ddp_bench.bench.page.render import explained
 from ddp_bench.bench.results.case_result import case_results, text
 from ddp_bench.bench.results.store import failure_file
-from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table
+from ddp_bench.report import page as run_page
+from ddp_bench.report import summary as run_summary
 from ddp_bench.report.cases import DENSE_PEAKS, with_rates
 from ddp_bench.report.conditions import status
 from ddp_bench.report.page import Files, cards, page
-from ddp_bench.report.table import TERMS, Link
+from ddp_bench.report.summary import summary_of
+from ddp_bench.report.table import TERMS
+from ddp_bench.report.tables import results
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -53,7 +60,7 @@ def test_a_figure_that_has_nothing_to_show_is_not_there(cases, figures):
 
 
 def test_what_a_term_means_is_said_once_where_it_first_stands():
-    shown = page(paper_like())
+    shown = explained(page(paper_like()))
     parts = [*shown.figures, *shown.tables, *(table for fold in shown.folds for table in fold.tables)]
     text = " ".join(" ".join((part.note, *getattr(part, "below", ()))) for part in parts)
     assert {text.count(f"{term}: {meaning}.") for term, meaning in TERMS.items()} == {0, 1}
@@ -78,8 +85,7 @@ def test_figures_compare_modes_at_default_settings_only():
     static = case("ddp", 2, 300.0, static_graph=True, case_id="static")
     shown = page(run([case("single", 1, 100.0), static, case("ddp", 2, 150.0, static_graph=False)]))
     assert [mark.y for mark in drawn(shown.figures[0])["DDP"]] == [1.5]
-    labels = [f"DDP, 2 GPUs, cap default{more}" for more in (", static graph", "")]
-    assert column(shown.tables[0], "Case") == ["single, 1 GPU", *labels]
+    assert column(shown.tables[0], "Case") == ["single", "DDP, static graph", "DDP"]
 
 
 def test_files_are_linked_where_the_page_lies_above_them(tmp_path):
@@ -204,25 +210,78 @@ def printed(cell):
     return float(found[0].replace(",", "")), 0.5 * 10**-digits
 
 
+IN_CASES_CSV = {
+    "Step": ("step_ms", 1),
+    "Throughput": ("images_per_s", 1),
+    "Speed-up": ("speedup", 1),
+    "Efficiency": ("efficiency", 100),
+    "Exposed": ("exposed_comm_ms", 1),
+    "Hidden": ("hidden_pct", 1),
+    "Peak memory": ("peak_mem_mib", 1),
+}
+"""The numbers of the results, and the columns and factors that they come from."""
+
+
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
-def test_the_terminal_prints_what_cases_csv_holds(path):
+def test_the_results_are_what_cases_csv_holds(path):
     cases = rebuilt(path).reset_index()
     ok = cases[cases["status"] == "ok"].to_dict("records")
-    shown = case_table(case_results(cases))
-    assert Console(width=1000).measure(shown).maximum <= 100, "it fits a terminal of 100 columns"
-    table = {column.header: list(column.cells) for column in shown.columns}
+    table = results(case_results(cases))
+    names = [heading.term for heading in table.columns]
+    assert len(table.rows) == len(ok)
     checked = 0
-    for name, column in COLUMNS.items():
-        for row, cell in zip(ok, table[column.heading or "images/s"], strict=True):
-            if row["oversubscribed"] is True and name in OF_SCALING:
-                assert cell == ""
-            elif cell == "none":
-                assert (name, row["hidden_pct"] < 0) == ("hidden_pct", True)
-            elif cell:
-                number, half = printed(str(cell))
-                assert abs(number - column.factor * row[name]) <= half * (1 + 1e-9)
-                checked += 1
+    for row, cells in zip(ok, table.rows, strict=True):
+        for name, cell in zip(names, cells, strict=True):
+            if name not in IN_CASES_CSV or not cell:
+                continue
+            column, factor = IN_CASES_CSV[name]
+            if cell == "none":
+                assert (name, row["hidden_pct"] < 0) == ("Hidden", True)
+                continue
+            number, half = printed(cell)
+            assert abs(number - factor * row[column]) <= half * (1 + 1e-9)
+            checked += 1
     assert checked >= 2
+
+
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
+@pytest.mark.parametrize("width", [80, 100, 1000])
+def test_a_narrow_terminal_drops_columns_and_never_rows(path, width, capsys):
+    shown = page(sample(path))
+    table = shown.tables[0]
+    terminal.show(shown, piped_width=width)
+    lines = capsys.readouterr().out.splitlines()
+    begin = lines.index("Results")
+    rows = lines[begin + 4 : begin + 4 + len(table.rows)]
+    assert all(cell_len(line.rstrip()) <= width for line in lines[begin : begin + 4 + len(table.rows)])
+    rates = column(table, next(h.name for h in table.columns if h.term == "Throughput"))
+    assert [rate in row for rate, row in zip(rates, rows, strict=True)] == [True] * len(rows)
+    kept = [h for h in table.columns if h.term in " ".join(lines[begin + 1 : begin + 3])]
+    gone = [h for h in table.columns if h not in kept]
+    assert max((h.drop for h in kept), default=0) <= min((h.drop for h in gone), default=9)
+    if width == 1000:
+        assert not gone
+
+
+def test_a_run_that_was_concluded_is_not_concluded_again(monkeypatch):
+    """Terminal, page, Markdown and JSON of a run's end say the same, whatever lies beside it by then."""
+    found = run([case("single", 1, 100.0), case("ddp", 2, 150.0)])
+    conclusion = conclude_run(found)
+    for module in (run_page, run_summary):
+        monkeypatch.setattr(module, "conclude_run", None)
+    shown, said = page(found, conclusion=conclusion), summary_of(found, conclusion)
+    assert [card.sentence for card in shown.cards] == [one["sentence"] for one in said["answers"]] != []
+    assert [*shown.notes, *shown.background] == said["findings"]
+
+
+def test_a_long_name_is_no_reason_to_wrap_it(capsys):
+    rows = [case("single", 1, 100.0), case("ddp", 2, 150.0, **dict.fromkeys(LONG, True))]
+    terminal.show(page(run(rows)), piped_width=40)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("DDP, ")]
+    assert dashed("150 (148--152)") in line
+
+
+LONG = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)

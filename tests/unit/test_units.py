@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from gate_runs import STEADY, changed, made_run
+from msgspec import structs
 from recorded_pages import text_of
 from token_runs import language_model, token_plan, token_run
 
@@ -17,12 +18,12 @@ from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.machine.manifest import Timing
+from ddp_bench.bench.page import terminal
+from ddp_bench.bench.page.render import html
 from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.run.summary import print_summary
 from ddp_bench.models.registry import load_workload, resnet_workload
 from ddp_bench.models.workload import check_unit
-from ddp_bench.report.build import render
 from ddp_bench.report.main import main as report_command
 from ddp_bench.report.page import page
 
@@ -113,19 +114,16 @@ TIMING = Timing(
 
 def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, capsys):
     slower, found = token_run(tmp_path / "slower", scale=4), load_run(tokens)
-    said = {"page": "".join(f"{line} " for line in text_of(render(page(found))))}
+    said = {"page": "".join(f"{line} " for line in text_of(html(page(found))))}
     conclusion = conclude_run(found)
     warned = [*cautions(conclusion.cases, found.times)]
-    print_summary(
-        tokens,
-        replace(
-            conclusion,
-            cautions=tuple(warned),
-            trust=assess_confidence(conclusion.verdicts, warned, on_cpu=False),
-        ),
-        TIMING,
-        tokens / "report.html",
+    conclusion = replace(
+        conclusion,
+        cautions=tuple(warned),
+        trust=assess_confidence(conclusion.verdicts, warned, on_cpu=False),
     )
+    timed = replace(found, manifest=structs.replace(found.manifest, timing=TIMING))
+    terminal.show(page(timed, conclusion=conclusion), place=str(tokens / "report.html"))
     said["terminal"] = capsys.readouterr().out
     for command, given, code in (
         (report_command, [tokens, "--markdown"], 0),

@@ -71,7 +71,7 @@
       (table) => table.tHead.rows[0].cells[0].textContent === "Case",
     );
     const named = (element, text) => ({ element, text, name: wordsOf(text) });
-    const rows = ofCases.flatMap((table) => [...table.tBodies[0].rows].map((row) => named(row, row.cells[0].textContent)));
+    const rows = ofCases.flatMap((table) => [...table.tBodies[0].rows].map((row) => named(row, row.dataset.name ?? row.cells[0].textContent)));
     const marks = [...document.querySelectorAll(".tip")].map((mark) =>
       named(mark, mark.querySelector("title").textContent.split(" · ")[0]),
     );

@@ -1,6 +1,6 @@
 """Runs as frames, for notebooks and scripts: `from ddp_bench import load_run, compare`.
 
-A mistake, such as a folder that is no run, is a `bench.errors.UsageError` (a ValueError) of one line.
+A mistake, such as a folder that is no run, is a `bench.common.errors.UsageError` (a ValueError) of one line.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ from typing import Any, cast
 
 import pandas as pd
 
-from .common.text import to_json
-from .findings.findings import conclude_run
-from .findings.wording import unit_of_cases
-from .gate.compare import compare as gate_of
-from .gate.decide import Policy
-from .gate.main import DEFAULT_THRESHOLD
-from .gate.output import as_json
-from .gate.runs import read_run
-from .plan.settings import as_text
-from .plan.values import fraction, named
-from .results import store
-from .results.case_columns import GATED, units_of
-from .run.summary import summary_of
+from ddp_bench.bench.common.text import to_json
+from ddp_bench.bench.common.values import fraction, named
+from ddp_bench.bench.gate.compare import compare as gate_of
+from ddp_bench.bench.gate.decide import Policy
+from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.output import as_json
+from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.results import store
+from ddp_bench.bench.results.case_columns import GATED, units_of
+from ddp_bench.report.summary import summary_of
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -41,12 +38,12 @@ class Run(store.RunData):
     @cached_property
     def units(self) -> Mapping[str, str]:
         """The unit of every column by its name, such as `ms`; empty for ratios, indices and text."""
-        return units_of(unit_of_cases(self.results))
+        return units_of(self.results[0].unit)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What `bench.run --json` prints of the run: answers, findings, cautions, timing, cases."""
-        whole = summary_of(self.path, self.cases, conclude_run(self), self.manifest.timing)
+        whole = summary_of(self)
         return cast("dict[str, Any]", json.loads(to_json(whole)))
 
     def __repr__(self) -> str:
@@ -80,7 +77,9 @@ def compare(
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
-    share = named("threshold", fraction, as_text(threshold))
+    if not isinstance(threshold, str):
+        threshold = f"{threshold:.15f}".rstrip("0").rstrip(".")  # 1e-05 is no option's number
+    share = named("threshold", fraction, threshold)
     paths = (run.path if isinstance(run, Run) else Path(run).expanduser() for run in (baseline, candidate))
     first, second = map(read_run, paths)
     gate = gate_of(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from ..common.cli import speaker
+from .main import CommandHelp
+from .main import main as run
+
 EXAMPLES = """examples:
   {command} --dry-run               the plan and its time
   {command} --gpus 8                DDP's bucket caps on 8 devices
@@ -17,10 +21,6 @@ MEANINGS = {"modes": "wrappers to compare: ddp, replicate, fsdp (docs/forms.md) 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, also in every rank of a launcher, and return its exit code."""
-    from ddp_bench.bench.common.cli import speaker
-    from ddp_bench.bench.run.main import CommandHelp
-    from ddp_bench.bench.run.main import main as run
-
     description = (
         "Find the DDP setting that trains a model fastest: a race, in which the slowest leave one after "
         f"another. It is `{speaker('run')} --preset tune`: other options override what the preset "
@@ -28,7 +28,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = sys.argv[1:] if argv is None else argv
     return run(["--preset", "tune", *arguments], CommandHelp("tune", description, EXAMPLES, MEANINGS))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

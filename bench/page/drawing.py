@@ -1,6 +1,7 @@
 """How figures look, and how Matplotlib's SVG becomes an element of a page: themed, small, with tips.
 
 Each colour is a variable of the page, so that one drawing serves light, dark and print; none stands alone.
+Matplotlib takes a second to import: only what draws does.
 """
 
 from __future__ import annotations
@@ -9,15 +10,12 @@ import io
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import matplotlib as mpl
-from cycler import cycler
-from matplotlib.figure import Figure as Canvas
+from .page import Figure
 
 WIDTH_PT = 400
 """Width of every figure, for which the sizes of its text and marks are chosen."""
@@ -89,40 +87,24 @@ _GEOMETRY = ("d", "transform", "x", "y", "width", "height")
 _REFERENCE = re.compile(r"#([\w-]+)")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A figure and the words around it; `key` is unique on the page.
+def svg(figure: Figure) -> str:
+    """Return a figure as one `<svg>` element for an HTML page; equal figures give equal bytes."""
+    from matplotlib.figure import Figure as Canvas
 
-    `draw` fills an empty canvas of `height_pt` points. `note` says how to read it; `terms` are words of the
-    page that it uses.
-    """
-
-    key: str
-    title: str
-    caption: str
-    note: str
-    height_pt: float
-    draw: Callable[[Canvas], None]
-    terms: tuple[str, ...] = ()
-
-    @property
-    def alt(self) -> str:
-        """Say what the figure shows, then its finding."""
-        return f"{self.title}. {self.caption}"
-
-    def svg(self) -> str:
-        """Return the figure as one `<svg>` element for an HTML page; equal figures give equal bytes."""
-        raw = io.StringIO()
-        with look(self.key):
-            canvas = Canvas(figsize=(WIDTH_PT / 72, self.height_pt / 72), layout="constrained")
-            self.draw(canvas)
-            canvas.savefig(raw, format="svg", metadata={"Date": None})
-        return _inline(raw.getvalue(), self.alt)
+    raw = io.StringIO()
+    with look(figure.key):
+        canvas = Canvas(figsize=(WIDTH_PT / 72, figure.height_pt / 72), layout="constrained")
+        figure.draw(canvas)
+        canvas.savefig(raw, format="svg", metadata={"Date": None})
+    return _inline(raw.getvalue(), figure.alt)
 
 
 @contextmanager
 def look(salt: str) -> Iterator[None]:
     """Set Matplotlib's defaults and our own look, whatever the user has configured; ids hold the `salt`."""
+    import matplotlib as mpl
+    from cycler import cycler
+
     with mpl.rc_context(), warnings.catch_warnings():
         # Browsers have their own fonts: a glyph that matplotlib's font lacks is no reason to complain.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.* missing from")
@@ -153,7 +135,7 @@ def read_across(axes: Any, label: str) -> None:
     axes.set_xlabel(printable(label))
 
 
-def legend(canvas: Canvas, handles: Sequence[Any], **how: Any) -> None:
+def legend(canvas: Any, handles: Sequence[Any], **how: Any) -> None:
     """Draw a legend above all, whose entries the page can tell."""
     longest = sorted(len(str(handle.get_label())) for handle in handles)[-3:]
     columns = 3 if sum(longest) <= 48 else 2  # what fits the width of a figure

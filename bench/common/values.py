@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ..common.errors import UsageError
+from .errors import UsageError
 
 T = TypeVar("T")
 

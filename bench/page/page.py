@@ -1,0 +1,137 @@
+"""A page as plain data: final strings, tables, and figures that draw themselves; it knows no run."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Link(NamedTuple):
+    """A file beside the page, or a place on it; empty where the page cannot lead there."""
+
+    label: str
+    href: str
+
+
+def data_link(name: str, csv: bytes) -> Link:
+    """Make a link to a file that the page itself holds, which a browser saves under `name`."""
+    return Link(name, f"data:text/csv;base64,{base64.b64encode(csv).decode()}")
+
+
+Cell = str | tuple[Link, ...]
+
+
+class Heading(NamedTuple):
+    """The head of a column; `kind` is empty, `number` (right), `short`, `long` (in lines) or `links`."""
+
+    name: str
+    kind: str = ""
+    drop: int = 0
+    """Where a terminal is too narrow, the column with the highest leaves first; with 0 none does."""
+
+    @property
+    def term(self) -> str:
+        """The name without its unit, and what stands before a colon in it."""
+        return self.name.partition(" (")[0].partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table; a missing value is an empty string. `below` explains what it holds."""
+
+    title: str
+    note: str
+    columns: tuple[Heading, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    below: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """The whole name of each row, where its first cell is a part of it: what the page's filter reads."""
+    best: int | None = None
+    """The row that stands out on a terminal."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure and the words around it; `key` is unique on the page.
+
+    `draw` fills an empty canvas of Matplotlib, `height_pt` points high. `note` says how to read it; `terms`
+    are words of the page that it uses.
+    """
+
+    key: str
+    title: str
+    caption: str
+    note: str
+    height_pt: float
+    draw: Callable[[Any], None]
+    terms: tuple[str, ...] = ()
+
+    @property
+    def alt(self) -> str:
+        """Say what the figure shows, then its finding."""
+        return f"{self.title}. {self.caption}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures and tables under a heading of their own."""
+
+    key: str
+    title: str
+    notes: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+
+
+class Card(NamedTuple):
+    """One answer: `state` is `found`, `equal` or `open`, `label` names it in words, `paste` is code."""
+
+    title: str
+    state: str
+    label: str
+    sentence: str
+    paste: str = ""
+
+
+class Step(NamedTuple):
+    """What to do next, and the command that does it; empty where none of ours does."""
+
+    why: str
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A whole page: `title` names it, `heading` says of what it is; what is not given is not shown."""
+
+    title: str
+    heading: str = ""
+    status: str = ""
+    """What was decided, and behind a dot or a colon more about it."""
+    subtitle: Sequence[str] = ()
+    command: str = ""
+    warnings: Sequence[str] = ()
+    cards: Sequence[Card] = ()
+    trust: Mapping[str, str] = field(default_factory=dict)
+    """What the answers are worth, by what they claim; empty where there are none."""
+    following: Step | None = None
+    cautions: Sequence[tuple[str, str]] = ()
+    """What to know before trusting it: a kind and a sentence each, which trust sums up."""
+    notes: Sequence[str] = ()
+    background: Sequence[str] = ()
+    """Further notes, for which a terminal has no room."""
+    figures: Sequence[Figure] = ()
+    sections: Sequence[Section] = ()
+    """What stands between the notes and the numbers."""
+    tables: Sequence[Table] = ()
+    folds: Sequence[Section] = ()
+    files: Sequence[Link] = ()
+    data: Link | None = None
+    """The numbers as CSV within the page."""
+    conditions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    intervals: str = ""
+    """What bars and numbers in parentheses are."""
+    terms: Mapping[str, str] = field(default_factory=dict)
+    """What the words of figures and the headings of tables mean: said where each first stands."""

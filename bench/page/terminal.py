@@ -1,0 +1,124 @@
+"""Prints a page on a terminal; where that is narrow, tables leave columns out, and no cell is wrapped."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console as RichConsole
+from rich.console import JustifyMethod
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from ..common.console import PIPED_WIDTH
+from ..common.text import visible, visible_lines
+from .page import Cell, Heading, Page, Table
+
+TEXT_WIDTH = 100
+"""Columns of a sentence; longer lines are hard to read."""
+
+LABEL_WIDTH = 24
+"""Columns of what stands before an answer, as `trust: other machines`; more where that is longer."""
+
+_GAP = 1
+"""Columns between those of a table."""
+
+
+def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None:
+    """Print a page on stdout: answers first, then the numbers, what to do last, and the `place` of the page.
+
+    Where stdout is no terminal, tables are at most `piped_width` columns wide.
+    """
+    width = RichConsole(file=sys.stdout).width if sys.stdout.isatty() else piped_width
+    text_width = min(width, TEXT_WIDTH)
+    after = [(f"trust: {claim}", worth) for claim, worth in page.trust.items()]
+    after += [("next", page.following.why)] if page.following else []
+    answers = [(card.title, card.sentence) for card in page.cards]
+    labels = max([LABEL_WIDTH, *(len(visible(label)) + 2 for label, _ in (*answers, *after))])
+
+    def labelled(found: Iterable[tuple[str, str]]) -> list[str]:
+        return [_filled(f"{visible(label):<{labels}}", said, text_width) for label, said in found]
+
+    head = page.heading, page.status, _filled("", " · ".join(page.subtitle), text_width), *page.warnings
+    _print(*head)
+    _print(*labelled(answers), gap=any(head))
+    for i, table in enumerate(page.tables):
+        _print(table.title, gap=any(head) or bool(answers) or i > 0)
+        _show_table(page, table, width, text_width)
+    _print(page.intervals if page.tables else "")
+    _print(*(_filled("- ", note, text_width) for note in page.notes), gap=True)
+    command = f"  {page.following.command}" if page.following and page.following.command else ""
+    _print(*labelled(after), command, f"{'report':<{labels}}{place}" if place else "", gap=True)
+
+
+def _print(*lines: str, gap: bool = False) -> None:
+    """Print the lines that are not empty, behind an empty one if there are any and a `gap` is asked for."""
+    told = [visible_lines(line) for line in lines if line]
+    if told:
+        print(*([""] if gap else []), *told, sep="\n")
+
+
+def _filled(label: str, said: str, width: int) -> str:
+    """A text behind its label, `width` columns wide at most."""
+    return textwrap.fill(
+        visible_lines(said),
+        width,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _show_table(page: Page, table: Table, width: int, text_width: int) -> None:
+    if any(column.kind == "long" for column in table.columns):  # no line is too long where each is a text
+        _print(*(": ".join(filter(None, map(_text, row))) for row in table.rows))
+        return
+    kept = fitting(table, width)
+    RichConsole(file=sys.stdout, width=max(width, _width(table, kept))).print(grid(table, width))
+    terms = dict.fromkeys(table.columns[i].term for i in kept)
+    said = [f"{term}: {page.terms[term]}." for term in terms if term in page.terms]
+    _print(*(_filled("", line, text_width) for line in (*said, *table.below)))
+
+
+def grid(table: Table, width: int) -> RichTable:
+    """Return a table for rich, with the columns that fit in `width`; no cell of it is wrapped."""
+    made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    kept = fitting(table, width)
+    for i in kept:
+        column = table.columns[i]
+        justify: JustifyMethod = "right" if column.kind == "number" else "left"
+        made.add_column(Text("\n".join(_heading(column))), justify=justify, no_wrap=True)
+    for place, row in enumerate(table.rows):
+        style = "bold green" if place == table.best else None
+        made.add_row(*(Text(_text(row[i])) for i in kept), style=style)
+    return made
+
+
+def fitting(table: Table, width: int) -> list[int]:
+    """Choose the columns of a table that fit in `width`; of those that may go, as few as possible do."""
+    kept = [*range(len(table.columns))]
+    while _width(table, kept) > width:
+        last = max(kept, key=lambda i: table.columns[i].drop)
+        if not table.columns[last].drop:
+            break
+        kept.remove(last)
+    return kept
+
+
+def _width(table: Table, kept: Sequence[int]) -> int:
+    cells = ((*_heading(table.columns[i]), *(_text(row[i]) for row in table.rows)) for i in kept)
+    return sum(max(map(cell_len, column)) + _GAP for column in cells) - _GAP
+
+
+def _heading(column: Heading) -> list[str]:
+    """Split a heading before its unit, which stands below it."""
+    name, unit, rest = visible(column.name).partition(" (")
+    return [name, f"({rest}"] if unit else [name]
+
+
+def _text(cell: Cell) -> str:
+    return visible(cell if isinstance(cell, str) else " ".join(link.label for link in cell))
