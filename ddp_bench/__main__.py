@@ -76,10 +76,9 @@ def main_of(name: str) -> Callable[[list[str]], int]:
 
 
 def _without_command(arguments: list[str]) -> int:
-    from ddp_bench.bench.common.cli import Parser, command
+    from ddp_bench.bench.common.cli import Parser, command, version_of
     from ddp_bench.bench.common.errors import ExitCode, UsageError
     from ddp_bench.bench.common.values import did_you_mean
-    from ddp_bench.bench.machine.host import version_of
 
     parser = Parser(
         prog=command(),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ..bench.common.cli import command, say
+from ..bench.common.errors import UsageError
 from ..bench.findings.findings import Conclusion
 from ..bench.page.page import Page, data_link
 from ..bench.page.render import html, markdown
 from ..bench.predict.output import Predictions
 from ..bench.results.archive import is_archive, opened
-from ..bench.results.disk import read_bytes
+from ..bench.results.disk import read_bytes, reason, replace_file
 from ..bench.results.store import RunData, load_run, write_output
 from .page import Files, page
 from .watched import watched_page
@@ -56,3 +58,19 @@ def page_of(
     if run.manifest.watched is not None:
         return watched_page(run, files)
     return page(run, files, predictions, conclusion)
+
+
+def write_page(folder: Path, page: Page | None = None) -> Path | None:
+    """Write the page of a run whose files are up to date; None where it cannot be written, which is said.
+
+    `page` is that of the run, where it is made already.
+    """
+    place = folder / "report.html"
+    try:
+        content = html(page or page_of(load_run(folder), folder)).encode(errors="backslashreplace")
+        replace_file(place, lambda part: part.write_bytes(content))
+    except (OSError, UsageError) as error:
+        why = f"{place} cannot be written: {reason(error)}; every measurement is kept"
+        say(f"error: {why}: make room, then {command('report', str(folder))} makes the page")
+        return None
+    return place

@@ -9,7 +9,6 @@ import numpy as np
 from ..common.errors import UsageError
 from ..common.text import to_json
 from ..findings.wording import CPU_STAND_IN, place
-from ..machine.manifest import Manifest, WorkloadCode
 from ..results.archive import data_kind
 from ..results.case_columns import IDENTITY
 from ..results.case_result import CaseResult, text
@@ -42,7 +41,7 @@ def pytest_benchmark(run: RunData) -> str:
     return to_json(
         {
             "machine_info": {name: told for name, told in machine.items() if told} | {"cpu": cpu},
-            "commit_info": _commit(run.manifest),
+            "commit_info": _commit(run),
             "benchmarks": [
                 {
                     "group": None,
@@ -86,16 +85,17 @@ def _label(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else text(value)
 
 
-def _commit(manifest: Manifest) -> dict[str, Any]:
-    """The commit that was measured: of the user's workload where that is known, else of ddp-bench."""
-    code, own = manifest.workload, manifest.git
-    measured = code if code and code.commit else WorkloadCode(commit=own.commit, dirty=own.dirty)
+def _commit(run: RunData) -> dict[str, Any]:
+    """Return the commit that was measured: of the user's workload where that is known, else of ddp-bench."""
+    code = run.manifest.workload
+    is_known = code is not None and code.commit is not None
+    measured = code if code is not None and is_known else run.manifest.git
     return {
         "id": measured.commit,
         "time": None,
         "author_time": None,
         "dirty": measured.dirty,
-        "project": measured.repository or "ddp-bench",
+        "project": (code is not None and is_known and code.repository) or "ddp-bench",
         "branch": None,
     }
 

@@ -12,12 +12,12 @@ import platform
 import re
 import resource
 from collections.abc import Callable, Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ..common.cli import version_of
 from ..common.errors import UsageError
 from .manifest import Cgroup, FirstHost, Limit
 
@@ -89,14 +89,6 @@ def registered_backend(name: str) -> Any:
 
     getattr(Backend, "_ensure_backend_registered", lambda _: None)(name)
     return Backend._plugins.get(name.upper())
-
-
-def version_of(package: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def machine(host: str, root: Path = Path("/")) -> FirstHost:

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
+from ..common.cli import version_of
 from ..common.process import INSTALLED, OWN_FOLDERS, PACKAGE
-from .host import version_of
 from .manifest import FirstHost, Git, Host, Manifest, OwnVersion, RankPlace, WorkloadCode
 
 ROOT = PACKAGE.parent

@@ -28,8 +28,8 @@ from ..common.errors import UsageError
 from ..common.scratch import scratch_folder
 from ..results.block_times import TRACE_FAILED, BlockTimes
 from ..results.disk import MOST_TRACE_BYTES, read_json
-from ..stats.spans import Span, overlap_pct
 from .clock import make_clock
+from .spans import Span, overlap_pct
 from .timed import Trainer, run_block
 
 NCCL_KERNEL = re.compile(r"nccl\w*Kernel_")

@@ -10,18 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from ..common.cli import command, say, speaker
+from ..common.cli import say, speaker
 from ..common.console import Annotation, show_on_github
 from ..common.errors import ExitCode, UsageError
 from ..common.text import to_json
 from ..findings.findings import conclude_run
 from ..findings.notes import why_not_measured
 from ..machine.manifest import Timing
-from ..page.page import Page
 from ..plan.settings import ResolvedSettings
 from ..predict.from_pass import write_calibration
 from ..results.commands import resume_command
-from ..results.disk import reason, replace_file
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder
 from ..results.store import FAILURES, load_run, shown
@@ -73,7 +71,7 @@ def close(
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         say(missing)
     # What reports never imports torch; only a finished run reaches for it.
-    from ...report.build import page_of
+    from ...report.build import page_of, write_page
     from ...report.summary import summary_of
     from ..page.render import markdown
     from ..page.terminal import show
@@ -98,25 +96,6 @@ def close(
     return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if place else ExitCode.USAGE
 
 
-def write_page(folder: Path, page: Page | None = None) -> Path | None:
-    """Write the page of a run whose files are up to date; None where it cannot be written, which is said.
-
-    `page` is that of the run, where it is made already.
-    """
-    from ...report.build import page_of
-    from ..page.render import html
-
-    place = folder / "report.html"
-    try:
-        content = html(page or page_of(load_run(folder), folder)).encode(errors="backslashreplace")
-        replace_file(place, lambda part: part.write_bytes(content))
-    except (OSError, UsageError) as error:
-        why = f"{place} cannot be written: {reason(error)}; every measurement is kept"
-        say(f"error: {why}: make room, then {command('report', str(folder))} makes the page")
-        return None
-    return place
-
-
 def finish(folder: Path, because: str) -> None:
     """Bring every file of a broken-off run up to date, build its page, and tell on stderr what is kept.
 
@@ -129,6 +108,8 @@ def finish(folder: Path, because: str) -> None:
         recorder.tell(timing=timing_of(recorder, recorder.rounds_s, because))
         num_measured = recorder.cases["images_per_s"].notna().sum()
         recorder.close(because)
+        from ...report.build import write_page
+
         write_page(folder)
     except UsageError as error:
         say(f"error: {error}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...report.build import page_of
+from ...report.build import page_of, write_page
 from ..common.cli import say
 from ..common.numbers import plural
 from ..common.process import host_name
@@ -23,7 +23,6 @@ from ..plan.case import Case
 from ..plan.settings import Settings
 from ..results.disk import writable
 from ..results.store import RunWriter, load_run, shown
-from ..run.close import write_page
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import median_interval, with_change_of_runs
 from . import steps as seen

@@ -111,7 +111,7 @@ def test_rooms_are_few_and_know_few_others():
     rooms = {part: others - shells for part, others in _needs().items() if part not in shells}
     of_shells = set().union(*(others for part, others in _needs().items() if part in shells)) - shells
     assert len(rooms) + 1 <= 24
-    assert sum(map(len, rooms.values())) + len(of_shells) <= 103
+    assert sum(map(len, rooms.values())) + len(of_shells) <= 95
 
 
 @pytest.mark.parametrize("module", sorted(module for module in FILES if _part(module) in WITHOUT_TORCH))

@@ -26,8 +26,8 @@ from ddp_bench.bench.gate.more import interleave_command, more, took_turns
 from ddp_bench.bench.machine.launch import launched_command
 from ddp_bench.bench.results.commands import again, resume_command
 from ddp_bench.bench.results.store import read_manifest
-from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.report.build import write_page
 
 WRITERS = [ROOT / "bench" / name for name in ("findings/next_step.py", "gate/more.py", "results/commands.py")]
 """Modules of which every branch writes a part of a command."""

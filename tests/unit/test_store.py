@@ -32,7 +32,6 @@ from ddp_bench.bench.results.commands import resume_command
 from ddp_bench.bench.results.disk import FolderLock
 from ddp_bench.bench.results.journal import Journal, Plan, read
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.close import write_page
 from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
 from ddp_bench.bench.run.open_folder import (
     begin_attempt,
@@ -42,6 +41,7 @@ from ddp_bench.bench.run.open_folder import (
     settings_of,
     settle_fault,
 )
+from ddp_bench.report.build import write_page
 
 BLOCK = block("single-n1", 1, 10.125, steps=2, host='a,"b"\nc', started_s=1.5)
 
