@@ -12,6 +12,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import PurePath
 from typing import Any, NoReturn
 
@@ -153,3 +154,11 @@ def _all_written(code: int) -> int:
         why, end.lost = end.lost.strerror, None  # said once
         raise UsageError(f"standard output cannot be written: {why}; write it to another place")
     return code
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
