@@ -11,7 +11,6 @@ from ..findings.next_step import again
 from ..page import render
 from ..page.charts import Ratio, forest
 from ..page.page import Figure, Page, data_link
-from ..results.comparisons import band
 from ..results.tables import csv_bytes
 from .compare import Gate
 from .decide import INFORMING_CONFIDENCE
@@ -68,7 +67,7 @@ def _figure(gate: Gate, metric: str) -> Figure | None:
     ]
     return forest(
         rows,
-        band(threshold),
+        (1 - threshold, 1 + threshold),  # as `judge` has it
         key=metric.replace("_", "-"),
         title=f"Change of {label}",
         caption=f"{sentence[:1].upper()}{sentence[1:]}.",

@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from gate_runs import STEADY, failed, gated, made_run, of_metric, plan, slowed, write_run
 from made import made_manifest
+from matplotlib.figure import Figure as Canvas
 from msgspec import structs
 from recorded_pages import text_of
 
@@ -21,7 +22,7 @@ from ddp_bench.bench.gate import output
 from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_policy
 from ddp_bench.bench.gate.main import main, parser
-from ddp_bench.bench.gate.page import markdown
+from ddp_bench.bench.gate.page import markdown, page
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.stats.interval import Interval
@@ -372,3 +373,13 @@ def test_a_summary_that_cannot_be_written_is_a_line(capsys, tmp_path):
     show_on_github([], lambda: "text", environment)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("no job summary: ")
+
+
+def test_the_shaded_band_is_the_one_that_is_judged():
+    """At 30% it begins at -30%, not where 1 / 1.3 is."""
+    runs = made_run(STEADY), made_run(STEADY)
+    gate = gated(*runs, thresholds=dict.fromkeys(GATED, 0.3))
+    canvas = Canvas()
+    page(gate, *runs).figures[0].draw(canvas)
+    shaded = [one.get_bbox() for one in canvas.axes[0].patches]
+    assert [(box.x0, box.x1) for box in shaded] == [(pytest.approx(0.7), pytest.approx(1.3))]
