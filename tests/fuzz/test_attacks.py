@@ -28,7 +28,6 @@ from fuzzing import damaged_table, edited, mutated, options
 from hypothesis import settings
 from in_process import Reached, first_worker, reached
 
-from ddp_bench.bench import tune
 from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.doctor import main as doctor
 from ddp_bench.bench.export.main import main as export
@@ -37,7 +36,7 @@ from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.lab import main as lab
 from ddp_bench.bench.lab import network
 from ddp_bench.bench.predict.main import main as predict
-from ddp_bench.bench.run import close
+from ddp_bench.bench.run import close, tune
 from ddp_bench.bench.run import main as run
 from ddp_bench.report.main import main as report
 

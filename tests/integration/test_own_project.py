@@ -97,7 +97,7 @@ for line in sys.argv[1:]:
         print(end.code, flush=True)
 """
 MISTAKES = {
-    "rum": "ddp-bench: error: unknown command 'rum'; did you mean 'run'? known: run, tune, ",
+    "rum": "ddp-bench: error: unknown command 'rum'; did you mean 'run'? known: run, watch, tune, ",
     "": "ddp-bench: error: name a command: run, tune, ",
     "--verson": "ddp-bench: error: unrecognized arguments: --verson; did you mean --version?",
     "run --gpu x": "ddp-bench run: error: ",

@@ -4,6 +4,7 @@ import re
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -164,7 +165,7 @@ def test_of_equal_code_nearly_all_pass_by_default_and_a_quiet_machine_needs_the_
 
 @pytest.mark.parametrize(("decides", "taken"), [(1, 2), (3, 4), (9, 8)])
 def test_a_gate_ends_after_the_first_look_that_decides(decides, taken, monkeypatch):
-    sides = [SimpleNamespace(moved=None, python=sys.executable)] * 2
+    sides = [interleave.Checkout("either", Path(), sys.executable)] * 2
     monkeypatch.setattr(interleave, "both_checkouts", lambda *_: nullcontext(sides))
     monkeypatch.setattr(interleave, "measure_in_turns", lambda *_, **__: (made_run(STEADY), made_run(STEADY)))
 
