@@ -51,17 +51,6 @@ class Conclusion:
         ]
         return max(found, default=(0.0, ""))[1]
 
-    @property
-    def lines(self) -> list[tuple[str, str]]:
-        """Label and text of the answers, of how far to trust them, and of what to run next."""
-        worth = self.trust.lines if self.trust else {}
-        following = self.next_step
-        return [
-            *((one.title, one.sentence) for one in self.verdicts),
-            *((f"trust: {claim}", said) for claim, said in worth.items()),
-            *([("next", following.why), ("", following.command)] if following else []),
-        ]
-
 
 def run_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[Caution]:
     """Return what to know before trusting a run, most general first, one per kind."""
