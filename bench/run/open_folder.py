@@ -132,7 +132,7 @@ def _is_of(folder: Path, run_id: str) -> bool:
 
 
 def _check_devices(then: Manifest, now: Manifest) -> None:
-    """Raise NotMeasuredError where ranks that started again have other devices: a GPU that fell off the bus."""
+    """Raise NotMeasuredError where ranks that started again have other devices: a GPU is off the bus."""
     gpus = [[rank.gpu for rank in one.ranks] for one in (then, now)]
     if then.plan_hash == now.plan_hash and gpus[0] == gpus[1]:
         return

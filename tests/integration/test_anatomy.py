@@ -195,7 +195,7 @@ def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(instru
     found = instrumented("""
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.trace import communication_and_compute, spans_of
-from ddp_bench.bench.measure.spans import overlap_pct
+from ddp_bench.bench.measure.trace import overlap_pct
 trainer = made()
 if cluster.rank == 1:
     class SlowToStart(trace.profile):
