@@ -14,10 +14,9 @@ from ..results.store import RunData
 from .answers import answer_questions, headline
 from .cautions import Caution, of_conditions, said_load
 from .communication import Step, explain_ddp_step
-from .confidence import Trust, assess_confidence
+from .confidence import Trust, assess_confidence, describe_repeatability
 from .next_step import NextStep, propose_next_step
 from .notes import describe_cases
-from .repeats import describe_repeatability
 from .stability import cautions as of_rounds
 from .verdicts import COMMUNICATION, Verdict
 from .wrapper import ONE_DEVICE
