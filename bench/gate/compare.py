@@ -203,7 +203,8 @@ def _obstacle(
 
 def _of_the_machine(comparison: Change) -> Change:
     """Two runs of the same code under the same conditions: what got slower is the machine."""
-    if comparison.verdict != "regressed" or not comparison.is_repeated:
+    column = comparison.column
+    if comparison.verdict != "regressed" or column is None or not column.repeated:
         return comparison
     return replace(comparison, verdict="undecided", reason=SAME_CODE, suspected=True)
 

@@ -79,11 +79,6 @@ class Change(Record, frozen=True, omit_defaults=False):
     def column(self) -> Metric | None:
         return None if self.metric is None else GATED[self.metric]
 
-    @property
-    def is_repeated(self) -> bool:
-        """Whether it is of a metric that every round gives."""
-        return self.column is not None and self.column.repeated
-
 
 def of_case(ours: GateCase, theirs: GateCase | None, verdict: Verdict, reason: str = "") -> Change:
     """What is known of a case in the baseline and, where it is there, in the candidate."""
@@ -160,7 +155,8 @@ def _in_turns(
         baseline = statistics.median(before.values())
         candidate = baseline + found.value * statistics.median(steps.values())
     else:
-        found = of_launches(log_ratios(after, before))
+        common = after.keys() & before.keys()
+        found = of_launches({r: math.log(after[r] / before[r]) for r in common})
         candidate, baseline = typical_sides(after, before, math.exp(found.value))
     return _decided(replace(measured, baseline=baseline, candidate=candidate), found, metric, confidence)
 
@@ -208,11 +204,6 @@ def _judged(measured: Change, ratio: Interval, metric: Metric) -> Change:
     rule = RULES[verdict].format(worse=worse, better=better, limit=limit, gain=gain)
     reason = rule if metric.repeated else "one reading, no interval"
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
-
-
-def log_ratios(numerator: ByRound, denominator: ByRound) -> dict[int, float]:
-    """By round the logarithm of the ratio, of positive figures."""
-    return {r: math.log(numerator[r] / denominator[r]) for r in numerator.keys() & denominator.keys()}
 
 
 def of_launches(by_round: Mapping[int, float]) -> Estimate:

@@ -146,7 +146,11 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
         taken_s = {rank: [one.step_s] for rank, one in step.items()}
         if not rounds:
             yield block("timed", index, taken_s, {})
-        yield block("anatomy", index, taken_s, {rank: phases_ms(one) for rank, one in step.items()})
+        phases_ms = {
+            rank: {f"{phase}_ms": round(1000 * one.parts.get(phase, 0.0), 4) for phase in PHASES}
+            for rank, one in step.items()
+        }
+        yield block("anatomy", index, taken_s, phases_ms)
 
 
 def without_communication_s(probe: Step, usual_s: float) -> float:
@@ -160,8 +164,3 @@ def without_communication_s(probe: Step, usual_s: float) -> float:
 
 def _syncs_per_probe(probe: Step) -> float:
     return len(probe.syncs) / len(probe.probes)
-
-
-def phases_ms(step: Step) -> dict[str, float]:
-    """Return milliseconds of a step's phases by column of cases.csv."""
-    return {f"{phase}_ms": round(1000 * step.parts.get(phase, 0.0), 4) for phase in PHASES}
