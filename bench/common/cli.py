@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
+import functools
 import io
 import itertools
 import os
@@ -119,6 +120,19 @@ def guarded(name: str, work: Callable[[], int]) -> int:
         return ExitCode.BUG
     finally:
         _Current.name = before
+
+
+def entry_point(name: str) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
+    """Make what does the work of a command its `main`, of the words given or else of those typed."""
+
+    def of(work: Callable[[list[str]], int]) -> Callable[..., int]:
+        def main(argv: Sequence[str] | None = None) -> int:
+            arguments = list(sys.argv[1:] if argv is None else argv)
+            return guarded(name, lambda: work(arguments))
+
+        return functools.update_wrapper(main, work)
+
+    return of
 
 
 class _Output(io.FileIO):

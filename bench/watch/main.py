@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..common.cli import Parser, command, guarded, say
+from ..common.cli import Parser, command, entry_point, say
 from ..common.errors import UsageError
 from ..common.process import host_name
 from ..common.values import positive_int, whole_number
@@ -49,12 +48,9 @@ def parser() -> Parser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point("watch")
+def main(argv: list[str]) -> int:
     """Run the command and return its exit code: that of the user's command."""
-    return guarded("watch", lambda: _main(sys.argv[1:] if argv is None else argv))
-
-
-def _main(argv: Sequence[str]) -> int:
     dashes = argv.index("--") if "--" in argv else len(argv)
     made = parser()
     if dashes == len(argv):
