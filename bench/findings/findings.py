@@ -13,7 +13,7 @@ from ..results.case_result import CaseResult
 from ..results.comparisons import default_of
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
-from .answers import answer_questions, headline
+from .answers import ONE_DEVICE, answer_questions, headline
 from .cautions import Caution, of_conditions, said_load
 from .communication import Step, explain_ddp_step
 from .confidence import Trust, assess_confidence, describe_repeatability
@@ -21,7 +21,6 @@ from .next_step import NextStep, propose_next_step
 from .notes import describe_cases
 from .stability import cautions as of_rounds
 from .verdicts import COMMUNICATION, Verdict
-from .wrapper import ONE_DEVICE
 
 
 @dataclass(frozen=True)
