@@ -14,12 +14,11 @@ from ..results.comparisons import default_of
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
 from .answers import ONE_DEVICE, answer_questions, headline
-from .cautions import Caution, of_conditions, said_load
+from .cautions import Caution, of_conditions, of_rounds, said_load
 from .communication import Step, explain_ddp_step
 from .confidence import Trust, assess_confidence, describe_repeatability
 from .next_step import NextStep, propose_next_step
 from .notes import describe_cases
-from .stability import cautions as of_rounds
 from .verdicts import COMMUNICATION, Verdict
 
 
