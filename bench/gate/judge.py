@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -252,13 +253,10 @@ def amounts(c: Change) -> tuple[str, ...]:
     """Metric, baseline and candidate; the unit of a rate is its name."""
     if c.column is None:
         return "", "", ""
-    both = ("" if value is None else _written(c, value) for value in (c.baseline, c.candidate))
+    written = c.column.written.format if c.column.written else partial(number, digits=4)
+    both = ("" if value is None else written(value) for value in (c.baseline, c.candidate))
     label = c.column.label.removesuffix(" communication")
     return per_second("/".join(dict.fromkeys(c.units))) if c.column.is_rate else label, *both
-
-
-def _written(c: Change, value: float) -> str:
-    return c.column.written.format(value) if c.column and c.column.written else number(value, 4)
 
 
 def change(c: Change) -> str:
