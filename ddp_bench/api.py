@@ -17,6 +17,7 @@ import pandas as pd
 
 from ddp_bench.bench.common.text import to_json
 from ddp_bench.bench.common.values import fraction, named
+from ddp_bench.bench.findings.findings import summary_of
 from ddp_bench.bench.gate.compare import compare as gate_of
 from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
@@ -24,7 +25,6 @@ from ddp_bench.bench.gate.output import as_json
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.case_columns import GATED, units_of
-from ddp_bench.report.summary import summary_of
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -1,8 +1,6 @@
 """`python -m report` in a checkout; `ddp-bench report` elsewhere."""
 
-import sys
-
 from ddp_bench.report.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -103,12 +103,6 @@ def by_mode(cases: Iterable[CaseResult], mode: str) -> list[CaseResult]:
     return [firsts[count] for count in sorted(firsts)]
 
 
-def unshared(cases: Sequence[CaseResult]) -> Sequence[CaseResult]:
-    """Return the cases with devices of their own; all where none on several devices has them."""
-    own = [case for case in cases if not case.oversubscribed]
-    return own if any(case.num_devices > 1 for case in own) else cases
-
-
 def headline_count(cases: Sequence[CaseResult]) -> int | None:
     """Return how many devices the run's answers are of, in these cases; None without several."""
     return next((case.num_devices for case in headline(cases)), None)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from ..bench.common.numbers import TIMES, plural, quantity, ratio
 from ..bench.findings.answers import headline
-from ..bench.findings.stability import pace
+from ..bench.findings.cautions import pace
 from ..bench.findings.wording import case_label, settings_label, short_mode
 from ..bench.page.charts import Line, Mark, Ratio, bare, chart, counts, forest, over_devices
 from ..bench.page.drawing import LOOKS

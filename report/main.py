@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from ..bench.common.cli import Parser, command, guarded
+from ..bench.common.cli import Parser, command, entry_point
 from ..bench.common.errors import ExitCode, UsageError
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point("report")
+def main(argv: list[str]) -> int:
     """Write what was asked for, print its path, and return the exit status: 0, or 2 for a user's mistake."""
-    return guarded("report", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> int:
     print(_write(_parser().parse_args(argv)))
     return ExitCode.OK
 

@@ -10,10 +10,13 @@ from ..bench.findings.wording import case_label
 from ..bench.page.drawing import COLOURS, INK, PAPER, WIDTH_PT, legend, printable, read_across, tag
 from ..bench.page.page import Figure
 from ..bench.results.case_result import CaseResult
-from ..bench.results.comparisons import FASTER, SLOWER, Comparison
-from .cases import WorkloadCases, by_mode, headline_count, unshared
+from ..bench.results.comparisons import FASTER, SLOWER, Comparison, on_own_devices
+from .cases import WorkloadCases, by_mode, headline_count
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
+WAITING = "communication and waiting"
+"""Of a watched training: after the last bucket of a rank is ready."""
+
 REST = "rest of DP: loss, optimizer, batch"
 """Of a step of DataParallel, beside its own stages."""
 
@@ -36,6 +39,7 @@ _LOOKS: dict[str, tuple[str, str]] = {
     "gather": ("move", "++++"),
     BACKWARD: ("backward", "////"),
     MIXED: ("backward", "xxxx"),
+    WAITING: ("exposed", "////"),
     EXPOSED: ("exposed", "\\\\\\\\"),
     "reduce": ("move", ""),
     "buffers": ("move", "xx"),
@@ -72,7 +76,7 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
     """
     # A step of several micro-batches is as many times as long, and would flatten all others.
     once = [case for case in workload.cases if (case.number("accumulate") or 1) == 1]
-    cases = unshared(once or workload.cases)
+    cases = on_own_devices(once or workload.cases)
     ddp = {case.case_id for case in cases if case.mode == "ddp"}
     shown = {case.case_id for case in by_mode(cases, "ddp")}
     shown |= {

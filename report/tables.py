@@ -10,9 +10,9 @@ from ..bench.page.page import Heading, Link, Table
 from ..bench.plan.buckets import BucketLayout
 from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import EXPOSED_COMM
-from ..bench.results.comparisons import Comparison, over_eager
+from ..bench.results.comparisons import Comparison, on_own_devices, over_eager
 from ..bench.results.store import failure_file
-from .cases import named, unshared, workloads
+from .cases import named, workloads
 from .table import NAME, NAME_IN_PARTS, Column, figures, table, whole, words
 
 _ID = words("Id", lambda case: case.case_id)
@@ -72,7 +72,7 @@ def tables(
 def results(cases: Sequence[CaseResult], best: str = "") -> Table | None:
     """Tabulate the measured cases, those with own devices where any have; `best` is the id of one."""
     every = named(workloads(cases))
-    own = sorted(unshared(every), key=lambda case: case.is_stand_in)
+    own = sorted(on_own_devices(every), key=lambda case: case.is_stand_in)
     folded = len(every) - len(own)
     rate = figures("Throughput", "images_per_s", per_second(unit_of_cases(own)))
     ratios = SPEEDUP, _EFFICIENCY, _EXPOSED, _HIDDEN, _AGAINST

@@ -18,15 +18,15 @@ from . import conditions, tables
 from .cases import workloads
 from .charts import drift
 from .page import Files, cards
-from .step import EXPOSED, draw_bar, fill
+from .step import WAITING, draw_bar, fill
 from .table import TERMS
 
-_WAITS = "what a backward takes after its last bucket is ready: communication, and waiting for other ranks"
+_WAITS = "what a backward takes after its last bucket is ready"
 _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
 """Of a run's choice, and of what may name a person."""
 
 _PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "other")
-_HEADINGS = {"waits": "exposed communication", "buffers": "broadcast of buffers"}
+_HEADINGS = {"waits": WAITING, "buffers": "broadcast of buffers"}
 
 _ROW_PT = 42
 
@@ -74,7 +74,7 @@ def tabulate_ranks(ranks: Sequence[WatchedRank]) -> Table:
     shown = _shown(ranks)
     return Table(
         "A step by part and rank",
-        f"Medians of steps that hold nothing back. Exposed communication: {_WAITS}.",
+        f"Medians of steps that hold nothing back. {WAITING[:1].upper()}{WAITING[1:]}: {_WAITS}.",
         (
             Heading("Rank", "number"),
             *(Heading(f"{_HEADINGS.get(part, part)} (ms)", "number") for part in shown),
@@ -85,7 +85,7 @@ def tabulate_ranks(ranks: Sequence[WatchedRank]) -> Table:
 
 def draw_ranks(ranks: Sequence[WatchedRank]) -> Figure:
     """Draw a stacked bar for each rank."""
-    names = {part: {"waits": EXPOSED}.get(part, part) for part in _shown(ranks)}
+    names = {part: {"waits": WAITING}.get(part, part) for part in _shown(ranks)}
     bars = {one.rank: {name: one.parts[part].estimate for part, name in names.items()} for one in ranks}
     longest = max(sum(parts.values()) for parts in bars.values())
 
@@ -107,8 +107,8 @@ def draw_ranks(ranks: Sequence[WatchedRank]) -> Figure:
     return Figure(
         key="w1-ranks",
         title="Where a step goes, by rank",
-        caption=f"Rank {rank} spends most of a step in {largest}: {quantity(parts[largest], 'ms')}.",
-        note=f"“{EXPOSED}”: {_WAITS}.",
+        caption=f"The largest part of rank {rank}'s step is {largest}: {quantity(parts[largest], 'ms')}.",
+        note=f"“{WAITING}”: {_WAITS}.",
         height_pt=60 + 15 * -(-len(names) // 2) + _ROW_PT * len(bars),
         draw=draw,
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
+import functools
 import io
 import itertools
 import os
+import re
 import shlex
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,6 +20,7 @@ from pathlib import PurePath
 from typing import Any, NoReturn
 
 from .errors import ExitCode, UsageError, UserCodeError
+from .process import own_command
 from .text import visible, visible_lines
 
 TYPED_ENV = "_DDP_BENCH_TYPED"
@@ -118,6 +122,19 @@ def guarded(name: str, work: Callable[[], int]) -> int:
         _Current.name = before
 
 
+def entry_point(name: str) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
+    """Make what does the work of a command its `main`, of the words given or else of those typed."""
+
+    def of(work: Callable[[list[str]], int]) -> Callable[..., int]:
+        def main(argv: Sequence[str] | None = None) -> int:
+            arguments = list(sys.argv[1:] if argv is None else argv)
+            return guarded(name, lambda: work(arguments))
+
+        return functools.update_wrapper(main, work)
+
+    return of
+
+
 class _Output(io.FileIO):
     """Where a command writes: what cannot be written is lost, and the work goes on."""
 
@@ -162,3 +179,32 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+TORCHRUN = ["-m", "torch.distributed.run"]
+
+
+def resolve_command(words: Sequence[str], executable: str) -> list[str]:
+    """Return the command that the words after `--` mean; `executable` is what `python` stands for.
+
+    The interpreter is named, because under sudo PATH may know another one or no torchrun. Commands
+    of ours are ours in any folder. Raises UsageError where there is no command, or no such program.
+    """
+    first, *rest = words or [""]
+    name = PurePath(first).name
+    if first in {"python", "python3", executable, PurePath(executable).name} and rest:
+        module = rest[1] if rest[0] == "-m" and len(rest) > 1 else ""
+        if own := re.fullmatch(r"bench(?:\.(\w+))?|(report)", module):
+            return own_command(*filter(None, own.groups()), *rest[2:], python=executable)
+        return [executable, *rest]
+    if name == "torchrun":
+        return [executable, *TORCHRUN, *rest]
+    if name == "ddp-bench" or re.fullmatch(r"bench\.\w+", first):
+        own_words = rest if name == "ddp-bench" else [first.removeprefix("bench."), *rest]
+        return own_command(*own_words, python=executable)
+    if not rest and name.startswith("python"):
+        raise UsageError(f"after -- comes what {name} is to run too, as in -- {name} train.py")
+    if not first or shutil.which(first) is None:
+        given = f"no program {first!r} is found" if first else "nothing is there"
+        raise UsageError(f"after -- comes a command, as in -- python train.py, but {given}")
+    return [first, *rest]

@@ -61,10 +61,6 @@ class NotMeasuredError(UsageError):
     exit_code = ExitCode.NOT_MEASURED
 
 
-class GaveUpError(NotMeasuredError):
-    """Restarting leads nowhere."""
-
-
 class NotComparableError(UsageError):
     """Two measurements were not made under the same conditions."""
 

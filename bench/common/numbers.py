@@ -97,13 +97,11 @@ def span(found: Interval, behind: int = 2) -> str:
 
 
 def ratio(found: Interval) -> str:
-    """Write a ratio with its interval: `1.16\N{MULTIPLICATION SIGN} (1.09\N{EN DASH}1.24)`."""
-    return to_places(found, ratio_places(found), TIMES)
+    """Write a ratio with its interval: `1.16\N{MULTIPLICATION SIGN} (1.09\N{EN DASH}1.24)`.
 
-
-def ratio_places(found: Interval) -> int:
-    """Decimal places of a ratio: two, or three where the ends of its interval would else be alike."""
-    return 3 if _is_known(found) and found.high - found.low < 0.01 else 2
+    It has three decimal places where the ends of its interval would else be alike.
+    """
+    return to_places(found, 3 if _is_known(found) and found.high - found.low < 0.01 else 2, TIMES)
 
 
 def short_percent(share: float) -> str:

@@ -1,8 +1,6 @@
 """`python -m bench.doctor` in a checkout; `ddp-bench doctor` elsewhere."""
 
-import sys
-
 from ddp_bench.bench.doctor.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

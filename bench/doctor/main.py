@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from ..common.cli import Parser, command, guarded
+from ..common.cli import Parser, command, entry_point
 from ..common.console import print_table
 from ..common.errors import ExitCode
 from ..common.text import to_json, visible
@@ -35,12 +35,9 @@ def parser() -> Parser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point("doctor")
+def main(argv: list[str]) -> int:
     """Run the command and return its exit code."""
-    return guarded("doctor", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     found = examine()
     grave = worst(answer.status for answer in found.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..common import cli, values
@@ -31,12 +30,9 @@ def parser() -> cli.Parser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@cli.entry_point("export")
+def main(argv: list[str]) -> int:
     """Entry point of the command; the exit status."""
-    return cli.guarded("export", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     name = values.named("format", values.choice(FORMATS), options.format)
     # pandas takes a second

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..common.text import visible
 from ..machine.manifest import Manifest
@@ -11,16 +13,13 @@ from ..results.case_result import CaseResult
 from ..results.comparisons import default_of
 from ..results.round_times import RoundTimes
 from ..results.store import RunData
-from .answers import answer_questions, headline
-from .cautions import Caution, of_conditions, said_load
+from .answers import ONE_DEVICE, answer_questions, headline
+from .cautions import Caution, of_conditions, of_rounds, said_load
 from .communication import Step, explain_ddp_step
-from .confidence import Trust, assess_confidence
+from .confidence import Trust, assess_confidence, describe_repeatability
 from .next_step import NextStep, propose_next_step
 from .notes import describe_cases
-from .repeats import describe_repeatability
-from .stability import cautions as of_rounds
 from .verdicts import COMMUNICATION, Verdict
-from .wrapper import ONE_DEVICE
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,6 @@ class Conclusion:
             if case.images_per_s and (ONE_DEVICE if case.mode == "single" else case.case_id) in named
         ]
         return max(found, default=(0.0, ""))[1]
-
-    @property
-    def lines(self) -> list[tuple[str, str]]:
-        """Label and text of the answers, of how far to trust them, and of what to run next."""
-        worth = self.trust.lines if self.trust else {}
-        following = self.next_step
-        return [
-            *((one.title, one.sentence) for one in self.verdicts),
-            *((f"trust: {claim}", said) for claim, said in worth.items()),
-            *([("next", following.why), ("", following.command)] if following else []),
-        ]
 
 
 def run_cautions(manifest: Manifest, cases: Sequence[CaseResult], times: RoundTimes) -> list[Caution]:
@@ -100,3 +88,26 @@ def conclude_run(run: RunData) -> Conclusion:
         ),
         next_step=propose_next_step(run, verdicts, step, cautions),
     )
+
+
+def summary_of(run: RunData, conclusion: Conclusion | None = None) -> dict[str, Any]:
+    """Return what `ddp-bench run --json` prints; `conclusion` is of this run, where it was concluded before.
+
+    Of an answer: the question, such as wrapper or communication; of a comparison one of `ANSWERS`, else
+    resolved; a sentence; a line of code that follows from it, which may be empty. `trust` is what the answers
+    are worth, by what they claim, and None where there are none.
+    """
+    found = conclusion or conclude_run(run)
+    return {
+        "results": str(run.path),
+        "answers": [
+            {"question": one.question, "answer": one.answer, "sentence": one.said, "paste": one.paste}
+            for one in found.verdicts
+        ],
+        "findings": [*found.notes, *found.background],
+        "next": found.next_step,
+        "trust": found.trust,
+        "cautions": found.cautions,
+        "timing": run.manifest.timing,
+        "cases": json.loads(run.cases.to_json(orient="records")),
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..common.cli import command
 from ..common.numbers import about, short, with_interval
@@ -81,10 +80,8 @@ def propose_next_step(
         return NextStep("reduce the background load first, then measure again", command("doctor"))
     is_baseline = not any(case.has_failed for case in cases) and folder.suffix != ".zip"
     less = _propose_less_communication(manifest, cases, verdicts, step)
-    return less or (_propose_baseline(folder) if is_baseline else None)
-
-
-def _propose_baseline(folder: Path) -> NextStep:
+    if less or not is_baseline:
+        return less
     place = folder if folder.name.strip(".") else folder / "run"  # the folder may be called . or ..
     save = command("export", str(folder), "--format", "zip", "--out", f"{place}.zip")
     return NextStep("save this run as a baseline, to compare later runs with", visible(save))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..common.numbers import plural, with_interval
+from ..common.numbers import number, plural, with_interval
 from ..common.text import visible
 from ..machine.manifest import LateRank, Manifest, Measured, Watched
 from ..results.store import RunData
@@ -36,6 +36,10 @@ FEWER_BYTES = (
     "Communicate less often or less: a larger batch, accumulation under no_sync(), or 16-bit gradients "
     "(register_comm_hook with bf16_compress_hook), which change the training."
 )
+
+
+MAX_OVERHEAD = 0.05
+"""Share of the step below which the most that watching may cost is worth a number."""
 
 
 def as_measured(found: Interval) -> Measured:
@@ -82,15 +86,17 @@ def conclude_watch(run: RunData) -> WatchConclusion:
 
 def _advise(found: Conclusion, late: LateRank | None) -> str:
     """Say what to do first: about the straggler, which the others wait for, else about communication."""
-    if late is not None:
+    if late is not None and late.is_straggler:
         return f"{REMEDIES.get(late.part, SAME_FOR_ALL)}; then watch again."
+    if any(one.question == COMMUNICATION and one.is_open for one in found.verdicts):
+        return "Watch more steps (--steps 600) while no other program uses these cores."
     exposes = any(one.question == COMMUNICATION and one.answer == RESOLVED for one in found.verdicts)
     return FEWER_BYTES if exposes else ""
 
 
 def describe_late_rank(manifest: Manifest, late: LateRank | None) -> str:
     """Say which rank the others wait for, by how much and with which part; empty without one."""
-    if late is None:
+    if late is None or not late.is_straggler:
         return ""
     several = len({one.host for one in manifest.ranks}) > 1
     hosts = [one.host for one in manifest.ranks if one.rank == late.rank and several]
@@ -104,10 +110,20 @@ def describe_late_rank(manifest: Manifest, late: LateRank | None) -> str:
 def _count_steps(watched: Watched) -> Iterator[str]:
     """Say of how many steps the numbers are, and what watching adds to a step."""
     others = f"; {watched.num_others:,d} consist of other parts" if watched.num_others else ""
-    yield f"{plural(watched.num_steps, 'step')} seen, {watched.num_compared:,d} compared{others}."
-    if (added := watched.overhead_ms) is None:
+    yield f"{plural(watched.num_steps, 'optimizer step')} seen, {watched.num_compared:,d} compared{others}."
+    if len(watched.ranks) == 1:
+        yield "Only one process trained: if there should be more, look at what your launcher starts."
+    if (late := watched.late) is not None and not late.is_straggler:
+        yield (
+            f"No rank is surely late: rank {late.rank} has most work of its own, {write_ms(late.later_ms)} "
+            f"more than the others in each step, {late.share_pct:.0f}% of it."
+        )
+    step_ms = sum(part.estimate for part in watched.ranks[0].parts.values()) if watched.ranks else 0.0
+    if (added := watched.overhead_ms) is None or added.high is None:
         return
     if added.low is not None and added.low > 0:
-        yield f"Watching costs {write_ms(added)} a step: steps with the hook minus steps before it."
-    elif added.high is not None and added.high > 0:
-        yield f"Watching costs at most {added.high:.2g} ms a step: steps with the hook minus steps before it."
+        yield f"Watching adds {write_ms(added)} to a step: steps with the hook minus steps before it."
+    elif added.high < MAX_OVERHEAD * step_ms:
+        yield f"Watching adds at most {number(max(added.high, 0.0), 2)} ms to a step."
+    else:
+        yield "What watching adds to a step is less than the noise of these steps."

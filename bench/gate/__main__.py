@@ -1,8 +1,6 @@
 """`python -m bench.gate` in a checkout; `ddp-bench gate` elsewhere."""
 
-import sys
-
 from ddp_bench.bench.gate.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -10,6 +10,7 @@ from ..common import cli, values
 from ..common.console import Annotation, show_on_github
 from ..common.errors import ExitCode, NotComparableError, NothingToCompareError, UsageError
 from ..common.text import markdown
+from ..page import terminal
 from ..results.case_columns import GATED
 from ..results.store import write_output
 from . import output as gate_output
@@ -105,7 +106,7 @@ def _tell(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateR
     elif options.markdown:
         print(as_markdown())
     elif not options.quiet:
-        gate_output.show(gate)
+        terminal.show(gate_output.outline(gate))
 
 
 def _write(place: Path, content: str, option: str) -> None:

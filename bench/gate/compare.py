@@ -22,11 +22,10 @@ from ..findings.wording import case_label, case_name
 from ..machine.conditions import Difference
 from ..results.case_columns import GATED
 from ..stats.fit import MIN_ROUNDS
-from .code import Code
 from .decide import INFORMING_CONFIDENCE, Decision, Policy, decide
 from .judge import VERDICTS, Change, Verdict, compare_metric, of_case, shares_devices
 from .more import More, interleave_command, more, took_turns
-from .runs import LAUNCH, SWEPT, GateCase, GateRun, run_differences
+from .runs import LAUNCH, SWEPT, Code, GateCase, GateRun, run_differences
 
 SAME_CODE = "both runs measured the same code under the same conditions: the machine changed"
 """Why a slow-down is none of the code."""
@@ -203,7 +202,8 @@ def _obstacle(
 
 def _of_the_machine(comparison: Change) -> Change:
     """Two runs of the same code under the same conditions: what got slower is the machine."""
-    if comparison.verdict != "regressed" or not comparison.is_repeated:
+    column = comparison.column
+    if comparison.verdict != "regressed" or column is None or not column.repeated:
         return comparison
     return replace(comparison, verdict="undecided", reason=SAME_CODE, suspected=True)
 

@@ -29,10 +29,9 @@ from ..plan.settings import Settings
 from ..run.main import parser as run_parser
 from ..run.main import settings_of
 from .checkouts import Checkout, both_checkouts, check_loaded
-from .code import Code, check_one_code
 from .compare import Gate
 from .preflight import check_evidence, check_interpreter, check_variables
-from .runs import GateRun, both, read_run
+from .runs import Code, GateRun, both, check_one_code, read_run
 
 END_S = 60.0
 """How long an interrupted run may take to write its summary; one that has hung would take for ever."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -78,11 +79,6 @@ class Change(Record, frozen=True, omit_defaults=False):
     @property
     def column(self) -> Metric | None:
         return None if self.metric is None else GATED[self.metric]
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether it is of a metric that every round gives."""
-        return self.column is not None and self.column.repeated
 
 
 def of_case(ours: GateCase, theirs: GateCase | None, verdict: Verdict, reason: str = "") -> Change:
@@ -160,7 +156,8 @@ def _in_turns(
         baseline = statistics.median(before.values())
         candidate = baseline + found.value * statistics.median(steps.values())
     else:
-        found = of_launches(log_ratios(after, before))
+        common = after.keys() & before.keys()
+        found = of_launches({r: math.log(after[r] / before[r]) for r in common})
         candidate, baseline = typical_sides(after, before, math.exp(found.value))
     return _decided(replace(measured, baseline=baseline, candidate=candidate), found, metric, confidence)
 
@@ -210,11 +207,6 @@ def _judged(measured: Change, ratio: Interval, metric: Metric) -> Change:
     return replace(measured, verdict=verdict, reason=reason, ratio=ratio)
 
 
-def log_ratios(numerator: ByRound, denominator: ByRound) -> dict[int, float]:
-    """By round the logarithm of the ratio, of positive figures."""
-    return {r: math.log(numerator[r] / denominator[r]) for r in numerator.keys() & denominator.keys()}
-
-
 def of_launches(by_round: Mapping[int, float]) -> Estimate:
     """What differs between two sides that took turns, of the rounds of all launches; see `over_launches`."""
     launches: dict[int, list[float]] = {}
@@ -261,13 +253,10 @@ def amounts(c: Change) -> tuple[str, ...]:
     """Metric, baseline and candidate; the unit of a rate is its name."""
     if c.column is None:
         return "", "", ""
-    both = ("" if value is None else _written(c, value) for value in (c.baseline, c.candidate))
+    written = c.column.written.format if c.column.written else partial(number, digits=4)
+    both = ("" if value is None else written(value) for value in (c.baseline, c.candidate))
     label = c.column.label.removesuffix(" communication")
     return per_second("/".join(dict.fromkeys(c.units))) if c.column.is_rate else label, *both
-
-
-def _written(c: Change, value: float) -> str:
-    return c.column.written.format(value) if c.column and c.column.written else number(value, 4)
 
 
 def change(c: Change) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..common import cli
@@ -95,13 +93,9 @@ def parser() -> cli.Parser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@cli.entry_point("gate")
+def main(given: list[str]) -> int:
     """Entry point of the command; the exit status, which `decide.py` decides."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    return cli.guarded("gate", lambda: _main(given))
-
-
-def _main(given: list[str]) -> int:
     split = given.index("--") if "--" in given else len(given)
     made = parser()
     options, unknown = made.parse_known_args(given[:split])

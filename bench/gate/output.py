@@ -12,10 +12,9 @@ from ..common.numbers import plural
 from ..common.text import listed, to_json, visible
 from ..findings.next_step import NextStep
 from ..findings.wording import CPU_STAND_IN
-from ..page import terminal
 from ..page.page import Card, Heading, Page, Step, Table
 from .compare import Gate
-from .decide import FAMILY_CONFIDENCE, INFORMING_CONFIDENCE, Word
+from .decide import FAMILY_CONFIDENCE, INFORMING_CONFIDENCE
 from .judge import VERDICTS, Change, Verdict, cells, said
 from .more import UNKNOWN_REF
 
@@ -138,7 +137,7 @@ def reasons(gate: Gate) -> list[str]:
 
 def decides(gate: Gate) -> NextStep | None:
     """What would decide it, or tell the code from the machine; None where nothing is left to be told."""
-    if word(gate) == "undecided" and gate.more:
+    if gate.decision.verdict == "undecided" and gate.more:
         return gate.more.step
     told_apart = gate.code.is_identical and not gate.differences
     if told_apart or not gate.interleave_command or not any(c.ratio for c in gate.comparisons):
@@ -149,14 +148,9 @@ def decides(gate: Gate) -> NextStep | None:
     )
 
 
-def word(gate: Gate) -> Word:
-    """`pass`, `regression`, `missing`; `undecided` where the rounds could not tell; `not comparable`."""
-    return gate.decision.verdict
-
-
 def verdict(gate: Gate) -> str:
     """What was decided, in one sentence."""
-    found = word(gate)
+    found = gate.decision.verdict
     why = {"pass": _passed, "undecided": _undecided, "not comparable": _not_comparable}.get(found, _failed)
     return f"{found}: {why(gate)}"
 
@@ -232,11 +226,6 @@ def _launches(gate: Gate) -> list[str]:
     return [f"{turns}{looked}: intervals cover how launches differ, not days."]
 
 
-def show(gate: Gate) -> None:
-    """Print what was decided, what is to be read before any number, the table, and what to do next."""
-    terminal.show(outline(gate))
-
-
 def annotations_of(gate: Gate) -> list[Annotation]:
     """What GitHub shows above the log: an error for each regression, a warning where nothing was decided."""
     title = speaker("gate")
@@ -250,7 +239,7 @@ def as_json(gate: Gate) -> str:
     """Everything, for a program, comparisons worst first; what is unknown is null."""
     return to_json(
         {
-            "verdict": word(gate),
+            "verdict": gate.decision.verdict,
             "exit_code": gate.exit_code,
             "sentence": verdict(gate),
             "interval_confidence": gate.confidence,  # of each single interval, a fraction

@@ -1,8 +1,6 @@
 """`python -m bench.lab` in a checkout; `ddp-bench lab` elsewhere."""
 
-import sys
-
 from ddp_bench.bench.lab.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..common.commands import TORCHRUN
+from ..common.cli import TORCHRUN
 from ..common.process import own_command
 from .network import INTERFACE, ShapedLink, address, host_name
 

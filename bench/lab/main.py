@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import IO, NoReturn, TypeVar
 
-from ..common.cli import Parser, command, guarded
-from ..common.commands import resolve_command
+from ..common.cli import Parser, command, guarded, resolve_command
 from ..common.errors import UsageError
 from ..common.process import POLL_S, allowed_cores, ended, huge_pages_env, own_command
 from ..common.values import positive_int

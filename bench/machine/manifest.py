@@ -199,6 +199,10 @@ class LateRank(Record, frozen=True):
     """The same by part of the work, over the median of the others."""
     last_pct: Amount = 0.0
     """Percent of the steps in which it is the last."""
+    share_pct: Amount = 0.0
+    """Percent of the step by which it is later."""
+    is_straggler: bool = True
+    """Whether it is surely later by enough to be named a straggler."""
 
     @property
     def part(self) -> str:

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,10 @@ from ..common.scratch import scratch_folder
 from ..results.block_times import TRACE_FAILED, BlockTimes
 from ..results.disk import MOST_TRACE_BYTES, read_json
 from .clock import make_clock
-from .spans import Span, overlap_pct
 from .timed import Trainer, run_block
+
+Span = tuple[float, float]
+"""Start and end, in one unit of time."""
 
 NCCL_KERNEL = re.compile(r"nccl\w*Kernel_")
 """NCCL's kernels: `ncclDevKernel_*`, older `ncclKernel_*`, on symmetric memory `ncclSymkDevKernel_*`."""
@@ -80,7 +82,7 @@ def run_trace(
             path = folder / "trace.json"
             profiler.export_chrome_trace(str(path))
             trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
-        events = in_step(spans_of(trace))
+        events = in_step([event for event in trace["traceEvents"] if event["ph"] == "X"])  # with a duration
     except (UsageError, LookupError, TypeError) as error:  # of PyTorch's file, which no case needs
         reason = one_line(error).removeprefix("UsageError: ")
         reason = reason.replace(str(path), "the profiler's trace")  # whose folder may name a user
@@ -110,11 +112,6 @@ def _begin(trainer: Trainer, device: torch.device, group: dist.ProcessGroup | No
         torch.cuda.synchronize(device)
         with record_function("warm-up"):
             trainer.step()
-
-
-def spans_of(trace: Any) -> list[Event]:
-    """The events with a duration."""
-    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
 def in_step(events: Sequence[Event]) -> list[Event]:
@@ -183,3 +180,20 @@ def _is_nccl(event: Event) -> bool:
 def _span(event: Event) -> Span:
     start = float(event["ts"])
     return start, start + float(event.get("dur", 0.0))
+
+
+def measure_covered(spans: Iterable[Span]) -> float:
+    """Sum up the covered time, counted once; spans that end before they start cover none."""
+    covered, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        covered += max(end - max(start, until), 0.0)
+        until = max(until, end)
+    return covered
+
+
+def overlap_pct(communication: Sequence[Span], compute: Sequence[Span]) -> float | None:
+    """100 x |communication and compute| / |communication|; None where nothing was communicated."""
+    total = measure_covered(communication)
+    both = total + measure_covered(compute) - measure_covered([*communication, *compute])
+    # Of very long traces the difference has few digits.
+    return 100 * min(max(both, 0.0), total) / total if total > 0 else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from ..common.errors import UsageError
 from ..common.values import choice, csv, duration_s, fraction, named, positive_int, switch, whole_number
@@ -184,10 +184,6 @@ class Settings:
     def first(self, axis: str) -> Any:
         """The value with which a sweep begins; of a step setting that is a switch, the only one."""
         return self.axes[axis][0]
-
-    def sweeping(self, **axes: tuple[Value, ...]) -> Self:
-        """The same with other values of these axes."""
-        return replace(self, axes={**self.axes, **axes})
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..common import cli
@@ -64,12 +63,9 @@ def parser() -> cli.Parser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@cli.entry_point("predict")
+def main(argv: list[str]) -> int:
     """Entry point of the command; the exit status."""
-    return cli.guarded("predict", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     from .command import predicted  # pandas and scipy take a second
 

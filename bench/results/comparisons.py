@@ -140,7 +140,7 @@ def _across(groups: Sequence[Sequence[CaseResult]]) -> list[tuple[str, str]]:
     plain = {_but_compile(case): case.case_id for case in first}
     found = []
     for group in others:
-        counts = sorted({case.num_devices for case in _on_own_devices(group)})
+        counts = sorted({case.num_devices for case in on_own_devices(group)})
         defaults = [default_of([case for case in group if case.num_devices == count]) for count in counts]
         compared = [case for case in group if case.mode == "single" or case in defaults]
         found += [
@@ -155,7 +155,7 @@ def _but_compile(case: CaseResult) -> tuple[Any, ...]:
     return (case.mode, case.num_devices, changed)
 
 
-def _on_own_devices(cases: Iterable[CaseResult]) -> list[CaseResult]:
+def on_own_devices(cases: Iterable[CaseResult]) -> list[CaseResult]:
     """Cases whose devices are theirs alone; all where none on several devices has them."""
     cases = list(cases)
     own = [case for case in cases if not case.oversubscribed]
@@ -163,7 +163,7 @@ def _on_own_devices(cases: Iterable[CaseResult]) -> list[CaseResult]:
 
 
 def _within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
-    several = _on_own_devices(case for case in cases if case.num_devices > 1 and case.mode != "single")
+    several = on_own_devices(case for case in cases if case.num_devices > 1 and case.mode != "single")
     found = []
     for count in sorted({case.num_devices for case in several}):
         here = [case for case in several if case.num_devices == count]

@@ -176,8 +176,8 @@ def _as_the_workload_allows(
     channels_last = settings.first("channels_last") and (
         "channels_last" in asked.axes or workload.takes_images
     )
-    settings = replace(settings, image_size=workload.image_size)
-    return settings.sweeping(fused_optimizer=(fused,), channels_last=(channels_last,))
+    axes = {**settings.axes, "fused_optimizer": (fused,), "channels_last": (channels_last,)}
+    return replace(settings, image_size=workload.image_size, axes=axes)
 
 
 def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int | str, ...]) -> None:

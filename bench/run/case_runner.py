@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from ..common.console import Console
-from ..common.errors import GaveUpError
+from ..common.errors import NotMeasuredError
 from ..common.text import listed
 from ..common.turns import TURNS_ENV, TurnClient
 from ..findings.wording import planned_label
@@ -261,12 +261,12 @@ class CaseRunner:
         return [found[rank] for rank in range(count)]
 
     def next_turn(self) -> None:
-        """Wait until this run may compute, where it takes turns with others. Raises GaveUpError."""
+        """Wait until this run may compute, where it takes turns with others. Raises NotMeasuredError."""
         limit_s = TURN_S + preparing_s(self.settings)  # the other runs have the same settings
         try:
             self._turns.next_turn(limit_s)
         except TimeoutError:
-            raise GaveUpError(
+            raise NotMeasuredError(
                 f"no end of the wait for this run's turn within {limit_s:g} s: another run on this machine "
                 "has it"
             ) from None

@@ -14,7 +14,7 @@ from ..common.cli import say, speaker
 from ..common.console import Annotation, show_on_github
 from ..common.errors import ExitCode, UsageError
 from ..common.text import to_json
-from ..findings.findings import conclude_run
+from ..findings.findings import conclude_run, summary_of
 from ..findings.notes import why_not_measured
 from ..machine.manifest import Timing
 from ..plan.settings import ResolvedSettings
@@ -72,7 +72,6 @@ def close(
         say(missing)
     # What reports never imports torch; only a finished run reaches for it.
     from ...report.build import page_of, write_page
-    from ...report.summary import summary_of
     from ..page.render import markdown
     from ..page.terminal import show
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.cli import command, quoted
-from ..common.errors import GaveUpError, NotComparableError, UsageError
+from ..common.errors import NotComparableError, NotMeasuredError, UsageError
 from ..common.process import host_name
 from ..findings.notes import why_not_measured
 from ..machine.conditions import Question, devices_of, differences
@@ -44,7 +44,7 @@ def open_run(
     """Claim a new folder, or go on in the one of this launch's earlier attempt, or in `resume`, and lock it.
 
     `oom_kills` are those of each host so far. The last value is what the user is told of the attempt
-    before. Raises UsageError where the folder is not to be had, GaveUpError where restarts lead nowhere.
+    before. Raises UsageError where the folder is not to be had, NotMeasuredError where restarts lead nowhere.
     """
     folder = resume or (Path(settings.out) if settings.out else None)
     earlier = _earlier(folder, _run_id())
@@ -79,17 +79,19 @@ def _run_id() -> str:
 def _after_a_restart(
     recorder: Recorder, settings: Settings, manifest: Manifest, oom_kills: Mapping[str, int]
 ) -> list[str]:
-    """Settle what the attempt before has died of; what to tell the user. Raises GaveUpError."""
+    """Settle what the attempt before has died of; what to tell the user. Raises NotMeasuredError."""
     state = recorder.journal.state
     reasons = why_not_measured(case_results(recorder.cases), settings.modes)
     if state.ended in tuple(Completion) and reasons:
-        raise GaveUpError(f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}")
+        raise NotMeasuredError(
+            f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}"
+        )
     before = state.attempts[-1].oom_kills
     starved = any(kills > before.get(host, kills) for host, kills in oom_kills.items())
     found = failure_of({}, what=_under_way(recorder).what, out_of_memory=starved)
     notes = settle_fault(recorder, found)
     if not notes and is_stuck([*(one.progress for one in state.attempts), progress_in(recorder)]):
-        raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
+        raise NotMeasuredError(f"gave up: {found.reason}, again and again; see the messages above")
     _check_devices(recorder.manifest, manifest)
     return notes
 
@@ -130,12 +132,12 @@ def _is_of(folder: Path, run_id: str) -> bool:
 
 
 def _check_devices(then: Manifest, now: Manifest) -> None:
-    """Raise GaveUpError where ranks that started again have other devices: a GPU that fell off the bus."""
+    """Raise NotMeasuredError where ranks that started again have other devices: a GPU is off the bus."""
     gpus = [[rank.gpu for rank in one.ranks] for one in (then, now)]
     if then.plan_hash == now.plan_hash and gpus[0] == gpus[1]:
         return
     before, after = (devices_of(one.ranks) for one in (then, now))
-    raise GaveUpError(
+    raise NotMeasuredError(
         f"gave up: started again, the ranks have other devices ({before} before, {after} now); "
         f"{command('doctor')}, then go on with --resume on whole hardware"
     )

@@ -68,7 +68,9 @@ class Rounds(CaseRunner):
         for live in [*self.live]:
             self.check_gradients(live)
         # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
-        self._trace_last()
+        traced = [live for live in self.live if is_traced(live.case, self.settings, last=True)]
+        last = [(live, ["trace"]) for live in traced]
+        self._visit(last, AFTER_ROUNDS, "trace", num_rounds=self.recorder.rounds)
         ask_nccl(self)
         self.console.progress_done()
         return reason
@@ -118,11 +120,6 @@ class Rounds(CaseRunner):
         wanted = [(live, chosen.get(live.index, [])) for live in in_order]
         if self._visit(wanted, round_index, f"round {round_index},", num_rounds=round_index - 1):
             self._look(round_index)
-
-    def _trace_last(self) -> None:
-        traced = [live for live in self.live if is_traced(live.case, self.settings, last=True)]
-        wanted = [(live, ["trace"]) for live in traced]
-        self._visit(wanted, AFTER_ROUNDS, "trace", num_rounds=self.recorder.rounds)
 
     def _visit(
         self, wanted: Sequence[tuple[LiveCase, list[str]]], round_index: int, what: str, *, num_rounds: int

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ..common.errors import GaveUpError
+from ..common.errors import NotMeasuredError
 from ..machine.conditions import choices_in
 from ..plan.case import wire_share
 from ..worker import messages as m
@@ -26,7 +26,7 @@ HELP = (
 
 
 def check_links(run: CaseRunner) -> None:
-    """All-reduce once over all ranks of the plan. Raises GaveUpError where that fails."""
+    """All-reduce once over all ranks of the plan. Raises NotMeasuredError where that fails."""
     cases = [p.case for p in run.plan if p.skip_reason is None and p.case.num_ranks > 1 and p.case.backend]
     if not cases:
         return
@@ -50,7 +50,7 @@ def check_links(run: CaseRunner) -> None:
         for k in (0, num_ranks - 1)
     )
     help_ = f"; {HELP}" if backend == "nccl" else ""
-    raise GaveUpError(f"{num_ranks} ranks, {ends}, do not communicate by {backend}: {why}{help_}")
+    raise NotMeasuredError(f"{num_ranks} ranks, {ends}, do not communicate by {backend}: {why}{help_}")
 
 
 CURVE_BYTES = tuple(4096 * 4**i for i in range(9))

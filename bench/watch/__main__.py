@@ -1,8 +1,6 @@
 """`python -m bench.watch` in a checkout; `ddp-bench watch` elsewhere."""
 
-import sys
-
 from ddp_bench.bench.watch.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -153,7 +153,7 @@ def progress(folder: Path, steps: int) -> str:
     """Say how far the watch is."""
     seen = [row.get("n", steps if row["kind"] == "end" else 0) for row in last_rows(folder)]
     if not seen:
-        return "no step of a training has been seen yet"
+        return "waiting for the first step of a training"
     left = steps - min(seen)
     return (
         f"{min(seen)} of {steps} steps seen" if left > 0 else f"all {steps} steps seen; the command goes on"

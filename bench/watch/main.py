@@ -8,17 +8,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..common.cli import Parser, command, guarded, say
+from ..common.cli import Parser, command, entry_point, say
 from ..common.errors import UsageError
 from ..common.process import host_name
 from ..common.values import positive_int, whole_number
+from ..machine.load import other_loads, read_load
+from ..machine.manifest import Load
 from ..results.store import check_claimable, default_folder
 from . import launch
-from .result import finish
 
 EPILOG = """examples:
   {command} -- torchrun --nproc-per-node 2 train.py --epochs 1
@@ -49,12 +49,9 @@ def parser() -> Parser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point("watch")
+def main(argv: list[str]) -> int:
     """Run the command and return its exit code: that of the user's command."""
-    return guarded("watch", lambda: _main(sys.argv[1:] if argv is None else argv))
-
-
-def _main(argv: Sequence[str]) -> int:
     dashes = argv.index("--") if "--" in argv else len(argv)
     made = parser()
     if dashes == len(argv):
@@ -73,14 +70,19 @@ def _main(argv: Sequence[str]) -> int:
     config = launch.config_of(
         folder, positive_int(options.steps), probes=not options.no_probes, seed=whole_number(options.seed)
     )
+    load: list[Load] = []
     if is_rank:
         code = launch.run_here(words, config)
     else:
+        before = read_load()
         code = launch.run(words, config, stop=options.stop, quiet=options.quiet)
+        load = other_loads([before], [read_load()])
     if not launch.was_reached(folder):
         say(unreached(words))
     elif not is_rank or os.environ["RANK"] == "0":
-        finish(folder, code, options.quiet, words)
+        from .result import finish  # the tables and the page take seconds to import
+
+        finish(folder, code, options.quiet, words, load)
     return code
 
 

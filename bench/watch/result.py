@@ -16,7 +16,17 @@ from ..common.process import host_name
 from ..findings.watched import as_measured
 from ..machine.gpus import gpus
 from ..machine.host import machine
-from ..machine.manifest import FirstHost, Manifest, Measured, Model, RankPlace, Timing, Watched, WatchedRank
+from ..machine.manifest import (
+    FirstHost,
+    Load,
+    Manifest,
+    Measured,
+    Model,
+    RankPlace,
+    Timing,
+    Watched,
+    WatchedRank,
+)
 from ..machine.provenance import describe_run
 from ..page.terminal import show
 from ..plan.case import Case
@@ -30,10 +40,13 @@ from .late import estimate, find_late_rank
 from .tables import PARTS, parts_s, plan_case, write_steps, write_tables
 
 
-def finish(folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = ()) -> None:
+def finish(
+    folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (), load: Sequence[Load] = ()
+) -> None:
     """Write tables, manifest and page of a watched training, and say on stderr what was found.
 
-    `command` is the user's, which stays in the manifest. Raises UsageError where `folder` takes no files.
+    `command` is the user's, which stays in the manifest; `load` is that of other programs meanwhile. Raises
+    UsageError where `folder` takes no files.
     """
     watched = seen.read_ranks(folder / "ranks")
     with writable(f"{folder}"):
@@ -41,7 +54,7 @@ def finish(folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (
         if watched.joined:
             here, writer = machine(host_name()), RunWriter(folder)
             planned = plan_case(watched, here.num_cores or len(watched.ranks))
-            manifest = describe_watch(watched, planned.case, here, exit_code, command)
+            manifest = describe_watch(watched, planned.case, here, exit_code, command, load)
             write_tables(writer, planned, watched, manifest)
             writer.write_manifest(manifest)
             writer.close()
@@ -59,7 +72,12 @@ def finish(folder: Path, exit_code: int, quiet: bool, command: Sequence[str] = (
 
 
 def describe_watch(
-    watched: seen.Watched, case: Case, here: FirstHost, exit_code: int, command: Sequence[str]
+    watched: seen.Watched,
+    case: Case,
+    here: FirstHost,
+    exit_code: int,
+    command: Sequence[str],
+    load: Sequence[Load],
 ) -> Manifest:
     """Describe what was watched, and where; the user's command and environment are fields of their own."""
     first = watched.first
@@ -74,6 +92,7 @@ def describe_watch(
         places,
         {"python": first.start.python, "torch": first.start.torch},
         name="watch",
+        load=tuple(load),
         settings=Settings(modes=("ddp",), device=case.device_type, gpus=(case.num_devices,)),
         model=Model(
             num_params=sum(one.parameters for one in models),

@@ -46,6 +46,11 @@ class Model(Row, frozen=True, kw_only=True):
     parameters: int = 0
     num_bytes: int = 0
     why: str | None = None
+    bucket_cap_mb: float | None = None
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    broadcast_buffers: bool = True
 
 
 class Sync(msgspec.Struct, frozen=True, kw_only=True):

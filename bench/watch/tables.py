@@ -89,7 +89,17 @@ def plan_case(watched: Watched, num_cores: int) -> Planned:
     on_gpus = any(one.device.startswith("cuda") for one in starts)
     hosts = [one.host for one in starts]
     shares = len({(one.host, one.device) for one in starts}) < len(starts)
+    ddp = next(iter(watched.first.models.values()), None)
+    told: dict[str, Any] = {}
+    if ddp is not None:
+        told = {name: getattr(ddp, name) for name in ("find_unused_parameters", "static_graph")}
+        told |= {
+            "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
+            "sync_buffers": ddp.broadcast_buffers,
+        }
+        told |= {"bucket_cap_mb": f"{ddp.bucket_cap_mb:g}"} if ddp.bucket_cap_mb is not None else {}
     case = Case(
+        **told,
         mode="ddp" if watched.first.models or len(starts) > 1 else "single",
         num_devices=len(starts),
         arch="watched script",
@@ -146,7 +156,11 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
         taken_s = {rank: [one.step_s] for rank, one in step.items()}
         if not rounds:
             yield block("timed", index, taken_s, {})
-        yield block("anatomy", index, taken_s, {rank: phases_ms(one) for rank, one in step.items()})
+        phases_ms = {
+            rank: {f"{phase}_ms": round(1000 * one.parts.get(phase, 0.0), 4) for phase in PHASES}
+            for rank, one in step.items()
+        }
+        yield block("anatomy", index, taken_s, phases_ms)
 
 
 def without_communication_s(probe: Step, usual_s: float) -> float:
@@ -160,8 +174,3 @@ def without_communication_s(probe: Step, usual_s: float) -> float:
 
 def _syncs_per_probe(probe: Step) -> float:
     return len(probe.syncs) / len(probe.probes)
-
-
-def phases_ms(step: Step) -> dict[str, float]:
-    """Return milliseconds of a step's phases by column of cases.csv."""
-    return {f"{phase}_ms": round(1000 * step.parts.get(phase, 0.0), 4) for phase in PHASES}

@@ -42,7 +42,7 @@ from ..proof.proof import Prover
 from ..results.block_times import ProofResult
 from . import messages as m
 from .devices import look, nccl_log, place_of_rank, sampled, take_place, told_machine
-from .facts import Begun, Inspected, Warmed
+from .facts import Begun, Inspected
 from .held_case import HeldCase, Shared, build
 from .stores import ADDRESS_KEY, joined_store, meet, opened_store
 
@@ -108,7 +108,11 @@ class Rank:
             case m.Prove():
                 return self._prove(command)
             case m.Warm():
-                return self._warm(command)
+                stages = self._prover.splitter.stages(command.by_device)
+                live = build(command.case, self._group_of(command), self._shared, stages)
+                self._live[command.index] = live
+                with live.computing():
+                    return live.warm(command.least_s, compares=command.compares)
             case m.Compare():
                 return self._live[command.index].compare()
             case m.Block():
@@ -203,13 +207,6 @@ class Rank:
         shown = prover.prove(asked.case, self._group_of(asked), stages)
         effect = prover.split_effect.of(prover.subject(asked.case, stages))
         return None if self.number else dataclasses.replace(shown, split_effect=effect)
-
-    def _warm(self, asked: m.Warm) -> Warmed:
-        stages = self._prover.splitter.stages(asked.by_device)
-        live = build(asked.case, self._group_of(asked), self._shared, stages)
-        self._live[asked.index] = live
-        with live.computing():
-            return live.warm(asked.least_s, compares=asked.compares)
 
     def _settle(self, asked: m.Settle) -> None:
         finish(self._groups.get(asked.group), self.place.device)

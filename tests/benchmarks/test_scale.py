@@ -108,7 +108,7 @@ def recorded_run(folder, num_caps, num_rounds, num_ranks):
     run = RunData(folder, Manifest(), cases, *nothing, told)
     vars(run)["times"] = times
     with timed("findings"):
-        assert conclude_run(run).lines
+        assert conclude_run(run).verdicts
     assert len(cases) == len(planned)
     return {
         "cases": len(planned),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from made import case_of, planned, resolved
 
-from ddp_bench.bench.common.errors import GaveUpError
+from ddp_bench.bench.common.errors import NotMeasuredError
 from ddp_bench.bench.machine.manifest import RankPlace
 from ddp_bench.bench.plan.buckets import BucketLayout
 from ddp_bench.bench.run.failures import Failure, RestartError
@@ -97,7 +97,7 @@ def test_the_first_all_reduce_is_asked_for_once_and_ranks_that_do_not_communicat
         (lambda: {0: m.Report(), 3: bad}, r"unhandled system error \(rank 3\)"),
     ):
         who = r"^4 ranks, rank 0 \(cuda:0 on h\) to rank 3 \(cuda:3 on h\), do not communicate by gloo: "
-        with pytest.raises(GaveUpError, match=who + why):
+        with pytest.raises(NotMeasuredError, match=who + why):
             link_checked(answer)
 
 

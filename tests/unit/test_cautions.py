@@ -13,9 +13,8 @@ from made import case_of, made_manifest
 from msgspec import structs
 from report_runs import case, run
 
-from ddp_bench.bench.findings.cautions import slow_links
+from ddp_bench.bench.findings.cautions import of_rounds, slow_links
 from ddp_bench.bench.findings.findings import run_cautions
-from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.machine.load import LoadReading, mean_load, other_loads, read_load
 from ddp_bench.bench.machine.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
@@ -187,7 +186,7 @@ def found(*series):
     ]
     times = RoundTimes.of(typed_frame(rows, BLOCKS))
     cases = case_rows([Outcome(p) for p in planned], times)
-    made = [*cautions(case_results(cases), times)]
+    made = [*of_rounds(case_results(cases), times)]
     assert len({caution.kind for caution in made}) == len(made)
     return {caution.kind: caution for caution in made}
 
@@ -231,7 +230,7 @@ def test_a_run_that_measured_little_nothing_or_lacks_its_blocks():
     cases = case_results(case_rows([Outcome(planned[0])], RoundTimes.of(blocks)))
     broken = blocks.assign(block_ms=pd.Series([0.0, float("nan")]))
     for of, times in (([], blocks), (cases, blocks[:0]), (cases, broken[broken["block_ms"] > 0])):
-        assert [*cautions(of, RoundTimes.of(times))] == []
+        assert [*of_rounds(of, RoundTimes.of(times))] == []
 
 
 def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():

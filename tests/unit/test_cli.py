@@ -18,7 +18,13 @@ from ddp_bench.__main__ import main_of
 from ddp_bench.bench.common import cli
 from ddp_bench.bench.common.cli import TYPED_ENV
 from ddp_bench.bench.common.console import Console
-from ddp_bench.bench.common.errors import ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
+from ddp_bench.bench.common.errors import (
+    ExitCode,
+    NotComparableError,
+    NotMeasuredError,
+    UsageError,
+    UserCodeError,
+)
 from ddp_bench.bench.common.values import switch
 from ddp_bench.bench.machine.host import ENV_PREFIXES
 from ddp_bench.bench.plan.settings import SWITCHES, options_of
@@ -100,7 +106,7 @@ def test_the_whole_help_has_every_option_with_its_default_and_switches_of_one_st
     ("error", "code", "label"),
     [
         (UsageError("x"), 2, "error"),
-        (GaveUpError("x"), 4, "error"),
+        (NotMeasuredError("x"), 4, "error"),
         (NotComparableError("x"), 3, "not comparable"),
         (KeyboardInterrupt(), 130, ""),
     ],

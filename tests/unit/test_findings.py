@@ -21,13 +21,12 @@ from finding_cases import (
 )
 from report_runs import case, measured, run, timed, usual_cases
 
-from ddp_bench.bench.findings.answers import answer_questions, headline
+from ddp_bench.bench.findings.answers import PUBLISHED, answer_questions, headline
 from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.confidence import assess_confidence
 from ddp_bench.bench.findings.findings import conclude_run, run_cautions
 from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, WRAPPER, Verdict
-from ddp_bench.bench.findings.wrapper import PUBLISHED
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import CaseResult, case_results
 from ddp_bench.bench.results.columns import typed_frame

@@ -19,11 +19,10 @@ from recorded_pages import text_of
 from ddp_bench.bench.common.console import MOST_ANNOTATIONS, Annotation, show_on_github
 from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.gate import output
-from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_policy
 from ddp_bench.bench.gate.main import main, parser
 from ddp_bench.bench.gate.page import markdown, page
-from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.gate.runs import Code, check_one_code, read_run
 from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.stats.interval import Interval
 

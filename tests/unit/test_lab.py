@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
-from ddp_bench.bench.common.commands import resolve_command
+from ddp_bench.bench.common.cli import resolve_command
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.common.process import own_command
 from ddp_bench.bench.lab import job, network

@@ -266,7 +266,9 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, a
     made = conclude_run(run)
     on_one = run.cases["num_devices"].max() == 1
     assert {verdict.question for verdict in made.verdicts} >= (set() if on_one else {WRAPPER})
-    said = [*made.notes, *(text for _, text in made.lines)]
+    trust = made.trust.lines.values() if made.trust else ()
+    following = (made.next_step.why, made.next_step.command) if made.next_step else ()
+    said = [*made.notes, *(one.sentence for one in made.verdicts), *trust, *following]
     assert not re.search(r"nan|None|<NA>|\binf\b", " ".join(said))
     assert len(said) <= 13
     module, given = parsed(made.next_step)

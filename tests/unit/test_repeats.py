@@ -8,8 +8,8 @@ from gate_runs import STEADY, write_run
 from scipy import stats
 
 from ddp_bench.bench.common.errors import UsageError
+from ddp_bench.bench.findings.confidence import UNKNOWN, agreements, describe_repeatability
 from ddp_bench.bench.findings.findings import conclude_run
-from ddp_bench.bench.findings.repeats import UNKNOWN, agreements, describe_repeatability
 from ddp_bench.bench.machine.manifest import MANIFEST
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval

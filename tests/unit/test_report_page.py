@@ -14,7 +14,8 @@ from report_runs import Drawn, case, communicating, dashed, drawn, paper_like, r
 from rich.cells import cell_len
 from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
-from ddp_bench.bench.findings.findings import conclude_run
+from ddp_bench.bench.findings import findings as run_summary
+from ddp_bench.bench.findings.findings import conclude_run, summary_of
 from ddp_bench.bench.machine.manifest import Manifest
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.page import Link
@@ -22,11 +23,9 @@ from ddp_bench.bench.page.render import explained
 from ddp_bench.bench.results.case_result import case_results, text
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.report import page as run_page
-from ddp_bench.report import summary as run_summary
 from ddp_bench.report.cases import DENSE_PEAKS, with_rates
 from ddp_bench.report.conditions import status
 from ddp_bench.report.page import Files, cards, page
-from ddp_bench.report.summary import summary_of
 from ddp_bench.report.table import TERMS
 from ddp_bench.report.tables import results
 

@@ -20,7 +20,7 @@ from gate_runs import write_run
 from made import block, made_manifest, new_run, planned, resolved
 from selection import in_campaign
 
-from ddp_bench.bench.common.errors import GaveUpError, NotComparableError, UsageError
+from ddp_bench.bench.common.errors import NotComparableError, NotMeasuredError, UsageError
 from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest
 from ddp_bench.bench.plan.settings import REMOVED, Settings
 from ddp_bench.bench.plan.sweep import plan_hash
@@ -455,7 +455,7 @@ def test_ranks_that_start_again_on_other_devices_give_up(lost, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     own = opened("job-7", monkeypatch)
     before = (own / "journal.jsonl").read_text()
-    with pytest.raises(GaveUpError, match="other devices") as caught:
+    with pytest.raises(NotMeasuredError, match="other devices") as caught:
         opened("job-7", monkeypatch, restarts=1, **lost)
     assert caught.value.exit_code != 0
     assert (own / "journal.jsonl").read_text() == before
@@ -471,7 +471,7 @@ def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(tmp_pa
             fail_case(recorder, index, Failure("failed", "ValueError: late bug", {0: "raised\nTraceback"}))
     recorder.close("no case is left to measure")
     with pytest.raises(
-        GaveUpError, match="changes nothing: every case of ddp and single failed: ValueError: late bug"
+        NotMeasuredError, match="changes nothing: every case of ddp and single failed: ValueError: late bug"
     ) as caught:
         opened("job-7", monkeypatch, restarts=1)
     assert caught.value.exit_code == 4

@@ -14,7 +14,7 @@ from stand_ins import stand_in
 
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.measure.spans import measure_covered, overlap_pct
+from ddp_bench.bench.measure.trace import measure_covered, overlap_pct
 from ddp_bench.bench.results.block_times import TRACE_FAILED
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)

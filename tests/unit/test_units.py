@@ -11,9 +11,9 @@ from recorded_pages import text_of
 from token_runs import language_model, token_plan, token_run
 
 from ddp_bench.bench.common.errors import ExitCode, UsageError
+from ddp_bench.bench.findings.cautions import of_rounds
 from ddp_bench.bench.findings.confidence import assess_confidence
 from ddp_bench.bench.findings.findings import conclude_run
-from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.decide import Policy
@@ -116,7 +116,7 @@ def test_nothing_that_people_read_of_tokens_speaks_of_images(tokens, tmp_path, c
     slower, found = token_run(tmp_path / "slower", scale=4), load_run(tokens)
     said = {"page": "".join(f"{line} " for line in text_of(html(page(found))))}
     conclusion = conclude_run(found)
-    warned = [*cautions(conclusion.cases, found.times)]
+    warned = [*of_rounds(conclusion.cases, found.times)]
     conclusion = replace(
         conclusion,
         cautions=tuple(warned),
