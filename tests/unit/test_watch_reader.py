@@ -151,7 +151,7 @@ def test_what_watching_costs_is_the_step_with_the_hook_less_the_step_before_it(t
     cost = run.manifest.watched.overhead_ms
     assert cost.low < 4 < cost.high
     assert cost.high - cost.low < 1
-    assert any("Watching costs 4" in note for note in conclude_watch(run).notes)
+    assert any("Watching adds 4" in note for note in conclude_watch(run).notes)
 
 
 def test_steps_of_other_parts_are_counted_and_not_compared(tmp_path):
@@ -210,8 +210,8 @@ def test_the_end_says_what_was_found_with_units_and_intervals(tmp_path, capsys):
         "Communication ",
         " ms, ",
         "Straggler Rank 1 is a straggler: ",
-        "80 steps seen, 75 compared.",
-        " next Look at ",
+        "80 optimizer steps seen, 75 compared.",
+        "next Look at ",
     ):
         assert words in said
     assert said.endswith("watched/report.html")
@@ -224,6 +224,20 @@ def test_two_watched_folders_are_compared_like_two_runs(tmp_path, capsys):
         watched_run(write_rows(tmp_path / name, training(noise=0.02, seed=seed)))
     assert gate([str(tmp_path / "one"), str(tmp_path / "two")]) in (0, 3), "no regression, or unresolved"
     assert "steps/s" in capsys.readouterr().out
+
+
+def test_a_rank_that_is_not_surely_late_is_told_without_being_named_a_straggler(tmp_path):
+    """And one disturbed quarter of the steps hides no straggler."""
+    run = watched_run(write_rows(tmp_path / "slightly", training(noise=0.001, late_s=0.002)))
+    found, late = conclude_watch(run), run.manifest.watched.late
+    assert (late.is_straggler, late.rank, found.straggler) == (False, 1, "")
+    assert any("No rank is surely late: rank 1 has most work of its own, 2" in note for note in found.notes)
+    made = training(late_s=0.03)
+    for step in made[:20]:  # the other rank is as late there
+        step[0]["parts"]["other"] += 0.03
+        step[0]["step_s"] += 0.03
+    late = watched_run(write_rows(tmp_path / "disturbed", made)).manifest.watched.late
+    assert (late.is_straggler, late.rank) == (True, 1)
 
 
 PLANTED = "PLANTED-4711"
