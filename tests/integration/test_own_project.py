@@ -98,7 +98,7 @@ for line in sys.argv[1:]:
 """
 MISTAKES = {
     "rum": "ddp-bench: error: unknown command 'rum'; did you mean 'run'? known: run, watch, tune, ",
-    "": "ddp-bench: error: name a command: run, tune, ",
+    "": "ddp-bench: error: name a command: run, watch, tune, ",
     "--verson": "ddp-bench: error: unrecognized arguments: --verson; did you mean --version?",
     "run --gpu x": "ddp-bench run: error: ",
     "tune --gpuz 2": "ddp-bench tune: error: unrecognized arguments",
