@@ -34,7 +34,7 @@ if not __package__ and "ddp_bench" not in sys.modules:  # also where multiproces
 
 COMMANDS = {
     "run": "measure training in every mode, and how it scales",
-    "watch": "say what communication costs in your own training, and which rank is late",
+    "watch": "say where the time of your own training goes",
     "tune": "find the bucket cap with which DDP trains fastest here",
     "predict": "predict step times on more devices or another network",
     "gate": "compare two runs, or two commits: did it become slower?",

@@ -21,7 +21,7 @@ STAGES = {
     "page.html": "apart",
     "command.write_output": "apart",
     "command.show_on_github": "apart",
-    "output.show": "apart",
+    "command.terminal.show": "apart",
     "command.measure_launches": "in turns",
     "interleave.settings_of": "in turns",
     "interleave.both_checkouts": "in turns",
