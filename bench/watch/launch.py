@@ -23,14 +23,13 @@ from ..common.errors import UsageError
 from ..common.process import host_name
 from ..results.disk import writable
 from ..results.store import default_folder, shown
+from . import STEPS
 from .result import finish
 
 CONFIG_ENV = "_DDP_BENCH_WATCH"
 SITE = Path(__file__).resolve().parent / "site"
 ROWS = "ranks"
 
-STEPS = 300
-"""Steps to watch, unless told otherwise."""
 
 PROGRESS_S = 60.0
 POLL_S = 0.1

@@ -15,10 +15,7 @@ from ..common.cli import Parser, command, entry_point, say
 from ..common.errors import UsageError
 from ..common.process import host_name
 from ..common.values import positive_int, whole_number
-from ..machine.load import other_loads, read_load
-from ..machine.manifest import Load
-from ..results.store import check_claimable, default_folder
-from . import launch
+from . import STEPS
 
 EPILOG = """examples:
   {command} -- torchrun --nproc-per-node 2 train.py --epochs 1
@@ -41,7 +38,7 @@ def parser() -> Parser:
     )
     add = made.add_argument
     add("--out", metavar="DIR", help="new folder for the results (default: results/<time>-<host>-watch)")
-    add("--steps", metavar="N", default=str(launch.STEPS), help="steps to watch (default %(default)s)")
+    add("--steps", metavar="N", default=str(STEPS), help="steps to watch (default %(default)s)")
     add("--stop", action="store_true", help="end the command after these steps, with exit code 0")
     add("--no-probes", action="store_true", help="never hold gradients back: no exposed communication")
     add("--seed", metavar="N", default="0", help="of the draw of steps that hold gradients back (default 0)")
@@ -64,25 +61,27 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"name the command of your training after --, as in {example}")
     if is_rank and (options.out is None or options.stop):
         raise UsageError("within a launcher's ranks give --out DIR, which all ranks can write, and no --stop")
+    # What reads and writes results takes seconds to import.
+    from ..machine.load import other_loads, read_load
+    from ..results.store import check_claimable, default_folder
+    from . import launch
+    from .result import finish
+
     folder = Path(options.out) if options.out else default_folder(host=host_name(), name="watch")
     if not is_rank:
         check_claimable(folder)
     config = launch.config_of(
         folder, positive_int(options.steps), probes=not options.no_probes, seed=whole_number(options.seed)
     )
-    load: list[Load] = []
+    before = None if is_rank else read_load()
     if is_rank:
         code = launch.run_here(words, config)
     else:
-        before = read_load()
         code = launch.run(words, config, stop=options.stop, quiet=options.quiet)
-        load = other_loads([before], [read_load()])
     if not launch.was_reached(folder):
         say(unreached(words))
     elif not is_rank or os.environ["RANK"] == "0":
-        from .result import finish  # the tables and the page take seconds to import
-
-        finish(folder, code, options.quiet, words, load)
+        finish(folder, code, options.quiet, words, other_loads([before], [read_load()]))
     return code
 
 
