@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from ..common.cli import TYPED_ENV, say
 from ..common.errors import UsageError
 from ..common.process import host_name
@@ -77,7 +79,7 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
     With `stop`, end it once all of its ranks have been watched to the last step, and return 0.
     """
     folder, process = Path(config["folder"]), start(command, config)
-    said_s, stopped_s = time.monotonic(), 0.0
+    said_s, stopped_s, started = time.monotonic(), 0.0, list[psutil.Process]()
     with forwarded_signals(process):
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -85,12 +87,16 @@ def run(command: Sequence[str], config: Mapping[str, Any], *, stop: bool, quiet:
             now_s = time.monotonic()
             if stop and not stopped_s and has_ended(folder):
                 stopped_s = now_s
+                started = psutil.Process(process.pid).children(recursive=True)
                 process.terminate()
             if stopped_s and now_s - stopped_s > STOP_GRACE_S:
                 process.kill()
             if now_s - said_s > PROGRESS_S and not quiet:
                 said_s = now_s
                 say(progress(folder, config["steps"]))
+    for child in started:  # those of mp.spawn outlive its SIGTERM
+        with contextlib.suppress(psutil.Error):
+            child.kill()
     code = process.returncode
     return 0 if stopped_s else 128 - code if code < 0 else code
 

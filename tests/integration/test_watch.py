@@ -1,13 +1,16 @@
 """Watched training: the same bits, the same collectives, and rows of it."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 from commands import ROOT, eventually, finished, python
 from made_project import commit
@@ -173,7 +176,7 @@ def test_both_ranks_draw_the_same_probes_and_know_the_same_buckets(played):
 
 
 TRAIN = """
-import os, signal, sys
+import os, signal, sys, time
 import bench, models, report
 assert bench.OWN and models.OWN and report.OWN
 assert not any(path.endswith("site") for path in sys.path)
@@ -189,7 +192,10 @@ def work(rank, size, mode, port):
     torch.manual_seed(rank)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    begin = time.monotonic()
     for step in range(10**9 if mode == "forever" else 30):
+        if time.monotonic() - begin > 120:
+            break  # should nobody end it
         optimizer.zero_grad()
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
@@ -208,7 +214,15 @@ if __name__ == "__main__":
         mp.start_processes(work, (2, mode, port), 2, start_method="spawn")
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
-PORT = str(30300 + os.getpid() % 300)
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+PORT = free_port()
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +269,7 @@ def test_the_prefix_reaches_ranks_however_they_are_started(project, way):
 
 
 def test_what_a_killed_rank_saw_is_kept_and_the_exit_code_is_the_users(project):
-    words = (sys.executable, "train.py", "killed", PORT)
+    words = (sys.executable, "train.py", "killed", free_port())
     done, rows = watch(project, "killed", *words, options=("--steps", "200"))
     assert done.returncode == 1
     assert {row["kind"] for row in rows if row["rank"] == 1} >= {"start", "model"}
@@ -266,24 +280,39 @@ def test_what_a_killed_rank_saw_is_kept_and_the_exit_code_is_the_users(project):
 @pytest.mark.campaign
 def test_stop_ends_the_command_with_0_after_its_steps(project):
     done, rows = watch(
-        project, "stop", sys.executable, "train.py", "forever", PORT, options=("--steps", "40", "--stop")
+        project,
+        "stop",
+        sys.executable,
+        "train.py",
+        "forever",
+        free_port(),
+        options=("--steps", "40", "--stop"),
     )
     assert done.returncode == 0, done.stderr
+    ranks = {row["pid"] for row in rows if row["kind"] == "start"}
+    assert not [pid for pid in ranks if psutil.pid_exists(pid)], "what the command started goes on"
     assert {row["n"] for row in rows if row["kind"] == "step"} == {*range(1, 41)}
 
 
 def test_a_signal_is_passed_on_and_the_exit_code_is_the_users(project):
-    command = own_command("watch", "--out", "signal", "--", sys.executable, "train.py", "forever", PORT)
-    process = subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, start_new_session=True)
-    eventually(lambda: any(row["kind"] == "step" for row in rows_in(project / "signal")))
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
+    command = own_command(
+        "watch", "--out", "signal", "--", sys.executable, "train.py", "forever", free_port()
+    )
+    process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        eventually(lambda: any(row["kind"] == "step" for row in rows_in(project / "signal")), within_s=150)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(100) == 128 + signal.SIGTERM
+    finally:  # without us too, what mp.spawn has started often lives on
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def test_the_code_of_a_script_within_a_launchers_rank_is_its_own(project):
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": PORT, "LOCAL_RANK": "0"}
-    command = own_command("watch", "--out", "inside", "--steps", "20", "train.py", "inside", PORT)
+    port = free_port()
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port, "LOCAL_RANK": "0"}
+    command = own_command("watch", "--out", "inside", "--steps", "20", "train.py", "inside", port)
     done = finished(command, project, rank)
     assert (done.returncode, done.stdout.count("END")) == (0, 1), done.stderr
     rows = rows_in(project / "inside")
