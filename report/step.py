@@ -91,21 +91,9 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
     labels = [label for label in _LOOKS if label in seen]
 
     def draw(canvas: Any) -> None:
-        from matplotlib.patches import Patch
-
-        axes = canvas.subplots()
-        for place, bar in enumerate(bars):
-            written = with_interval(bar.case.step_ms, "ms") or quantity(bar.total_ms, "ms", 2)
-            name = printable(f"{case_label(bar.case)}: {written}")
-            above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
-            above |= {"gid": tag(case_label(bar.case)), "annotation_clip": False}
-            axes.annotate(name, (0, place - _BAR_PT / _BAR_ROW_PT / 2), **above)
-            draw_bar(axes, case_label(bar.case), bar.parts, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
-        axes.set_xlim(0, longest)
-        axes.set_ylim(len(bars) - 0.3, -0.65)
-        axes.set_yticks([])
-        read_across(axes, "time per step (ms)")
-        legend(canvas, [Patch(label=label, **fill(label)) for label in labels], handlelength=1.6)
+        wholes = [with_interval(bar.case.step_ms, "ms") or quantity(bar.total_ms, "ms", 2) for bar in bars]
+        names = [case_label(bar.case) for bar in bars]
+        draw_bars(canvas, list(zip(names, wholes, [bar.parts for bar in bars], strict=True)), labels)
 
     notes = [
         f"“{MIXED}”: what communication adds was not measured there." if MIXED in seen else "",
@@ -119,7 +107,7 @@ def breakdown(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key
         caption=_caption(bars, workload),
         note=" ".join(filter(None, notes)),
         terms=tuple(term for part, term in _TERMS.items() if part in seen),
-        height_pt=60 + 15 * -(-len(labels) // 2) + _BAR_ROW_PT * len(bars),
+        height_pt=height_of_bars(len(bars), len(labels)),
         draw=draw,
     )
 
@@ -157,10 +145,34 @@ def step_parts(case: CaseResult) -> dict[str, float]:
     return {name: ms if name == EXPOSED else ms * factor for name, ms in found.items()}
 
 
-def draw_bar(
+def height_of_bars(num_bars: int, num_labels: int) -> int:
+    """Return the height, in points, of a figure that `draw_bars` draws."""
+    return 60 + 15 * -(-num_labels // 2) + _BAR_ROW_PT * num_bars
+
+
+def draw_bars(
+    canvas: Any, bars: Sequence[tuple[str, str, Mapping[str, float]]], labels: Sequence[str]
+) -> None:
+    """Draw steps of cases or ranks as stacked bars: name, what is written of the whole, and ms by part."""
+    from matplotlib.patches import Patch
+
+    longest = max(sum(parts.values()) for _, _, parts in bars)
+    axes = canvas.subplots()
+    for place, (name, whole, parts) in enumerate(bars):
+        above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
+        above |= {"gid": tag(name), "annotation_clip": False}
+        axes.annotate(printable(f"{name}: {whole}"), (0, place - _BAR_PT / _BAR_ROW_PT / 2), **above)
+        _draw_bar(axes, name, parts, place, labels, per_pt=longest / (0.9 * WIDTH_PT))
+    axes.set_xlim(0, longest)
+    axes.set_ylim(len(bars) - 0.3, -0.65)
+    axes.set_yticks([])
+    read_across(axes, "time per step (ms)")
+    legend(canvas, [Patch(label=label, **_fill(label)) for label in labels], handlelength=1.6)
+
+
+def _draw_bar(
     axes: Any, of: str, parts: Mapping[str, float], place: int, labels: Sequence[str], *, per_pt: float
 ) -> None:
-    """Draw the parts of a step, of a case or a rank, as one stacked bar."""
     left = 0.0
     for name, ms in parts.items():
         if name not in labels:
@@ -168,7 +180,7 @@ def draw_bar(
         written = quantity(ms, "ms", 2)
         named = {"gid": tag(f"{of} · {name} {written}", name)}
         where = {"y": place, "width": ms, "left": left, "height": _BAR_PT / _BAR_ROW_PT, **named}
-        axes.barh(**where, **fill(name))
+        axes.barh(**where, **_fill(name))
         axes.barh(**where, color="none", edgecolor=INK, linewidth=0.7)
         if ms > per_pt * (_CHARACTER_PT * len(written) + 6):
             box = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none"}
@@ -177,8 +189,7 @@ def draw_bar(
         left += ms
 
 
-def fill(label: str) -> dict[str, Any]:
-    """Return the look of a part of a step."""
+def _fill(label: str) -> dict[str, Any]:
     # A hatch takes the colour of the edge; the outline is drawn by itself.
     colour, hatch = _LOOKS[label]
     return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": PAPER, "linewidth": 0}

@@ -92,11 +92,8 @@ def plan_case(watched: Watched, num_cores: int) -> Planned:
     ddp = next(iter(watched.first.models.values()), None)
     told: dict[str, Any] = {}
     if ddp is not None:
-        told = {name: getattr(ddp, name) for name in ("find_unused_parameters", "static_graph")}
-        told |= {
-            "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
-            "sync_buffers": ddp.broadcast_buffers,
-        }
+        names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+        told = {name: getattr(ddp, name) for name in names} | {"sync_buffers": ddp.broadcast_buffers}
         told |= {"bucket_cap_mb": f"{ddp.bucket_cap_mb:g}"} if ddp.bucket_cap_mb is not None else {}
     case = Case(
         **told,
