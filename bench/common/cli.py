@@ -15,7 +15,6 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import PurePath
 from typing import Any, NoReturn
 
@@ -175,6 +174,8 @@ def _all_written(code: int) -> int:
 
 def version_of(package: str) -> str | None:
     """Return the version of an installed package; None where it is not installed."""
+    from importlib import metadata  # a part of each command's start-up that few need
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
