@@ -107,7 +107,7 @@ def pull_request() -> int | None:
 
 
 def marker(of_run: list[str]) -> str:
-    """What the comment begins with, unseen: the next gate of this job replaces it.
+    """Make the unseen line that the comment begins with: the next gate of this job replaces it.
 
     Each entry of a matrix and each list of arguments has a comment of its own.
     """

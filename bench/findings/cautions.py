@@ -68,7 +68,7 @@ class Caution:
     advice: str
     case_id: str | None = None
     short: str = ""
-    """What the confidence names it by, with its size; by default its kind."""
+    """Name and size of it in the confidence; by default its kind."""
 
     @property
     def sentence(self) -> str:
@@ -202,7 +202,7 @@ MATTERS = 0.02
 FEWEST_ROUNDS = 5
 
 SCATTERED = 0.10
-"""Of the rounds of a case about its median; the fit bounds what each of them does."""
+"""Scatter of the rounds of a case about its median, a share; the fit bounds what each of them does."""
 
 
 def of_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
@@ -288,6 +288,6 @@ def _drift(paces: ByRound) -> Interval | None:
 
 
 def _scatter(by_round: ByRound, per_round: float) -> float:
-    """How far rounds lie from their median without drift, in logs; a twentieth on either side is left out."""
+    """Return the scatter of rounds without drift, in logs; a twentieth on either side is left out."""
     logs = np.log(list(by_round.values())) - per_round * np.array(list(by_round))
     return float(np.abs(np.quantile(logs, (0.05, 0.95)) - np.median(logs)).max())

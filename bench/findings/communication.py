@@ -38,7 +38,7 @@ REMEDIES = {
     RANKS: "the same cores, clocks and batches for all ranks",
     DATA: "more --data-workers or a faster source",
 }
-"""What would save the time, by cost."""
+"""Remedies, by the part of the step that they save."""
 
 MIN_SLOWEST_SHARE = 0.75
 """Share of the rounds in which a straggler is the slowest rank."""
