@@ -22,6 +22,9 @@ from .scratch import scratch_folder
 TURNS_ENV = "BENCH_TURNS"
 """Path of the server's socket, in the environment of all runs; checkouts of other versions read it too."""
 
+PROVED_ENV = "BENCH_PROVED"
+"""Folder of a run of the same code, by whose proofs of its cases one that takes turns may go."""
+
 ASK, GRANT, DONE = b"?", b"!", b"."
 """All that is ever sent. A checkout of another version must understand it: it does not change."""
 

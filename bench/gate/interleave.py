@@ -23,7 +23,7 @@ from ..common.errors import (
 )
 from ..common.process import RUN_POLL_S, end_all, exit_codes, interrupted_by_signals, uninterrupted
 from ..common.scratch import scratch_folder
-from ..common.turns import turn_server
+from ..common.turns import PROVED_ENV, turn_server
 from ..machine.manifest import MANIFEST
 from ..plan.settings import Settings
 from ..run.main import parser as run_parser
@@ -80,6 +80,11 @@ def measure_launches(
             console.progress("baseline and candidate in turns", done / looks[-1], how_far)
             folder = out / f"launch{done + 1}"
             launches.append(measure_in_turns(checkouts, arguments, folder, seed=done + 1))
+            if not done:  # what is proved once is not proved anew
+                checkouts = tuple(
+                    side.with_variables({PROVED_ENV: str((folder / side.name).absolute())})
+                    for side in checkouts
+                )
             if not done:
                 each_s = time.monotonic() - begun
                 ends = dict.fromkeys(format_s(each_s * look) for look in (looks[0], looks[-1]))

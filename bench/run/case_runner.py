@@ -25,7 +25,7 @@ from ..results.recorder import Recorder
 from ..worker import messages as m
 from ..worker.facts import Begun, Warmed
 from .failures import LEAST_S, MOST_NAMED, TURN_S, Failure, RestartError, failure_in, preparing_s
-from .open_folder import fail_case
+from .open_folder import fail_case, proved_before
 from .schedule import LiveCase, Schedule
 from .stop_rule import StopRule, least_warmup_s
 from .workers import Workers
@@ -71,6 +71,8 @@ class CaseRunner:
         self._rounds_began_s: float | None = None
         self._stop_rule = StopRule(settings, recorder, self.measuring_s)
         self._schedule = Schedule(settings)
+        self._proved = proved_before(recorder.manifest)
+        """What this code has proved in an earlier launch, by place in the plan."""
         self._said: set[str] = set()
         self.live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order."""
@@ -95,17 +97,22 @@ class CaseRunner:
 
         It is live if that went well on all of them.
         """
-        live = LiveCase(index, planned.case, planned.oversubscribed)
+        case = planned.case
+        live = LiveCase(index, case, planned.oversubscribed)
         self.next_turn()
         settled = self.recorder.journal.state.settled.get(index)
         try:
             self._make_group(live)
-            if settled is not None and settled.status == "ok":
-                if told := settled.facts.get("layers_by_device"):
-                    live.by_device = tuple(map(int, str(told).split("/")))
-                self._warmed(live, compares=False)
-            else:
+            proved = self._proved.get(index) if settled is None else settled
+            if proved is None or proved.status != "ok":
                 self._prove(live)
+            else:
+                if told := proved.facts.get("layers_by_device"):
+                    live.by_device = tuple(map(int, str(told).split("/")))
+                began_s = self.elapsed_s()
+                warmed = self._warmed(live, compares=False)
+                if settled is None:
+                    self._write_prepared(live, {**proved.facts, **facts_of(case, warmed)}, warmed, began_s)
         except CaseFailedError:
             return
         self.live.append(live)
@@ -127,15 +134,21 @@ class CaseRunner:
                 f"Parameters after 2 steps prove nothing of {case.case_id}: {update.why_silent}; its "
                 "gradients are proven. So it is of every case without update_error",
             )
-        facts = {
-            "device_name": self.places[0].device_name,
-            "link": self.places[0].link,
-            **facts_of(case, shown, warmed, update, live.by_device),
-        }
-        if why := facts["not_proved"]:
+        proof = proof_facts(shown, update)
+        if why := proof["not_proved"]:
             name = planned_label(case)
-            self.console.note(f"{name} is not proved: {why}. What helps: {facts['proved_by']}")
-        self.recorder.set_outcome(index, "ok", facts=facts)
+            self.console.note(f"{name} is not proved: {why}. What helps: {proof['proved_by']}")
+        self._write_prepared(live, {**proof, **facts_of(case, warmed)}, warmed, began_s)
+
+    def _write_prepared(
+        self, live: LiveCase, facts: Mapping[str, Any], warmed: Sequence[Warmed], began_s: float
+    ) -> None:
+        """Write down a case that is ready, with its warm-up."""
+        place, case = self.places[0], live.case
+        known = {"device_name": place.device_name, "link": place.link, **facts}
+        if live.by_device:
+            known["layers_by_device"] = "/".join(map(str, live.by_device))
+        self.recorder.set_outcome(live.index, "ok", facts=known)
         if live.layout is not None:
             layout = Layout(
                 case_id=case.case_id, num_bytes=live.layout.num_bytes, parameters=live.layout.parameters
@@ -284,33 +297,29 @@ class CaseRunner:
         self._said.add(what)
 
 
-def facts_of(
-    case: Case,
-    shown: ProofResult,
-    warmed: Sequence[Warmed],
-    update: ProofResult,
-    by_device: Sequence[int] | None,
-) -> dict[str, Any]:
-    """Return what is known of a case once every rank has prepared it, for its row in cases.csv."""
+def proof_facts(shown: ProofResult, update: ProofResult) -> dict[str, Any]:
+    """Return what both proofs of a case found, for its row in cases.csv."""
     doubt = shown.not_proved or update.not_proved
     errors = {
         "gradient_error": shown.error,
         "split_effect": shown.split_effect,
         "update_error": update.error,
     }
-    facts: dict[str, Any] = {
+    return {
         # As a file holds it: what is next to nothing is 0.
         **{name: 0.0 if error is not None and error < LEAST else error for name, error in errors.items()},
         "not_proved": doubt and doubt.reason,
         "proved_by": doubt and doubt.remedy,
-        **memory_columns([one.memory for one in warmed], case.mode),
     }
+
+
+def facts_of(case: Case, warmed: Sequence[Warmed]) -> dict[str, Any]:
+    """Return what the warm-up of a case on every rank tells, for its row in cases.csv."""
+    facts: dict[str, Any] = memory_columns([one.memory for one in warmed], case.mode)
     layout, compiled = warmed[0].layout, warmed[0].compilation
     if layout is not None:
         facts["num_buckets"] = len(layout.num_bytes)
         facts["bucket_bytes"] = str(layout)
-    if by_device:
-        facts["layers_by_device"] = "/".join(map(str, by_device))
     if compiled is not None:
         facts |= asdict(compiled)
     return facts

@@ -12,6 +12,7 @@ from typing import Any
 from ..common.cli import command, quoted
 from ..common.errors import NotComparableError, NotMeasuredError, UsageError
 from ..common.process import host_name
+from ..common.turns import PROVED_ENV, interleaved_id
 from ..findings.notes import why_not_measured
 from ..machine.conditions import Question, devices_of, differences
 from ..machine.launch import launch
@@ -21,7 +22,7 @@ from ..plan.sweep import Planned
 from ..results import store
 from ..results.case_result import case_results
 from ..results.disk import FolderLock
-from ..results.journal import Attempt, Completion, Retry, UnderWay, read
+from ..results.journal import Attempt, Completion, Retry, Settled, UnderWay, read
 from ..results.recorder import Recorder
 from ..results.store import read_manifest
 from .failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
@@ -94,6 +95,23 @@ def _after_a_restart(
         raise NotMeasuredError(f"gave up: {found.reason}, again and again; see the messages above")
     _check_devices(recorder.manifest, manifest)
     return notes
+
+
+def proved_before(manifest: Manifest) -> dict[int, Settled]:
+    """Return what an earlier launch of a gate has proved of this very plan, by place in it.
+
+    Empty where the run takes no turns, and where plan, code or torch are not the same.
+    """
+    folder = os.environ.get(PROVED_ENV)
+    if not folder or interleaved_id() is None:
+        return {}
+    with store.passed_over():
+        earlier = read_manifest(Path(folder))
+        found = differences(earlier, manifest, Question.RESUME)
+        alike = all(d.then == d.now for d in found if d.blocking)
+        if alike and earlier.workload == manifest.workload:
+            return {i: one for i, one in read(Path(folder)).settled.items() if one.status == "ok"}
+    return {}
 
 
 def begin_attempt(recorder: Recorder, oom_kills: Mapping[str, int]) -> None:

@@ -9,13 +9,13 @@ after its last bucket is ready, when it waits for communication.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from ..findings.watched import as_measured
 from ..machine.manifest import LateRank
 from ..stats.fit import MIN_ROUNDS, in_pairs
-from ..stats.interval import Estimate
+from ..stats.interval import Estimate, Interval
 from .steps import JoinedStep, Step
 
 OWN_PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "other")
@@ -28,6 +28,12 @@ MIN_SURE = 0.05
 """Share of the step above which the interval lies, and the medians of all but one quarter of the steps."""
 
 QUARTERS = 4
+
+MIN_PART = 0.1
+"""Share of the whole by which a part is later to be a cause; smaller differences are those of equal ranks."""
+
+CLOCK_ERROR = 0.01
+"""Share of the step by which a watched time may be off (docs/watch.md)."""
 
 
 def own_work_s(step: Step) -> dict[str, float]:
@@ -62,12 +68,22 @@ def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
     parts = {part: estimate([_beyond_others_ms(work, rank, part) for work in works]) for part in OWN_PARTS}
     return LateRank(
         rank=rank,
-        later_ms=as_measured(found.interval()),
+        later_ms=as_measured(_with_systematic_error(found, parts.values(), step_ms)),
         parts={part: as_measured(ms.interval()) for part, ms in parts.items()},
         last_pct=round(100 * sum(ms > 0 for ms in later_ms) / len(later_ms), 1),
         share_pct=round(max(100 * found.value / step_ms, 0.0), 1),
         is_straggler=is_late,
     )
+
+
+def _with_systematic_error(found: Estimate, parts: Iterable[Estimate], step_ms: float) -> Interval:
+    """Widen the interval of the scatter by what steps cannot show, for it is the same in all of them.
+
+    Ranks without a cause differ too, and what follows a pause runs with cold caches.
+    """
+    small = sum(abs(one.value) for one in parts if abs(one.value) < MIN_PART * abs(found.value))
+    half, own = small + CLOCK_ERROR * step_ms, found.interval()
+    return Interval(own.estimate, own.low - half, own.high + half)
 
 
 def _beyond_others_ms(work: Mapping[int, Mapping[str, float]], rank: int, part: str) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
-from made import case_of, made_manifest
+from made import made_manifest
 from msgspec import structs
 from report_runs import case, run
 
@@ -18,13 +18,12 @@ from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.machine.load import LoadReading, mean_load, other_loads, read_load
 from ddp_bench.bench.machine.manifest import Load
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.block_times import BlockTimes, NotProved, ProofResult
+from ddp_bench.bench.results.block_times import NotProved, ProofResult
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.run.case_runner import facts_of
-from ddp_bench.bench.worker.facts import Warmed
+from ddp_bench.bench.run.case_runner import proof_facts
 from ddp_bench.report.conditions import conditions
 
 NVLINK = {"nvlink": True, "peer_access": True}
@@ -245,7 +244,7 @@ def test_what_one_round_among_many_does_and_no_noise_at_all_are_not_mentioned():
 def test_a_case_that_is_not_proved_says_why_and_what_would_prove_it(proof):
     doubt = ProofResult(not_proved=NotProved(reason="it draws; and more", remedy="a seed"))
     first, second = (doubt, ProofResult(error=0.0)) if proof == "first" else (ProofResult(error=0.0), doubt)
-    facts = facts_of(case_of(), first, [Warmed(times=BlockTimes(1.0, (1.0,)))], second, None)
+    facts = proof_facts(first, second)
     told = {name: facts[name] for name in ("not_proved", "proved_by")}
     (found,) = (one for one in cautions_of(run([TWO | told, FOUR])) if one.kind == "not proved")
     assert found.text == "1 case of 2 could not be proved to train right: it draws; and more"

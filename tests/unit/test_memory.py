@@ -16,7 +16,7 @@ from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
-from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory, ProofResult
+from ddp_bench.bench.results.block_times import BlockTimes, DeviceMemory
 from ddp_bench.bench.run.case_runner import facts_of
 from ddp_bench.bench.worker import rank
 from ddp_bench.bench.worker.facts import Warmed
@@ -110,7 +110,7 @@ def case(mode):
 
 def facts(mode, *by_rank):
     warmed = [Warmed(times=BlockTimes(1.0, (1.0,)), memory=memory) for memory in by_rank]
-    return facts_of(case(mode), ProofResult(split_effect=0.0), warmed, ProofResult(), None)
+    return facts_of(case(mode), warmed)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from ddp_bench.bench.export.main import main as export
 from ddp_bench.bench.findings.watched import conclude_watch
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.watch.late import OWN_PARTS, find_late_rank
+from ddp_bench.bench.watch.late import CLOCK_ERROR, OWN_PARTS, find_late_rank
 from ddp_bench.bench.watch.result import finish
 from ddp_bench.bench.watch.steps import read_ranks
 from ddp_bench.report.main import main as report
@@ -129,6 +129,20 @@ def test_a_rank_that_is_late_counts_as_its_own_work_and_not_as_communication(tmp
     said = conclude_watch(run).straggler
     assert said.startswith("Rank 1 is a straggler: 30.0 ")
     assert "mostly in data loading" in said
+
+
+def test_the_interval_of_a_late_rank_holds_what_equal_ranks_differ_by(tmp_path):
+    """Without noise: what a pause does to the parts after it, and what the clock may be off by."""
+    made = training(late_s=0.03, late_part="data")
+    for step in made:  # on the rank that pauses, cold caches
+        step[-1]["parts"]["forward"] += 0.0005
+        step[-1]["step_s"] += 0.0005
+    late = find_late_rank(read_ranks(write_rows(tmp_path / "watched", made) / "ranks").joined)
+    step_ms = 1000 * made[-1][-1]["step_s"]
+    assert late.part == "data"
+    assert late.later_ms.estimate == pytest.approx(30.5)
+    half_ms = 0.5 + CLOCK_ERROR * step_ms
+    assert (late.later_ms.low, late.later_ms.high) == pytest.approx((30.5 - half_ms, 30.5 + half_ms), rel=1e-2)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

@@ -40,6 +40,8 @@ class Model:
         self.count = 0
         self.sync: dict[str, Any] = {}
         self.held: list[tuple[torch.Tensor, Any, int]] = []
+        self.sent: list[tuple[Any, torch.Tensor, Any, int]] = []
+        """All-reduces that nobody has waited for: work, bucket, future of its result, place."""
         self.inner: tuple[Any, Any] | None = None
         """State and hook that the user registered after ours came in; they run inside it."""
         self.joined: Any = None
@@ -122,21 +124,6 @@ class Model:
         else:
             buffer.mul_(1.0 / divisor)
 
-    def send(self, buffer: torch.Tensor, place: int) -> Any:
-        """Begin the all-reduce of a bucket, as DDP does, and return the future of its result."""
-        sync, work = self.sync, dist.all_reduce(buffer, group=self.group, async_op=True)
-
-        def finish(done: Any) -> torch.Tensor:
-            self.watch.guard(self.note_done, place, sync)
-            result: torch.Tensor = done.value()[0]
-            return result
-
-        return work.get_future().then(finish)
-
-    def note_done(self, place: int, sync: dict[str, Any]) -> None:
-        """Note that a bucket has been reduced."""
-        sync["done"][place] = now()
-
     def hold(self, buffer: torch.Tensor, place: int) -> Any:
         """Keep a bucket, and return the future of what it will be."""
         is_cpu = buffer.device.type == "cpu"
@@ -145,20 +132,29 @@ class Model:
         return future
 
     def release(self) -> None:
-        """Send what is held, in order."""
+        """Begin the all-reduces of what is held, in order and as DDP does."""
         held, self.held = self.held, []
-        if held and held[0][0].device.type == "cpu":  # a GPU's buckets are sent later than the host says
-            self.sync["sent"] = now()
+        if self.sync.get("probe") and held and held[0][0].device.type == "cpu":
+            self.sync["sent"] = now()  # a GPU's buckets are sent later than the host says
         for buffer, future, place in held:
-            self.send(buffer, place).add_done_callback(partial(pass_on, future))
+            work = dist.all_reduce(buffer, group=self.group, async_op=True)
+            self.sent.append((work, buffer, future, place))
 
+    def finish(self, sync: dict[str, Any]) -> None:
+        """Wait for what was sent and pass it on, before DDP does, in the thread that trains.
 
-def pass_on(future: Any, done: Any) -> None:
-    """Give a held bucket's future the result of its all-reduce, or its error."""
-    try:
-        future.set_result(done.value())
-    except Exception as error:  # noqa: BLE001 - it is DDP that raises it, where it waits
-        future.set_exception(error)
+        Nothing of Python may stand on the backend's threads: one that lets go of the process group there, or
+        comes there when the interpreter ends, aborts the process.
+        """
+        sent, self.sent = self.sent, []
+        for work, buffer, future, place in sent:
+            work.wait()
+            self.watch.guard(self.note_done, place, sync)
+            future.set_result(buffer)
+
+    def note_done(self, place: int, sync: dict[str, Any]) -> None:
+        """Note that a bucket has been waited for."""
+        sync["done"][place] = now()
 
 
 def reduce_bucket(model: Model, bucket: Any) -> Any:
@@ -170,14 +166,11 @@ def reduce_bucket(model: Model, bucket: Any) -> Any:
         state, hook = model.inner
         return hook(state, bucket)
     model.scale(buffer)
-    if holds:
-        future = model.hold(buffer, place)
-        if bucket.is_last():
-            model.release()
-    else:
-        model.release()  # after an exception of ours
-        future = model.send(buffer, place)
+    future = model.hold(buffer, place)
+    if bucket.is_last() or not holds:  # after an exception of ours no bucket is held back
+        model.release()
     if bucket.is_last():
         watch.guard(model.end_sync)
+        private.before_finalizing(partial(model.finish, model.sync))
     watch.overhead += thread_time() - begin
     return future

@@ -27,9 +27,10 @@ FUNCTIONS = (
     (LoaderIterator, "__next__", ("self",)),
     (torch.autograd, "backward", ("tensors", "grad_tensors", "retain_graph", "create_graph")),
     (dist, "_register_comm_hook", ("reducer", "state", "comm_hook")),
+    (torch.autograd.Variable._execution_engine, "queue_callback", ()),
     (getattr(dist, "ProcessGroup", None), "_get_sequence_number_for_group", ("self",)),
 )
-"""Functions and the names of their first parameters."""
+"""Functions and the names of their first parameters, where they are told."""
 
 ATTRIBUTES = (
     *(
@@ -50,7 +51,9 @@ ATTRIBUTES = (
 def differing_names() -> list[str]:
     """Return what of FUNCTIONS this torch lacks, or has with other parameters."""
     return [
-        name for owner, name, expected in FUNCTIONS if parameters(owner, name)[: len(expected)] != expected
+        name
+        for owner, name, expected in FUNCTIONS
+        if not hasattr(owner, name) or parameters(owner, name)[: len(expected)] != expected
     ]
 
 
@@ -130,6 +133,14 @@ def hide_from_compiler(watch: Any) -> None:
         for function in watch.hidden:
             skip_code(function.__code__)
         watch.guard = torch.compiler.disable(watch.guard)
+
+
+def before_finalizing(work: Any) -> None:
+    """Have the engine call `work` at the end of this backward: before DDP's end, which is queued later."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(work)
+    except RuntimeError:  # outside of a backward
+        work()
 
 
 def register_hook(ddp: Any, state: Any, hook: Any) -> bool:

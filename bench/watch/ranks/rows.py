@@ -10,8 +10,8 @@ model: rank, model (number), parameters, num_bytes, world_size, why (reason to g
 step: rank, n (from 1), by ("optimizer" or "forward": its end), step_s, parts (seconds by part; they add up),
     signature (counts of forwards, backwards, syncs and optimizer steps), hooked, probe, overhead_s (our own
     time in it), syncs: model, k (number of this model's synchronised backward, from 1), probe, end_s (end of
-    the backward); with the hook also ready_s, done_s and bytes, one for each bucket; of a probe alone_s (from
-    sending the first bucket until all are reduced) and first_s (until the first is).
+    the backward); with the hook also ready_s, done_s (end of the wait for it) and bytes, one for each bucket;
+    of a probe alone_s (from sending the first bucket until all are reduced) and first_s (until the first is).
 note: rank, text.
 end: rank; the last row of a process that was watched to its end, or to `--steps`.
 """

@@ -1,0 +1,93 @@
+"""Later launches of a gate go by what the first one has proved; any other run proves by itself."""
+
+from dataclasses import replace
+
+import pytest
+from made import planned, resolved
+
+from ddp_bench.bench.common.console import Console
+from ddp_bench.bench.common.turns import PROVED_ENV, TURNS_ENV
+from ddp_bench.bench.machine.manifest import Manifest, RankPlace, WorkloadCode
+from ddp_bench.bench.plan.sweep import plan_hash
+from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.run.case_runner import CaseRunner
+from ddp_bench.bench.run.open_folder import open_run
+from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker.facts import Begun
+
+WARMED = {"times": {"block_ms": 3.0, "steps_ms": [1.0, 1.0, 1.0]}, "memory": [[100.0, 120.0]]}
+PROOF = {"error": 1e-9}
+
+
+class FakeWorkers:
+    """Answers as ranks whose model trains right, and keeps what it was asked."""
+
+    launched = None
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return 1
+
+    def ask(self, commands, *_):
+        answers = {m.Warm: WARMED, m.Prove: PROOF, m.Compare: PROOF}
+        self.asked += [type(one) for one in commands.values()]
+        return {rank: m.Report(value=answers.get(type(one))) for rank, one in commands.items()}
+
+
+@pytest.fixture
+def prepare(tmp_path, monkeypatch):
+    """Prepares the only case of a run in its folder: what ranks were asked, and the case's row."""
+
+    def run(name, *, code="abc", batch=16, proved="", in_turns=True):
+        for variable, value in (
+            (PROVED_ENV, proved),
+            (TURNS_ENV, str(tmp_path / "none") if in_turns else ""),
+        ):
+            if value:
+                monkeypatch.setenv(variable, str(value))
+            else:
+                monkeypatch.delenv(variable, raising=False)
+        settings = resolved(
+            device="cpu", devices=2, modes=["single"], gpus=[1], batch_size=batch, out=str(tmp_path / name)
+        )
+        plan = planned(settings, device="cpu", devices=2, arch="resnet20", image_size=32)[:1]
+        manifest = Manifest(
+            settings=replace(settings, out=None),
+            plan_hash=plan_hash(plan),
+            workload=WorkloadCode(file="net.py", code_sha256=code),
+        )
+        recorder, lock, _ = open_run(settings, plan, manifest, {}, resume=None)
+        workers = FakeWorkers()
+        begun = [Begun(place=RankPlace(rank=0, host="here", device_name="a core"))]
+        runner = CaseRunner(workers, settings, plan, begun, recorder, Console(silent=True))
+        runner._prepare_case(0, plan[0])
+        assert len(runner.live) == 1, "the case is ready"
+        facts = recorder.journal.state.settled[0].facts
+        recorder.write()
+        assert len(case_results(recorder.cases)) == 1
+        lock.release()
+        return workers.asked, facts
+
+    return run
+
+
+def test_what_the_first_launch_has_proved_is_warmed_up_alone(prepare, tmp_path):
+    asked, first = prepare("launch1")
+    assert asked == [m.Prove, m.Warm, m.Compare]
+    assert first["gradient_error"] == 1e-9
+    asked, facts = prepare("launch2", proved=tmp_path / "launch1")
+    assert asked == [m.Warm]
+    assert facts == first
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"code": "abd"}, {"batch": 32}, {"in_turns": False}, {"proved": "no such folder"}],
+    ids=["other code", "another plan", "not in turns", "no folder"],
+)
+def test_anything_else_is_proved_anew(other, prepare, tmp_path):
+    prepare("launch1")
+    asked, _ = prepare("launch2", **{"proved": tmp_path / "launch1", **other})
+    assert asked == [m.Prove, m.Warm, m.Compare]
