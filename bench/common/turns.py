@@ -38,6 +38,11 @@ def interleaved_id() -> str | None:
     return None if path is None else hashlib.sha256(path.encode()).hexdigest()[:12]
 
 
+def is_later_launch() -> bool:
+    """Return whether this run is one of a gate that has launched the same code before."""
+    return bool(os.environ.get(PROVED_ENV)) and interleaved_id() is not None
+
+
 class TurnClient:
     """A run's end of the connection; without a server (`path` None) every turn is granted at once."""
 

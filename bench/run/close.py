@@ -14,11 +14,13 @@ from ..common.cli import say, speaker
 from ..common.console import Annotation, show_on_github
 from ..common.errors import ExitCode, UsageError
 from ..common.text import to_json
+from ..common.turns import is_later_launch
 from ..findings.findings import conclude_run, summary_of
 from ..findings.notes import why_not_measured
 from ..machine.manifest import Timing
 from ..plan.settings import ResolvedSettings
 from ..predict.from_pass import write_calibration
+from ..results.case_result import case_results
 from ..results.commands import resume_command
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder
@@ -70,6 +72,19 @@ def close(
     recorder.tell(timing=timing)
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         say(missing)
+    # A later launch of a gate has no page: the gate's own is of all launches.
+    has_page = is_later_launch() or _present(folder, how, settings)
+    recorder.close(stopped_because)
+    missing_modes = why_not_measured(case_results(recorder.cases), settings.modes)
+    if missing_modes and (folder / FAILURES).is_dir():
+        say(f"tracebacks of all ranks: {shown(folder / FAILURES)}")
+    for why in missing_modes:
+        say(f"error: {why}")
+    return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if has_page else ExitCode.USAGE
+
+
+def _present(folder: Path, how: How, settings: ResolvedSettings) -> bool:
+    """Write the page of a run, and print what was found; False where the page cannot be written."""
     # What reports never imports torch; only a finished run reaches for it.
     from ...report.build import page_of, write_page
     from ..page.render import markdown
@@ -83,16 +98,10 @@ def close(
         print(to_json(summary_of(run, conclusion)))
     elif not how.quiet:
         show(page, place=str(place or ""), piped_width=WIDTH)
-    recorder.close(stopped_because)
-    missing_modes = why_not_measured(conclusion.cases, settings.modes)
-    if not how.quiet:
+        missing_modes = why_not_measured(conclusion.cases, settings.modes)
         wrong = [Annotation("error", speaker(), why) for why in missing_modes]
         show_on_github(wrong, lambda: markdown(page).rstrip("\n"))
-    if missing_modes and (folder / FAILURES).is_dir():
-        say(f"tracebacks of all ranks: {shown(folder / FAILURES)}")
-    for why in missing_modes:
-        say(f"error: {why}")
-    return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if place else ExitCode.USAGE
+    return place is not None
 
 
 def finish(folder: Path, because: str) -> None:

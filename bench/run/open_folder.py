@@ -12,7 +12,7 @@ from typing import Any
 from ..common.cli import command, quoted
 from ..common.errors import NotComparableError, NotMeasuredError, UsageError
 from ..common.process import host_name
-from ..common.turns import PROVED_ENV, interleaved_id
+from ..common.turns import PROVED_ENV, is_later_launch
 from ..findings.notes import why_not_measured
 from ..machine.conditions import Question, devices_of, differences
 from ..machine.launch import launch
@@ -102,15 +102,15 @@ def proved_before(manifest: Manifest) -> dict[int, Settled]:
 
     Empty where the run takes no turns, and where plan, code or torch are not the same.
     """
-    folder = os.environ.get(PROVED_ENV)
-    if not folder or interleaved_id() is None:
+    if not is_later_launch():
         return {}
+    folder = Path(os.environ[PROVED_ENV])
     with store.passed_over():
-        earlier = read_manifest(Path(folder))
+        earlier = read_manifest(folder)
         found = differences(earlier, manifest, Question.RESUME)
         alike = all(d.then == d.now for d in found if d.blocking)
         if alike and earlier.workload == manifest.workload:
-            return {i: one for i, one in read(Path(folder)).settled.items() if one.status == "ok"}
+            return {i: one for i, one in read(folder).settled.items() if one.status == "ok"}
     return {}
 
 
