@@ -24,6 +24,12 @@ MIN_LATE = 0.1
 """Share of the step by which a rank is later than every other one to be named: what runs on the cores of one
 rank for a while makes a few percent."""
 
+MIN_SLOWER = 0.2
+"""The same where no part stands out, as on a slower core: equal shared cores were up to 13% apart."""
+
+MIN_CAUSE = 0.8
+"""Share of what a rank is later by that is in one part, which then stands out."""
+
 MIN_SURE = 0.05
 """Share of the step above which the interval lies, and the medians of all but one quarter of the steps."""
 
@@ -63,9 +69,11 @@ def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
     surely_ms = found.interval(1 - 0.05 / len(totals[0])).low
     size = max(len(later_ms) // QUARTERS, 1)
     by_quarter_ms = sorted(median(later_ms[i : i + size]) for i in range(0, len(later_ms) - size + 1, size))
-    # One quarter may be disturbed.
-    is_late = found.value >= MIN_LATE * step_ms and min(surely_ms, by_quarter_ms[1]) > MIN_SURE * step_ms
     parts = {part: estimate([_beyond_others_ms(work, rank, part) for work in works]) for part in OWN_PARTS}
+    stands_out = max(ms.value for ms in parts.values()) >= MIN_CAUSE * found.value
+    least_ms = (MIN_LATE if stands_out else MIN_SLOWER) * step_ms
+    # One quarter may be disturbed.
+    is_late = found.value >= least_ms and min(surely_ms, by_quarter_ms[1]) > MIN_SURE * step_ms
     return LateRank(
         rank=rank,
         later_ms=as_measured(_with_systematic_error(found, parts.values(), step_ms)),

@@ -138,7 +138,7 @@ def test_the_interval_of_a_late_rank_holds_what_equal_ranks_differ_by(tmp_path):
         step[-1]["parts"]["forward"] += 0.0005
         step[-1]["step_s"] += 0.0005
     late = find_late_rank(read_ranks(write_rows(tmp_path / "watched", made) / "ranks").joined)
-    step_ms = 1000 * made[-1][-1]["step_s"]
+    step_ms = 1000 * made[-2][-1]["step_s"]  # no probe
     assert late.part == "data"
     assert late.later_ms.estimate == pytest.approx(30.5)
     half_ms = 0.5 + CLOCK_ERROR * step_ms
@@ -158,6 +158,24 @@ def test_a_straggler_is_named_where_there_is_one_and_never_else(num_ranks, tmp_p
             named = (late.rank, late.part) if late.is_straggler else None
             found.setdefault(late_s, []).append(named == ((num_ranks - 1, part) if late_s else None))
     assert found == {None: [True] * 20, 0.03: [True] * 20}
+
+
+@pytest.mark.parametrize(("slower", "is_named"), [(1.15, False), (1.4, True)])
+def test_a_core_that_is_slower_in_all_parts_is_a_straggler_only_beyond_what_shared_cores_differ(
+    slower, is_named, tmp_path
+):
+    made = training()
+    for step in made:
+        added_s = (slower - 1) * sum(OWN_S.values())
+        step[-1]["parts"] = {
+            part: s + (slower - 1) * OWN_S.get(part, 0.0) for part, s in step[-1]["parts"].items()
+        }
+        step[-1]["step_s"] += added_s
+        for sync in step[-1]["syncs"]:
+            sync["end_s"] += added_s
+            sync["ready_s"] = [s + added_s for s in sync.get("ready_s", [])]
+    late = find_late_rank(read_ranks(write_rows(tmp_path / "watched", made) / "ranks").joined)
+    assert (late.rank, late.is_straggler or late.is_straggler is None) == (1, is_named)
 
 
 def test_what_watching_costs_is_the_step_with_the_hook_less_the_step_before_it(tmp_path):
