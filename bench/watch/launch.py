@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import json
 import os
 import runpy
@@ -26,12 +25,8 @@ from ..common.process import host_name
 from ..results.disk import writable
 from ..results.store import default_folder, shown
 from . import STEPS
-from .result import finish
-
-CONFIG_ENV = "_DDP_BENCH_WATCH"
-SITE = Path(__file__).resolve().parent / "site"
-ROWS = "ranks"
-
+from .result import ROWS, finish
+from .site import sitecustomize as site
 
 PROGRESS_S = 60.0
 POLL_S = 0.1
@@ -54,8 +49,8 @@ def config_of(folder: Path, steps: int, *, probes: bool = True, seed: int = 0) -
 
 def environment(config: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which every Python process that imports torch is watched."""
-    paths = [str(SITE), *filter(None, [given.get("PYTHONPATH")])]
-    changes = {"PYTHONPATH": os.pathsep.join(paths), CONFIG_ENV: json.dumps(config)}
+    paths = [site.SITE, *filter(None, [given.get("PYTHONPATH")])]
+    changes = {"PYTHONPATH": os.pathsep.join(paths), site.CONFIG_ENV: json.dumps(config)}
     return {name: value for name, value in given.items() if name != TYPED_ENV} | changes
 
 
@@ -173,17 +168,12 @@ def was_reached(folder: Path) -> bool:
 def install(config: Mapping[str, Any]) -> None:
     """Watch this process, and those that it starts."""
     os.environ.update(environment(config, os.environ))
-    spec = importlib.util.spec_from_file_location("_ddp_bench_site", SITE / "sitecustomize.py")
-    assert spec is not None
-    assert spec.loader is not None
-    site = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(site)
     site.begin()
 
 
 def end_here(folder: Path) -> None:
     """End the watch of this process, and wait for the last rows of the other ranks."""
-    package = sys.modules.get("_ddp_bench_watch")
+    package = sys.modules.get(site.PACKAGE)
     if package is not None and package.watch is not None:
         package.watch.end()
     deadline_s = time.monotonic() + MAX_END_S
