@@ -71,7 +71,7 @@ def _count_steps(watched: Watched, timing: Timing) -> str:
         f"{watched.num_compared:,d} of {plural(watched.num_steps, 'optimizer step')} compared",
         f"{watched.num_probes:,d} of them probes" if watched.num_probes else "",
         f"{about(timing.measuring_s)} of training" if timing.measuring_s else "",
-        f"ended: {timing.stopped_because}",
+        f"ended: {timing.stopped_because}" if timing.stopped_because else "",
     )
     return " · ".join(filter(None, parts))
 

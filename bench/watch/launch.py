@@ -122,36 +122,27 @@ def is_in_foreground() -> bool:
         return False
 
 
-def last_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the last whole row of each process that trains."""
+def outer_rows(folder: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the first and the last row of each process that trains, where both are whole."""
     rows = []
     for file in (folder / ROWS).glob("*.jsonl"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            size = file.stat().st_size
-            with file.open("rb") as lines:
-                lines.seek(max(0, size - 65536))
-                rows.append(json.loads(lines.read().splitlines()[-1]))
+        with contextlib.suppress(OSError, ValueError, IndexError), file.open("rb") as lines:
+            first = json.loads(lines.readline())
+            lines.seek(max(0, file.stat().st_size - 65536))
+            rows.append((first, json.loads(lines.read().splitlines()[-1])))
     return rows
 
 
 def has_ended(folder: Path) -> bool:
     """Tell whether every rank has been watched to its end."""
-    ends = {row["rank"] for row in last_rows(folder) if row["kind"] == "end"}
-    return bool(ends) and len(ends) >= world_size(folder)
-
-
-def world_size(folder: Path) -> int:
-    """Return the number of ranks, as the first rows of the processes say."""
-    sizes = [1]
-    for file in (folder / ROWS).glob("*.jsonl"):
-        with contextlib.suppress(OSError, ValueError), file.open() as lines:
-            sizes.append(json.loads(lines.readline()).get("world_size", 1))
-    return max(sizes)
+    rows = outer_rows(folder)
+    ends = {last["rank"] for _, last in rows if last["kind"] == "end"}
+    return bool(ends) and len(ends) >= max(first.get("world_size", 1) for first, _ in rows)
 
 
 def progress(folder: Path, steps: int) -> str:
     """Say how far the watch is."""
-    seen = [row.get("n", steps if row["kind"] == "end" else 0) for row in last_rows(folder)]
+    seen = [last.get("n", steps if last["kind"] == "end" else 0) for _, last in outer_rows(folder)]
     if not seen:
         return "waiting for the first step of a training"
     left = steps - min(seen)

@@ -363,6 +363,7 @@ def test_what_the_user_typed_and_has_in_the_environment_stays_in_the_manifest(tm
     of_archive = load_run(archive).manifest
     assert of_archive.watched.command == ()
     assert of_archive.watched.ranks == run.manifest.watched.ranks, "its figures are there"
+    assert [case.exposed_by for case in load_run(archive).results] == ["probes"]
     assert PLANTED not in capsys.readouterr().out
     assert PLANTED.encode() not in of_archive.as_json()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
