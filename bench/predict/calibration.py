@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ..common.cli import command, speaker
+from ..common.cli import speaker
 from ..common.errors import UsageError
 from ..plan.settings import IMAGES
 from ..results.disk import MOST_TABLE_BYTES, parse_json, read_text, replace_file
@@ -146,8 +146,8 @@ def load_calibration(folder: Path) -> Calibration:
     path = folder / CALIBRATION
     if is_watched(folder):
         raise UsageError(
-            f"{folder} is a watched training, of which no parameter is timed; predict from a rate instead: "
-            f"{command('predict', '--throughput', 'RATE', '--workload', 'NAME', '--batch-size', 'N')}"
+            f"{folder} is a watched training, of which no parameter is timed; predict from the rate of one "
+            "device instead (--throughput)"
         )
     if not os.path.lexists(path):
         raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with {speaker('run')} --calibrate")
