@@ -88,7 +88,7 @@ def describe_watch(
         RankPlace(rank=rank, host=one.host, local_rank=one.local_rank, device=one.device)
         for rank, one in starts.items()
     ]
-    models = [*first.models.values()]
+    models, (own_ms, own_pct) = [*first.models.values()], measure_own_time(watched)
     return describe_run(
         [msgspec.structs.replace(here, env={}, gpus=tuple(gpus()))],
         places,
@@ -115,7 +115,8 @@ def describe_watch(
             ranks=measure_parts(watched.joined),
             late=find_late_rank(watched.joined),
             num_probes=len(seen.pair_probes(watched.joined)),
-            **measure_own_time(watched),
+            own_ms=own_ms,
+            own_pct=own_pct,
             notes=tuple(name_notes(watched)),
         ),
     )
@@ -141,11 +142,11 @@ def measure_parts(joined: Sequence[seen.JoinedStep]) -> tuple[WatchedRank, ...]:
     )
 
 
-def measure_own_time(watched: seen.Watched) -> dict[str, float]:
+def measure_own_time(watched: seen.Watched) -> tuple[float, float]:
     """Measure the watch's own code, ms and percent of a step, on the rank where it is most."""
     own = [
         (fmean(one.overhead_s for one in process.steps), fmean(one.step_s for one in process.steps))
         for process in watched.ranks.values()
     ]
     own_s, step_s = max(own, key=lambda pair: pair[0] / pair[1])
-    return {"own_ms": round(1000 * own_s, 4), "own_pct": round(100 * own_s / step_s, 3)}
+    return round(1000 * own_s, 4), round(100 * own_s / step_s, 3)
