@@ -56,6 +56,8 @@ def page_of(
         if cases.stat().st_size <= _MOST_DATA_BYTES:
             files = replace(files, data=data_link(cases.name, cases.read_bytes()))
     if run.manifest.watched is not None:
+        if predictions is not None:
+            raise UsageError(f"{run.path} is a watched training: no prediction is made of one; leave it out")
         return watched_page(run, files)
     return page(run, files, predictions, conclusion)
 

@@ -117,8 +117,11 @@ def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], 
     )
 
 
-def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | None:
-    """Draw throughput of each round in percent of the case's median; None before three rounds."""
+def drift(workload: WorkloadCases, times: RoundTimes, *, key: str, unit: str = "round") -> Figure | None:
+    """Draw throughput of each round in percent of the case's median; None before three rounds.
+
+    `unit` names what rounds are numbered by.
+    """
     found = images_per_s_by_round(times, units_per_step(workload.cases))
     several = {case_id: by_round for case_id, by_round in found.items() if len(by_round) > 1}
     every = {r for by_round in several.values() for r in by_round}
@@ -133,7 +136,7 @@ def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | N
                 label = case_label(case, with_cap=False)
                 paces[label] = LOOKS[mode], pace({label: several[case.case_id]})
     low, high = (
-        f"{quantity(100 * overall[r], '%')} (round {r})"
+        f"{quantity(100 * overall[r], '%')} ({unit} {r})"
         for r in (min(overall, key=overall.__getitem__), max(overall, key=overall.__getitem__))
     )
     return chart(
@@ -141,10 +144,10 @@ def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | N
             Line(label, look | {"marker": ""}, bare({float(r): 100 * share for r, share in by_round.items()}))
             for label, (look, by_round) in paces.items()
         ],
-        x_label="round",
+        x_label=unit,
         y_label="throughput (% of the case's median)",
         key=f"{key}-rounds",
-        title="Rounds over time",
+        title=f"{unit.capitalize()}s over time",
         caption=f"Over {plural(len(every), 'round')} the median case ran between {low} and {high} of its own "
         "median.",
         note="A level line is good. A slope is a machine that warms up or throttles, a dip of all modes "

@@ -19,6 +19,8 @@ TERMS = {
     "hold all at once",
     "Exposed": "time that communication adds to a step: the step minus the same step without "
     "synchronising, in the same round",
+    "Exposed by": "how it was estimated. no_sync: the step without synchronising is one under no_sync; "
+    "probes: it is one whose buckets were held back until the last was ready, less what they then took",
     "Hidden": f"100 {TIMES} (1 - exposed / communication alone); none where it adds more than it takes "
     "alone, empty where it is not known to 50 points",
     "Rounds": "how often a case was measured, in turns with the others",

@@ -29,6 +29,7 @@ def _ranked(column: Column, of_stand_in: str = "") -> Column:
 SPEEDUP = _ranked(figures("Speed-up", "speedup", TIMES, drop=1), "not ranked")
 _EFFICIENCY = _ranked(figures("Efficiency", "efficiency", "%", 100.0, drop=3))
 _EXPOSED = figures("Exposed", EXPOSED_COMM, "ms", drop=2)
+_EXPOSED_BY = words("Exposed by", lambda case: case.exposed_by if case.exposed_comm_ms else "")
 _HIDDEN = words("Hidden (%)", lambda case: hidden_percent(hidden_share(case), with_interval), "number", 5)
 _PEAK = figures("Peak memory", "peak_mem_mib", "MiB", drop=7)
 _STEP = words("Step (ms)", lambda case: number(case.number("step_ms")), "number", 4)
@@ -56,16 +57,14 @@ def tables(
         comparisons: what the run answers.
     """
     ddp = [case for case in ok if case.mode == "ddp"]
-    sizes = (whole("Buckets", "num_buckets"), words("Sizes in all-reduce order", _sizes))
-    layouts = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
     return [
         _every_column(ok, traces),
         _anatomy(ok),
-        _communication([case for case in ddp if case.num_devices > 1]),
+        communication([case for case in ddp if case.num_devices > 1]),
         _compiling(ok, comparisons),
         _gpu_load(ok),
         _dp_stages([case for case in ok if case.mode == "dp"]),
-        table("Bucket layouts", layouts, ddp, (*NAME, *sizes)),
+        layouts(ddp),
     ]
 
 
@@ -126,7 +125,8 @@ def _anatomy(ok: Sequence[CaseResult]) -> Table | None:
     phases = ("data", "forward", "backward", "optimizer")
     return table(
         "Where the step goes",
-        "Per step, from the anatomy pass, not the timed one. Backward includes exposed communication.",
+        "Per step, from the anatomy pass, not the timed one: medians over ranks. Backward includes exposed "
+        "communication.",
         ok,
         (
             *NAME,
@@ -174,13 +174,22 @@ def _sizes(case: CaseResult) -> str:
     return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
 
 
-def _communication(ddp: Sequence[CaseResult]) -> Table | None:
+def layouts(ddp: Sequence[CaseResult]) -> Table | None:
+    """Tabulate DDP's buckets."""
+    note = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
+    sizes = (whole("Buckets", "num_buckets"), words("Sizes in all-reduce order", _sizes))
+    return table("Bucket layouts", note, ddp, (*NAME, *sizes))
+
+
+def communication(ddp: Sequence[CaseResult]) -> Table | None:
+    """Tabulate what communication costs DDP cases, in several measures."""
     columns = (
         *NAME,
         figures("Communication alone", "comm_ms", "ms"),
         figures("Buffers", "buffers_ms", "ms"),
         figures("Bus bandwidth", "bus_gb_per_s", "GB/s"),
         _EXPOSED,
+        _EXPOSED_BY,
         _HIDDEN,
         figures("Overlap, trace", "overlap_trace_pct", "%"),
         figures("Overlap, DDP window", "overlap_window_pct", "%"),

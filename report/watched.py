@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..bench.common.numbers import quantity
+from ..bench.common.numbers import about, plural, quantity, with_interval
 from ..bench.findings.watched import conclude_watch, write_ms
-from ..bench.machine.manifest import Watched, WatchedRank
+from ..bench.machine.manifest import Timing, Watched, WatchedRank
 from ..bench.page.page import Card, Figure, Heading, Page, Section, Step, Table
+from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
 from . import conditions, tables
 from .cases import workloads
@@ -20,6 +21,13 @@ _WAITS = "what a backward takes after its last bucket is ready"
 _HIDDEN_CONDITIONS = ("Settings", "Environment variables")
 """Of a run's choice, and of what may name a person."""
 
+_TERMS = {
+    "Exposed": "time that communication adds to a step: the steps beside a probe minus the step without "
+    "synchronising",
+    "Step without synchronising": "a probe without what its held buckets took, and without the broadcast of "
+    "buffers",
+}
+
 _HEADINGS = {"waits": WAITING, "buffers": "broadcast of buffers"}
 
 
@@ -27,18 +35,20 @@ def watched_page(run: RunData, files: Files) -> Page:
     """Make the page of a watched training; nothing on it is of the user's command or environment."""
     watched, manifest, cases = run.manifest.watched or Watched(), run.manifest, run.results
     found, measured, shown = conclude_watch(run), workloads(cases), _parts_taken(watched.ranks)
-    over_time = [one for w in measured if (one := drift(w, run.times, key="w1")) is not None]
-    more = [one for one in (*tables.tables(cases, {}, []), conditions.ranks(manifest)) if one is not None]
+    over_time = [one for w in measured if (one := drift(w, run.times, key="w1", unit="step")) is not None]
+    ddp = [case for case in cases if case.mode == "ddp"]
+    sent = (tables.communication(ddp), tables.layouts(ddp))
+    more = (tabulate_times(cases[0]), *sent, conditions.ranks(manifest))
     late = [Card("Straggler", "found", "one rank is late", found.straggler)] if found.straggler else []
     folds = (
-        Section("more", "Rounds over time", figures=over_time),
-        Section("all-tables", "More tables", tables=more),
+        Section("more", "Steps over time", figures=over_time),
+        Section("all-tables", "More tables", tables=[one for one in more if one is not None]),
     )
     told = conditions.conditions(manifest, cases)
     return Page(
         title=manifest.name or run.path.name,
         heading=conditions.heading(cases),
-        status=conditions.status(manifest, cases, found.run.verdicts),
+        status=_count_steps(watched, manifest.timing),
         subtitle=conditions.subtitle(run, measured, "run"),
         cards=[*cards(found.run.verdicts), *late],
         trust=found.trust,
@@ -50,9 +60,33 @@ def watched_page(run: RunData, files: Files) -> Page:
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files.tables,
         data=files.data,
-        terms=TERMS,
+        terms=TERMS | _TERMS,
         conditions={name: facts for name, facts in told.items() if name not in _HIDDEN_CONDITIONS},
     )
+
+
+def _count_steps(watched: Watched, timing: Timing) -> str:
+    """Say in one line how many steps the answers are of, and how the training ended."""
+    parts = (
+        f"{watched.num_compared:,d} of {plural(watched.num_steps, 'optimizer step')} compared",
+        f"{watched.num_probes:,d} of them probes" if watched.num_probes else "",
+        f"{about(timing.measuring_s)} of training" if timing.measuring_s else "",
+        f"ended: {timing.stopped_because}" if timing.stopped_because else "",
+    )
+    return " · ".join(filter(None, parts))
+
+
+def tabulate_times(case: CaseResult) -> Table:
+    """Tabulate the step times by what each is of."""
+    times = {
+        "Step of the slowest rank, typical": case.step_ms,
+        "Step of any rank, median": case.interval("step_ms_p50"),
+        "Step of any rank, 95th percentile": case.interval("step_ms_p95"),
+        "Step of the slowest rank without communication, from probes": case.interval("no_sync_step_ms"),
+    }
+    rows = tuple((name, with_interval(ms)) for name, ms in times.items() if ms)
+    note = "Of compared steps that hold nothing back; where there are probes, of those beside them."
+    return Table("Step times", note, (Heading("Time"), Heading("ms", "number")), rows)
 
 
 def _parts_taken(ranks: Sequence[WatchedRank]) -> list[str]:
@@ -65,7 +99,7 @@ def tabulate_ranks(ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:
     """Tabulate the shown parts of a step by rank."""
     return Table(
         "A step by part and rank",
-        f"Medians of steps that hold nothing back. {WAITING[:1].upper()}{WAITING[1:]}: {_WAITS}.",
+        f"Medians of each rank's steps that hold nothing back. {WAITING[:1].upper()}{WAITING[1:]}: {_WAITS}.",
         (
             Heading("Rank", "number"),
             *(Heading(f"{_HEADINGS.get(part, part)} (ms)", "number") for part in shown),
@@ -85,7 +119,7 @@ def draw_ranks(ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Figure:
         key="w1-ranks",
         title="Where a step goes, by rank",
         caption=f"The largest part of rank {rank}'s step is {largest}: {quantity(parts[largest], 'ms')}.",
-        note=f"“{WAITING}”: {_WAITS}.",
+        note=f"A bar's length is the sum of its parts' medians. “{WAITING}”: {_WAITS}.",
         height_pt=height_of_bars(len(bars), len(names)),
         draw=lambda canvas: draw_bars(canvas, bars, [*names.values()]),
     )

@@ -74,6 +74,11 @@ def default_caps():
     return model, train(model)
 
 
+def caps_by_bucket():
+    model = wrapped(bucket_cap_mb=None, bucket_cap_mb_list=[0.001, 0.002])
+    return model, train(model)
+
+
 def loaders_and_evaluation():
     model, generator = wrapped(), torch.Generator().manual_seed(5)
     optimizer = sgd(model)

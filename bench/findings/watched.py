@@ -38,10 +38,6 @@ FEWER_BYTES = (
 )
 
 
-MAX_OVERHEAD = 0.05
-"""Share of the step below which the most that watching may cost is worth a number."""
-
-
 def as_measured(found: Interval) -> Measured:
     """Turn an interval into what a manifest holds."""
     low, high = (end if math.isfinite(end) else None for end in (found.low, found.high))
@@ -108,9 +104,9 @@ def describe_late_rank(manifest: Manifest, late: LateRank | None) -> str:
 
 
 def _count_steps(watched: Watched) -> Iterator[str]:
-    """Say of how many steps the numbers are, and what watching adds to a step."""
-    others = f"; {watched.num_others:,d} consist of other parts" if watched.num_others else ""
-    yield f"{plural(watched.num_steps, 'optimizer step')} seen, {watched.num_compared:,d} compared{others}."
+    """Say which steps are not compared, how many ranks there are, and what watching took."""
+    if watched.num_others:
+        yield f"Not compared: {plural(watched.num_others, 'step')} that consist of other parts."
     if len(watched.ranks) == 1:
         yield "Only one process trained: if there should be more, look at what your launcher starts."
     if (late := watched.late) is not None and not late.is_straggler:
@@ -118,12 +114,7 @@ def _count_steps(watched: Watched) -> Iterator[str]:
             f"No rank is surely late: rank {late.rank} has most work of its own, {write_ms(late.later_ms)} "
             f"more than the others in each step, {late.share_pct:.0f}% of it."
         )
-    step_ms = sum(part.estimate for part in watched.ranks[0].parts.values()) if watched.ranks else 0.0
-    if (added := watched.overhead_ms) is None or added.high is None:
-        return
-    if added.low is not None and added.low > 0:
-        yield f"Watching adds {write_ms(added)} to a step: steps with the hook minus steps before it."
-    elif added.high < MAX_OVERHEAD * step_ms:
-        yield f"Watching adds at most {number(max(added.high, 0.0), 2)} ms to a step."
-    else:
-        yield "What watching adds to a step is less than the noise of these steps."
+    if watched.own_ms:
+        probes = f"; {plural(watched.num_probes, 'probe')} gave up overlap" if watched.num_probes else ""
+        took = f"{number(watched.own_ms, 2)} ms of each step ({number(watched.own_pct, 2)}%)"
+        yield f"Watching itself took {took} by its own clock{probes}."

@@ -18,7 +18,7 @@ from ..machine.manifest import Count, Record
 from ..plan.case import STAND_IN
 from ..plan.settings import IMAGES
 from ..results.case_columns import GATED
-from ..results.columns import Metric
+from ..results.columns import EXPOSED_COMM, Metric
 from ..results.comparisons import FASTER, SLOWER, answer_of
 from ..results.round_times import ByRound
 from ..stats.fit import in_pairs
@@ -124,6 +124,11 @@ def compare_metric(
         num_rounds=(len(before), len(after)),
         decides=decides,
     )
+    estimators = ours.result.exposed_by, theirs.result.exposed_by
+    if metric.name == EXPOSED_COMM and not blocked and len(set(estimators)) > 1:
+        blocked = "exposed communication is estimated by {} in the baseline, by {} in the candidate".format(
+            *estimators
+        )
     if blocked:
         return replace(measured, reason=blocked)
     if not metric.repeated:

@@ -52,6 +52,8 @@ class More(Record, frozen=True, omit_defaults=False):
                 "more launches would take over an hour; find what disturbs this machine, then gate again",
                 self.command,
             )
+        if self.command.startswith(command("watch")):
+            return NextStep("watch both trainings for more steps, in turns; then gate again", self.command)
         took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
         where = f", {UNKNOWN_REF} being the baseline's commit" if f" {UNKNOWN_REF} " in self.command else ""
         return NextStep(f"{took} would decide{where}", self.command)
@@ -74,6 +76,8 @@ def more(
         launches: how many there were; 0 of runs that did not take turns.
         asked: what was typed behind the name of a gate in turns.
     """
+    if watched := sides[1].watched:
+        return More(command=command("watch", "--steps", f"{4 * watched.num_steps}", "--", "COMMAND"))
     wanted = max(_launches_for(one, launches, confidence) for one in undecided)
     if wanted > MOST_LAUNCHES:
         return More(command=command("doctor"))
@@ -103,9 +107,9 @@ def interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -
     """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
 
     `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
-    manifest does not know it. Empty of a lab's runs: no gate measures in a lab.
+    manifest does not know it. Empty of a lab's runs and of watched trainings, which no gate can measure.
     """
-    if candidate.link:
+    if candidate.link or baseline.watched or candidate.watched:
         return ""
     # Not what was typed: the two sides may be of versions that have other defaults.
     arguments = as_options(candidate.settings, LEFT_OUT)

@@ -199,7 +199,11 @@ def _not_comparable(gate: Gate) -> str:
     if names and gate.decision.reasons:
         ratios = any(c.metric == "speedup" for c in gate.comparisons)
         fix = "--ratios-only still compares speed-up" if ratios else "--interleave REF measures both in turns"
+        if not ratios and not gate.interleave_command:
+            fix = "measure both alike"
         return f"the runs differ in {', '.join(names)}; {fix}"
+    if gate.decision.reasons:
+        return gate.decision.reasons[0].reason
     return "the runs share no metric that could be gated"
 
 

@@ -210,8 +210,11 @@ class Code:
     def is_identical(self) -> bool | None:
         """Whether both imported files of the same content; None where a manifest does not tell.
 
+        None of watched trainings, whose scripts nobody looks into.
         Built-in models are code of ddp-bench: a commit of it without changes.
         """
+        if self.baseline.watched or self.candidate.watched:
+            return None
         if not any(side.workload for side in (self.baseline, self.candidate)):
             ours, theirs = self.baseline.git, self.candidate.git
             known = all(state.commit and state.dirty is False for state in (ours, theirs))

@@ -231,8 +231,12 @@ class Watched(Record, frozen=True):
     num_others: Count = 0
     ranks: tuple[WatchedRank, ...] = ()
     late: LateRank | None = None
-    overhead_ms: Measured | None = None
-    """What watching adds to a step."""
+    num_probes: Count = 0
+    """Compared steps that held gradients back."""
+    own_ms: Amount = 0.0
+    """Milliseconds of each step in the watch's own code, by its own clock, on the rank where it is most."""
+    own_pct: Amount = 0.0
+    """Percent of that rank's steps."""
     notes: tuple[str, ...] = ()
     """What ranks had to tell."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +17,7 @@ from ..common.cli import speaker
 from ..common.errors import UsageError
 from ..plan.settings import IMAGES
 from ..results.disk import MOST_TABLE_BYTES, parse_json, read_text, replace_file
-from ..results.store import CALIBRATION
+from ..results.store import CALIBRATION, read_manifest
 from .allreduce import AllReduceTimes, CostCurve, Count, Ms, measured_curve
 from .timeline import Compute, Slowdown
 
@@ -143,9 +144,21 @@ def record_of(cls: type[T], content: str | bytes, version: int, *, source: str, 
 def load_calibration(folder: Path) -> Calibration:
     """Read `calibration.json` of a results folder. Raises UsageError where there is none to be read."""
     path = folder / CALIBRATION
+    if is_watched(folder):
+        raise UsageError(
+            f"{folder} is a watched training, of which no parameter is timed; predict from the rate of one "
+            "device instead (--throughput)"
+        )
     if not os.path.lexists(path):
         raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with {speaker('run')} --calibrate")
     return Calibration.from_json(read_text(path, most_bytes=MOST_TABLE_BYTES), source=str(path))
+
+
+def is_watched(folder: Path) -> bool:
+    """Tell whether a folder holds a training that was watched."""
+    with contextlib.suppress(UsageError):
+        return read_manifest(folder).watched is not None
+    return False
 
 
 def save_calibration(folder: Path, calibration: Calibration) -> None:

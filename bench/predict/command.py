@@ -155,6 +155,8 @@ def _validated(options: argparse.Namespace, calibration: Calibration) -> list[He
     found: list[HeldOut] = []
     for folder in folders:
         run = load_run(folder)
+        if run.manifest.watched is not None:
+            raise UsageError(f"{folder} is a watched training, whose batch is not known; validate with runs")
         own = folder.resolve() == options.run.resolve()
         link = None if own else _checked_network(calibration.identity, run, accept=options.accept)
         found += held_out(calibration, run, fitted=calibration.fitted if own else "", network=link)

@@ -22,7 +22,7 @@ from ..stats.interval import Estimate, Interval, median_interval, median_interva
 from .block_times import DEVICE_ALLOCS
 from .case_columns import CASES, METRICS
 from .case_result import CaseResult
-from .columns import BUCKETS, EXPOSED_COMM, typed_frame
+from .columns import BUCKETS, EXPOSED_COMM, NO_SYNC, typed_frame
 from .comparisons import ONE, Comparison, over_default
 from .round_times import ByRound, RoundTimes
 
@@ -131,6 +131,8 @@ def case_rows(
                 intervals["hidden_pct"] = typical.hidden_pct(case_id)
             for name, interval in intervals.items():
                 row |= _columns(name, interval)
+            if pd.notna(row.get(EXPOSED_COMM)):
+                row.setdefault("exposed_by", NO_SYNC)
             row |= {
                 "images_per_s_sustained": units[case_id] * 1000 * found.num_steps / found.timed_ms,
                 **{f"step_ms_p{percent}": found.percentile_ms(percent) for percent in (50, 75, 95)},

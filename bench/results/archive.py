@@ -41,7 +41,7 @@ _TEXTS = (
     "os cpu_model governors huge_pages cgroup gpus gpu_pairs device gpu bound_cores model timing nccl "
     "case_id status reason_code mode impl device_type device_name backend link arch unit scaling precision "
     "bucket_bytes layers_by_device mem_by_device_mib throttle_reasons not_proved proved_by started_at "
-    "torch_version phase steps_ms detail reference_id metric answer"
+    "torch_version phase steps_ms detail reference_id metric answer exposed_by"
 )
 PUBLIC = {*_TEXTS.split(), *(option.name for option in options_of() if option.parse is not str)}
 """Of what fields and columns, and of all in which records, texts are kept; numbers always are.

@@ -10,6 +10,7 @@ from ..plan.case_settings import MODE_SETTINGS, STEP_SETTINGS
 from ..plan.modes import MODES
 from ..plan.settings import IMAGES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
 from .columns import (
+    ESTIMATORS,
     EXPOSED_COMM,
     OTHER_FILES,
     REASON_CODES,
@@ -169,6 +170,12 @@ MEASURED: tuple[Column, ...] = (
         label="exposed communication",
         written="{:,.2f} ms",
         in_parts_of="step_ms",
+    ),
+    text_column(
+        "exposed_by",
+        "how `exposed_comm_ms` is estimated: `no_sync` of a run (empty in older ones), `probes` of a watched "
+        "training, whose buckets were held back; the gate compares only like with like",
+        among=ESTIMATORS,
     ),
     *with_ends(
         "hidden_pct",

@@ -13,7 +13,7 @@ from ..plan.case import STAND_IN
 from ..plan.case_settings import MODE_DEFAULTS, SETTINGS_OF
 from ..plan.settings import IMAGES
 from ..stats.interval import Interval
-from .columns import records
+from .columns import NO_SYNC, records
 
 Cells: TypeAlias = Mapping[Any, Any]
 """A row of a results table, by column."""
@@ -95,6 +95,7 @@ class CaseResult:
     buffers_ms: Interval | None
     data_ms: Interval | None
     exposed_comm_ms: Interval | None
+    exposed_by: str
     hidden_pct: Interval | None
     sm_clock_mhz: float | None
     throttled_pct: float | None
@@ -111,6 +112,7 @@ class CaseResult:
         """Read a row of cases.csv, or of a plan."""
         found = {f.name: _READERS[str(f.type)](row, f.name) for f in _FIELDS}
         usual = {"unit": IMAGES, "units_per_sample": 1, "compile": "off", "num_nodes": 1}
+        usual |= {"exposed_by": NO_SYNC}
         return cls(**found | {name: found[name] or value for name, value in usual.items()}, cells=row)
 
     def text(self, column: str) -> str:

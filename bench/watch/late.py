@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from ..findings.watched import as_measured
+from ..findings.watched import PART_NAMES, as_measured
 from ..machine.manifest import LateRank
 from ..stats.fit import MIN_ROUNDS, in_pairs
 from ..stats.interval import Estimate, Interval
 from .steps import JoinedStep, Step
 
-OWN_PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "other")
+OWN_PARTS = tuple(PART_NAMES)
 
 MIN_LATE = 0.1
 """Share of the step by which a rank is later than every other one to be named: what runs on the cores of one

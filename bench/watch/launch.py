@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import json
 import os
 import runpy
@@ -26,12 +25,8 @@ from ..common.process import host_name
 from ..results.disk import writable
 from ..results.store import default_folder, shown
 from . import STEPS
-from .result import finish
-
-CONFIG_ENV = "_DDP_BENCH_WATCH"
-SITE = Path(__file__).resolve().parent / "site"
-ROWS = "ranks"
-
+from .result import ROWS, finish
+from .site import sitecustomize as site
 
 PROGRESS_S = 60.0
 POLL_S = 0.1
@@ -54,8 +49,8 @@ def config_of(folder: Path, steps: int, *, probes: bool = True, seed: int = 0) -
 
 def environment(config: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which every Python process that imports torch is watched."""
-    paths = [str(SITE), *filter(None, [given.get("PYTHONPATH")])]
-    changes = {"PYTHONPATH": os.pathsep.join(paths), CONFIG_ENV: json.dumps(config)}
+    paths = [site.SITE, *filter(None, [given.get("PYTHONPATH")])]
+    changes = {"PYTHONPATH": os.pathsep.join(paths), site.CONFIG_ENV: json.dumps(config)}
     return {name: value for name, value in given.items() if name != TYPED_ENV} | changes
 
 
@@ -127,36 +122,27 @@ def is_in_foreground() -> bool:
         return False
 
 
-def last_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the last whole row of each process that trains."""
+def outer_rows(folder: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the first and the last row of each process that trains, where both are whole."""
     rows = []
     for file in (folder / ROWS).glob("*.jsonl"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            size = file.stat().st_size
-            with file.open("rb") as lines:
-                lines.seek(max(0, size - 65536))
-                rows.append(json.loads(lines.read().splitlines()[-1]))
+        with contextlib.suppress(OSError, ValueError, IndexError), file.open("rb") as lines:
+            first = json.loads(lines.readline())
+            lines.seek(max(0, file.stat().st_size - 65536))
+            rows.append((first, json.loads(lines.read().splitlines()[-1])))
     return rows
 
 
 def has_ended(folder: Path) -> bool:
     """Tell whether every rank has been watched to its end."""
-    ends = {row["rank"] for row in last_rows(folder) if row["kind"] == "end"}
-    return bool(ends) and len(ends) >= world_size(folder)
-
-
-def world_size(folder: Path) -> int:
-    """Return the number of ranks, as the first rows of the processes say."""
-    sizes = [1]
-    for file in (folder / ROWS).glob("*.jsonl"):
-        with contextlib.suppress(OSError, ValueError), file.open() as lines:
-            sizes.append(json.loads(lines.readline()).get("world_size", 1))
-    return max(sizes)
+    rows = outer_rows(folder)
+    ends = {last["rank"] for _, last in rows if last["kind"] == "end"}
+    return bool(ends) and len(ends) >= max(first.get("world_size", 1) for first, _ in rows)
 
 
 def progress(folder: Path, steps: int) -> str:
     """Say how far the watch is."""
-    seen = [row.get("n", steps if row["kind"] == "end" else 0) for row in last_rows(folder)]
+    seen = [last.get("n", steps if last["kind"] == "end" else 0) for _, last in outer_rows(folder)]
     if not seen:
         return "waiting for the first step of a training"
     left = steps - min(seen)
@@ -173,17 +159,12 @@ def was_reached(folder: Path) -> bool:
 def install(config: Mapping[str, Any]) -> None:
     """Watch this process, and those that it starts."""
     os.environ.update(environment(config, os.environ))
-    spec = importlib.util.spec_from_file_location("_ddp_bench_site", SITE / "sitecustomize.py")
-    assert spec is not None
-    assert spec.loader is not None
-    site = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(site)
     site.begin()
 
 
 def end_here(folder: Path) -> None:
     """End the watch of this process, and wait for the last rows of the other ranks."""
-    package = sys.modules.get("_ddp_bench_watch")
+    package = sys.modules.get(site.PACKAGE)
     if package is not None and package.watch is not None:
         package.watch.end()
     deadline_s = time.monotonic() + MAX_END_S

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -20,7 +21,6 @@ from ..machine.manifest import (
     FirstHost,
     Load,
     Manifest,
-    Measured,
     Model,
     RankPlace,
     Timing,
@@ -33,11 +33,13 @@ from ..plan.case import Case
 from ..plan.settings import Settings
 from ..results.disk import writable
 from ..results.store import RunWriter, load_run, shown
-from ..stats.fit import MIN_ROUNDS
-from ..stats.interval import median_interval, with_change_of_runs
+from ..stats.interval import median_interval
 from . import steps as seen
-from .late import estimate, find_late_rank
+from .late import find_late_rank
 from .tables import PARTS, parts_s, plan_case, write_steps, write_tables
+
+ROWS = "ranks"
+"""Folder, within that of the results, of what ranks append."""
 
 
 def finish(
@@ -48,7 +50,7 @@ def finish(
     `command` is the user's, which stays in the manifest; `load` is that of other programs meanwhile. Raises
     UsageError where `folder` takes no files.
     """
-    watched = seen.read_ranks(folder / "ranks")
+    watched = seen.read_ranks(folder / ROWS)
     with writable(f"{folder}"):
         write_steps(folder / "steps.csv", watched)
         if watched.joined:
@@ -86,7 +88,7 @@ def describe_watch(
         RankPlace(rank=rank, host=one.host, local_rank=one.local_rank, device=one.device)
         for rank, one in starts.items()
     ]
-    models = [*first.models.values()]
+    models, (own_ms, own_pct) = [*first.models.values()], measure_own_time(watched)
     return describe_run(
         [msgspec.structs.replace(here, env={}, gpus=tuple(gpus()))],
         places,
@@ -112,7 +114,9 @@ def describe_watch(
             num_others=watched.num_others,
             ranks=measure_parts(watched.joined),
             late=find_late_rank(watched.joined),
-            overhead_ms=measure_overhead(watched.joined),
+            num_probes=len(seen.pair_probes(watched.joined)),
+            own_ms=own_ms,
+            own_pct=own_pct,
             notes=tuple(name_notes(watched)),
         ),
     )
@@ -138,17 +142,11 @@ def measure_parts(joined: Sequence[seen.JoinedStep]) -> tuple[WatchedRank, ...]:
     )
 
 
-def measure_overhead(joined: Sequence[seen.JoinedStep]) -> Measured | None:
-    """Measure what the hook adds to a step: the first light steps less those before it came in."""
-    light, plain = [], []
-    for step in joined:
-        if seen.is_light(step):
-            light.append(1000 * max(one.step_s for one in step.values()))
-        elif not any(one.hooked for one in step.values()):
-            plain.append(1000 * max(one.step_s for one in step.values()))
-    if min(len(light), len(plain)) < MIN_ROUNDS:
-        return None
-    # The machine's pace may change: steps that are near to each other are compared.
-    near = light[: 2 * len(plain)]
-    difference = estimate(near).minus(estimate(plain))
-    return as_measured(with_change_of_runs(difference, near, plain).interval())
+def measure_own_time(watched: seen.Watched) -> tuple[float, float]:
+    """Measure the watch's own code, ms and percent of a step, on the rank where it is most."""
+    own = [
+        (fmean(one.overhead_s for one in process.steps), fmean(one.step_s for one in process.steps))
+        for process in watched.ranks.values()
+    ]
+    own_s, step_s = max(own, key=lambda pair: pair[0] / pair[1])
+    return round(1000 * own_s, 4), round(100 * own_s / step_s, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -46,7 +46,8 @@ class Model(Row, frozen=True, kw_only=True):
     parameters: int = 0
     num_bytes: int = 0
     why: str | None = None
-    bucket_cap_mb: float | None = None
+    bucket_caps: tuple[int, ...] = ()
+    """Bytes, one for each bucket where there are several; empty where the script names none."""
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
@@ -80,6 +81,8 @@ class Step(Row, frozen=True, kw_only=True):
     signature: dict[str, int] = {}
     hooked: bool = False
     syncs: tuple[Sync, ...] = ()
+    overhead_s: float = 0.0
+    """Seconds in the watch's own code since the step before was written."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -213,7 +216,7 @@ def is_light(step: JoinedStep) -> bool:
     return all(one.hooked and not any(sync.probe for sync in one.syncs) for one in step.values())
 
 
-def pair_probes(joined: Sequence[JoinedStep]) -> Iterable[tuple[int, list[JoinedStep]]]:
+def pair_probes(joined: Sequence[JoinedStep]) -> list[tuple[int, list[JoinedStep]]]:
     """Pair the place of each probe with the light steps that are nearer to it than to any other."""
     beside: dict[int, list[JoinedStep]] = {
         i: [] for i, step in enumerate(joined) if all(one.probes for one in step.values())

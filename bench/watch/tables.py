@@ -8,13 +8,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..common.numbers import MIB
 from ..machine.manifest import Manifest
-from ..plan.buckets import BucketLayout
+from ..plan.buckets import PYTORCH_CAPS, BucketLayout
 from ..plan.case import Case
 from ..plan.sweep import Planned
 from ..results.aggregate import Outcome, bucket_rows, case_rows
 from ..results.block_times import BlockTimes, block_rows
-from ..results.columns import ALLREDUCE, COMPARISONS, typed_frame
+from ..results.columns import ALLREDUCE, COMPARISONS, PROBES, typed_frame
 from ..results.disk import replace_file
 from ..results.round_times import RoundTimes
 from ..results.store import RunWriter
@@ -64,6 +65,7 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
     sizes = next((one.syncs[-1].bytes for one in watched.joined[-1].values() if one.syncs), ())
     layouts = {case_id: BucketLayout(sizes)} if sizes else {}
     facts: dict[str, Any] = {
+        "exposed_by": PROBES if pair_probes(watched.joined) else None,
         # What a batch of the user's holds is not known, nor its precision.
         "global_batch": 1,
         "batch_per_device": None,
@@ -94,7 +96,7 @@ def plan_case(watched: Watched, num_cores: int) -> Planned:
     if ddp is not None:
         names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
         told = {name: getattr(ddp, name) for name in names} | {"sync_buffers": ddp.broadcast_buffers}
-        told |= {"bucket_cap_mb": f"{ddp.bucket_cap_mb:g}"} if ddp.bucket_cap_mb is not None else {}
+        told |= {"bucket_cap_mb": "/".join(map(cap_in_mib, ddp.bucket_caps)) or PYTORCH_CAPS}
     case = Case(
         **told,
         mode="ddp" if watched.first.models or len(starts) > 1 else "single",
@@ -113,13 +115,21 @@ def plan_case(watched: Watched, num_cores: int) -> Planned:
     return Planned(case=case, num_nodes=len({*hosts}), oversubscribed=shared)
 
 
+def cap_in_mib(num_bytes: int) -> str:
+    """Write a cap in MiB as the script names it: the shortest number of which DDP makes so many bytes."""
+    mib = num_bytes / MIB
+    shorter = (float(f"{mib:.{digits}g}") for digits in range(1, 12))
+    return f"{next((cap for cap in shorter if int(cap * MIB) == num_bytes), mib):.12g}"
+
+
 def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]]:
-    """Yield the blocks of a run: a round is a probe, and `timed` the steps beside it.
+    """Yield the blocks of a run: a round is a probe, by its step's number, and `timed` the steps beside it.
 
     A step under `no_sync` is a probe without the broadcast of buffers and without what held buckets took,
     which alone are `comm`. Without probes each step is a round. `anatomy` has the phases of other steps.
     """
-    joined, rounds = watched.joined, [*pair_probes(watched.joined)]
+    joined, rounds = watched.joined, pair_probes(watched.joined)
+    numbers = [next(iter(step.values())).n for step in joined]
     moments_s = [*accumulate((next(iter(step.values())).step_s for step in joined), initial=0.0)]
 
     def block(
@@ -133,7 +143,7 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
             )
             for rank, steps_s in taken_s.items()
         ]
-        return block_rows(1, case_id, phase, index + 1, 0, moments_s[index], times)
+        return block_rows(1, case_id, phase, numbers[index], 0, moments_s[index], times)
 
     for index, beside in rounds:
         probe = joined[index]

@@ -179,6 +179,7 @@ GATES = {
     "folders": partial(deciding, change()),
     "folders, of a known commit": partial(deciding, change(), side=KNOWN_COMMIT),
     "folders of a lab": partial(deciding, change(), side=in_lab_of("host0", "host1", settings=SETTINGS)),
+    "folders of watched trainings": partial(deciding, change(), side={"watched": {"num_steps": 80}}),
     "in turns": partial(deciding, change(), launches=6, asked=IN_TURNS),
     "in turns, once": partial(deciding, change(0.8), launches=1, asked=IN_TURNS),
     "in turns, without times": partial(deciding, change(), launches=6, asked=IN_TURNS, total_s=None),

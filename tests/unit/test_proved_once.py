@@ -15,7 +15,10 @@ from ddp_bench.bench.run.open_folder import open_run
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.facts import Begun
 
-WARMED = {"times": {"block_ms": 3.0, "steps_ms": [1.0, 1.0, 1.0]}, "memory": [{"peak_mib": 100.0, "reserved_mib": 120.0}]}
+WARMED = {
+    "times": {"block_ms": 3.0, "steps_ms": [1.0, 1.0, 1.0]},
+    "memory": [{"peak_mib": 100.0, "reserved_mib": 120.0}],
+}
 PROOF = {"error": 1e-9}
 
 

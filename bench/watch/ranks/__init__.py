@@ -11,18 +11,15 @@ from .private import hide_from_compiler as hide
 from .rows import Rows
 from .steps import Watch
 
-CONFIG_ENV = "_DDP_BENCH_WATCH"
-"""Environment variable with the configuration as JSON: folder, steps, hook_at, probes, seed."""
-
 watch: Watch | None = None
 """The watch of this process, once torch has been imported."""
 
 
-def install() -> None:
+def install(config_as_json: str) -> None:
     """Install the hooks in this process, once."""
     global watch  # noqa: PLW0603 - a process has one watch
     if watch is None:
-        config = json.loads(os.environ[CONFIG_ENV])
+        config = json.loads(config_as_json)
         try:
             watch = Watch(config)
             install_hooks(watch)
@@ -30,7 +27,7 @@ def install() -> None:
             note(config, error)
 
 
-def hide_from_compiler() -> None:
+def hide_from_compiler(_config_as_json: str) -> None:
     """Keep torch's compiler from compiling the hooks, once it has been imported."""
     if watch is not None:
         try:

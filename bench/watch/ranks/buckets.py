@@ -51,8 +51,7 @@ class Model:
 
     def write_row(self) -> None:
         """Write what is known of the model."""
-        sizes = self.sync.get("bytes", [])
-        row = {"model": self.number, "why": self.why, "bucket_bytes": sizes, **self.facts}
+        row = {"model": self.number, "why": self.why, **self.facts}
         self.watch.rows.write(kind="model", rank=self.watch.rank, **row)
 
     def observe_only(self, why: str) -> None:
@@ -78,6 +77,7 @@ class Model:
     def begin_sync(self, *, hooked: bool) -> None:
         """Count a synchronised backward, which is the same one on all ranks."""
         watch, self.is_pending = self.watch, False
+        self.sent.clear()  # after a backward that has raised
         self.count += 1
         may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
         probe = bool(may and not self.why and self.draw() < PROBE_SHARE and not private.is_captured())
@@ -110,8 +110,6 @@ class Model:
         sent = self.group._get_sequence_number_for_group() - self.sequence
         if not self.why and sent != len(self.sync["ready"]):
             self.observe_only("other collectives run between its buckets")
-        if self.count == self.watch.config["hook_at"] + 1:
-            self.write_row()
 
     def scale(self, buffer: torch.Tensor) -> None:
         """Divide a bucket as DDP does: it multiplies dense gradients with the inverse, and divides sparse."""

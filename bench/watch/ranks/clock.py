@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from time import perf_counter as now
-
-PARTS = ("data", "forward", "backward", "buffers", "optimizer", "evaluation", "other")
 
 
 class Clock:
@@ -13,7 +12,7 @@ class Clock:
     def __init__(self) -> None:
         self.start = self.changed = now()
         self.open = ["other"]
-        self.parts = dict.fromkeys(PARTS, 0.0)
+        self.parts: dict[str, float] = defaultdict(float)
 
     def enter(self, part: str) -> int:
         """Begin a part and return the depth with which to leave it."""
@@ -31,7 +30,7 @@ class Clock:
         end = now()
         self._add(end)
         start, parts = self.start, self.parts
-        self.start, self.parts = end, dict.fromkeys(PARTS, 0.0)
+        self.start, self.parts = end, defaultdict(float)
         return start, end - start, parts
 
     def _add(self, time: float) -> None:

@@ -47,25 +47,23 @@ def install_hooks(watch: Watch) -> None:
         setattr(owner, name, wrap(watch, getattr(owner, name), before, after))
     private.Join.notify_join_context = staticmethod(noting_joins(watch, private.Join.notify_join_context))
     ddp.register_comm_hook = taking_in(watch, ddp.register_comm_hook)
-    before_step, after_step = step_hooks(watch)
+    before_step = step_hook(watch, watch.before_optimizer)
     optimizers.register_optimizer_step_pre_hook(before_step)
-    optimizers.register_optimizer_step_post_hook(after_step)
-    watch.hidden = [ddp.forward, before_step, after_step]  # all that are wrapped have one code
+    optimizers.register_optimizer_step_post_hook(step_hook(watch, watch.after_optimizer))
+    watch.hidden = [ddp.forward, before_step]  # all that are wrapped have one code, and both hooks
     private.hide_from_compiler(watch)
 
 
-def step_hooks(watch: Watch) -> tuple[Any, Any]:
-    """Return what runs before and after each optimizer's step; the compiler traces neither."""
+def step_hook(watch: Watch, work: Any) -> Any:
+    """Return what runs before or after each optimizer's step; the compiler does not trace it."""
 
-    def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def hook(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_compiling():
-            watch.guard(watch.before_optimizer, optimizer)
+            begin = now()
+            watch.guard(work, optimizer)
+            watch.overhead += now() - begin  # of the row that it wrote, in the next step
 
-    def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not is_compiling():
-            watch.guard(watch.after_optimizer, optimizer)
-
-    return before_step, after_step
+    return hook
 
 
 def noting_joins(watch: Watch, original: Any) -> Any:

@@ -43,7 +43,7 @@ ATTRIBUTES = (
     ),
     *("_use_python_reducer", "_delay_all_reduce_params", "mixed_precision", "_join_config", "static_graph"),
     *("gradient_as_bucket_view", "find_unused_parameters"),
-    *("broadcast_buffers", "bucket_bytes_cap", "bucket_bytes_cap_default"),
+    *("broadcast_buffers", "bucket_bytes_cap", "bucket_bytes_cap_default", "bucket_bytes_cap_list"),
 )
 """Attributes of a DDP instance."""
 
@@ -93,13 +93,13 @@ def facts_of(ddp: Any) -> dict[str, Any]:
     """Return what a model row says of a DDP instance."""
     parameters = [p for p in ddp.module.parameters() if p.requires_grad]
     names = ("find_unused_parameters", "broadcast_buffers", "static_graph", "gradient_as_bucket_view")
-    has_cap = not getattr(ddp, "bucket_bytes_cap_default", True)
+    # With a list torch 2.14 takes the cap for its default.
+    uniform = [] if getattr(ddp, "bucket_bytes_cap_default", True) else [ddp.bucket_bytes_cap]
     return {
         "parameters": sum(p.numel() for p in parameters),
         "num_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "world_size": ddp.process_group.size(),
         **{name: bool(getattr(ddp, name, False)) for name in names},
-        "bucket_cap_mb": ddp.bucket_bytes_cap / 2**20 if has_cap else None,
+        "bucket_caps": getattr(ddp, "bucket_bytes_cap_list", None) or uniform,
     }
 
 

@@ -27,7 +27,7 @@ class Watch:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
-        """As JSON in CONFIG_ENV: folder, steps, hook_at, probes, seed."""
+        """Folder, steps, hook_at, probes and seed, as `config_of` makes them."""
         self.rows = Rows(config["folder"])
         names = private.differing_names()
         self.unsupported = f"this torch differs in {', '.join(names)}" if names else None
@@ -112,7 +112,7 @@ class Watch:
         if not torch.is_grad_enabled():
             return self.clock.enter("evaluation")
         if self.syncs and not self.has_cut_at_optimizer and not self.open_optimizers:
-            self.cut("forward")
+            self.cut()
         model = self.models.get(ddp)
         if model is None:
             model = self.models[ddp] = Model(self, ddp, self.num_models)
@@ -185,7 +185,7 @@ class Watch:
         self.count(f"optimizer{self.number_of(optimizer)}")
         if self.syncs or not self.has_synced:
             self.has_cut_at_optimizer = self.has_cut_at_optimizer or bool(self.syncs)
-            self.cut("optimizer")
+            self.cut()
 
     def number_of(self, optimizer: Any) -> int:
         """Return the number of an optimizer, in the order of their first steps."""
@@ -194,7 +194,7 @@ class Watch:
             self.num_optimizers += 1
         return self.numbers[optimizer]
 
-    def cut(self, by: str) -> None:
+    def cut(self) -> None:
         """End a step and write its row; after the last step end the watch."""
         start, step_s, parts = self.clock.cut()
         self.n += 1
@@ -203,7 +203,6 @@ class Watch:
             kind="step",
             rank=self.rank,
             n=self.n,
-            by=by,
             step_s=round(step_s, 7),
             parts={part: round(seconds, 7) for part, seconds in parts.items()},
             signature=self.signature,
@@ -228,9 +227,8 @@ def relative(sync: dict[str, Any], start: float) -> dict[str, Any]:
     """Return a sync as its row has it, with times from the start of its step."""
     done, sent = sync["done"], sync.get("sent")
     row = {name: sync[name] for name in ("model", "k", "probe", "bytes")}
-    for name in ("ready", "done"):
-        row[f"{name}_s"] = [None if t is None else round(t - start, 7) for t in sync[name]]
+    row["ready_s"] = [round(t - start, 7) for t in sync["ready"]]
     row["end_s"] = round(sync.get("end", now()) - start, 7)
     if sent is not None and None not in done:
-        row |= {"alone_s": round(max(done) - sent, 7), "first_s": round(done[0] - sent, 7)}
+        row["alone_s"] = round(max(done) - sent, 7)
     return row

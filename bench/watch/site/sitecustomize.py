@@ -16,6 +16,9 @@ from typing import Any
 
 SITE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would delay every start
 RANKS = os.path.join(os.path.dirname(SITE), "ranks")  # noqa: PTH118, PTH120
+CONFIG_ENV = "_DDP_BENCH_WATCH"
+"""Environment variable with the configuration as JSON: folder, steps, hook_at, probes, seed."""
+
 PACKAGE = "_ddp_bench_watch"
 """Private name of the package that is loaded from its file: `bench`, `report` and `models` are the user's."""
 
@@ -30,7 +33,7 @@ def call_package(function: str) -> None:
             file = os.path.join(RANKS, "__init__.py")  # noqa: PTH118
             spec = importlib.util.spec_from_file_location(PACKAGE, file, submodule_search_locations=[RANKS])
             load(PACKAGE, spec)
-        getattr(sys.modules[PACKAGE], function)()
+        getattr(sys.modules[PACKAGE], function)(os.environ[CONFIG_ENV])
 
 
 def load(name: str, spec: Any) -> None:
@@ -80,6 +83,6 @@ def begin() -> None:
 
 
 if __name__ == "sitecustomize":
-    if os.environ.get("_DDP_BENCH_WATCH"):
+    if os.environ.get(CONFIG_ENV):
         begin()
     load_hidden()
