@@ -200,6 +200,24 @@ def unused_parameters():
     return model, train(model)
 
 
+def nothing_unused():
+    model = wrapped(find_unused_parameters=True)
+    return model, train(model)
+
+
+def epoch_never_set():
+    model, data = wrapped(), TensorDataset(torch.arange(96 * 8.0).reshape(96, 8) / 768)
+    optimizer = sgd(model)
+    loader = DataLoader(data, batch_size=6, sampler=DistributedSampler(data))
+    for _ in range(2):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+    return model, loss
+
+
 class Sparse(nn.Module):
     def __init__(self):
         super().__init__()
@@ -404,6 +422,15 @@ def sharded():
     from torch.distributed.fsdp import fully_shard
 
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    loss = train(model)
+    return nn.ParameterList([one.full_tensor() for one in model.parameters()]), loss
+
+
+def replicated():
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = replicate(net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     loss = train(model)
     return nn.ParameterList([one.full_tensor() for one in model.parameters()]), loss
 

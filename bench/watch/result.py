@@ -37,6 +37,7 @@ from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import median_interval, with_change_of_runs
 from . import steps as seen
 from .late import estimate, find_late_rank
+from .settings import describe_unseen, find_settings
 from .tables import PARTS, parts_s, plan_case, write_steps, write_tables
 
 
@@ -113,7 +114,8 @@ def describe_watch(
             ranks=measure_parts(watched.joined),
             late=find_late_rank(watched.joined),
             overhead_ms=measure_overhead(watched.joined),
-            notes=tuple(name_notes(watched)),
+            settings=find_settings(watched),
+            notes=(*name_notes(watched), *describe_unseen(watched)),
         ),
     )
 
