@@ -16,7 +16,7 @@ def changed_run(folder, steps, *, start=None, model=None, rows=(), num_ranks=2):
     for file in (folder / "ranks").iterdir():
         found = [json.loads(line) for line in file.read_text().splitlines()]
         for row in found:
-            row |= {"start": start or {}, "model": model or {}}.get(row["kind"], {})
+            row.update({"start": start or {}, "model": model or {}}.get(row["kind"], {}))
         found[2:2] = rows
         file.write_text("".join(f"{json.dumps(row)}\n" for row in found))
     return watched_run(folder)
@@ -25,7 +25,7 @@ def changed_run(folder, steps, *, start=None, model=None, rows=(), num_ranks=2):
 def with_rows(steps, **more):
     for step in steps:
         for row in step:
-            row |= more
+            row.update(more)
     return steps
 
 
@@ -58,7 +58,7 @@ def test_each_needless_average_costs_its_share_of_what_communication_adds(tmp_pa
 def test_without_probes_what_an_average_costs_is_not_measured_and_no_saving(tmp_path):
     made = [step_rows([OWN_S] * 2, n, probe=False, hooked=False, num_syncs=2) for n in range(1, 30)]
     run = changed_run(tmp_path / "w", with_rows(made, accumulated=1), model={"kept_at": NAME})
-    savings, [(what, remedy)] = said_of(run)
+    savings, [(what, _)] = said_of(run)
     assert savings == []
     assert what.startswith("averaging gradients 1 time before")
     page = (tmp_path / "w" / "report.html").read_text()
@@ -144,7 +144,9 @@ def test_what_is_seen_but_not_measured_is_told_apart_with_what_to_change(tmp_pat
         "copying batches to the GPU from memory that is not pinned": (
             f"pin_memory=True in DataLoader ({NAME})"
         ),
-        "8 threads of operators on 4 cores": "OMP_NUM_THREADS=2 before the launcher, or torch.set_num_threads(2)",
+        "8 threads of operators on 4 cores": (
+            "OMP_NUM_THREADS=2 before the launcher, or torch.set_num_threads(2)"
+        ),
         "the checks of TORCH_DISTRIBUTED_DEBUG=DETAIL": "TORCH_DISTRIBUTED_DEBUG=OFF",
     }
 
