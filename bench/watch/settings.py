@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
+from typing import Any
 
 from ..findings.watched import as_measured
 from ..machine.manifest import Measured, WatchedSetting
 from ..stats.fit import MIN_ROUNDS
 from .late import estimate, own_work_s
-from .steps import JoinedStep, Loader, Step, Watched, is_light
+from .steps import JoinedStep, Made, Step, Watched, is_light
 
 
 def find_settings(watched: Watched) -> tuple[WatchedSetting, ...]:
     """Find what may be configured badly, each with its cost where it was measured."""
     return (*_of_models(watched), *_of_loaders(watched), *_of_processes(watched))
+
+
+def _setting(name: str, made: Made, **more: Any) -> WatchedSetting:
+    return WatchedSetting(name=name, line=made.line, made_by=made.made_by, **more)
 
 
 def _of_models(watched: Watched) -> Iterator[WatchedSetting]:
@@ -25,44 +30,29 @@ def _of_models(watched: Watched) -> Iterator[WatchedSetting]:
         is_one = len({sync.model for sync in syncs}) == 1  # else nobody knows what each adds
         yield WatchedSetting(name="micro-steps", line=at, amount=unneeded, of=len(syncs) if is_one else 0)
     for one in models:
-        on_ranks = [
-            process.models[one.model] for process in watched.ranks.values() if one.model in process.models
-        ]
+        on_ranks = [process.models.get(one.model, one) for process in watched.ranks.values()]
         if one.find_unused_parameters and all(model.unused is False for model in on_ranks):
-            searched = measure_saved_ms(joined, lambda step: step.search_s)
-            yield WatchedSetting(name="unused", cost_ms=searched, line=one.line, made_by=one.made_by)
-    senders = [one for one in models if one.broadcast_buffers]
+            yield _setting("unused", one, cost_ms=measure_saved_ms(joined, lambda step: step.search_s))
+    sender = next((one for one in models if one.broadcast_buffers), None)
     sent_ms = [1000 * min(one.parts.get("buffers", 0.0) for one in step.values()) for step in joined]
-    if senders and median(sent_ms) > 0:
-        yield WatchedSetting(
-            name="buffers",
-            cost_ms=as_measured(estimate(sent_ms).interval()),  # the last rank waits for nobody
-            value=senders[0].buffers_argument,
-            line=senders[0].line,
-            made_by=senders[0].made_by,
-        )
+    if sender is not None and median(sent_ms) > 0:  # the last rank waits for nobody
+        cost_ms = as_measured(estimate(sent_ms).interval())
+        yield _setting("buffers", sender, cost_ms=cost_ms, value=sender.buffers_argument)
     if (replicas := watched.first.parallel.get("DataParallel")) is not None:
-        where = {"line": replicas.line, "made_by": replicas.made_by}
-        yield WatchedSetting(name="data-parallel", amount=replicas.devices, **where)
+        yield _setting("data-parallel", replicas, amount=replicas.devices)
 
 
 def _of_loaders(watched: Watched) -> Iterator[WatchedSetting]:
     loaders = [*watched.first.loaders.values()]
-
-    def found(name: str, loader: Loader, amount: int, cost_ms: Measured | None = None) -> WatchedSetting:
-        return WatchedSetting(
-            name=name, cost_ms=cost_ms, line=loader.line, made_by=loader.made_by, amount=amount
-        )
-
     if loaders:
-        slowest = min(loaders, key=lambda one: one.workers or 0)
-        waited_ms = measure_saved_ms(watched.joined, lambda step: step.parts.get("data", 0.0))
-        yield found("loader", slowest, slowest.workers or 0, waited_ms)
+        one = min(loaders, key=lambda loader: loader.workers or 0)
+        cost_ms = measure_saved_ms(watched.joined, lambda step: step.parts.get("data", 0.0))
+        yield _setting("loader", one, cost_ms=cost_ms, amount=one.workers or 0)
     for one in loaders:
         if one.passes > 1 and one.epochs == 1:
-            yield found("epoch", one, one.passes)
+            yield _setting("epoch", one, amount=one.passes)
         if one.pinned is False and watched.first.start.device.startswith("cuda"):
-            yield found("pinning", one, 0)
+            yield _setting("pinning", one)
 
 
 def _of_processes(watched: Watched) -> Iterator[WatchedSetting]:

@@ -42,7 +42,14 @@ class Start(Row, frozen=True, kw_only=True):
     debug: str = "OFF"
 
 
-class Model(Row, frozen=True, kw_only=True):
+class Made(Row, frozen=True, kw_only=True):
+    """What the user's code has made at `line`, through the package `made_by` where it is not empty."""
+
+    line: str = ""
+    made_by: str = ""
+
+
+class Model(Made, frozen=True, kw_only=True):
     """A DDP model; `why` says why it gets no probes."""
 
     model: int
@@ -55,31 +62,25 @@ class Model(Row, frozen=True, kw_only=True):
     gradient_as_bucket_view: bool = False
     broadcast_buffers: bool = True
     buffers_argument: str = "broadcast_buffers"
-    line: str = ""
-    made_by: str = ""
     unused: bool | None = None
     kept_at: str = ""
 
 
-class Loader(Row, frozen=True, kw_only=True):
+class Loader(Made, frozen=True, kw_only=True):
     """A loader whose batches are trained on; `epochs` are those that its sampler had in these passes."""
 
     loader: int
-    line: str = ""
-    made_by: str = ""
     workers: int | None = None
     pinned: bool | None = None
     passes: int = 0
     epochs: int = 0
 
 
-class Parallel(Row, frozen=True, kw_only=True):
+class Parallel(Made, frozen=True, kw_only=True):
     """A way of parallel training that is not DDP: `how` is DTensor or DataParallel."""
 
     how: str
     devices: int = 1
-    line: str = ""
-    made_by: str = ""
 
 
 class Sync(msgspec.Struct, frozen=True, kw_only=True):

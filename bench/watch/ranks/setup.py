@@ -23,25 +23,25 @@ MAKERS = {
 }
 """Packages that wrap models or make loaders for their users."""
 
+STANDARD_LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120
+
 MAX_PASSES = 4
 """Passes over a loader that are looked at: whether its epoch is set shows in the second one."""
 
 
 def find_caller() -> dict[str, str]:
     """Find who calls: `line` is FILE:LINE of the user's code, `made_by` a package of MAKERS; else empty."""
-    line = made_by = ""
     frame: Any = sys._getframe(1)
+    made_by = ""
     while frame is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        file = frame.f_code.co_filename
-        if package in MAKERS:
-            made_by = MAKERS[package]  # the outermost one is what the user calls
-        elif not line and package not in ("torch", __package__) and os.path.isfile(file):  # noqa: PTH113
-            is_installed = "site-packages" in file or "dist-packages" in file
+        package, file = frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_filename
+        made_by = MAKERS.get(package, made_by)  # the outermost one is what the user calls
+        is_users = package not in ("torch", __package__, *MAKERS) and "-packages" not in file
+        if is_users and not file.startswith(STANDARD_LIBRARY) and os.path.isfile(file):  # noqa: PTH113
             # A folder's name may be that of a person.
-            line = "" if is_installed else f"{os.path.basename(file)}:{frame.f_lineno}"  # noqa: PTH119
+            return {"line": f"{os.path.basename(file)}:{frame.f_lineno}", "made_by": made_by}  # noqa: PTH119
         frame = frame.f_back
-    return {"line": line, "made_by": made_by}
+    return {"line": "", "made_by": made_by}
 
 
 def describe_process() -> dict[str, Any]:
