@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+import types
 from pathlib import Path
 
 import torch
@@ -66,6 +67,14 @@ def train(model, optimizer=None, number=STEPS, *, to_none=True):
 
 def plain():
     model = wrapped()
+    return model, train(model)
+
+
+def wrapped_by_a_package():
+    """As a Trainer does: DDP is called from a module of that name."""
+    package = types.ModuleType("transformers")
+    exec("def wrap(wrapper, model):\n    return wrapper(model)", vars(package))
+    model = package.wrap(DistributedDataParallel, net())
     return model, train(model)
 
 
@@ -424,6 +433,14 @@ def sharded():
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     loss = train(model)
     return nn.ParameterList([one.full_tensor() for one in model.parameters()]), loss
+
+
+def composed():
+    """DDP without its forward."""
+    from torch.distributed._composable.replicate import replicate
+
+    model = replicate(net())
+    return model, train(model)
 
 
 def replicated():

@@ -88,10 +88,10 @@ def measure_saved_ms(joined: Sequence[JoinedStep], seconds_of: Callable[[Step], 
 
 
 def describe_unseen(watched: Watched) -> list[str]:
-    """Say what cannot be known of a training without DistributedDataParallel."""
+    """Say what cannot be known where no forward of DistributedDataParallel was seen."""
     if watched.first.models:
         return []
-    other = "No DistributedDataParallel model trained, so the forward counts as other"
+    other = "No forward of DistributedDataParallel was seen: forwards count as other"
     parallel, unknown = watched.first.parallel, "What communication adds is not known."
     if "DTensor" in parallel:
         return [

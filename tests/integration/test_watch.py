@@ -36,6 +36,7 @@ PROBED = (
     ),
     *("joined_by_active_ranks", "siamese", "two_backwards_a_step", "closures", "sharded_optimizer", "copied"),
     *("pickled", "own_group", "raising_backward", "nothing_unused", "epoch_never_set"),
+    "wrapped_by_a_package",
 )
 HOOK = "a communication hook of its own"
 OBSERVED = {
@@ -47,7 +48,7 @@ OBSERVED = {
 """Kinds that are observed only, and why."""
 
 VIEWS = ("views", "kept_views")
-WITHOUT_DDP = ("by_hand", "sharded", "replicated", "one_device")
+WITHOUT_DDP = ("by_hand", "sharded", "replicated", "composed", "one_device")
 COMPILED = ("compiled_inside", "compiled_outside", "compiled_step")
 KINDS = (*PROBED, *OBSERVED, *VIEWS, *WITHOUT_DDP)
 BUCKETS, HOOK_AT = 3, 4
@@ -212,6 +213,8 @@ def test_what_is_configured_badly_is_recorded_with_its_line(played):
         searching = {kind for kind in KINDS if any(row["search_s"] for row in rows_of(rank[kind], "step"))}
         assert searching == {"unused_parameters", "nothing_unused"}
         assert "DistributedDataParallel(" in line_at(last_rows(rank["plain"], "model")[0]["line"])
+        (model,) = last_rows(rank["wrapped_by_a_package"], "model")
+        assert (model["made_by"], "wrap(" in line_at(model["line"])) == ("transformers", True)
         loaders = {kind: last_rows(rank[kind], "loader") for kind in KINDS}
         found = {
             kind: [(one["passes"], one["epochs"]) for one in rows] for kind, rows in loaders.items() if rows
@@ -229,6 +232,7 @@ def test_what_is_configured_badly_is_recorded_with_its_line(played):
         ("by_hand", "collectives between the parts (10 of the default group in a step)"),
         ("sharded", "Its parameters are distributed (FSDP2, replicate)"),
         ("replicated", "Its parameters are distributed (FSDP2, replicate)"),
+        ("composed", "collectives between the parts ("),
         ("one_device", "collectives between the parts (0 of the default group in a step)"),
     ],
 )
@@ -239,7 +243,7 @@ def test_of_training_without_ddp_parts_are_shown_and_what_is_not_known_is_said(p
         (tmp_path / "ranks" / f"host-{number}.jsonl").write_text(text)
     finish(tmp_path, 0, quiet=True)
     run = load_run(tmp_path)
-    (note,) = [note for note in conclude_watch(run).notes if "No DistributedDataParallel" in note]
+    (note,) = [note for note in conclude_watch(run).notes if "No forward of DistributedDataParallel" in note]
     assert said in note
     assert note.endswith("What communication adds is not known.")
     (rank, *_) = run.manifest.watched.ranks

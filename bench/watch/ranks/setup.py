@@ -34,7 +34,7 @@ def find_caller() -> dict[str, str]:
     frame: Any = sys._getframe(1)
     made_by = ""
     while frame is not None:
-        package, file = frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_filename
+        package, file = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code.co_filename
         made_by = MAKERS.get(package, made_by)  # the outermost one is what the user calls
         is_users = package not in ("torch", __package__, *MAKERS) and "-packages" not in file
         if is_users and not file.startswith(STANDARD_LIBRARY) and os.path.isfile(file):  # noqa: PTH113
