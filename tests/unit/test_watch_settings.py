@@ -98,7 +98,7 @@ def test_where_one_rank_has_unused_parameters_the_search_is_needed(tmp_path):
 
 
 def test_buffers_and_loaders_cost_what_ranks_wait_for_them_largest_first(tmp_path):
-    steps = training(buffers_s=0.008)
+    steps = training(buffers_s=0.03)
     for step in steps:
         for row in step:
             row["parts"]["data"] += 0.05
@@ -107,7 +107,7 @@ def test_buffers_and_loaders_cost_what_ranks_wait_for_them_largest_first(tmp_pat
     model = {"buffers_argument": "forward_sync_buffers", "line": "train.py:7"}
     run = changed_run(tmp_path / "w", steps, model=model, rows=[loader])
     savings, others = said_of(run)
-    assert [ms for ms, _, _ in savings] == pytest.approx([1000 * (OWN_S["data"] + 0.05), 8])
+    assert [ms for ms, _, _ in savings] == pytest.approx([1000 * (OWN_S["data"] + 0.05), 30])
     assert [remedy for _, _, remedy in savings] == [
         f"num_workers=2 in DataLoader ({NAME})",
         "forward_sync_buffers=False in DistributedDataParallel (train.py:7), if ranks may keep buffers of "
