@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..bench.common.numbers import about, plural, quantity, with_interval
 from ..bench.findings.watched import conclude_watch, write_ms
+from ..bench.findings.watched_settings import Settings
 from ..bench.machine.manifest import Timing, Watched, WatchedRank
 from ..bench.page.page import Card, Figure, Heading, Page, Section, Step, Table
 from ..bench.results.case_result import CaseResult
@@ -56,7 +57,10 @@ def watched_page(run: RunData, files: Files) -> Page:
         notes=found.notes,
         intervals="In parentheses: 95% intervals.",
         figures=[draw_ranks(watched.ranks, shown)] if shown else [],
-        tables=[tabulate_ranks(watched.ranks, shown)] if shown else [],
+        tables=[
+            *tabulate_settings(found.settings),
+            *([tabulate_ranks(watched.ranks, shown)] if shown else []),
+        ],
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files.tables,
         data=files.data,
@@ -93,6 +97,15 @@ def _parts_taken(ranks: Sequence[WatchedRank]) -> list[str]:
     """Return the parts that take time on any rank, in the order of the step."""
     known = [part for part in ranks[0].parts if all(part in one.parts for one in ranks)] if ranks else []
     return [part for part in known if any(one.parts[part].estimate > 0 for one in ranks)]
+
+
+def tabulate_settings(found: Settings) -> list[Table]:
+    """Tabulate what changes of settings would save, and apart from that those whose cost nobody knows."""
+    columns = Heading("Cost of each step"), Heading("Where it goes", "long"), Heading("Try", "long")
+    savings = [(with_interval(one.ms, "ms"), one.what, f"try {one.remedy}") for one in found.savings]
+    others = [("not measured", what, f"try {remedy}") for what, remedy in found.unmeasured]
+    named = {"What would save time": savings, "Set badly, at a cost that was not measured": others}
+    return [Table(title, "", columns, tuple(rows)) for title, rows in named.items() if rows]
 
 
 def tabulate_ranks(ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+import types
 from pathlib import Path
 
 import torch
@@ -66,6 +67,14 @@ def train(model, optimizer=None, number=STEPS, *, to_none=True):
 
 def plain():
     model = wrapped()
+    return model, train(model)
+
+
+def wrapped_by_a_package():
+    """As a Trainer does: DDP is called from a module of that name."""
+    package = types.ModuleType("transformers")
+    exec("def wrap(wrapper, model):\n    return wrapper(model)", vars(package))
+    model = package.wrap(DistributedDataParallel, net())
     return model, train(model)
 
 
@@ -203,6 +212,24 @@ class Branches(nn.Module):
 def unused_parameters():
     model = wrapped(Branches(), find_unused_parameters=True)
     return model, train(model)
+
+
+def nothing_unused():
+    model = wrapped(find_unused_parameters=True)
+    return model, train(model)
+
+
+def epoch_never_set():
+    model, data = wrapped(), TensorDataset(torch.arange(96 * 8.0).reshape(96, 8) / 768)
+    optimizer = sgd(model)
+    loader = DataLoader(data, batch_size=6, sampler=DistributedSampler(data))
+    for _ in range(2):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+    return model, loss
 
 
 class Sparse(nn.Module):
@@ -409,6 +436,23 @@ def sharded():
     from torch.distributed.fsdp import fully_shard
 
     model = fully_shard(net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    loss = train(model)
+    return nn.ParameterList([one.full_tensor() for one in model.parameters()]), loss
+
+
+def composed():
+    """DDP without its forward."""
+    from torch.distributed._composable.replicate import replicate
+
+    model = replicate(net())
+    return model, train(model)
+
+
+def replicated():
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = replicate(net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     loss = train(model)
     return nn.ParameterList([one.full_tensor() for one in model.parameters()]), loss
 

@@ -13,6 +13,7 @@ from ..results.store import RunData
 from ..stats.interval import Interval
 from .findings import Conclusion, conclude_run
 from .verdicts import COMMUNICATION, RESOLVED
+from .watched_settings import Settings, as_interval, conclude_settings
 
 PART_NAMES = {
     "data": "data loading",
@@ -46,10 +47,7 @@ def as_measured(found: Interval) -> Measured:
 
 def write_ms(found: Measured | None, unit: str = "ms") -> str:
     """Write milliseconds with their interval; empty when missing."""
-    if found is None:
-        return ""
-    ends = (math.nan if end is None else end for end in (found.low, found.high))
-    return with_interval(Interval(found.estimate, *ends), unit)
+    return "" if found is None else with_interval(as_interval(found), unit)
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,8 @@ class WatchConclusion:
     """What its folder shows as that of a run; what a run would do next is no command of the user's."""
     straggler: str
     """Sentence that names the rank which the others wait for; empty without one."""
+    settings: Settings
+    """What is set badly, and what changing it saves."""
     notes: tuple[str, ...]
     advice: str
     """What to do first; empty without evidence."""
@@ -77,13 +77,22 @@ def conclude_watch(run: RunData) -> WatchConclusion:
     notes = tuple(visible(note) for note in (*_count_steps(watched), *watched.notes))
     found = conclude_run(run)
     late = describe_late_rank(run.manifest, watched.late)
-    return WatchConclusion(found, late, notes, _advise(found, watched.late))
+    exposed_ms = found.cases[0].exposed_comm_ms if found.cases else None
+    settings = conclude_settings(watched.settings, exposed_ms, _step_ms(watched))
+    return WatchConclusion(found, late, settings, notes, _advise(found, watched.late, settings))
 
 
-def _advise(found: Conclusion, late: LateRank | None) -> str:
-    """Say what to do first: about the straggler, which the others wait for, else about communication."""
+def _step_ms(watched: Watched) -> float:
+    """Return milliseconds of a step of the first rank."""
+    return sum(part.estimate for part in watched.ranks[0].parts.values()) if watched.ranks else 0.0
+
+
+def _advise(found: Conclusion, late: LateRank | None, settings: Settings) -> str:
+    """Say what to do first: about the straggler, which all wait for, about settings, or communication."""
     if late is not None and late.is_straggler:
         return f"{REMEDIES.get(late.part, SAME_FOR_ALL)}; then watch again."
+    if settings.savings:
+        return f"Try {settings.savings[0].remedy}; then watch again."
     if any(one.question == COMMUNICATION and one.is_open for one in found.verdicts):
         return "Watch more steps (--steps 600) while no other program uses these cores."
     exposes = any(one.question == COMMUNICATION and one.answer == RESOLVED for one in found.verdicts)

@@ -217,6 +217,21 @@ class WatchedRank(Record, frozen=True):
     parts: dict[str, Measured] = {}
 
 
+class WatchedSetting(Record, frozen=True):
+    """A setting of a watched training that may cost time; `findings.watched_settings` says what it means."""
+
+    name: str
+    cost_ms: Measured | None = None
+    """Milliseconds of each step; None where they were not measured."""
+    line: str = ""
+    """FILE:LINE of the user's code; empty where nobody knows it."""
+    made_by: str = ""
+    """Package that set it for the user, such as transformers."""
+    amount: Count = 0
+    of: Count = 0
+    value: str = ""
+
+
 class Watched(Record, frozen=True):
     """A user's own training that was watched."""
 
@@ -230,6 +245,7 @@ class Watched(Record, frozen=True):
     """Steps of one kind that all ranks took, after the warm-up."""
     num_others: Count = 0
     ranks: tuple[WatchedRank, ...] = ()
+    settings: tuple[WatchedSetting, ...] = ()
     late: LateRank | None = None
     num_probes: Count = 0
     """Compared steps that held gradients back."""

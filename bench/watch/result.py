@@ -36,6 +36,7 @@ from ..results.store import RunWriter, load_run, shown
 from ..stats.interval import median_interval
 from . import steps as seen
 from .late import find_late_rank
+from .settings import describe_unseen, find_settings
 from .tables import PARTS, parts_s, plan_case, write_steps, write_tables
 
 ROWS = "ranks"
@@ -117,7 +118,8 @@ def describe_watch(
             num_probes=len(seen.pair_probes(watched.joined)),
             own_ms=own_ms,
             own_pct=own_pct,
-            notes=tuple(name_notes(watched)),
+            settings=find_settings(watched),
+            notes=(*name_notes(watched), *describe_unseen(watched)),
         ),
     )
 

@@ -37,9 +37,19 @@ class Start(Row, frozen=True, kw_only=True):
     device: str = "cpu"
     time_s: float = 0.0
     unsupported: tuple[str, ...] = ()
+    threads: int = 1
+    cores: tuple[int, ...] = ()
+    debug: str = "OFF"
 
 
-class Model(Row, frozen=True, kw_only=True):
+class Made(Row, frozen=True, kw_only=True):
+    """What the user's code has made at `line`, through the package `made_by` where it is not empty."""
+
+    line: str = ""
+    made_by: str = ""
+
+
+class Model(Made, frozen=True, kw_only=True):
     """A DDP model; `why` says why it gets no probes."""
 
     model: int
@@ -52,6 +62,26 @@ class Model(Row, frozen=True, kw_only=True):
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     broadcast_buffers: bool = True
+    buffers_argument: str = "broadcast_buffers"
+    unused: bool | None = None
+    kept_at: str = ""
+
+
+class Loader(Made, frozen=True, kw_only=True):
+    """A loader whose batches are trained on; `epochs` are those that its sampler had in these passes."""
+
+    loader: int
+    workers: int | None = None
+    pinned: bool | None = None
+    passes: int = 0
+    epochs: int = 0
+
+
+class Parallel(Made, frozen=True, kw_only=True):
+    """A way of parallel training that is not DDP: `how` is DTensor or DataParallel."""
+
+    how: str
+    devices: int = 1
 
 
 class Sync(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +113,9 @@ class Step(Row, frozen=True, kw_only=True):
     syncs: tuple[Sync, ...] = ()
     overhead_s: float = 0.0
     """Seconds in the watch's own code since the step before was written."""
+    search_s: float = 0.0
+    accumulated: int = 0
+    collectives: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -119,7 +152,7 @@ class Note(Row, frozen=True, kw_only=True):
 JoinedStep: TypeAlias = dict[int, Step]
 """One step by rank."""
 
-_DECODER = msgspec.json.Decoder(Start | Model | Step | Note)
+_DECODER = msgspec.json.Decoder(Start | Model | Loader | Parallel | Step | Note)
 
 
 class Process(NamedTuple):
@@ -129,11 +162,13 @@ class Process(NamedTuple):
     steps: list[Step]
     models: dict[int, Model]
     notes: list[str]
+    loaders: dict[int, Loader]
+    parallel: dict[str, Parallel]
 
 
 def read_process(path: Path) -> Process:
     """Read the rows of a process, but for lines that are cut or tell nothing."""
-    found = Process(Start(), [], {}, [])
+    found = Process(Start(), [], {}, [], {}, {})
     with path.open("rb") as lines:
         while line := lines.readline(MAX_ROW_BYTES):
             try:
@@ -147,6 +182,10 @@ def read_process(path: Path) -> Process:
                 found.steps.append(row)
             elif isinstance(row, Model):
                 found.models[row.model] = row
+            elif isinstance(row, Loader):
+                found.loaders[row.loader] = row
+            elif isinstance(row, Parallel):
+                found.parallel[row.how] = row
             elif isinstance(row, Note):
                 found.notes.append(row.text)
     found.notes.extend(

@@ -20,8 +20,12 @@ from selection import in_campaign
 from stand_ins import Patch
 
 from ddp_bench.bench.common.process import own_command
+from ddp_bench.bench.findings.watched import conclude_watch
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.watch import launch
 from ddp_bench.bench.watch.ranks import buckets
+from ddp_bench.bench.watch.result import finish
+from ddp_bench.bench.watch.steps import WARM_UP_STEPS
 
 SCRIPTS = ROOT / "tests" / "watched_scripts.py"
 PROBED = (
@@ -36,7 +40,8 @@ PROBED = (
         "joined",
     ),
     *("joined_by_active_ranks", "siamese", "two_backwards_a_step", "closures", "sharded_optimizer", "copied"),
-    *("pickled", "own_group", "raising_backward"),
+    *("pickled", "own_group", "raising_backward", "nothing_unused", "epoch_never_set"),
+    "wrapped_by_a_package",
 )
 HOOK = "a communication hook of its own"
 OBSERVED = {
@@ -48,7 +53,7 @@ OBSERVED = {
 """Kinds that are observed only, and why."""
 
 VIEWS = ("views", "kept_views")
-WITHOUT_DDP = ("by_hand", "sharded", "one_device")
+WITHOUT_DDP = ("by_hand", "sharded", "replicated", "composed", "one_device")
 COMPILED = ("compiled_inside", "compiled_outside", "compiled_step")
 KINDS = (*PROBED, *OBSERVED, *VIEWS, *WITHOUT_DDP)
 BUCKETS, HOOK_AT = 3, 4
@@ -199,6 +204,78 @@ def test_which_steps_are_probes_depends_on_the_seed_and_on_nothing_of_a_rank():
     for one, other in ((drawn(0), drawn(1)), (drawn(0), drawn(0, number=1))):
         assert sum(one) == pytest.approx(2500, abs=5 * (10_000 * 0.25 * 0.75) ** 0.5)
         assert sum(map(operator.ne, one, other)) > 3000, "independent draws differ in 3 of 8"
+
+
+def last_rows(rank, kind):
+    """The last row of each model or loader."""
+    return list({row[kind]: row for row in rows_of(rank, kind)}.values())
+
+
+def line_at(place):
+    """The line of the script that FILE:LINE names."""
+    name, _, number = place.rpartition(":")
+    assert name == SCRIPTS.name
+    return SCRIPTS.read_text().splitlines()[int(number) - 1]
+
+
+def test_what_is_configured_badly_is_recorded_with_its_line(played):
+    """And nothing of trainings that are not: gradients that were zeroed in between are no accumulation."""
+    for rank in played(2, (*KINDS, *FAULTS))[1]:
+        added = {
+            kind: {row["accumulated"] for row in rows_of(rank[kind], "step") if row["n"] > WARM_UP_STEPS}
+            for kind in KINDS
+            if kind not in ("gan", "raising_backward")
+        }
+        (model,) = last_rows(rank["every_micro_step"], "model")
+        assert added.pop("every_micro_step") == {2}
+        assert "backward()" in line_at(model["kept_at"])
+        assert set().union(*added.values()) == {0}
+        of_gan = [row["accumulated"] for row in rows_of(rank["gan"], "step") if row["n"] > WARM_UP_STEPS]
+        assert sorted(of_gan) == [*[0] * 14, *[1] * 14], "the discriminator backs up twice a step"
+        unused = {kind: last_rows(rank[kind], "model")[0].get("unused") for kind in PROBED}
+        assert {kind: found for kind, found in unused.items() if found is not None} == {
+            "unused_parameters": True,
+            "nothing_unused": False,
+        }
+        searching = {kind for kind in KINDS if any(row["search_s"] for row in rows_of(rank[kind], "step"))}
+        assert searching == {"unused_parameters", "nothing_unused"}
+        assert "DistributedDataParallel(" in line_at(last_rows(rank["plain"], "model")[0]["line"])
+        (model,) = last_rows(rank["wrapped_by_a_package"], "model")
+        assert (model["made_by"], "wrap(" in line_at(model["line"])) == ("transformers", True)
+        loaders = {kind: last_rows(rank[kind], "loader") for kind in KINDS}
+        found = {
+            kind: [(one["passes"], one["epochs"]) for one in rows] for kind, rows in loaders.items() if rows
+        }
+        assert found == {"loaders_and_evaluation": [(2, 2)], "epoch_never_set": [(2, 1)]}
+        for kind, workers in (("loaders_and_evaluation", 1), ("epoch_never_set", 0)):
+            (loader,) = loaders[kind]
+            assert (loader["workers"], loader["pinned"]) == (workers, False)
+            assert "DataLoader(" in line_at(loader["line"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("by_hand", "collectives between the parts (10 of the default group in a step)"),
+        ("sharded", "Its parameters are distributed (FSDP2, replicate)"),
+        ("replicated", "Its parameters are distributed (FSDP2, replicate)"),
+        ("composed", "collectives between the parts ("),
+        ("one_device", "collectives between the parts (0 of the default group in a step)"),
+    ],
+)
+def test_of_training_without_ddp_parts_are_shown_and_what_is_not_known_is_said(played, tmp_path, kind, said):
+    for number, rank in enumerate(played(2, (*KINDS, *FAULTS))[1]):
+        (tmp_path / "ranks").mkdir(exist_ok=True)
+        text = "".join(f"{json.dumps(row)}\n" for row in rank[kind]["rows"])
+        (tmp_path / "ranks" / f"host-{number}.jsonl").write_text(text)
+    finish(tmp_path, 0, quiet=True)
+    run = load_run(tmp_path)
+    (note,) = [note for note in conclude_watch(run).notes if "No forward of DistributedDataParallel" in note]
+    assert said in note
+    assert note.endswith("What communication adds is not known.")
+    (rank, *_) = run.manifest.watched.ranks
+    assert {part for part, ms in rank.parts.items() if ms.estimate > 0} == {"backward", "optimizer", "other"}
+    assert run.results[0].exposed_comm_ms is None
 
 
 TRAIN = """

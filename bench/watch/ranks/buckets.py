@@ -33,11 +33,14 @@ class Model:
         self.watch, self.number = watch, number
         self.group, self.size = ddp.process_group, ddp.process_group.size()
         self.why = watch.unsupported or private.reason_against_hook(ddp)
-        self.facts = private.facts_of(ddp)
+        self.facts = private.facts_of(ddp) | watch.setup.callers.get(ddp, {})
         self.hooked_in: int | None = None
         """Identity of the reducer that has our hook: a DDP that was copied in place makes a new one."""
         self.is_pending = False
         self.count = 0
+        self.has_synced = self.keeps = False
+        self.mark: tuple[int, int] | None = None
+        """Mark of its gradients after the latest synchronised backward of this step."""
         self.sync: dict[str, Any] = {}
         self.held: list[tuple[torch.Tensor, Any, int]] = []
         self.sent: list[tuple[Any, torch.Tensor, Any, int]] = []
@@ -78,6 +81,8 @@ class Model:
         """Count a synchronised backward, which is the same one on all ranks."""
         watch, self.is_pending = self.watch, False
         self.sent.clear()  # after a backward that has raised
+        watch.setup.accumulated += self.keeps
+        self.has_synced = True
         self.count += 1
         may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
         probe = bool(may and not self.why and self.draw() < PROBE_SHARE and not private.is_captured())

@@ -37,11 +37,16 @@ def wrap(watch: Watch, original: Any, before: Any, after: Any) -> Any:
 def install_hooks(watch: Watch) -> None:
     """Put the watch around the functions of torch that it knows by their signatures."""
     ddp = private.Ddp
+    setup = watch.setup
     around = (
         (ddp, "forward", watch.before_forward, watch.after),
         (ddp, "_sync_buffers", watch.before_buffers, watch.after),
         (private.LoaderIterator, "__next__", watch.before_batch, watch.after),
         (torch.autograd, "backward", watch.before_backward, watch.after_backward),
+        (ddp, "_post_forward", setup.before_search, setup.after_search),
+        (ddp, "__init__", setup.before_init, setup.after_model),
+        (private.Replicas, "__init__", setup.before_init, setup.after_replicas),
+        (private.Loader, "__init__", setup.before_init, setup.after_loader),
     )
     for owner, name, before, after in around:
         setattr(owner, name, wrap(watch, getattr(owner, name), before, after))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from typing import Any
@@ -14,6 +15,8 @@ from torch.utils.data import dataloader
 
 Ddp: Any = parallel.DistributedDataParallel
 Join: Any = join.Join
+Replicas: Any = parallel.DataParallel
+Loader: Any = dataloader.DataLoader
 LoaderIterator: Any = dataloader._BaseDataLoaderIter
 
 OWN_HOOK = "a communication hook of its own"
@@ -23,6 +26,7 @@ FUNCTIONS = (
     (Ddp, "register_comm_hook", ("self", "state", "hook")),
     (Ddp, "_check_comm_hook", ("self", "hook")),
     (Ddp, "_sync_buffers", ("self",)),
+    (Ddp, "_post_forward", ("self", "output")),
     (Join, "notify_join_context", ("joinable",)),
     (LoaderIterator, "__next__", ("self",)),
     (torch.autograd, "backward", ("tensors", "grad_tensors", "retain_graph", "create_graph")),
@@ -95,11 +99,13 @@ def facts_of(ddp: Any) -> dict[str, Any]:
     names = ("find_unused_parameters", "broadcast_buffers", "static_graph", "gradient_as_bucket_view")
     # With a list torch 2.14 takes the cap for its default.
     uniform = [] if getattr(ddp, "bucket_bytes_cap_default", True) else [ddp.bucket_bytes_cap]
+    of_buffers = "forward_sync_buffers"  # later than 2.11; there `broadcast_buffers` is deprecated
     return {
         "parameters": sum(p.numel() for p in parameters),
         "num_bytes": sum(p.numel() * p.element_size() for p in parameters),
         **{name: bool(getattr(ddp, name, False)) for name in names},
         "bucket_caps": getattr(ddp, "bucket_bytes_cap_list", None) or uniform,
+        "buffers_argument": of_buffers if hasattr(ddp, of_buffers) else "broadcast_buffers",
     }
 
 
@@ -107,6 +113,42 @@ def gradient_marks(ddp: Any) -> list[tuple[int, int]]:
     """Return marks of a model's gradients, some of which change in a backward that reaches the model."""
     gradients = [p.grad for p in ddp._module_parameters]
     return [(id(g), 0 if g is None else g._version) for g in gradients]
+
+
+def gradient_mark(ddp: Any) -> tuple[int, int] | None:
+    """Return the mark of a model's first gradient, which is the same while it is kept; None without one."""
+    gradients = (p.grad for p in ddp._module_parameters if p.grad is not None)
+    return next(((id(g), g._version) for g in gradients), None)
+
+
+def searches(ddp: Any) -> bool:
+    """Tell whether DDP searches each forward's graph for unused parameters."""
+    return bool(getattr(ddp, "find_unused_parameters", False) and not getattr(ddp, "static_graph", False))
+
+
+def has_unused(ddp: Any) -> bool | None:
+    """Tell whether a forward on this rank left any parameter unused so far; None where torch does not say.
+
+    Its logger knows the bytes of unused parameters in some iterations, its reducer whether they ever changed.
+    """
+    with contextlib.suppress(Exception):
+        num_bytes = ddp._get_ddp_logging_data()["unused_parameter_size"]
+        return bool(num_bytes > 0 or not ddp.reducer._ddp_graph_static())
+    return None
+
+
+def count_collectives() -> int:
+    """Count the collectives of the default group so far; 0 where nothing counts them."""
+    with contextlib.suppress(Exception):
+        return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+    return 0
+
+
+def describe_loading(iterator: Any) -> tuple[Any, bool, dict[str, Any]]:
+    """Return the sampler of a loader's iterator, whether a pass begins, and what a loader row says of it."""
+    sampler, yielded = getattr(iterator, "_index_sampler", None), getattr(iterator, "_num_yielded", None)
+    names = {"workers": "_num_workers", "pinned": "_pin_memory"}
+    return sampler, yielded == 0, {name: getattr(iterator, of, None) for name, of in names.items()}
 
 
 def has_active_divisor(ddp: Any) -> bool:

@@ -2,13 +2,22 @@
 
 Times end in `_s` and are seconds; those of a sync are relative to the start of its step. Kinds of rows:
 
-start: rank, local_rank, world_size, host, pid, torch, python, backend, device, threads, time_s (Unix time),
-    unsupported (private names of torch that differ, so that everything is observed only).
+start: rank, local_rank, world_size, host, pid, torch, python, backend, device, time_s (Unix time),
+    unsupported (private names of torch that differ, so that everything is observed only), threads (of an
+    operator), cores (numbers of those it may use), debug (TORCH_DISTRIBUTED_DEBUG).
 model: rank, model (number), parameters, num_bytes, why (reason to get no probes, or null; the last row of a
     model counts), find_unused_parameters, broadcast_buffers, static_graph, gradient_as_bucket_view,
-    bucket_caps (bytes, one for each bucket where there are several; empty: default).
+    bucket_caps (bytes, one for each bucket where there are several; empty: default), buffers_argument,
+    line (FILE:LINE of the user that wrapped it), made_by (package that did so for the user), unused (whether
+    a search found unused parameters), kept_at (FILE:LINE of a backward that added to averaged gradients).
+loader: rank, loader (number), line, made_by, workers, pinned, passes (in training), epochs (different ones
+    of a shuffling DistributedSampler, 0 without one). It is of the first passes.
+parallel: rank, how ("DTensor": the optimizer holds distributed tensors; "DataParallel", with devices, line,
+    made_by).
 step: rank, n (from 1), step_s, parts (seconds by part; they add up), signature (counts of forwards,
     backwards, syncs and optimizer steps), hooked, probe, overhead_s (our own time since the row before),
+    search_s (search for unused parameters, within the forward), accumulated (syncs that added to gradients
+    which an earlier one had averaged), collectives (of the default group, where no DDP model trains),
     syncs: model, k (number of this model's synchronised backward, from 1), probe, end_s (end of the
     backward); with the hook also ready_s and bytes, one for each bucket; of a probe alone_s (from sending the
     first bucket until all are reduced).

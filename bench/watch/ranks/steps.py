@@ -20,6 +20,10 @@ from . import private
 from .buckets import Model
 from .clock import Clock
 from .rows import Rows
+from .setup import Setup, describe_process, find_caller
+
+UNUSED_EVERY = 16
+"""Steps between two looks for unused parameters."""
 
 
 class Watch:
@@ -32,6 +36,7 @@ class Watch:
         names = private.differing_names()
         self.unsupported = f"this torch differs in {', '.join(names)}" if names else None
         self.hidden: list[Any] = []
+        self.setup = Setup(self)
         self.restart()
         os.register_at_fork(after_in_child=self.restart)
 
@@ -51,6 +56,8 @@ class Watch:
         """Forget the step that has been written."""
         self.signature: dict[str, int] = {}
         self.syncs: list[dict[str, Any]] = []
+        for model in self.models.values():
+            model.mark, model.keeps = None, False
 
     def guard(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Call `work` while the watch is on; its exception ends the watch, never the training."""
@@ -90,9 +97,9 @@ class Watch:
             python=platform.python_version(),
             backend=dist.get_backend() if is_group else None,
             device=f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu",
-            threads=torch.get_num_threads(),
             time_s=time.time(),
             unsupported=[self.unsupported] if self.unsupported else [],
+            **describe_process(),
         )
 
     def count(self, name: str) -> None:
@@ -126,8 +133,9 @@ class Watch:
         """Begin the broadcast of buffers."""
         return self.clock.enter("buffers") if self.is_ours() else None
 
-    def before_batch(self, _iterator: Any) -> int | None:
+    def before_batch(self, iterator: Any) -> int | None:
         """Begin the wait for a batch."""
+        self.setup.before_batch(iterator)
         if not self.is_ours():
             return None
         self.open_optimizers.clear()  # one that has raised
@@ -140,6 +148,8 @@ class Watch:
         self.backwards += 1
         if self.backwards == 1:
             self.count("backward")
+            self.setup.before_backward()
+            self.find_kept_gradients()
             waiting = [(d, m) for d, m in self.models.items() if m.is_pending and m.hooked_in is None]
             self.marks = [(ddp, model, private.gradient_marks(ddp)) for ddp, model in waiting]
         return self.clock.enter("backward")
@@ -161,6 +171,9 @@ class Watch:
         for ddp, model, before in marks:
             if model.is_pending and private.gradient_marks(ddp) != before:
                 model.begin_sync(hooked=False)
+        for ddp, model in self.models.items():
+            if model.has_synced:
+                model.has_synced, model.mark = False, private.gradient_mark(ddp)
         for sync in self.syncs:
             sync.setdefault("end", now())
         for model in self.models.values():
@@ -190,6 +203,7 @@ class Watch:
     def number_of(self, optimizer: Any) -> int:
         """Return the number of an optimizer, in the order of their first steps."""
         if optimizer not in self.numbers:
+            self.setup.note_optimizer(optimizer)
             self.numbers[optimizer] = self.num_optimizers
             self.num_optimizers += 1
         return self.numbers[optimizer]
@@ -210,15 +224,36 @@ class Watch:
             probe=any(sync["probe"] for sync in syncs),
             syncs=syncs,
             overhead_s=round(self.overhead, 7),
+            **self.setup.take(),
         )
         self.overhead = 0.0
         self.begin_step()
+        if self.n % UNUSED_EVERY == 0:
+            self.note_unused()
         if self.n >= self.config["steps"]:
             self.end()
+
+    def find_kept_gradients(self) -> None:
+        """Find models whose gradients are still those that a backward of this step has averaged."""
+        for ddp, model in self.models.items():
+            model.keeps = model.mark is not None and private.gradient_mark(ddp) == model.mark
+            if model.keeps and not model.facts.get("kept_at"):
+                model.facts["kept_at"] = find_caller()["line"]
+                model.write_row()
+
+    def note_unused(self) -> None:
+        """Write of models that search for unused parameters whether there were any."""
+        for ddp, model in self.models.items():
+            if private.searches(ddp):
+                unused = private.has_unused(ddp)
+                if unused != model.facts.get("unused"):
+                    model.facts["unused"] = unused
+                    model.write_row()
 
     def end(self) -> None:
         """End the watch: from here on the hooks only pass on."""
         if self.is_on and self.n:
+            self.guard(self.note_unused)
             self.is_on = False
             self.rows.write(kind="end", rank=self.rank)
 

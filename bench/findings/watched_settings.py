@@ -1,0 +1,113 @@
+"""Says which settings of a watched training cost time, and which line or argument to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ..common.numbers import number, plural
+from ..common.text import visible
+from ..machine.manifest import Measured, WatchedSetting
+from ..stats.interval import Interval
+from .verdicts import MIN_SHARE, Saving
+
+USUAL = ("buffers", "loader")
+"""Settings that every training has: they are told from `MIN_SHARE` of the step on."""
+
+PACKAGES = {
+    "transformers": "TrainingArguments",
+    "accelerate": "DistributedDataParallelKwargs, one of Accelerator's kwargs_handlers",
+    "lightning": "DDPStrategy",
+}
+"""Classes that take DDP's arguments, of packages that wrap a model for their users."""
+
+OF_TRAINER = {"forward_sync_buffers": "ddp_broadcast_buffers"}
+"""Names of TrainingArguments that are not made of a prefix and the argument's own name."""
+
+
+class Settings(NamedTuple):
+    """What to change in a training's settings."""
+
+    savings: tuple[Saving, ...] = ()
+    """Settings whose cost was measured, the largest first."""
+    unmeasured: tuple[tuple[str, str], ...] = ()
+    """What is set badly at a cost that was not measured, or not told from noise, and what to change."""
+
+
+def as_interval(found: Measured) -> Interval:
+    """Turn what a manifest holds into an interval."""
+    ends = (math.nan if end is None else end for end in (found.low, found.high))
+    return Interval(found.estimate, *ends)
+
+
+def conclude_settings(
+    found: Iterable[WatchedSetting], exposed_ms: Interval | None, step_ms: float
+) -> Settings:
+    """Conclude what settings cost; `exposed_ms` is what communication adds to a step of `step_ms`."""
+    savings, unmeasured = list[Saving](), list[tuple[str, str]]()
+    for one in found:
+        cost = as_interval(one.cost_ms) if one.cost_ms else None
+        if one.name == "micro-steps" and exposed_ms is not None and one.of:
+            cost = exposed_ms.scaled(one.amount / one.of)
+        what, remedy = map(visible, _describe(one))
+        least_ms = MIN_SHARE * step_ms if one.name in USUAL else 0.0
+        if cost is not None and cost.low > 0 and cost.estimate >= least_ms:
+            savings.append(Saving(cost, what, remedy))
+        elif one.name not in USUAL:
+            is_bounded = cost is not None and math.isfinite(cost.high)
+            bound = f" (at most {number(max(cost.high, 0.0), 2)} ms)" if cost and is_bounded else ""
+            unmeasured.append((f"{what}{bound}", remedy))
+    return Settings(tuple(sorted(savings, key=lambda one: -one.ms.estimate)), tuple(unmeasured))
+
+
+def _describe(one: WatchedSetting) -> tuple[str, str]:
+    """Name what takes the time, and what to try against it."""
+    at, amount = f" ({one.line})" if one.line else "", one.amount
+    workers = f"more than {amount}" if amount else "2"
+    return {
+        "micro-steps": (
+            f"averaging gradients {plural(amount, 'time')} before an accumulation is complete",
+            f"no_sync() around all backwards of a step but the last{at}",
+        ),
+        "unused": (
+            "the search for unused parameters, of which there are none",
+            _argument(one, "find_unused_parameters", "False", "ddp_"),
+        ),
+        "buffers": (
+            "DDP's broadcast of buffers",
+            f"{_argument(one, one.value, 'False', 'ddp_')}, if ranks may keep buffers of their own",
+        ),
+        "loader": (
+            f"waiting for a loader with {plural(amount, 'worker')}",
+            _argument(one, "num_workers", workers, "dataloader_"),
+        ),
+        "pinning": (
+            "copying batches to the GPU from memory that is not pinned",
+            _argument(one, "pin_memory", "True", "dataloader_"),
+        ),
+        "epoch": (
+            f"the same order of samples in {amount} epochs, for the sampler's epoch is never set",
+            f"sampler.set_epoch(epoch) before each pass over the DataLoader{at}",
+        ),
+        "data-parallel": (
+            f"nn.DataParallel, which trains on {amount} GPUs from one process",
+            f"DistributedDataParallel, started by torchrun with a process for each GPU{at}",
+        ),
+        "threads": (
+            f"{amount} threads of operators on {plural(one.of, 'core')}",
+            f"OMP_NUM_THREADS={one.value} before the launcher, or torch.set_num_threads({one.value})",
+        ),
+        "debug": (f"the checks of TORCH_DISTRIBUTED_DEBUG={one.value}", "TORCH_DISTRIBUTED_DEBUG=OFF"),
+    }.get(one.name, (one.name, ""))
+
+
+def _argument(one: WatchedSetting, name: str, value: str, prefix: str) -> str:
+    """Name an argument of DDP or of a loader where the user can set it; `prefix` is that of a Trainer."""
+    is_of_ddp, package = prefix == "ddp_", one.made_by
+    if package == "transformers":
+        name = OF_TRAINER.get(name, f"{prefix}{name}")
+    if package in PACKAGES and (is_of_ddp or package == "transformers"):
+        return f"{name}={value} in {PACKAGES[package]}"
+    at = f" ({one.line})" if one.line else ""
+    return f"{name}={value} in {'DistributedDataParallel' if is_of_ddp else 'DataLoader'}{at}"

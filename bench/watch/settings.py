@@ -1,0 +1,108 @@
+"""Finds settings of a watched training that may cost time, and measures their cost where its steps tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from ..findings.watched import as_measured
+from ..machine.manifest import Measured, WatchedSetting
+from ..stats.fit import MIN_ROUNDS
+from .late import estimate, own_work_s
+from .steps import JoinedStep, Made, Step, Watched, is_light
+
+
+def find_settings(watched: Watched) -> tuple[WatchedSetting, ...]:
+    """Find what may be configured badly, each with its cost where it was measured."""
+    return (*_of_models(watched), *_of_loaders(watched), *_of_processes(watched))
+
+
+def _setting(name: str, made: Made, **more: Any) -> WatchedSetting:
+    return WatchedSetting(name=name, line=made.line, made_by=made.made_by, **more)
+
+
+def _of_models(watched: Watched) -> Iterator[WatchedSetting]:
+    joined, models = watched.joined, [*watched.first.models.values()]
+    if unneeded := int(median(first_rank(step).accumulated for step in joined)):
+        at = next((one.kept_at for one in models if one.kept_at), "")
+        syncs = first_rank(joined[-1]).syncs
+        is_one = len({sync.model for sync in syncs}) == 1  # else nobody knows what each adds
+        yield WatchedSetting(name="micro-steps", line=at, amount=unneeded, of=len(syncs) if is_one else 0)
+    for one in models:
+        on_ranks = [process.models.get(one.model, one) for process in watched.ranks.values()]
+        if one.find_unused_parameters and all(model.unused is False for model in on_ranks):
+            yield _setting("unused", one, cost_ms=measure_saved_ms(joined, lambda step: step.search_s))
+    sender = next((one for one in models if one.broadcast_buffers), None)
+    sent_ms = [1000 * min(one.parts.get("buffers", 0.0) for one in step.values()) for step in joined]
+    if sender is not None and median(sent_ms) > 0:  # the last rank waits for nobody
+        cost_ms = as_measured(estimate(sent_ms).interval())
+        yield _setting("buffers", sender, cost_ms=cost_ms, value=sender.buffers_argument)
+    if (replicas := watched.first.parallel.get("DataParallel")) is not None:
+        yield _setting("data-parallel", replicas, amount=replicas.devices)
+
+
+def _of_loaders(watched: Watched) -> Iterator[WatchedSetting]:
+    loaders = [*watched.first.loaders.values()]
+    if loaders:
+        one = min(loaders, key=lambda loader: loader.workers or 0)
+        cost_ms = measure_saved_ms(watched.joined, lambda step: step.parts.get("data", 0.0))
+        yield _setting("loader", one, cost_ms=cost_ms, amount=one.workers or 0)
+    for one in loaders:
+        if one.passes > 1 and one.epochs == 1:
+            yield _setting("epoch", one, amount=one.passes)
+        if one.pinned is False and watched.first.start.device.startswith("cuda"):
+            yield _setting("pinning", one)
+
+
+def _of_processes(watched: Watched) -> Iterator[WatchedSetting]:
+    starts = [process.start for process in watched.ranks.values()]
+    for host in dict.fromkeys(one.host for one in starts):
+        ranks = [one for one in starts if one.host == host]
+        threads, cores = sum(one.threads for one in ranks), {core for one in ranks for core in one.cores}
+        if cores and threads > max(len(cores), len(ranks)):
+            each = max(len(cores) // len(ranks), 1)
+            yield WatchedSetting(name="threads", amount=threads, of=len(cores), value=f"{each}")
+            break
+    debug = {one.debug for one in starts} & {"INFO", "DETAIL"}
+    if debug:
+        yield WatchedSetting(name="debug", value=min(debug))
+
+
+def first_rank(step: JoinedStep) -> Step:
+    """Return a step as its first rank took it."""
+    return next(iter(step.values()))
+
+
+def measure_saved_ms(joined: Sequence[JoinedStep], seconds_of: Callable[[Step], float]) -> Measured | None:
+    """Measure what steps save without these seconds of each rank's own work: ranks wait for the last one."""
+    told = [step for step in joined if is_light(step)] or joined
+    if len(told) < MIN_ROUNDS:
+        return None
+    saved_ms = []
+    for step in told:
+        own_s = {rank: sum(own_work_s(one).values()) for rank, one in step.items()}
+        without_s = max(own_s[rank] - seconds_of(one) for rank, one in step.items())
+        saved_ms.append(1000 * (max(own_s.values()) - without_s))
+    return as_measured(estimate(saved_ms).interval())
+
+
+def describe_unseen(watched: Watched) -> list[str]:
+    """Say what cannot be known where no forward of DistributedDataParallel was seen."""
+    if watched.first.models:
+        return []
+    other = "No forward of DistributedDataParallel was seen: forwards count as other"
+    parallel, unknown = watched.first.parallel, "What communication adds is not known."
+    if "DTensor" in parallel:
+        return [
+            f"{other}. Its parameters are distributed (FSDP2, replicate): gathering them counts as other or "
+            f"backward, reducing gradients as backward. {unknown}"
+        ]
+    if (replicas := parallel.get("DataParallel")) is not None:
+        return [f"{other}, with the copies of the model to {replicas.devices} GPUs. {unknown}"]
+    if len(watched.ranks) == 1:
+        return [f"{other}. Nothing is communicated."]
+    sent = int(median(first_rank(step).collectives for step in watched.joined))
+    return [
+        f"{other}, and so do collectives between the parts ({sent} of the default group in a step). {unknown}"
+    ]
