@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from ..machine.manifest import Manifest
-from ..plan.buckets import BucketLayout
+from ..plan.buckets import BucketLayout, caps_mib
 from ..plan.case import Case
 from ..plan.sweep import Planned
 from ..results.aggregate import Outcome, bucket_rows, case_rows
 from ..results.block_times import BlockTimes, block_rows
 from ..results.columns import ALLREDUCE, COMPARISONS, typed_frame
+from ..results.comparisons import compared
 from ..results.disk import replace_file
 from ..results.round_times import RoundTimes
 from ..results.store import RunWriter
 from ..results.tables import csv_bytes, csv_value
-from .steps import MIN_STEP_S, Step, Watched, pair_probes
+from .steps import MIN_STEP_S, JoinedStep, Step, Watched, pair_probes
 
 PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "other")
 """Parts of a step; `waits` is what its backward takes after its last bucket was ready."""
@@ -42,7 +45,7 @@ def write_steps(path: Path, watched: Watched) -> None:
     rows: list[list[str]] = [header]
     for rank, process in watched.ranks.items():
         for one in process.steps:
-            kind = "probe" if one.probes else "light" if one.hooked else "unhooked"
+            kind = "probe" if one.probes else "light" if one.hooked else "raced" if one.turn else "unhooked"
             seconds = (one.step_s, *parts_s(one).values(), one.alone_s if one.probes else None)
             told = (
                 rank,
@@ -56,9 +59,14 @@ def write_steps(path: Path, watched: Watched) -> None:
 
 
 def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest: Manifest) -> None:
-    """Write the tables of a run whose one case is the training, counted in steps."""
+    """Write the tables of a run: a case is the training, counted in steps, and each raced bucket cap."""
     case_id, times = planned.case.case_id, RoundTimes()
+    turns = find_turns(watched, planned.case.bucket_cap_mb)
+    caps = sorted({cap for _, cap in turns}, key=caps_mib)
+    cases = {cap: replace(planned.case, bucket_cap_mb=cap) for cap in caps}
     blocks = [*make_blocks(case_id, watched)]
+    ids = {cap: case.case_id for cap, case in cases.items()}
+    blocks += make_race_blocks(ids, turns, watched)
     for block in blocks:
         times.add(block)
     sizes = next((one.syncs[-1].bytes for one in watched.joined[-1].values() if one.syncs), ())
@@ -69,17 +77,24 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
         "batch_per_device": None,
         "precision": None,
         "scaling": None,
-        **({"num_buckets": len(sizes), "bucket_bytes": "/".join(map(str, sizes))} if sizes else {}),
     }
     here = manifest.environment
     names = [gpu.name for gpu in here.gpus or ()] if planned.case.device_type == "cuda" else [here.cpu_model]
     facts["device_name"] = next(iter(names), None)
     run = {"run_id": manifest.run_id, "started_at": manifest.created_utc}
     run["torch_version"] = manifest.versions.get("torch")
+    own = {"num_buckets": len(sizes), "bucket_bytes": "/".join(map(str, sizes))} if sizes else {}
+    outcomes = [Outcome(planned, facts=facts | own)]
+    others = [case for case in cases.values() if case.case_id != case_id]
+    outcomes += [Outcome(replace(planned, case=case), facts=facts) for case in others]
+    typical, units = times.fitted(), dict.fromkeys([case_id, *ids.values()], 1)
+    pairs = [(case.case_id, case_id) for case in others]
+    comparisons = compared(pairs, typical, units=units, margin=manifest.margin)
     writer.append(row for block in blocks for row in block)
-    writer.replace("cases.csv", case_rows([Outcome(planned, facts=facts)], times, run=run))
+    writer.replace("cases.csv", case_rows(outcomes, times, comparisons, run=run, typical=typical))
     writer.replace("buckets.csv", bucket_rows(layouts, times))
-    writer.replace("comparisons.csv", typed_frame([], COMPARISONS))
+    rows = [one.row(planned.case.unit) for one in comparisons]
+    writer.replace("comparisons.csv", typed_frame(rows, COMPARISONS))
     writer.replace("allreduce.csv", typed_frame([], ALLREDUCE))
 
 
@@ -92,9 +107,8 @@ def plan_case(watched: Watched, num_cores: int) -> Planned:
     ddp = next(iter(watched.first.models.values()), None)
     told: dict[str, Any] = {}
     if ddp is not None:
-        names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+        names = ("bucket_cap_mb", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
         told = {name: getattr(ddp, name) for name in names} | {"sync_buffers": ddp.broadcast_buffers}
-        told |= {"bucket_cap_mb": f"{ddp.bucket_cap_mb:g}"} if ddp.bucket_cap_mb is not None else {}
     case = Case(
         **told,
         mode="ddp" if watched.first.models or len(starts) > 1 else "single",
@@ -113,6 +127,52 @@ def plan_case(watched: Watched, num_cores: int) -> Planned:
     return Planned(case=case, num_nodes=len({*hosts}), oversubscribed=shared)
 
 
+def find_moments(steps: Sequence[JoinedStep]) -> list[float]:
+    """Return when each of these steps begins, in seconds, and when the last one ends."""
+    return [*accumulate((next(iter(step.values())).step_s for step in steps), initial=0.0)]
+
+
+def make_block(
+    watched: Watched,
+    place: tuple[str, str, int, int, float],
+    taken_s: Mapping[int, Sequence[float]],
+    details: Mapping[int, Any] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Make the rows of one block; `place` is case, phase, round, position and start in seconds."""
+    times = [
+        (
+            watched.ranks[rank].start.host,
+            rank,
+            BlockTimes(1000 * sum(steps_s), tuple(1000 * s for s in steps_s), details.get(rank, {})),
+        )
+        for rank, steps_s in taken_s.items()
+    ]
+    return block_rows(1, *place, times)
+
+
+def find_turns(watched: Watched, own: str) -> dict[tuple[int, str], list[int]]:
+    """Find the raced steps, by round and bucket cap, of rounds in which the script's `own` cap took part."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for index, step in enumerate(watched.raced):
+        turns = {one.turn for one in step.values()}
+        turn = turns.pop() if len(turns) == 1 else None
+        if turn is not None and turn[1]:
+            found.setdefault(turn, []).append(index)
+    return {turn: steps for turn, steps in found.items() if (turn[0], own) in found}
+
+
+def make_race_blocks(
+    ids: Mapping[str, str], turns: Mapping[tuple[int, str], Sequence[int]], watched: Watched
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield a block for each turn of the race, in rounds after those of the training; `ids` are by cap."""
+    before, begin_s = len(watched.joined), find_moments(watched.joined)[-1]
+    moments_s = find_moments(watched.raced)
+    for (number, cap), steps in turns.items():
+        taken_s = {rank: [watched.raced[i][rank].step_s for i in steps] for rank in watched.ranks}
+        place = (ids[cap], "timed", before + number + 1, [*ids].index(cap), begin_s + moments_s[steps[0]])
+        yield make_block(watched, place, taken_s)
+
+
 def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]]:
     """Yield the blocks of a run: a round is a probe, and `timed` the steps beside it.
 
@@ -120,20 +180,12 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
     which alone are `comm`. Without probes each step is a round. `anatomy` has the phases of other steps.
     """
     joined, rounds = watched.joined, [*pair_probes(watched.joined)]
-    moments_s = [*accumulate((next(iter(step.values())).step_s for step in joined), initial=0.0)]
+    moments_s = find_moments(joined)
 
     def block(
         phase: str, index: int, taken_s: Mapping[int, Sequence[float]], details: Mapping[int, Any]
     ) -> list[dict[str, Any]]:
-        times = [
-            (
-                watched.ranks[rank].start.host,
-                rank,
-                BlockTimes(1000 * sum(steps_s), tuple(1000 * s for s in steps_s), details.get(rank, {})),
-            )
-            for rank, steps_s in taken_s.items()
-        ]
-        return block_rows(1, case_id, phase, index + 1, 0, moments_s[index], times)
+        return make_block(watched, (case_id, phase, index + 1, 0, moments_s[index]), taken_s, details)
 
     for index, beside in rounds:
         probe = joined[index]

@@ -60,12 +60,12 @@ FAULTS = (
 """Where the watch's own code raises on rank 1, and at which call; a probe's buckets are among them."""
 
 
-def play(folder, size, kinds, *, watched):
-    """What ranks ended with, and their rows, by rank and kind."""
+def play(folder, size, kinds, *, watched, race=None):
+    """What ranks ended with, and their rows, by rank and kind; `race` as in the configuration."""
     (folder / "ranks").mkdir(parents=True)
     common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
     if watched:
-        config = {**launch.config_of(folder, 10**6, seed=0), "hook_at": HOOK_AT}
+        config = {**launch.config_of(folder, 10**6, seed=0), "hook_at": HOOK_AT, "race": race}
         common = launch.environment(config, common)
     common["MASTER_PORT"] = str(29600 + os.getpid() % 300 + 300 * watched)
     ranks = [
@@ -362,7 +362,16 @@ def test_a_hidden_sitecustomize_runs_as_before(project):
     assert done.stdout.split() == [str(Path(theirs) / "sitecustomize.py"), theirs]
 
 
-@pytest.mark.parametrize("words", [(), ("train.py",), ("--steps", "0", "--", "x"), ("--", "no-such-program")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("train.py",),
+        ("--steps", "0", "--", "x"),
+        ("--bucket-cap-mb", "1,1", "--", "x"),
+        ("--", "no-such-program"),
+    ],
+)
 def test_a_mistake_is_one_line(project, words):
     done = finished(own_command("watch", *words), project)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -12,7 +12,7 @@ from .rows import Rows
 from .steps import Watch
 
 CONFIG_ENV = "_DDP_BENCH_WATCH"
-"""Environment variable with the configuration as JSON: folder, steps, hook_at, probes, seed."""
+"""Environment variable with the configuration as JSON: folder, steps, hook_at, probes, seed, race."""
 
 watch: Watch | None = None
 """The watch of this process, once torch has been imported."""

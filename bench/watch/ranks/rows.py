@@ -6,12 +6,13 @@ start: rank, local_rank, world_size, host, pid, torch, python, backend, device, 
     unsupported (private names of torch that differ, so that everything is observed only).
 model: rank, model (number), parameters, num_bytes, world_size, why (reason to get no probes, or null),
     bucket_bytes (empty until known; the last row of a model counts), find_unused_parameters,
-    broadcast_buffers, static_graph, gradient_as_bucket_view, bucket_cap_mb (null: default).
+    broadcast_buffers, static_graph, gradient_as_bucket_view, bucket_cap_mb (text as of `--bucket-cap-mb`).
 step: rank, n (from 1), by ("optimizer" or "forward": its end), step_s, parts (seconds by part; they add up),
     signature (counts of forwards, backwards, syncs and optimizer steps), hooked, probe, overhead_s (our own
     time in it), syncs: model, k (number of this model's synchronised backward, from 1), probe, end_s (end of
     the backward); with the hook also ready_s, done_s and bytes, one for each bucket; of a probe alone_s (from
-    sending the first bucket until all are reduced) and first_s (until the first is).
+    sending the first bucket until all are reduced) and first_s (until the first is); in a race of bucket caps
+    cap (empty where the backward does not count) and round (from 0).
 note: rank, text.
 end: rank; the last row of a process that was watched to its end, or to `--steps`.
 """
