@@ -20,11 +20,11 @@ TURNS = {"at": AT, "block": BLOCK, "skipped": 1, "rounds": 1}
 RACE = {**launch.plan_race(",".join(sorted(CAPS)), 1, 1), **TURNS}
 JOIN, RANKS = "the training is under join()", "not all ranks could take their turn"
 REFUSED = {
+    **OBSERVED,
     "joined": JOIN,
     "joined_by_active_ranks": JOIN,
     "late_hook_of_the_user": None,
     "raising_backward": None,
-    **OBSERVED,
 }
 RACED = (*(kind for kind in PROBED if kind not in REFUSED), *VIEWS)
 FAULTS = (
@@ -83,8 +83,12 @@ def test_two_ranks_end_with_the_same_bits_after_a_race_and_with_their_own_cap(pl
         assert (one["end"], one["caps"]) == (other["end"], other["caps"])
         assert notes_of(other) == []
         assert {*caps_of(other).values()} >= CAPS
-        hooked = {row["hooked"] for row in rows_of(other, "step") if any("cap" in s for s in row["syncs"])}
-        assert hooked == {False}, "raced steps are those of DDP alone"
+        syncs = [sync for row in rows_of(other, "step") for sync in row["syncs"]]
+        assert not any(sync["ready_s"] for sync in syncs if "cap" in sync), (
+            "raced steps are those of DDP alone"
+        )
+        begin, *_, end = (i for i, sync in enumerate(syncs) if "cap" in sync)
+        assert not any(sync["probe"] for sync in syncs[begin:end])
     assert caps_of(ranks[0][1]) == caps_of(ranks[1][1]), "turns come at the same backwards"
 
 

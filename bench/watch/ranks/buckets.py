@@ -46,6 +46,7 @@ class Model:
         self.joined: Any = None
         """Work of the all-reduce that counts the ranks that have not joined, where DDP divides by them."""
         self.sequence = 0
+        """Collectives of the group before the first bucket of this backward, or after its last one."""
         is_raced = watch.config["race"] is not None and number == 0
         self.race = Race(self, ddp) if is_raced else None
         self.write_row()
@@ -83,6 +84,7 @@ class Model:
         watch, self.is_pending = self.watch, False
         self.count += 1
         may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
+        may = may and not watch.is_racing()
         probe = bool(may and not self.why and self.draw() < PROBE_SHARE and not private.is_captured())
         self.sync = {
             "model": self.number,
@@ -94,7 +96,7 @@ class Model:
             **(self.race.labels() if self.race is not None else {}),
         }
         watch.add_sync(self.sync)
-        self.sequence = self.group._get_sequence_number_for_group() if hooked and not self.why else 0
+        self.sequence = self.group._get_sequence_number_for_group()
 
     def draw(self) -> float:
         """Draw a number of 0 to 1 for this synchronised backward, the same on all ranks."""

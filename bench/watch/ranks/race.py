@@ -84,9 +84,9 @@ class Race:
 
     def vote(self, ddp: Any) -> None:
         """Tell the other ranks whether this one can take the turn to come."""
-        group = self.model.group
-        self.voted_at, self.store = self.model.count, private.store_of(group)
-        self.key = f"{KEY}/{self.model.number}/{self.place}/{group._get_sequence_number_for_group()}"
+        model = self.model
+        self.voted_at, self.store = model.count, private.store_of(model.group)
+        self.key = f"{KEY}/{model.number}/{self.place}/{model.sequence}"
         self.why = self.reason_against(ddp) or self.reason_in_memory(ddp)
         if self.why is None:
             self.store.add(self.key, 1)

@@ -74,6 +74,10 @@ class Watch:
                 with contextlib.suppress(Exception):
                     model.race.leave(ddp, in_forward=ddp is begun)
 
+    def is_racing(self) -> bool:
+        """Tell whether a model has a reducer that was built for a race of bucket caps."""
+        return any(model.race is not None and model.race.cap is not None for model in self.models.values())
+
     def is_ours(self, *, begins: bool = False) -> bool:
         """Tell whether this thread trains; the first that begins a part of training does."""
         if not self.thread and begins:
