@@ -2,7 +2,7 @@
 
 Each rank writes to `OUT-RANK.json` what each kind ended with, bit for bit: loss, parameters, buffers, random
 numbers, and how many collectives its groups saw; where it is watched also its rows. KIND@WHERE:N lets the
-watch's own WHERE raise on rank 1, the N-th time that it is called.
+watch's own WHERE raise on rank 1, the N-th time that it is called, and KIND@WHERE=N lets it return N there.
 """
 
 import contextlib
@@ -511,6 +511,11 @@ def compiled_step():
     return model, loss
 
 
+def caps_of(model):
+    """The bucket caps that a DDP has now."""
+    return [getattr(model, f"bucket_bytes_cap{end}", None) for end in ("", "_default", "_list")]
+
+
 def digest(model, loss):
     """A hash of all bits that training has made."""
     made = hashlib.sha256(float(loss.detach()).hex().encode() + torch.get_rng_state().numpy().tobytes())
@@ -519,8 +524,9 @@ def digest(model, loss):
     return made.hexdigest()[:16]
 
 
-def break_watch(where, number):
-    """Let a part of the watch raise at its `number`-th call, and none later."""
+def break_watch(fault):
+    """Let a part of the watch raise at its N-th call, and none later, or return N always."""
+    where, number = fault.replace("=", ":").split(":")
     module, _, path = where.partition(".")
     owner = sys.modules[f"{PACKAGE}.{module}"]
     *names, last = path.split(".")
@@ -529,7 +535,10 @@ def break_watch(where, number):
     original, calls = getattr(owner, last), iter(range(1, 10**9))
 
     def breaking(*arguments, **more):
-        if next(calls) == number:
+        if "=" in fault:
+            return int(number)
+        if next(calls) == int(number):
+            time.sleep(0.05)  # other ranks go on as far as they can
             raise ZeroDivisionError("on purpose")
         return original(*arguments, **more)
 
@@ -556,8 +565,7 @@ def main(out, kinds):
         if PACKAGE in sys.modules:
             begin_watch(rows)
             if fault and dist.get_rank() == 1:
-                where, number = fault.split(":")
-                restore = break_watch(where, int(number))
+                restore = break_watch(fault)
         torch.manual_seed(0)
         before = dist.group.WORLD._get_sequence_number_for_group()
         model, loss = globals()[name]()
@@ -565,6 +573,10 @@ def main(out, kinds):
         restore()
         took_s = time.monotonic() - began_s
         found[kind] = {"end": digest(model, loss), "sent": sent, "rows": rows, "took_s": took_s}
+        found[kind] |= {
+            "caps": caps_of(model),
+            "norms": [one.double().norm().item() for one in model.parameters()],
+        }
     Path(f"{out}-{os.environ['RANK']}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

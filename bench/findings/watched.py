@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from ..common.numbers import number, plural, with_interval
 from ..common.text import visible
 from ..machine.manifest import LateRank, Manifest, Measured, Watched
+from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval
 from .findings import Conclusion, conclude_run
-from .verdicts import COMMUNICATION, RESOLVED
+from .verdicts import CAP, COMMUNICATION, RESOLVED
 from .watched_settings import Settings, as_interval, conclude_settings
 
 PART_NAMES = {
@@ -66,9 +67,11 @@ class WatchConclusion:
 
     @property
     def trust(self) -> dict[str, str]:
-        """How far to trust the sizes; nothing is compared."""
+        """How far to trust the sizes, and the order where bucket caps were raced."""
         lines = self.run.trust.lines if self.run.trust else {}
-        return {claim: said for claim, said in lines.items() if claim in ("by how much", "next run")}
+        raced = any(one.question == CAP for one in self.run.verdicts)
+        claims = ("by how much", "next run", *("which is faster",) * raced)
+        return {claim: said for claim, said in lines.items() if claim in claims}
 
 
 def conclude_watch(run: RunData) -> WatchConclusion:
@@ -93,7 +96,10 @@ def _advise(found: Conclusion, late: LateRank | None, settings: Settings) -> str
         return f"{REMEDIES.get(late.part, SAME_FOR_ALL)}; then watch again."
     if settings.savings:
         return f"Try {settings.savings[0].remedy}; then watch again."
-    if any(one.question == COMMUNICATION and one.is_open for one in found.verdicts):
+    faster = [one for one in found.verdicts if one.question == CAP and one.answer == FASTER]
+    if faster:
+        return f"Write {faster[0].paste} in your script; then watch again."
+    if any(one.question in (CAP, COMMUNICATION) and one.is_open for one in found.verdicts):
         return "Watch more steps (--steps 600) while no other program uses these cores."
     exposes = any(one.question == COMMUNICATION and one.answer == RESOLVED for one in found.verdicts)
     return FEWER_BYTES if exposes else ""

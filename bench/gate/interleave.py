@@ -81,8 +81,8 @@ def measure_launches(
             folder = out / f"launch{done + 1}"
             launches.append(measure_in_turns(checkouts, arguments, folder, seed=done + 1))
             if not done:  # what is proved once is not proved anew
-                ours, theirs = ({PROVED_ENV: str(folder.absolute() / side.name)} for side in checkouts)
-                checkouts = checkouts[0].with_variables(ours), checkouts[1].with_variables(theirs)
+                places = [{PROVED_ENV: str(folder.absolute() / side.name)} for side in checkouts]
+                checkouts = checkouts[0].with_variables(places[0]), checkouts[1].with_variables(places[1])
             if not done:
                 each_s = time.monotonic() - begun
                 ends = dict.fromkeys(format_s(each_s * look) for look in (looks[0], looks[-1]))

@@ -179,8 +179,12 @@ def _within(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
 
 
 def default_of(cases: Iterable[CaseResult]) -> CaseResult | None:
-    """The DDP case that a user gets without settings, else the first DDP case; None without one."""
+    """The DDP case that a user gets without settings, else the first DDP case; None without one.
+
+    Where communication was measured of some it is one of these: of a watched script its own, no raced cap.
+    """
     ddp = [case for case in cases if case.mode == "ddp"]
+    ddp = [case for case in ddp if case.exposed_comm_ms is not None] or ddp
     plain = [case for case in ddp if not case.changed()]
     return next(iter(plain or ddp), None)
 

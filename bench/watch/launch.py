@@ -22,6 +22,8 @@ import psutil
 from ..common.cli import TYPED_ENV, say
 from ..common.errors import UsageError
 from ..common.process import host_name
+from ..common.values import csv, named
+from ..plan.buckets import bucket_caps, cap_arguments
 from ..results.disk import writable
 from ..results.store import default_folder, shown
 from . import STEPS
@@ -39,12 +41,42 @@ MIN_HOOK_AT, MAX_HOOK_AT = 8, 30
 MAX_END_S = 10.0
 """Seconds to wait for the last rows of other ranks, where a rank writes the report."""
 
+BLOCK, SKIPPED = 8, 3
+"""Synchronised backwards of a turn with a raced bucket cap, and the first ones of it that do not count."""
 
-def config_of(folder: Path, steps: int, *, probes: bool = True, seed: int = 0) -> dict[str, Any]:
-    """Return what the processes of the command need to know; the hook's start is fixed before training."""
+MIN_RACE_ROUNDS = 6
+"""Turns of each bucket cap, where fewer steps are watched."""
+
+
+def config_of(
+    folder: Path, steps: int, *, probes: bool = True, seed: int = 0, bucket_cap_mb: str = ""
+) -> dict[str, Any]:
+    """Return what the processes of the command need to know; what begins when is fixed before training.
+
+    `bucket_cap_mb` are caps to race, as `default,1,25`. Raises UsageError where they are none.
+    """
     hook_at = min(max(steps // 10, MIN_HOOK_AT), MAX_HOOK_AT)
     folder = folder.absolute()
-    return {"folder": str(folder), "steps": steps, "hook_at": hook_at, "probes": probes, "seed": seed}
+    race = plan_race(bucket_cap_mb, steps, hook_at) if bucket_cap_mb else None
+    known = {"folder": str(folder), "steps": steps, "hook_at": hook_at, "probes": probes, "seed": seed}
+    return known | {"race": race}
+
+
+def plan_race(bucket_cap_mb: str, steps: int, hook_at: int) -> dict[str, Any]:
+    """Plan a race of bucket caps, which takes about as many steps as are watched before it."""
+    caps = named("bucket_cap_mb", csv(bucket_caps), bucket_cap_mb)
+    rounds = max(steps // (BLOCK * len(caps)), MIN_RACE_ROUNDS)
+    at = max(-(-steps // BLOCK) * BLOCK, hook_at + BLOCK)
+    return {
+        "caps": {cap: cap_arguments(cap) for cap in caps},
+        "at": at,
+        "block": BLOCK,
+        "skipped": SKIPPED,
+        "rounds": rounds,
+        "note": f"After {at} synchronized backwards DDP's reducer is built anew with bucket caps "
+        f"{', '.join(caps)}, {rounds} times each for {BLOCK} backwards. Training stays bit-equal on 2 ranks, "
+        "and equal within rounding on more, because a new reducer begins with one bucket.",
+    }
 
 
 def environment(config: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
@@ -145,10 +177,10 @@ def progress(folder: Path, steps: int) -> str:
     seen = [last.get("n", steps if last["kind"] == "end" else 0) for _, last in outer_rows(folder)]
     if not seen:
         return "waiting for the first step of a training"
-    left = steps - min(seen)
-    return (
-        f"{min(seen)} of {steps} steps seen" if left > 0 else f"all {steps} steps seen; the command goes on"
-    )
+    if min(seen) < steps:
+        return f"{min(seen)} of {steps} steps seen"
+    goes_on = "the command goes on" if has_ended(folder) else "bucket caps are raced"
+    return f"all {steps} steps seen; {goes_on}"
 
 
 def was_reached(folder: Path) -> bool:
@@ -201,17 +233,24 @@ def run_here(words: Sequence[str], config: Mapping[str, Any]) -> int:
     return code
 
 
-def watch(out: str | Path | None = None, *, steps: int = STEPS, probes: bool = True, seed: int = 0) -> Path:
+def watch(
+    out: str | Path | None = None,
+    *,
+    steps: int = STEPS,
+    probes: bool = True,
+    seed: int = 0,
+    bucket_cap_mb: str = "",
+) -> Path:
     """Watch the training of this process and of those that it starts; rank 0 reports at its end.
 
     Call it before the model is wrapped in DDP. `out` is a new folder, the same for all ranks; by default one
-    in `results`. Returns the folder.
+    in `results`. `bucket_cap_mb` are caps to race after the steps, as "default,1,25". Returns the folder.
     """
     if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("several ranks watch into one folder: name it, as in watch(out='watched')")
     folder = Path(out) if out is not None else default_folder(host=host_name(), name="watch")
     make_folder(folder)
-    install(config_of(folder, steps, probes=probes, seed=seed))
+    install(config_of(folder, steps, probes=probes, seed=seed, bucket_cap_mb=bucket_cap_mb))
     if os.environ.get("RANK", "0") == "0":
         process = os.getpid()
         atexit.register(lambda: _report(folder.absolute()) if os.getpid() == process else None)

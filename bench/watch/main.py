@@ -41,6 +41,13 @@ def parser() -> Parser:
     add("--steps", metavar="N", default=str(STEPS), help="steps to watch (default %(default)s)")
     add("--stop", action="store_true", help="end the command after these steps, with exit code 0")
     add("--no-probes", action="store_true", help="never hold gradients back: no exposed communication")
+    add(
+        "--bucket-cap-mb",
+        metavar="LIST",
+        default="",
+        help="race bucket caps after these steps, as default,1,25,100 (MiB); on more than 2 ranks gradients "
+        "then differ within rounding",
+    )
     add("--seed", metavar="N", default="0", help="of the draw of steps that hold gradients back (default 0)")
     add("--quiet", action="store_true", help="say nothing on stderr")
     return made
@@ -71,8 +78,14 @@ def main(argv: list[str]) -> int:
     if not is_rank:
         check_claimable(folder)
     config = launch.config_of(
-        folder, positive_int(options.steps), probes=not options.no_probes, seed=whole_number(options.seed)
+        folder,
+        positive_int(options.steps),
+        probes=not options.no_probes,
+        seed=whole_number(options.seed),
+        bucket_cap_mb=options.bucket_cap_mb,
     )
+    if config["race"] and not options.quiet and os.environ.get("RANK", "0") == "0":
+        say(config["race"]["note"])
     before = None if is_rank else read_load()
     if is_rank:
         code = launch.run_here(words, config)

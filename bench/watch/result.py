@@ -37,7 +37,12 @@ from ..stats.interval import median_interval
 from . import steps as seen
 from .late import find_late_rank
 from .settings import describe_unseen, find_settings
-from .tables import PARTS, parts_s, plan_case, write_steps, write_tables
+from .tables import PARTS, find_turns, parts_s, plan_case, write_steps, write_tables
+
+UNMEASURED_RACE = (
+    "bucket caps were raced, but no step lies within the backwards of a turn that count: the training ended "
+    "too early, or its steps synchronize more than 4 backwards each"
+)
 
 ROWS = "ranks"
 """Folder, within that of the results, of what ranks append."""
@@ -128,7 +133,9 @@ def name_notes(watched: seen.Watched) -> list[str]:
     """Return what ranks had to tell, with the ranks where it is not all."""
     few = {text: ranks for text, ranks in watched.notes.items() if len(ranks) < len(watched.ranks)}
     named = {text: f"rank {', '.join(map(str, sorted(ranks)))}: " for text, ranks in few.items()}
-    return [f"{named.get(text, '')}{text}" for text in watched.notes]
+    own = next((one.bucket_cap_mb for one in watched.first.models.values()), "") if watched.ranks else ""
+    unmeasured = [UNMEASURED_RACE] if watched.raced and not find_turns(watched, own) else []
+    return [*(f"{named.get(text, '')}{text}" for text in watched.notes), *unmeasured]
 
 
 def measure_parts(joined: Sequence[seen.JoinedStep]) -> tuple[WatchedRank, ...]:

@@ -56,8 +56,7 @@ class Model(Made, frozen=True, kw_only=True):
     parameters: int = 0
     num_bytes: int = 0
     why: str | None = None
-    bucket_caps: tuple[int, ...] = ()
-    """Bytes, one for each bucket where there are several; empty where the script names none."""
+    bucket_cap_mb: str = "default"
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
@@ -95,6 +94,9 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float | None = None
     alone_s: float | None = None
     """Seconds of a probe from sending the first bucket until the last was reduced."""
+    cap: str | None = None
+    """Bucket cap in a race, empty where the backward does not count; None outside of a race."""
+    round: int = 0
 
     @property
     def tail_s(self) -> float:
@@ -131,6 +133,12 @@ class Step(Row, frozen=True, kw_only=True):
     def consists_of(self) -> tuple[tuple[str, int], ...]:
         """Only steps of the same parts are compared."""
         return tuple(sorted(self.signature.items()))
+
+    @property
+    def turn(self) -> tuple[int, str] | None:
+        """Round of the race and cap that it ran under; an empty cap where it does not count; None without."""
+        turns = {(sync.round, sync.cap) for sync in self.syncs if sync.cap is not None}
+        return turns.pop() if len(turns) == 1 else (-1, "") if turns else None
 
     @property
     def alone_s(self) -> float:
@@ -205,6 +213,8 @@ class Watched:
     """Steps of the most frequent parts, after the warm-up, in their order."""
     num_others: int = 0
     """Steps of other parts on the first rank."""
+    raced: list[JoinedStep] = field(default_factory=list)
+    """Steps like those of `joined`, but under the caps of a race."""
 
     @property
     def first(self) -> Process:
@@ -229,10 +239,10 @@ def read_ranks(folder: Path) -> Watched:
     return Watched(ranks, notes, *join_steps({rank: process.steps for rank, process in ranks.items()}))
 
 
-def join_steps(steps: Mapping[int, Sequence[Step]]) -> tuple[list[JoinedStep], int]:
+def join_steps(steps: Mapping[int, Sequence[Step]]) -> tuple[list[JoinedStep], int, list[JoinedStep]]:
     """Join steps of the most frequent parts that all ranks took; count the first rank's others.
 
-    Of parts that are as frequent those that take longest.
+    Of parts that are as frequent those that take longest. Steps of a race stand apart, at the end.
     """
     warm = {rank: [one for one in own if one.n > WARM_UP_STEPS] for rank, own in steps.items()}
     counts, times_s = Counter[object](), Counter[object]()
@@ -247,7 +257,13 @@ def join_steps(steps: Mapping[int, Sequence[Step]]) -> tuple[list[JoinedStep], i
                 by_key.setdefault(one.key, {})[rank] = one
     first = next(iter(warm.values()), [])
     joined = [by_key[one.key] for one in first if len(by_key.get(one.key, ())) == len(warm)]
-    return joined, sum(one.consists_of != usual for one in first)
+    others = sum(one.consists_of != usual for one in first)
+    return [step for step in joined if not is_raced(step)], others, [*filter(is_raced, joined)]
+
+
+def is_raced(step: JoinedStep) -> bool:
+    """Tell whether bucket caps were raced in this step."""
+    return any(one.turn for one in step.values())
 
 
 def is_light(step: JoinedStep) -> bool:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
-from ..common.numbers import MIB
 from ..machine.manifest import Manifest
-from ..plan.buckets import PYTORCH_CAPS, BucketLayout
+from ..plan.buckets import BucketLayout, caps_mib
 from ..plan.case import Case
 from ..plan.sweep import Planned
 from ..results.aggregate import Outcome, bucket_rows, case_rows
 from ..results.block_times import BlockTimes, block_rows
 from ..results.columns import ALLREDUCE, COMPARISONS, PROBES, typed_frame
+from ..results.comparisons import compared
 from ..results.disk import replace_file
 from ..results.round_times import RoundTimes
 from ..results.store import RunWriter
 from ..results.tables import csv_bytes, csv_value
-from .steps import MIN_STEP_S, Step, Watched, pair_probes
+from .steps import MIN_STEP_S, JoinedStep, Step, Watched, pair_probes
 
 PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "other")
 """Parts of a step; `waits` is what its backward takes after its last bucket was ready."""
@@ -43,7 +45,7 @@ def write_steps(path: Path, watched: Watched) -> None:
     rows: list[list[str]] = [header]
     for rank, process in watched.ranks.items():
         for one in process.steps:
-            kind = "probe" if one.probes else "light" if one.hooked else "unhooked"
+            kind = "probe" if one.probes else "light" if one.hooked else "raced" if one.turn else "unhooked"
             seconds = (one.step_s, *parts_s(one).values(), one.alone_s if one.probes else None)
             told = (
                 rank,
@@ -57,31 +59,44 @@ def write_steps(path: Path, watched: Watched) -> None:
 
 
 def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest: Manifest) -> None:
-    """Write the tables of a run whose one case is the training, counted in steps."""
+    """Write the tables of a run: a case is the training, counted in steps, and each raced bucket cap."""
     case_id, times = planned.case.case_id, RoundTimes()
+    turns = find_turns(watched, planned.case.bucket_cap_mb)
+    caps = sorted({cap for _, cap in turns}, key=caps_mib)
+    cases = {cap: replace(planned.case, bucket_cap_mb=cap) for cap in caps}
     blocks = [*make_blocks(case_id, watched)]
+    ids = {cap: case.case_id for cap, case in cases.items()}
+    blocks += make_race_blocks(ids, turns, watched)
     for block in blocks:
         times.add(block)
     sizes = next((one.syncs[-1].bytes for one in watched.joined[-1].values() if one.syncs), ())
     layouts = {case_id: BucketLayout(sizes)} if sizes else {}
     facts: dict[str, Any] = {
-        "exposed_by": PROBES if pair_probes(watched.joined) else None,
         # What a batch of the user's holds is not known, nor its precision.
         "global_batch": 1,
         "batch_per_device": None,
         "precision": None,
         "scaling": None,
-        **({"num_buckets": len(sizes), "bucket_bytes": "/".join(map(str, sizes))} if sizes else {}),
     }
     here = manifest.environment
     names = [gpu.name for gpu in here.gpus or ()] if planned.case.device_type == "cuda" else [here.cpu_model]
     facts["device_name"] = next(iter(names), None)
     run = {"run_id": manifest.run_id, "started_at": manifest.created_utc}
     run["torch_version"] = manifest.versions.get("torch")
+    text = "/".join(map(str, sizes))
+    own: dict[str, Any] = {"num_buckets": len(sizes), "bucket_bytes": text} if sizes else {}
+    own |= {"exposed_by": PROBES} if pair_probes(watched.joined) else {}
+    outcomes = [Outcome(planned, facts=facts | own)]
+    others = [case for case in cases.values() if case.case_id != case_id]
+    outcomes += [Outcome(replace(planned, case=case), facts=facts) for case in others]
+    typical, units = times.fitted(), dict.fromkeys([case_id, *ids.values()], 1)
+    pairs = [(case.case_id, case_id) for case in others]
+    comparisons = compared(pairs, typical, units=units, margin=manifest.margin)
     writer.append(row for block in blocks for row in block)
-    writer.replace("cases.csv", case_rows([Outcome(planned, facts=facts)], times, run=run))
+    writer.replace("cases.csv", case_rows(outcomes, times, comparisons, run=run, typical=typical))
     writer.replace("buckets.csv", bucket_rows(layouts, times))
-    writer.replace("comparisons.csv", typed_frame([], COMPARISONS))
+    rows = [one.row(planned.case.unit) for one in comparisons]
+    writer.replace("comparisons.csv", typed_frame(rows, COMPARISONS))
     writer.replace("allreduce.csv", typed_frame([], ALLREDUCE))
 
 
@@ -94,9 +109,8 @@ def plan_case(watched: Watched, num_cores: int) -> Planned:
     ddp = next(iter(watched.first.models.values()), None)
     told: dict[str, Any] = {}
     if ddp is not None:
-        names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+        names = ("bucket_cap_mb", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
         told = {name: getattr(ddp, name) for name in names} | {"sync_buffers": ddp.broadcast_buffers}
-        told |= {"bucket_cap_mb": "/".join(map(cap_in_mib, ddp.bucket_caps)) or PYTORCH_CAPS}
     case = Case(
         **told,
         mode="ddp" if watched.first.models or len(starts) > 1 else "single",
@@ -115,11 +129,51 @@ def plan_case(watched: Watched, num_cores: int) -> Planned:
     return Planned(case=case, num_nodes=len({*hosts}), oversubscribed=shared)
 
 
-def cap_in_mib(num_bytes: int) -> str:
-    """Write a cap in MiB as the script names it: the shortest number of which DDP makes so many bytes."""
-    mib = num_bytes / MIB
-    shorter = (float(f"{mib:.{digits}g}") for digits in range(1, 12))
-    return f"{next((cap for cap in shorter if int(cap * MIB) == num_bytes), mib):.12g}"
+def find_moments(steps: Sequence[JoinedStep]) -> list[float]:
+    """Return when each of these steps begins, in seconds, and when the last one ends."""
+    return [*accumulate((next(iter(step.values())).step_s for step in steps), initial=0.0)]
+
+
+def make_block(
+    watched: Watched,
+    place: tuple[str, str, int, int, float],
+    taken_s: Mapping[int, Sequence[float]],
+    details: Mapping[int, Any] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Make the rows of one block; `place` is case, phase, round, position and start in seconds."""
+    times = [
+        (
+            watched.ranks[rank].start.host,
+            rank,
+            BlockTimes(1000 * sum(steps_s), tuple(1000 * s for s in steps_s), details.get(rank, {})),
+        )
+        for rank, steps_s in taken_s.items()
+    ]
+    return block_rows(1, *place, times)
+
+
+def find_turns(watched: Watched, own: str) -> dict[tuple[int, str], list[int]]:
+    """Find the raced steps, by round and bucket cap, of rounds in which the script's `own` cap took part."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for index, step in enumerate(watched.raced):
+        turns = {one.turn for one in step.values()}
+        turn = turns.pop() if len(turns) == 1 else None
+        if turn is not None and turn[1]:
+            found.setdefault(turn, []).append(index)
+    return {turn: steps for turn, steps in found.items() if (turn[0], own) in found}
+
+
+def make_race_blocks(
+    ids: Mapping[str, str], turns: Mapping[tuple[int, str], Sequence[int]], watched: Watched
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield a block for each turn of the race, in rounds after those of the training; `ids` are by cap."""
+    before = next(iter(watched.joined[-1].values())).n
+    begin_s = find_moments(watched.joined)[-1]
+    moments_s = find_moments(watched.raced)
+    for (number, cap), steps in turns.items():
+        taken_s = {rank: [watched.raced[i][rank].step_s for i in steps] for rank in watched.ranks}
+        place = (ids[cap], "timed", before + number + 1, [*ids].index(cap), begin_s + moments_s[steps[0]])
+        yield make_block(watched, place, taken_s)
 
 
 def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]]:
@@ -130,20 +184,12 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
     """
     joined, rounds = watched.joined, pair_probes(watched.joined)
     numbers = [next(iter(step.values())).n for step in joined]
-    moments_s = [*accumulate((next(iter(step.values())).step_s for step in joined), initial=0.0)]
+    moments_s = find_moments(joined)
 
     def block(
         phase: str, index: int, taken_s: Mapping[int, Sequence[float]], details: Mapping[int, Any]
     ) -> list[dict[str, Any]]:
-        times = [
-            (
-                watched.ranks[rank].start.host,
-                rank,
-                BlockTimes(1000 * sum(steps_s), tuple(1000 * s for s in steps_s), details.get(rank, {})),
-            )
-            for rank, steps_s in taken_s.items()
-        ]
-        return block_rows(1, case_id, phase, numbers[index], 0, moments_s[index], times)
+        return make_block(watched, (case_id, phase, numbers[index], 0, moments_s[index]), taken_s, details)
 
     for index, beside in rounds:
         probe = joined[index]

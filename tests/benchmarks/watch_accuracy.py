@@ -3,6 +3,7 @@
     python tests/benchmarks/watch_accuracy.py late 20     a rank sleeps 30 ms a step in one part of its work
     python tests/benchmarks/watch_accuracy.py costs 5     a step without and with the watch, in turns
     python tests/benchmarks/watch_accuracy.py pairs 10    exposed communication, watched and by `bench.run`
+    python tests/benchmarks/watch_accuracy.py caps 10     bucket caps over 1 Gbit/s, raced and by `bench.run`
 
 The script measures its own sleep and its own steps. Leave the machine alone meanwhile.
 """
@@ -27,6 +28,7 @@ PARTS = ("data", "forward", "backward", "optimizer", "other")
 SLEEP_S = 0.03
 IMAGE, BATCH = 64, 16
 SEQ, WIDTH, VOCAB = 128, 128, 512
+CAPS = "default,1,5,25"
 
 
 class Gpt(nn.Module):
@@ -195,27 +197,30 @@ def exposed(folder):
     return [row[f"exposed_comm_ms{end}"] for end in ("", "_low", "_high")]
 
 
+def run_of(out, caps, limit, before=()):
+    """Measure the same model by `bench.run`, behind the words of a lab or none."""
+    run = [
+        "--workload",
+        f"{Path(__file__).stem}:resnet18",
+        "--device",
+        "cpu",
+        "--modes",
+        "ddp",
+        "--gpus",
+        "2",
+    ]
+    run += ["--image-size", str(IMAGE), "--batch-size", str(BATCH), "--bucket-cap-mb", caps]
+    run += ["--max-time", limit, "--quiet", "--out", str(out)]
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    here = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([*before, sys.executable, "-m", "ddp_bench", "run", *run], env=here, check=True)
+
+
 def pairs(number, folder):
     """Hold exposed communication of the same model against `bench.run`, watched and run in turns."""
     inside = 0
     for i in range(number):
-        run = [
-            "--workload",
-            f"{Path(__file__).stem}:resnet18",
-            "--device",
-            "cpu",
-            "--modes",
-            "ddp",
-            "--gpus",
-            "2",
-        ]
-        run += ["--image-size", str(IMAGE), "--batch-size", str(BATCH), "--bucket-cap-mb", "default"]
-        run += ["--max-time", "30s", "--quiet", "--out", str(folder / f"run{i}")]
-        here = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-        }
-        subprocess.run([sys.executable, "-m", "ddp_bench", "run", *run], env=here, check=True)
+        run_of(folder / f"run{i}", "default", "30s")
         started("resnet18", 200, watch=folder / f"watch{i}")
         ours, theirs = exposed(folder / f"watch{i}"), exposed(folder / f"run{i}")
         # The errors of two independent estimates add as squares.
@@ -226,16 +231,57 @@ def pairs(number, folder):
     print(f"the interval of the difference holds 0 in {inside} of {number}")
 
 
+def rates_of(folder):
+    """Rates of caps over that of the default, and what counts as equal."""
+    from ddp_bench.bench.results.store import load_run
+
+    run = load_run(folder)
+    caps = {case.case_id: case.setting("bucket_cap_mb") for case in run.results}
+    return {
+        "default": 1.0,
+        **{caps[one.case_id]: one.ratio.estimate for one in run.compared},
+    }, run.manifest.margin
+
+
+def caps(number, folder):
+    """Hold the race of bucket caps over a link of 1 Gbit/s against `bench.run` over it, in turns."""
+    lab = [sys.executable, "-m", "ddp_bench", "lab", "--hosts", "2", "--rate", "1gbit", "--"]
+    same = 0
+    for i in range(number):
+        run_of(folder / f"run{i}", CAPS, "120s", lab)
+        watch = [
+            "watch",
+            "--quiet",
+            "--bucket-cap-mb",
+            CAPS,
+            "--steps",
+            "40",
+            "--out",
+            str(folder / f"watch{i}"),
+        ]
+        script = [__file__, "train", "resnet18", "260", "none"]
+        subprocess.run([*lab, sys.executable, "-m", "ddp_bench", *watch, *script], check=True)
+        (raced, margin), (run, _) = rates_of(folder / f"watch{i}"), rates_of(folder / f"run{i}")
+        ours, theirs = max(raced, key=raced.get), max(run, key=run.get)
+        # Where the two differ, each must be equal to the other's winner within the margin.
+        apart = max(raced[ours] / raced[theirs], run[theirs] / run[ours]) - 1
+        same += apart <= margin
+        print(f"raced {ours} {raced}, run {theirs} {run}: {100 * apart:.1f}% apart", flush=True)
+    print(f"the same winner, or equal within {100 * margin:.0f}%, in {same} of {number}")
+
+
 def main():
     if sys.argv[1:2] == ["train"]:
         train(sys.argv[2], int(sys.argv[3]), sys.argv[4])
         return
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    made.add_argument("what", choices=("late", "costs", "pairs"))
+    made.add_argument("what", choices=("late", "costs", "pairs", "caps"))
     made.add_argument("number", type=int)
     options = made.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        {"late": late, "costs": costs, "pairs": pairs}[options.what](options.number, Path(folder))
+        {"late": late, "costs": costs, "pairs": pairs, "caps": caps}[options.what](
+            options.number, Path(folder)
+        )
 
 
 if __name__ == "__main__":

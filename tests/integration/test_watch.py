@@ -69,12 +69,12 @@ FAULTS = (
 """Where the watch's own code raises on rank 1, and at which call; a probe's buckets are among them."""
 
 
-def play(folder, size, kinds, *, watched):
-    """What ranks ended with, and their rows, by rank and kind."""
+def play(folder, size, kinds, *, watched, race=None):
+    """What ranks ended with, and their rows, by rank and kind; `race` as in the configuration."""
     (folder / "ranks").mkdir(parents=True)
     common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
     if watched:
-        config = {**launch.config_of(folder, 10**6, seed=0), "hook_at": HOOK_AT}
+        config = {**launch.config_of(folder, 10**6, seed=0), "hook_at": HOOK_AT, "race": race}
         common = launch.environment(config, common)
     common["MASTER_PORT"] = str(29600 + os.getpid() % 300 + 300 * watched)
     ranks = [
@@ -185,11 +185,9 @@ def test_both_ranks_draw_the_same_probes_and_know_the_same_buckets(played):
 
 def test_caps_are_those_of_the_script(played):
     watched = played(2, (*KINDS, *FAULTS))[1]
-    caps = {"plain": [1048], "default_caps": [], "caps_by_bucket": [1048, 2097]}
-    for kind, num_bytes in caps.items():
-        assert {tuple(row["bucket_caps"]) for rank in watched for row in rows_of(rank[kind], "model")} == {
-            tuple(num_bytes)
-        }
+    caps = {"plain": "0.001", "default_caps": "default", "caps_by_bucket": "0.001/0.002"}
+    for kind, text in caps.items():
+        assert {row["bucket_cap_mb"] for rank in watched for row in rows_of(rank[kind], "model")} == {text}
 
 
 def test_which_steps_are_probes_depends_on_the_seed_and_on_nothing_of_a_rank():
@@ -465,7 +463,16 @@ def test_a_hidden_sitecustomize_runs_as_before(project):
     assert done.stdout.split() == [str(Path(theirs) / "sitecustomize.py"), theirs]
 
 
-@pytest.mark.parametrize("words", [(), ("train.py",), ("--steps", "0", "--", "x"), ("--", "no-such-program")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("train.py",),
+        ("--steps", "0", "--", "x"),
+        ("--bucket-cap-mb", "1,1", "--", "x"),
+        ("--", "no-such-program"),
+    ],
+)
 def test_a_mistake_is_one_line(project, words):
     done = finished(own_command("watch", *words), project)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

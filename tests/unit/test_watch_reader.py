@@ -2,6 +2,7 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 from commands import ROOT
@@ -12,6 +13,7 @@ from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.watch.late import CLOCK_ERROR, OWN_PARTS, find_late_rank
+from ddp_bench.bench.watch.ranks.private import caps_text
 from ddp_bench.bench.watch.result import finish
 from ddp_bench.bench.watch.steps import read_ranks
 from ddp_bench.report.main import main as report
@@ -358,11 +360,12 @@ def test_the_page_tells_which_step_time_is_which_and_how_exposed_communication_w
         ([3 * 2**19, int(0.1 * 2**20)], "1.5/0.1"),
     ],
 )
-def test_the_cap_is_that_of_the_script(tmp_path, num_bytes, cap):
-    folder = write_rows(tmp_path / "watched", training(20))
-    for file in (folder / "ranks").iterdir():
-        file.write_text(file.read_text().replace('"why": null', f'"why": null, "bucket_caps": {num_bytes}'))
-    assert watched_run(folder).results[0].setting("bucket_cap_mb") == cap
+def test_the_cap_is_that_of_the_script(num_bytes, cap):
+    one, several = (num_bytes or [25 * 2**20])[0], num_bytes if len(num_bytes) > 1 else None
+    ddp = SimpleNamespace(
+        bucket_bytes_cap=one, bucket_bytes_cap_list=several, bucket_bytes_cap_default=len(num_bytes) != 1
+    )
+    assert caps_text(ddp) == cap
 
 
 def test_a_rank_that_is_not_surely_late_is_told_without_being_named_a_straggler(tmp_path):

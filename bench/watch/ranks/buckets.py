@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from . import private
+from .race import Race
 
 if TYPE_CHECKING:
     from .steps import Watch
@@ -50,6 +51,9 @@ class Model:
         self.joined: Any = None
         """Work of the all-reduce that counts the ranks that have not joined, where DDP divides by them."""
         self.sequence = 0
+        """Collectives of the group before the first bucket of this backward, or after its last one."""
+        is_raced = watch.config["race"] is not None and number == 0
+        self.race = Race(self, ddp) if is_raced else None
         self.write_row()
 
     def write_row(self) -> None:
@@ -66,6 +70,8 @@ class Model:
     def hook_in(self, ddp: Any) -> None:
         """Register the hook, once, at a forward whose number was fixed before training."""
         self.is_pending = True
+        if self.race is not None and self.race.has_rebuilt:
+            return  # training goes on as it would without us
         if self.why or self.count < self.watch.config["hook_at"] or self.hooked_in == id(ddp.reducer):
             return
         self.why = private.reason_against_hook(ddp)  # the user may have registered a hook by now
@@ -85,6 +91,7 @@ class Model:
         self.has_synced = True
         self.count += 1
         may = hooked and watch.config["probes"] and self.count >= watch.config["hook_at"] + FIRST_PROBES
+        may = may and not watch.is_racing()
         probe = bool(may and not self.why and self.draw() < PROBE_SHARE and not private.is_captured())
         self.sync = {
             "model": self.number,
@@ -93,9 +100,10 @@ class Model:
             "ready": [],
             "done": [],
             "bytes": [],
+            **(self.race.labels() if self.race is not None else {}),
         }
         watch.add_sync(self.sync)
-        self.sequence = self.group._get_sequence_number_for_group() if hooked and not self.why else 0
+        self.sequence = self.group._get_sequence_number_for_group()
 
     def draw(self) -> float:
         """Draw a number of 0 to 1 for this synchronised backward, the same on all ranks."""

@@ -7,7 +7,7 @@ start: rank, local_rank, world_size, host, pid, torch, python, backend, device, 
     operator), cores (numbers of those it may use), debug (TORCH_DISTRIBUTED_DEBUG).
 model: rank, model (number), parameters, num_bytes, why (reason to get no probes, or null; the last row of a
     model counts), find_unused_parameters, broadcast_buffers, static_graph, gradient_as_bucket_view,
-    bucket_caps (bytes, one for each bucket where there are several; empty: default), buffers_argument,
+    bucket_cap_mb (text as of `--bucket-cap-mb`), buffers_argument,
     line (FILE:LINE of the user that wrapped it), made_by (package that did so for the user), unused (whether
     a search found unused parameters), kept_at (FILE:LINE of a backward that added to averaged gradients).
 loader: rank, loader (number), line, made_by, workers, pinned, passes (in training), epochs (different ones
@@ -20,7 +20,8 @@ step: rank, n (from 1), step_s, parts (seconds by part; they add up), signature 
     which an earlier one had averaged), collectives (of the default group, where no DDP model trains),
     syncs: model, k (number of this model's synchronised backward, from 1), probe, end_s (end of the
     backward); with the hook also ready_s and bytes, one for each bucket; of a probe alone_s (from sending the
-    first bucket until all are reduced).
+    first bucket until all are reduced); in a race of bucket caps cap (empty where the backward does not
+    count) and round (from 0).
 note: rank, text.
 end: rank; the last row of a process that was watched to its end, or to `--steps`.
 """

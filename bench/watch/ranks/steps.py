@@ -31,7 +31,7 @@ class Watch:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
-        """Folder, steps, hook_at, probes and seed, as `config_of` makes them."""
+        """Folder, steps, hook_at, probes, seed and race (of bucket caps, or null), made by `config_of`."""
         self.rows = Rows(config["folder"])
         names = private.differing_names()
         self.unsupported = f"this torch differs in {', '.join(names)}" if names else None
@@ -71,7 +71,19 @@ class Watch:
             text = f"the watch ended after an error of its own, in {where}"
             with contextlib.suppress(Exception):
                 self.rows.write(kind="note", rank=self.rank, text=text)
+            self.leave_races(arguments[0] if work == self.before_forward else None)
             return None
+
+    def leave_races(self, begun: Any) -> None:
+        """End the races of bucket caps after an error of ours; `begun` is the DDP whose forward has begun."""
+        for ddp, model in [*self.models.items()]:
+            if model.race is not None:
+                with contextlib.suppress(Exception):
+                    model.race.leave(ddp, in_forward=ddp is begun)
+
+    def is_racing(self) -> bool:
+        """Tell whether a model has a reducer that was built for a race of bucket caps."""
+        return any(model.race is not None and model.race.cap is not None for model in self.models.values())
 
     def is_ours(self, *, begins: bool = False) -> bool:
         """Tell whether this thread trains; the first that begins a part of training does."""
@@ -124,6 +136,8 @@ class Watch:
         if model is None:
             model = self.models[ddp] = Model(self, ddp, self.num_models)
             self.num_models += 1
+        if model.race is not None:
+            model.race.before_forward(ddp)
         if ddp.require_backward_grad_sync:
             model.hook_in(ddp)
         self.count(f"forward{model.number}")
@@ -230,7 +244,9 @@ class Watch:
         self.begin_step()
         if self.n % UNUSED_EVERY == 0:
             self.note_unused()
-        if self.n >= self.config["steps"]:
+        races = [model.race for model in self.models.values() if model.race is not None]
+        is_done = self.n >= self.config["steps"] or any(race.has_rebuilt for race in races)
+        if is_done and all(race.is_over for race in races):
             self.end()
 
     def find_kept_gradients(self) -> None:
@@ -261,7 +277,8 @@ class Watch:
 def relative(sync: dict[str, Any], start: float) -> dict[str, Any]:
     """Return a sync as its row has it, with times from the start of its step."""
     done, sent = sync["done"], sync.get("sent")
-    row = {name: sync[name] for name in ("model", "k", "probe", "bytes")}
+    names: tuple[str, ...] = ("model", "k", "probe", "bytes", "cap", "round")
+    row: dict[str, Any] = {name: sync[name] for name in names if name in sync}
     row["ready_s"] = [round(t - start, 7) for t in sync["ready"]]
     row["end_s"] = round(sync.get("end", now()) - start, 7)
     if sent is not None and None not in done:
