@@ -115,7 +115,7 @@ def test_buffers_and_loaders_cost_what_ranks_wait_for_them_largest_first(tmp_pat
     ]
     assert others == []
     page = (tmp_path / "w" / "report.html").read_text()
-    assert page.index("What would save time") < page.index(f"num_workers=2 in DataLoader ({NAME})")
+    assert page.index("What would save time") < page.rindex(f"num_workers=2 in DataLoader ({NAME})")
 
 
 def test_what_is_seen_but_not_measured_is_told_apart_with_what_to_change(tmp_path):
