@@ -41,9 +41,9 @@ class Slow(torch.utils.data.Dataset):
 def module_of(kind):
     torch.manual_seed(0)
     if kind == "unused":
-        return nn.Sequential(*(nn.Linear(8, 8) for _ in range(1500)))
+        return nn.Sequential(*(nn.Linear(8, 8) for _ in range(300)))
     wide = nn.Sequential(
-        nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 8)
+        nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 8)
     )
     if kind == "buffers":
         wide.register_buffer("table", torch.zeros(2**21))
@@ -101,13 +101,13 @@ def main():
         train(sys.argv[2], sys.argv[3] == "1", int(sys.argv[4]))
         return
     number = int(sys.argv[1])
-    print("setting        promised (ms)            saved (ms)               holds")
+    print("setting        promised (ms)            saved (ms)               holds", flush=True)
     for kind in sys.argv[2:] or ("micro-steps", "unused", "buffers", "loader"):
         with tempfile.TemporaryDirectory() as folder:
-            started(kind, False, 300, Path(folder) / "watched")
+            started(kind, False, 120, Path(folder) / "watched")
             found = conclude_watch(load_run(Path(folder) / "watched")).settings
         ms = found.savings[0].ms
-        saved = interval([started(kind, False, 200) - started(kind, True, 200) for _ in range(number)])
+        saved = interval([started(kind, False, 100) - started(kind, True, 100) for _ in range(number)])
         holds = ms.low <= saved[2] and saved[1] <= ms.high
         promised = (ms.estimate, ms.low, ms.high)
         said = ["{:.2f} ({:.2f} to {:.2f})".format(*one) for one in (promised, saved)]
