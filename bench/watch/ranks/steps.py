@@ -243,7 +243,9 @@ class Watch:
 def relative(sync: dict[str, Any], start: float) -> dict[str, Any]:
     """Return a sync as its row has it, with times from the start of its step."""
     done, sent = sync["done"], sync.get("sent")
-    row = {name: sync[name] for name in ("model", "k", "probe", "bytes", "cap", "round") if name in sync}
+    row: dict[str, Any] = {
+        name: sync[name] for name in ("model", "k", "probe", "bytes", "cap", "round") if name in sync
+    }
     for name in ("ready", "done"):
         row[f"{name}_s"] = [None if t is None else round(t - start, 7) for t in sync[name]]
     row["end_s"] = round(sync.get("end", now()) - start, 7)
