@@ -13,6 +13,7 @@ from ...report.build import page_of, write_page
 from ..common.cli import say
 from ..common.numbers import plural
 from ..common.process import host_name
+from ..findings.late_ranks import estimate
 from ..findings.watched import as_measured
 from ..machine.gpus import gpus
 from ..machine.host import machine
@@ -36,7 +37,7 @@ from ..results.store import RunWriter, load_run, shown
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import median_interval, with_change_of_runs
 from . import steps as seen
-from .late import estimate, find_late_rank
+from .late import find_late_rank
 from .tables import PARTS, parts_s, plan_case, write_steps, write_tables
 
 
