@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from ..bench.common.numbers import TIMES, number, per_second, ratio, with_interval
+from ..bench.common.numbers import TIMES, number, per_second, ratio, short
 from ..bench.findings.wording import case_name, unit_of_cases
 from ..bench.page.page import Section, Table
 from ..bench.plan.modes import COMPARATORS, COMPOSABLE, STAGED
 from ..bench.results.case_result import CaseResult, finite
-from ..bench.stats.interval import Interval
 from .cases import WorkloadCases, by_mode, with_cells
 from .table import NAME, figures, table, words
 from .tables import SPEEDUP
@@ -91,4 +89,4 @@ def _bound(case: CaseResult) -> float | None:
 
 def _memory_by_device(case: CaseResult) -> str:
     found = map(finite, case.text("mem_by_device_mib").split("/"))
-    return " / ".join(with_interval(Interval(mib, math.nan, math.nan)) for mib in found if mib)
+    return " / ".join(short(mib, 3 if mib < 1000 else 4) for mib in found if mib)

@@ -198,7 +198,7 @@ def late_ranks(found: Sequence[LateBucket]) -> Table | None:
     """Tabulate which rank is last with each bucket, how often and by how much."""
     rows = [
         (
-            f"{one.index}",
+            f"{one.bucket}",
             number(one.num_bytes / MIB),
             f"rank {one.rank}" if one.later_ms.low > 0 else "no rank surely",
             f"{one.num_last} of {one.num_rounds}",

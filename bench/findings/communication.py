@@ -98,7 +98,7 @@ def explain_step(step: StepParts) -> Step:
     sent = {"all-reduce" if is_split else "communication": all_reduce}
     sums = {**step.parts, **sent, "contention and waiting": contention, "other": other}
     sent_costs = {ALL_REDUCE if is_split else EXPOSED: all_reduce, CONTENTION: contention}
-    costs = (sent_costs if is_resolved else {}) | step.overheads
+    costs = {**(sent_costs if is_resolved else {}), **step.overheads}
     savings = [
         Saving(ms, what, REMEDIES[what])
         for what, ms in costs.items()

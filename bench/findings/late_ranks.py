@@ -19,7 +19,7 @@ from ..results.case_result import CaseResult
 from ..results.columns import records
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS, in_pairs
-from ..stats.interval import Estimate, Figures, Interval, Samples
+from ..stats.interval import Estimate, Interval, Samples
 
 
 class OwnWork(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class OwnWork(msgspec.Struct, frozen=True):
 class LateBucket(NamedTuple):
     """The rank that is ready last with a bucket of gradients."""
 
-    index: int
+    bucket: int
     num_bytes: int
     rank: int
     num_last: int
@@ -53,19 +53,19 @@ class LateBucket(NamedTuple):
     """How much later than the rank before it; below 0 it was not the last one."""
 
 
-def find_latest(work_ms: Samples) -> tuple[int, Figures]:
+def find_latest(work_ms: Samples) -> tuple[int, list[float]]:
     """Find the column with most work, and by row how much more it has than every other column."""
     ordered = np.sort(work_ms, axis=1)
     first, second = ordered[:, -1:], ordered[:, -2:-1]
     later_ms = work_ms - np.where(work_ms == first, second, first)
     latest = int(np.argmax(np.median(later_ms, axis=0)))
-    return latest, later_ms[:, latest]
+    return latest, later_ms[:, latest].tolist()
 
 
-def estimate(values: Sequence[float] | Figures) -> Estimate:
+def estimate(values: Sequence[float]) -> Estimate:
     """Estimate the typical one of values, one per step or round in their order, in their unit."""
-    scale = float(np.max(np.abs(values), initial=0.0)) or 1.0
-    return in_pairs(np.asarray(values) / scale).scaled(scale)
+    scale = max(map(abs, values), default=0.0) or 1.0
+    return in_pairs([value / scale for value in values]).scaled(scale)
 
 
 def find_late_buckets(run: RunData, ddp: CaseResult | None) -> list[LateBucket]:
@@ -91,6 +91,6 @@ def find_late_buckets(run: RunData, ddp: CaseResult | None) -> list[LateBucket]:
     made = []
     for index, num_bytes in enumerate(layout.num_bytes):
         rank, later_ms = find_latest(work_ms[:, :, index])
-        num_last, interval = int(np.sum(later_ms > 0)), estimate(later_ms).interval()
+        num_last, interval = sum(ms > 0 for ms in later_ms), estimate(later_ms).interval()
         made.append(LateBucket(index, num_bytes, rank, num_last, len(whole), interval))
     return made

@@ -79,5 +79,5 @@ def test_the_latest_is_the_one_that_leads_by_the_median():
     work = np.array([[1.0, 3.0, 2.0], [1.0, 5.0, 9.0], [4.0, 6.0, 6.0]])
     latest, lead = find_latest(work)
     assert latest == 1
-    assert lead.tolist() == [1.0, -4.0, 0.0]
+    assert lead == [1.0, -4.0, 0.0]
     assert estimate([0.0] * 6).value == 0.0
