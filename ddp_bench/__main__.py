@@ -41,7 +41,7 @@ COMMANDS = {
     "doctor": "check whether this machine is fit to measure on",
     "lab": "run a command on several hosts made on this machine",
     "export": "write a run for another tool, or as one file to hand on",
-    "report": "write the page of one or more runs again",
+    "report": "write the page of a run again",
 }
 """What each command does, in the order of `--help`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..bench.common.numbers import TIMES, number, per_second, ratio
+from ..bench.common.numbers import TIMES, number, per_second, ratio, short
 from ..bench.findings.wording import case_name, unit_of_cases
 from ..bench.page.page import Section, Table
 from ..bench.plan.modes import COMPARATORS, COMPOSABLE, STAGED
@@ -88,4 +88,5 @@ def _bound(case: CaseResult) -> float | None:
 
 
 def _memory_by_device(case: CaseResult) -> str:
-    return " / ".join(number(finite(mib)) for mib in case.text("mem_by_device_mib").split("/") if mib)
+    found = map(finite, case.text("mem_by_device_mib").split("/"))
+    return " / ".join(short(mib, 3 if mib < 1000 else 4) for mib in found if mib)

@@ -11,11 +11,12 @@ from urllib.parse import quote
 from ..bench.common.text import visible
 from ..bench.findings.answers import headline
 from ..bench.findings.findings import Conclusion, conclude_run
+from ..bench.findings.late_ranks import find_late_buckets
 from ..bench.findings.next_step import again
 from ..bench.findings.verdicts import RESOLVED, Verdict
 from ..bench.page.page import Card, Figure, Link, Page, Section, Step
 from ..bench.predict.output import Predictions
-from ..bench.results.comparisons import EQUAL, FASTER, SLOWER
+from ..bench.results.comparisons import EQUAL, FASTER, SLOWER, default_of
 from ..bench.results.store import FAILURES, RunData
 from . import charts, conditions, tables
 from .cases import named, with_rates, workloads
@@ -102,9 +103,12 @@ def page(
     results = tables.results(cases, conclusion.fastest_id)
     others = tables.tables(shown, files.traces, comparisons)
     failed, places = tables.unmeasured(cases, files.failures), conditions.ranks(manifest)
+    late = tables.late_ranks(find_late_buckets(run, default_of(headline(cases))))
     folds = (
         Section("more", "Rounds over time", figures=rounds),
-        Section("all-tables", "More tables", tables=[one for one in (*others, places) if one is not None]),
+        Section(
+            "all-tables", "More tables", tables=[one for one in (*others, late, places) if one is not None]
+        ),
     )
     sections = (forms(measured), predicted(run, predictions) if predictions else None)
     following = conclusion.next_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -204,6 +205,8 @@ def _caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
     name, ms = (largest, bar.parts[largest]) if exposed is None else (EXPOSED, exposed.estimate)
     below = exposed is not None and not exposed.low > 0
     share = "below the noise" if below else f"{quantity(100 * ms / bar.total_ms, '%', 2)} of the step"
+    if exposed is not None and math.isnan(exposed.low):
+        share = "too few rounds to tell"
     only = f"; only device 0 works during {alone} of it" if alone else ""
     written = with_interval(exposed, "ms") or quantity(ms, "ms", 2)
     which = "All other parts" if name == EXPOSED else "Parts"

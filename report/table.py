@@ -22,7 +22,7 @@ TERMS = {
     "Exposed by": "how it was estimated. no_sync: the step without synchronising is one under no_sync; "
     "probes: it is one whose buckets were held back until the last was ready, less what they then took",
     "Hidden": f"100 {TIMES} (1 - exposed / communication alone); none where it adds more than it takes "
-    "alone, empty where it is not known to 50 points",
+    "alone, all where it adds nothing, empty where it is not known to 50 points",
     "Rounds": "how often a case was measured, in turns with the others",
     "Peak memory": "in tensors, on the device that needs most, without what libraries take (CUDA, NCCL, "
     "oneDNN)",
@@ -36,8 +36,8 @@ TERMS = {
     "Communication alone": "what a step sends, DDP's buffers and then its buckets, back to back with no "
     "compute beside it",
     "Buffers": "the part of it that broadcasts DDP's buffers",
-    "Bus bandwidth": "bytes of the buckets / their part of communication alone x 2 (n - 1) / n, as nccl- "
-    "tests defines it",
+    "Bus bandwidth": "bytes of the buckets / their part of communication alone x 2 (n - 1) / n, as "
+    "nccl-tests defines it",
     "Overlap, trace": "time in which both compute and communication run, over the time communication "
     "runs, per rank; unlike hidden it counts compute that communication slows, and waiting for other "
     "ranks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..bench.common.numbers import MIB, TIMES, number, per_second, plural, singular, with_interval
+from ..bench.findings.late_ranks import LateBucket
 from ..bench.findings.wording import hidden_percent, hidden_share, unit_of_cases
 from ..bench.page.page import Heading, Link, Table
 from ..bench.plan.buckets import BucketLayout
@@ -96,6 +97,7 @@ def _every_column(ok: Sequence[CaseResult], traces: Mapping[str, tuple[Link, ...
         figures("Step", "step_ms", "ms"),
         figures("Step, median", "step_ms_p50", "ms"),
         figures("Step, p95", "step_ms_p95", "ms"),
+        figures("Step, p99", "step_ms_p99", "ms"),
         figures("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
         figures("MFU", "mfu_pct", "% of the data sheet's peak"),
         _PEAK,
@@ -199,6 +201,28 @@ def communication(ddp: Sequence[CaseResult]) -> Table | None:
     )
     note = "Per step of every DDP case on several devices: several measures, as each leaves something out."
     return table("Communication", note, ddp, columns)
+
+
+def late_ranks(found: Sequence[LateBucket]) -> Table | None:
+    """Tabulate which rank is last with each bucket, how often and by how much."""
+    rows = [
+        (
+            f"{one.bucket}",
+            number(one.num_bytes / MIB),
+            f"rank {one.rank}" if one.later_ms.low > 0 else "no rank surely",
+            f"{one.num_last} of {one.num_rounds}",
+            with_interval(one.later_ms),
+        )
+        for one in found
+    ]
+    names = ("Bucket", "Size (MiB)", "Ready last", "Rounds", "Later (ms)")
+    columns = tuple(Heading(name, "" if name == "Ready last" else "number") for name in names)
+    note = (
+        "DDP's default: the rank that is last with the gradients of a bucket, by its own work since the "
+        "last collective of the step before; no clocks are compared. Rounds: in which it was the last. "
+        "Later: than the rank before it, below 0 where it was not the last. From the anatomy pass."
+    )
+    return Table("Late ranks", note, columns, tuple(rows)) if rows else None
 
 
 def _compiling(ok: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> Table | None:

@@ -20,6 +20,9 @@ _TIGHT = ("", "%", TIMES)
 MOST_DIGITS = 4
 """Significant digits of a number with an interval, and of a large one; more are noise, and hard to read."""
 
+MORE_PLACES = 4
+"""Decimal places that a narrow interval is tried with."""
+
 
 def number(value: float | None, digits: int = 3) -> str:
     """Write `digits` significant digits, and `,` at thousands; empty when missing."""
@@ -51,10 +54,20 @@ def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0, *
 
 
 def to_places(found: Interval, behind: int, unit: str = "") -> str:
-    """The same with so many decimal places; of a ratio as `ratio` has it."""
+    """The same with so many decimal places, or with as many more as tell the ends from the estimate.
+
+    Of a ratio as `ratio` has it; without an interval that no place tells.
+    """
+    behind = next((more for more in range(behind, behind + MORE_PLACES) if _tells(found, more)), behind)
     written = _rounded(found.estimate, behind)
-    ends = f" ({span(found, behind)})" if _is_known(found) else ""
+    ends = f" ({span(found, behind)})" if _is_known(found) and _tells(found, behind) else ""
     return f"{written}{unit}{ends}" if unit in _TIGHT else f"{written}{ends} {unit}"
+
+
+def _tells(found: Interval, behind: int) -> bool:
+    """Tell whether so many places show each end apart from an estimate that it is not equal to."""
+    ends = [end for end in (found.low, found.high) if end != found.estimate]
+    return all(_rounded(end, behind) != _rounded(found.estimate, behind) for end in ends)
 
 
 def places(found: Interval, digits: int = 3) -> int:
@@ -88,10 +101,8 @@ def singular(noun: str) -> str:
     return noun[:-2] if noun.endswith(("xes", "ches", "shes", "sses")) else noun.removesuffix("s")
 
 
-def span(found: Interval, behind: int = 2) -> str:
+def span(found: Interval, behind: int) -> str:
     """Write the ends of an interval; a dash before a minus sign could not be read."""
-    if math.isnan(found.low):
-        return "too few rounds for an interval"
     low, high = (_rounded(end, behind) for end in (found.low, found.high))
     return f"{low}{' to ' if '-' in f'{low}{high}' else DASH}{high}"
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..common.numbers import ratio, with_interval
+from ..plan.modes import SPECS
 from ..results.case_result import CaseResult
 from ..results.comparisons import FASTER, SLOWER, Comparison, by_compile, default_of
 from ..results.store import RunData
@@ -37,7 +38,7 @@ def answer_questions(run: RunData) -> list[Verdict]:
         answers = (
             answer_wrapper(here, known, run.manifest.margin),
             answer_settings(here, known),
-            answer_communication(ddp, describe_straggler(ddp, run.manifest, run.times)),
+            answer_communication(ddp, run.typical, describe_straggler(ddp, run.manifest, run.times)),
         )
         found += [replace(one, of=label) for one in answers if one]
     return [*found, *answer_compile(run.results, run.compared)]
@@ -97,7 +98,7 @@ def answer_wrapper(
         one,
         (f"{mode_name(case)} on {place(case)}", ONE_DEVICE),
         "; DP is not measurable without GPUs" if stand_ins else "",
-        heading="DDP or one device" if case.device_type == "cpu" else HEADING,
+        heading=f"{SPECS[case.mode].label} or {ONE_DEVICE}",
         notes=(OWN_COST,) if is_overhead else (),
         background=tuple(filter(None, background)),
     )

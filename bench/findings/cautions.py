@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 
 from ..common.cli import command, speaker
-from ..common.numbers import per_second, plural, short
+from ..common.numbers import number, per_second, plural, short
 from ..machine.gpus import FAULTS
 from ..machine.load import MOST_BUSY, MOST_STEAL
 from ..machine.manifest import Manifest
@@ -91,9 +91,8 @@ def said_load(manifest: Manifest) -> str:
         return ""
     busy, steal = (f"{100 * share:.0f}%" for share in shares)
     guests = f", other guests {steal}" if shares[1] >= LEAST_STEAL else ""
-    before = (
-        "" if manifest.load_before is None else f" ({100 * manifest.load_before:.0f}% in the minute before)"
-    )
+    waiting = manifest.load_before
+    before = "" if waiting is None else f"; before it {number(waiting, 2)} programs per core ran or waited"
     return f"other programs used {busy} of the cores{guests}{before}"
 
 

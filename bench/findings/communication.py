@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import scipy
 
-from ..common.numbers import plural, to_places, with_interval
+from ..common.numbers import places, plural, to_places, with_interval
 from ..machine.manifest import Manifest
 from ..results.case_result import CaseResult
-from ..results.comparisons import EQUAL, TOO_FEW, UNRESOLVED
+from ..results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED
 from ..results.round_times import RoundTimes
-from ..stats.fit import FITTED, Column
+from ..results.store import RunData
+from ..stats.fit import FITTED, Column, Typical
 from ..stats.interval import Interval
 from .verdicts import COMMUNICATION, MIN_SHARE, RESOLVED, TOO_FEW_ROUNDS, Saving, Verdict
 from .wording import hidden_share, place
@@ -39,6 +40,8 @@ REMEDIES = {
     DATA: "more --data-workers or a faster source",
 }
 """Remedies, by the part of the step that they save."""
+
+_NOTHING = Interval(0.0, 0.0, 0.0)
 
 MIN_SLOWEST_SHARE = 0.75
 """Share of the rounds in which a straggler is the slowest rank."""
@@ -81,50 +84,67 @@ def explain_step(step: StepParts) -> Step:
 
     A saving has an interval above 0 and at least `MIN_SHARE` of the step; savings may overlap.
     """
-    exposed, all_reduce, contention = step.exposed, None, None
-    if exposed and exposed.low > 0:
-        all_reduce = min(exposed, step.alone or exposed, key=lambda ms: ms.estimate)
-        contention = step.contention or (None if all_reduce is exposed else exposed.less(all_reduce))
+    exposed, alone = step.exposed, step.alone
+    is_resolved = bool(exposed and exposed.low > 0)
+    is_split = bool(is_resolved and alone)
+    all_reduce, contention = exposed, None
+    if exposed and alone and is_split and alone.estimate < exposed.estimate:
+        all_reduce, contention = alone, step.contention or exposed.less(alone)
     other = step.other
     if other is None:
         other = step.total
         for part in (*step.parts.values(), *([exposed] if exposed else [])):
             other = other.less(part)
-    is_split = bool(all_reduce and step.alone)
-    sent = {"all-reduce" if is_split else "communication": all_reduce or exposed}
-    sums = {**step.parts, **sent, "contention and waiting": contention}
-    sums |= {} if other.low <= 0 else {"other": other}
-    words = [f"{with_interval(ms, 'ms')} {name}" for name, ms in sums.items() if ms and ms.estimate > 0]
-    costs = {ALL_REDUCE if is_split else EXPOSED: all_reduce, CONTENTION: contention, **step.overheads}
+    sent = {"all-reduce" if is_split else "communication": all_reduce}
+    sums = {**step.parts, **sent, "contention and waiting": contention, "other": other}
+    sent_costs = {ALL_REDUCE if is_split else EXPOSED: all_reduce, CONTENTION: contention}
+    costs = {**(sent_costs if is_resolved else {}), **step.overheads}
     savings = [
         Saving(ms, what, REMEDIES[what])
         for what, ms in costs.items()
         if ms and ms.low > 0 and ms.estimate > MIN_SHARE * step.total.estimate
     ]
     return Step(
-        " + ".join(words) if step.parts else "",
+        _write_sum(step.total, sums) if step.parts else "",
         tuple(sorted(savings, key=lambda saving: -saving.ms.estimate)),
     )
 
 
-def answer_communication(ddp: CaseResult | None, straggler: str = "") -> Verdict | None:
+def _write_sum(total: Interval, parts: Mapping[str, Interval | None]) -> str:
+    """Write a sum of parts; empty where one is not known, and without what rounding the total leaves out."""
+    least = 0.5 * 10.0 ** -places(total)
+    shown = {name: ms for name, ms in parts.items() if ms and not abs(ms.estimate) < least}
+    if any(math.isnan(ms.low) for ms in (total, *shown.values())):
+        return ""
+    words = ""
+    for name, ms in shown.items():
+        sign, size = ("-", _NOTHING.less(ms)) if ms.estimate < 0 else ("+", ms)
+        words += f" {sign} {with_interval(size, 'ms')} {name}"
+    return words.removeprefix(" + ")
+
+
+def answer_communication(ddp: CaseResult | None, typical: Typical, straggler: str = "") -> Verdict | None:
     """Say what communication adds to DDP's step, and how much of it is overlapped; None if not measured.
 
-    `straggler` is what `describe_straggler` says of the case.
+    `typical` is the fit of the run, `straggler` what `describe_straggler` says of the case.
     """
     if ddp is None or ddp.exposed_comm_ms is None or ddp.step_ms is None:
         return None
-    exposed, step_ms, alone = ddp.exposed_comm_ms, ddp.step_ms.estimate, ddp.comm_ms
+    exposed, step_ms = ddp.exposed_comm_ms, ddp.step_ms.estimate
     fact = f"communication adds {with_interval(exposed, 'ms')} to each DDP step"
     label, background, width = "", "", math.inf
     if math.isnan(exposed.low):
         answer, text = TOO_FEW, f"{TOO_FEW} to tell what communication adds: {TOO_FEW_ROUNDS}"
-    elif exposed.excludes(0):
+    elif exposed.high < 0:
+        answer, label = EQUAL, "adds nothing"
+        shorter = with_interval(_NOTHING.less(exposed), "ms")
+        text = f"communication adds nothing: each DDP step is {shorter} shorter than without synchronising"
+    elif exposed.low > 0:
         answer, label = RESOLVED, f"adds {with_interval(exposed, 'ms')}"
-        overlap, background = _describe_overlap(ddp, exposed, alone)
+        overlap, background = _describe_overlap(ddp, _contention(ddp, typical))
         text = f"{fact}, {100 * exposed.estimate / step_ms:.0f}% of it{overlap}"
     else:
-        text = f"{fact}, at most {100 * exposed.high / step_ms:.0f}% of it"
+        text = f"{fact}, at most {min(100 * exposed.high / step_ms, 100):.0f}% of it"
         answer, label = EQUAL, "adds little"
         if exposed.high >= MIN_SHARE * step_ms:
             answer, label, text = UNRESOLVED, "", f"{UNRESOLVED}: {text}"
@@ -143,28 +163,41 @@ def answer_communication(ddp: CaseResult | None, straggler: str = "") -> Verdict
     )
 
 
-def _describe_overlap(ddp: CaseResult, exposed: Interval, alone: Interval | None) -> tuple[str, str]:
+def _contention(ddp: CaseResult, typical: Typical) -> Interval | None:
+    """Return what communication adds beyond what it takes alone; None where that is not known."""
+    if ddp.exposed_comm_ms is None or ddp.comm_ms is None:
+        return None
+    step, local, comm = ((ddp.case_id, phase) for phase in FITTED)
+    found = typical.total({step: 1.0, local: -1.0, comm: -1.0}).interval()
+    return ddp.exposed_comm_ms.less(ddp.comm_ms) if math.isnan(found.low) else found
+
+
+def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> tuple[str, str]:
     """Continue the answer by what is overlapped, as far as it is known, and say why nothing is."""
-    hidden, skew, background = hidden_share(ddp), ddp.rank_skew_ms, ""
+    hidden, skew, alone = hidden_share(ddp), ddp.rank_skew_ms, ddp.comm_ms
     if hidden is None:
         return "; how much is overlapped is not known yet" if ddp.hidden_pct else "", ""
-    if hidden.high < 0:
-        on_cpu = ddp.device_type == "cpu"
-        why = "all-reduces run on the cores that compute" if on_cpu else "it slows the compute"
+    background = ""
+    if contention.low > 0 if contention else hidden.high < 0:
+        why = (
+            "all-reduces run on the cores that compute"
+            if ddp.device_type == "cpu"
+            else "it slows the compute"
+        )
         apart = f": ranks' own work is {with_interval(skew, 'ms')} apart" if skew and skew.low > 0 else ""
         background = f"Why communication adds more than it takes alone: {why}, or ranks wait{apart}"
-    if alone is None:
+    if alone is None or contention is None:
         return "", background
     by_itself = f"; by itself it takes {with_interval(alone, 'ms')}"
-    if hidden.estimate >= 0:
-        return f"{by_itself}, of which {to_places(hidden, 0, '%')} is overlapped", background
-    on_top = with_interval(exposed.less(alone), "ms")
-    return f"{by_itself}: nothing is overlapped, and contention, waiting and copies add {on_top}", background
+    if background:
+        on_top = f"contention, waiting and copies add {with_interval(contention, 'ms')}"
+        return f"{by_itself}: nothing is overlapped, and {on_top}", background
+    if hidden.estimate < 0:
+        return f"{by_itself}, of which at most {max(hidden.high, 0):.0f}% is overlapped", ""
+    return f"{by_itself}, of which {to_places(hidden, 0, '%')} is overlapped", ""
 
 
-def explain_ddp_step(
-    ddp: CaseResult | None, cases: Iterable[CaseResult], times: RoundTimes, *, has_straggler: bool
-) -> Step | None:
+def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: bool) -> Step | None:
     """Say what the step of this DDP case consists of and what could be saved; None where neither is known.
 
     Each part has a measurement of its own: what `no_sync` saves, all-reduces alone, the broadcast of buffers
@@ -173,38 +206,51 @@ def explain_ddp_step(
     """
     if ddp is None or ddp.step_ms is None:
         return None
-    alike = [case for case in cases if case.is_ok and case.compile == ddp.compile]
-    typical, exposed, alone, buffers = times.fitted(), ddp.exposed_comm_ms, ddp.comm_ms, ddp.buffers_ms
+    alike = [case for case in run.results if case.is_ok and case.compile == ddp.compile]
+    exposed, alone, buffers = ddp.exposed_comm_ms, ddp.comm_ms, ddp.buffers_ms
     step, local, comm = ((ddp.case_id, phase) for phase in FITTED)
 
-    def rest(plus: Sequence[Column], *minus: Column) -> Interval | None:
-        known = typical.rest(plus, minus).interval()
+    def total(weights: Mapping[Column, float]) -> Interval | None:
+        known = run.typical.total(weights).interval()
         return None if math.isnan(known.low) else known
+
+    def least(*found: Interval | None) -> Interval | None:
+        return min(filter(None, found), key=lambda ms: ms.estimate, default=None)
 
     def timed(is_meant: Callable[[CaseResult], bool]) -> Column:
         return next((case.case_id for case in alike if is_meant(case)), ""), "timed"
 
     single = timed(lambda case: case.mode == "single")
     one = timed(lambda case: case.mode == "ddp" and case.num_devices == 1 and not case.changed())
-    views = timed(lambda case: case.changed(ddp) == {"gradient_as_bucket_view": "True"})
-    if hidden_share(ddp) is None and ddp.hidden_pct:
+    faster = {one.case_id for one in run.compared if one.answer == FASTER}
+    views = timed(
+        lambda case: case.case_id in faster and case.changed(ddp) == {"gradient_as_bucket_view": "True"}
+    )
+    # SyncBatchNorm's messages are exposed, and not among those that were sent alone.
+    if (hidden_share(ddp) is None and ddp.hidden_pct) or ddp.setting("sync_batchnorm") == "True":
         alone = None  # nor is it known then what the exposed time consists of
-    sent = [comm] if alone else []
     is_resolved = bool(exposed and exposed.low > 0)
-    contention = rest([step], local, comm) if alone and is_resolved else None
+    contention = _contention(ddp, run.typical) if alone and is_resolved else None
     # DDP's own overhead is exposed, too, and has a remedy of its own.
-    beside = rest([step, single], local, one, *sent) if is_resolved else None
+    weights = {step: 1.0, single: 1.0, local: -1.0, one: -1.0} | ({comm: -1.0} if alone else {})
+    beside = least(total(weights), contention if alone else exposed) if is_resolved else None
+    own_work = {one: 1.0, single: -1.0}
     costs = {
-        CONTENTION if alone else EXPOSED: beside or contention,
-        COPIES: rest([step], views),
-        OWN_WORK: rest([one, views], single, step) or rest([one], single),
+        CONTENTION if alone else EXPOSED: beside,
+        COPIES: least(total({step: 1.0, views: -1.0}), exposed) if views[0] else None,
+        OWN_WORK: total(own_work | {views: 1.0, step: -1.0}) or total(own_work),
         RANKS: ddp.rank_skew_ms if has_straggler else None,
         DATA: ddp.data_ms,
     }
+    batches = int(ddp.number("accumulate") or 1)
+    share, name = float(batches), f"{batches} single-device steps" if batches > 1 else "single-device step"
+    if ddp.scaling == "strong":
+        share, name = 1 / ddp.num_devices, f"1/{ddp.num_devices} of the single-device step"
     singles = (case.step_ms for case in alike if case.mode == "single")
-    single_ms = next(singles, None) if exposed and ddp.scaling == "weak" else None
-    parts = {"single-device step": single_ms} if single_ms else {}
-    if buffers and buffers.estimate > MIN_SHARE * ddp.step_ms.estimate:
+    single_ms = next(singles, None) if exposed else None
+    parts = {name: single_ms.scaled(share)} if single_ms else {}
+    if is_resolved and buffers and buffers.estimate > MIN_SHARE * ddp.step_ms.estimate:
+        buffers = least(buffers, exposed, alone) or buffers
         costs |= {BUFFERS: buffers} | ({} if alone else {EXPOSED: beside and beside.less(buffers)})
         exposed, alone = (ms and ms.less(buffers) for ms in (exposed, alone))
         parts |= {"buffers": buffers} if parts else {}
@@ -215,7 +261,7 @@ def explain_ddp_step(
             exposed=exposed,
             alone=alone,
             contention=contention,
-            other=rest([local], single),
+            other=total({local: 1.0, single: -share}),
             overheads={what: ms for what, ms in costs.items() if ms},
         )
     )

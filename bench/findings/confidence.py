@@ -87,11 +87,11 @@ class Agreement(NamedTuple):
 
 
 def agreements(runs: Iterable[Mapping[Any, Interval]]) -> list[Agreement]:
-    """By name, of what at least `LEAST_RUNS` runs know with an interval."""
+    """By name, of what at least `LEAST_RUNS` runs know with an interval that has a width."""
     found: dict[Any, list[Interval]] = {}
     for run in runs:
         for name, value in run.items():
-            if not math.isnan(value.low):
+            if 0 < value.low < value.high < math.inf:
                 found.setdefault(name, []).append(value)
     return [
         Agreement(
@@ -130,7 +130,7 @@ def describe_repeatability(
     if ratios:
         held, total = sum(one.holding for one in ratios), sum(one.num_runs for one in ratios)
         apart = f", ratios {_typical(ratios)}"
-        share = f"{short_percent(held / total)} where 95% are meant to"
+        share = f"{short_percent(held / total)} where at least 95% would if rounds alone differed"
         hold = f"; {held} of {total} intervals of ratios hold the common value, {share}"
     others = plural(len(runs) - 1, "earlier run")
     return f"with {others} of this plan: rates {_typical(rates)}{apart} apart (standard deviation){hold}"

@@ -63,7 +63,7 @@ def conclude_run(run: RunData) -> Conclusion:
     """Conclude a loaded run."""
     manifest, cases, verdicts = run.manifest, run.results, answer_questions(run)
     has_straggler = any(one.notes for one in verdicts if one.question == COMMUNICATION)
-    step = explain_ddp_step(default_of(headline(cases)), cases, run.times, has_straggler=has_straggler)
+    step = explain_ddp_step(default_of(headline(cases)), run, has_straggler=has_straggler)
     cautions = run_cautions(manifest, cases, run.times)
     on_cpu = any(case.device_type == "cpu" for case in cases)
     notes = (

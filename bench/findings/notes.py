@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..common.numbers import plural
 from ..common.text import listed
 from ..results.case_result import CaseResult
-from .answers import headline
+from ..results.comparisons import on_own_devices
 from .wording import case_parts, place, short_mode
 
 _REASONS = 3
@@ -19,14 +19,16 @@ def describe_cases(cases: Sequence[CaseResult]) -> list[str]:
         _shared(cases),
         "" if any(case.is_ok for case in cases) else "Nothing was measured: no case ended with status ok.",
         _skipped(cases),
+        _without_passes(cases),
     )
     return [said for said in found if said]
 
 
 def _shared(cases: Sequence[CaseResult]) -> str:
     """Cases that share devices, in one line: they tell nothing about scaling."""
-    answering = {case.case_id for case in headline(cases)}
-    shared = [case for case in cases if case.is_ok and case.oversubscribed and case.case_id not in answering]
+    ok = [case for case in cases if case.is_ok]
+    in_table = {case.case_id for case in on_own_devices(ok)}
+    shared = [case for case in ok if case.case_id not in in_table]
     if not shared:
         return ""
     named = dict.fromkeys(f"{short_mode(case)} on {place(case)}" for case in shared)
@@ -51,6 +53,19 @@ def _skipped(cases: Sequence[CaseResult]) -> str:
     others = len(said) - _REASONS
     more = f"; and for {plural(others, 'other reason')}" if others > 0 else ""
     return f"{plural(len(skipped), 'case')} skipped: {'; '.join(said[:_REASONS])}{more}." if said else ""
+
+
+def _without_passes(cases: Sequence[CaseResult]) -> str:
+    """DDP cases whose communication was not reached, where it was measured in others."""
+    ddp = [case for case in cases if case.is_ok and case.mode == "ddp" and case.num_devices > 1]
+    ddp = [case for case in ddp if not case.oversubscribed]
+    lacking = sum(case.exposed_comm_ms is None for case in ddp)
+    if lacking in (0, len(ddp)):
+        return ""
+    return (
+        f"Communication was not measured in {lacking:,d} of {plural(len(ddp), 'DDP case')}: the time ended "
+        "before their passes; a longer --max-time reaches them."
+    )
 
 
 def failed_modes(cases: Sequence[CaseResult], modes: Iterable[str]) -> list[str]:

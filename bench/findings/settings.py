@@ -37,15 +37,16 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
     default = by_id[comparisons[0].reference_id]
     changed = {one.case_id: by_id[one.case_id].changed(default) for one in comparisons}
     named = {case_id: _name_alternative(by_id[case_id], axes) for case_id, axes in changed.items()}
+    proved = [one for one in comparisons if not by_id[one.case_id].not_proved]
+    faster = [one for one in comparisons if one.answer == FASTER and not one.within_margin]
+    winners = [one for one in faster if one in proved]
     same = [one for one in comparisons if not ALTERS & changed[one.case_id].keys()]
-    proved = (one for one in comparisons if not by_id[one.case_id].not_proved)
-    winners = [one for one in proved if one.answer == FASTER and not one.within_margin]
     fastest = max(winners, key=lambda one: one.ratio.estimate, default=None)
     best = max((one for one in winners if one in same), key=lambda one: one.ratio.estimate, default=fastest)
     # One that gains the margin at most is no reason to change anything, whether or not it is slower.
-    unresolved = [one for one in comparisons if one.answer == UNRESOLVED and one.ratio.high > 1 + one.margin]
-    few = [one for one in comparisons if one.answer == TOO_FEW]
-    known = [one for one in comparisons if one.answer != TOO_FEW]
+    unresolved = [one for one in proved if one.answer == UNRESOLVED and one.ratio.high > 1 + one.margin]
+    few = [one for one in proved if one.answer == TOO_FEW]
+    known = [one for one in proved if one.answer != TOO_FEW]
     shown = best or max(known, key=lambda one: one.ratio.estimate, default=comparisons[0])
     left = [named[one.case_id] for one in (*unresolved, *few)]
     beside = [name for name in left if name != named[shown.case_id]]
@@ -62,11 +63,12 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
         answer, text = TOO_FEW, f"{TOO_FEW} to compare {listed(left)} with {kept}: {TOO_FEW_ROUNDS}"
     else:
         answer, label = EQUAL, f"keep {kept}"
-        gain = short_percent(max(max(one.ratio.high for one in known) - 1, MIN_GAIN))
+        gain = short_percent(max(max((one.ratio.high for one in known), default=1.0) - 1, MIN_GAIN))
         most = f"more than {gain} faster (95% confidence)"
         is_slower = all(one.ratio.high <= 1 for one in known)
         none = f"none of the {len(known)} other {noun} is {'faster' if is_slower else most}"
-        text = f"{label}: {none if len(known) > 1 else f'{name} {fact}'}"
+        alone = f"{name} {fact}" if known else "no other setting is proved to train right"
+        text = f"{label}: {none if len(known) > 1 else alone}"
     notes, paste = [], ""
     if best and best not in same:
         notes.append(f"{named[best.case_id]} changes the training: check the loss")
@@ -75,6 +77,8 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
         paste = ddp_call(axes) if axes.keys() <= PASTED else ""
     if fastest and fastest is not best:
         notes.append(f"{named[fastest.case_id]} is {ratio(fastest.ratio)} as fast, but changes the training")
+    doubted = [one for one in faster if one not in proved]
+    notes += [f"{named[one.case_id]} is {ratio(one.ratio)} as fast, but not proved" for one in doubted]
     if beside and (best or unresolved):
         notes.append(f"Still undecided: {listed(beside)}")
     return Verdict(
@@ -87,7 +91,7 @@ def answer_settings(cases: Sequence[CaseResult], comparisons: Sequence[Compariso
         notes=tuple(notes),
         comparisons=tuple(comparisons),
         faster_id=best.case_id if best else "",
-        width_ratio=width_ratio(comparisons),
+        width_ratio=width_ratio(proved),
         no_cap_helps=answer == EQUAL and only_caps and len(known) >= MIN_CAPS,
     )
 

@@ -38,8 +38,13 @@ def hidden_share(case: CaseResult) -> Interval | None:
 
 
 def hidden_percent(found: Interval | None, written: Callable[[Interval], str]) -> str:
-    """Write such a share if it is known; `none` where communication adds more than it takes alone."""
-    return "" if found is None else "none" if found.estimate < 0 else written(found)
+    """Write such a share if it is known; `none` where communication adds more than it takes alone.
+
+    `all` where it adds nothing.
+    """
+    if found is None:
+        return ""
+    return "none" if found.estimate < 0 else "all" if found.estimate >= 100 else written(found)
 
 
 def unit_of_cases(cases: Sequence[CaseResult]) -> str:

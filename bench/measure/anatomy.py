@@ -43,19 +43,19 @@ class Anatomy:
 
     def __init__(self, trainer: Trainer, device: torch.device) -> None:
         self.trainer = trainer
-        self._clock = make_clock(device)
+        self.clock = make_clock(device)
         self._phases: list[tuple[str, Any]] = []
         self._ready: dict[int, Any] = {}
 
     def measured(self, step: Callable[[], None]) -> tuple[dict[str, float], dict[int, float], float]:
         """Run one step: milliseconds by phase, of each gradient since the backward began, and in all."""
         self._ready.clear()
-        self._phases = [("", self._clock.now())]
+        self._phases = [("", self.clock.now())]
         with self.trainer.hooked(self._marked):
             step()
-        self._clock.wait()
+        self.clock.wait()
         phases = dict.fromkeys(PHASES, 0.0)
-        ms = self._clock.ms
+        ms = self.clock.ms
         backward_start = self._phases[0][1]
         for (_, start), (name, end) in itertools.pairwise(self._phases):
             phases[name] += ms(start, end)
@@ -66,7 +66,7 @@ class Anatomy:
 
     def ready_hooks(self) -> contextlib.AbstractContextManager[None]:
         """Note, within it, when each gradient is ready."""
-        return note_ready(self.trainer.mode.module, self._clock.now, self._ready)
+        return note_ready(self.trainer.mode.module, self.clock.now, self._ready)
 
     @contextlib.contextmanager
     def _marked(self, phase: str) -> Iterator[None]:
@@ -76,7 +76,7 @@ class Anatomy:
         self._mark(phase)
 
     def _mark(self, phase: str) -> None:
-        self._phases.append((phase, self._clock.now()))
+        self._phases.append((phase, self.clock.now()))
 
 
 @contextlib.contextmanager
@@ -105,22 +105,19 @@ def run_anatomy(
     """`num_steps` instrumented steps, then `local_steps` without communication.
 
     The detail holds medians over the steps in ms: the phases, the DP stages, `last_ready_ms` (gradient
-    computation ends, since the backward began) with and without communication, and `ready_ms` by bucket.
+    computation ends, since the backward began) with and without communication, and `ready_ms` by bucket; of
+    DDP `sync_buffers_ms`, its broadcast of buffers in the forward.
     """
     anatomy = Anatomy(trainer, device)
     steps: list[float] = []
     samples: dict[str, list[float]] = {}
     ready: dict[int, list[float]] = {}
-    ddp = trainer.mode if isinstance(trainer.mode, DistributedMode) else None
-    windows: list[float | None] = []
     trainer.lead_in(trainer.step)
-    with no_gc(), anatomy.ready_hooks(), _dp_stages(trainer, samples), contextlib.ExitStack() as at_end:
-        if ddp is not None:
-            at_end.callback(ddp.sample_every, NEVER)
-            ddp.sample_every(1)
+    dp_stages, ddp_stages = _dp_stages(trainer, samples), _ddp_stages(trainer, samples, anatomy.clock)
+    with no_gc(), anatomy.ready_hooks(), dp_stages, ddp_stages as note_ddp:
         for _ in range(num_steps):
             phases, moments, total = anatomy.measured(trainer.step)
-            windows += [read_overlap(ddp.ddp)] if ddp is not None else []
+            note_ddp()
             steps.append(total)
             for phase, value in phases.items():
                 samples.setdefault(f"{phase}_ms", []).append(value)
@@ -131,9 +128,6 @@ def run_anatomy(
         for _ in range(local_steps):
             _, moments, _ = anatomy.measured(trainer.local_step)
             samples.setdefault("local_last_ready_ms", []).append(max(moments.values()))
-    # The first window is of an iteration before this pass.
-    if known := [window for window in windows[1:] if window is not None]:
-        samples["overlap_window_pct"] = known
     detail: dict[str, Any] = {name: round(median(values), 4) for name, values in samples.items()}
     if "dp_apply_ms" in detail and "dp_reduce_ms" in detail:
         parallel_ms = detail["dp_apply_ms"] + detail["dp_backward_ms"]
@@ -142,6 +136,32 @@ def run_anatomy(
         medians_ms = {index: round(median(values), 4) for index, values in ready.items()}
         detail["ready_ms"] = bucket_ready_ms(medians_ms, buckets)
     return BlockTimes(sum(steps), tuple(steps), detail)
+
+
+@contextlib.contextmanager
+def _ddp_stages(
+    trainer: Trainer, samples: dict[str, list[float]], clock: Clock
+) -> Iterator[Callable[[], None]]:
+    """Have DDP tell of each step; what it yields is called after one."""
+    mode, windows, sent = trainer.mode, list[float | None](), list[tuple[Any, Any]]()
+    if not isinstance(mode, DistributedMode):
+        yield lambda: None
+        return
+    ddp = mode.ddp
+
+    def note() -> None:
+        windows.append(read_overlap(ddp))
+        samples.setdefault("sync_buffers_ms", []).append(_taken_ms(clock, sent))
+
+    with hooked([(ddp, "_sync_buffers", partial(_noted, clock, sent))]):
+        mode.sample_every(1)
+        try:
+            yield note
+        finally:
+            mode.sample_every(NEVER)
+    # The first window is of an iteration before this pass.
+    if known := [window for window in windows[1:] if window is not None]:
+        samples["overlap_window_pct"] = known
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ OF_RATE = ("arch", "workload", "image_size", "without_ddp")
 
 def positive(text: str) -> float:
     """A number above 0. Raises UsageError for another text."""
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text):
+    if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?", text) or not float(text):
         raise UsageError(f"{text!r} is not a number above 0")
     return float(text)
 

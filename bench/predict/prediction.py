@@ -160,6 +160,12 @@ def predict(
     # What is not known of the step is not known of the part of it that is communication.
     below, above = step_ms.estimate - step_ms.low, step_ms.high - step_ms.estimate
     exposed_ms = middle.exposed_comm_ms
+    exposed = Interval(exposed_ms, max(exposed_ms - below, 0.0), exposed_ms + above)
+    # A step is seldom shorter than that of one device, and then it was measured so.
+    if efficiency.estimate <= 1:
+        efficiency = replace(efficiency, high=min(efficiency.high, 1.0))
+    if scenario.num_devices == 1:
+        efficiency, exposed = Interval(1.0, 1.0, 1.0), Interval(0.0, 0.0, 0.0)
     return Prediction(
         num_devices=scenario.num_devices,
         bucket_cap_mb=scenario.bucket_cap_mb,
@@ -172,7 +178,7 @@ def predict(
         step_ms=step_ms,
         images_per_s=images_per_s,
         efficiency=efficiency,
-        exposed_comm_ms=Interval(exposed_ms, max(exposed_ms - below, 0.0), exposed_ms + above),
+        exposed_comm_ms=exposed,
     )
 
 
@@ -219,7 +225,9 @@ def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estim
             copy_ms=median(c.copy_ms),
             residual_ms=median(c.residual_ms),
         )
-        exposed_ms = step_ms - compute.total_ms
+        # What one device takes beside its compute is no communication.
+        wrapper_ms = median(c.residual_ms) if c.num_ranks == 1 else 0.0
+        exposed_ms = max(step_ms - compute.total_ms - wrapper_ms, 0.0)
     per_device = 1000 * batch * times * c.identity.units_per_sample
     return Estimate(step_ms, n * per_device / step_ms, single_ms / step_ms, exposed_ms)
 

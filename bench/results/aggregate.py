@@ -77,7 +77,9 @@ def metrics_by_round(cases: Sequence[CaseResult], times: RoundTimes) -> dict[str
             "step_ms": steps,
             "images_per_s": rate,
             "speedup": speedup,
-            "efficiency": {r: ratio / case.num_devices for r, ratio in speedup.items()},
+            "efficiency": {r: ratio / case.num_devices for r, ratio in speedup.items()}
+            if case.has_efficiency
+            else {},
             EXPOSED_COMM: {r: ms - alone[r] for r, ms in steps.items() if r in alone},
             **{name: {} if value is None else {0: value} for name, value in once.items()},
         }
@@ -135,7 +137,8 @@ def case_rows(
                 row.setdefault("exposed_by", NO_SYNC)
             row |= {
                 "images_per_s_sustained": units[case_id] * 1000 * found.num_steps / found.timed_ms,
-                **{f"step_ms_p{percent}": found.percentile_ms(percent) for percent in (50, 75, 95)},
+                **{f"step_ms_p{percent}": found.percentile_ms(percent) for percent in (50, 75, 95, 99)},
+                "ranked": case.is_ranked,
                 "num_rounds": len(timed),
                 "num_blocks": sum(map(len, found.step_ms.values())),
                 "slowest_rank": found.slowest_rank(),
@@ -154,6 +157,7 @@ def estimates_of_cases(cases: Sequence[CaseResult], typical: Typical) -> dict[st
     """The repeated metrics of measured cases as their run's fit gives them; all but ms are logarithms.
 
     Speed-up and efficiency are over the case of `single` that is compiled alike, which itself has none.
+    That takes an optimizer step for each batch: a case that accumulates has no efficiency.
     """
     units, singles = units_per_step(cases), {c.compile: c.case_id for c in cases if c.mode == "single"}
     found: dict[str, dict[str, Estimate]] = {}
@@ -166,8 +170,9 @@ def estimates_of_cases(cases: Sequence[CaseResult], typical: Typical) -> dict[st
         found[case_id] = {"images_per_s": rate, EXPOSED_COMM: typical.exposed(case_id)}
         if single and single != case_id:
             speedup = typical.log_ratio(single, case_id).plus(math.log(units[case_id] / units[single]))
-            efficiency = speedup.plus(-math.log(case.num_devices))
-            found[case_id] |= {"speedup": speedup, "efficiency": efficiency}
+            found[case_id]["speedup"] = speedup
+            if case.has_efficiency:
+                found[case_id]["efficiency"] = speedup.plus(-math.log(case.num_devices))
     return found
 
 

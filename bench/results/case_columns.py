@@ -6,6 +6,7 @@ prepared case (`facts_of` in `bench/run/case_runner.py`), or else from `case_row
 
 from __future__ import annotations
 
+from ..common.numbers import singular
 from ..plan.case_settings import MODE_SETTINGS, STEP_SETTINGS
 from ..plan.modes import MODES
 from ..plan.settings import IMAGES, MOST_DEVICES, MOST_UNITS, OWN_PRECISIONS, PRECISIONS
@@ -133,6 +134,8 @@ MEASURED: tuple[Column, ...] = (
     Column("step_ms_p50", "float", "median step time, all ranks and timed steps", above=0),
     Column("step_ms_p75", "float", "75th percentile of the step time", above=0),
     Column("step_ms_p95", "float", "95th percentile of the step time", above=0),
+    Column("step_ms_p99", "float", "99th percentile, where there are 100 steps or more", above=0),
+    Column("ranked", "bool", "whether its speed-up compares: it shares no devices and is no stand-in for DP"),
     *with_ends(
         "speedup",
         "`images_per_s` over that of `single`, compiled alike",
@@ -279,6 +282,6 @@ GATED = {name: metric for name, metric in METRICS.items() if metric.gated}
 
 def units_of(unit: str = IMAGES) -> dict[str, str]:
     """The unit of every column of every file; rates count `unit`, such as `tokens`."""
-    counted = {f"{IMAGES}/s": f"{unit}/s", "J/image": f"J/{unit.removesuffix('s')}"}
+    counted = {f"{IMAGES}/s": f"{unit}/s", "J/image": f"J/{singular(unit)}"}
     columns = (column for of_file in FILES.values() for column in of_file)
     return {column.name: counted.get(column.unit, column.unit) for column in columns}

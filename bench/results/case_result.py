@@ -153,6 +153,11 @@ class CaseResult:
         return not (self.oversubscribed or self.is_stand_in)
 
     @property
+    def has_efficiency(self) -> bool:
+        """Whether its step is one of `single`: not of several batches."""
+        return self.setting("accumulate") == "1"
+
+    @property
     def answers_nothing(self) -> bool:
         """Whether it shares a GPU, which shows that it works, and nothing of its speed."""
         return self.oversubscribed and self.device_type == "cuda"

@@ -121,9 +121,14 @@ class CaseTimes:
         return min(self.slowest, key=lambda rank: (-self.slowest[rank], rank), default=None)
 
     def percentile_ms(self, percent: float) -> float:
-        """Percentile of the timed steps, to six significant digits; NaN without any."""
+        """Percentile of the timed steps, to six significant digits; NaN without any.
+
+        Also the 99th of fewer than 100.
+        """
         steps = np.frombuffer(self.steps_ms, dtype=np.float32)
-        return float(f"{np.percentile(steps, percent):.6g}") if steps.size else math.nan
+        if not steps.size or (percent > 95 and steps.size * (100 - percent) < 100):
+            return math.nan
+        return float(f"{np.percentile(steps, percent):.6g}")
 
     def bucket_moments(self, num_buckets: int) -> dict[int, dict[str, Samples]]:
         """By rank and name: a row for each block, a column for each bucket; other layouts are left out."""

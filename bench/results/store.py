@@ -21,6 +21,7 @@ from ..machine.conditions import machine_kind
 from ..machine.manifest import MANIFEST, Manifest, manifest_of
 from ..plan.case import STAND_IN
 from ..plan.modes import RANK_PER_DEVICE
+from ..stats.fit import Typical
 from .archive import opened
 from .case_columns import FILES
 from .case_result import CaseResult, case_results
@@ -63,6 +64,11 @@ class RunData:
     def times(self) -> RoundTimes:
         """Its blocks as numbers, without the single steps and what else they tell in detail."""
         return RoundTimes.of(self.blocks.assign(steps_ms=None, detail=None))
+
+    @cached_property
+    def typical(self) -> Typical:
+        """The fit of its blocks."""
+        return self.times.fitted()
 
     @cached_property
     def results(self) -> list[CaseResult]:

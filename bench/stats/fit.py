@@ -260,12 +260,12 @@ class Typical:
 
     def exposed(self, case_id: str) -> Estimate:
         """The step less the step under `no_sync`, in ms."""
-        return self.rest([(case_id, "timed")], [(case_id, "no_sync")])
+        return self.total({(case_id, "timed"): 1.0, (case_id, "no_sync"): -1.0})
 
-    def rest(self, plus: Sequence[Column], minus: Sequence[Column]) -> Estimate:
-        """Some steps less others, in ms; what rounds have in common cancels."""
-        signs = [1.0] * len(plus) + [-1.0] * len(minus)
-        return self._estimate(lambda log_ms: float(signs @ np.exp(log_ms)), *plus, *minus)
+    def total(self, weights: Mapping[Column, float]) -> Estimate:
+        """Add up steps by their weights, in ms; what rounds have in common cancels."""
+        factors = np.array([*weights.values()])
+        return self._estimate(lambda log_ms: float(factors @ np.exp(log_ms)), *weights)
 
     def hidden_pct(self, case_id: str) -> Interval:
         """100 x (1 - exposed / communication alone)."""

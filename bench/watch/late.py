@@ -1,10 +1,7 @@
 """Finds the rank that the others wait for, and the part of its work that makes it late.
 
-No clocks are compared.
-
-Ranks leave a step's last collective at about the same time. So a rank is late by how much longer its own work
-takes than that of the others: its parts without the broadcast of buffers, and without what its backward takes
-after its last bucket is ready, when it waits for communication.
+A rank's own work is its parts without the broadcast of buffers, and without what its backward takes after its
+last bucket is ready, when it waits for communication.
 """
 
 from __future__ import annotations
@@ -12,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
+import numpy as np
+
+from ..findings.late_ranks import estimate, find_latest
 from ..findings.watched import PART_NAMES, as_measured
 from ..machine.manifest import LateRank
-from ..stats.fit import MIN_ROUNDS, in_pairs
+from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Estimate, Interval
 from .steps import JoinedStep, Step
 
@@ -58,15 +58,13 @@ def find_late_rank(joined: Sequence[JoinedStep]) -> LateRank | None:
     if len(works) < MIN_ROUNDS or len(works[0]) < 2:
         return None
     step_ms = 1000 * median(max(one.step_s for one in step.values()) for step in told)
-    totals = [{rank: sum(own.values()) for rank, own in work.items()} for work in works]
-
-    def later(rank: int) -> list[float]:
-        return [1000 * (own[rank] - max(s for other, s in own.items() if other != rank)) for own in totals]
-
-    rank = max(totals[0], key=lambda one: median(later(one)))
-    later_ms = later(rank)
+    ranks = [*works[0]]
+    latest, later_ms = find_latest(
+        np.array([[1000 * sum(work[rank].values()) for rank in ranks] for work in works])
+    )
+    rank = ranks[latest]
     found = estimate(later_ms)
-    surely_ms = found.interval(1 - 0.05 / len(totals[0])).low
+    surely_ms = found.interval(1 - 0.05 / len(ranks)).low
     size = max(len(later_ms) // QUARTERS, 1)
     by_quarter_ms = sorted(median(later_ms[i : i + size]) for i in range(0, len(later_ms) - size + 1, size))
     parts = {part: estimate([_beyond_others_ms(work, rank, part) for work in works]) for part in OWN_PARTS}
@@ -96,9 +94,3 @@ def _with_systematic_error(found: Estimate, parts: Iterable[Estimate], step_ms: 
 
 def _beyond_others_ms(work: Mapping[int, Mapping[str, float]], rank: int, part: str) -> float:
     return 1000 * (work[rank][part] - median(own[part] for other, own in work.items() if other != rank))
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Estimate the typical one of values, one per step in their order, in their unit."""
-    scale = max(map(abs, values), default=0.0) or 1.0
-    return in_pairs([value / scale for value in values]).scaled(scale)

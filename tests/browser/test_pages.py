@@ -105,6 +105,36 @@ def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page):
     assert table.locator("[aria-sort]").count() == 1
 
 
+def test_words_in_a_column_of_numbers_stay_last_whichever_way_it_is_sorted(open_page):
+    table = results(open_page())
+    for is_falling in (False, True):
+        table.get_by_role("columnheader", name="Hidden (%)").get_by_role("button").click()
+        cells = column(table, "Hidden (%)")
+        numbers = [float(cell.split()[0]) for cell in cells if cell and cell != "none"]
+        assert numbers == sorted(numbers, reverse=is_falling)
+        assert len(numbers) > 2
+        assert [*map(bool, cells[: len(numbers)])] == [True] * len(numbers)
+        assert set(cells[len(numbers) :]) == {"none", ""}
+
+
+def test_changes_are_sorted_with_their_sign(open_gate_page):
+    tab = open_gate_page()
+    table = tab.locator("section[data-grid]").first
+    header = table.locator("thead th", has_text="Change").first
+    header.get_by_role("button").click()
+    changes = [cell for cell in column(table, header.inner_text().strip()) if cell]
+    shares = [float(cell.split("%")[0].replace("\N{MINUS SIGN}", "-")) for cell in changes]
+    assert any(cell.startswith("+") for cell in changes)
+    assert shares == sorted(shares)
+
+
+def test_what_the_filter_leaves_out_is_gone_on_a_phone_too(open_page):
+    tab = open_page(390)
+    table = results(tab)
+    tab.get_by_role("searchbox").fill("cap 25")
+    assert names(table) == ["DDP, 2 CPU cores, cap 25 MiB"]
+
+
 @pytest.mark.parametrize(
     ("typed", "kept"),
     [

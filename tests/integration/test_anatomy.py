@@ -177,6 +177,7 @@ report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, aft
         assert max(ready) == last_ready > 0
         assert detail["last_ready_ms"] > 0
         assert detail["local_last_ready_ms"] > 0
+        assert 0 < detail["sync_buffers_ms"] < detail["forward_ms"]
         assert 0 <= detail["overlap_window_pct"] <= 100
         assert 0 <= trace["overlap_trace_pct"] <= 100
         assert len(trace["start_ms"]) == len(trace["done_ms"]) == num_buckets
@@ -189,6 +190,22 @@ report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, aft
         assert before[0] == before[1] >= 2, "it has sampled, and is silent once settled"
         assert before[1] < sampled, "the logger samples during the pass"
         assert after <= sampled + 1, "and is silent again after it"
+
+
+def test_waiting_for_the_broadcast_of_buffers_is_no_work_of_a_rank(instrumented):
+    """The first rank is late before it broadcasts, and the other one waits for it in its forward."""
+    found = instrumented("""
+trainer = made()
+trainer.optimizer.register_step_pre_hook(lambda *_: time.sleep(0.2 * (cluster.rank == 0)))
+trainer.step()
+detail = run_anatomy(trainer, 3, cluster.place.device, local_steps=0).detail
+report([detail, "_sync_buffers" in vars(trainer.mode.ddp)])
+""")
+    (first, second), is_left = zip(*found, strict=True)
+    own = [d["optimizer_ms"] + d["data_ms"] + d["forward_ms"] - d["sync_buffers_ms"] for d in (first, second)]
+    assert second["sync_buffers_ms"] > first["sync_buffers_ms"]
+    assert own[0] > own[1] + 100
+    assert is_left == (False, False), "the class's own method shows again"
 
 
 def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(instrumented):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from finding_cases import CAP_25, DDP, SINGLE, concluded, made_run
+from finding_cases import CAP_25, DDP, SINGLE, concluded, exposing, hiding, made_run, over
 from made import block
 from report_runs import case, measured
 
@@ -13,6 +13,7 @@ from ddp_bench.bench.findings.communication import (
     explain_step,
     find_straggler,
 )
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.stats.interval import Interval
 
@@ -20,7 +21,7 @@ STEP = {"step_ms": 100.0, "exposed_comm_ms": 3.0, "buffers_ms": 1.0, "data_ms": 
 
 
 def explained(made, *, has_straggler=False):
-    return explain_ddp_step(made.results[1], made.results, made.times, has_straggler=has_straggler)
+    return explain_ddp_step(made.results[1], made, has_straggler=has_straggler)
 
 
 def step_of(*more, has_straggler=False, **ddp):
@@ -82,7 +83,8 @@ def test_own_work_is_that_of_one_device_and_views_tell_its_copies():
     ):
         ids = {row["case_id"] for row in (SINGLE, ddp, *rows)}
         blocks = blocks_of(*(column for column in columns if column[0]["case_id"] in ids))
-        savings = explained(made_run([SINGLE, ddp, *rows], blocks=blocks)).savings
+        by = [over(views, ddp, 1.06, 1.08)] if views in rows else []
+        savings = explained(made_run([SINGLE, ddp, *rows], by, blocks=blocks)).savings
         told = {one.what.split()[0]: one.ms.estimate for one in savings}
         assert told == pytest.approx(wanted, abs=1)
 
@@ -203,3 +205,61 @@ def test_equal_ranks_are_seldom_taken_for_stragglers():
             for one in drawn
         ]
         assert sum(one is not None for one in named) <= 0.06 * len(named)
+
+
+def test_copies_are_a_cost_only_where_views_are_answered_to_be_faster():
+    ddp = DDP | measured(**STEP | {"step_ms": 120.0, "exposed_comm_ms": 40.0})
+    views = case("ddp", 2, 170.0, case_id="views", gradient_as_bucket_view=True)
+    blocks = blocks_of((SINGLE, "timed", 80), (ddp, "timed", 120), (views, "timed", 112))
+    for ends, is_named in (((1.06, 1.08), True), ((0.99, 1.15), False)):
+        made = made_run([SINGLE, ddp, views], [over(views, ddp, *ends)], blocks=blocks)
+        assert any("copying" in one.what for one in explained(made).savings) == is_named
+
+
+def test_communication_that_is_surely_below_nothing_adds_nothing():
+    """Exposed time below 0 is no cost, and no share of anything is overlapped."""
+    made = concluded(SINGLE | measured(step_ms=95.0), DDP | measured(**STEP, comm_ms=20.0) | exposing(-6, -2))
+    (verdict,) = (one for one in made.verdicts if one.question == "communication")
+    assert "adds nothing: each DDP step is 4 (2\N{EN DASH}6) ms shorter" in verdict.sentence
+    assert made.step.savings == ()
+    assert "%" not in verdict.sentence
+
+
+def test_little_overlap_is_not_called_none():
+    row = DDP | measured(**STEP | {"comm_ms": 65.0}) | exposing(60, 70) | hiding(-20, 10)
+    made = concluded(SINGLE, row)
+    assert made.verdicts[1].sentence.endswith("of which at most 10% is overlapped.")
+    assert made.background == ()
+
+
+def test_what_contention_adds_has_the_interval_of_its_rounds():
+    """Subtracting the ends of intervals would give 4 ms either way."""
+    ddp = DDP | measured(step_ms=60.0, exposed_comm_ms=30.0, comm_ms=10.0) | hiding(-210, -190)
+    columns = (SINGLE, "timed", 28), (ddp, "timed", 60), (ddp, "no_sync", 30), (ddp, "comm", 10)
+    made = conclude_run(made_run([SINGLE, ddp], blocks=blocks_of(*columns)))
+    value, ends = made.verdicts[1].sentence.rstrip(".").split(" add ")[1].split()[:2]
+    low, high = map(float, ends.strip("()").split("\N{EN DASH}"))
+    assert low < 20 < high
+    assert abs(float(value) - 20) < 0.5
+    assert high - low < 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "single", "first"),
+    [
+        ({"accumulate": 4}, 28.0, "112 (111\N{EN DASH}113) ms 4 single-device steps"),
+        ({"scaling": "strong"}, 100.0, "50.0 (49.5\N{EN DASH}50.5) ms 1/2 of the single-device step"),
+        ({}, 200.0, "200 (198\N{EN DASH}202) ms single-device step"),
+    ],
+)
+def test_a_sum_begins_with_what_one_device_takes_for_the_same_work(settings, single, first):
+    ddp = DDP | measured(**STEP | {"step_ms": 150.0, "exposed_comm_ms": 30.0}) | settings
+    note, *_ = concluded(SINGLE | measured(step_ms=single), ddp).notes
+    assert note.split(": ")[1].startswith(first)
+    told = note.rstrip(".").split(": ")[1].replace(" - ", " + -").split(" + ")
+    assert sum(float(part.split()[0]) for part in told) == pytest.approx(150, abs=1)
+
+
+def test_without_intervals_there_is_no_sum():
+    ddp = DDP | measured(**STEP | {"exposed_comm_ms": 40.0}) | UNKNOWN
+    assert not concluded(SINGLE | measured(step_ms=50.0), ddp).step

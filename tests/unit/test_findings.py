@@ -352,3 +352,46 @@ def test_the_fastest_is_what_an_answer_says_is_faster():
     best = concluded(SINGLE, DDP, CAP_1 | {"images_per_s": 170.0}, by=(over(CAP_1, DDP, 1.1, 1.2),))
     assert best.fastest_id == CAP_1["case_id"]
     assert concluded(SINGLE, DP, DDP, by=(over(DDP, DP, 0.9, 1.2),)).fastest_id == ""
+
+
+def test_cases_on_shared_devices_are_said_to_be_left_out_only_where_they_are():
+    shared = [case("ddp", n, 100.0, oversubscribed=True, device_type="cpu") for n in (2, 4)]
+    left_out = [
+        [note for note in concluded(*cases).notes if note.startswith("Not in the table")]
+        for cases in ((SINGLE, *shared), (SINGLE, *shared, DDP | {"device_type": "cpu"}))
+    ]
+    assert left_out[0] == []
+    assert "DDP on 4 shared CPU cores" in left_out[1][0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "title"), [("ddp", "DDP or one device"), ("pipeline", "pipeline or one device")]
+)
+def test_a_question_is_about_what_was_measured(mode, title):
+    (verdict, *_) = concluded(SINGLE, case(mode, 2, 150.0)).verdicts
+    assert verdict.title == title
+
+
+def test_passes_that_were_not_reached_are_said():
+    reached = DDP | measured(exposed_comm_ms=20.0, step_ms=100.0)
+    other = case("ddp", 2, 150.0, bucket_cap_mb="5")
+    said = "Communication was not measured in 2 of 3 DDP cases"
+    assert any(said in note for note in concluded(SINGLE, reached, CAP_1, other).notes)
+    assert not any("not measured in" in note for note in concluded(SINGLE, DDP, CAP_1).notes)
+
+
+def test_a_case_that_is_not_proved_is_named_beside_the_answer():
+    unproved = CAP_1 | {"not_proved": "it draws", "proved_by": "a seed"}
+    for others, sentence in (
+        ((), "Keep the default: no other setting is proved to train right."),
+        (
+            (CAP_25,),
+            "Keep the default: cap 25 MiB is 1.00\N{MULTIPLICATION SIGN} (0.99\N{EN DASH}1.01) as fast.",
+        ),
+    ):
+        by = [over(unproved, DDP, 1.5, 1.6), *(over(one, DDP, 0.99, 1.01) for one in others)]
+        made = concluded(SINGLE, DDP, unproved, *others, by=by)
+        (verdict,) = (one for one in made.verdicts if one.question == CAP)
+        assert verdict.sentence == sentence
+        assert any("as fast, but not proved" in note for note in made.notes)
+        assert verdict.faster_id == ""

@@ -56,6 +56,12 @@ def test_a_value_is_written_as_people_would(write, row):
         ((221.0, 199.0, 243.0), "ms", "221 (199\N{EN DASH}243) ms"),
         ((-0.2, -8.0, 3.0), "%", "0% (-8 to 3)"),
         ((4321.0, 1234.0, 5678.0), "images/s", "4,321 (1,234\N{EN DASH}5,678) images/s"),
+        # As many digits as tell the ends from the estimate.
+        ((1.022, 1.02196, 1.02206), numbers.TIMES, f"1.02200{numbers.TIMES} (1.02196\N{EN DASH}1.02206)"),
+        ((97.87, 97.84, 97.9), "%", "97.87% (97.84\N{EN DASH}97.90)"),
+        ((1.34, 0.72, 8.43), "ms", "1.3 (0.7\N{EN DASH}8.4) ms"),
+        ((1.0, 1.0 - 1e-12, 1.0 + 1e-12), "ms", "1.00 ms"),
+        ((100.0, 100.0, 100.0), "%", "100%"),
         ((70.12, None, None), "images/s", "70.1 images/s"),
         ((None, 1.0, 2.0), "images/s", ""),
     ],

@@ -68,6 +68,11 @@ def test_a_rate_that_is_known_stands_for_a_run(capsys):
     assert all(less < rate for less, rate in zip(plain, rates, strict=True))
 
 
+def test_a_fast_workload_may_have_a_rate_of_ten_digits(capsys):
+    (found, *_) = asked(capsys, "--throughput", "2000000000", *RATE[2:]).predictions
+    assert found.exposed_comm_ms.estimate > 0.99 * found.step_ms.estimate
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

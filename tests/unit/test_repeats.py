@@ -1,5 +1,6 @@
 """What earlier runs of a plan tell of the next one: found in the results folder, and counted."""
 
+import math
 import os
 
 import numpy as np
@@ -36,7 +37,7 @@ def test_the_fifth_run_says_how_far_the_runs_before_lie_apart(tmp_path):
     assert conclude_run(runs[4]).trust.next_run.startswith(
         f"with 4 earlier runs of this plan: rates {scatter / 2:.2g}% to {scatter:.2g}%, ratios "
         f"{scatter / 2:.2g}% apart (standard deviation); 0 of 5 intervals of ratios hold the common value, "
-        "0% where 95% are meant to"
+        "0% where at least 95% would if rounds alone differed"
     )
     for run in runs[:2]:
         assert UNKNOWN in conclude_run(run).trust.next_run, "two have no scatter"
@@ -96,6 +97,13 @@ def test_runs_that_differ_by_their_rounds_alone_hold_what_they_have_in_common():
         (found,) = agreements([{"a": Interval(x, x - half, x + half).exp()} for x in logs])
         held, total = held + found.holding, total + found.num_runs
     assert held / total == pytest.approx(0.95, abs=0.015)
+
+
+def test_intervals_without_a_width_or_with_an_end_of_nothing_count_for_nothing():
+    ends = [(0.9, 1.1), (1.0, 1.0), (0.0, 1.2), (0.9, math.inf), (math.nan, math.nan), (0.9, 1.1)]
+    assert agreements([{"a": Interval(1.0, low, high)} for low, high in ends]) == []
+    (found,) = agreements([{"a": Interval(1.0, low, high)} for low, high in (*ends, (0.8, 1.1))])
+    assert found.num_runs == 3
 
 
 def test_a_run_without_rates_says_how_to_find_out(tmp_path):

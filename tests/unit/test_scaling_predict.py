@@ -10,8 +10,9 @@ from commands import ROOT
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from ddp_bench.bench.predict.networks import network
+from ddp_bench.bench.predict.networks import MeasuredNetwork, network
 from ddp_bench.bench.predict.prediction import Scenario, as_calibrated, predict
+from ddp_bench.bench.stats.interval import Interval
 
 SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
 
@@ -72,7 +73,27 @@ def test_strong_scaling_is_that_of_the_calibrated_run_with_its_global_batch():
 def test_one_device_loses_nothing_whatever_its_batch(batch):
     calibration = replace(SMALL, single_step_ms=(100.0, 101.0, 99.0))
     alone = predict(calibration, Scenario(num_devices=1, batch_size=batch))
-    assert alone.efficiency.estimate == pytest.approx(1.0)
+    assert alone.efficiency == Interval(1.0, 1.0, 1.0)
+    assert alone.exposed_comm_ms == Interval(0.0, 0.0, 0.0)
+
+
+def test_devices_train_at_most_as_many_times_as_fast_as_one():
+    fast = network("nvlink-h100", level="intra")
+    found = predict(SMALL, Scenario(num_devices=8, intra=fast, comm_hook="fp16"), model_error_pct=30.0)
+    assert found.images_per_s.high > 1.05 * found.images_per_s.estimate
+    assert found.efficiency.estimate <= found.efficiency.high <= 1.0
+
+
+def test_what_ddp_adds_on_one_device_is_no_communication():
+    """Of the same step, 7 ms that one device has too; of two ranks they may be communication."""
+    scenario = Scenario(num_devices=8)
+    alone = replace(SMALL, num_ranks=1, residual_ms=(7.0,))
+    for calibration, apart in ((alone, 7.0), (replace(alone, num_ranks=2), 0.0)):
+        network = MeasuredNetwork("measured", SMALL.allreduce)
+        found = predict(calibration, replace(scenario, network=network))
+        compute = calibration.compute().total_ms
+        exposed = found.step_ms.estimate - compute - apart
+        assert found.exposed_comm_ms.estimate == pytest.approx(exposed)
 
 
 def test_a_half_precision_hook_is_never_slower_and_strong_scaling_divides_the_batch():

@@ -11,16 +11,17 @@
 
   /** The first number of a cell such as "1,234 [1,200, 1,300] images/s"; NaN for a blank. */
   const numeric = (text) => {
-    const digits = /^-?[\d,]*\.?\d+(e-\d+)?/.exec(text);
+    const digits = /^[-+]?[\d,]*\.?\d+(e-\d+)?/.exec(text);
     const unit = /\b[KMG]iB\b/.exec(text);
     return digits ? parseFloat(digits[0].replaceAll(",", "")) * (unit ? UNITS[unit[0]] : 1) : NaN;
   };
 
-  /** Orders cells; blanks stay last whichever way the column is sorted. */
+  /** Orders cells; blanks, and words in a column of numbers, stay last whichever way it is sorted. */
   const comparison = (isNumber, sign) => {
     const collator = new Intl.Collator("en", { numeric: true });
     return ({ text: a }, { text: b }) => {
-      if (!a || !b) return Number(!a) - Number(!b);
+      const [first, second] = [a, b].map((text) => (isNumber ? Number.isNaN(numeric(text)) : !text));
+      if (first || second) return Number(first) - Number(second);
       return sign * (isNumber ? numeric(a) - numeric(b) : collator.compare(a, b));
     };
   };

@@ -1,0 +1,96 @@
+"""Finds the rank that the others wait for, by its own work since the last collective; no clocks are compared.
+
+Ranks leave a collective at about the same time. So a rank is late by how much longer its own work takes from
+there on than that of every other rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from ..plan.buckets import BucketLayout
+from ..results.case_result import CaseResult
+from ..results.columns import records
+from ..results.store import RunData
+from ..stats.fit import MIN_ROUNDS, in_pairs
+from ..stats.interval import Estimate, Interval, Samples
+
+
+class OwnWork(msgspec.Struct, frozen=True):
+    """Milliseconds of a rank's step, in the detail of an anatomy block; the folder may be anyone's."""
+
+    optimizer_ms: float
+    data_ms: float
+    forward_ms: float
+    sync_buffers_ms: float
+    """The part of the forward in which DDP broadcasts buffers, which is a collective."""
+    ready_ms: tuple[float, ...]
+    """By bucket, since the backward began."""
+
+    @property
+    def by_bucket_ms(self) -> list[float]:
+        """Its own work from the last all-reduce of a step to the gradients of each bucket in the next."""
+        before_ms = self.optimizer_ms + self.data_ms + self.forward_ms - self.sync_buffers_ms
+        return [before_ms + ms for ms in self.ready_ms]
+
+
+class LateBucket(NamedTuple):
+    """The rank that is ready last with a bucket of gradients."""
+
+    bucket: int
+    num_bytes: int
+    rank: int
+    num_last: int
+    """Rounds in which it was the last one."""
+    num_rounds: int
+    later_ms: Interval
+    """How much later than the rank before it; below 0 it was not the last one."""
+
+
+def find_latest(work_ms: Samples) -> tuple[int, list[float]]:
+    """Find the column with most work, and by row how much more it has than every other column."""
+    ordered = np.sort(work_ms, axis=1)
+    first, second = ordered[:, -1:], ordered[:, -2:-1]
+    later_ms = work_ms - np.where(work_ms == first, second, first)
+    latest = int(np.argmax(np.median(later_ms, axis=0)))
+    return latest, later_ms[:, latest].tolist()
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Estimate the typical one of values, one per step or round in their order, in their unit."""
+    scale = max(map(abs, values), default=0.0) or 1.0
+    return in_pairs([value / scale for value in values]).scaled(scale)
+
+
+def find_late_buckets(run: RunData, ddp: CaseResult | None) -> list[LateBucket]:
+    """Find the rank that is last with each bucket of a DDP case; none where its passes do not tell.
+
+    A round of the anatomy pass has medians of its steps; of steps of several batches it tells too little.
+    """
+    layout = BucketLayout.of_cell(ddp.bucket_bytes) if ddp else None
+    if ddp is None or layout is None or not ddp.has_efficiency:
+        return []
+    found = run.blocks[(run.blocks["case_id"] == ddp.case_id) & (run.blocks["phase"] == "anatomy")]
+    by_round: dict[int, dict[int, list[float]]] = {}
+    for row in records(found[["round", "rank", "detail"]]):
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            own_ms = msgspec.json.decode(row["detail"] or "", type=OwnWork).by_bucket_ms
+            if len(own_ms) == len(layout.num_bytes) and all(map(math.isfinite, own_ms)):
+                by_round.setdefault(row["round"], {})[row["rank"]] = own_ms
+    ranks = {*range(ddp.num_devices)}
+    whole = [own for own in by_round.values() if own.keys() == ranks]
+    if len(whole) < MIN_ROUNDS or len(ranks) < 2:
+        return []
+    work_ms = np.array([[own[rank] for rank in sorted(ranks)] for own in whole])
+    made = []
+    for index, num_bytes in enumerate(layout.num_bytes):
+        rank, later_ms = find_latest(work_ms[:, :, index])
+        num_last, interval = sum(ms > 0 for ms in later_ms), estimate(later_ms).interval()
+        made.append(LateBucket(index, num_bytes, rank, num_last, len(whole), interval))
+    return made

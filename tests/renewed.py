@@ -1,0 +1,87 @@
+"""Makes the derived tables of samples and baselines anew from their blocks: run it after columns change.
+
+`PYTHONPATH=tests:. python tests/renewed.py`. What was measured stays as it is: blocks.csv, the manifest, the
+all-reduce's curve, the calibration, and of cases.csv what is of a case and not of its blocks.
+"""
+
+from dataclasses import fields, replace
+
+import pandas as pd
+from commands import ROOT
+from made import case_of
+
+from ddp_bench.bench.plan.buckets import BucketLayout
+from ddp_bench.bench.plan.case import Case
+from ddp_bench.bench.plan.sweep import Planned
+from ddp_bench.bench.results.aggregate import Outcome, bucket_rows, case_rows, units_per_step
+from ddp_bench.bench.results.archive import is_archive, packed, public_members, unpacked
+from ddp_bench.bench.results.case_columns import MEASURED
+from ddp_bench.bench.results.case_result import case_results
+from ddp_bench.bench.results.columns import COMPARISONS, records, typed_frame
+from ddp_bench.bench.results.comparisons import compared, pairs_of
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.results.tables import table_bytes
+
+RESULTS = ROOT / "results"
+KEPT = sorted(
+    path.parent if path.suffix == ".json" else path
+    for folder in ("samples", "baselines")
+    for path in (*(RESULTS / folder).rglob("manifest.json"), *(RESULTS / folder).rglob("*.zip"))
+)
+"""Every published run: a folder, or an archive."""
+
+TABLES = ("cases", "comparisons", "buckets")
+
+OF_BLOCKS = {
+    *("images_per_s_sustained", "ranked", "num_rounds", "num_blocks", "slowest_rank", "device_allocs"),
+    *("step_ms_p50", "step_ms_p75", "step_ms_p95", "step_ms_p99"),
+    *("temperature_c", "throttled_pct", "throttle_reasons"),
+}
+"""Columns of cases.csv that follow from blocks, beside those that have an interval."""
+
+
+def renewed(run):
+    """The run with the tables that today's code makes of its blocks."""
+    with_ends = {f"{c.name}{end}" for c in MEASURED if c.repeated for end in ("", "_low", "_high")}
+    facts = {c.name for c in MEASURED} - with_ends - OF_BLOCKS | {"reason_code", "device_name", "link"}
+    outcomes, layouts = [], {}
+    for row, result in zip(records(run.cases), run.results, strict=True):
+        case = case_of(**{f.name: row[f.name] for f in fields(Case) if not pd.isna(row[f.name])})
+        vars(case)["case_id"] = row["case_id"]  # its name in the blocks, whatever names cases today
+        planned = Planned(case=case, num_nodes=result.num_nodes, oversubscribed=result.oversubscribed)
+        known = {name: row[name] for name in facts if not pd.isna(row[name])}
+        outcomes.append(Outcome(planned, result.status, result.reason, known))
+        if layout := BucketLayout.of_cell(result.bucket_bytes):
+            layouts[result.case_id] = layout
+    times = RoundTimes.of(run.blocks)
+    typical = times.fitted()
+    rated = [case for case in case_results(case_rows(outcomes, times, typical=typical)) if case.is_ok]
+    comparisons = compared(pairs_of(rated), typical, units=units_per_step(rated), margin=run.manifest.margin)
+    unit = run.results[0].unit
+    buckets = bucket_rows(layouts, times).drop(columns="num_params")
+    keys = ["case_id", "rank", "bucket"]
+    buckets = buckets.merge(run.buckets[[*keys, "num_params"]], on=keys, how="left")
+    return replace(
+        run,
+        cases=case_rows(outcomes, times, comparisons, typical=typical),
+        comparisons=typed_frame([one.row(unit) for one in comparisons], COMPARISONS),
+        buckets=buckets[run.buckets.columns],
+    )
+
+
+def renew(path):
+    """Write the tables of a published run anew, in its folder or archive."""
+    made = renewed(load_run(path))
+    if is_archive(path):
+        tables = {name: content for name, content in public_members(made).items() if name[:-4] in TABLES}
+        path.write_bytes(packed(unpacked(path) | tables))
+        return
+    for name in TABLES:
+        (path / f"{name}.csv").write_bytes(table_bytes(getattr(made, name)))
+
+
+if __name__ == "__main__":
+    for kept in KEPT:
+        renew(kept)
+        print(kept.relative_to(RESULTS))
