@@ -14,7 +14,6 @@ from ...report.build import page_of, write_page
 from ..common.cli import say
 from ..common.numbers import plural
 from ..common.process import host_name
-from ..findings.late_ranks import estimate
 from ..findings.watched import as_measured
 from ..machine.gpus import gpus
 from ..machine.host import machine

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
+from ..findings.late_ranks import estimate
 from ..findings.watched import as_measured
 from ..machine.manifest import Measured, WatchedSetting
 from ..stats.fit import MIN_ROUNDS
-from .late import estimate, own_work_s
+from .late import own_work_s
 from .steps import JoinedStep, Made, Step, Watched, is_light
 
 
