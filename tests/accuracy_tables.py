@@ -79,7 +79,6 @@ def figures_of(name, run, source):
             **{column: row[column] for column in ("arch", "link", "num_devices", "global_batch")},
         }
         formed = median_interval([*rates[case_id].values()]).columns("images_per_s")
-        formed = {column: float(f"{figure:.12g}") for column, figure in formed.items()}  # as in a table
         formed |= fitted[case_id]["images_per_s"].interval().exp().columns(FITTED)
         formed["measured_ms"] = 1000 * float(row["global_batch"]) / formed["images_per_s"]
         if (case := held.get(case_id)) is not None:
