@@ -20,9 +20,9 @@ from ddp_bench.bench.predict.calibration import VERSION, Calibration, load_calib
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import Scenario, as_calibrated, cost_band, estimate
 from ddp_bench.bench.predict.runs import held_out
-from ddp_bench.bench.results.aggregate import estimates_of_cases
+from ddp_bench.bench.results.aggregate import estimates_of_cases, images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.stats.interval import Interval
+from ddp_bench.bench.stats.interval import Interval, median_interval
 
 TABLES = ROOT / "results" / "samples" / "accuracy"
 FIGURES, ROUNDS = TABLES / "figures.csv", TABLES / "rounds.csv"
@@ -68,6 +68,7 @@ def figures_of(name, run, source):
     environment = run.manifest.environment
     held = {case.case_id: case for case in predicted(run, source)} if source else {}
     fitted = estimates_of_cases(run.results, run.times.fitted())
+    rates = images_per_s_by_round(run.times, units_per_step(run.results))
     for row in run.cases.to_dict("records"):
         case_id = str(row["case_id"])
         found = {
@@ -77,7 +78,7 @@ def figures_of(name, run, source):
             "case": key_of(row),
             **{column: row[column] for column in ("arch", "link", "num_devices", "global_batch")},
         }
-        formed = {f"images_per_s{end}": float(row[f"images_per_s{end}"]) for end in ENDS}
+        formed = median_interval([*rates[case_id].values()]).columns("images_per_s")
         formed |= fitted[case_id]["images_per_s"].interval().exp().columns(FITTED)
         formed["measured_ms"] = 1000 * float(row["global_batch"]) / formed["images_per_s"]
         if (case := held.get(case_id)) is not None:
