@@ -67,9 +67,9 @@ def test_that_no_cap_matters_is_said_with_how_much_it_may_matter(tmp_path):
     assert "95%" in found.text
 
 
-def test_no_cap_is_named_in_1_of_20_races_of_equal_caps(tmp_path):
+def test_at_most_one_of_8_races_of_equal_caps_names_one(tmp_path):
     caps = dict.fromkeys(("default", "1", "25", "100"), 0.0)
-    answers = [verdict_of(raced_run(tmp_path / f"{seed}", caps, seed=seed)).answer for seed in range(20)]
+    answers = [verdict_of(raced_run(tmp_path / f"{seed}", caps, seed=seed)).answer for seed in range(8)]
     assert answers.count("faster") <= 1
 
 
