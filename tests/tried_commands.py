@@ -17,7 +17,7 @@ from ddp_bench.bench.run.main import settings_of
 
 SAMPLES = ROOT / "results" / "samples"
 SEAMS = (
-    "ddp_bench.bench.gate.interleave.check_interpreter",
+    "ddp_bench.bench.gate.sides.check_interpreter",
     "ddp_bench.bench.lab.network.require_support",
     "ddp_bench.bench.run.begin.show_plan",
     "ddp_bench.bench.watch.launch.start",

@@ -85,6 +85,12 @@ def load_shares(manifest: Manifest) -> tuple[float, float] | None:
     return (max(busy for busy, _ in found), max(steal for _, steal in found)) if found else None
 
 
+def is_busy(manifest: Manifest) -> bool:
+    """Return whether others used so much of the cores that steps on them took longer."""
+    shares = load_shares(manifest)
+    return shares is not None and (shares[0] > MOST_BUSY or shares[1] > MOST_STEAL)
+
+
 def said_load(manifest: Manifest) -> str:
     """Say what others used of the cores; empty where that is not known."""
     if (shares := load_shares(manifest)) is None:
@@ -115,8 +121,7 @@ def of_conditions(
             "frozen",
             advice="call train() on it in module(), unless your training has it so",
         )
-    load, on_cpu = load_shares(manifest), any(case.device_type == "cpu" for case in cases)
-    if load and on_cpu and (load[0] > MOST_BUSY or load[1] > MOST_STEAL):
+    if is_busy(manifest) and any(case.device_type == "cpu" for case in cases):
         yield Caution(
             kind="other load",
             text=f"{said_load(manifest)} during the rounds: steps are longer than on an idle machine",

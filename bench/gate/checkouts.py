@@ -59,9 +59,15 @@ class Checkout:
         return replace(self, environment={**self.environment, **more})
 
     def start(
-        self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        output: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """Start `bench.run arguments`, its stderr to `log`. Raises UsageError without an interpreter.
+        """Start `bench.run arguments`, its stderr to `log` and its stdout to `output`, if any.
+
+        Raises UsageError without an interpreter.
 
         Of a pipe, the end would only come with that of all that the run has started.
         """
@@ -76,14 +82,14 @@ class Checkout:
             else own_command("-m", "ddp_bench.bench.run", python=self.python)
         )
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w") as stderr:
+        with log.open("w") as stderr, (output or Path(os.devnull)).open("w") as stdout:
             return subprocess.Popen(
                 ended_with_us([*how, *arguments]),
                 cwd=self.folder,
                 env={**os.environ, **huge_pages_env(os.environ), **self.environment, **environment},
                 pass_fds=locks(),  # where this process is killed, the run still needs its checkout
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=stdout,
                 stderr=stderr,
                 text=True,
             )

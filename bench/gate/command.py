@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from ..results.store import write_output
 from . import output as gate_output
 from .compare import Gate, compare
 from .decide import Policy
-from .interleave import measure_launches
+from .interleave import measure_launches, show_plan
 from .junit import junit, junit_of_error
 from .main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from .preflight import check_places, read_environment
 from .runs import GateRun, read_run
+from .sides import Request
 
 
 def gate_runs(options: argparse.Namespace, given: Sequence[str]) -> int:
@@ -46,43 +48,51 @@ def gate_runs(options: argparse.Namespace, given: Sequence[str]) -> int:
 
 def _gate(options: argparse.Namespace, given: Sequence[str]) -> int:
     rest = given[given.index("--") :] if "--" in given else []
-    policy, in_turns = read_policy(options), options.interleave is not None
-    looks: Sequence[int] = DEFAULT_LAUNCHES
-    if options.launches is not None:
-        looks = sorted(values.named("launches", values.csv(values.positive_int), options.launches))
+    policy, asked = read_policy(options), _request(options, rest[1:])
 
     def gate_of(first: GateRun, second: GateRun) -> Gate:
         return compare(
             first,
             second,
             policy=policy,
-            looks=looks if in_turns else (),
-            asked=given if in_turns else None,
-            environments=environments,
+            looks=asked.looks if asked else (),
+            asked=given if asked else None,
+            environments=asked.environments if asked else (),
         )
 
-    environments = (
-        read_environment("--baseline-env", options.baseline_env),
-        read_environment("--env", options.env),
-    )
-    if not in_turns:
+    if asked is None:
         first, second = _runs(options, rest)
-    elif options.runs:
-        raise UsageError("--interleave measures by itself; leave the results folders out")
+    elif options.dry_run:
+        show_plan(asked)
+        return ExitCode.OK
     else:
-        first, second = measure_launches(
-            options.interleave,
-            rest[1:],
-            looks=looks,
-            gate_of=gate_of,
-            python=options.python,
-            out=options.out,
-            quiet=options.quiet,
-            environments=environments,
-        )
+        first, second = measure_launches(asked, gate_of=gate_of, out=options.out, quiet=options.quiet)
     gate = gate_of(first, second)
     _tell(options, gate, first, second)
     return gate.exit_code
+
+
+def _request(options: argparse.Namespace, arguments: Sequence[str]) -> Request | None:
+    """Read what a gate in turns is to measure; None of one between results folders. Raises UsageError."""
+    if options.interleave is None:
+        return None
+    if options.runs:
+        raise UsageError("--interleave measures by itself; leave the results folders out")
+    looks: Sequence[int] = DEFAULT_LAUNCHES
+    if options.launches is not None:
+        looks = sorted(values.named("launches", values.csv(values.positive_int), options.launches))
+    most_s = options.max_time and values.named("max-time", values.duration_s, options.max_time)
+    return Request(
+        reference=options.interleave,
+        arguments=arguments,
+        looks=looks,
+        python=options.python,
+        environments=(
+            read_environment("--baseline-env", options.baseline_env),
+            read_environment("--env", options.env),
+        ),
+        max_time_s=most_s or math.inf,
+    )
 
 
 def _tell(options: argparse.Namespace, gate: Gate, first: GateRun, second: GateRun) -> None:
@@ -134,7 +144,10 @@ def read_policy(options: argparse.Namespace) -> Policy:
 
 
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
-    in_turns = (options.python, options.out, options.launches, options.env, options.baseline_env)
+    in_turns = (
+        *(options.python, options.out, options.launches, options.env, options.baseline_env),
+        *(options.max_time, options.dry_run),
+    )
     if len(options.runs) != 2 or rest or any(in_turns):
         raise UsageError(f"name two results folders, or --interleave REF; see {cli.command('gate')} --help")
     first, second = options.runs

@@ -22,13 +22,19 @@ from ..findings.wording import case_label, case_name
 from ..machine.conditions import Difference
 from ..results.case_columns import GATED
 from ..stats.fit import MIN_ROUNDS
-from .decide import INFORMING_CONFIDENCE, Decision, Policy, decide
+from ..stats.interval import Estimate
+from .code import Code
+from .decide import INFORMING_CONFIDENCE, MIN_LAUNCHES, Decision, Policy, decide
 from .judge import VERDICTS, Change, Verdict, compare_metric, of_case, shares_devices
+from .machine import describe_machine
 from .more import More, interleave_command, more, took_turns
-from .runs import LAUNCH, SWEPT, Code, GateCase, GateRun, run_differences
+from .runs import LAUNCH, SWEPT, GateCase, GateRun, run_differences
 
 SAME_CODE = "both runs measured the same code under the same conditions: the machine changed"
 """Why a slow-down is none of the code."""
+
+ONE_LAUNCH = "one launch cannot tell how much launches differ; give the gate more time"
+"""Why nothing is decided where the time ended before a second launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +60,10 @@ class Gate:
     looks: tuple[int, ...]
     """After how many launches it could have ended."""
     decision: Decision
+    machine: tuple[str, ...] = ()
+    """What it did while both sides were measured."""
+    cautions: tuple[str, ...] = ()
+    """What of that speaks against the comparison."""
     more: More | None = None
     """What would decide that."""
 
@@ -75,6 +85,25 @@ class Gate:
     def shown(self) -> list[Change]:
         """The rows of a table: what decides, and of the rest what is surely more than the threshold."""
         return [c for c in self.comparisons if c.decides or c.verdict not in ("undecided", "allowed")]
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether time ended it between two looks."""
+        return self.num_launches < max(self.looks, default=0) and self.num_launches not in self.looks
+
+    def resolvable(self, launches: int | None = None) -> float | None:
+        """Return the change that every case can tell from none, a fraction; None while that is not known.
+
+        With `launches`, what is expected after so many, from the scatter of those that there are.
+        """
+        now, looks = self.num_launches, self.looks
+        known = [(c.ratio, c.error) for c in self.comparisons if c.decides and c.ratio and c.error]
+        if not known or (looks and now < min(MIN_LAUNCHES, looks[0])):
+            return None
+        if launches is None or now == 1:
+            return max((ratio.high - ratio.low) / 2 for ratio, _ in known)
+        means = (Estimate(0.0, error * math.sqrt(now / launches), launches - 1) for _, error in known)
+        return max(mean.interval(self.confidence).high for mean in means)
 
     def having(self, verdict: Verdict) -> list[Change]:
         return [c for c in self.comparisons if c.verdict == verdict]
@@ -161,8 +190,11 @@ def compare(
     ]
     if code.is_identical and not differing and not interleaved:
         found = [_of_the_machine(comparison) for comparison in found]
-    matched = {theirs.result.case_id for _, theirs in pairs}
     num_launches = len({r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]})
+    if num_launches == 1 and looks and looks[0] > 1:
+        found = [_of_one_launch(comparison) for comparison in found]
+    matched = {theirs.result.case_id for _, theirs in pairs}
+    machine, cautions = describe_machine(baseline, candidate, both_ok)
     gate = Gate(
         differences=differing,
         comparisons=tuple(sorted(found, key=_badness)),
@@ -180,6 +212,8 @@ def compare(
         num_launches=num_launches if interleaved else 1,
         looks=tuple(looks),
         decision=decide(found, policy),
+        machine=machine,
+        cautions=cautions,
     )
     if not gate.needs_more_launches:
         return gate
@@ -206,6 +240,13 @@ def _of_the_machine(comparison: Change) -> Change:
     if comparison.verdict != "regressed" or column is None or not column.repeated:
         return comparison
     return replace(comparison, verdict="undecided", reason=SAME_CODE, suspected=True)
+
+
+def _of_one_launch(comparison: Change) -> Change:
+    """Leave open what a launch alone seems to decide: where the time ended before a second one."""
+    if comparison.verdict not in ("regressed", "improved", "allowed"):
+        return comparison
+    return replace(comparison, verdict="undecided", reason=ONE_LAUNCH)
 
 
 def _missing(ours: GateCase, theirs: GateCase | None) -> Change:

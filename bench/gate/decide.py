@@ -18,6 +18,9 @@ FAMILY_CONFIDENCE = 0.98
 INFORMING_CONFIDENCE = 0.95
 """Of each interval that only informs; these do not hold all at once."""
 
+MIN_LAUNCHES = 3
+"""Two launches have one degree of freedom: their interval is some twenty times as wide as their scatter."""
+
 EXIT_CODES: Mapping[Word, ExitCode] = {
     "pass": ExitCode.OK,
     "regression": ExitCode.FAILED,

@@ -8,8 +8,9 @@ from xml.etree import ElementTree as ET
 from ..common.errors import NotComparableError, UsageError
 from ..common.text import visible
 from .compare import Gate
+from .headline import headline, verdict
 from .judge import Change, change, said
-from .output import verdict
+from .more import duration_s
 
 
 def junit(gate: Gate, *, allow_missing: bool) -> str:
@@ -21,6 +22,15 @@ def junit(gate: Gate, *, allow_missing: bool) -> str:
     for comparison in gate.comparisons:
         by_case.setdefault(comparison.case_id, []).append(comparison)
     suite = ET.Element("testsuite", name="ddp-bench gate", tests=str(len(by_case)), errors="0")
+    if (created := gate.code.candidate.created_utc) is not None:
+        suite.set("timestamp", created)
+    sides = (gate.code.baseline, gate.code.candidate)
+    if (each_s := duration_s(sides, in_turns=gate.interleaved)) is not None:
+        suite.set("time", f"{gate.num_launches * each_s:.1f}")
+    told = ET.SubElement(suite, "properties")
+    machine = "; ".join((*gate.machine, *gate.cautions))
+    for name, value in (("compared", gate.code.compared()), ("machine", machine)):
+        ET.SubElement(told, "property", name=name, value=visible(value))
     for case_id, found in by_case.items():
         case = ET.SubElement(
             suite, "testcase", classname="ddp-bench.gate", name=visible(found[0].label or case_id)
@@ -32,7 +42,7 @@ def junit(gate: Gate, *, allow_missing: bool) -> str:
         ET.SubElement(case, "system-out").text = "\n".join(rows)
     for kind, name in (("failure", "failures"), ("skipped", "skipped")):
         suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
-    ET.SubElement(suite, "system-out").text = visible(verdict(gate))
+    ET.SubElement(suite, "system-out").text = f"{visible(headline(gate))}\n{visible(verdict(gate))}"
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

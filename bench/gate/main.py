@@ -71,6 +71,14 @@ def parser() -> cli.Parser:
         "lives; of several N the gate ends after the first that decides "
         f"(default {','.join(map(str, DEFAULT_LAUNCHES))})",
     )
+    measure.add_argument(
+        "--max-time",
+        metavar="TIME",
+        help="end with the last launch that fits into this time, as 10m, with the best verdict",
+    )
+    measure.add_argument(
+        "--dry-run", action="store_true", help="print the plan and its expected time; measure nothing"
+    )
     measure.add_argument("--python", metavar="PATH", help="the baseline's interpreter (another environment)")
     for name, side in (("--env", "candidate"), ("--baseline-env", "baseline")):
         measure.add_argument(

@@ -6,14 +6,16 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from scipy.special import chdtri, stdtrit
+from scipy.special import chdtri
 
 from ..common.cli import command
 from ..common.text import visible
+from ..findings.cautions import is_busy, said_load
 from ..findings.next_step import NextStep
 from ..machine.manifest import Manifest, Record
 from ..plan.resolve import as_options
 from ..results.commands import rewrite, write_command
+from ..stats.interval import Estimate
 from .judge import Change
 from .main import DEFAULT_LAUNCHES
 
@@ -43,6 +45,8 @@ class More(Record, frozen=True, omit_defaults=False):
     command: str
     minutes: float | None = None
     """That it takes, about; None where the runs do not tell."""
+    load: str = ""
+    """What other programs used of the machine, where that is what hides a change."""
 
     @property
     def step(self) -> NextStep:
@@ -56,6 +60,8 @@ class More(Record, frozen=True, omit_defaults=False):
             return NextStep("watch both trainings for more steps, in turns; then gate again", self.command)
         took = "this" if self.minutes is None else f"about {math.ceil(self.minutes)} min of this"
         where = f", {UNKNOWN_REF} being the baseline's commit" if f" {UNKNOWN_REF} " in self.command else ""
+        if self.load:
+            return NextStep(f"free the machine first: {self.load}; then gate again{where}", self.command)
         return NextStep(f"{took} would decide{where}", self.command)
 
 
@@ -78,6 +84,12 @@ def more(
     """
     if watched := sides[1].watched:
         return More(command=command("watch", "--steps", f"{4 * watched.num_steps}", "--", "COMMAND"))
+    argv = [*shlex.split(command("gate")), *(asked or ())]
+    once = dict.fromkeys(OUTPUT)
+    busy = next((side for side in sides if side.settings.device != "cuda" and is_busy(side)), None)
+    if busy is not None:
+        whole = rewrite(argv, **once) if asked is not None else interleave_command(*sides)
+        return More(command=whole, load=said_load(busy))
     wanted = max(_launches_for(one, launches, confidence) for one in undecided)
     if wanted > MOST_LAUNCHES:
         return More(command=command("doctor"))
@@ -86,12 +98,18 @@ def more(
     if asked is None:
         whole = interleave_command(*sides, "--launches", str(wanted))
     else:
-        argv = [*shlex.split(command("gate")), *asked]
-        whole = rewrite(argv, **{**dict.fromkeys(OUTPUT), "launches": str(wanted)})
-    seconds = [side.timing.total_s or math.nan for side in sides]
-    # Those in turns wait for each other: each has taken as long as both.
-    minutes = wanted * (max(seconds) if launches else sum(seconds)) / 60
-    return More(command=whole, minutes=None if math.isnan(minutes) else round(minutes, 1))
+        whole = rewrite(argv, **{**once, "max_time": None, "launches": str(wanted)})
+    each_s = duration_s(sides, in_turns=launches > 0)
+    return More(command=whole, minutes=None if each_s is None else round(wanted * each_s / 60, 1))
+
+
+def duration_s(sides: Sequence[Manifest], *, in_turns: bool) -> float | None:
+    """Return the seconds that a launch took, or two separate runs; None where a manifest does not tell."""
+    found = [side.timing.total_s for side in sides if side.timing.total_s is not None]
+    if len(found) < len(sides):
+        return None
+    # Runs in turns wait for each other: each has taken as long as both.
+    return max(found) if in_turns else sum(found)
 
 
 def took_turns(runs: Sequence[Manifest]) -> bool:
@@ -129,6 +147,6 @@ def _launches_for(one: Change, launches: int, confidence: float) -> int:
     if math.isfinite(freedom):
         scatter *= math.sqrt(freedom / chdtri(freedom, SURE))
     for wanted in range(max(launches + 1, DEFAULT_LAUNCHES[0]), MOST_LAUNCHES + 1):
-        if stdtrit(wanted - 1, (1 + confidence) / 2) * scatter / math.sqrt(wanted) <= reach:
+        if Estimate(0.0, scatter / math.sqrt(wanted), wanted - 1).interval(confidence).high <= reach:
             return wanted
     return MOST_LAUNCHES + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ..common.cli import speaker
 from ..common.console import Annotation
@@ -12,9 +12,11 @@ from ..common.numbers import plural
 from ..common.text import listed, to_json, visible
 from ..findings.next_step import NextStep
 from ..findings.wording import CPU_STAND_IN
-from ..page.page import Card, Heading, Page, Step, Table
+from ..machine.conditions import Difference
+from ..page.page import BAD, GOOD, UNSURE, Card, Heading, Page, Step, Table, Tone
 from .compare import Gate
 from .decide import FAMILY_CONFIDENCE, INFORMING_CONFIDENCE
+from .headline import TONES, headline, named, reason, verdict
 from .judge import VERDICTS, Change, Verdict, cells, said
 from .more import UNKNOWN_REF
 
@@ -24,20 +26,17 @@ NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 """A commit; twelve digits name it."""
 
-MOST_NAMED = 2
-"""Cases in one sentence."""
-
 _COLUMNS = (
     *(Heading("Case"), Heading("Metric")),
     *(Heading("Baseline", "number", drop=1), Heading("Candidate", "number", drop=1)),
     *(Heading("Change", "number"), Heading("Verdict")),
 )
 
-_STATES: dict[Verdict, str] = {
-    "regressed": "found",
-    "improved": "found",
-    "noted": "equal",
-    "allowed": "equal",
+_TONES: dict[Verdict, Tone] = {
+    "regressed": BAD,
+    "missing": BAD,
+    "improved": GOOD,
+    "allowed": GOOD,
 }
 
 
@@ -47,8 +46,10 @@ def outline(gate: Gate) -> Page:
     rows = tuple(map(cells, gate.shown))
     return Page(
         title="",
-        status=verdict(gate),
-        warnings=conditions(gate),
+        status=headline(gate),
+        tone=TONES[gate.decision.verdict],
+        facts=facts(gate),
+        warnings=warnings(gate),
         cards=cards(gate),
         following=Step(step.why, step.command) if step else None,
         notes=notes(gate),
@@ -72,23 +73,42 @@ def cards(gate: Gate) -> list[Card]:
         elif worst == "not comparable":
             differing = ", ".join(d.name for d in gate.differences if d.blocking)
             why = f"the runs differ in {differing}" if differing else those[0].reason
-            sentence = f"{why[:1].upper()}{why[1:]}."
+            sentence = _sentence(why)
         else:
-            sentence = f"{named(those)[:1].upper()}{named(those)[1:]}."
-        title, state = f"{label[:1].upper()}{label[1:]}", _STATES.get(worst, "open")
-        made.append(Card(title, state, f"{worst[:1].upper()}{worst[1:]}", sentence))
+            sentence = _sentence(named(those))
+        tone = _TONES.get(worst, UNSURE)
+        state = "equal" if worst == "noted" else tone.name
+        sign = "" if worst == "noted" else f"{tone.sign} "
+        made.append(
+            Card(f"{label[:1].upper()}{label[1:]}", state, f"{sign}{worst[:1].upper()}{worst[1:]}", sentence)
+        )
     return made
 
 
-def conditions(gate: Gate) -> list[str]:
-    """What is to be read before any number: separate runs, the code compared, what differs; a line each."""
-    differing = [
-        f"{'differs' if d.blocking else 'differs, no obstacle'}: {d.name}: {d.then} -> {d.now}"
-        for d in gate.differences
-    ]
-    first = [] if gate.interleaved else [NOT_INTERLEAVED]
-    first += [f"{CPU_STAND_IN}."] if gate.on_cpu else []
-    return [visible(_HASH.sub(r"\1", line)) for line in (*first, *gate.code.lines(), *differing)]
+def warnings(gate: Gate) -> list[str]:
+    """Say what speaks against the comparison: separate runs, the machine, conditions that differ."""
+    found = [] if gate.interleaved else [NOT_INTERLEAVED]
+    found += [f"{CPU_STAND_IN}."] if gate.on_cpu else []
+    found += map(_sentence, gate.cautions)
+    return _lines(found, [f"differs: {_differs(d)}" for d in gate.differences if d.blocking])
+
+
+def facts(gate: Gate) -> list[str]:
+    """Say why it was decided so, then what was compared, and on what machine; a line each."""
+    differing = [f"differs, no obstacle: {_differs(d)}" for d in gate.differences if not d.blocking]
+    return _lines([_sentence(reason(gate))], gate.code.lines(), map(_sentence, gate.machine), differing)
+
+
+def _sentence(said: str) -> str:
+    return f"{said[:1].upper()}{said[1:]}."
+
+
+def _differs(one: Difference) -> str:
+    return f"{one.name}: {one.then} → {one.now}"
+
+
+def _lines(*found: Iterable[str]) -> list[str]:
+    return [visible(_HASH.sub(r"\1", line)) for lines in found for line in lines]
 
 
 def notes(gate: Gate) -> list[str]:
@@ -148,86 +168,19 @@ def decides(gate: Gate) -> NextStep | None:
     )
 
 
-def verdict(gate: Gate) -> str:
-    """What was decided, in one sentence."""
-    found = gate.decision.verdict
-    why = {"pass": _passed, "undecided": _undecided, "not comparable": _not_comparable}.get(found, _failed)
-    return f"{found}: {why(gate)}"
-
-
-def _failed(gate: Gate) -> str:
-    regressed = gate.having("regressed")
-    if not regressed:
-        return f"{named(gate.decision.reasons)}; --allow-missing passes without them"
-    others = len({c.case_id for c in gate.undecided} - {c.case_id for c in regressed})
-    undecided = f"; {plural(others, 'other case')} undecided" if others else ""
-    limit = _limit(regressed)
-    are = "are" if " and " in limit else "is"
-    return f"{named(regressed)}{undecided}; {limit} {are} allowed{_apart(gate)}"
-
-
-def _limit(found: Iterable[Change]) -> str:
-    """The thresholds of changes; where they differ, each with its metric."""
-    by_metric = {c.column.label: f"{100 * (c.threshold or 0):g}%" for c in found if c.column is not None}
-    if len(set(by_metric.values())) == 1:
-        return next(iter(by_metric.values()))
-    return " and ".join(f"{limit} of {label}" for label, limit in by_metric.items())
-
-
-def _passed(gate: Gate) -> str:
-    reasons = gate.decision.reasons
-    noted = [said(c) for c in gate.having("noted")]
-    more = f"; for information: {'; '.join(noted[:MOST_NAMED])}" if noted else ""
-    if better := [c for c in reasons if c.verdict == "improved"]:
-        caveat = _apart(gate)
-        return f"{named(better)}{caveat and f'{caveat}, so it may be the machine'}{more}"
-    # A case passes by its rate; other metrics may be allowed other changes.
-    rates = [c for c in reasons if c.metric == "images_per_s"] or reasons
-    return f"no case is more than {_limit(rates)} slower{more}"
-
-
-def _undecided(gate: Gate) -> str:
-    if suspected := [c for c in gate.comparisons if c.suspected]:
-        return f"{said(suspected[0])}, but {suspected[0].reason}"
-    if gate.undecided:
-        return f"{named(gate.undecided)}: perhaps over the allowed {_limit(gate.undecided)}, perhaps not"
-    return "every case shares its devices, so none is judged"
-
-
-def _not_comparable(gate: Gate) -> str:
-    names = [d.name for d in gate.differences if d.blocking]
-    if names and gate.decision.reasons:
-        ratios = any(c.metric == "speedup" for c in gate.comparisons)
-        fix = "--ratios-only still compares speed-up" if ratios else "--interleave REF measures both in turns"
-        if not ratios and not gate.interleave_command:
-            fix = "measure both alike"
-        return f"the runs differ in {', '.join(names)}; {fix}"
-    if gate.decision.reasons:
-        return gate.decision.reasons[0].reason
-    return "the runs share no metric that could be gated"
-
-
-def _apart(gate: Gate) -> str:
-    return "" if gate.interleaved else "; the runs were not measured in turns"
-
-
-def named(found: Sequence[Change]) -> str:
-    """Say what became of two cases, by their throughput if it is among it, and how many others there are."""
-    by_case = {c.case_id: c for c in sorted(found, key=lambda c: c.metric == "images_per_s")}
-    first = list(dict.fromkeys(by_case[c.case_id] for c in found))
-    others = [f"and {plural(len(first) - MOST_NAMED, 'other case')}"] if len(first) > MOST_NAMED else []
-    return "; ".join([*map(said, first[:MOST_NAMED]), *others])
-
-
 def _launches(gate: Gate) -> list[str]:
     """What the intervals hold of other launches."""
     if not gate.interleaved:
         return ["Intervals are of these launches; others may differ by more."]
     turns = f"Measured in turns, {plural(gate.num_launches, 'launch')} of each side"
-    if gate.num_launches == 1:
-        return [f"{turns}: another may differ by more."]
     looked = f" (looks after {listed([*map(str, gate.looks)])})" if len(gate.looks) > 1 else ""
-    return [f"{turns}{looked}: intervals cover how launches differ, not days."]
+    looked += ", ended by --max-time" if gate.ended_early else ""
+    if gate.num_launches == 1:
+        return [f"{turns}{looked}: another may differ by more."]
+    lines = [f"{turns}{looked}: intervals cover how launches differ, not days."]
+    if (width := gate.resolvable()) is not None:
+        lines.append(f"This gate can resolve changes of about ±{100 * width:.2g}%.")
+    return lines
 
 
 def annotations_of(gate: Gate) -> list[Annotation]:
@@ -245,6 +198,7 @@ def as_json(gate: Gate) -> str:
         {
             "verdict": gate.decision.verdict,
             "exit_code": gate.exit_code,
+            "headline": headline(gate),
             "sentence": verdict(gate),
             "interval_confidence": gate.confidence,  # of each single interval, a fraction
             "cpu_stand_in": gate.on_cpu,
@@ -255,6 +209,11 @@ def as_json(gate: Gate) -> str:
             "only_in_candidate": gate.only_in_candidate,
             "more": gate.more,  # what would decide it, where it is undecided
             "num_launches": gate.num_launches,
+            "ended_early": gate.ended_early,  # by --max-time, between two looks
+            "resolvable": gate.resolvable(),  # the change that every case can tell from none, a fraction
+            "machine": gate.machine,
+            "cautions": gate.cautions,
+            "load": {"baseline": gate.code.baseline.load, "candidate": gate.code.candidate.load},
             "comparisons": gate.comparisons,
         }
     )

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, astuple, replace
 
 from ..common.cli import speaker
+from ..common.numbers import per_second
 from ..common.text import csv_cell
 from ..findings.next_step import again
 from ..page import render
@@ -14,8 +15,9 @@ from ..page.page import Figure, Page, data_link
 from ..results.tables import csv_bytes
 from .compare import Gate
 from .decide import INFORMING_CONFIDENCE
+from .headline import headline, outcome, verdict
 from .judge import Change, change, said
-from .output import outline, verdict
+from .output import outline
 from .runs import GateRun
 
 
@@ -27,7 +29,8 @@ def html(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
 def markdown(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:
     """The same for a job summary or a pull-request comment, what was decided first."""
     made = page(gate, baseline, candidate)
-    return render.markdown(replace(made, heading=f"{speaker('gate')}: {verdict(gate)}", status=made.title))
+    heading = f"{speaker('gate')}: {verdict(gate)}"
+    return render.markdown(replace(made, heading=heading, status=headline(gate)))
 
 
 def page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
@@ -35,15 +38,12 @@ def page(gate: Gate, baseline: GateRun, candidate: GateRun) -> Page:
     sides = {"Baseline": baseline, "Candidate": candidate}
     return replace(
         outline(gate),
-        title=f"{_name(candidate)} against {_name(baseline)}",
+        title=gate.code.compared(),
+        status=outcome(gate),
         figures=[one for name in ("images_per_s", "speedup") if (one := _figure(gate, name)) is not None],
         data=data_link("comparison.csv", _csv(gate)),
         conditions={name: _facts(side) for name, side in sides.items()},
     )
-
-
-def _name(side: GateRun) -> str:
-    return side.manifest.name or side.path.name.removesuffix(".zip")
 
 
 def _figure(gate: Gate, metric: str) -> Figure | None:
@@ -100,11 +100,18 @@ def _facts(side: GateRun) -> dict[str, str]:
 
 def _csv(gate: Gate) -> bytes:
     """Every comparison in full digits; without a value a cell is empty."""
-    names = "case metric verdict baseline candidate ratio ratio_low ratio_high threshold reason"
+    names = "case metric unit verdict baseline candidate ratio ratio_low ratio_high threshold reason"
     lines = [names.split()]
     for c in gate.comparisons:
         ratio = astuple(c.ratio) if c.ratio else (None,) * 3
         numbers = (c.baseline, c.candidate, *ratio, c.threshold)
         known = ("" if x is None or math.isnan(x) else f"{x}" for x in numbers)
-        lines.append([csv_cell(c.label), c.metric or "", c.verdict, *known, csv_cell(c.reason)])
+        lines.append([csv_cell(c.label), c.metric or "", _unit(c), c.verdict, *known, csv_cell(c.reason)])
     return csv_bytes(lines)
+
+
+def _unit(c: Change) -> str:
+    """Name the unit of both values; of a rate, what each of them counts."""
+    if c.column is None:
+        return ""
+    return per_second("/".join(dict.fromkeys(c.units))) if c.column.is_rate else c.column.unit

@@ -17,9 +17,7 @@ from ..results.store import check_claimable
 from ..run.processes import expected_device
 from ..stats.fit import MIN_ROUNDS
 from .checkouts import Checkout
-
-MIN_LAUNCHES = 3
-"""Two launches have one degree of freedom: their interval is some twenty times as wide as their scatter."""
+from .decide import MIN_LAUNCHES
 
 MIN_FREE_MIB = 100
 """Space for the results of all launches."""

@@ -1,4 +1,4 @@
-"""The two sides of a gate: their results folders, refused where files do not hold together, and their code.
+"""The two sides of a gate: their results folders, refused where files do not hold together.
 
 Figures come from blocks.csv; cases.csv says what the cases are, how they ended and their peak memory.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from msgspec import structs
 
 from ..common.errors import UsageError
 from ..machine.conditions import Difference, Question, differences
-from ..machine.manifest import Git, Manifest, WorkloadCode
+from ..machine.load import mean_load
+from ..machine.manifest import Manifest
 from ..plan.case_settings import DDP_DEFAULTS, MODE_DEFAULTS, STEP_DEFAULTS
 from ..plan.modes import RANK_PER_DEVICE
 from ..results.aggregate import estimates_of_cases, metrics_by_round
@@ -144,13 +146,17 @@ def merged(runs: Sequence[GateRun]) -> GateRun:
     agree with each other better than with those of the next. A comparison of two processes would call that a
     change.
 
-    A case that failed in any launch is a failed case; peak memory is the highest.
+    A case that failed in any launch is a failed case; peak memory is the highest, and clocks are those of the
+    launch in which heat or power held them down the most.
     """
     by_id: dict[str, list[GateCase]] = {}
     for run in runs:
         for case in run.cases:
             by_id.setdefault(case.result.case_id, []).append(case)
-    return GateRun(runs[0].path, runs[0].manifest, tuple(_merged_case(cases) for cases in by_id.values()))
+    loads = [run.manifest.load[0] for run in runs if run.manifest.load]
+    load = (reduce(mean_load, loads),) if loads else ()
+    manifest = structs.replace(runs[0].manifest, load=load)
+    return GateRun(runs[0].path, manifest, tuple(_merged_case(cases) for cases in by_id.values()))
 
 
 def _merged_case(cases: Sequence[GateCase]) -> GateCase:
@@ -162,7 +168,8 @@ def _merged_case(cases: Sequence[GateCase]) -> GateCase:
         for name, found in rounds.items()
         if not METRICS[name].repeated
     }
-    return replace(cases[0], rounds=rounds | once)
+    slowest = max(cases, key=lambda case: case.result.throttled_pct or 0.0)
+    return replace(slowest, rounds=rounds | once)
 
 
 def side_by_side(launches: Sequence[ByRound]) -> ByRound:
@@ -191,103 +198,3 @@ def _between_cases(pairs: list[tuple[CaseResult, CaseResult]]) -> list[Differenc
             left, right = (", ".join(dict.fromkeys(side)) for side in zip(*changed, strict=True))
             found.append(Difference(name=name, then=left, now=right, blocking=True))
     return found
-
-
-@dataclass(frozen=True)
-class Code:
-    """What the two manifests say of their code: the user's by repository, commit and content, and ours.
-
-    `interleaved` where both sides took turns.
-    """
-
-    baseline: Manifest
-    candidate: Manifest
-    interleaved: bool
-    environments: tuple[Mapping[str, str], ...] = ()
-    """Variables that the gate set for baseline and candidate alone."""
-
-    @property
-    def is_identical(self) -> bool | None:
-        """Whether both imported files of the same content; None where a manifest does not tell.
-
-        None of watched trainings, whose scripts nobody looks into.
-        Built-in models are code of ddp-bench: a commit of it without changes.
-        """
-        if self.baseline.watched or self.candidate.watched:
-            return None
-        if not any(side.workload for side in (self.baseline, self.candidate)):
-            ours, theirs = self.baseline.git, self.candidate.git
-            known = all(state.commit and state.dirty is False for state in (ours, theirs))
-            return ours.commit == theirs.commit if known else None
-        hashes = [_content(side) for side in (self.baseline, self.candidate)]
-        return None if None in hashes else hashes[0] == hashes[1]
-
-    def lines(self) -> list[str]:
-        """Variables of one side; the workloads' commits, whether their code is the same, and ddp-bench's."""
-        sides = (self.baseline, self.candidate)
-        variables = [
-            f"{name} with {' '.join(f'{key}={value}' for key, value in one.items())}"
-            for name, one in zip(("baseline", "candidate"), self.environments, strict=False)
-            if one
-        ]
-        if not any(side.workload for side in sides):
-            return variables
-        lines = [*variables, f"workload: {_between(*(_commit(side.workload) for side in sides))}"]
-        if self.is_identical and not self.interleaved:
-            lines.append("both runs imported identical code of the workload")
-        elif self.is_identical:
-            same = self.baseline.versions == self.candidate.versions and not variables
-            what = "this is an A/A comparison" if same else "what differs is the environment"
-            lines.append(f"both sides import identical code: {what}")
-        if all(side.ddp_bench.version for side in sides):
-            own = (f"ddp-bench {side.ddp_bench.version}{_state(side.git, ' ({})')}" for side in sides)
-            lines.append(f"measured with {_between(*own)}")
-        return lines
-
-    def of_both(self) -> dict[str, Any]:
-        """The same for a program; what a manifest does not tell is left out."""
-
-        def told(side: Manifest) -> dict[str, Any]:
-            workload = structs.replace(side.workload or WorkloadCode(), files={})
-            return {"workload": workload, "ddp_bench": side.ddp_bench, "git": side.git}
-
-        both = {"baseline": told(self.baseline), "candidate": told(self.candidate)}
-        return {"identical": self.is_identical, **both}
-
-
-def check_one_code(launches: Sequence[Manifest]) -> None:
-    """Raise UsageError where the launches of a side measured different code: it was edited meanwhile."""
-    if len({_content(manifest) for manifest in launches}) > 1:
-        raise UsageError(
-            "the workload's code was changed while it was measured; leave its files alone and measure again"
-        )
-
-
-def _content(manifest: Manifest) -> str | None:
-    """The hash of the user's code that a run imported; None without such code, or where it is not told."""
-    return manifest.workload.code_sha256 if manifest.workload else None
-
-
-def _between(ours: str, theirs: str) -> str:
-    """`mynet 1a2b3c4 -> 5d6e7f8`: what is the same in both is said once."""
-    if ours == theirs:
-        return ours
-    name, _, rest = theirs.partition(" ")
-    return f"{ours} -> {rest if rest and ours.partition(' ')[0] == name else theirs}"
-
-
-def _commit(code: WorkloadCode | None) -> str:
-    """`mynet 1a2b3c4 with uncommitted changes`, or where the code comes from as far as that is known."""
-    if not code:
-        return "not recorded"
-    return (
-        f"{code.repository}{_state(code, ' {}')}"
-        if code.commit
-        else f"{code.file or code.spec} in no repository with a commit"
-    )
-
-
-def _state(code: Git, form: str) -> str:
-    """A commit in `form`, in as many digits as git shows (JSON has all); empty where it is not known."""
-    changes = " with uncommitted changes" if code.dirty else ""
-    return form.format(f"{code.commit[:7]}{changes}") if code.commit else ""

@@ -86,13 +86,29 @@ class Section:
 
 
 class Card(NamedTuple):
-    """One answer: `state` is `found`, `equal` or `open`, `label` names it in words, `paste` is code."""
+    """One answer: `state` is `found`, `equal`, `open` or a tone's name, `label` says it, `paste` is code."""
 
     title: str
     state: str
     label: str
     sentence: str
     paste: str = ""
+
+
+class Tone(NamedTuple):
+    """The colour of a verdict, and the sign beside it for those who do not see colours."""
+
+    name: str
+    sign: str
+    emoji: str
+    """For Markdown, which has no colours."""
+    style: str
+    """On a terminal."""
+
+
+GOOD = Tone("good", "✔", "✅", "bold green")
+BAD = Tone("bad", "✘", "❌", "bold red")
+UNSURE = Tone("unsure", "?", "⚠️", "bold yellow")
 
 
 class Step(NamedTuple):
@@ -110,9 +126,14 @@ class Page:
     heading: str = ""
     status: str = ""
     """What was decided, and behind a dot or a colon more about it."""
+    tone: Tone | None = None
+    """Of the status, where it is a verdict."""
+    facts: Sequence[str] = ()
+    """What to know before the numbers."""
     subtitle: Sequence[str] = ()
     command: str = ""
     warnings: Sequence[str] = ()
+    """What speaks against the numbers."""
     cards: Sequence[Card] = ()
     trust: Mapping[str, str] = field(default_factory=dict)
     """What the answers are worth, by what they claim; empty where there are none."""

@@ -42,7 +42,13 @@ def show(page: Page, *, place: str = "", piped_width: int = PIPED_WIDTH) -> None
     def labelled(found: Iterable[tuple[str, str]]) -> list[str]:
         return [_filled(f"{visible(label):<{labels}}", said, text_width) for label, said in found]
 
-    head = page.heading, page.status, _filled("", " · ".join(page.subtitle), text_width), *page.warnings
+    subtitle = _filled("", " · ".join(page.subtitle), text_width)
+    status = page.status
+    if page.tone is not None:
+        said = Text(f"{page.tone.sign} {visible(status)}", style=page.tone.style)
+        RichConsole(file=sys.stdout).print(said, soft_wrap=True)
+        status = ""
+    head = (page.heading, status, subtitle, *page.facts, *page.warnings)
     _print(*head)
     _print(*labelled(answers), gap=any(head))
     for i, table in enumerate(page.tables):

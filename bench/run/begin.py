@@ -11,7 +11,7 @@ from ..common.cli import command, say
 from ..common.console import format_s
 from ..common.errors import UsageError
 from ..common.numbers import plural
-from ..common.text import listed, visible
+from ..common.text import listed, to_json, visible
 from ..common.turns import interleaved_id
 from ..findings.wording import devices, samples_noun, workload_parts
 from ..machine.gpus import SHARES_GPUS, gpus
@@ -205,18 +205,28 @@ def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int | str, 
         )
 
 
-def show_plan(workers: Workers, job: Job) -> None:
-    """Print every case, why it is skipped, the order of the first round and the expected time."""
+def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
+    """Print every case, why it is skipped, the order of the first round and the expected time.
+
+    As JSON, for a program: the cases to measure, the versions, and the seconds expected.
+    """
     # Eager: a plan should not take the minutes of a compiler, nor need one.
     eager = replace(job.plan[0].case, compile="off")
     first = m.Probe(settings=job.settings, case=eager, num_outputs=job.inspected.num_outputs)
     steps_ms = workers.value(0, first, "the probe of single", START_LIMIT_S)
     runnable = [p for p in job.plan if p.skip_reason is None]
+    step_s, of_single = median(steps_ms) / 1000, job.plan[0].case
+    batch = of_single.global_batch
+    preparing_s, rounds_s = estimate_s(job.plan, step_s=step_s, single_batch=batch, settings=job.settings)
+    if as_json:
+        cases, versions = [p.case.case_id for p in runnable], job.inspected.versions
+        found = {"cases": cases, "versions": versions, "startup_s": preparing_s, "rounds_s": rounds_s}
+        print(to_json(found))
+        return
     order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
     place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
     width = max(len(p.case.case_id) for p in job.plan)
     here = devices(job.machine.devices_per_node, job.machine.device_type)
-    of_single = job.plan[0].case
     as_planned = CaseResult.of(of_single.stored())
     noun = samples_noun(as_planned)
     trained = workload_parts(as_planned, of_single.batch_per_device)
@@ -225,9 +235,6 @@ def show_plan(workers: Workers, job: Job) -> None:
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
         more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
         print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
-    step_s = median(steps_ms) / 1000
-    batch = of_single.global_batch
-    preparing_s, rounds_s = estimate_s(job.plan, step_s=step_s, single_batch=batch, settings=job.settings)
     steps = plural(job.settings.steps_per_block(step_s), "step")
     print(
         f"Rounds in random order (seed {job.settings.seed}), {steps} per block; a step of "

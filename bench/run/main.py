@@ -126,7 +126,7 @@ def parser(told: CommandHelp = RUN, *, whole: bool = False) -> Parser:
     finish = "finish a run's folder with its own options; repeat only --workload"
     add(group, "resume", finish, type=Path, metavar="DIR")
     add(group, "quiet", "no progress, no table; only errors and failed cases", action="store_true")
-    add(group, "json", "the summary as JSON on stdout", action="store_true")
+    add(group, "json", "the summary, or the plan of --dry-run, as JSON on stdout", action="store_true")
     add(made, "preset", f"settings by name: {', '.join(PRESETS)}", metavar="NAME")
     add(made, "config", "settings from a TOML file", type=Path, metavar="FILE.toml")
     add(made, "dry_run", "print the plan and its expected time; run nothing", action="store_true")
@@ -218,7 +218,7 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
         from .conductor import Conductor
 
         if how["dry_run"]:
-            show_plan(workers, resolved_on(workers, settings))
+            show_plan(workers, resolved_on(workers, settings), as_json=how["json"])
             workers.end()
             return ExitCode.OK
         done = How(arguments=arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])

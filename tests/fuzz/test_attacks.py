@@ -31,7 +31,7 @@ from in_process import Reached, first_worker, reached
 from ddp_bench.bench.common.errors import ExitCode
 from ddp_bench.bench.doctor import main as doctor
 from ddp_bench.bench.export.main import main as export
-from ddp_bench.bench.gate import interleave
+from ddp_bench.bench.gate import sides
 from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.lab import main as lab
 from ddp_bench.bench.lab import network
@@ -211,7 +211,7 @@ def disarm():
     """Take away from the commands of this process what starts processes."""
     for owner, name, new in (
         (run, "running_workers", first_worker),
-        *((owner, name, reached) for owner, name in ((interleave, "measure_in_turns"), (doctor, "examine"))),
+        *((owner, name, reached) for owner, name in ((sides, "check_sides"), (doctor, "examine"))),
         (lab, "run", reached),
         *((network, name, lambda *_: None) for name in ("require_support", "become_root")),
     ):

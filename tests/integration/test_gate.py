@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from commands import ROOT, SMALL, eventually, finished
+from documented import in_page
 from made_project import NET, RUN, commit
 
 from ddp_bench.bench.common.errors import ExitCode, NotComparableError, UsageError
@@ -71,7 +74,7 @@ def test_a_side_that_could_not_measure_a_mode_says_why(tmp_path, capsys, monkeyp
     reason = "every case of ddp failed: ValueError: late bug (net.py:6, in late)"
     fails = f"import sys; print({'bench.run: error: ' + reason!r}, file=sys.stderr); sys.exit(4)"
 
-    def start(checkout, _arguments, log, _environment):
+    def start(checkout, _arguments, log, *_):
         code = fails if checkout.name == "candidate" else ""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as stderr:
@@ -128,7 +131,7 @@ def test_an_interpreter_is_named_from_where_the_gate_was_started(tmp_path, monke
     for name, found in wanted.items():
         with both_checkouts(".", resolve({}), name) as (baseline, candidate):
             assert (baseline.python, candidate.python) == (found, sys.executable)
-            assert baseline.folder == candidate.folder == tmp_path, "both are the code as it stands"
+        assert baseline.folder == candidate.folder == tmp_path, "both are the code as it stands"
 
 
 def descendants(folder):
@@ -259,6 +262,47 @@ def test_however_it_is_imported_the_commits_are_compared(way, tmp_path, environm
 
     slow = commit(project, {"mynet/net.py": NET.format(products=400)})
     code, found, said = gate(elsewhere, fast, *run, **how)
-    assert f"workload: mynet {fast[:7]} -> {slow[:7]}" in said
+    assert f"workload: mynet {fast[:7]} → {slow[:7]}" in said
     assert code == ExitCode.FAILED, str(found["comparisons"][0])
     assert found["code"]["baseline"]["workload"]["file"] == "mynet/net.py"
+
+
+@pytest.mark.campaign
+def test_both_sides_load_the_workload_before_anything_is_timed(tmp_path, monkeypatch, capsys):
+    """A dry run plans both commits; one that lacks the function has nothing to compare."""
+    project = tmp_path / "mynet"
+    lacks = commit(project, {"net.py": NET.format(products=1).replace("def make()", "def other()")})
+    has = commit(project, {"net.py": NET.format(products=1)})
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(project)
+    run = ["--workload", "net:make", *RUN, "--rounds", "5"]
+    assert main(["--interleave", has, "--dry-run", "--", *run]) == ExitCode.OK
+    baseline, candidate, cases, _, expected = capsys.readouterr().out.splitlines()
+    version = torch.__version__.partition("+")[0]
+    assert baseline == f"baseline: git reference {has}, {sys.executable}, torch {version}"
+    assert candidate.startswith("candidate: the code as it stands, ")
+    assert cases.startswith("1 case a side: single-n1-")
+    assert re.fullmatch(r"Expected time: about \d.* to .*, at \d+s a launch\.", expected)
+    assert main(["--interleave", lacks, "--out", str(tmp_path / "out"), "--", *run]) == ExitCode.UNDECIDED
+    (said,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert "nothing to compare: the baseline has no such workload or option (" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has none of the instructions"
+)
+def test_the_documented_variable_slows_the_step_on_a_cpu(capsys):
+    """As docs/gate.md prints it, with a smaller network and fewer launches."""
+    (found,) = (one for one in in_page(ROOT / "docs/gate.md") if "ATEN_CPU_CAPABILITY=default" in one.words)
+    given = [*found.words[3:]]
+    assert found.words[:3] == ("python", "-m", "bench.gate")
+    end = given.index("--")
+    quick = ["--arch", "resnet20", "--batch-size", "8", "--rounds", "8"]
+    assert main([*given[:end], "--launches", "1", "--json", *given[end:], *quick]) == ExitCode.FAILED
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == "regression"
+    assert (
+        ", candidate with ATEN_CPU_CAPABILITY=default: regression, single on 1 CPU core" in told["headline"]
+    )

@@ -20,8 +20,8 @@ from ddp_bench.bench.gate.checkouts import (
     workload_file,
     worktree,
 )
-from ddp_bench.bench.gate.interleave import from_any_folder
 from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.gate.sides import from_any_folder
 from ddp_bench.bench.run.main import settings_of
 
 NET = """

@@ -1,10 +1,14 @@
 """CI and README: the versions that README says are tested are those of pyproject.toml and the workflows."""
 
 import re
+import shlex
 import tomllib
 
 import yaml
 from commands import ROOT
+
+from ddp_bench.bench.gate.main import parser as gate_parser
+from ddp_bench.bench.run.main import settings_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,3 +45,18 @@ def test_readme_names_what_is_tested_nightly():
     assert f"nightly with torch {' and '.join(nightly)} on Python " in " ".join(CLAIM.split())
     untried = [one["python"] for one in matrix if one.get("untried")]
     assert not set(untried) & set(pythons())
+
+
+def test_the_documented_jobs_give_the_action_what_it_takes():
+    """Hosted and self-hosted: inputs of action.yml, arguments that gate and run read, known verdicts."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/ci.md").read_text(encoding="utf-8"), re.DOTALL)
+    jobs = [yaml.safe_load(block)["jobs"]["gate"] for block in blocks]
+    assert [job["runs-on"] for job in jobs] == ["ubuntu-latest", ["self-hosted", "gpu"]]
+    for job in jobs:
+        (given,) = (one["with"] for one in job["steps"] if one.get("uses", "").startswith("ddp-bench/"))
+        assert set(given) <= set(action["inputs"])
+        assert {"regression", "missing"} <= set(given["fail-on"].split())
+        assert set(given["fail-on"].split()) <= {"regression", "missing", "undecided", "new"}
+        assert gate_parser().parse_args(shlex.split(given["gate"])).max_time is not None
+        assert settings_of(shlex.split(given["run"])).rounds == 24

@@ -1,11 +1,7 @@
 """Verdicts on simulated rounds of known truth."""
 
 import re
-import sys
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,9 +18,9 @@ from gate_runs import (
 from made import made_manifest
 
 from ddp_bench.bench.common.errors import NotComparableError, UsageError
-from ddp_bench.bench.gate import interleave
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.decide import Policy, decide
+from ddp_bench.bench.gate.headline import verdict as sentence
 from ddp_bench.bench.gate.judge import Change, judge
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
 from ddp_bench.bench.gate.more import more
@@ -163,22 +159,6 @@ def test_of_equal_code_nearly_all_pass_by_default_and_a_quiet_machine_needs_the_
     assert launches.mean() > 12 if most > 12 else set(launches) == {most}
 
 
-@pytest.mark.parametrize(("decides", "taken"), [(1, 2), (3, 4), (9, 8)])
-def test_a_gate_ends_after_the_first_look_that_decides(decides, taken, monkeypatch):
-    sides = [interleave.Checkout("either", Path(), sys.executable)] * 2
-    monkeypatch.setattr(interleave, "both_checkouts", lambda *_: nullcontext(sides))
-    monkeypatch.setattr(interleave, "measure_in_turns", lambda *_, **__: (made_run(STEADY), made_run(STEADY)))
-
-    def launches(run):
-        return len({r // LAUNCH for r in run.cases[0].rounds["images_per_s"]})
-
-    def gate_of(_, run):
-        return SimpleNamespace(needs_more_launches=launches(run) < decides)
-
-    found = interleave.measure_launches(".", ["--gpus", "1"], looks=(2, 4, 8), gate_of=gate_of, quiet=True)
-    assert list(map(launches, found)) == [taken, taken]
-
-
 @pytest.mark.parametrize(("slower", "least"), [(1.07, 0.9), (1.10, 0.95)])
 def test_a_slow_down_beyond_the_threshold_is_caught_in_turns(slower, least):
     found, _ = by_default(20, between=0.02, sd=0.05, slower=slower)
@@ -200,7 +180,7 @@ def test_cases_that_share_devices_are_shown_and_not_judged():
     alone = replace(slow, cases=tuple(c for c in slow.cases if c.result.case_id == "ddp-n2"))
     gate = gated(replace(base, cases=base.cases[2:]), alone)
     assert gate.exit_code == 3, "nothing was judged"
-    assert "its devices" in gate_output.verdict(gate)
+    assert "its devices" in sentence(gate)
 
 
 def test_what_would_decide_is_the_whole_command_with_its_minutes():
@@ -297,8 +277,11 @@ def test_other_conditions_are_not_comparable_but_for_ratios(name):
     ratios = gated(STEADY, other, ratios_only=True)
     assert {c.metric for c in ratios.comparisons if c.metric} == {"speedup"}
     assert ratios.exit_code == 0, "everything is 1.5x slower, so no ratio changed"
-    assert gate_output.verdict(gate).endswith(f"differ in {name}; --ratios-only still compares speed-up")
+    assert sentence(gate).endswith(f"differ in {name}; --ratios-only still compares speed-up")
     assert {c.verdict for c in gated(STEADY, other, interleaved=True).comparisons} & {"regressed"}
+    single = {("single", 1): STEADY["single", 1]}
+    alone = gated(single, made_run(single, **OTHER[name]))
+    assert sentence(alone).endswith(f"differ in {name}; --interleave REF measures both in turns"), "no ratios"
 
 
 def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block():
@@ -364,7 +347,7 @@ def test_a_faster_candidate_that_hides_less_passes_and_says_so():
     gate = gated(*sides, interleaved=True)
     assert gate.decision.verdict == "pass"
     assert {c.metric for c in gate.having("noted")} == {"exposed_comm_ms"}
-    told = gate_output.verdict(gate)
+    told = sentence(gate)
     assert "33.0% faster" in told
     assert (
         "; for information: exposed communication of DDP on 2 CPU cores is 11.9% of the step higher" in told
@@ -377,9 +360,9 @@ def test_the_sentence_names_the_threshold_that_decided():
     """All are 8% slower, where 10% are allowed of the rate and 1% of the speed-up."""
     thresholds = {**dict.fromkeys(GATED, 0.10), "speedup": 0.01}
     gate = gated(STEADY, slowed(1.08), thresholds=thresholds, named=frozenset({"speedup"}))
-    assert gate_output.verdict(gate) == "pass: no case is more than 10% slower"
+    assert sentence(gate) == "pass: no case is more than 10% slower"
     slower = gated(STEADY, slowed(1.25, "ddp"), thresholds=thresholds, named=frozenset({"speedup"}))
-    assert "; 10% of throughput and 1% of speed-up are allowed" in gate_output.verdict(slower)
+    assert "; 10% of throughput and 1% of speed-up are allowed" in sentence(slower)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from gate_runs import STEADY, slowed, write_run
 
 from ddp_bench.bench.common.errors import ExitCode
+from ddp_bench.bench.gate import sides
 from ddp_bench.bench.gate.main import main
 
 IN_TURNS = ("--interleave", "HEAD", "--launches", "1", "--", "--modes", "ddp", "--gpus", "1", "--rounds", "5")
@@ -23,8 +24,9 @@ STAGES = {
     "command.show_on_github": "apart",
     "command.terminal.show": "apart",
     "command.measure_launches": "in turns",
-    "interleave.settings_of": "in turns",
-    "interleave.both_checkouts": "in turns",
+    "sides.settings_of": "in turns",
+    "sides.both_checkouts": "in turns",
+    "sides.check_sides": "in turns",
     "interleave.measure_in_turns": "in turns",
 }
 """What the gate calls, one after the other, and of which kind of gate."""
@@ -42,6 +44,7 @@ def raises(error):
     "error", [RuntimeError("x"), KeyError("x"), MemoryError(), AssertionError()], ids=repr
 )
 def test_an_exception_at_any_stage_is_no_regression(stage, error, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sides, "check_sides", lambda *_: sides.Plan((), {}, 1.0))
     monkeypatch.setattr(f"ddp_bench.bench.gate.{stage}", raises(error))
     first, second = (write_run(tmp_path / name) for name in "ab")
     files = ("--html", str(tmp_path / "p.html"), "--junit", str(tmp_path / "j.xml"))

@@ -18,11 +18,15 @@ from recorded_pages import text_of
 
 from ddp_bench.bench.common.console import MOST_ANNOTATIONS, Annotation, show_on_github
 from ddp_bench.bench.common.errors import ExitCode, UsageError
-from ddp_bench.bench.gate import output
+from ddp_bench.bench.gate import headline, output
+from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.command import read_policy
+from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.decide import Policy
 from ddp_bench.bench.gate.main import main, parser
 from ddp_bench.bench.gate.page import markdown, page
-from ddp_bench.bench.gate.runs import Code, check_one_code, read_run
+from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.page import terminal
 from ddp_bench.bench.results.case_columns import GATED
 from ddp_bench.bench.stats.interval import Interval
 
@@ -189,7 +193,7 @@ def test_foreign_text_stays_text():
     for breakout in ("<img", "@someone", "](", "http://", "`d`", "*e*", "www.", "\x1b", "\n# c"):
         assert breakout not in text
     assert "&#60;img src" in text
-    assert output.verdict(gate).isprintable()
+    assert headline.headline(gate).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,7 @@ def side(commit, code="x", *, dirty=False, **more):
 
 BOTH = "both sides import identical code: "
 BY = "measured with ddp-bench 0.1.0 (ccccccc)"
-MOVED = "workload: mynet aaaaaaa -> bbbbbbb"
+MOVED = "workload: mynet aaaaaaa → bbbbbbb"
 OTHERS = {"ddp_bench": {"version": "0.2.0"}, "git": {}}
 
 
@@ -232,11 +236,11 @@ OTHERS = {"ddp_bench": {"version": "0.2.0"}, "git": {}}
         (side("a"), side("b"), True, [MOVED, f"{BOTH}this is an A/A comparison", BY]),
         (
             *(side("a"), side("a", versions={"torch": "2.16"}), True),
-            [MOVED.partition(" ->")[0], f"{BOTH}what differs is the environment", BY],
+            [MOVED.partition(" →")[0], f"{BOTH}what differs is the environment", BY],
         ),
         (
             *(side("a"), side("b", **OTHERS), False),
-            [MOVED, "both runs imported identical code of the workload", f"{BY} -> 0.2.0"],
+            [MOVED, "both runs imported identical code of the workload", f"{BY} → 0.2.0"],
         ),
     ],
 )
@@ -331,9 +335,16 @@ def test_the_page_says_what_the_terminal_says_and_holds_the_ratios_of_the_json(t
     page = tmp_path / "gate.html"
     assert main([*runs, "--html", str(page)]) == ExitCode.FAILED
     lines = text_of(page.read_text(encoding="utf-8"))
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("missing: DDP on 2 CPU cores was not measured")
-    assert first.replace("missing", "Missing", 1) in lines
+    first, why, *_ = capsys.readouterr().out.splitlines()
+    who, _, outcome = first.removeprefix("✘ ").rpartition(": ")
+    assert outcome == "missing, DDP on 2 CPU cores"
+    assert who in lines
+    assert f"✘ {outcome[:1].upper()}{outcome[1:]}" in lines
+    assert (
+        why
+        == "DDP on 2 CPU cores was not measured (failed: no such luck); --allow-missing passes without them."
+    )
+    assert why in lines
     (data,) = re.findall('href="data:text/csv;base64,([^"]+)"', page.read_text(encoding="utf-8"))
     found = list(csv.DictReader(io.StringIO(base64.b64decode(data).decode())))
     main([*runs, "--json"])
@@ -382,3 +393,66 @@ def test_the_shaded_band_is_the_one_that_is_judged():
     page(gate, *runs).figures[0].draw(canvas)
     shaded = [one.get_bbox() for one in canvas.axes[0].patches]
     assert [(box.x0, box.x1) for box in shaded] == [(pytest.approx(0.7), pytest.approx(1.3))]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "environments", "said"),
+    [
+        (
+            *(side("a", versions={"torch": "2.13.0"}), side("b", versions={"torch": "2.14.1"}), ()),
+            "mynet aaaaaaa → bbbbbbb, torch 2.13.0 → 2.14.1",
+        ),
+        (
+            *(side("a"), side("a", dirty=True), ({}, {"A": "1"})),
+            "mynet aaaaaaa → aaaaaaa with uncommitted changes, torch 2.15.0, candidate with A=1",
+        ),
+        (OWN, OWN, (), "ddp-bench ccccccc, torch 2.15.0"),
+        ({}, {"git": {"commit": "d" * 40}}, (), "ddp-bench → ddddddd, torch 2.15.0"),
+    ],
+    ids=["commits and torch", "a variable", "our models", "no repository"],
+)
+def test_the_headline_says_who_was_compared(ours, theirs, environments, said):
+    runs = [made_run(STEADY, **one) for one in (ours, theirs)]
+    policy = Policy(thresholds=dict.fromkeys(GATED, 0.05))
+    gate = compare(*runs, policy=policy, looks=(1,), environments=environments)
+    assert gate.code.compared() == said
+    assert headline.headline(gate).startswith(f"{said}: pass, ")
+
+
+def test_the_headline_has_the_worst_change_and_each_verdict_its_colour_and_sign(capsys, monkeypatch):
+    """Where colours go, red, green and amber; elsewhere the sign alone. Markdown has emoji for both."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    for steps, colour, sign, emoji, outcome in (
+        (STEADY, 32, "✔", "✅", r"pass, .* \+0\.0% \(.*\), and 2 other cases"),
+        (slowed(1.25, "ddp"), 31, "✘", "❌", "regression, DDP on 2 CPU cores \N{MINUS SIGN}20[.]0% .*"),
+        (SCATTERED, 33, r"\?", "⚠️", "undecided, .*"),
+    ):
+        runs = made_run(STEADY), made_run(steps)
+        gate = gated(*runs)
+        terminal.show(output.outline(gate))
+        first = capsys.readouterr().out.splitlines()[0]
+        assert re.fullmatch(rf"\x1b\[1;{colour}m{sign} ddp-bench, torch 2\.15\.0: {outcome}\x1b\[0m", first)
+        assert f"\n**{emoji} ddp-bench, torch" in markdown(gate, *runs)
+    monkeypatch.delenv("FORCE_COLOR")
+    terminal.show(output.outline(gate))
+    assert capsys.readouterr().out.startswith("? ddp-bench, torch 2.15.0: undecided, ")
+
+
+def test_junit_says_who_was_compared_when_and_for_how_long(tmp_path):
+    when = {"created_utc": "2026-01-02T03:04:05+00:00", "timing": {"total_s": 20.0}}
+    runs = [str(write_run(tmp_path / name, **side(name), **when)) for name in "ab"]
+    main([*runs, "--quiet", "--junit", str(tmp_path / "gate.xml")])
+    suite = ET.parse(tmp_path / "gate.xml").getroot()
+    assert (suite.get("timestamp"), suite.get("time")) == (when["created_utc"], "40.0")
+    told = {one.get("name"): one.get("value") for one in suite.iter("property")}
+    assert told["compared"] == "mynet aaaaaaa → bbbbbbb, torch 2.15.0"
+    assert "mynet aaaaaaa → bbbbbbb, torch 2.15.0: pass, " in suite.findall("system-out")[-1].text
+
+
+def test_the_csv_names_units():
+    runs = made_run(STEADY), made_run(STEADY)
+    gate = gated(*runs)
+    link = page(gate, *runs).data.href.partition("base64,")[2]
+    rows = list(csv.DictReader(io.StringIO(base64.b64decode(link).decode())))
+    assert {row["metric"]: row["unit"] for row in rows} == {"images_per_s": "images/s", "speedup": ""}

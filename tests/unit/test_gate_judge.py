@@ -23,9 +23,11 @@ from gate_runs import (
     with_rounds,
     write_run,
 )
+from made import made_manifest
 from msgspec import structs
 
 from ddp_bench.bench.gate import output as gate_output
+from ddp_bench.bench.gate.headline import verdict
 from ddp_bench.bench.gate.judge import cells, typical_sides
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.more import interleave_command
@@ -127,7 +129,7 @@ def test_a_machine_that_changes_by_itself_leaves_it_undecided():
     assert {c.verdict for c in rates} == {"undecided"}
     assert {c.verdict for c in gate.comparisons if c not in rates} == {"allowed"}
     assert gate.exit_code == 3, "though speed-up is known"
-    assert gate_output.conditions(gate)[0] == NOT_INTERLEAVED
+    assert gate_output.warnings(gate)[0] == NOT_INTERLEAVED
     assert "bench.gate --interleave 0123456789ab --launches 9 -- " in gate_output.decides(gate).command
 
 
@@ -140,7 +142,7 @@ def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too()
     rates = of_metric(gate, "images_per_s")
     assert {c.verdict for c in rates} == {"regressed"}
     assert all(c.ratio is not None and abs(c.ratio.estimate - 0.9) < 0.01 for c in rates)
-    said = [*gate_output.conditions(gate), *gate_output.notes(gate), gate_output.verdict(gate)]
+    said = [*gate_output.warnings(gate), *gate_output.notes(gate), verdict(gate)]
     assert not any("nterleave" in line for line in said)
     for others in ({"interleaved_id": "abd"}, {}, {"interleaved_id": "abc", "resumed": [{"utc": ""}]}):
         assert not gated(together[0], made_run(slow, **others)).interleaved
@@ -174,8 +176,8 @@ def test_the_same_code_under_the_same_conditions_is_no_regression(now, code, tmp
     # One launch on CPU cores tells ratios of modes to some 15% at 98%.
     ratios_only = ["--ratios-only", "--threshold", "25%"] if "versions" in now else []
     assert main([str(base), str(slow), *ratios_only]) in (code, 0 if ratios_only else code)
-    first = capsys.readouterr().out.splitlines()[0]
-    assert ("the machine changed" in first) == (code == 3)
+    why = capsys.readouterr().out.splitlines()[1]
+    assert ("the machine changed" in why) == (code == 3)
 
 
 def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path):
@@ -226,7 +228,7 @@ def run_of(images_per_s, *, status="ok", memory=None):
             peak_mem_mib=memory,
         ),
     )
-    return GateRun(Path("run"), {}, (case,))
+    return GateRun(Path("run"), made_manifest(), (case,))
 
 
 def test_rounds_of_launches_stay_apart():

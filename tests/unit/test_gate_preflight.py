@@ -2,15 +2,14 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 from gate_runs import write_run
 from made_project import NET, RUN, commit
 
-from ddp_bench.bench.common.errors import ExitCode, NothingToCompareError
-from ddp_bench.bench.gate import interleave, preflight
+from ddp_bench.bench.common.errors import ExitCode, NothingToCompareError, UsageError
+from ddp_bench.bench.gate import preflight, sides
 from ddp_bench.bench.gate.checkouts import Checkout
 from ddp_bench.bench.gate.main import main
 
@@ -91,7 +90,7 @@ def test_a_variable_that_would_change_nothing_is_refused(given, said, starts, ca
 def test_each_side_has_its_own_variables(monkeypatch):
     seen = {}
 
-    def start(checkout, _arguments, log, _environment):
+    def start(checkout, _arguments, log, *_):
         seen[checkout.name] = checkout.environment
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as stderr:
@@ -140,28 +139,23 @@ def test_the_commit_that_adds_the_workload_has_nothing_to_compare(more, code, tm
 
 
 SAYS = "import os,sys; print('bench.run: error: lm2 has no other', file=sys.stderr); sys.exit(2)"
-BEGINS = "import sys,time; open(sys.argv[1], 'w').write('{}'); time.sleep(60)"
+PLANS = 'print(\'{"cases": ["c"], "versions": {}, "startup_s": 1, "rounds_s": 5}\')'
 
 
-@pytest.mark.parametrize(
-    ("candidate", "kind"), [(BEGINS, NothingToCompareError), (SAYS, interleave.UsageError)]
-)
-def test_a_baseline_without_the_option_has_nothing_to_compare_where_the_candidate_begins(
+@pytest.mark.parametrize(("candidate", "kind"), [(PLANS, NothingToCompareError), (SAYS, UsageError)])
+def test_a_baseline_without_the_option_has_nothing_to_compare_where_the_candidate_can_plan(
     candidate, kind, tmp_path, monkeypatch
 ):
     """Where the candidate refuses it too, the mistake is in the command."""
 
-    def start(checkout, arguments, log, _environment):
-        out = Path(arguments[arguments.index("--out") + 1])
-        out.mkdir(parents=True)
+    def start(checkout, arguments, log, _environment, output):
+        assert arguments == ["--gpus", "2", "--dry-run", "--json"], "nothing is measured"
         code = SAYS if checkout.name == "baseline" else candidate
-        with log.open("w") as stderr:
-            return subprocess.Popen(
-                [sys.executable, "-c", code, f"{out}/manifest.json"], stderr=stderr, text=True
-            )
+        with log.open("w") as stderr, output.open("w") as stdout:
+            return subprocess.Popen([sys.executable, "-c", code], stderr=stderr, stdout=stdout, text=True)
 
     monkeypatch.setattr(Checkout, "start", start)
-    sides = Checkout("baseline", tmp_path, sys.executable), Checkout("candidate", tmp_path, sys.executable)
-    with pytest.raises(interleave.UsageError, match="lm2 has no other") as raised:
-        interleave.measure_in_turns(sides, [], tmp_path / "out")
+    both = [Checkout(name, tmp_path, sys.executable) for name in ("baseline", "candidate")]
+    with pytest.raises(UsageError, match="lm2 has no other") as raised:
+        sides.check_sides(both, ["--gpus", "2"])
     assert type(raised.value) is kind

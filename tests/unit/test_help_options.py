@@ -34,8 +34,9 @@ INSTEAD = {
     ("run", "--resume"): "",
     **{
         ("gate", option): IN_TURNS
-        for option in ("--interleave", "--launches", "--python", "--out", "--env", "--baseline-env")
+        for option in ("--interleave", "--launches", "--max-time", "--dry-run", "--python", "--out")
     },
+    **{("gate", option): IN_TURNS for option in ("--env", "--baseline-env")},
     **{(name, "--workload"): "--device cpu --gpus 2" for name in ("run", "tune")},
     **{(name, "--optimize-ddp"): "--compile on --device cpu" for name in ("run", "tune")},
     **{(name, "--skip-all-reduce-unused-params"): "--static-graph" for name in ("run", "tune")},

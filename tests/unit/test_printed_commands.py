@@ -175,6 +175,7 @@ IN_TURNS = (
     *("--workload", "net:make", "--rounds", "6", "--device", "cpu"),
 )
 KNOWN_COMMIT = {"settings": SETTINGS, "git": {"commit": "HEAD"}}
+LOADED = {"settings": SETTINGS, "load": [{"cores": 2, "others": 1.0, "seconds": 9.0}]}
 GATES = {
     "folders": partial(deciding, change()),
     "folders, of a known commit": partial(deciding, change(), side=KNOWN_COMMIT),
@@ -185,6 +186,8 @@ GATES = {
     "in turns, without times": partial(deciding, change(), launches=6, asked=IN_TURNS, total_s=None),
     "in turns, unknown": partial(deciding, change(None), launches=6, asked=IN_TURNS),
     "in turns, too noisy": partial(deciding, change(error=1.0), launches=6, asked=IN_TURNS),
+    "in turns, under load": partial(deciding, change(), side=LOADED, launches=6, asked=IN_TURNS),
+    "folders, under load": partial(deciding, change(), side=LOADED),
 }
 
 

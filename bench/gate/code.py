@@ -1,0 +1,131 @@
+"""The code of the two sides of a gate: whose it is, which commits, and whether it is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import structs
+
+from ..common.errors import UsageError
+from ..machine.manifest import Git, Manifest, WorkloadCode
+
+
+@dataclass(frozen=True)
+class Code:
+    """What the two manifests say of their code: the user's by repository, commit and content, and ours.
+
+    `interleaved` where both sides took turns.
+    """
+
+    baseline: Manifest
+    candidate: Manifest
+    interleaved: bool
+    environments: tuple[Mapping[str, str], ...] = ()
+    """Variables that the gate set for baseline and candidate alone."""
+
+    @property
+    def is_identical(self) -> bool | None:
+        """Whether both imported files of the same content; None where a manifest does not tell.
+
+        None of watched trainings, whose scripts nobody looks into.
+        Built-in models are code of ddp-bench: a commit of it without changes.
+        """
+        if self.baseline.watched or self.candidate.watched:
+            return None
+        if not any(side.workload for side in (self.baseline, self.candidate)):
+            ours, theirs = self.baseline.git, self.candidate.git
+            known = all(state.commit and state.dirty is False for state in (ours, theirs))
+            return ours.commit == theirs.commit if known else None
+        hashes = [_content(side) for side in (self.baseline, self.candidate)]
+        return None if None in hashes else hashes[0] == hashes[1]
+
+    def compared(self) -> str:
+        """Name both sides: `mynet 1a2b3c4 → 5d6e7f8, torch 2.13.0 → 2.14.1`; what they share only once."""
+        sides = (self.baseline, self.candidate)
+        parts = [_between(*map(_name_code, sides))]
+        if all(side.versions.get("torch") for side in sides):
+            parts.append(_between(*(f"torch {side.versions['torch']}" for side in sides)))
+        return ", ".join([*parts, *self.variables()])
+
+    def variables(self) -> list[str]:
+        """Say which variables the gate set for which side alone."""
+        return [
+            f"{name} with {' '.join(f'{key}={value}' for key, value in one.items())}"
+            for name, one in zip(("baseline", "candidate"), self.environments, strict=False)
+            if one
+        ]
+
+    def lines(self) -> list[str]:
+        """Variables of one side; the workloads' commits, whether their code is the same, and ddp-bench's."""
+        sides, variables = (self.baseline, self.candidate), self.variables()
+        if not any(side.workload for side in sides):
+            return variables
+        lines = [*variables, f"workload: {_between(*(_commit(side.workload) for side in sides))}"]
+        if self.is_identical and not self.interleaved:
+            lines.append("both runs imported identical code of the workload")
+        elif self.is_identical:
+            same = self.baseline.versions == self.candidate.versions and not variables
+            what = "this is an A/A comparison" if same else "what differs is the environment"
+            lines.append(f"both sides import identical code: {what}")
+        if all(side.ddp_bench.version for side in sides):
+            own = (f"ddp-bench {side.ddp_bench.version}{_state(side.git, ' ({})')}" for side in sides)
+            lines.append(f"measured with {_between(*own)}")
+        return lines
+
+    def of_both(self) -> dict[str, Any]:
+        """The same for a program; what a manifest does not tell is left out."""
+
+        def told(side: Manifest) -> dict[str, Any]:
+            workload = structs.replace(side.workload or WorkloadCode(), files={})
+            return {"workload": workload, "ddp_bench": side.ddp_bench, "git": side.git}
+
+        both = {"baseline": told(self.baseline), "candidate": told(self.candidate)}
+        return {"identical": self.is_identical, **both}
+
+
+def check_one_code(launches: Sequence[Manifest]) -> None:
+    """Raise UsageError where the launches of a side measured different code: it was edited meanwhile."""
+    if len({_content(manifest) for manifest in launches}) > 1:
+        raise UsageError(
+            "the workload's code was changed while it was measured; leave its files alone and measure again"
+        )
+
+
+def _content(manifest: Manifest) -> str | None:
+    """The hash of the user's code that a run imported; None without such code, or where it is not told."""
+    return manifest.workload.code_sha256 if manifest.workload else None
+
+
+def _between(ours: str, theirs: str) -> str:
+    """`mynet 1a2b3c4 → 5d6e7f8`: what is the same in both is said once."""
+    if ours == theirs:
+        return ours
+    name, _, rest = theirs.partition(" ")
+    return f"{ours} → {rest if rest and ours.partition(' ')[0] == name else theirs}"
+
+
+def _name_code(side: Manifest) -> str:
+    """Name what a run trained with: the user's code, or ddp-bench's own models, and the commit."""
+    code = side.workload
+    if code is None:
+        return f"ddp-bench{_state(side.git, ' {}')}"
+    return _commit(code) if code.commit else f"{code.file or code.spec}"
+
+
+def _commit(code: WorkloadCode | None) -> str:
+    """`mynet 1a2b3c4 with uncommitted changes`, or where the code comes from as far as that is known."""
+    if not code:
+        return "not recorded"
+    return (
+        f"{code.repository}{_state(code, ' {}')}"
+        if code.commit
+        else f"{code.file or code.spec} in no repository with a commit"
+    )
+
+
+def _state(code: Git, form: str) -> str:
+    """A commit in `form`, in as many digits as git shows (JSON has all); empty where it is not known."""
+    changes = " with uncommitted changes" if code.dirty else ""
+    return form.format(f"{code.commit[:7]}{changes}") if code.commit else ""

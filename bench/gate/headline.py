@@ -1,0 +1,119 @@
+"""The headline of a gate: who was compared, what was decided and by how much, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..common.numbers import plural
+from ..common.text import listed
+from ..page.page import BAD, GOOD, UNSURE, Tone
+from .compare import Gate
+from .decide import Word
+from .judge import Change, change, said
+
+TONES: Mapping[Word, Tone] = {
+    "pass": GOOD,
+    "regression": BAD,
+    "missing": BAD,
+    "undecided": UNSURE,
+    "not comparable": UNSURE,
+}
+
+MOST_NAMED = 2
+"""Cases in one sentence."""
+
+
+def headline(gate: Gate) -> str:
+    """Say who was compared and the verdict: `net 1a2 → 5d6: pass, DDP on 2 GPUs +0.2% (…)`."""
+    return f"{gate.code.compared()}: {outcome(gate)}"
+
+
+def outcome(gate: Gate) -> str:
+    """Say the verdict and the worst change that it rests on."""
+    found = [c for c in gate.comparisons if c.decides and c.ratio is not None and c.column is not None]
+    if gate.decision.verdict == "missing":
+        return f"missing, {listed([c.name for c in gate.decision.reasons], MOST_NAMED)}"
+    if not found:
+        return gate.decision.verdict
+    # The rate decides where it can; `comparisons` are sorted, worst first.
+    worst = next((c for c in found if c.verdict == found[0].verdict and c.metric == "images_per_s"), found[0])
+    metric = "" if worst.column is None or worst.column.is_rate else f"{worst.column.label} of "
+    others = len({c.case_id for c in found}) - 1
+    more = f", and {plural(others, 'other case')}" if others else ""
+    figure = change(worst).replace("-", "\N{MINUS SIGN}")
+    return f"{gate.decision.verdict}, {metric}{worst.name} {figure}{more}"
+
+
+def verdict(gate: Gate) -> str:
+    """Say what was decided, and why, in one sentence."""
+    return f"{gate.decision.verdict}: {reason(gate)}"
+
+
+def reason(gate: Gate) -> str:
+    """Say why the gate decided as it did."""
+    why = {"pass": _passed, "undecided": _undecided, "not comparable": _not_comparable}
+    return why.get(gate.decision.verdict, _failed)(gate)
+
+
+def _failed(gate: Gate) -> str:
+    regressed = gate.having("regressed")
+    if not regressed:
+        return f"{named(gate.decision.reasons)}; --allow-missing passes without them"
+    others = len({c.case_id for c in gate.undecided} - {c.case_id for c in regressed})
+    undecided = f"; {plural(others, 'other case')} undecided" if others else ""
+    limit = _limit(regressed)
+    are = "are" if " and " in limit else "is"
+    return f"{named(regressed)}{undecided}; {limit} {are} allowed{_apart(gate)}"
+
+
+def _limit(found: Iterable[Change]) -> str:
+    """The thresholds of changes; where they differ, each with its metric."""
+    by_metric = {c.column.label: f"{100 * (c.threshold or 0):g}%" for c in found if c.column is not None}
+    if len(set(by_metric.values())) == 1:
+        return next(iter(by_metric.values()))
+    return " and ".join(f"{limit} of {label}" for label, limit in by_metric.items())
+
+
+def _passed(gate: Gate) -> str:
+    reasons = gate.decision.reasons
+    noted = [said(c) for c in gate.having("noted")]
+    more = f"; for information: {'; '.join(noted[:MOST_NAMED])}" if noted else ""
+    if better := [c for c in reasons if c.verdict == "improved"]:
+        caveat = _apart(gate)
+        return f"{named(better)}{caveat and f'{caveat}, so it may be the machine'}{more}"
+    # A case passes by its rate; other metrics may be allowed other changes.
+    rates = [c for c in reasons if c.metric == "images_per_s"] or reasons
+    return f"no case is more than {_limit(rates)} slower{more}"
+
+
+def _undecided(gate: Gate) -> str:
+    if suspected := [c for c in gate.comparisons if c.suspected]:
+        return f"{said(suspected[0])}, but {suspected[0].reason}"
+    if gate.undecided:
+        return f"{named(gate.undecided)}: perhaps over the allowed {_limit(gate.undecided)}, perhaps not"
+    return "every case shares its devices, so none is judged"
+
+
+def _not_comparable(gate: Gate) -> str:
+    names = [d.name for d in gate.differences if d.blocking]
+    if names and gate.decision.reasons:
+        ratios = any(c.metric == "speedup" for c in gate.comparisons)
+        fix = "--ratios-only still compares speed-up" if ratios else "--interleave REF measures both in turns"
+        if not ratios and not gate.interleave_command:
+            fix = "measure both alike"
+        return f"the runs differ in {', '.join(names)}; {fix}"
+    if gate.decision.reasons:
+        return gate.decision.reasons[0].reason
+    return "the runs share no metric that could be gated"
+
+
+def _apart(gate: Gate) -> str:
+    return "" if gate.interleaved else "; the runs were not measured in turns"
+
+
+def named(found: Sequence[Change]) -> str:
+    """Say what became of two cases, by their throughput if it is among it, and how many others there are."""
+    by_case = {c.case_id: c for c in sorted(found, key=lambda c: c.metric == "images_per_s")}
+    first = list(dict.fromkeys(by_case[c.case_id] for c in found))
+    others = [f"and {plural(len(first) - MOST_NAMED, 'other case')}"] if len(first) > MOST_NAMED else []
+    return "; ".join([*map(said, first[:MOST_NAMED]), *others])

@@ -1,0 +1,161 @@
+"""The sides of a gate in turns before anything is timed: what was asked for, every check, and the plan."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..common.cli import speaker
+from ..common.console import Console, format_s
+from ..common.errors import ExitCode, NothingToCompareError, NotMeasuredError, UsageError
+from ..common.numbers import plural
+from ..common.process import end_all, exit_codes, uninterrupted
+from ..common.scratch import scratch_folder
+from ..common.text import listed
+from ..plan.settings import Settings
+from ..run.main import parser as run_parser
+from ..run.main import settings_of
+from .checkouts import WORKING_TREE, Checkout, both_checkouts
+from .preflight import check_evidence, check_interpreter, check_variables
+
+END_S = 60.0
+"""Seconds that an interrupted run may take to write its summary; one that has hung would take for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The comparison that a gate in turns was asked to make."""
+
+    reference: str
+    """The git reference of the baseline."""
+    arguments: Sequence[str]
+    """Those of `bench.run`, for both sides."""
+    looks: Sequence[int]
+    """The numbers of launches after which the gate may end."""
+    python: str | None = None
+    """The baseline's interpreter; None for this one."""
+    environments: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    """Variables of the baseline and of the candidate alone."""
+    max_time_s: float = math.inf
+    """Seconds within which the last launch is to end."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The measurement of a gate, as both sides plan it before anything is timed."""
+
+    cases: tuple[str, ...]
+    torch: Mapping[str, str]
+    """Version of torch by side; a baseline of another ddp-bench is not asked."""
+    launch_s: float
+    """Seconds that a launch of both sides is expected to take."""
+
+    def duration(self, asked: Request) -> str:
+        """Say how long the gate is expected to take, from its first look to its last."""
+        each_s, looks, most_s = self.launch_s, asked.looks, asked.max_time_s
+        ends = dict.fromkeys(format_s(min(each_s * look, most_s)) for look in (looks[0], looks[-1]))
+        first = plural(looks[0], "launch")
+        early = f"; --max-time has no room for the first {first}" if each_s * looks[0] > most_s else ""
+        return f"about {' to '.join(ends)}, at {format_s(each_s)} a launch{early}"
+
+    def lines(self, asked: Request, sides: Sequence[Checkout]) -> list[str]:
+        """Say what the gate compares and measures, and how long that takes; a line each."""
+        found = []
+        for side, variables in zip(sides, asked.environments, strict=True):
+            is_other = side.name == "baseline" and asked.reference != WORKING_TREE
+            code = f"git reference {asked.reference}" if is_other else "the code as it stands"
+            torch = f", torch {self.torch[side.name]}" if side.name in self.torch else ""
+            more = "".join(f", {name}={value}" for name, value in variables.items())
+            found.append(f"{side.name}: {code}, {side.python}{torch}{more}")
+        ends = " or ".join(map(str, asked.looks))
+        early = ", as soon as they decide" if len(asked.looks) > 1 else ""
+        found.append(f"{plural(len(self.cases), 'case')} a side: {listed(self.cases, 20)}")
+        found.append(f"The gate launches both sides anew {ends} times{early}.")
+        return [*found, f"Expected time: {self.duration(asked)}."]
+
+
+@contextlib.contextmanager
+def checked_sides(
+    asked: Request, console: Console
+) -> Iterator[tuple[tuple[Checkout, Checkout], list[str], Plan]]:
+    """Yield both sides, the arguments of their runs and their plan, once every check has passed.
+
+    Raises UsageError for a mistake, before anything is timed.
+    """
+    settings = settings_of(asked.arguments, decided=("resume", "dry_run", "json", "out", "race"))
+    check_evidence(settings, asked.looks)
+    check_variables(settings, asked.environments)
+    arguments = from_any_folder(asked.arguments, settings)
+    with both_checkouts(asked.reference, settings, asked.python) as (baseline, candidate):
+        check_interpreter(baseline)
+        ours, theirs = asked.environments
+        sides = baseline.with_variables(ours), candidate.with_variables(theirs)
+        console.progress("the workload on both sides", 0.0, "checking")
+        yield sides, arguments, check_sides(sides, arguments)
+
+
+def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
+    """`bench.run` arguments that name the current folder's files from any folder, so from both sides'."""
+    whole = list(arguments)
+    config: Path | None = run_parser().parse_args(whole).config
+    if config is not None:
+        whole += ["--config", str(config.absolute())]
+    if settings.data not in ("device", "host"):
+        whole += ["--data", str(Path(settings.data).absolute())]
+    return whole
+
+
+def check_sides(checkouts: Sequence[Checkout], arguments: Sequence[str]) -> Plan:
+    """Have both sides load the workload and plan `bench.run arguments` at once; no case is timed.
+
+    Raises NothingToCompareError where the baseline alone has no such workload or option, UsageError or
+    NotMeasuredError where a side fails.
+    """
+    # The plan of a baseline with a ddp-bench of its own may have another form.
+    asked = [one for one in checkouts if one.name == "candidate" or not one.has_own_bench]
+    begun_s, runs = time.monotonic(), list[subprocess.Popen[str]]()
+    with scratch_folder() as folder:
+        files = [(folder / f"{one.name}.txt", folder / f"{one.name}.json") for one in asked]
+        try:
+            for checkout, (log, plan) in zip(asked, files, strict=True):
+                with uninterrupted():
+                    runs.append(checkout.start([*arguments, "--dry-run", "--json"], log, {}, plan))
+            for _ in exit_codes(runs):
+                pass
+        finally:
+            end_all(runs, within_s=END_S)
+        codes = [run.returncode for run in runs]
+        if codes == [ExitCode.USAGE, ExitCode.OK]:
+            raise NothingToCompareError(
+                f"the baseline has no such workload or option ({last_line(files[0][0])}); "
+                "--allow-new passes what is new"
+            )
+        for checkout, code, (log, _) in zip(asked, codes, files, strict=True):
+            if code:
+                raise failure_of(checkout, code, log)
+        plans = {one.name: json.loads(file.read_text()) for one, (_, file) in zip(asked, files, strict=True)}
+    # Both sides start at once; then one has its rounds while the other waits.
+    starting_s = time.monotonic() - begun_s + max(one["startup_s"] for one in plans.values())
+    return Plan(
+        cases=tuple(plans["candidate"]["cases"]),
+        torch={name: one["versions"].get("torch", "unknown") for name, one in plans.items()},
+        launch_s=starting_s + 2 * min(one["rounds_s"] for one in plans.values()),
+    )
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that a run wrote to its log, without the name of its command."""
+    lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+    return lines[-1].removeprefix(f"{speaker('run')}: error: ")
+
+
+def failure_of(checkout: Checkout, code: int, log: Path) -> UsageError:
+    """Return the error of a side that ended with `code`."""
+    kind = NotMeasuredError if code == ExitCode.NOT_MEASURED else UsageError
+    return kind(f"the {checkout.name} side ended with status {code}: {last_line(log)}")
