@@ -278,8 +278,7 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path, a
     assert (module == "bench.predict") == on_one
     if on_one:
         assert (given.run, given.gpus) == (path, "2,4,8")
-        # Rebuilt tables do not know the name of the GPU.
-        assert given.intra == ("nvlink-h200" if as_of == "then" else "pcie-4")
+        assert given.intra == "nvlink-h200"
     else:
         assert propose_next_step(run, []) is None
 
