@@ -108,7 +108,7 @@ def _not_comparable(gate: Gate) -> str:
 
 
 def _apart(gate: Gate) -> str:
-    return "" if gate.interleaved else "; the runs were not measured in turns"
+    return "" if gate.interleaved else "; the runs were not interleaved"
 
 
 def named(found: Sequence[Change]) -> str:

@@ -32,10 +32,10 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
 
 RULES = {
-    "regressed": "all of the interval is {worse} 0%, and the estimate {worse} {limit}",
-    "improved": "all of the interval is {better} 0%, and the estimate {better} {gain}",
-    "allowed": "all of the interval is {better} {limit}",
-    "undecided": "the interval reaches {worse} {limit}, and the estimate, or 0% within it, bars regressed",
+    "regressed": "the whole interval is {worse} 0%, and the estimate is {worse} {limit}",
+    "improved": "the whole interval is {better} 0%, and the estimate is {better} {gain}",
+    "allowed": "the whole interval is {better} {limit}",
+    "undecided": "the interval cannot rule out a change {worse} {limit}, nor confirm one",
 }
 """When a metric that every round gives has a verdict."""
 

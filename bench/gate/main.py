@@ -28,7 +28,7 @@ def parser() -> cli.Parser:
         type=Path,
         nargs="*",
         metavar="BASELINE CANDIDATE",
-        help="results folders or archives: held against, judged",
+        help="results folders or archives: the reference run, and the run under test",
     )
     what.add_argument(
         "--interleave",
@@ -67,7 +67,7 @@ def parser() -> cli.Parser:
     measure.add_argument(
         "--launches",
         metavar="N,…",
-        help="start both anew N times, for a process can be a few percent faster or slower for as long as it "
+        help="restart both sides N times, for a process can be a few percent faster or slower for as long as it "
         "lives; of several N the gate ends after the first that decides "
         f"(default {','.join(map(str, DEFAULT_LAUNCHES))})",
     )

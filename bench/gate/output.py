@@ -95,7 +95,7 @@ def warnings(gate: Gate) -> list[str]:
 
 def facts(gate: Gate) -> list[str]:
     """Say why it was decided so, then what was compared, and on what machine; a line each."""
-    differing = [f"differs, no obstacle: {_differs(d)}" for d in gate.differences if not d.blocking]
+    differing = [f"differs (not blocking): {_differs(d)}" for d in gate.differences if not d.blocking]
     return _lines([_sentence(reason(gate))], gate.code.lines(), map(_sentence, gate.machine), differing)
 
 
@@ -177,7 +177,7 @@ def _launches(gate: Gate) -> list[str]:
     looked += ", ended by --max-time" if gate.ended_early else ""
     if gate.num_launches == 1:
         return [f"{turns}{looked}: another may differ by more."]
-    lines = [f"{turns}{looked}: intervals cover how launches differ, not days."]
+    lines = [f"{turns}{looked}: intervals include launch-to-launch, not day-to-day, variation."]
     if (width := gate.resolvable()) is not None:
         lines.append(f"This gate can resolve changes of about ±{100 * width:.2g}%.")
     return lines
