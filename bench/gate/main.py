@@ -67,8 +67,8 @@ def parser() -> cli.Parser:
     measure.add_argument(
         "--launches",
         metavar="N,…",
-        help="restart both sides N times, for a process can be a few percent faster or slower for as long as it "
-        "lives; of several N the gate ends after the first that decides "
+        help="restart both sides N times, for a process can be a few percent faster or slower for as long as "
+        "it lives; of several N the gate ends after the first that decides "
         f"(default {','.join(map(str, DEFAULT_LAUNCHES))})",
     )
     measure.add_argument(

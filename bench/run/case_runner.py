@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from statistics import median
 from typing import Any, TypeVar
 
@@ -18,12 +17,12 @@ from ..machine.manifest import RankPlace
 from ..plan.case import Case
 from ..plan.settings import ResolvedSettings
 from ..plan.sweep import Planned
-from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, ProofResult, memory_columns
-from ..results.columns import LEAST
+from ..results.block_times import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes
 from ..results.journal import Layout
 from ..results.recorder import Recorder
 from ..worker import messages as m
 from ..worker.facts import Begun, Warmed
+from .case_facts import facts_of, proof_facts
 from .failures import LEAST_S, MOST_NAMED, TURN_S, Failure, RestartError, failure_in, preparing_s
 from .open_folder import fail_case, proved_before
 from .schedule import LiveCase, Schedule
@@ -295,31 +294,3 @@ class CaseRunner:
         if what not in self._said:
             self.console.note(line)
         self._said.add(what)
-
-
-def proof_facts(shown: ProofResult, update: ProofResult) -> dict[str, Any]:
-    """Return what both proofs of a case found, for its row in cases.csv."""
-    doubt = shown.not_proved or update.not_proved
-    errors = {
-        "gradient_error": shown.error,
-        "split_effect": shown.split_effect,
-        "update_error": update.error,
-    }
-    return {
-        # As a file holds it: what is next to nothing is 0.
-        **{name: 0.0 if error is not None and error < LEAST else error for name, error in errors.items()},
-        "not_proved": doubt and doubt.reason,
-        "proved_by": doubt and doubt.remedy,
-    }
-
-
-def facts_of(case: Case, warmed: Sequence[Warmed]) -> dict[str, Any]:
-    """Return what the warm-up of a case on every rank tells, for its row in cases.csv."""
-    facts: dict[str, Any] = memory_columns([one.memory for one in warmed], case.mode)
-    layout, compiled = warmed[0].layout, warmed[0].compilation
-    if layout is not None:
-        facts["num_buckets"] = len(layout.num_bytes)
-        facts["bucket_bytes"] = str(layout)
-    if compiled is not None:
-        facts |= asdict(compiled)
-    return facts
