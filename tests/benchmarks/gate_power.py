@@ -74,7 +74,7 @@ def main():
 def of_draws(number, trials):
     """A share of the draws in percent, with its interval."""
     found = binomtest(number, trials).proportion_ci(0.95, "exact")
-    return f"{100 * number / trials:.1f}% ({100 * found.low:.1f}–{100 * found.high:.1f})"
+    return f"{100 * number / trials:.1f}% ({100 * found.low:.1f} to {100 * found.high:.1f})"
 
 
 if __name__ == "__main__":
