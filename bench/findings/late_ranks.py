@@ -50,7 +50,7 @@ class LateBucket(NamedTuple):
     """Rounds in which it was the last one."""
     num_rounds: int
     later_ms: Interval
-    """How much later than the rank before it; below 0 it was not the last one."""
+    """Lateness against the rank before it; below 0 it was not the last one."""
 
 
 def find_latest(work_ms: Samples) -> tuple[int, list[float]]:

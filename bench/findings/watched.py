@@ -60,14 +60,14 @@ class WatchConclusion:
     straggler: str
     """Sentence that names the rank which the others wait for; empty without one."""
     settings: Settings
-    """What is set badly, and what changing it saves."""
+    """Settings that cost time, and the savings from changing them."""
     notes: tuple[str, ...]
     advice: str
     """What to do first; empty without evidence."""
 
     @property
     def trust(self) -> dict[str, str]:
-        """How far to trust the sizes, and the order where bucket caps were raced."""
+        """Return how far to trust the sizes, and the order where bucket caps were raced."""
         lines = self.run.trust.lines if self.run.trust else {}
         raced = any(one.question == CAP for one in self.run.verdicts)
         claims = ("by how much", "next run", *("which is faster",) * raced)

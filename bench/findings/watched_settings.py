@@ -27,12 +27,12 @@ OF_TRAINER = {"forward_sync_buffers": "ddp_broadcast_buffers"}
 
 
 class Settings(NamedTuple):
-    """What to change in a training's settings."""
+    """Changes of a training's settings that are worth trying."""
 
     savings: tuple[Saving, ...] = ()
     """Settings whose cost was measured, the largest first."""
     unmeasured: tuple[tuple[str, str], ...] = ()
-    """What is set badly at a cost that was not measured, or not told from noise, and what to change."""
+    """Settings whose cost was not measured, or not told from noise, each with its remedy."""
 
 
 def as_interval(found: Measured) -> Interval:

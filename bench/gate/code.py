@@ -14,7 +14,7 @@ from ..machine.manifest import Git, Manifest, WorkloadCode
 
 @dataclass(frozen=True)
 class Code:
-    """What the two manifests say of their code: the user's by repository, commit and content, and ours.
+    """Code of both sides by their manifests: the user's by repository, commit and content, and ours.
 
     `interleaved` where both sides took turns.
     """
@@ -27,7 +27,7 @@ class Code:
 
     @property
     def is_identical(self) -> bool | None:
-        """Whether both imported files of the same content; None where a manifest does not tell.
+        """Return whether both imported files of the same content; None where a manifest does not tell.
 
         None of watched trainings, whose scripts nobody looks into.
         Built-in models are code of ddp-bench: a commit of it without changes.

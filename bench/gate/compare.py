@@ -61,9 +61,9 @@ class Gate:
     """After how many launches it could have ended."""
     decision: Decision
     machine: tuple[str, ...] = ()
-    """What it did while both sides were measured."""
+    """Facts about the machine while both sides were measured."""
     cautions: tuple[str, ...] = ()
-    """What of that speaks against the comparison."""
+    """Facts of these that speak against the comparison."""
     more: More | None = None
     """What would decide that."""
 
@@ -88,7 +88,7 @@ class Gate:
 
     @property
     def ended_early(self) -> bool:
-        """Whether time ended it between two looks."""
+        """Return whether time ended it between two looks."""
         return self.num_launches < max(self.looks, default=0) and self.num_launches not in self.looks
 
     def resolvable(self, launches: int | None = None) -> float | None:

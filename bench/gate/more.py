@@ -46,7 +46,7 @@ class More(Record, frozen=True, omit_defaults=False):
     minutes: float | None = None
     """That it takes, about; None where the runs do not tell."""
     load: str = ""
-    """What other programs used of the machine, where that is what hides a change."""
+    """Other programs' share of the machine, where that hides a change."""
 
     @property
     def step(self) -> NextStep:

@@ -127,13 +127,13 @@ class Page:
     status: str = ""
     """What was decided, and behind a dot or a colon more about it."""
     tone: Tone | None = None
-    """Of the status, where it is a verdict."""
+    """Tone of the status, where it is a verdict."""
     facts: Sequence[str] = ()
-    """What to know before the numbers."""
+    """Sentences to know before the numbers."""
     subtitle: Sequence[str] = ()
     command: str = ""
     warnings: Sequence[str] = ()
-    """What speaks against the numbers."""
+    """Sentences that speak against the numbers."""
     cards: Sequence[Card] = ()
     trust: Mapping[str, str] = field(default_factory=dict)
     """What the answers are worth, by what they claim; empty where there are none."""

@@ -154,7 +154,7 @@ class CaseResult:
 
     @property
     def has_efficiency(self) -> bool:
-        """Whether its step is one of `single`: not of several batches."""
+        """Return whether its step is one of `single`: not of several batches."""
         return self.setting("accumulate") == "1"
 
     @property

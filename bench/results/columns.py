@@ -145,7 +145,7 @@ EXPOSED_COMM = "exposed_comm_ms"
 """The column of what communication adds to a step, by which findings, page and summary name it."""
 
 ESTIMATORS = NO_SYNC, PROBES = "no_sync", "probes"
-"""How exposed communication is estimated: by a run, and of a training that is watched."""
+"""Estimators of exposed communication: of a run, and of a training that is watched."""
 
 UNIT = text_column(
     "unit", "what `images_per_s` counts: `images`, or the workload's own, as `tokens`", needed=True

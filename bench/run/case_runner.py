@@ -71,7 +71,7 @@ class CaseRunner:
         self._stop_rule = StopRule(settings, recorder, self.measuring_s)
         self._schedule = Schedule(settings)
         self._proved = proved_before(recorder.manifest)
-        """What this code has proved in an earlier launch, by place in the plan."""
+        """Outcomes of cases that an earlier launch of this code has proved, by place in the plan."""
         self._said: set[str] = set()
         self.live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order."""

@@ -43,7 +43,7 @@ class Start(Row, frozen=True, kw_only=True):
 
 
 class Made(Row, frozen=True, kw_only=True):
-    """What the user's code has made at `line`, through the package `made_by` where it is not empty."""
+    """Object that the user's code has made at `line`, through the package `made_by` where it is not empty."""
 
     line: str = ""
     made_by: str = ""
