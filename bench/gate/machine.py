@@ -1,4 +1,4 @@
-"""Tells the state of the machine while both sides of a gate were measured: other programs, clocks, throttling."""
+"""Tells the state of the machine while both sides of a gate were measured: load, clocks, throttling."""
 
 from __future__ import annotations
 
