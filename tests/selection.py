@@ -23,7 +23,7 @@ LONGEST_FILES = ("test_published.py", "test_recorded.py", "test_gate_compare.py"
 MOST_WORKERS = 4
 LEFT_OUT, BEFORE, OF_WORKERS = (pytest.StashKey[int]() for _ in range(3))
 
-MOST_PROCESSES = 880
+MOST_PROCESSES = 1000
 """That the tests of every change may start, ranks of scripts and git included; 250 try what we print."""
 
 LAST_RECORDED_S = 438

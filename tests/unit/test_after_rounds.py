@@ -255,6 +255,8 @@ def test_a_case_is_proven_once_whatever_starts_its_workers_again(status, asked):
     run = SimpleNamespace(
         live=[],
         next_turn=lambda: None,
+        elapsed_s=lambda: 0.0,
+        _proved={},
         recorder=SimpleNamespace(journal=SimpleNamespace(state=SimpleNamespace(settled=settled))),
         _make_group=lambda _: None,
         _warmed=lambda _, compares: done.append(("warm", compares)) or ["warmed"],

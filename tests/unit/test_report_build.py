@@ -23,7 +23,7 @@ from ddp_bench.report.page import page
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"
 )
-ENUMERATED = {"status", "reason_code", "mode", "impl", "device_type", "scaling", "precision"}
+ENUMERATED = {"status", "exposed_by", "reason_code", "mode", "impl", "device_type", "scaling", "precision"}
 
 
 class Elements(HTMLParser):

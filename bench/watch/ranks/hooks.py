@@ -52,20 +52,20 @@ def install_hooks(watch: Watch) -> None:
         setattr(owner, name, wrap(watch, getattr(owner, name), before, after))
     private.Join.notify_join_context = staticmethod(noting_joins(watch, private.Join.notify_join_context))
     ddp.register_comm_hook = taking_in(watch, ddp.register_comm_hook)
-    before_step = step_hook(watch, watch.before_optimizer)
+    before_step = step_hook(watch, "before_optimizer")
     optimizers.register_optimizer_step_pre_hook(before_step)
-    optimizers.register_optimizer_step_post_hook(step_hook(watch, watch.after_optimizer))
+    optimizers.register_optimizer_step_post_hook(step_hook(watch, "after_optimizer"))
     watch.hidden = [ddp.forward, before_step]  # all that are wrapped have one code, and both hooks
     private.hide_from_compiler(watch)
 
 
-def step_hook(watch: Watch, work: Any) -> Any:
-    """Return what runs before or after each optimizer's step; the compiler does not trace it."""
+def step_hook(watch: Watch, name: str) -> Any:
+    """Return a hook of optimizer steps that runs this method of the watch, and that no compiler traces."""
 
     def hook(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_compiling():
             begin = now()
-            watch.guard(work, optimizer)
+            watch.guard(getattr(watch, name), optimizer)
             watch.overhead += now() - begin  # of the row that it wrote, in the next step
 
     return hook
