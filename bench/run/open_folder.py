@@ -109,7 +109,7 @@ def proved_before(manifest: Manifest) -> dict[int, Settled]:
         earlier = read_manifest(folder)
         found = differences(earlier, manifest, Question.RESUME)
         alike = all(d.then == d.now for d in found if d.blocking)
-        if alike and earlier.workload == manifest.workload:
+        if alike and (earlier.workload, earlier.git) == (manifest.workload, manifest.git):
             return {i: one for i, one in read(folder).settled.items() if one.status == "ok"}
     return {}
 
