@@ -124,7 +124,9 @@ def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed):
     lines = done.stderr.splitlines()
     why = lines[lines.index(f"bench.run: tracebacks of all ranks: {OUT}/failures") + 1 :]
     reasons = cases.loc[["dp", "ddp"], "reason"]
-    assert [line.partition(" failed: ")[2] for line in why] == list(dict.fromkeys(reasons)), "each once"
+    assert [line.partition(" failed: ")[2] for line in why] == list(dict.fromkeys(reasons)), done.stderr[
+        -2000:
+    ]
 
 
 def test_a_quiet_run_says_which_case_failed_where_others_of_its_mode_are_measured(project):
