@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..common.cli import speaker
 from ..common.console import Console, format_s
@@ -139,7 +140,7 @@ def check_sides(checkouts: Sequence[Checkout], arguments: Sequence[str]) -> Plan
         for checkout, code, (log, _) in zip(asked, codes, files, strict=True):
             if code:
                 raise failure_of(checkout, code, log)
-        plans = {one.name: json.loads(file.read_text()) for one, (_, file) in zip(asked, files, strict=True)}
+        plans = {one.name: read_plan(one.name, file) for one, (_, file) in zip(asked, files, strict=True)}
     # Both sides start at once; then one has its rounds while the other waits.
     starting_s = time.monotonic() - begun_s + max(one["startup_s"] for one in plans.values())
     return Plan(
@@ -147,6 +148,20 @@ def check_sides(checkouts: Sequence[Checkout], arguments: Sequence[str]) -> Plan
         torch={name: one["versions"].get("torch", "unknown") for name, one in plans.items()},
         launch_s=starting_s + 2 * min(one["rounds_s"] for one in plans.values()),
     )
+
+
+def read_plan(name: str, file: Path) -> dict[str, Any]:
+    """Read the plan that a side printed. Raises UsageError where its output holds something else, too."""
+    text = file.read_text(errors="replace")
+    try:
+        plan: dict[str, Any] = json.loads(text)
+    except ValueError:
+        began = text.strip().partition("\n")[0][:80]
+        raise UsageError(
+            f"the {name} side printed something beside its plan, from {began!r} on; let site hooks and the "
+            "workload print to stderr"
+        ) from None
+    return plan
 
 
 def last_line(log: Path) -> str:

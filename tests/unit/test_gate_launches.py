@@ -14,7 +14,7 @@ import pytest
 from gate_runs import STEADY, changed, gated, made_run, slowed
 from scipy.stats import t
 
-from ddp_bench.bench.common.errors import ExitCode
+from ddp_bench.bench.common.errors import ExitCode, UsageError
 from ddp_bench.bench.gate import interleave, output, sides
 from ddp_bench.bench.gate.checkouts import Checkout
 from ddp_bench.bench.gate.compare import ONE_LAUNCH
@@ -22,7 +22,7 @@ from ddp_bench.bench.gate.headline import verdict
 from ddp_bench.bench.gate.machine import describe_machine, with_load
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import LAUNCH, merged
-from ddp_bench.bench.gate.sides import Plan, Request
+from ddp_bench.bench.gate.sides import Plan, Request, read_plan
 from ddp_bench.bench.machine.load import LoadReading
 from ddp_bench.bench.machine.manifest import Load
 
@@ -240,3 +240,12 @@ def test_clocks_and_throttling_are_named(sides_of, cautions):
 def test_the_clocks_of_several_launches_are_those_of_the_slowest():
     (case, *_) = merged([on_gpus(1980.0), on_gpus(1500.0, 40.0), on_gpus(1970.0)]).cases
     assert (case.result.sm_clock_mhz, case.result.throttled_pct) == (1500.0, 40.0)
+
+
+def test_a_side_that_prints_beside_its_plan_is_refused_in_a_line(tmp_path):
+    file = tmp_path / "candidate.json"
+    file.write_text('{"cases": []}')
+    assert read_plan("candidate", file) == {"cases": []}
+    file.write_text('hello from a hook\n{"cases": []}')
+    with pytest.raises(UsageError, match="the candidate side printed .* from 'hello from a hook' on; let"):
+        read_plan("candidate", file)
