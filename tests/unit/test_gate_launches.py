@@ -247,5 +247,5 @@ def test_a_side_that_prints_beside_its_plan_is_refused_in_a_line(tmp_path):
     file.write_text('{"cases": []}')
     assert read_plan("candidate", file) == {"cases": []}
     file.write_text('hello from a hook\n{"cases": []}')
-    with pytest.raises(UsageError, match="the candidate side printed .* from 'hello from a hook' on; let"):
+    with pytest.raises(UsageError, match=r"the candidate side printed .* from 'hello from a hook' on; let"):
         read_plan("candidate", file)
