@@ -120,7 +120,7 @@ def describe_watch(
             num_others=watched.num_others,
             ranks=measure_parts(watched.joined),
             late=find_late_rank(watched.joined),
-            num_probes=len(seen.pair_probes(watched.joined)),
+            num_probes=len(watched.probes),
             own_ms=own_ms,
             own_pct=own_pct,
             settings=find_settings(watched),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -219,6 +220,11 @@ class Watched:
     @property
     def first(self) -> Process:
         return next(iter(self.ranks.values()))
+
+    @cached_property
+    def probes(self) -> list[tuple[int, list[JoinedStep]]]:
+        """Places of probes in `joined`, each with the light steps beside it."""
+        return pair_probes(self.joined)
 
 
 def read_ranks(folder: Path) -> Watched:

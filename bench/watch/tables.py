@@ -22,7 +22,7 @@ from ..results.disk import replace_file
 from ..results.round_times import RoundTimes
 from ..results.store import RunWriter
 from ..results.tables import csv_bytes, csv_value
-from .steps import MIN_STEP_S, JoinedStep, Step, Watched, pair_probes
+from .steps import MIN_STEP_S, JoinedStep, Step, Watched
 
 PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "other")
 """Parts of a step; `waits` is what its backward takes after its last bucket was ready."""
@@ -85,7 +85,7 @@ def write_tables(writer: RunWriter, planned: Planned, watched: Watched, manifest
     run["torch_version"] = manifest.versions.get("torch")
     text = "/".join(map(str, sizes))
     own: dict[str, Any] = {"num_buckets": len(sizes), "bucket_bytes": text} if sizes else {}
-    own |= {"exposed_by": PROBES} if pair_probes(watched.joined) else {}
+    own |= {"exposed_by": PROBES} if watched.probes else {}
     outcomes = [Outcome(planned, facts=facts | own)]
     others = [case for case in cases.values() if case.case_id != case_id]
     outcomes += [Outcome(replace(planned, case=case), facts=facts) for case in others]
@@ -182,7 +182,7 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
     A step under `no_sync` is a probe without the broadcast of buffers and without what held buckets took,
     which alone are `comm`. Without probes each step is a round. `anatomy` has the phases of other steps.
     """
-    joined, rounds = watched.joined, pair_probes(watched.joined)
+    joined, rounds = watched.joined, watched.probes
     numbers = [next(iter(step.values())).n for step in joined]
     moments_s = find_moments(joined)
 

@@ -1,4 +1,4 @@
-"""Whether a change of a setting saves what the watch has promised, on two ranks on CPU.
+"""Compare what a change of a setting saves with what the watch has promised, on two ranks on CPU.
 
     python tests/benchmarks/watch_changes.py 5      each setting as it is and changed, in turns, 5 times
 

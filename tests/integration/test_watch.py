@@ -70,7 +70,7 @@ FAULTS = (
 
 
 def play(folder, size, kinds, *, watched, race=None):
-    """What ranks ended with, and their rows, by rank and kind; `race` as in the configuration."""
+    """Play kinds on ranks: their ends and rows, by rank and kind; `race` as in the configuration."""
     (folder / "ranks").mkdir(parents=True)
     common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
     if watched:

@@ -34,14 +34,14 @@ FAULTS = (
     *(f"plain@steps.Watch.before_optimizer:{n}" for n in range(AT - 1, AT + 4 * BLOCK)),
     *(f"plain@steps.Watch.count:{n}" for n in range(4 * AT - 4, 4 * AT + 12)),
 )
-"""Where the watch's own code raises on rank 1 during the race, and at which call."""
+"""Calls of the watch's own code that raise on rank 1 during the race."""
 
 SEEN_BY_ONE = {
     "plain@race.free_bytes=5000": "0 MiB of memory are free, and new buckets may need 0",
     "plain@private.is_captured=1": "its steps were captured in a CUDA graph",
     "plain@private.has_compiled=1": "torch.compile has split its graphs by the script's own cap",
 }
-"""What stands against the race on rank 1 alone."""
+"""Reasons against the race that rank 1 alone has."""
 
 KINDS = (*RACED, *REFUSED, *WITHOUT_DDP, *FAULTS, *SEEN_BY_ONE)
 
@@ -61,7 +61,7 @@ def played(tmp_path_factory):
 
 
 def of_kind(played, kind, *launched):
-    """What a kind ended with on each rank, unwatched and watched."""
+    """Pair the ends of a kind on each rank, unwatched and watched."""
     unwatched, watched = played(*launched)
     return [(one[kind.partition("@")[0]], other[kind]) for one, other in zip(unwatched, watched, strict=True)]
 

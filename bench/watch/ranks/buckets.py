@@ -43,9 +43,9 @@ class Model:
         self.mark: tuple[int, int] | None = None
         """Mark of its gradients after the latest synchronised backward of this step."""
         self.sync: dict[str, Any] = {}
-        self.held: list[tuple[torch.Tensor, Any, int]] = []
-        self.sent: list[tuple[Any, torch.Tensor, Any, int]] = []
-        """All-reduces that nobody has waited for: work, bucket, future of its result, place."""
+        self.held: list[tuple[torch.Tensor, Any]] = []
+        self.sent: list[tuple[Any, torch.Tensor, Any]] = []
+        """All-reduces that nobody has waited for: work, bucket, future of its result."""
         self.inner: tuple[Any, Any] | None = None
         """State and hook that the user registered after ours came in; they run inside it."""
         self.joined: Any = None
@@ -98,7 +98,6 @@ class Model:
             "k": self.count,
             "probe": probe,
             "ready": [],
-            "done": [],
             "bytes": [],
             **(self.race.labels() if self.race is not None else {}),
         }
@@ -114,7 +113,6 @@ class Model:
         if index == 0:
             self.begin_sync(hooked=True)
         self.sync["bytes"].append(private.num_bytes(buffer))
-        self.sync["done"].append(None)
         self.sync["ready"].append(now())
         return bool(self.sync["probe"])
 
@@ -135,11 +133,11 @@ class Model:
         else:
             buffer.mul_(1.0 / divisor)
 
-    def hold(self, buffer: torch.Tensor, place: int) -> Any:
+    def hold(self, buffer: torch.Tensor) -> Any:
         """Keep a bucket, and return the future of what it will be."""
         is_cpu = buffer.device.type == "cpu"
         future: Any = torch.futures.Future() if is_cpu else torch.futures.Future(devices=[buffer.device])
-        self.held.append((buffer, future, place))
+        self.held.append((buffer, future))
         return future
 
     def release(self) -> None:
@@ -147,9 +145,9 @@ class Model:
         held, self.held = self.held, []
         if self.sync.get("probe") and held and held[0][0].device.type == "cpu":
             self.sync["sent"] = now()  # a GPU's buckets are sent later than the host says
-        for buffer, future, place in held:
+        for buffer, future in held:
             work = dist.all_reduce(buffer, group=self.group, async_op=True)
-            self.sent.append((work, buffer, future, place))
+            self.sent.append((work, buffer, future))
 
     def finish(self, sync: dict[str, Any]) -> None:
         """Wait for what was sent and pass it on, before DDP does, in the thread that trains.
@@ -158,26 +156,26 @@ class Model:
         comes there when the interpreter ends, aborts the process.
         """
         sent, self.sent = self.sent, []
-        for work, buffer, future, place in sent:
+        for work, buffer, future in sent:
             work.wait()
-            self.watch.guard(self.note_done, place, sync)
             future.set_result(buffer)
+        self.watch.guard(self.note_done, sync)
 
-    def note_done(self, place: int, sync: dict[str, Any]) -> None:
-        """Note that a bucket has been waited for."""
-        sync["done"][place] = now()
+    def note_done(self, sync: dict[str, Any]) -> None:
+        """Note that all buckets have been reduced."""
+        sync["done"] = now()
 
 
 def reduce_bucket(model: Model, bucket: Any) -> Any:
     """Reduce a bucket as DDP does without a hook: the communication hook."""
     watch, begin = model.watch, thread_time()  # a thread that waits for a core costs nothing of ours
-    buffer, place = bucket.buffer(), bucket.index()
-    holds = watch.guard(model.begin_bucket, place, buffer)
+    buffer = bucket.buffer()
+    holds = watch.guard(model.begin_bucket, bucket.index(), buffer)
     if model.inner is not None:
         state, hook = model.inner
         return hook(state, bucket)
     model.scale(buffer)
-    future = model.hold(buffer, place)
+    future = model.hold(buffer)
     if bucket.is_last() or not holds:  # after an exception of ours no bucket is held back
         model.release()
     if bucket.is_last():

@@ -276,11 +276,11 @@ class Watch:
 
 def relative(sync: dict[str, Any], start: float) -> dict[str, Any]:
     """Return a sync as its row has it, with times from the start of its step."""
-    done, sent = sync["done"], sync.get("sent")
+    done, sent = sync.get("done"), sync.get("sent")
     names: tuple[str, ...] = ("model", "k", "probe", "bytes", "cap", "round")
     row: dict[str, Any] = {name: sync[name] for name in names if name in sync}
     row["ready_s"] = [round(t - start, 7) for t in sync["ready"]]
     row["end_s"] = round(sync.get("end", now()) - start, 7)
-    if sent is not None and None not in done:
-        row["alone_s"] = round(max(done) - sent, 7)
+    if sent is not None and done is not None:
+        row["alone_s"] = round(done - sent, 7)
     return row
