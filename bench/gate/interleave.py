@@ -56,6 +56,7 @@ def measure_launches(
         checkouts, arguments, plan = stack.enter_context(checked_sides(asked, console))
         console.note(f"{speaker()}: expected time: {plan.duration(asked)}")
         launched_s, longest_s, launches = time.monotonic(), 0.0, list[tuple[GateRun, GateRun]]()
+        gate: Gate | None = None
         for done in range(looks[-1]):
             before_s = time.monotonic()
             if done and before_s - begun_s + longest_s > asked.max_time_s:
@@ -66,23 +67,24 @@ def measure_launches(
             each_s = (before_s - launched_s) / done if done else plan.launch_s
             left_s = min(each_s * (until - done), asked.max_time_s - (before_s - begun_s))
             how_far = f"launch {done + 1} of {until}{most}, about {format_s(left_s)} left"
-            if done and (width := gate_of(*both(launches)).resolvable(until)) is not None:
+            if gate is not None and (width := gate.resolvable(until)) is not None:
                 how_far += f", can resolve changes of about ±{100 * width:.2g}%"
             console.progress("baseline and candidate in turns", done / looks[-1], how_far)
             load, folder = read_load(), out / f"launch{done + 1}"
             runs = measure_in_turns(checkouts, arguments, folder, seed=done + 1)
             launches.append(with_load(runs, other_loads([load], [read_load()])))
             longest_s = max(longest_s, time.monotonic() - before_s)
-            if not done:  # what is proved once is not proved anew
+            if not done:
+                # What is proved once is not proved anew.
                 places = [{PROVED_ENV: str(folder.absolute() / side.name)} for side in checkouts]
                 checkouts = checkouts[0].with_variables(places[0]), checkouts[1].with_variables(places[1])
-            if not done:
                 ours, theirs = (run.manifest for run in launches[0])
                 if checkouts[0].moved is not None:
                     check_loaded(ours, *checkouts[0].moved)
                 for line in Code(ours, theirs, interleaved=True, environments=asked.environments).lines():
                     console.note(f"{speaker()}: {line}")
-            if done + 1 in looks and not gate_of(*both(launches)).needs_more_launches:
+            gate = gate_of(*both(launches))
+            if done + 1 in looks and not gate.needs_more_launches:
                 break
         for side in zip(*launches, strict=True):
             check_one_code([run.manifest for run in side])

@@ -72,10 +72,10 @@ def close(
     recorder.tell(timing=timing)
     if settings.calibrate and (missing := write_calibration(folder, list(parameters))):
         say(missing)
-    # A later launch of a gate has no page: the gate's own is of all launches.
-    has_page = is_later_launch() or _present(folder, how, settings)
-    recorder.close(stopped_because)
     missing_modes = why_not_measured(case_results(recorder.cases), settings.modes)
+    # A later launch of a gate has no page: the gate's own is of all launches.
+    has_page = is_later_launch() or _present(folder, how, missing_modes)
+    recorder.close(stopped_because)
     if missing_modes and (folder / FAILURES).is_dir():
         say(f"tracebacks of all ranks: {shown(folder / FAILURES)}")
     for why in missing_modes:
@@ -83,8 +83,11 @@ def close(
     return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK if has_page else ExitCode.USAGE
 
 
-def _present(folder: Path, how: How, settings: ResolvedSettings) -> bool:
-    """Write the page of a run, and print what was found; False where the page cannot be written."""
+def _present(folder: Path, how: How, missing_modes: Sequence[str]) -> bool:
+    """Write the page of a run, and print what was found; False where the page cannot be written.
+
+    `missing_modes` says why modes were not measured.
+    """
     # What reports never imports torch; only a finished run reaches for it.
     from ...report.build import page_of, write_page
     from ..page.render import markdown
@@ -98,7 +101,6 @@ def _present(folder: Path, how: How, settings: ResolvedSettings) -> bool:
         print(to_json(summary_of(run, conclusion)))
     elif not how.quiet:
         show(page, place=str(place or ""), piped_width=WIDTH)
-        missing_modes = why_not_measured(conclusion.cases, settings.modes)
         wrong = [Annotation("error", speaker(), why) for why in missing_modes]
         show_on_github(wrong, lambda: markdown(page).rstrip("\n"))
     return place is not None
