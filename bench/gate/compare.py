@@ -1,10 +1,10 @@
 """A candidate run against a baseline: which cases belong together, and a verdict for every metric.
 
 Two kinds of error are held apart. A change counts only where its interval excludes "no change" **and** the
-change exceeds the threshold. And many changes can fail a gate, so each of their intervals is a Bonferroni
-one: together they cover the truth with 98%, hence at most one gate in a hundred reports a regression that is
-not there. Bonferroni rather than Holm, because then the interval shown is the interval that decided. What
-only informs has intervals of 95%, each by itself.
+change exceeds the threshold. And many changes can fail a gate, so the ends of their intervals that would make
+it a regression are Bonferroni ones: at most one gate in a hundred reports a regression that is not there.
+Bonferroni rather than Holm, because then the interval shown is the interval that decided. What only informs
+has intervals of 95%, each by itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..results.case_columns import GATED
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Estimate
 from .code import Code
-from .decide import INFORMING_CONFIDENCE, MIN_LAUNCHES, Decision, Policy, decide
-from .judge import VERDICTS, Change, Verdict, compare_metric, of_case, shares_devices
+from .decide import INFORMING, MIN_LAUNCHES, Decision, Policy, decide, share_of_look
+from .judge import VERDICTS, Change, EndErrors, Verdict, compare_metric, of_case, shares_devices
 from .machine import describe_machine
 from .more import More, interleave_command, more, took_turns
 from .runs import LAUNCH, SWEPT, GateCase, GateRun, run_differences
@@ -43,7 +43,7 @@ class Gate:
 
     differences: tuple[Difference, ...]
     comparisons: tuple[Change, ...]
-    confidence: float
+    errors: EndErrors
     """Of each single interval that can fail the gate."""
     code: Code
     on_cpu: bool
@@ -101,9 +101,10 @@ class Gate:
         if not known or (looks and now < min(MIN_LAUNCHES, looks[0])):
             return None
         if launches is None or now == 1:
-            return max((ratio.high - ratio.low) / 2 for ratio, _ in known)
+            return max(max(r.high - r.estimate, r.estimate - r.low) for r, _ in known)
+        better = self.errors.better * share_of_look(looks, launches) / share_of_look(looks, now)
         means = (Estimate(0.0, error * math.sqrt(now / launches), launches - 1) for _, error in known)
-        return max(mean.interval(self.confidence).high for mean in means)
+        return max(mean.between(better, better).high for mean in means)
 
     def having(self, verdict: Verdict) -> list[Change]:
         return [c for c in self.comparisons if c.verdict == verdict]
@@ -173,14 +174,15 @@ def compare(
     left_out = [(a, m) for a, b, m in had if m.repeated and not b.rounds[m.name]]
     deciding = [not shares_devices(a, b) and policy.can_fail(metric) for a, b, metric in wanted]
     can_fail = sum(one and metric.repeated for one, (_, _, metric) in zip(deciding, wanted, strict=True))
-    confidence = policy.divide_error(can_fail, len(looks))
+    num_launches = len({r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]})
+    errors = policy.divide_error(can_fail, share_of_look(looks, num_launches))
     found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.result.is_ok]
     found += [
         compare_metric(
             a,
             b,
             metric,
-            confidence=confidence if decides else INFORMING_CONFIDENCE,
+            errors=errors if decides else INFORMING,
             threshold=policy.thresholds[metric.name],
             blocked=blocked,
             interleaved=interleaved,
@@ -190,7 +192,6 @@ def compare(
     ]
     if code.is_identical and not differing and not interleaved:
         found = [_of_the_machine(comparison) for comparison in found]
-    num_launches = len({r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]})
     if num_launches == 1 and looks and looks[0] > 1:
         found = [_of_one_launch(comparison) for comparison in found]
     matched = {theirs.result.case_id for _, theirs in pairs}
@@ -198,7 +199,7 @@ def compare(
     gate = Gate(
         differences=differing,
         comparisons=tuple(sorted(found, key=_badness)),
-        confidence=confidence,
+        errors=errors,
         code=code,
         on_cpu=any(case.result.device_type == "cpu" for case in (*baseline.cases, *candidate.cases)),
         interleaved=interleaved,
@@ -218,7 +219,8 @@ def compare(
     if not gate.needs_more_launches:
         return gate
     sides, launches = (baseline.manifest, candidate.manifest), num_launches if interleaved else 0
-    step = more(sides, gate.undecided, confidence=confidence, launches=launches, asked=asked)
+    at_once = policy.divide_error(can_fail, 1.0)
+    step = more(sides, gate.undecided, errors=at_once, launches=launches, asked=asked)
     return dataclasses.replace(gate, more=step)
 
 

@@ -8,15 +8,18 @@ from typing import Literal, TypeAlias
 
 from ..common.errors import ExitCode
 from ..results.columns import Metric
-from .judge import Change
+from .judge import Change, EndErrors
 
 Word: TypeAlias = Literal["pass", "regression", "missing", "undecided", "not comparable"]
 
-FAMILY_CONFIDENCE = 0.98
-"""Of all intervals that can fail a gate, together; half of the rest, 1%, is on the side of a regression."""
+MAX_ERROR = 0.01
+"""Probability of a regression where there is none, and of a pass where a case is slower by the threshold."""
 
-INFORMING_CONFIDENCE = 0.95
-"""Of each interval that only informs; these do not hold all at once."""
+FIRST_LOOK_SHARE = 0.5
+"""Share of the error that the first of several looks has; the others divide the rest equally."""
+
+INFORMING = EndErrors(0.025, 0.025)
+"""Of each interval that only informs: one of 95% by itself."""
 
 MIN_LAUNCHES = 3
 """Two launches have one degree of freedom: their interval is some twenty times as wide as their scatter."""
@@ -53,9 +56,20 @@ class Policy:
         """Return whether a change of this metric can fail the gate; all others inform."""
         return self.strict or metric.name == self.rate or metric.name in self.named
 
-    def divide_error(self, num_changes: int, num_looks: int) -> float:
-        """Return the confidence of each interval that can fail the gate (Bonferroni)."""
-        return 1 - (1 - FAMILY_CONFIDENCE) / (max(num_changes, 1) * max(num_looks, 1))
+    def divide_error(self, num_changes: int, share: float) -> EndErrors:
+        """Return what each interval that can fail the gate may err by at a look with this share of the error.
+
+        Any change can make the gate a regression, so they divide the error (Bonferroni). A pass needs every
+        one of them, so each may have all of it (intersection-union test; Berger, 1982).
+        """
+        return EndErrors(worse=MAX_ERROR * share, better=MAX_ERROR * share / max(num_changes, 1))
+
+
+def share_of_look(looks: Sequence[int], num_launches: int) -> float:
+    """Return the share of the error of the look after so many launches, or of the next one."""
+    if len(looks) < 2:
+        return 1.0
+    return FIRST_LOOK_SHARE if num_launches <= looks[0] else (1 - FIRST_LOOK_SHARE) / (len(looks) - 1)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -38,6 +39,25 @@ RULES = {
     "undecided": "the interval cannot rule out a change {worse} {limit}, nor confirm one",
 }
 """When a metric that every round gives has a verdict."""
+
+
+@dataclass(frozen=True)
+class EndErrors:
+    """Probabilities that a change lies beyond the ends of its interval."""
+
+    worse: float
+    """Beyond the worse end, by which a case passes."""
+    better: float
+    """Beyond the better end, by which a case is a regression."""
+
+    def interval(self, found: Estimate, metric: Metric) -> Interval:
+        """Return the interval of a change, higher or lower being better as the metric has it."""
+        ends = (self.worse, self.better) if metric.higher_is_better else (self.better, self.worse)
+        return found.between(*ends)
+
+    def __str__(self) -> str:
+        worse, better = (f"{100 * (1 - error):.4g}%" for error in (self.worse, self.better))
+        return f"the worse end of each holds with {worse}, the better end with {better}"
 
 
 class Change(Record, frozen=True, omit_defaults=False):
@@ -102,7 +122,7 @@ def compare_metric(
     theirs: GateCase,
     metric: Metric,
     *,
-    confidence: float,
+    errors: EndErrors,
     threshold: float,
     blocked: str,
     interleaved: bool,
@@ -134,9 +154,9 @@ def compare_metric(
     if not metric.repeated:
         found = _judged(measured, Interval(after[0] / before[0], math.nan, math.nan), metric)
     elif interleaved:
-        found = _in_turns(measured, ours, theirs, metric, confidence=confidence)
+        found = _in_turns(measured, ours, theirs, metric, errors)
     else:
-        found = _apart(measured, ours, theirs, metric, confidence=confidence)
+        found = _apart(measured, ours, theirs, metric, errors)
     if shares_devices(ours, theirs):
         return replace(found, verdict="not judged", reason="its devices are shared")
     if not decides and found.verdict in ("regressed", "improved"):
@@ -150,7 +170,7 @@ def shares_devices(ours: GateCase, theirs: GateCase) -> bool:
 
 
 def _in_turns(
-    measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, *, confidence: float
+    measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, errors: EndErrors
 ) -> Change:
     """Of runs that took turns: pairs within rounds, then over the launches."""
     before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
@@ -164,12 +184,10 @@ def _in_turns(
         common = after.keys() & before.keys()
         found = of_launches({r: math.log(after[r] / before[r]) for r in common})
         candidate, baseline = typical_sides(after, before, math.exp(found.value))
-    return _decided(replace(measured, baseline=baseline, candidate=candidate), found, metric, confidence)
+    return _decided(replace(measured, baseline=baseline, candidate=candidate), found, metric, errors)
 
 
-def _apart(
-    measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, *, confidence: float
-) -> Change:
+def _apart(measured: Change, ours: GateCase, theirs: GateCase, metric: Metric, errors: EndErrors) -> Change:
     """Of separate runs: what both fitted, and how much each changed within itself."""
     if metric.name not in ours.fitted or metric.name not in theirs.fitted:
         return replace(measured, verdict="undecided", reason="too few rounds for an interval")
@@ -186,12 +204,12 @@ def _apart(
         series = [np.log(one) for one in series]
     measured = replace(measured, baseline=baseline, candidate=candidate)
     whole = with_change_of_runs(alone, *series).scaled(scale)
-    return _decided(measured, whole, metric, confidence)
+    return _decided(measured, whole, metric, errors)
 
 
-def _decided(measured: Change, found: Estimate, metric: Metric, confidence: float) -> Change:
+def _decided(measured: Change, found: Estimate, metric: Metric, errors: EndErrors) -> Change:
     """Judge what differs: a logarithm, or, in parts of a step, one less a ratio."""
-    reach = found.interval(confidence)
+    reach = errors.interval(found, metric)
     ratio = reach.plus(1.0) if metric.in_parts_of else reach.exp()
     if not math.isfinite(found.error):
         return replace(measured, verdict="undecided", reason="too few rounds for an interval", ratio=ratio)

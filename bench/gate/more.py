@@ -16,7 +16,7 @@ from ..machine.manifest import Manifest, Record
 from ..plan.resolve import as_options
 from ..results.commands import rewrite, write_command
 from ..stats.interval import Estimate
-from .judge import Change
+from .judge import Change, EndErrors
 from .main import DEFAULT_LAUNCHES
 
 MOST_LAUNCHES = 60
@@ -69,7 +69,7 @@ def more(
     sides: tuple[Manifest, Manifest],
     undecided: Sequence[Change],
     *,
-    confidence: float,
+    errors: EndErrors,
     launches: int,
     asked: Sequence[str] | None,
 ) -> More:
@@ -78,7 +78,7 @@ def more(
     Args:
         sides: the manifests of baseline and candidate, or of their first launch.
         undecided: comparisons without a verdict.
-        confidence: of each interval.
+        errors: of each interval, at a single look.
         launches: how many there were; 0 of runs that did not take turns.
         asked: what was typed behind the name of a gate in turns.
     """
@@ -90,7 +90,7 @@ def more(
     if busy is not None:
         whole = rewrite(argv, **once) if asked is not None else interleave_command(*sides)
         return More(command=whole, load=said_load(busy))
-    wanted = max(_launches_for(one, launches, confidence) for one in undecided)
+    wanted = max(_launches_for(one, launches, errors) for one in undecided)
     if wanted > MOST_LAUNCHES:
         return More(command=command("doctor"))
     if asked is None and sides[1].link:
@@ -136,17 +136,19 @@ def interleave_command(baseline: Manifest, candidate: Manifest, *options: str) -
     return visible(command("gate", "--interleave", reference, *options, "--", *arguments))
 
 
-def _launches_for(one: Change, launches: int, confidence: float) -> int:
+def _launches_for(one: Change, launches: int, errors: EndErrors) -> int:
     """So many launches, of as many rounds as before, are likely to decide it."""
     if one.ratio is None or one.threshold is None or one.error is None or one.column is None:
         return DEFAULT_LAUNCHES[-1]
     worse = (one.ratio.estimate - 1) * (-1 if one.column.higher_is_better else 1)
-    reach = worse if worse > one.threshold else max(one.threshold - worse, NEAR * one.threshold)
+    reach, error = worse, errors.better
+    if worse <= one.threshold:
+        reach, error = max(one.threshold - worse, NEAR * one.threshold), errors.worse
     freedom = launches - 1 if launches > 1 else math.inf
     scatter = one.error * math.sqrt(max(launches, 1))
     if math.isfinite(freedom):
         scatter *= math.sqrt(freedom / chdtri(freedom, SURE))
     for wanted in range(max(launches + 1, DEFAULT_LAUNCHES[0]), MOST_LAUNCHES + 1):
-        if Estimate(0.0, scatter / math.sqrt(wanted), wanted - 1).interval(confidence).high <= reach:
+        if Estimate(0.0, scatter / math.sqrt(wanted), wanted - 1).between(error, error).high <= reach:
             return wanted
     return MOST_LAUNCHES + 1

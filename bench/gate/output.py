@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from ..common.cli import speaker
 from ..common.console import Annotation
@@ -15,7 +16,7 @@ from ..findings.wording import CPU_STAND_IN
 from ..machine.conditions import Difference
 from ..page.page import BAD, GOOD, UNSURE, Card, Heading, Page, Step, Table, Tone
 from .compare import Gate
-from .decide import FAMILY_CONFIDENCE, INFORMING_CONFIDENCE
+from .decide import INFORMING, MAX_ERROR
 from .headline import TONES, headline, named, reason, verdict
 from .judge import VERDICTS, Change, Verdict, cells, said
 from .more import UNKNOWN_REF
@@ -117,13 +118,13 @@ def notes(gate: Gate) -> list[str]:
     compared = [c for c in gate.comparisons if c.ratio is not None]
     if compared:
         lines.append(
-            f"Change: candidate / baseline - 1. Intervals: {100 * gate.confidence:.4g}% each, "
-            f"{100 * FAMILY_CONFIDENCE:g}% for all changes that can fail the gate, and all looks, together."
+            f"Change: candidate / baseline - 1. Intervals: {gate.errors}; over all cases and looks at most "
+            f"{100 * MAX_ERROR:g}% of gates report a regression that is none, or pass one at the threshold."
         )
         if any(not c.decides and c.verdict == "noted" for c in gate.shown):
             lines.append(
                 f"A noted change informs and fails nothing; its interval is one of "
-                f"{100 * INFORMING_CONFIDENCE:g}% by itself."
+                f"{100 * (1 - INFORMING.worse - INFORMING.better):g}% by itself."
             )
         lines += _launches(gate)
     if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
@@ -200,7 +201,7 @@ def as_json(gate: Gate) -> str:
             "exit_code": gate.exit_code,
             "headline": headline(gate),
             "sentence": verdict(gate),
-            "interval_confidence": gate.confidence,  # of each single interval, a fraction
+            "end_errors": asdict(gate.errors),  # of each single interval, fractions
             "cpu_stand_in": gate.on_cpu,
             "code": gate.code.of_both(),
             "interleaved": gate.interleaved,

@@ -14,7 +14,7 @@ from ..page.charts import Ratio, forest
 from ..page.page import Figure, Page, data_link
 from ..results.tables import csv_bytes
 from .compare import Gate
-from .decide import INFORMING_CONFIDENCE
+from .decide import INFORMING
 from .headline import headline, outcome, verdict
 from .judge import Change, change, said
 from .output import outline
@@ -52,7 +52,7 @@ def _figure(gate: Gate, metric: str) -> Figure | None:
     if not found or found[0].column is None:
         return None
     label, threshold, sentence = found[0].column.label, found[0].threshold or 0.0, said(found[0])
-    confidence = gate.confidence if any(c.decides for c in found) else INFORMING_CONFIDENCE
+    errors = gate.errors if any(c.decides for c in found) else INFORMING
     rows = [
         Ratio(
             name=c.label,
@@ -72,8 +72,8 @@ def _figure(gate: Gate, metric: str) -> Figure | None:
         title=f"Change of {label}",
         caption=f"{sentence[:1].upper()}{sentence[1:]}.",
         note="Each mark is the candidate against the baseline; right of the line it is higher. Bars "
-        f"are {100 * confidence:.4g}% intervals. What regressed has its bar left of the line and its "
-        "mark left of the shaded band.",
+        f"are intervals: {errors}. What regressed has its bar left of the line and its mark left of the "
+        "shaded band.",
         x_label=f"change of {label} (%); shaded: within {100 * threshold:g}%",
         ticks=lambda ratio: f"{100 * (ratio - 1):.3g}",
     )

@@ -89,16 +89,22 @@ def checked_sides(
 
     Raises UsageError for a mistake, before anything is timed.
     """
-    settings = settings_of(asked.arguments, decided=("resume", "dry_run", "json", "out", "race"))
+    settings = settings_of(with_preset(asked.arguments), decided=("resume", "dry_run", "json", "out", "race"))
     check_evidence(settings, asked.looks)
     check_variables(settings, asked.environments)
-    arguments = from_any_folder(asked.arguments, settings)
+    arguments = from_any_folder(with_preset(asked.arguments), settings)
     with both_checkouts(asked.reference, settings, asked.python) as (baseline, candidate):
         check_interpreter(baseline)
         ours, theirs = asked.environments
         sides = baseline.with_variables(ours), candidate.with_variables(theirs)
         console.progress("the workload on both sides", 0.0, "checking")
         yield sides, arguments, check_sides(sides, arguments)
+
+
+def with_preset(arguments: Sequence[str]) -> list[str]:
+    """Return `bench.run` arguments that take the gate's preset unless they name another."""
+    named = run_parser().parse_args(list(arguments)).preset
+    return [*(() if named else ("--preset", "gate")), *arguments]
 
 
 def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:

@@ -46,6 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "margin": "1%",
         "name": "tune",
     },
+    "gate": {"bucket_cap_mb": "default", "passes": "none", "rounds": "20"},
     "full": {"precision_target": "1%", "max_time": "30m", "bucket_cap_mb": "default,1,5,10,25,50,100"},
 }
 

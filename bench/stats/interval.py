@@ -81,8 +81,15 @@ class Estimate:
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """By Student's t."""
-        reach = float(scipy.special.stdtrit(self.freedom, (1 + confidence) / 2)) * self.error
+        reach = self._reach((1 + confidence) / 2)
         return Interval(self.value, self.value - reach, self.value + reach)
+
+    def between(self, below: float, above: float) -> Interval:
+        """Return the interval below and above which the value lies with these probabilities (Student's t)."""
+        return Interval(self.value, self.value - self._reach(1 - below), self.value + self._reach(1 - above))
+
+    def _reach(self, quantile: float) -> float:
+        return float(scipy.special.stdtrit(self.freedom, quantile)) * self.error
 
     def plus(self, constant: float) -> Estimate:
         """Of what lies so much higher; of logarithms, of what is exp(constant) times as large."""

@@ -59,4 +59,4 @@ def test_the_documented_jobs_give_the_action_what_it_takes():
         assert {"regression", "missing"} <= set(given["fail-on"].split())
         assert set(given["fail-on"].split()) <= {"regression", "missing", "undecided", "new"}
         assert gate_parser().parse_args(shlex.split(given["gate"])).max_time is not None
-        assert settings_of(shlex.split(given["run"])).rounds == 24
+        assert settings_of(shlex.split(given["run"])).modes == ("ddp",)

@@ -12,6 +12,7 @@ from ddp_bench.bench.common.errors import ExitCode, NothingToCompareError, Usage
 from ddp_bench.bench.gate import preflight, sides
 from ddp_bench.bench.gate.checkouts import Checkout
 from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.run.main import settings_of
 
 
 @pytest.fixture
@@ -159,3 +160,10 @@ def test_a_baseline_without_the_option_has_nothing_to_compare_where_the_candidat
     with pytest.raises(UsageError, match="lm2 has no other") as raised:
         sides.check_sides(both, ["--gpus", "2"])
     assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("given", "rounds"), [([], 20), (["--rounds", "5"], 5), (["--preset", "quick"], None)]
+)
+def test_a_gate_takes_its_own_preset_unless_another_is_named(given, rounds):
+    assert settings_of(sides.with_preset(given)).rounds == rounds

@@ -21,7 +21,7 @@ from tried_commands import put_run, stop_at_processes, tried
 from ddp_bench.__main__ import COMMANDS, main_of
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import propose_next_step
-from ddp_bench.bench.gate.judge import Change
+from ddp_bench.bench.gate.judge import Change, EndErrors
 from ddp_bench.bench.gate.more import interleave_command, more, took_turns
 from ddp_bench.bench.machine.launch import launched_command
 from ddp_bench.bench.results.commands import again, resume_command
@@ -165,7 +165,7 @@ def change(ratio=1.0, error=0.001):
 def deciding(*changes, side=None, launches=0, asked=None, total_s=20.0):
     timing = {"timing": {"total_s": total_s}} if total_s else {}
     sides = (made_manifest(command=TYPED, **{**timing, **(side or OF_LIB)}),) * 2
-    found = more(sides, changes, confidence=0.98, launches=launches, asked=asked)
+    found = more(sides, changes, errors=EndErrors(0.01, 0.01), launches=launches, asked=asked)
     assert found.step.command == found.command
     return [found.command.replace(" REF ", " HEAD ")]
 
