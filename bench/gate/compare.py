@@ -24,7 +24,7 @@ from ..results.case_columns import GATED
 from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Estimate
 from .code import Code
-from .decide import INFORMING, MIN_LAUNCHES, Decision, Policy, decide, share_of_look
+from .decide import INFORMING, MIN_LAUNCHES, Decision, Policy, decide, shares_of_look
 from .judge import VERDICTS, Change, EndErrors, Verdict, compare_metric, of_case, shares_devices
 from .machine import describe_machine
 from .more import More, interleave_command, more, took_turns
@@ -102,7 +102,8 @@ class Gate:
             return None
         if launches is None or now == 1:
             return max(max(r.high - r.estimate, r.estimate - r.low) for r, _ in known)
-        better = self.errors.better * share_of_look(looks, launches) / share_of_look(looks, now)
+        then, here = (shares_of_look(looks, number).better for number in (launches, now))
+        better = self.errors.better * then / here
         means = (Estimate(0.0, error * math.sqrt(now / launches), launches - 1) for _, error in known)
         return max(mean.between(better, better).high for mean in means)
 
@@ -175,7 +176,7 @@ def compare(
     deciding = [not shares_devices(a, b) and policy.can_fail(metric) for a, b, metric in wanted]
     can_fail = sum(one and metric.repeated for one, (_, _, metric) in zip(deciding, wanted, strict=True))
     num_launches = len({r // LAUNCH for a, _ in both_ok for r in a.rounds["images_per_s"]})
-    errors = policy.divide_error(can_fail, share_of_look(looks, num_launches))
+    errors = policy.divide_error(can_fail, shares_of_look(looks, num_launches))
     found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.result.is_ok]
     found += [
         compare_metric(
@@ -219,7 +220,7 @@ def compare(
     if not gate.needs_more_launches:
         return gate
     sides, launches = (baseline.manifest, candidate.manifest), num_launches if interleaved else 0
-    at_once = policy.divide_error(can_fail, 1.0)
+    at_once = policy.divide_error(can_fail, shares_of_look((), 0))
     step = more(sides, gate.undecided, errors=at_once, launches=launches, asked=asked)
     return dataclasses.replace(gate, more=step)
 

@@ -15,8 +15,8 @@ Word: TypeAlias = Literal["pass", "regression", "missing", "undecided", "not com
 MAX_ERROR = 0.01
 """Probability of a regression where there is none, and of a pass where a case is slower by the threshold."""
 
-FIRST_LOOK_SHARE = 0.5
-"""Share of the error that the first of several looks has; the others divide the rest equally."""
+LARGEST_SHARE = 0.5
+"""Share of an error that one of several looks has; the others divide the rest equally."""
 
 INFORMING = EndErrors(0.025, 0.025)
 """Of each interval that only informs: one of 95% by itself."""
@@ -56,20 +56,28 @@ class Policy:
         """Return whether a change of this metric can fail the gate; all others inform."""
         return self.strict or metric.name == self.rate or metric.name in self.named
 
-    def divide_error(self, num_changes: int, share: float) -> EndErrors:
-        """Return what each interval that can fail the gate may err by at a look with this share of the error.
+    def divide_error(self, num_changes: int, shares: EndErrors) -> EndErrors:
+        """Return what each interval that can fail the gate may err by at a look with these shares.
 
         Any change can make the gate a regression, so they divide the error (Bonferroni). A pass needs every
         one of them, so each may have all of it (intersection-union test; Berger, 1982).
         """
-        return EndErrors(worse=MAX_ERROR * share, better=MAX_ERROR * share / max(num_changes, 1))
+        return EndErrors(MAX_ERROR * shares.worse, MAX_ERROR * shares.better / max(num_changes, 1))
 
 
-def share_of_look(looks: Sequence[int], num_launches: int) -> float:
-    """Return the share of the error of the look after so many launches, or of the next one."""
+def shares_of_look(looks: Sequence[int], num_launches: int) -> EndErrors:
+    """Return the shares of the error that the look after so many launches has, or the next one.
+
+    The first has the largest share of a pass's error: most gates are of equal code, and end there. The last
+    has that of a regression's: few launches that scatter little by chance call nothing.
+    """
     if len(looks) < 2:
-        return 1.0
-    return FIRST_LOOK_SHARE if num_launches <= looks[0] else (1 - FIRST_LOOK_SHARE) / (len(looks) - 1)
+        return EndErrors(1.0, 1.0)
+    rest = (1 - LARGEST_SHARE) / (len(looks) - 1)
+    return EndErrors(
+        LARGEST_SHARE if num_launches <= looks[0] else rest,
+        LARGEST_SHARE if num_launches > looks[-2] else rest,
+    )
 
 
 @dataclass(frozen=True)

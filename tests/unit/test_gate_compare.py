@@ -20,7 +20,7 @@ from scipy import stats
 
 from ddp_bench.bench.common.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.decide import Policy, decide, share_of_look
+from ddp_bench.bench.gate.decide import Policy, decide, shares_of_look
 from ddp_bench.bench.gate.headline import verdict as sentence
 from ddp_bench.bench.gate.judge import Change, EndErrors, judge
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
@@ -221,19 +221,23 @@ def test_what_can_make_it_a_regression_divides_the_error_and_each_of_them_may_ho
     assert many.high > few.high + 0.001, "the end by which it would be a regression"
 
 
-@pytest.mark.parametrize(("launches", "share"), [(6, 0.5), (7, 0.25), (12, 0.25), (24, 0.25)])
-def test_the_first_look_has_half_of_the_error_and_all_of_them_the_whole(launches, share):
+@pytest.mark.parametrize(
+    ("launches", "of_pass", "of_regression"),
+    [(6, 0.5, 0.25), (7, 0.25, 0.25), (12, 0.25, 0.25), (24, 0.25, 0.5)],
+)
+def test_the_looks_divide_both_errors(launches, of_pass, of_regression):
     """Oracle: Student's one-sided limits of the mean over launches."""
     rng = np.random.default_rng(9)
     sides = in_turns(rng, launches=launches, rounds=6, between=0.01)
     gate = gated(*sides, interleaved=True, looks=DEFAULT_LAUNCHES)
-    assert gate.errors == EndErrors(worse=0.01 * share, better=0.01 * share / 2)
+    assert gate.errors == EndErrors(worse=0.01 * of_pass, better=0.01 * of_regression / 2)
     (change,) = [c for c in of_metric(gate, "images_per_s") if c.case_id == "ddp-n2"]
-    ends = stats.t.ppf([0.01 * share, 1 - 0.01 * share / 2], launches - 1) * change.error
+    ends = stats.t.ppf([0.01 * of_pass, 1 - 0.01 * of_regression / 2], launches - 1) * change.error
     assert np.log([change.ratio.low, change.ratio.high]) == pytest.approx(
         np.log(change.ratio.estimate) + ends, abs=1e-9
     )
-    assert sum(share_of_look(DEFAULT_LAUNCHES, look) for look in DEFAULT_LAUNCHES) == 0.5 + 0.25 + 0.25
+    shares = [shares_of_look(DEFAULT_LAUNCHES, look) for look in DEFAULT_LAUNCHES]
+    assert [sum(one.worse for one in shares), sum(one.better for one in shares)] == [1.0, 1.0]
 
 
 def test_worst_first():

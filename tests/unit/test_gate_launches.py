@@ -156,7 +156,7 @@ def test_what_can_be_resolved_follows_from_how_launches_scatter():
     ratios = [1.01, 0.99, 1.02, 0.98, 1.0, 1.015]
     logs = [-math.log(one) for one in ratios]
     gate = gated(*in_launches(ratios), looks=(6, 12, 24))
-    looks = ((6, 0.5, gate.resolvable()), (6, 0.5, gate.resolvable(6)), (24, 0.25, gate.resolvable(24)))
+    looks = ((6, 0.25, gate.resolvable()), (6, 0.25, gate.resolvable(6)), (24, 0.5, gate.resolvable(24)))
     for launched, share, found in looks:
         half = t.ppf(1 - 0.01 * share, launched - 1) * statistics.stdev(logs) / math.sqrt(launched)
         assert found == pytest.approx(half, rel=0.02)
