@@ -24,6 +24,8 @@ def _compare(ours: Scaling, others: Sequence[Scaling], margin: float) -> Verdict
     """Place the efficiency below, within or above what `others` reached, the `margin` beside it."""
     is_below = ours.efficiency.high * (1 + margin) < min(one.efficiency.low for one in others)
     is_above = ours.efficiency.low > (1 + margin) * max(one.efficiency.high for one in others)
+    relation = "below" if is_below else "above" if is_above else ""
+    label = f"{relation} what is published" if relation else "as published"
     reached = sorted(one.efficiency.estimate for one in others)
     shown = " to ".join(dict.fromkeys(map(short_percent, (reached[0], reached[-1]))))
     names = (*(one.source for one in others), model_name(ours.arch), *(one.precision for one in others))
@@ -34,8 +36,8 @@ def _compare(ours: Scaling, others: Sequence[Scaling], margin: float) -> Verdict
         question=PUBLISHED,
         answer=RESOLVED,
         heading="Published efficiency",
-        in_words=f"{'below' if is_below else 'above' if is_above else 'as'} published",
-        text=f"the efficiency of DDP is {with_interval(ours.efficiency, '%', 100, digits=2)} on {where}; "
-        f"published: {shown} ({', '.join(dict.fromkeys(names))})",
+        in_words=label,
+        text=f"DDP reaches an efficiency of {with_interval(ours.efficiency, '%', 100, digits=2)} "
+        f"on {where}, {label}: {shown} ({', '.join(dict.fromkeys(names))})",
         notes=(reads,) if is_below else (),
     )
