@@ -13,6 +13,7 @@ from ..bench.page.render import html, markdown
 from ..bench.predict.output import Predictions
 from ..bench.results.archive import is_archive, opened
 from ..bench.results.disk import read_bytes, reason, replace_file
+from ..bench.results.published import scalings_of
 from ..bench.results.store import RunData, load_run, write_output
 from .page import Files, page
 from .watched import watched_page
@@ -21,24 +22,47 @@ _MOST_PREDICTIONS_BYTES = 64 * 2**20
 _MOST_DATA_BYTES = 2**18
 
 
-def build(run: Path, out: Path | None, *, predictions: Path | None = None, as_markdown: bool = False) -> str:
+def build(
+    run: Path,
+    out: Path | None,
+    *,
+    predictions: Path | None = None,
+    compare_with: Path | None = None,
+    as_markdown: bool = False,
+) -> str:
     """Write a page of `run` to `out`, whole or not at all, and return its path; without `out` return it.
 
     The page is one self-contained HTML document, or a summary in Markdown; the same run gives the same bytes.
-    `predictions` is a file of what `bench.predict --json` printed. Raises UsageError for a folder that is no
-    run, a file without predictions, or a page that cannot be written.
+    `predictions` is a file of what `bench.predict --json` printed, `compare_with` a run whose
+    efficiency takes the place of published ones. Raises UsageError for a folder that is no run, a file
+    without predictions, runs that do not compare, or a page that cannot be written.
     """
     predicted = None
     if predictions is not None:
         content = read_bytes(predictions, most_bytes=_MOST_PREDICTIONS_BYTES, follow=True)
         predicted = Predictions.from_json(content, source=str(predictions))
-    made = page_of(load_run(run), out.parent if out else Path(), predictions=predicted)
+    loaded = load_run(run)
+    if compare_with is not None:
+        loaded = _held_against(loaded, compare_with)
+    made = page_of(loaded, out.parent if out else Path(), predictions=predicted)
     text = markdown(made) if as_markdown else html(made)
     if out is None:
         return text.rstrip("\n")
     written = text.encode(errors="backslashreplace")
     write_output(out, lambda part: part.write_bytes(written), option="--out")
     return str(out)
+
+
+def _held_against(run: RunData, path: Path) -> RunData:
+    """Return the run with the efficiencies of the run at `path` in place of published ones."""
+    theirs = tuple(scalings_of(load_run(path), path.name))
+    if not any(ours.compares_with(one) for ours in scalings_of(run) for one in theirs):
+        raise UsageError(
+            f"--compare-with {path}: its efficiency does not compare with that of {run.path}; both need DDP "
+            "on as many GPUs of one model, the same built-in architecture, image size and precision, batches "
+            "within a factor of 2, and 5 rounds"
+        )
+    return replace(run, published=theirs)
 
 
 def page_of(

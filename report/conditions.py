@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from ..bench.common.numbers import about, count, duration, mib, plain, plural, q
 from ..bench.findings.answers import headline
 from ..bench.findings.cautions import said_load
 from ..bench.findings.verdicts import Verdict
-from ..bench.findings.wording import device_noun, link_name, samples_noun, stand_ins
+from ..bench.findings.wording import device_noun, link_name, model_name, samples_noun, stand_ins
 from ..bench.machine.conditions import NONE, UNKNOWN, conditions_of
 from ..bench.machine.manifest import Manifest, WorkloadCode
 from ..bench.page.page import Heading, Table
@@ -24,8 +23,6 @@ from .cases import WorkloadCases
 
 _MOST_HOSTS = 4
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
-_MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
-_FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
 
 
 def heading(cases: Sequence[CaseResult]) -> str:
@@ -42,12 +39,6 @@ def heading(cases: Sequence[CaseResult]) -> str:
     num_hosts = max(case.num_nodes for case in shown)
     where += f" of {num_hosts:,d} hosts" if num_hosts > 1 else ""
     return ", ".join(filter(None, (names, where)))
-
-
-def model_name(arch: str) -> str:
-    """Write a built-in architecture as papers do: `ResNet-18`; another name as it is."""
-    found = _MODEL.fullmatch(arch)
-    return arch if found is None else f"{_FAMILIES[found['family']]}-{found['rest']}"
 
 
 def status(manifest: Manifest, cases: Sequence[CaseResult], verdicts: Sequence[Verdict]) -> str:

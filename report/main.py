@@ -33,6 +33,12 @@ def _parser() -> Parser:
         help=f"draw what `{command('predict')} RUN --gpus 64 --network ib-400g --json` predicted",
     )
     parser.add_argument(
+        "--compare-with",
+        type=Path,
+        metavar="RUN",
+        help="compare the efficiency with that of this run, such as an archive, instead of published ones",
+    )
+    parser.add_argument(
         "--markdown",
         action="store_true",
         help="print answers and results, fit for a comment, or write them to --out",
@@ -46,12 +52,13 @@ def _write(arguments: argparse.Namespace) -> str:
     from .build import build
 
     run, out, predictions = arguments.run, arguments.out, arguments.predictions
+    against = arguments.compare_with
     if arguments.others:
         both = command("gate", str(run), arguments.others[0], "--html", "FILE")
         raise UsageError(f"a page is of one run; to compare two: {both}")
     if arguments.markdown:
         if predictions is not None:
             raise UsageError("--predictions are drawn; leave --markdown out")
-        return build(run, out, as_markdown=True)
+        return build(run, out, compare_with=against, as_markdown=True)
     beside = run.with_suffix(".html") if is_archive(run) else run / "report.html"
-    return build(run, out or beside, predictions=predictions)
+    return build(run, out or beside, predictions=predictions, compare_with=against)

@@ -1,17 +1,7 @@
-"""Published throughputs of GPUs, `published.csv`, and what is predicted from one GPU's of the same source.
+"""Published throughputs of GPUs, and what is predicted for them from one GPU's of the same source.
 
-Sources, all images/s in total but for BERT's sequences/s:
-
-- `pytorch`, `pytorch-1.4`: github.com/pytorch/pytorch, `benchmarks/distributed/ddp/README.md`, now and in its
-  first version. Synthetic data; eight V100s a node, 4 x 100 Gbit/s InfiniBand. ResNeXt-101 from its seconds.
-- `dlperf`: github.com/Oneflow-Inc/DLPerf, `NVIDIADeepLearningExamples/PyTorch`. Apex's DDP. `ibstat` shows
-  one port of 100 Gbit/s for a node's eight GPUs; ResNet-50 reads ImageNet (`--data-backend dali-cpu`).
-- `nvidia`: github.com/NVIDIA/DeepLearningExamples, ResNet-50 v1.5, on ImageNet.
-- `lambda`: github.com/lambdal/deeplearning-benchmark, `pytorch-train-throughput-*fp16.csv`: AMP, synthetic
-  data.
-
-A row is left out of fitting by such a fact of its source, never by its error. `without_ddp` rates are of the
-plain model on one GPU.
+`results/README.md` names the sources. A row without `intra` is not predicted; one is
+left out of fitting by a fact of its source, never by its error.
 """
 
 import csv
@@ -20,16 +10,15 @@ from functools import cache, cached_property
 from operator import attrgetter
 
 import numpy as np
-from commands import ROOT
 
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.from_rate import BESIDE, from_rate
 from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.predict.prediction import Scenario, estimate, predict
+from ddp_bench.bench.results.published import ROWS
 from ddp_bench.models.profile import Gradient, gradients_backwards
 from ddp_bench.models.registry import resnet_workload
 
-ROWS = ROOT / "tests" / "published.csv"
 SLOWDOWNS = range(1, 41)
 """Of an all-reduce beside compute, tried in a fit."""
 SHARES = np.linspace(1.0, 1.2, 201)
@@ -39,7 +28,7 @@ SHARES = np.linspace(1.0, 1.2, 201)
 @cache
 def rows():
     with ROWS.open(encoding="utf-8", newline="") as file:
-        return tuple(Row(row) for row in csv.DictReader(file))
+        return tuple(Row(row) for row in csv.DictReader(file) if row["intra"])
 
 
 class Row(dict):
@@ -54,18 +43,23 @@ class Row(dict):
         return int(self["gpus"])
 
     @property
+    def rate(self):
+        """Images/s of one GPU, with DDP where that was measured."""
+        return self["ddp"] or self["single"]
+
+    @property
     def perfect(self):
-        return float(self["rate"]) * self.num_gpus
+        return float(self.rate) * self.num_gpus
 
     @property
     def name(self):
-        ddp = ", from the plain model" if self["without_ddp"] else ""
+        ddp = "" if self["ddp"] else ", from the plain model"
         return f"{self['model']}, {self['gpu']}, {self['precision']}, {self['batch']}{ddp}"
 
     def predicted(self, comm_slowdown=BESIDE.comm, *, with_interval=False, rate="", **changes):
         """Images/s of the whole job; of another `rate`, or a scenario with `changes`."""
-        made_of = {key: self[key] for key in ("model", "precision", "batch", "without_ddp", "rate")}
-        calibration = _calibration(*(made_of | ({"rate": rate} if rate else {})).values())
+        made_of = (self["model"], self["precision"], self["batch"], not self["ddp"], rate or self.rate)
+        calibration = _calibration(*made_of)
         scenario = Scenario(
             num_devices=self.num_gpus,
             intra=network(self["intra"]),

@@ -22,6 +22,8 @@ BUSY_CAUTION_PCT = 5
 UNSEEN_CAUTION_MIB = 1024
 """Memory in use without a process to show for it, about two CUDA contexts: below, a driver's own rounding."""
 
+SHARE_GPU = "sudo nvidia-smi -c DEFAULT"
+
 
 def per_gpu(check: Callable[[Host, Gpu], Answer]) -> Check:
     """Make a check of every GPU: equal answers together, the gravest first, whose advice is the line's."""
@@ -162,6 +164,19 @@ def power(_: Host, gpu: Gpu) -> Answer:
     return Answer("ok", f"limit {{}} W, {default}", value=limit_w)
 
 
+def compute_mode(host: Host, gpu: Gpu) -> Answer:
+    """Check whether several processes may use the GPU, as ranks and DP in turn do."""
+    mode = gpu.ask("nvmlDeviceGetComputeMode")
+    if mode is None:
+        return UNKNOWN
+    if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
+        return Answer("bad", "PROHIBITED: no process may use it", SHARE_GPU)
+    if mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS and not host.has_mps:
+        only = "EXCLUSIVE_PROCESS: one process at a time, so DP cannot be measured beside DDP"
+        return Answer("caution", only, SHARE_GPU)
+    return Answer("ok", "several processes may use it")
+
+
 def memory_errors(_: Host, gpu: Gpu) -> Answer:
     """Check errors since the driver was loaded, but for corrected ones: they need no action."""
     ecc = gpu.ask("nvmlDeviceGetEccMode")
@@ -220,6 +235,7 @@ GPU_CHECKS: dict[str, Check] = {
     "GPU use": per_gpu(use),
     "GPU clocks": per_gpu(clocks),
     "GPU power": per_gpu(power),
+    "GPU compute mode": per_gpu(compute_mode),
     "GPU memory errors": per_gpu(memory_errors),
     "GPU links": links,
     "GPU affinity": per_gpu(affinity),

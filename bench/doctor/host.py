@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import itertools
 import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ import psutil
 import pynvml
 
 from ..common.process import allowed_cores
-from ..machine.gpus import ask_nvml, names_of, nvml_devices, pair, visible
+from ..machine.gpus import ask_nvml, has_mps, names_of, nvml_devices, pair, visible
 from ..machine.host import cores_in, cpu_quota, environment, read_text
 from ..machine.load import other_loads, read_load
 from ..machine.manifest import GpuPair
@@ -100,6 +101,8 @@ class Host(contextlib.ExitStack):
     def __init__(self, root: Path) -> None:
         super().__init__()
         self.root, self.env, self.quota = root, environment(), cpu_quota(root)
+        self.has_mps = has_mps()
+        self.shared_memory = attempt(lambda: shutil.disk_usage(root / "dev/shm"))
         self.allowed = frozenset(allowed_cores())
         self.nodes = _nodes(root)
         # First what our own work would disturb: the load, then the GPUs, then the import of torch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from ..common.cli import speaker
+from ..common.cli import command, speaker
 from ..machine import host as machine
 from ..machine.host import CPUS, read_number, read_text
 from ..machine.load import MOST_BUSY, MOST_STEAL
@@ -36,6 +37,10 @@ resident set). Less than this per device and ranks are killed; less than twice l
 PRESSURE_CAUTION_PCT, PRESSURE_BAD_PCT = 5.0, 25.0
 """Share of the last 10 s in which some task waited for memory (Linux accounting/psi, "some avg10"): the
 gate's default threshold, and five times it."""
+
+LOADER_BYTES = 2 * 2 * 64 * 3 * 224 * 224 * 4
+"""Shared memory of a rank with 2 loader workers: each keeps 2 batches (DataLoader's prefetch_factor) of 64
+float32 images of 224 pixels. Docker gives a container 64 MiB (docker run reference, --shm-size)."""
 
 REINSTALL = "install torch and torchvision together, from one index: pip install -U torch torchvision"
 
@@ -72,7 +77,7 @@ def cores(host: Host) -> Answer:
     if host.quota is not None and host.quota < allowed:
         # sched-bwc in the Linux scheduler documents.
         what = f"{text}, {allowed} visible: the container is stopped for part of each period beyond its quota"
-        advice = "raise the container's CPU limit (docker --cpus, Kubernetes limits.cpu)"
+        advice = f"docker update --cpus {allowed} CONTAINER, or raise limits.cpu of Kubernetes"
         if host.quota >= 1 and not host.num_gpus:
             advice += f", or stay within it with --gpus up to {int(host.quota)}"
         found.append(Answer("bad" if host.quota < 1 else "caution", what, advice))
@@ -85,7 +90,7 @@ def cores(host: Host) -> Answer:
         found.append(Answer("caution", what, advice))
     if not host.num_gpus and physical < allowed:
         what = f"{text}, hardware threads of {physical} cores: two devices can share one core"
-        advice = f"--gpus up to {physical}, under taskset with one thread of each core (lscpu -e)"
+        advice = f"{command('run', '--gpus', str(physical))} takes one thread of each core"
         found.append(Answer("caution", what, advice))
     return max(found, key=lambda answer: SEVERITY.index(answer.status), default=Answer("ok", text))
 
@@ -182,6 +187,19 @@ def free_memory(host: Host) -> Answer:
     return judged(status, text, advice)
 
 
+def check_shared_memory(room: tuple[int, int, int] | None, num_ranks: int) -> Answer:
+    """Check /dev/shm, where loader workers put batches; `room` is total, used and free bytes."""
+    if room is None:
+        return UNKNOWN
+    (total, _, free), wanted = room, num_ranks * LOADER_BYTES
+    text, size = f"{gib(free)} free of {gib(total)}", math.ceil(2 * wanted / 2**30)
+    if free >= wanted:
+        return Answer("ok", text)
+    why = f"{text}; loader workers of {num_ranks} ranks need {gib(wanted)}, or they end with a bus error"
+    advice = f"docker run --shm-size={size}g, or sudo mount -o remount,size={size}g /dev/shm"
+    return Answer("caution", why, f"{advice}; else --data-workers 0")
+
+
 def pressure(host: Host) -> Answer:
     """Check the time lost waiting for memory."""
     stalls = re.search(r"^some avg10=([0-9.]+)", read_text(host.root / "proc/pressure/memory") or "")
@@ -264,6 +282,7 @@ RESOURCE_CHECKS: dict[str, Check] = {
     "steal": steal,
     "NUMA": numa,
     "memory": free_memory,
+    "shared memory": lambda host: check_shared_memory(host.shared_memory, host.num_devices),
     "memory stalls": pressure,
     "huge pages": huge_pages,
     "threads": lambda host: check_threads(host.env, host.num_gpus, host.usable_cores),

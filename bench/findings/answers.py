@@ -13,6 +13,7 @@ from ..results.comparisons import FASTER, SLOWER, Comparison, by_compile, defaul
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
 from .communication import answer_communication, describe_straggler
+from .published import answer_published
 from .settings import answer_compile, answer_settings
 from .verdicts import WRAPPER, Verdict, answer_by_ratio
 from .wording import compile_label, mode_name, place
@@ -41,7 +42,7 @@ def answer_questions(run: RunData) -> list[Verdict]:
             answer_communication(ddp, run.typical, describe_straggler(ddp, run.manifest, run.times)),
         )
         found += [replace(one, of=label) for one in answers if one]
-    return [*found, *answer_compile(run.results, run.compared)]
+    return [*found, *answer_compile(run.results, run.compared), *answer_published(run)]
 
 
 def by_compile_label(cases: Iterable[CaseResult]) -> list[tuple[str, list[CaseResult]]]:

@@ -13,6 +13,7 @@ from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
+PUBLISHED = "published efficiency"
 
 RESOLVED = "resolved"
 """Answer of a question that compares nothing."""

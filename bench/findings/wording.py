@@ -25,6 +25,8 @@ _DP_STAND_IN = "DP stand-in (CPU): nn.DataParallel's stages, by one process on C
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
 _PER_S = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}
+_MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
+_FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
 
 
 MOST_HIDDEN_WIDTH_PCT = 100.0
@@ -45,6 +47,12 @@ def hidden_percent(found: Interval | None, written: Callable[[Interval], str]) -
     if found is None:
         return ""
     return "none" if found.estimate < 0 else "all" if found.estimate >= 100 else written(found)
+
+
+def model_name(arch: str) -> str:
+    """Write a built-in architecture as papers do: `ResNet-18`; another name as it is."""
+    found = _MODEL.fullmatch(arch)
+    return arch if found is None else f"{_FAMILIES[found['family']]}-{found['rest']}"
 
 
 def unit_of_cases(cases: Sequence[CaseResult]) -> str:

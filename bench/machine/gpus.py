@@ -131,9 +131,14 @@ def is_mig(handle: Any) -> bool | None:
     return None if mode is None else bool(mode[0])
 
 
+def has_mps() -> bool:
+    """Return whether an MPS server runs, which has the GPUs for all its clients."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPES).exists()
+
+
 def is_exclusive(uuids: Sequence[str]) -> bool:
     """Tell whether one of the GPUs with these UUIDs takes a single process, and no MPS server shares it."""
-    if Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPES).exists():
+    if has_mps():
         return False
     with contextlib.suppress(pynvml.NVMLError), nvml_devices() as handles:
         found = [one for one in named(uuids, handles) if one is not None]

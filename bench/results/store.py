@@ -29,6 +29,7 @@ from .columns import BLOCKS, records, typed_frame
 from .comparisons import Comparison, of_table
 from .disk import LOCK, append, make_folder, open_regular, read_json, replace_file, writable, write_file
 from .journal import JOURNAL, read
+from .published import Scaling, published_scalings
 from .round_times import RoundTimes
 from .tables import csv_bytes, csv_value, load_blocks, read_table, table_bytes
 
@@ -59,6 +60,8 @@ class RunData:
     comparisons: pd.DataFrame = field(default_factory=lambda: typed_frame([], FILES["comparisons.csv"]))
     resumable: bool = True
     """Whether its journal is there; baselines and archives have none."""
+    published: tuple[Scaling, ...] = field(default_factory=published_scalings, repr=False)
+    """Efficiencies of others, to hold those of this run against."""
 
     @cached_property
     def times(self) -> RoundTimes:

@@ -162,7 +162,8 @@ def test_the_wheel_holds_what_the_page_needs_and_the_types(wheel):
     templates = {
         f"ddp_bench/bench/page/templates/{path.name}" for path in (ROOT / "bench/page/templates").iterdir()
     }
-    assert templates | {"ddp_bench/py.typed", "ddp_bench/bench/run/main.py"} <= names
+    others = ("py.typed", "bench/run/main.py", "bench/results/published.csv")
+    assert templates | {f"ddp_bench/{name}" for name in others} <= names
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"ddp_bench"}
 
 

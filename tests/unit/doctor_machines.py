@@ -55,6 +55,8 @@ class Machine:
     num_cores: int | None = 8
     allowed: frozenset[int] = frozenset(range(8))
     load: float | None = 0.4
+    shm: tuple[int, int, int] | None = (8 * GIB, 0, 8 * GIB)
+    """Total, used and free bytes of /dev/shm."""
     torch: Any = None
     later: dict[str, str] = field(default_factory=dict)
     """Files as they are once load has been watched."""
@@ -95,6 +97,7 @@ class Machine:
         patch.setattr(os, "sched_getaffinity", lambda _: set(self.allowed))
         patch.setattr(os, "getloadavg", lambda: _raise(OSError()) if self.load is None else (self.load,) * 3)
         patch.setitem(sys.modules, "torch", self.torch)
+        stand_in(patch, host, {"shutil.disk_usage": lambda _: self.shm or _raise(OSError())})
         stand_in(patch, resources, {"platform.python_version": lambda: PYTHON})
         for name in list(host.environment()):
             patch.delenv(name)
@@ -158,6 +161,7 @@ def h100(index):
         "MemoryInfo": SimpleNamespace(used=4 * 2**20, total=81559 * 2**20),
         "ClockInfo": 345, "MaxClockInfo": 1980, "CurrentClocksEventReasons": 0x1,
         "EnforcedPowerLimit": 700000, "PowerManagementDefaultLimit": 700000,
+        "ComputeMode": pynvml.NVML_COMPUTEMODE_DEFAULT,
         "EccMode": [1, 1], "TotalEccErrors": 0, "RemappedRows": (0, 0, 0, 0),
     }  # fmt: skip
 
@@ -214,7 +218,7 @@ def laptop():
 
 def blank():
     """Nothing can be read."""
-    return Machine({}, num_cores=None, allowed=frozenset(), load=None)
+    return Machine({}, num_cores=None, allowed=frozenset(), load=None, shm=None)
 
 
 def changed(machine, **changes):
@@ -269,6 +273,7 @@ SITUATIONS = {
     "GPU use": [(h100_box, gpu(2, ComputeRunningProcesses=OTHERS, UtilizationRates=BUSY))],
     "GPU clocks": [(h100_box, *(gpu(5, CurrentClocksEventReasons=bits) for bits in (0x40, 0x4)))],
     "GPU power": [(h100_box, gpu(0, EnforcedPowerLimit=250000))],
+    "GPU compute mode": [(h100_box, *(gpu(3, ComputeMode=mode) for mode in (3, 2)))],
     "GPU memory errors": [(h100_box, gpu(1, TotalEccErrors=3))],
     "GPU links": [(h100_box, {"gpus": [h100(0), h100(1)], "link": BY_PCIE})],
     "GPU affinity": [(h100_box, allowed(56))],
@@ -282,6 +287,7 @@ SITUATIONS = {
     "steal": [(laptop, busy(0.0, steal=0.11))],
     "NUMA": [(h100_box, file("proc/sys/kernel/numa_balancing", "1"))],
     "memory": [(laptop, file("sys/fs/cgroup/memory.max", f"{3 * GIB}"))],
+    "shared memory": [(h100_box, {"shm": (64 * 2**20, 0, 64 * 2**20)})],
     "memory stalls": [(laptop, file("proc/pressure/memory", "some avg10=25.00"))],
     "huge pages": [(laptop, file("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]"))],
     "threads": [(h100_box, env(OMP_NUM_THREADS="16"), env(GOMP_CPU_AFFINITY="0-3"))],

@@ -97,7 +97,7 @@ def _draw(rng, seed):
         if fate < 0.08:
             facts[case.case_id] = {"status": "failed", "reason": "RuntimeError: it broke"}
             continue
-        facts[case.case_id] = {"gradient_error": 1e-7}
+        facts[case.case_id] = {"gradient_error": 1e-7, "device_name": "Test device"}
         if fate > 0.95:
             facts[case.case_id] = {"not_proved": "it draws", "proved_by": "a seed"}
         blocks += _blocks_of(rng, case, scale, usual, noise, paces)

@@ -7,6 +7,7 @@ import shutil
 import pynvml
 import pytest
 from doctor_machines import (
+    GIB,
     blank,
     changed,
     file,
@@ -18,8 +19,10 @@ from doctor_machines import (
 
 from ddp_bench.bench.doctor import main
 from ddp_bench.bench.doctor.gpu import span
+from ddp_bench.bench.doctor.resources import check_shared_memory
 from ddp_bench.bench.machine import host as machine
 
+MIB = 2**20
 H100S = "8 x NVIDIA H100 80GB HBM3"
 
 
@@ -36,7 +39,7 @@ def without_each_reading(machine):
     if isinstance(machine.gpus, list):
         # Without its name a GPU is none to CUDA_VISIBLE_DEVICES.
         copies += [changed(machine, **gpu(0, **{name: None})) for name in machine.gpus[0] if name != "UUID"]
-    return [*copies, changed(machine, load=None)]
+    return [*copies, changed(machine, load=None), changed(machine, shm=None)]
 
 
 @pytest.mark.parametrize("make", [h100_box, laptop])
@@ -82,7 +85,7 @@ def test_quiet_shows_only_what_needs_attention(doctor):
 def test_json_has_every_finding_or_with_quiet_what_needs_attention(doctor):
     code, out = doctor(changed(h100_box(), allowed=frozenset(range(60))), "--json")
     told = json.loads(out)
-    assert (code, told["status"], len(told["findings"])) == (0, "ok", 18)
+    assert (code, told["status"], len(told["findings"])) == (0, "ok", 20)
     assert told["findings"][0] == {"name": "GPUs", "status": "ok", "text": H100S, "advice": ""}
     code, out = doctor(changed(blank(), gpus=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "--json", "--quiet")
     told = json.loads(out)
@@ -104,3 +107,25 @@ def test_lists_and_ranges_of_cores_and_spans():
     assert machine.cores_in("all") is None
     assert (machine.ranges([0, 1, 2, 3, 6]), machine.ranges([5])) == ("0-3,6", "5")
     assert (span([41.2, 40.6]), span([40, 47]), span([])) == ("41", "40-47", "?")
+
+
+@pytest.mark.parametrize(("mode", "status"), [(0, "ok"), (2, "bad"), (3, "caution")])
+def test_gpus_that_take_no_second_process(mode, status, tmp_path):
+    """2 is NVML_COMPUTEMODE_PROHIBITED in nvml.h, 3 NVML_COMPUTEMODE_EXCLUSIVE_PROCESS."""
+    machine = changed(h100_box(), **gpu(3, ComputeMode=mode))
+    answer = found_in(machine, tmp_path)["GPU compute mode"]
+    assert (answer.status, answer.advice) == (status, "sudo nvidia-smi -c DEFAULT" * (mode != 0))
+    shared = changed(machine, env={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    assert found_in(shared, tmp_path)["GPU compute mode"].status == ("bad" if mode == 2 else "ok")
+
+
+@pytest.mark.parametrize(
+    ("free", "status"), [(64 * MIB, "caution"), (146 * MIB, "caution"), (147 * MIB, "ok")]
+)
+def test_shared_memory_holds_the_batches_of_loader_workers(free, status):
+    """2 workers keep 2 batches of 64 x 3 x 224 x 224 float32 each: 154,140,672 bytes."""
+    answer = check_shared_memory((8 * GIB, 8 * GIB - free, free), 1)
+    assert answer.status == status
+    assert ("--shm-size=1g" in answer.advice) == (status == "caution")
+    assert check_shared_memory((64 * MIB, 0, 64 * MIB), 16).advice.startswith("docker run --shm-size=5g")
+    assert check_shared_memory(None, 1).status == "unknown"

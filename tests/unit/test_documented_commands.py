@@ -49,6 +49,7 @@ RUNS = {
         ("results/200mbit", "results/1gbit", "results/4gbit"), "predictions/resnet18-2hosts/1gbit"
     ),
     **dict.fromkeys(("RUN", "TWO"), "predictions/resnet18-2hosts/1gbit"),
+    "MINE": "h200-calibrated",
     "results/20260101T120000Z-node0-run": "cpu-lab-1gbit-2hosts",
 }
 """Runs by the names that pages give them, and which samples stand for them."""
@@ -102,6 +103,7 @@ def project(tmp_path_factory):
         for red in range(64):
             Image.new("RGB", (8, 8), (red, 0, 0)).save(folder / "imagenet/train" / kind / f"{red}.png")
     (folder / "results/baselines").mkdir()
+    main_of("export")([str(folder / "MINE"), "--format", "zip", "--out", str(folder / "THEIRS.zip")])
     with contextlib.redirect_stdout((folder / "p.json").open("w")) as file, file:
         main_of("predict")([str(folder / "RUN"), "--gpus", "8", "--network", "ib-400g", "--json"])
     (folder / "LOG").write_text(json.dumps({"results": [{"size": 8, "in_place": {"bus_bw": 1.5}}]}))

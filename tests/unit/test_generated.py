@@ -5,18 +5,22 @@ import io
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from generated_runs import NUM_RUNS, generated, texts_of
 
+from ddp_bench.bench.common.numbers import short_percent
 from ddp_bench.bench.findings import communication
 from ddp_bench.bench.findings.answers import headline
+from ddp_bench.bench.findings.published import answer_published
 from ddp_bench.bench.findings.settings import ALTERS
-from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, MIN_SHARE, RESOLVED
+from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, MIN_SHARE, PUBLISHED, RESOLVED
 from ddp_bench.bench.findings.wording import hidden_share
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.render import html
 from ddp_bench.bench.results.comparisons import FASTER, OPEN, TOO_FEW, UNRESOLVED, default_of
+from ddp_bench.bench.results.published import scalings_of
 
 NUMBER = r"-?[\d,]*\.?\d+"
 INTERVAL = re.compile(rf"({NUMBER})[^\s\d(]? \(({NUMBER})(?:\N{{EN DASH}}| to )({NUMBER})\)")
@@ -183,6 +187,16 @@ def unknown(made):
         yield from (text for text in texts_of(made.page) if "below the noise" in text and "exposed" in text)
 
 
+def efficiencies(made):
+    """A run that is held against itself has its own efficiency, and neither is below the other."""
+    own = scalings_of(made.run, "itself")
+    for one in answer_published(replace(made.run, published=tuple(own))):
+        most = max(own, key=lambda scaling: scaling.num_gpus)
+        if one.label != "as published" or short_percent(most.efficiency.estimate) not in one.text:
+            yield one.text
+    yield from (one.text for one in asked(made.conclusion, PUBLISHED))
+
+
 def shares(made):
     """No part is more than its whole."""
     whole = re.compile(
@@ -216,7 +230,7 @@ def ranked(made):
             yield f"{case.case_id} ranked {case.number('ranked')}"
 
 
-PROPERTIES = (sums, unresolved_causes, savings, best, ends, unknown, shares, ranked)
+PROPERTIES = (sums, unresolved_causes, savings, best, ends, unknown, shares, ranked, efficiencies)
 
 
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.__name__)
@@ -246,6 +260,7 @@ def test_the_generator_makes_what_the_properties_are_about():
         seen["accumulates"] += "single-device steps" in notes
         seen["strong"] += "of the single-device step" in notes
         seen["nothing"] += any(one.label == "adds nothing" for one in conclusion.verdicts)
+        seen["efficiency"] += bool(scalings_of(run))
         seen["stand-in"] += any(case.is_stand_in for case in run.results)
         seen["shared"] += any(case.oversubscribed for case in run.results)
         seen["load"] += any(kind == "other load" for kind, _ in page.cautions)
@@ -254,6 +269,17 @@ def test_the_generator_makes_what_the_properties_are_about():
         *(f"{CAP}: {answer}" for answer in ("faster", "no difference", "unresolved", "too few rounds")),
         *(f"{COMMUNICATION}: {answer}" for answer in (RESOLVED, "no difference", UNRESOLVED, TOO_FEW)),
         *OF_EXPOSED,
-        *("sum", "minus", "accumulates", "strong", "nothing", "stand-in", "shared", "load", "not proved"),
+        *(
+            "efficiency",
+            "sum",
+            "minus",
+            "accumulates",
+            "strong",
+            "nothing",
+            "stand-in",
+            "shared",
+            "load",
+            "not proved",
+        ),
     }
     assert {name for name in wanted if not seen[name]} == set()

@@ -30,6 +30,7 @@ INSTEAD = {
         ("predict", option): OF_RATE for option in ("--throughput", "--arch", "--image-size", "--without-ddp")
     },
     ("predict", "--workload"): OF_RATE.replace("--arch resnet50 ", ""),
+    ("report", "--compare-with"): "GPUS",
     ("predict", "--gpus-per-node"): "RUN --gpus 2 --intra pcie-4",
     ("run", "--resume"): "",
     **{
@@ -53,6 +54,7 @@ VALUES = {
     "--device": "cpu", "--data": "host", "--precision": "fp32", "--backend": "gloo", "--sweep": "star",
     "--passes": "none", "--compile": "off", "--mp-policy": "none", "--pipeline-schedule": "gpipe",
     "--name": "x", "--optimize-ddp": "no_optimization", "--format": "zip", "--gpus": "2",
+    "--compare-with": "GPUS",
     "--interleave": ".", "--launches": "1,6", ("run", "--resume"): "RUN", ("export", "--out"): "b.zip",
 }  # fmt: skip
 """A value of each option whose metavar does not tell one."""
@@ -87,6 +89,7 @@ CASES = [(name, option, metavar) for name in COMMANDS for option, metavar in off
 def test_every_option_of_a_help_is_taken(tmp_path, monkeypatch, capsys):
     put_run("predictions/resnet18-2hosts/1gbit", tmp_path / "RUN")
     put_run("predictions/resnet18-2hosts/1gbit", tmp_path / "OTHER")
+    put_run("h200-calibrated", tmp_path / "GPUS")
     (tmp_path / "net.py").write_text("from torchvision.models import resnet18 as make\n")
     (tmp_path / "some.toml").write_text('margin = "3%"\n')
     monkeypatch.chdir(tmp_path)

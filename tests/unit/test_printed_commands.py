@@ -11,6 +11,7 @@ from pathlib import Path
 import coverage
 import pytest
 from commands import ROOT
+from doctor_machines import found_in, laptop
 from documented import behind_a_launcher, own
 from finding_cases import CAP_1, CAP_25, CPU, DDP, DP, FAILED, NAN, SINGLE, exposing, made_run, over
 from made import made_manifest
@@ -235,6 +236,13 @@ def of_folders():
     return [resume_command(read_manifest(folder), folder) for folder in (Path("of mine"), PLACE)]
 
 
+def of_doctor(folder):
+    """The way to keep two devices from sharing a core, on four cores of two hardware threads."""
+    return [
+        found_in(laptop(), folder / "laptop")["cores"].advice.removesuffix(" takes one thread of each core")
+    ]
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A repository with a model, and with runs under the names of the situations."""
@@ -273,7 +281,7 @@ def test_every_command_that_is_printed_works(tmp_path, capsys):
     watched = coverage.Coverage(data_file=None, config_file=False, branch=True, include=[*map(str, written)])
     with watched.collect():
         found = [command for situation in (*NEXT.values(), *GATES.values()) for command in situation()]
-        found += [*of_manifest(), *of_errors(capsys), *of_folders()]
+        found += [*of_manifest(), *of_errors(capsys), *of_folders(), *of_doctor(tmp_path)]
         found += [launched_command(*how) for how in LAUNCHERS.values()]
     watched.json_report(outfile=str(tmp_path / "covered.json"))
     files = json.loads((tmp_path / "covered.json").read_text())["files"]

@@ -1,0 +1,118 @@
+"""Efficiencies of DDP that others published, as `published.csv` holds them, and those of runs, to compare."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..stats.interval import Interval
+
+if TYPE_CHECKING:
+    from .store import RunData
+
+ROWS = Path(__file__).with_name("published.csv")
+
+GPUS_PER_NODE = 8
+"""GPUs of a machine in rows of more than one."""
+
+MAX_BATCH_RATIO = 2.0
+"""Largest ratio of two batches that compare: a larger batch leaves more time to hide communication."""
+
+_NOT_THE_MODEL = re.compile(
+    r"\(.*\)|\b(NVIDIA|Tesla|GeForce|Generation|SXM\d*|HBM\w*|\d+GB)\b|-", re.IGNORECASE
+)
+"""Parts of a GPU's name beside its model: a remark, maker, brand, socket, memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Efficiency of DDP without settings, and what has to be alike to compare it."""
+
+    source: str
+    """Name of who measured it, or of the file."""
+    arch: str
+    image_size: float
+    gpu: str
+    num_gpus: int
+    num_nodes: int
+    precision: str
+    batch: float
+    """Samples per GPU."""
+    efficiency: Interval
+    """Fraction of the plain module's throughput on one GPU that each GPU reaches."""
+
+    def compares_with(self, other: Scaling) -> bool:
+        """Return whether all is alike but the kind of 16 bits, and the batches are near each other."""
+        ratio = self.batch / other.batch
+        return self._kind == other._kind and 1 / MAX_BATCH_RATIO <= ratio <= MAX_BATCH_RATIO
+
+    @property
+    def model(self) -> str:
+        """Name the model of GPU: `A100`, `RTX 3090`."""
+        return gpu_model(self.gpu)
+
+    @property
+    def _kind(self) -> tuple[object, ...]:
+        precision = "16 bits" if self.precision.endswith("16") else self.precision
+        model = self.model.casefold()
+        return self.arch, self.image_size, model, self.num_gpus, self.num_nodes, precision
+
+
+def gpu_model(name: str) -> str:
+    """Reduce the name that the driver has for a GPU to its model; on PCIe it is another than on SXM."""
+    return " ".join(_NOT_THE_MODEL.sub(" ", name).split())
+
+
+@functools.cache
+def published_scalings() -> tuple[Scaling, ...]:
+    """Read the rows of `published.csv` with a rate of the plain module on one GPU."""
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        return tuple(_of_row(row) for row in csv.DictReader(file) if row["single"])
+
+
+def _of_row(row: dict[str, str]) -> Scaling:
+    num_gpus = int(row["gpus"])
+    efficiency = float(row["published"]) / num_gpus / float(row["single"])
+    return Scaling(
+        source=f"{row['source']} with {row['left_out']}" if row["left_out"] else row["source"],
+        arch=row["model"],
+        image_size=float(row["image_size"]),
+        gpu=row["gpu"],
+        num_gpus=num_gpus,
+        num_nodes=-(-num_gpus // GPUS_PER_NODE),
+        precision=row["precision"],
+        batch=float(row["batch"]),
+        efficiency=Interval(efficiency, efficiency, efficiency),
+    )
+
+
+def scalings_of(run: RunData, source: str = "") -> list[Scaling]:
+    """Return what eager DDP without settings reached under weak scaling, on GPUs that no ranks share.
+
+    Empty for a user's own model: others have another of that name.
+    """
+    if run.manifest.settings.workload is not None or run.manifest.watched is not None:
+        return []
+    return [
+        Scaling(
+            source=source,
+            arch=case.arch,
+            image_size=case.image_size,
+            gpu=case.device_name,
+            num_gpus=case.num_devices,
+            num_nodes=case.num_nodes,
+            precision=case.precision,
+            batch=case.batch_per_device,
+            efficiency=case.efficiency,
+        )
+        for case in run.results
+        if (case.mode, case.device_type, case.compile, case.scaling) == ("ddp", "cuda", "off", "weak")
+        and (case.is_ok and case.is_ranked and not case.changed())
+        and (case.device_name and case.image_size and case.batch_per_device)
+        # An interval of few rounds is NaN.
+        and (case.efficiency and case.efficiency.low > 0)
+    ]
