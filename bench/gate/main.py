@@ -10,7 +10,7 @@ from ..common.errors import UsageError
 DEFAULT_THRESHOLD = 0.05
 """Share of change that matters."""
 
-DEFAULT_LAUNCHES = (6, 12, 24)
+DEFAULT_LAUNCHES = (6, 8, 12, 24)
 """After each a gate ends if it is decided: a quiet machine needs few, a noisy one many; docs/gate.md."""
 
 
