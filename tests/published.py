@@ -5,10 +5,13 @@ Sources, all images/s in total but for BERT's sequences/s:
 - `pytorch`, `pytorch-1.4`: github.com/pytorch/pytorch, `benchmarks/distributed/ddp/README.md`, now and in its
   first version. Synthetic data; eight V100s a node, 4 x 100 Gbit/s InfiniBand. ResNeXt-101 from its seconds.
 - `dlperf`: github.com/Oneflow-Inc/DLPerf, `NVIDIADeepLearningExamples/PyTorch`. Apex's DDP. `ibstat` shows
-  one port of 100 Gbit/s for a node's eight GPUs; ResNet-50 reads ImageNet (`--data-backend dali-cpu`).
+  one port of 100 Gbit/s for a node's eight GPUs; ResNet-50 reads ImageNet (`--data-backend dali-cpu`). BERT's
+  `message_size=250000000` is one bucket.
 - `nvidia`: github.com/NVIDIA/DeepLearningExamples, ResNet-50 v1.5, on ImageNet.
 - `lambda`: github.com/lambdal/deeplearning-benchmark, `pytorch-train-throughput-*fp16.csv`: AMP, synthetic
   data.
+- `csc`: github.com/mvsjober/ml-benchmarks, `results.md`, "DDP, synthetic": each cluster's newest run. Nodes
+  of four GPUs: Puhti's with two ports of 100 Gbit/s, Mahti's with one of 200 (docs.csc.fi).
 
 A row is left out of fitting by such a fact of its source, never by its error. `without_ddp` rates are of the
 plain model on one GPU.
@@ -22,6 +25,7 @@ from operator import attrgetter
 import numpy as np
 from commands import ROOT
 
+from ddp_bench.bench.plan.buckets import PYTORCH_CAPS
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.from_rate import BESIDE, from_rate
 from ddp_bench.bench.predict.networks import network
@@ -70,9 +74,9 @@ class Row(dict):
             num_devices=self.num_gpus,
             intra=network(self["intra"]),
             network=network(self["network"]) if self["network"] else None,
-            gpus_per_node=min(self.num_gpus, 8),
+            gpus_per_node=min(self.num_gpus, int(self["node"] or 8)),
             nics_per_node=int(self["nics"]) if self["nics"] else None,
-            **changes,
+            **{"bucket_cap_mb": self["cap"] or PYTORCH_CAPS} | changes,
         )
         changed = replace(calibration, comm_slowdown=(float(comm_slowdown),))
         of = predict if with_interval else estimate

@@ -22,7 +22,8 @@ FORWARD_SHARE = 1 / 3
 BESIDE = Slowdown(compute=1.189, comm=15.0)
 """While both run. Compute: 18.9% longer, on average over published measurements. An all-reduce: fitted to
 the rows of `tests/published.csv` that are not left out. NCCL's kernels start as soon as a bucket is ready
-here, and hold their part of the GPU until the last rank has come: which part of it that is was not shown."""
+here, and hold their part of the GPU until the last rank has come: which part of it that is was not shown.
+The ports of two nodes are not slowed (`factor_between`)."""
 
 WRAPPER_MS = 0.019
 """What DDP adds to a step of one GPU by each trainable tensor: hooks, copies into buckets and back, buffers.
