@@ -127,7 +127,7 @@ def test_a_time_that_gives_no_interval_is_told_before_the_rounds():
 
 
 def test_every_case_has_its_first_pass_before_any_has_a_second():
-    """Nine caps, as of the DDP paper: wherever the time ends, all have passes, or none has two."""
+    """Nine caps, as of the DDP paper: wherever the time ends, all have a pass, or none has."""
     caps = ["default", "1", "2", "5", "10", "15", "25", "50", "100"]
     settings = resolved(modes=["ddp"], gpus=[2], bucket_cap_mb=caps)
     _, rounds = simulated(settings, 40)
@@ -135,7 +135,7 @@ def test_every_case_has_its_first_pass_before_any_has_a_second():
     for phases in rounds:
         for index in visits:
             visits[index] += "no_sync" in phases[index]
-        assert max(visits.values()) - min(visits.values()) <= 1
+        assert max(visits.values()) - min(visits.values()) <= min(1, *visits.values())
     assert len(visits) == len(caps)
     assert min(visits.values()) > 1
 
