@@ -74,9 +74,9 @@ class Row(dict):
             num_devices=self.num_gpus,
             intra=network(self["intra"]),
             network=network(self["network"]) if self["network"] else None,
-            gpus_per_node=min(self.num_gpus, int(self["node"] or 8)),
+            gpus_per_node=min(self.num_gpus, int(self.get("node") or 8)),
             nics_per_node=int(self["nics"]) if self["nics"] else None,
-            **{"bucket_cap_mb": self["cap"] or PYTORCH_CAPS} | changes,
+            **{"bucket_cap_mb": self.get("cap") or PYTORCH_CAPS} | changes,
         )
         changed = replace(calibration, comm_slowdown=(float(comm_slowdown),))
         of = predict if with_interval else estimate
