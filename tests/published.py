@@ -11,6 +11,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from ddp_bench.bench.plan.buckets import PYTORCH_CAPS
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.from_rate import BESIDE, from_rate
 from ddp_bench.bench.predict.networks import network
@@ -64,9 +65,9 @@ class Row(dict):
             num_devices=self.num_gpus,
             intra=network(self["intra"]),
             network=network(self["network"]) if self["network"] else None,
-            gpus_per_node=min(self.num_gpus, 8),
+            gpus_per_node=min(self.num_gpus, int(self.get("node") or 8)),
             nics_per_node=int(self["nics"]) if self["nics"] else None,
-            **changes,
+            **{"bucket_cap_mb": self.get("cap") or PYTORCH_CAPS} | changes,
         )
         changed = replace(calibration, comm_slowdown=(float(comm_slowdown),))
         of = predict if with_interval else estimate

@@ -75,6 +75,9 @@ class CostBand(NamedTuple):
         """A curve of which no uncertainty is known."""
         return cls(curve, curve, curve)
 
+    def scaled(self, factor: float) -> CostBand:
+        return CostBand(*(curve.scaled(factor) for curve in self))
+
 
 def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     """Make a curve of measured (bytes, ms of each repetition): medians, non-decreasing in size.
@@ -128,6 +131,17 @@ def hierarchical(intra: CostCurve, inter: CostCurve, overlap: float) -> CostCurv
     """
     sizes = sorted({size for size, _ in (*intra.points, *inter.points)})
     return CostCurve(tuple((s, intra(s) + inter(s) - overlap * min(intra(s), inter(s))) for s in sizes))
+
+
+def factor_between(num_nodes: int, *, num_ranks: int, slowed: float) -> float:
+    """Factor from an all-reduce over a rank of each node to what the nodes' ports do in one over all ranks.
+
+    A ring of all ranks crosses the ports, with its 2 (n - 1) / n bytes per byte of message. Kernels that take
+    `slowed` times as long slow a port too where they forward what came through another. Of two nodes none
+    does: NCCL gives their channels the rate within a node (`nNodes <= 2` in `src/graph/tuning.cc`), and ports
+    read and write the memory of GPUs by themselves.
+    """
+    return ring_factor(num_ranks) / ring_factor(num_nodes) * (1.0 if num_nodes == 2 else slowed)
 
 
 def on_shared_cores(

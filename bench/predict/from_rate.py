@@ -1,7 +1,7 @@
 """Makes a calibration from one known throughput of one GPU: what is not measured is counted, or fitted.
 
 The model tells its gradients and, by FLOPs, when each is ready. What communication and compute do to each
-other is fitted to published clusters; `tests/published.csv` has their rows, `docs/accuracy.md` the errors.
+other is fitted to published clusters; `results/published.csv` has their rows, `docs/accuracy.md` the errors.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ FORWARD_SHARE = 1 / 3
 
 BESIDE = Slowdown(compute=1.189, comm=15.0)
 """While both run. Compute: 18.9% longer, on average over published measurements. An all-reduce: fitted to
-the rows of `tests/published.csv` that are not left out. NCCL's kernels start as soon as a bucket is ready
-here, and hold their part of the GPU until the last rank has come: which part of it that is was not shown."""
+the rows of `results/published.csv` that are not left out. NCCL's kernels start as soon as a bucket is ready
+here, and hold their part of the GPU until the last rank has come: which part of it that is was not shown.
+The ports of two nodes are not slowed (`factor_between`)."""
 
 WRAPPER_MS = 0.019
 """What DDP adds to a step of one GPU by each trainable tensor: hooks, copies into buckets and back, buffers.

@@ -20,7 +20,7 @@ from ..plan.buckets import PYTORCH_CAPS, Caps, assign_cap
 from ..plan.case import wire_share
 from ..plan.settings import MOST_DEVICES
 from ..stats.interval import Interval
-from .allreduce import CostBand, CostCurve, Samples, hierarchical, on_shared_cores
+from .allreduce import CostBand, CostCurve, Samples, factor_between, hierarchical, on_shared_cores
 from .calibration import Calibration
 from .networks import MeasuredNetwork, NetworkModel
 from .timeline import Compute, simulated_ms
@@ -82,8 +82,8 @@ def as_calibrated(calibration: Calibration, scenario: Scenario) -> Scenario:
     return replace(scenario, scaling=scaling, batch_size=scenario.batch_size or usual, network=network)
 
 
-def cost_band(scenario: Scenario) -> CostBand:
-    """Cost an all-reduce of a scenario `as_calibrated`.
+def cost_band(scenario: Scenario, slowed: float = 1.0) -> CostBand:
+    """Cost an all-reduce of a scenario `as_calibrated`, whose kernels take `slowed` times as long as alone.
 
     Raises UsageError where the scenario names no network for what it asks.
     """
@@ -91,7 +91,7 @@ def cost_band(scenario: Scenario) -> CostBand:
     if n == 1:
         return CostBand.exact(CostCurve())
     if isinstance(network, MeasuredNetwork):
-        return network.band(n)
+        return network.band(n).scaled(slowed)
     if network is not None and network.level == "intra":
         network, inside = None, inside or network
     per_node = min(scenario.gpus_per_node or (1 if inside is None else 8), n)
@@ -102,13 +102,14 @@ def cost_band(scenario: Scenario) -> CostBand:
             f"{nodes}; name what joins the nodes, as --network ib-400g"
         )
     if network is not None and nodes > 1 and network.whole:
-        return network.band(n)
+        return network.band(n).scaled(slowed)
     if per_node > 1 and inside is None:
         raise UsageError(f"{per_node} GPUs per node need --intra, what joins them, such as nvlink-h100")
-    intra = CostBand.exact(CostCurve()) if inside is None else inside.band(per_node)
+    intra = CostBand.exact(CostCurve()) if inside is None else inside.band(per_node).scaled(slowed)
     if network is None or nodes == 1:
         return intra
     inter = network.band(nodes, nics=scenario.nics_per_node or network.nics or per_node)
+    inter = inter.scaled(factor_between(nodes, num_ranks=n, slowed=slowed))
     return CostBand(*map(hierarchical, intra, inter, PIPELINED))
 
 
@@ -214,6 +215,9 @@ def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estim
                 asked=cost,
                 num_bytes=sum(sizes),
             )
+        beside = getattr(cost_band(scenario, slowdown.comm), end)
+        if c.num_ranks > 1 and scenario.intra is None:  # a slow-down that was measured across the network
+            beside = cost.scaled(slowdown.comm)
         share = wire_share(scenario.comm_hook)
         step_ms = simulated_ms(
             sizes,
@@ -221,7 +225,7 @@ def estimate(c: Calibration, scenario: Scenario, end: str = "estimate") -> Estim
             layout,
             lambda num_bytes: cost(num_bytes * share),
             compute,
-            slowdown=slowdown,
+            slowdown=replace(slowdown, beside_ms=lambda num_bytes: beside(num_bytes * share)),
             copy_ms=median(c.copy_ms),
             residual_ms=median(c.residual_ms),
         )

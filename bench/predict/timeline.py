@@ -20,6 +20,8 @@ class Slowdown:
 
     compute: float = 1.0
     comm: float = 1.0
+    beside_ms: Callable[[float], float] | None = None
+    """An all-reduce of so many bytes, where not all of it is slowed alike; else `comm` times as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +75,15 @@ def simulated_ms(
         filled_ms, copied_ms = max(filled_ms, *(ready_ms[i] for i in bucket)), copied_ms + own_copy_ms
         alone_ms, reduce_ms = max(min(filled_ms + copied_ms, end_ms) - progress_ms, 0.0), comm_ms(size)
         now_ms, progress_ms = now_ms + alone_ms, progress_ms + alone_ms
-        beside_ms, left_ms = reduce_ms * slow.comm, (end_ms - progress_ms) * slow.compute
-        if beside_ms < left_ms:
-            now_ms, progress_ms = now_ms + beside_ms, progress_ms + beside_ms / slow.compute
+        slowed_ms = slow.beside_ms(size) if slow.beside_ms else reduce_ms * slow.comm
+        left_ms = (end_ms - progress_ms) * slow.compute
+        if slowed_ms < left_ms:
+            now_ms, progress_ms = now_ms + slowed_ms, progress_ms + slowed_ms / slow.compute
         else:
             if left_ms > 0 or alone_ms > 0:
                 ended_ms = now_ms + max(left_ms, 0.0)
-            now_ms += reduce_ms + max(left_ms, 0.0) * (1 - 1 / slow.comm)
+            sent = max(left_ms, 0.0) / slowed_ms if slowed_ms else 1.0
+            now_ms += max(left_ms, 0.0) + (1 - sent) * reduce_ms
             progress_ms = end_ms
         done_ms.append(now_ms)
     if progress_ms < end_ms:

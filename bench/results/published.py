@@ -83,7 +83,7 @@ def _of_row(row: dict[str, str]) -> Scaling:
         image_size=float(row["image_size"]),
         gpu=row["gpu"],
         num_gpus=num_gpus,
-        num_nodes=-(-num_gpus // GPUS_PER_NODE),
+        num_nodes=-(-num_gpus // int(row["node"] or GPUS_PER_NODE)),
         precision=row["precision"],
         batch=float(row["batch"]),
         efficiency=Interval(efficiency, efficiency, efficiency),

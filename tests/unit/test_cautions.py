@@ -161,6 +161,13 @@ def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy, steal, said)
     assert shown.startswith(f"other programs used {25 * busy:.0f}% of the cores")
 
 
+def test_a_load_average_is_programs_per_core_and_no_share():
+    measured = run([case("single", 1, 100.0, device_type="cpu")], told(0.4, 0.0) | {"load_before": 15.88})
+    shown = conditions(measured.manifest, measured.results)["Run"]["load"]
+    assert shown.endswith("before it 16 programs per core ran or waited")
+    assert re.findall(r"[\d.,]+%", shown) == ["10%"]
+
+
 def cautions_of(made):
     return run_cautions(made.manifest, made.results, made.times)
 

@@ -50,6 +50,18 @@ def test_so_it_is_if_both_versions_of_pytorchs_table_are_left_out_together():
     assert max(sizes(found, [row for row in USED if not is_unexplained(row)])) <= 8
 
 
+def test_two_nodes_are_predicted_as_their_ports_allow(errors):
+    """Of four GPUs or eight, with one port, two or four: which of them is the only difference."""
+    two = [row for row in rows() if row["network"] and row.num_gpus == 2 * int(row["node"] or 8)]
+    assert {(row["node"], row["nics"]) for row in two} == {("", "4"), ("", "1"), ("4", "2"), ("4", "1")}
+    assert median(sizes(errors, two)) <= 2.5
+    assert max(sizes(errors, two)) <= 8
+
+
+def test_no_row_is_off_by_more_than_eight_percent_left_out_or_not(errors):
+    assert max(sizes(errors, [row for row in rows() if not is_unexplained(row)])) <= 8
+
+
 def test_it_is_nearer_than_perfect_scaling_and_than_perfect_scaling_times_a_constant(errors):
     perfect = {row: 100 * (row.perfect / row.published - 1) for row in USED}
     by_constant = left_out(ERRORS_BY_CONSTANT, SHARES)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from finding_cases import DDP, DP, ENDS, SINGLE, concluded, over
 from made import made_manifest
-from report_runs import Drawn, case, communicating, dashed, drawn, paper_like, run
+from report_runs import Drawn, case, communicating, dashed, drawn, measured, paper_like, run
 from rich.cells import cell_len
-from sample_runs import EVERY_SAMPLE, rebuilt, sample
+from sample_runs import EVERY_SAMPLE, SAMPLES, rebuilt, sample
 
 from ddp_bench.bench.findings import findings as run_summary
 from ddp_bench.bench.findings.findings import conclude_run, summary_of
@@ -260,6 +260,43 @@ def test_a_narrow_terminal_drops_columns_and_never_rows(path, width, capsys):
     assert max((h.drop for h in kept), default=0) <= min((h.drop for h in gone), default=9)
     if width == 1000:
         assert not gone
+
+
+def every_table(view):
+    return [*view.tables, *(found for part in (*view.sections, *view.folds) for found in part.tables)]
+
+
+def test_cases_that_share_a_gpu_have_a_line_each_and_nothing_is_compared(capsys):
+    """`single`, and every mode beside it on one GPU: in the table, so not in a note; memory is told alike."""
+    modes = ("dp", "ddp", "fsdp", "pipeline", "partition", "replicate")
+    memory = {"peak_mem_mib": 11206.0, "mem_by_device_mib": "11206/11206", "oversubscribed": True}
+    view = page(run([case("single", 1, 100.0), *(case(mode, 2, 150.0, **memory) for mode in modes)]))
+    terminal.show(view, piped_width=80)
+    lines = capsys.readouterr().out.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("single "))
+    for mode, line in zip(modes, lines[begin + 1 :], strict=False):
+        assert line.lower().startswith(mode)
+        assert cell_len(line.rstrip()) <= 80
+    assert not [line for line in lines if "Not in the table" in line]
+    (_, *shared), terms = view.tables[0].rows, [heading.term for heading in view.tables[0].columns]
+    compared = [i for i, term in enumerate(terms) if term in ("Speed-up", "Efficiency")]
+    assert not [row for row in shared if any(row[i] for i in compared)]
+    shown = (cell for table in every_table(view) for row in table.rows for cell in row)
+    assert {found for cell in shown for found in re.findall(r"11,\d+", str(cell))} == {"11,210"}
+
+
+@pytest.mark.parametrize("width", [*range(60, 72)])
+def test_no_line_ends_within_a_word_that_has_a_hyphen(width, capsys):
+    terminal.show(page(sample(SAMPLES[0])), piped_width=width)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("all-reduce" in line for line in lines)
+    assert not [line for line in lines if re.search(r"[a-z]-$", line.rstrip())]
+
+
+def test_energy_is_that_of_one_of_what_is_counted():
+    view = page(run([case("single", 1, 100.0, unit="queries", **measured(joules_per_image=0.25))]))
+    headings = {heading.name for table in every_table(view) for heading in table.columns}
+    assert "Energy (J/query)" in headings
 
 
 def test_a_run_that_was_concluded_is_not_concluded_again(monkeypatch):

@@ -80,6 +80,39 @@ def test_over_efa_the_whole_job_is_as_it_was_measured():
         assert 62 / 32 * mib * 2**20 / cost(mib * 2**20) / 1e6 == pytest.approx(busbw)
 
 
+def joined(num_devices, *, gpus_per_node=4):
+    intra = network("nvlink-a100") if gpus_per_node > 1 else None
+    return Scenario(
+        num_devices=num_devices,
+        gpus_per_node=gpus_per_node,
+        intra=intra,
+        network=network("ib-200g"),
+        nics_per_node=1,
+    )
+
+
+def test_a_ring_over_all_ranks_crosses_a_nodes_port_and_compute_slows_that_beyond_two_nodes():
+    """By hand: 8 ranks send 2 * 7 / 8 bytes for each through the port, at 23 GB/s; half of it is hidden."""
+    size = 256e6
+    inside, port_ms = network("nvlink-a100").band(4).estimate(size), 1.75 * size / 23e6
+    alone, beside = (cost_band(joined(8), slowed).estimate(size) for slowed in (1.0, 15.0))
+    assert alone == pytest.approx(port_ms + inside / 2, rel=0.02)
+    assert beside == pytest.approx(15 * inside + port_ms / 2, rel=0.02), "ports of two nodes work alone"
+    assert cost_band(joined(12), 15.0).estimate(size) == pytest.approx(
+        15 * cost_band(joined(12)).estimate(size)
+    )
+    assert cost_band(joined(2, gpus_per_node=1), 15.0) == cost_band(joined(2, gpus_per_node=1))
+
+
+def test_what_was_measured_across_a_network_is_slowed_as_it_was_there():
+    """A slow-down of two hosts' all-reduces is of their network, one of a single device's of its kernels."""
+    asked = joined(2, gpus_per_node=1)
+    slowed, alone = (replace(SMALL, num_ranks=2, comm_slowdown=(factor,)) for factor in (15.0, 1.0))
+    assert estimate(slowed, asked).step_ms > estimate(alone, asked).step_ms
+    slowed, alone = (replace(c, num_ranks=1) for c in (slowed, alone))
+    assert estimate(slowed, asked).step_ms == estimate(alone, asked).step_ms
+
+
 def test_a_link_of_1_gbit_carries_resnet18_as_measured():
     """46.8 MB between two hosts over 1 Gbit/s take 0.39-0.41 s (tc tbf on a veth pair)."""
     assert 390 < network("link:1gbit").band(2).estimate(46_758_048) < 410

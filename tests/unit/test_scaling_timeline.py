@@ -82,6 +82,13 @@ def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce(
     assert step_ms == pytest.approx(COMPUTE.total_ms + 10.0 + 10.0)
 
 
+def test_what_compute_does_not_slow_ends_sooner():
+    """Of 12 ms alone 2 are of the GPU, and take 8 beside compute: 18. The last 9 ms are half of it."""
+    part = Slowdown(compute=1.0, comm=4.0, beside_ms=lambda _: 18.0)
+    assert exposed_ms([(91, 12)], slowdown=part) == pytest.approx(6.0)
+    assert exposed_ms([(91, 12)], slowdown=Slowdown(comm=4.0)) == pytest.approx(12 - 9 / 4)
+
+
 def test_a_bucket_has_its_gradients_bytes_and_waits_for_the_last_of_them():
     """The first is ready at 5 and takes 30, the second at 90 and takes 40: 30 after the backward."""
     step_ms = simulated_ms([100, 200, 400], [5.0, 3.0, 90.0], ((0, 1), (2,)), lambda sent: sent / 10, COMPUTE)

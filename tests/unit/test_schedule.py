@@ -126,6 +126,20 @@ def test_a_time_that_gives_no_interval_is_told_before_the_rounds():
     assert schedule.shortage(live, 0.0) == "", "an earlier attempt has them"
 
 
+def test_every_case_has_its_first_pass_before_any_has_a_second():
+    """Nine caps, as of the DDP paper: wherever the time ends, all have a pass, or none has."""
+    caps = ["default", "1", "2", "5", "10", "15", "25", "50", "100"]
+    settings = resolved(modes=["ddp"], gpus=[2], bucket_cap_mb=caps)
+    _, rounds = simulated(settings, 40)
+    visits = {one.index: 0 for one in visitable(settings) if one.case.mode == "ddp"}
+    for phases in rounds:
+        for index in visits:
+            visits[index] += "no_sync" in phases[index]
+        assert max(visits.values()) - min(visits.values()) <= min(1, *visits.values())
+    assert len(visits) == len(caps)
+    assert min(visits.values()) > 1
+
+
 def test_the_least_visited_come_first():
     schedule, _ = simulated(resolved(), 200)
     for phase in ("no_sync", "comm", *INSTRUMENTED):
