@@ -14,7 +14,8 @@ from ..bench.predict.output import Predictions
 from ..bench.results.archive import is_archive, opened
 from ..bench.results.disk import read_bytes, reason, replace_file
 from ..bench.results.published import scalings_of
-from ..bench.results.store import RunData, load_run, write_output
+from ..bench.results.run_folder import write_output
+from ..bench.results.store import RunData, load_run
 from .page import Files, page
 from .watched import watched_page
 

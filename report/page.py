@@ -17,7 +17,8 @@ from ..bench.findings.verdicts import RESOLVED, Verdict
 from ..bench.page.page import Card, Figure, Link, Page, Section, Step
 from ..bench.predict.output import Predictions
 from ..bench.results.comparisons import EQUAL, FASTER, SLOWER, default_of
-from ..bench.results.store import FAILURES, RunData
+from ..bench.results.run_folder import FAILURES
+from ..bench.results.store import RunData
 from . import charts, conditions, tables
 from .cases import named, with_rates, workloads
 from .forms import forms

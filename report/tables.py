@@ -12,7 +12,7 @@ from ..bench.plan.buckets import BucketLayout
 from ..bench.results.case_result import CaseResult
 from ..bench.results.columns import EXPOSED_COMM
 from ..bench.results.comparisons import Comparison, on_own_devices, over_eager
-from ..bench.results.store import failure_file
+from ..bench.results.run_folder import failure_file
 from .cases import named, workloads
 from .table import NAME, NAME_IN_PARTS, Column, figures, table, whole, words
 

@@ -21,7 +21,7 @@ from ddp_bench.bench.results.columns import BLOCKS, COMPARISONS, typed_frame
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.comparisons import compared as compared_pairs
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.store import RunWriter
+from ddp_bench.bench.results.run_folder import RunWriter
 
 
 def case_of(**settings: Any) -> Case:

@@ -37,7 +37,8 @@ def main(argv: list[str]) -> int:
     name = values.named("format", values.choice(FORMATS), options.format)
     # pandas takes a second
     from ..results import archive
-    from ..results.store import load_run, write_output
+    from ..results.run_folder import write_output
+    from ..results.store import load_run
     from .pytest_benchmark import pytest_benchmark
 
     run = load_run(options.run)

@@ -13,7 +13,7 @@ from ..common.errors import ExitCode, NotComparableError, NothingToCompareError,
 from ..common.text import markdown
 from ..page import terminal
 from ..results.case_columns import GATED
-from ..results.store import write_output
+from ..results.run_folder import write_output
 from . import output as gate_output
 from .compare import Gate, compare
 from .decide import Policy

@@ -13,7 +13,7 @@ from ..common.errors import UsageError
 from ..machine.launch import NEEDED as NEEDED_OF_RANKS
 from ..plan.settings import Settings
 from ..results.disk import writable
-from ..results.store import check_claimable
+from ..results.run_folder import check_claimable
 from ..run.processes import expected_device
 from ..stats.fit import MIN_ROUNDS
 from .checkouts import Checkout

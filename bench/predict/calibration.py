@@ -17,7 +17,8 @@ from ..common.cli import speaker
 from ..common.errors import UsageError
 from ..plan.settings import IMAGES
 from ..results.disk import MOST_TABLE_BYTES, parse_json, read_text, replace_file
-from ..results.store import CALIBRATION, read_manifest
+from ..results.run_folder import CALIBRATION
+from ..results.store import read_manifest
 from .allreduce import AllReduceTimes, CostCurve, Count, Ms, measured_curve
 from .timeline import Compute, Slowdown
 

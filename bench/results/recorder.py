@@ -27,7 +27,8 @@ from .comparisons import Comparison, compared, pairs_of
 from .disk import remove_unfinished
 from .journal import Curve, End, Event, Journal, Plan, Settled, UnderWay
 from .round_times import RoundTimes
-from .store import RUN_FILES, RunWriter, read_manifest
+from .run_folder import RUN_FILES, RunWriter
+from .store import read_manifest
 from .tables import read_blocks, read_table, readable, repair_blocks
 
 NOT_REACHED_REASON = "not measured: the run ended before this case's first block"

@@ -24,7 +24,8 @@ from ..results.case_result import case_results
 from ..results.commands import resume_command
 from ..results.journal import JOURNAL, read
 from ..results.recorder import Recorder
-from ..results.store import FAILURES, load_run, shown
+from ..results.run_folder import FAILURES, shown
+from ..results.store import load_run
 
 STOPPED_BY_ERROR = "stopped by an error"
 """Why a run ended that said itself what was wrong: nothing more is printed then."""

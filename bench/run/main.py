@@ -208,7 +208,7 @@ def _main(options: dict[str, Any], arguments: list[str], there: Launch | None) -
                 workers.end()
         return ExitCode.OK
     if settings.out and there is None:
-        from ..results.store import check_claimable
+        from ..results.run_folder import check_claimable
 
         check_claimable(Path(settings.out))
     with interrupted_by_signals(), running_workers(settings) as workers:

@@ -24,6 +24,7 @@ from ..results.case_result import case_results
 from ..results.disk import FolderLock
 from ..results.journal import Attempt, Completion, Retry, Settled, UnderWay, read
 from ..results.recorder import Recorder
+from ..results.run_folder import RunWriter, claimed, default_folder, shown
 from ..results.store import read_manifest
 from .failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
 
@@ -51,9 +52,9 @@ def open_run(
     earlier = _earlier(folder, _run_id())
     notes: list[str] = []
     if (there := earlier or resume) is None:
-        with store.claimed(folder or store.default_folder(host=host_name(), name=settings.name)) as there:
+        with claimed(folder or default_folder(host=host_name(), name=settings.name)) as there:
             lock = FolderLock(there)
-            writer = store.RunWriter(there)
+            writer = RunWriter(there)
             writer.write_manifest(manifest)
             recorder = Recorder.begin(plan, writer)
             begin_attempt(recorder, oom_kills)
@@ -197,7 +198,7 @@ def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
 def _keep(recorder: Recorder, name: str, found: Failure, what: str) -> str:
     """Keep what ranks say of a failure in the file of a case, or of the run; the file."""
     now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-    return store.shown(recorder.add_failure(name, written(f"{now}  {name}: {found.status} in {what}", found)))
+    return shown(recorder.add_failure(name, written(f"{now}  {name}: {found.status} in {what}", found)))
 
 
 def _retry_failed(recorder: Recorder) -> None:

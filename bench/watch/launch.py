@@ -25,7 +25,7 @@ from ..common.process import host_name
 from ..common.values import csv, named
 from ..plan.buckets import bucket_caps, cap_arguments
 from ..results.disk import writable
-from ..results.store import default_folder, shown
+from ..results.run_folder import default_folder, shown
 from . import STEPS
 from .result import ROWS, finish
 from .site import sitecustomize as site

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         raise UsageError("within a launcher's ranks give --out DIR, which all ranks can write, and no --stop")
     # What reads and writes results takes seconds to import.
     from ..machine.load import other_loads, read_load
-    from ..results.store import check_claimable, default_folder
+    from ..results.run_folder import check_claimable, default_folder
     from . import launch
     from .result import finish
 

@@ -32,7 +32,8 @@ from ..page.terminal import show
 from ..plan.case import Case
 from ..plan.settings import Settings
 from ..results.disk import writable
-from ..results.store import RunWriter, load_run, shown
+from ..results.run_folder import RunWriter, shown
+from ..results.store import load_run
 from ..stats.interval import median_interval
 from . import steps as seen
 from .late import find_late_rank

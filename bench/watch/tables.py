@@ -20,7 +20,7 @@ from ..results.columns import ALLREDUCE, COMPARISONS, PROBES, typed_frame
 from ..results.comparisons import compared
 from ..results.disk import replace_file
 from ..results.round_times import RoundTimes
-from ..results.store import RunWriter
+from ..results.run_folder import RunWriter
 from ..results.tables import csv_bytes, csv_value
 from .steps import MIN_STEP_S, JoinedStep, Step, Watched
 

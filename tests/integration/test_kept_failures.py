@@ -9,7 +9,8 @@ import pytest
 from commands import ROOT, finished
 
 from ddp_bench.bench.common.errors import ExitCode
-from ddp_bench.bench.results.store import failure_file, load_run
+from ddp_bench.bench.results.run_folder import failure_file
+from ddp_bench.bench.results.store import load_run
 
 NET = """\
 import os

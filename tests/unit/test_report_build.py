@@ -15,7 +15,7 @@ from report_runs import blocks, case, dashed, run, usual_cases
 from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.page.render import markdown
 from ddp_bench.bench.results.case_columns import CASES
-from ddp_bench.bench.results.store import RunWriter
+from ddp_bench.bench.results.run_folder import RunWriter
 from ddp_bench.report.build import build
 from ddp_bench.report.main import main
 from ddp_bench.report.page import page

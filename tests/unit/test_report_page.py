@@ -21,7 +21,7 @@ from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.page import Link
 from ddp_bench.bench.page.render import explained
 from ddp_bench.bench.results.case_result import case_results, text
-from ddp_bench.bench.results.store import failure_file
+from ddp_bench.bench.results.run_folder import failure_file
 from ddp_bench.report import page as run_page
 from ddp_bench.report.cases import DENSE_PEAKS, with_rates
 from ddp_bench.report.conditions import status

@@ -24,7 +24,7 @@ from ddp_bench.bench.common.errors import NotComparableError, NotMeasuredError, 
 from ddp_bench.bench.machine.manifest import SCHEMA_VERSION, Manifest
 from ddp_bench.bench.plan.settings import REMOVED, Settings
 from ddp_bench.bench.plan.sweep import plan_hash
-from ddp_bench.bench.results import store
+from ddp_bench.bench.results import run_folder, store
 from ddp_bench.bench.results.block_times import BlockTimes
 from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import typed_frame
@@ -69,23 +69,23 @@ def test_what_is_written_comes_back_with_its_types(tmp_path):
 
 
 def test_a_folder_with_other_files_or_a_file_is_refused(tmp_path):
-    store.check_claimable(tmp_path / "x" / "y")
+    run_folder.check_claimable(tmp_path / "x" / "y")
     assert list(tmp_path.iterdir()) == [], "checking leaves no trace"
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="already holds"):
-        store.check_claimable(tmp_path)
+        run_folder.check_claimable(tmp_path)
     with pytest.raises(UsageError, match="cannot be written"):
-        store.check_claimable(tmp_path / "notes.txt" / "run")
+        run_folder.check_claimable(tmp_path / "notes.txt" / "run")
     with pytest.raises(UsageError):
-        store.check_claimable(tmp_path / "notes.txt")
+        run_folder.check_claimable(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", sorted(store.RUN_FILES))
+@pytest.mark.parametrize("name", sorted(run_folder.RUN_FILES))
 def test_no_output_takes_the_place_of_what_was_measured(name, tmp_path):
     (tmp_path / name).write_text("measured")
     with pytest.raises(UsageError, match="is a file of a run's results"):
-        store.write_output(tmp_path / name, lambda part: part.write_text("x"), option="--out")
+        run_folder.write_output(tmp_path / name, lambda part: part.write_text("x"), option="--out")
     assert (tmp_path / name).read_text() == "measured"
 
 
@@ -95,14 +95,14 @@ def written_as(content):
 
 def test_an_output_is_whole_or_not_written(tmp_path):
     page = tmp_path / "page.html"
-    store.write_output(page, written_as("new"), option="--out")
+    run_folder.write_output(page, written_as("new"), option="--out")
 
     def breaks(part):
         part.write_text("half")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store.write_output(page, breaks, option="--out")
+        run_folder.write_output(page, breaks, option="--out")
     assert page.read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
@@ -113,7 +113,7 @@ def test_a_link_is_neither_replaced_nor_followed(target, tmp_path):
     link = tmp_path / "link.csv"
     link.symlink_to(tmp_path / target)
     with pytest.raises(UsageError, match="it is a link"):
-        store.write_output(link, written_as("new"), option="--out")
+        run_folder.write_output(link, written_as("new"), option="--out")
     assert link.readlink() == tmp_path / target
     assert (tmp_path / "theirs.txt").read_text() == "theirs"
 
@@ -123,18 +123,18 @@ def test_a_pipe_and_a_device_are_written_into_and_stay(tmp_path):
     os.mkfifo(pipe)
     null.symlink_to(os.devnull)
     with pytest.raises(UsageError, match="a pipe that nobody reads"):
-        store.write_output(pipe, written_as("new"), option="--out")
+        run_folder.write_output(pipe, written_as("new"), option="--out")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     for place in (pipe, null, Path(os.devnull)):
         before = place.stat()
-        store.write_output(place, written_as("new"), option="--out")
+        run_folder.write_output(place, written_as("new"), option="--out")
         assert (place.stat().st_ino, place.stat().st_mode) == (before.st_ino, before.st_mode)
     assert os.read(reader, 100) == b"new"
     os.close(reader)
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(page))
         with pytest.raises(UsageError, match="no regular file"):
-            store.write_output(page, written_as("new"), option="--out")
+            run_folder.write_output(page, written_as("new"), option="--out")
         assert page.is_socket()
 
 
@@ -145,7 +145,7 @@ def test_a_device_node_is_never_replaced_by_root(kind, says, tmp_path):
     null, disk = Path(os.devnull).stat().st_rdev, os.makedev(7, 250)
     os.mknod(node, 0o600 | kind, null if kind == stat.S_IFCHR else disk)
     with contextlib.nullcontext() if says is None else pytest.raises(UsageError, match=says):
-        store.write_output(node, written_as("new"), option="--out")
+        run_folder.write_output(node, written_as("new"), option="--out")
     assert stat.S_IFMT(node.stat().st_mode) == kind
 
 
@@ -157,7 +157,7 @@ def test_the_umask_holds_for_new_files_and_a_files_mode_stays(mask, tmp_path):
     before = os.umask(mask)
     try:
         for page in (new, old):
-            store.write_output(page, written_as("new"), option="--out")
+            run_folder.write_output(page, written_as("new"), option="--out")
     finally:
         os.umask(before)
     assert [stat.S_IMODE(page.stat().st_mode) for page in (new, old)] == [0o666 & ~mask, 0o640]
@@ -167,7 +167,7 @@ def test_a_run_does_not_begin_inside_another(tmp_path):
     for name in ("manifest.json", "cases.csv"):
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match="is inside the results of"):
-        store.check_claimable(tmp_path / "a" / "b")
+        run_folder.check_claimable(tmp_path / "a" / "b")
 
 
 def test_failures_of_a_case_are_added_to_its_file(tmp_path):
@@ -176,7 +176,7 @@ def test_failures_of_a_case_are_added_to_its_file(tmp_path):
     assert path == tmp_path / "run" / "failures" / "ddp-n2-cap1_25.txt"
     writer.append_failure("ddp-n2-cap1_25", "second \ud800\n")
     assert path.read_text() == "first\nsecond \\ud800\n"
-    writer.append_failure("ddp-n2-cap1_25", "x" * store.MOST_FAILURE_BYTES)
+    writer.append_failure("ddp-n2-cap1_25", "x" * run_folder.MOST_FAILURE_BYTES)
     assert set(path.read_text()) == {"x"}, "it begins anew where it would become too long"
     writer.append_failure("ddp-n2-cap1_25", "last\n")
     assert path.read_text() == "last\n"
@@ -187,12 +187,12 @@ def test_failures_of_a_case_are_added_to_its_file(tmp_path):
     "name", ["../../etc/passwd", "/etc/passwd", "..", "", "a b\n", "x" * 300, "\u706b", "a/b", "a-b"]
 )
 def test_any_name_of_a_case_gives_a_file_of_its_own(name):
-    path = Path(store.failure_file(name))
+    path = Path(run_folder.failure_file(name))
     assert path.parent == Path("failures")
     assert path.name.isprintable()
     assert path.name.isascii()
     assert len(path.name) < 200
-    assert store.failure_file(name) != store.failure_file(f"{name}?")
+    assert run_folder.failure_file(name) != run_folder.failure_file(f"{name}?")
     assert (path.name == f"{name}.txt") == (name == "a-b")
 
 
@@ -211,11 +211,13 @@ def test_a_run_without_its_cases_or_with_half_a_block_is_refused(tmp_path):
 
 def test_another_users_lock_is_not_put_down_to_a_dead_process(tmp_path):
     FolderLock(tmp_path).release()
-    assert stat.S_IMODE((tmp_path / store.LOCK).stat().st_mode) == 0o600, "who cannot open it cannot lock it"
+    assert stat.S_IMODE((tmp_path / run_folder.LOCK).stat().st_mode) == 0o600, (
+        "who cannot open it cannot lock it"
+    )
     gone = subprocess.Popen(["true"])
     gone.wait()
-    (tmp_path / store.LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
-    with (tmp_path / store.LOCK).open() as file:
+    (tmp_path / run_folder.LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
+    with (tmp_path / run_folder.LOCK).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UsageError, match="locked, though not by the run that wrote into it"):
             FolderLock(tmp_path)

@@ -16,7 +16,8 @@ from ddp_bench.bench.results.case_columns import CASES, FILES
 from ddp_bench.bench.results.columns import BLOCKS, Column, typed_frame
 from ddp_bench.bench.results.disk import read_json
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.store import RunWriter, load_run
+from ddp_bench.bench.results.run_folder import RunWriter
+from ddp_bench.bench.results.store import load_run
 
 
 def said_of(path, reading, **limits):

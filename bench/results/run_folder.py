@@ -1,0 +1,169 @@
+"""A run's folder: claimed once, synced as results are known."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..common.errors import UsageError
+from ..machine.manifest import MANIFEST, Manifest
+from .case_columns import FILES
+from .columns import BLOCKS
+from .disk import LOCK, append, make_folder, open_regular, replace_file, writable, write_file
+from .journal import JOURNAL
+from .tables import csv_bytes, csv_value, table_bytes
+
+CALIBRATION = "calibration.json"
+FAILURES = "failures"
+"""Folder of what is kept of failed cases."""
+
+MOST_FAILURE_BYTES = 4 * 2**20
+"""Of one case's file: hundreds of failures of a few ranks, or one of a hundred ranks."""
+
+_MOST_NAME = 150
+"""Characters of a file's name before its ending; file systems take 255 bytes."""
+
+RUN_FILES = frozenset({*FILES, MANIFEST, JOURNAL, CALIBRATION, LOCK})
+"""Files of a results folder that cannot be made again, by name: no command writes its output over one."""
+
+
+def failure_file(case_id: str) -> str:
+    """Name, within a run's folder, of the file that keeps the failures of a case."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in case_id).lstrip(".")
+    if safe != case_id or not 0 < len(safe) <= _MOST_NAME:
+        safe = f"{safe[:_MOST_NAME]}-{hashlib.sha256(case_id.encode(errors='replace')).hexdigest()[:8]}"
+    return f"{FAILURES}/{safe}.txt"
+
+
+def shown(path: Path) -> str:
+    """A path for the terminal: relative to the current folder where it lies below it."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
+
+
+def default_folder(*, host: str, name: str) -> Path:
+    """`results/<UTC time>-<host>-<name>`."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    safe_host = "".join(c if c.isalnum() or c in "-_" else "-" for c in host) or "host"
+    return Path("results") / f"{stamp}-{safe_host}-{name}"
+
+
+def check_claimable(folder: Path, *, option: str = "--out") -> None:
+    """Raise UsageError if `folder`, of `option`, holds anything or cannot be written; leaves no trace."""
+    for parent in folder.absolute().parents:
+        if (parent / MANIFEST).is_file() and (parent / "cases.csv").is_file():
+            raise UsageError(f"{option} {folder} is inside the results of {parent}; name a folder elsewhere")
+    with writable(f"{option} {folder}"):
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{option} {folder} already holds a run or other files; name a new folder")
+        place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        with tempfile.TemporaryFile(dir=place):
+            pass
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[Path]:
+    """Make `folder` this run's own; undone where the run cannot be begun within.
+
+    Raises UsageError, with the reason, if it holds anything or cannot be written.
+    """
+    check_claimable(folder)
+    is_new = not folder.exists()
+    with writable(f"--out {folder}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / MANIFEST).touch(exist_ok=False)
+        except FileExistsError:
+            raise UsageError(f"--out {folder} is a file or another run's folder; name a new folder") from None
+    try:
+        with writable(f"--out {folder}"):
+            yield folder
+    except UsageError:
+        for name in RUN_FILES:
+            (folder / name).unlink(missing_ok=True)
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+class RunWriter:
+    """Writes one run's files; only the conductor has one.
+
+    Every method raises OSError where the disk is full or the folder has gone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._blocks = open_regular(folder / "blocks.csv", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if os.fstat(self._blocks).st_size == 0:
+            self._append([[column.name for column in BLOCKS]])
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows to blocks.csv, all or none, and sync them before returning."""
+        self._append([[csv_value(row.get(column.name)) for column in BLOCKS] for row in rows])
+
+    def _append(self, lines: list[list[str]]) -> None:
+        before = os.fstat(self._blocks)
+        try:
+            append(self._blocks, csv_bytes(lines))
+            os.fsync(self._blocks)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._blocks, before.st_size)
+            raise
+
+    def is_in_place(self) -> bool:
+        """Whether the folder has not been removed, and no other is at its place by now."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.lstat(self.folder / "blocks.csv"), os.fstat(self._blocks))
+        return False
+
+    def close(self) -> None:
+        os.close(self._blocks)
+
+    def write_trace(self, name: str, content: bytes) -> None:
+        folder = self.folder / "traces"
+        make_folder(folder)
+        replace_file(folder / name, lambda path: path.write_bytes(content))
+
+    def append_failure(self, case_id: str, text: str) -> Path:
+        """Append to the file of a case in `failures/`, which begins anew where it has become too long."""
+        path = self.folder / failure_file(case_id)
+        make_folder(path.parent)
+        content = text.encode("utf-8", errors="backslashreplace")
+        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            if os.fstat(descriptor).st_size + len(content) > MOST_FAILURE_BYTES:
+                os.ftruncate(descriptor, 0)
+            append(descriptor, content[:MOST_FAILURE_BYTES])
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return path
+
+    def replace(self, name: str, rows: pd.DataFrame) -> None:
+        """Replace a table as a whole, so that a reader never sees half of it."""
+        replace_file(self.folder / name, lambda path: path.write_bytes(table_bytes(rows)))
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        replace_file(self.folder / MANIFEST, lambda path: path.write_bytes(manifest.as_json()))
+
+
+def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:
+    """Write a file that the user named with `option`, whole or not at all, or into a pipe or a device.
+
+    Raises UsageError where it cannot be written, is a link to a file, or is what a run has measured or would
+    be taken for.
+    """
+    if target.name in RUN_FILES and (target.exists() or (target.parent / MANIFEST).exists()):
+        raise UsageError(f"{option} {target} is a file of a run's results; name another file")
+    with writable(f"{option} {target}", "file"):
+        write_file(target, write)
