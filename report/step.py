@@ -16,6 +16,7 @@ from .cases import WorkloadCases, by_mode, headline_count
 
 BACKWARD, EXPOSED, MIXED = "backward", "exposed communication", "backward with communication"
 WAITING = "communication and waiting"
+BUFFERS, COLLECTIVES = "broadcast of buffers", "the script's own collectives"
 """Of a watched training: after the last bucket of a rank is ready."""
 
 REST = "rest of DP: loss, optimizer, batch"
@@ -43,7 +44,8 @@ _LOOKS: dict[str, tuple[str, str]] = {
     WAITING: ("exposed", "////"),
     EXPOSED: ("exposed", "\\\\\\\\"),
     "reduce": ("move", ""),
-    "buffers": ("move", "xx"),
+    BUFFERS: ("move", "xx"),
+    COLLECTIVES: ("exposed", "oo"),
     "optimizer": ("optimizer", "||||"),
     "evaluation": ("forward", "xx"),
     "other": ("rest", "--"),

@@ -15,7 +15,7 @@ from . import conditions, tables
 from .cases import workloads
 from .charts import drift
 from .page import Files, cards
-from .step import WAITING, draw_bars, height_of_bars
+from .step import BUFFERS, COLLECTIVES, WAITING, draw_bars, height_of_bars
 from .table import TERMS
 
 _WAITS = "what a backward takes after its last bucket is ready"
@@ -29,7 +29,12 @@ _TERMS = {
     "buffers",
 }
 
-_HEADINGS = {"waits": WAITING, "buffers": "broadcast of buffers"}
+_HEADINGS = {
+    "waits": WAITING,
+    "buffers": BUFFERS,
+    "collectives": COLLECTIVES,
+}
+"""Headings of parts that are not headed by their own names."""
 
 
 def watched_page(run: RunData, files: Files) -> Page:
@@ -123,7 +128,7 @@ def tabulate_ranks(ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:
 
 def draw_ranks(ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Figure:
     """Draw a stacked bar for each rank."""
-    names = {part: {"waits": WAITING}.get(part, part) for part in shown}
+    names = {part: _HEADINGS.get(part, part) for part in shown}
     steps = {one.rank: {name: one.parts[part].estimate for part, name in names.items()} for one in ranks}
     bars = [(f"rank {rank}", quantity(sum(parts.values()), "ms"), parts) for rank, parts in steps.items()]
     rank, parts = next(iter(steps.items()))

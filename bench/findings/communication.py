@@ -176,7 +176,7 @@ def _describe_overlap(ddp: CaseResult, contention: Interval | None) -> tuple[str
     """Continue the answer by what is overlapped, as far as it is known, and say why nothing is."""
     hidden, skew, alone = hidden_share(ddp), ddp.rank_skew_ms, ddp.comm_ms
     if hidden is None:
-        return "; how much is overlapped is not known yet" if ddp.hidden_pct else "", ""
+        return "; how much is overlapped is not known" if ddp.hidden_pct else "", ""
     background = ""
     if contention.low > 0 if contention else hidden.high < 0:
         why = (

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ..common.numbers import number, plural, with_interval
 from ..common.text import visible
-from ..machine.manifest import LateRank, Manifest, Measured, Watched
+from ..machine.manifest import LateRank, Manifest, Measured, Watched, WatchedRank
 from ..results.comparisons import FASTER
 from ..results.store import RunData
 from ..stats.interval import Interval
 from .findings import Conclusion, conclude_run
-from .verdicts import CAP, COMMUNICATION, RESOLVED
+from .verdicts import CAP, COMMUNICATION, MIN_SHARE, RESOLVED
 from .watched_settings import Settings, as_interval, conclude_settings
 
 PART_NAMES = {
@@ -25,6 +25,9 @@ PART_NAMES = {
     "other": "work outside of the model and the optimizer",
 }
 """Parts of a rank's own work in a sentence."""
+
+MIN_SLOWER_PART = 0.02
+"""Share of the step by which a part is surely longer on one rank, to be told where none is late in all."""
 
 SAME_FOR_ALL = "Give all ranks the same cores, clocks and batches"
 REMEDIES = {
@@ -70,14 +73,15 @@ class WatchConclusion:
         """Return how far to trust the sizes, and the order where bucket caps were raced."""
         lines = self.run.trust.lines if self.run.trust else {}
         raced = any(one.question == CAP for one in self.run.verdicts)
-        claims = ("by how much", "next run", *("which is faster",) * raced)
+        claims = ("by how much", *("which is faster",) * raced)
         return {claim: said for claim, said in lines.items() if claim in claims}
 
 
 def conclude_watch(run: RunData) -> WatchConclusion:
     """Conclude a watched training."""
     watched = run.manifest.watched or Watched()
-    notes = tuple(visible(note) for note in (*_count_steps(watched), *watched.notes))
+    told = (*_count_steps(watched), *_compare_ranks(watched), *watched.notes)
+    notes = tuple(map(visible, told))
     found = conclude_run(run)
     late = describe_late_rank(run.manifest, watched.late)
     exposed_ms = found.cases[0].exposed_comm_ms if found.cases else None
@@ -100,7 +104,7 @@ def _advise(found: Conclusion, late: LateRank | None, settings: Settings) -> str
     if faster:
         return f"Write {faster[0].paste} in your script; then watch again."
     if any(one.question in (CAP, COMMUNICATION) and one.is_open for one in found.verdicts):
-        return "Watch more steps (--steps 600) while no other program uses these cores."
+        return "Watch a longer training, while no other program uses these cores."
     exposes = any(one.question == COMMUNICATION and one.answer == RESOLVED for one in found.verdicts)
     return FEWER_BYTES if exposes else ""
 
@@ -118,17 +122,49 @@ def describe_late_rank(manifest: Manifest, late: LateRank | None) -> str:
     )
 
 
+def _compare_ranks(watched: Watched) -> Iterator[str]:
+    """Say what ranks wait for beside DDP's communication, and which parts of a step take one rank longer."""
+    waiting = max(watched.ranks, key=_in_collectives_ms, default=None)
+    if waiting is not None and _in_collectives_ms(waiting) > MIN_SHARE * _step_ms(watched):
+        yield (
+            f"Collectives that the script calls itself, or its Trainer, take "
+            f"{write_ms(waiting.parts['collectives'])} of a step of rank {waiting.rank}, waiting for other "
+            "ranks included; what communication adds is beside that."
+        )
+    late = watched.late
+    if late is None or late.is_straggler:
+        return
+    yield (
+        f"No rank is surely late. Most work of its own has rank {late.rank}: {write_ms(late.later_ms)} more "
+        f"than the others in each step, {late.share_pct:.0f}% of it."
+    )
+    for rank, part, more_ms in _find_slower_parts(watched):
+        yield f"Rank {rank} takes {write_ms(more_ms)} more than the others in {PART_NAMES[part]}."
+
+
+def _in_collectives_ms(rank: WatchedRank) -> float:
+    found = rank.parts.get("collectives")
+    return found.estimate if found else 0.0
+
+
+def _find_slower_parts(watched: Watched) -> Iterator[tuple[int, str, Measured]]:
+    """Find parts of its own work that take a rank surely longer than every other one."""
+    for part, rank in ((part, rank) for part in PART_NAMES for rank in watched.ranks):
+        others = [
+            as_interval(one.parts[part]) for one in watched.ranks if one is not rank and part in one.parts
+        ]
+        if others and part in rank.parts:
+            more = as_interval(rank.parts[part]).less(max(others, key=lambda ms: ms.estimate))
+            if more.low > MIN_SLOWER_PART * _step_ms(watched):
+                yield rank.rank, part, as_measured(more)
+
+
 def _count_steps(watched: Watched) -> Iterator[str]:
     """Say which steps are not compared, how many ranks there are, and what watching took."""
     if watched.num_others:
         yield f"Not compared: {plural(watched.num_others, 'step')} that consist of other parts."
     if len(watched.ranks) == 1:
         yield "Only one process trained: if there should be more, look at what your launcher starts."
-    if (late := watched.late) is not None and not late.is_straggler:
-        yield (
-            f"No rank is surely late: rank {late.rank} has most work of its own, {write_ms(late.later_ms)} "
-            f"more than the others in each step, {late.share_pct:.0f}% of it."
-        )
     if watched.own_ms:
         probes = f"; {plural(watched.num_probes, 'probe')} gave up overlap" if watched.num_probes else ""
         took = f"{number(watched.own_ms, 2)} ms of each step ({number(watched.own_pct, 2)}%)"

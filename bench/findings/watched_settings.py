@@ -68,7 +68,7 @@ def _describe(one: WatchedSetting) -> tuple[str, str]:
     return {
         "micro-steps": (
             f"averaging gradients {plural(amount, 'time')} before an accumulation is complete",
-            f"no_sync() around all backwards of a step but the last{at}",
+            f"no_sync() around forward and backward of every micro-step but the last{at}",
         ),
         "unused": (
             "the search for unused parameters, of which there are none",

@@ -1,7 +1,7 @@
 """Finds the rank that the others wait for, and the part of its work that makes it late.
 
-A rank's own work is its parts without the broadcast of buffers, and without what its backward takes after its
-last bucket is ready, when it waits for communication.
+A rank's own work is its parts without the broadcast of buffers and the script's own collectives, and without
+what its backward takes after its last bucket is ready: there it waits for other ranks.
 """
 
 from __future__ import annotations

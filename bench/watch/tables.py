@@ -24,7 +24,7 @@ from ..results.run_folder import RunWriter
 from ..results.tables import csv_bytes, csv_value
 from .steps import MIN_STEP_S, JoinedStep, Step, Watched
 
-PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "other")
+PARTS = ("data", "forward", "backward", "waits", "buffers", "optimizer", "evaluation", "collectives", "other")
 """Parts of a step; `waits` is what its backward takes after its last bucket was ready."""
 
 PHASES = ("data", "forward", "backward", "optimizer")

@@ -22,13 +22,15 @@ dist.init_process_group("gloo")
 torch.set_num_threads(1)
 model = DDP(nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-late, slept_s = dist.get_rank() == 1, []
+late, slept_s, counts = dist.get_rank() == 1, [], [torch.tensor(0) for _ in range(2)]
 for _ in range(70):
     optimizer.zero_grad()
     if late:
         begin = time.perf_counter()
         time.sleep(0.03)
         slept_s.append(time.perf_counter() - begin)
+    if sys.argv[2] == "gathers":
+        dist.all_gather(counts, torch.tensor(8))
     model(torch.randn(8, 256)).square().mean().backward()
     optimizer.step()
 if late:
@@ -36,7 +38,9 @@ if late:
 """
 
 
-def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path):
+@pytest.mark.parametrize("script_does", ["trains", "gathers"])
+def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path, script_does):
+    """A Trainer gathers before each forward: there the other rank waits, which is no work of its own."""
     script, slept, folder = (tmp_path / name for name in ("train.py", "slept.json", "watched"))
     script.write_text(SCRIPT)
     launcher = [
@@ -48,6 +52,7 @@ def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path):
         "2",
         str(script),
         str(slept),
+        script_does,
     ]
     ended = subprocess.run(
         own_command("watch", "--out", str(folder), "--", *launcher),
@@ -63,6 +68,9 @@ def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path):
     assert (late.rank, late.part) == (1, "other")
     assert late.parts["other"].estimate == pytest.approx(slept_ms, rel=0.2)
     assert "Rank 1 is a straggler" in ended.stderr
+    waited = run.manifest.watched.ranks[0].parts["collectives"].estimate
+    assert waited == (pytest.approx(slept_ms, rel=0.2) if script_does == "gathers" else 0)
+    assert ("Collectives that the script calls itself" in ended.stderr) == (script_does == "gathers")
     case = run.results[0]
     assert case.step_ms.estimate > slept_ms
     assert case.exposed_comm_ms is not None, "the wait for a late rank is no communication"

@@ -124,7 +124,7 @@ def test_exposed_time_is_not_called_all_reduce_where_the_overlap_is_not_known():
     vague = {"hidden_pct": 40.0, "hidden_pct_low": -80.0, "hidden_pct_high": 160.0}
     row = DDP | measured(**STEP | {"exposed_comm_ms": 40.0, "comm_ms": 20.0}) | vague
     made = concluded(SINGLE, row)
-    assert "how much is overlapped is not known yet" in made.verdicts[1].sentence
+    assert "how much is overlapped is not known" in made.verdicts[1].sentence
     (saving,) = made.step.savings
     assert (saving.what, saving.ms.estimate) == ("communication that is not overlapped", 40.0)
 

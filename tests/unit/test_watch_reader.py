@@ -373,7 +373,7 @@ def test_a_rank_that_is_not_surely_late_is_told_without_being_named_a_straggler(
     run = watched_run(write_rows(tmp_path / "slightly", training(noise=0.001, late_s=0.002)))
     found, late = conclude_watch(run), run.manifest.watched.late
     assert (late.is_straggler, late.rank, found.straggler) == (False, 1, "")
-    assert any("No rank is surely late: rank 1 has most work of its own, 2" in note for note in found.notes)
+    assert any("No rank is surely late. Most work of its own has rank 1: 2" in note for note in found.notes)
     made = training(late_s=0.03)
     for step in made[:20]:  # the other rank is as late there
         step[0]["parts"]["other"] += 0.03

@@ -50,7 +50,7 @@ def test_each_needless_average_costs_its_share_of_what_communication_adds(tmp_pa
     [(ms, what, remedy)], others = said_of(run)
     assert ms == pytest.approx(3 / 4 * 4 * 1000 * EXPOSED_S)
     assert "gradients 3 times before an accumulation is complete" in what
-    assert remedy == f"no_sync() around all backwards of a step but the last ({NAME})"
+    assert remedy == f"no_sync() around forward and backward of every micro-step but the last ({NAME})"
     assert others == []
     assert conclude_watch(run).advice == f"Try {remedy}; then watch again."
 

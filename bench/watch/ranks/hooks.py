@@ -8,10 +8,19 @@ from typing import Any
 
 import torch
 from torch.compiler import is_compiling
+from torch.distributed import distributed_c10d
 from torch.optim import optimizer as optimizers
 
 from . import private
 from .steps import Watch
+
+COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all"),
+    *("all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
+    *("monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
+    *("scatter_object_list", "send"),
+)
+"""Functions of torch.distributed in which a rank waits for others."""
 
 
 def wrap(watch: Watch, original: Any, before: Any, after: Any) -> Any:
@@ -52,11 +61,29 @@ def install_hooks(watch: Watch) -> None:
         setattr(owner, name, wrap(watch, getattr(owner, name), before, after))
     private.Join.notify_join_context = staticmethod(noting_joins(watch, private.Join.notify_join_context))
     ddp.register_comm_hook = taking_in(watch, ddp.register_comm_hook)
+    for name in COLLECTIVES:
+        time_collective(watch, name)
     before_step = step_hook(watch, "before_optimizer")
     optimizers.register_optimizer_step_pre_hook(before_step)
     optimizers.register_optimizer_step_post_hook(step_hook(watch, "after_optimizer"))
     watch.hidden = [ddp.forward, before_step]  # all that are wrapped have one code, and both hooks
     private.hide_from_compiler(watch)
+
+
+def time_collective(watch: Watch, name: str) -> None:
+    """Put the watch around a collective that the script calls, where it returns only when it has ended."""
+    original = getattr(distributed_c10d, name, None)
+    if original is None:
+        return
+    watched = wrap(watch, original, watch.before_collective, watch.after)
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        return (original if kwargs.get("async_op") else watched)(*args, **kwargs)
+
+    private.keep_traceable(original, collective)
+    for module in (torch.distributed, distributed_c10d):
+        setattr(module, name, collective)
 
 
 def step_hook(watch: Watch, name: str) -> Any:

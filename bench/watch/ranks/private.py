@@ -205,6 +205,14 @@ def hide_from_compiler(watch: Any) -> None:
         watch.guard = torch.compiler.disable(watch.guard)
 
 
+def keep_traceable(original: Any, wrapped: Any) -> None:
+    """Let torch's compiler trace a wrapped collective as it does the original."""
+    module = sys.modules.get("torch.distributed._functional_collectives")  # loaded later it knows no other
+    functional = getattr(module, "traceable_collective_remaps", {})
+    if original in functional:
+        functional[wrapped] = functional[original]
+
+
 def before_finalizing(work: Any) -> None:
     """Have the engine call `work` at the end of this backward: before DDP's end, which is queued later."""
     try:

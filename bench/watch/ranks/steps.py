@@ -147,6 +147,10 @@ class Watch:
         """Begin the broadcast of buffers."""
         return self.clock.enter("buffers") if self.is_ours() else None
 
+    def before_collective(self, *_given: Any) -> int | None:
+        """Begin a collective of the script's own."""
+        return self.clock.enter("collectives") if self.is_ours() else None
+
     def before_batch(self, iterator: Any) -> int | None:
         """Begin the wait for a batch."""
         self.setup.before_batch(iterator)
