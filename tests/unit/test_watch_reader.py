@@ -322,8 +322,8 @@ def test_a_run_and_a_watched_folder_are_not_compared_and_say_why_in_a_line(tmp_p
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ((predict, "WATCHED", "--gpus", "8"), "of which no parameter is timed; predict from the rate"),
-        ((predict, "CALIBRATED", "--gpus", "8", "--network", "WATCHED"), "of which no parameter is timed"),
+        ((predict, "WATCHED", "--gpus", "8"), "not an all-reduce by its size"),
+        ((predict, "CALIBRATED", "--gpus", "8", "--network", "WATCHED"), "not an all-reduce by its size"),
         ((predict, "CALIBRATED", "--validate", "WATCHED", "--accept"), "whose batch is not known"),
         ((report, "WATCHED", "--predictions", "PREDICTIONS"), "no prediction is made of one"),
     ],
