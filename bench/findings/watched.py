@@ -77,7 +77,7 @@ class WatchConclusion:
 def conclude_watch(run: RunData) -> WatchConclusion:
     """Conclude a watched training."""
     watched = run.manifest.watched or Watched()
-    notes = tuple(visible(note) for note in (*_count_steps(watched), *watched.notes))
+    notes = tuple(visible(note) for note in (*_count_steps(run.manifest, watched), *watched.notes))
     found = conclude_run(run)
     late = describe_late_rank(run.manifest, watched.late)
     exposed_ms = found.cases[0].exposed_comm_ms if found.cases else None
@@ -109,25 +109,28 @@ def describe_late_rank(manifest: Manifest, late: LateRank | None) -> str:
     """Say which rank the others wait for, by how much and with which part; empty without one."""
     if late is None or not late.is_straggler:
         return ""
-    several = len({one.host for one in manifest.ranks}) > 1
-    hosts = [one.host for one in manifest.ranks if one.rank == late.rank and several]
     return visible(
-        f"Rank {late.rank}{f' on {hosts[0]}' if hosts else ''} is a straggler: "
+        f"Rank {name_rank(manifest, late.rank)} is a straggler: "
         f"{write_ms(late.later_ms)} later in each step than the others, which wait for it; mostly in "
         f"{PART_NAMES.get(late.part, late.part)}, with {write_ms(late.parts.get(late.part))}."
     )
 
 
-def _count_steps(watched: Watched) -> Iterator[str]:
-    """Say which steps are not compared, how many ranks there are, and what watching took."""
+def name_rank(manifest: Manifest, rank: int) -> str:
+    """Name a rank by its number, and by its host where there are several."""
+    hosts = {one.rank: one.host for one in manifest.ranks}
+    has_several = len({*hosts.values()}) > 1
+    return visible(f"{rank} on {hosts[rank]}") if has_several and rank in hosts else f"{rank}"
+
+
+def _count_steps(manifest: Manifest, watched: Watched) -> Iterator[str]:
+    """Say which steps are not compared, who has most work where no rank is late, and what watching took."""
     if watched.num_others:
         yield f"Not compared: {plural(watched.num_others, 'step')} that consist of other parts."
-    if len(watched.ranks) == 1:
-        yield "Only one process trained: if there should be more, look at what your launcher starts."
     if (late := watched.late) is not None and not late.is_straggler:
         yield (
-            f"No rank is surely late: rank {late.rank} has most work of its own, {write_ms(late.later_ms)} "
-            f"more than the others in each step, {late.share_pct:.0f}% of it."
+            f"No rank is surely late: rank {name_rank(manifest, late.rank)} has most work of its own, "
+            f"{write_ms(late.later_ms)} more than the others in each step, {late.share_pct:.0f}% of it."
         )
     if watched.own_ms:
         probes = f"; {plural(watched.num_probes, 'probe')} gave up overlap" if watched.num_probes else ""

@@ -135,7 +135,23 @@ def name_notes(watched: seen.Watched) -> list[str]:
     named = {text: f"rank {', '.join(map(str, sorted(ranks)))}: " for text, ranks in few.items()}
     own = next((one.bucket_cap_mb for one in watched.first.models.values()), "") if watched.ranks else ""
     unmeasured = [UNMEASURED_RACE] if watched.raced and not find_turns(watched, own) else []
-    return [*(f"{named.get(text, '')}{text}" for text in watched.notes), *unmeasured]
+    return [*count_ranks(watched), *(f"{named.get(text, '')}{text}" for text in watched.notes), *unmeasured]
+
+
+def count_ranks(watched: seen.Watched) -> list[str]:
+    """Say where ranks are missing, or only one trained."""
+    ranks = watched.ranks
+    size = max((process.start.world_size for process in ranks.values()), default=0)
+    if len(ranks) < size:
+        first = next(rank for rank in range(size) if rank not in ranks)
+        return [
+            f"{size - len(ranks)} of {size} ranks left no steps here, rank {first} for one, and waiting for "
+            "them counts as communication. They ended before, or their hosts do not share this folder: watch "
+            "on every host, with one --out that all of them see."
+        ]
+    if len(ranks) == 1:
+        return ["Only one process trained: if there should be more, look at what your launcher starts."]
+    return []
 
 
 def measure_parts(joined: Sequence[seen.JoinedStep]) -> tuple[WatchedRank, ...]:
