@@ -140,14 +140,13 @@ def name_notes(watched: seen.Watched) -> list[str]:
 
 def count_ranks(watched: seen.Watched) -> list[str]:
     """Say where ranks are missing, or only one trained."""
-    ranks = watched.ranks
-    size = max((process.start.world_size for process in ranks.values()), default=0)
-    if len(ranks) < size:
-        first = next(rank for rank in range(size) if rank not in ranks)
+    ranks, missing = watched.ranks, watched.num_missing
+    if missing:
+        first = next(rank for rank in range(len(ranks) + 1) if rank not in ranks)
         return [
-            f"{size - len(ranks)} of {size} ranks left no steps here, rank {first} for one, and waiting for "
-            "them counts as communication. They ended before, or their hosts do not share this folder: watch "
-            "on every host, with one --out that all of them see."
+            f"{missing} of {len(ranks) + missing} ranks left no steps here, rank {first} for one, so what "
+            "communication adds is not known. They ended before, or their hosts do not share this folder: "
+            "watch on every host, with one --out that all of them see."
         ]
     if len(ranks) == 1:
         return ["Only one process trained: if there should be more, look at what your launcher starts."]

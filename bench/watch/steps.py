@@ -222,9 +222,20 @@ class Watched:
     def first(self) -> Process:
         return next(iter(self.ranks.values()))
 
+    @property
+    def num_missing(self) -> int:
+        """Ranks of the training that left no steps."""
+        size = max((process.start.world_size for process in self.ranks.values()), default=0)
+        return max(size - len(self.ranks), 0)
+
     @cached_property
     def probes(self) -> list[tuple[int, list[JoinedStep]]]:
-        """Places of probes in `joined`, each with the light steps that are nearer to it than to any other."""
+        """Places of probes in `joined`, each with the light steps that are nearer to it than to any other.
+
+        None where ranks are missing, for waiting for them would count as communication.
+        """
+        if self.num_missing:
+            return []
         beside: dict[int, list[JoinedStep]] = {
             i: [] for i, step in enumerate(self.joined) if all(one.probes for one in step.values())
         }

@@ -90,8 +90,9 @@ def test_so_does_a_torchrun_on_each_host_whose_ranks_watch(watch_on_hosts):
 def test_rank_0_says_whose_rows_are_missing_where_hosts_share_no_folder(watch_on_hosts):
     folder, said = watch_on_hosts(f'{WATCH} "$1/$BENCH_HOST" -- {TORCHRUN} {MEETING} "$0"')
     (reported,) = folder.glob("*/report.html")
-    start = "1 of 2 ranks left no steps here, rank 1 for one, and waiting for them counts as"
+    start = "1 of 2 ranks left no steps here, rank 1 for one, so what communication adds is not"
     (note,) = [one for one in load_run(reported.parent).manifest.watched.notes if one.startswith(start)]
     assert note in said
+    assert "Communication adds" not in said, "the wait for a host that nobody sees is no communication"
     assert "Only one process trained" not in said
     assert said.count(ELSEWHERE) == 1

@@ -250,8 +250,10 @@ def test_ranks_without_rows_are_counted(tmp_path):
     """As where hosts share no folder; one process that was alone is told as such."""
     folder = write_rows(tmp_path / "watched", training())
     (folder / "ranks" / "host-1.jsonl").unlink()
-    notes = conclude_watch(watched_run(folder)).notes
-    said = "1 of 2 ranks left no steps here, rank 1 for one, and waiting for them counts as"
+    found = conclude_watch(watched_run(folder))
+    notes = found.notes
+    assert not found.run.verdicts, "waiting for a rank that nobody sees is no communication"
+    said = "1 of 2 ranks left no steps here, rank 1 for one, so what communication adds is not"
     assert any(note.startswith(said) for note in notes), notes
     alone = watched_run(write_rows(tmp_path / "alone", training(num_ranks=1), num_ranks=1))
     assert any(note.startswith("Only one process trained") for note in conclude_watch(alone).notes)
