@@ -19,7 +19,7 @@ from .profile import num_outputs
 from .workload import Batch, Workload, is_pair_of_tensors, make_batch
 
 if TYPE_CHECKING:
-    from .run_folder import Images
+    from .folder import Images
 
 _POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
 
@@ -127,7 +127,7 @@ def open_source(  # noqa: PLR0913 - each says something else of the batches
     if too_few := why_too_few(data, len(images), batch_size, world_size):
         raise UsageError(too_few)
     # torchvision takes seconds to import: only a folder of images needs it.
-    from .run_folder import FolderSource
+    from .folder import FolderSource
 
     return FolderSource(
         images,
@@ -155,7 +155,7 @@ def images_for(workload: Workload, data: str, outputs: int) -> Images:
             f"a folder gives (images, classes), two tensors, and `batch` of workload {workload.name} another "
             "shape; use `device` or `host` data"
         )
-    from .run_folder import Images
+    from .folder import Images
 
     images = Images(Path(data), workload.image_size)
     if outputs and len(images.classes) > outputs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..bench.common.numbers import about, plural, quantity, with_interval
-from ..bench.findings.watched import conclude_watch, write_ms
+from ..bench.findings.watched import conclude_watch, name_rank, write_ms
 from ..bench.findings.watched_settings import Settings
-from ..bench.machine.manifest import Timing, Watched, WatchedRank
+from ..bench.machine.manifest import Manifest, Timing, Watched, WatchedRank
 from ..bench.page.page import Card, Figure, Heading, Page, Section, Step, Table
 from ..bench.results.case_result import CaseResult
 from ..bench.results.store import RunData
@@ -61,10 +61,10 @@ def watched_page(run: RunData, files: Files) -> Page:
         following=Step(found.advice, "") if found.advice else None,
         notes=found.notes,
         intervals="In parentheses: 95% intervals.",
-        figures=[draw_ranks(watched.ranks, shown)] if shown else [],
+        figures=[draw_ranks(manifest, watched.ranks, shown)] if shown else [],
         tables=[
             *tabulate_settings(found.settings),
-            *([tabulate_ranks(watched.ranks, shown)] if shown else []),
+            *([tabulate_ranks(manifest, watched.ranks, shown)] if shown else []),
         ],
         folds=[fold for fold in folds if fold.figures or fold.tables],
         files=files.tables,
@@ -113,7 +113,7 @@ def tabulate_settings(found: Settings) -> list[Table]:
     return [Table(title, "", columns, tuple(rows)) for title, rows in named.items() if rows]
 
 
-def tabulate_ranks(ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:
+def tabulate_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:
     """Tabulate the shown parts of a step by rank."""
     return Table(
         "A step by part and rank",
@@ -122,21 +122,26 @@ def tabulate_ranks(ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Table:
             Heading("Rank", "number"),
             *(Heading(f"{_HEADINGS.get(part, part)} (ms)", "number") for part in shown),
         ),
-        tuple((f"{one.rank}", *(write_ms(one.parts[part], "") for part in shown)) for one in ranks),
+        tuple(
+            (name_rank(manifest, one.rank), *(write_ms(one.parts[part], "") for part in shown))
+            for one in ranks
+        ),
     )
 
 
-def draw_ranks(ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Figure:
+def draw_ranks(manifest: Manifest, ranks: Sequence[WatchedRank], shown: Sequence[str]) -> Figure:
     """Draw a stacked bar for each rank."""
     names = {part: _HEADINGS.get(part, part) for part in shown}
-    steps = {one.rank: {name: one.parts[part].estimate for part, name in names.items()} for one in ranks}
-    bars = [(f"rank {rank}", quantity(sum(parts.values()), "ms"), parts) for rank, parts in steps.items()]
-    rank, parts = next(iter(steps.items()))
+    bars = []
+    for one in ranks:
+        parts = {name: one.parts[part].estimate for part, name in names.items()}
+        bars.append((f"rank {name_rank(manifest, one.rank)}", quantity(sum(parts.values()), "ms"), parts))
+    rank, _, parts = bars[0]
     largest = max(parts, key=lambda name: parts[name])
     return Figure(
         key="w1-ranks",
         title="Where a step goes, by rank",
-        caption=f"The largest part of rank {rank}'s step is {largest}: {quantity(parts[largest], 'ms')}.",
+        caption=f"The largest part of {rank}'s step is {largest}: {quantity(parts[largest], 'ms')}.",
         note=f"A bar's length is the sum of its parts' medians. “{WAITING}”: {_WAITS}.",
         height_pt=height_of_bars(len(bars), len(names)),
         draw=lambda canvas: draw_bars(canvas, bars, [*names.values()]),

@@ -80,7 +80,7 @@ class WatchConclusion:
 def conclude_watch(run: RunData) -> WatchConclusion:
     """Conclude a watched training."""
     watched = run.manifest.watched or Watched()
-    told = (*_count_steps(watched), *_compare_ranks(watched), *watched.notes)
+    told = (*_count_steps(watched), *_compare_ranks(run.manifest, watched), *watched.notes)
     notes = tuple(map(visible, told))
     found = conclude_run(run)
     late = describe_late_rank(run.manifest, watched.late)
@@ -113,33 +113,40 @@ def describe_late_rank(manifest: Manifest, late: LateRank | None) -> str:
     """Say which rank the others wait for, by how much and with which part; empty without one."""
     if late is None or not late.is_straggler:
         return ""
-    several = len({one.host for one in manifest.ranks}) > 1
-    hosts = [one.host for one in manifest.ranks if one.rank == late.rank and several]
     return visible(
-        f"Rank {late.rank}{f' on {hosts[0]}' if hosts else ''} is a straggler: "
+        f"Rank {name_rank(manifest, late.rank)} is a straggler: "
         f"{write_ms(late.later_ms)} later in each step than the others, which wait for it; mostly in "
         f"{PART_NAMES.get(late.part, late.part)}, with {write_ms(late.parts.get(late.part))}."
     )
 
 
-def _compare_ranks(watched: Watched) -> Iterator[str]:
+def name_rank(manifest: Manifest, rank: int) -> str:
+    """Name a rank by its number, and by its host where there are several."""
+    hosts = {one.rank: one.host for one in manifest.ranks}
+    has_several = len({*hosts.values()}) > 1
+    return visible(f"{rank} on {hosts[rank]}") if has_several and rank in hosts else f"{rank}"
+
+
+def _compare_ranks(manifest: Manifest, watched: Watched) -> Iterator[str]:
     """Say what ranks wait for beside DDP's communication, and which parts of a step take one rank longer."""
     waiting = max(watched.ranks, key=_in_collectives_ms, default=None)
     if waiting is not None and _in_collectives_ms(waiting) > MIN_SHARE * _step_ms(watched):
+        taken_ms, name = write_ms(waiting.parts["collectives"]), name_rank(manifest, waiting.rank)
         yield (
-            f"Collectives that the script calls itself, or its Trainer, take "
-            f"{write_ms(waiting.parts['collectives'])} of a step of rank {waiting.rank}, waiting for other "
-            "ranks included; what communication adds is beside that."
+            f"Collectives that the script calls itself, or its Trainer, take {taken_ms} of a step of rank "
+            f"{name}, waiting for other ranks included; what communication adds is beside that."
         )
     late = watched.late
     if late is None or late.is_straggler:
         return
+    name, later_ms = name_rank(manifest, late.rank), write_ms(late.later_ms)
     yield (
-        f"No rank is surely late. Most work of its own has rank {late.rank}: {write_ms(late.later_ms)} more "
-        f"than the others in each step, {late.share_pct:.0f}% of it."
+        f"No rank is surely late. Most work of its own has rank {name}: {later_ms} more than the others in "
+        f"each step, {late.share_pct:.0f}% of it."
     )
     for rank, part, more_ms in _find_slower_parts(watched):
-        yield f"Rank {rank} takes {write_ms(more_ms)} more than the others in {PART_NAMES[part]}."
+        name = name_rank(manifest, rank)
+        yield f"Rank {name} takes {write_ms(more_ms)} more than the others in {PART_NAMES[part]}."
 
 
 def _in_collectives_ms(rank: WatchedRank) -> float:
@@ -163,8 +170,6 @@ def _count_steps(watched: Watched) -> Iterator[str]:
     """Say which steps are not compared, how many ranks there are, and what watching took."""
     if watched.num_others:
         yield f"Not compared: {plural(watched.num_others, 'step')} that consist of other parts."
-    if len(watched.ranks) == 1:
-        yield "Only one process trained: if there should be more, look at what your launcher starts."
     if watched.own_ms:
         probes = f"; {plural(watched.num_probes, 'probe')} gave up overlap" if watched.num_probes else ""
         took = f"{number(watched.own_ms, 2)} ms of each step ({number(watched.own_pct, 2)}%)"

@@ -97,15 +97,15 @@ class Gate:
         With `launches`, what is expected after so many, from the scatter of those that there are.
         """
         now, looks = self.num_launches, self.looks
-        known = [(c.ratio, c.error) for c in self.comparisons if c.decides and c.ratio and c.error]
+        known = [(c.error, c.freedom or math.inf) for c in self.comparisons if c.decides and c.error]
         if not known or (looks and now < min(MIN_LAUNCHES, looks[0])):
             return None
-        if launches is None or now == 1:
-            return max(max(r.high - r.estimate, r.estimate - r.low) for r, _ in known)
-        then, here = (shares_of_look(looks, number).better for number in (launches, now))
-        better = self.errors.better * then / here
-        means = (Estimate(0.0, error * math.sqrt(now / launches), launches - 1) for _, error in known)
-        return max(mean.between(better, better).high for mean in means)
+        better = self.errors.better
+        if launches is not None and now > 1:
+            then, here = (shares_of_look(looks, number).better for number in (launches, now))
+            better *= then / here
+            known = [(error * math.sqrt(now / launches), launches - 1) for error, _ in known]
+        return max(Estimate(0.0, *one).between(better, better).high for one in known)
 
     def having(self, verdict: Verdict) -> list[Change]:
         return [c for c in self.comparisons if c.verdict == verdict]

@@ -20,7 +20,7 @@ def parser() -> cli.Parser:
         prog=cli.command("gate"),
         description=__doc__,
         epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
-        "change beyond the threshold. At most 1%% of gates report one that is none: docs/gate.md.",
+        "change beyond the threshold. At most 1% of gates report one that is none: docs/gate.md.",
     )
     what = made.add_argument_group("what to compare")
     what.add_argument(

@@ -174,7 +174,7 @@ def _launches(gate: Gate) -> list[str]:
     if not gate.interleaved:
         return ["Intervals are of these launches; others may differ by more."]
     turns = f"Measured in turns, {plural(gate.num_launches, 'launch')} of each side"
-    looked = f" (looks after {listed([*map(str, gate.looks)])})" if len(gate.looks) > 1 else ""
+    looked = f" (looks after {listed([*map(str, gate.looks)], 20)})" if len(gate.looks) > 1 else ""
     looked += ", ended by --max-time" if gate.ended_early else ""
     if gate.num_launches == 1:
         return [f"{turns}{looked}: another may differ by more."]

@@ -147,8 +147,9 @@ def load_calibration(folder: Path) -> Calibration:
     path = folder / CALIBRATION
     if is_watched(folder):
         raise UsageError(
-            f"{folder} is a watched training, of which no parameter is timed; predict from the rate of one "
-            "device instead (--throughput)"
+            f"{folder} is a watched training: its probes time all buckets together, not an all-reduce by its "
+            "size, nor on GPUs when gradients are ready; predict from a rate (--throughput), or from a run "
+            f"({speaker('run')} --calibrate)"
         )
     if not os.path.lexists(path):
         raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with {speaker('run')} --calibrate")

@@ -7,12 +7,13 @@ import contextlib
 import json
 import os
 import runpy
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -39,7 +40,7 @@ MIN_HOOK_AT, MAX_HOOK_AT = 8, 30
 """Synchronised backwards without the hook, from which the step's own time comes."""
 
 MAX_END_S = 10.0
-"""Seconds to wait for the last rows of other ranks, where a rank writes the report."""
+"""Seconds to wait for the last rows of other hosts or ranks before the report."""
 
 BLOCK, SKIPPED = 8, 3
 """Synchronised backwards of a turn with a raced bucket cap, and the first ones of it that do not count."""
@@ -59,7 +60,7 @@ def config_of(
     folder = folder.absolute()
     race = plan_race(bucket_cap_mb, steps, hook_at) if bucket_cap_mb else None
     known = {"folder": str(folder), "steps": steps, "hook_at": hook_at, "probes": probes, "seed": seed}
-    return known | {"race": race}
+    return known | {"race": race, "launch": secrets.token_hex(4)}
 
 
 def plan_race(bucket_cap_mb: str, steps: int, hook_at: int) -> dict[str, Any]:
@@ -154,10 +155,10 @@ def is_in_foreground() -> bool:
         return False
 
 
-def outer_rows(folder: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the first and the last row of each process that trains, where both are whole."""
+def outer_rows(folder: Path, launch: str = "") -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the first and the last row of each process, of all launches or one, where both are whole."""
     rows = []
-    for file in (folder / ROWS).glob("*.jsonl"):
+    for file in (folder / ROWS).glob(f"*-{launch}*.jsonl"):
         with contextlib.suppress(OSError, ValueError, IndexError), file.open("rb") as lines:
             first = json.loads(lines.readline())
             lines.seek(max(0, file.stat().st_size - 65536))
@@ -165,10 +166,10 @@ def outer_rows(folder: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return rows
 
 
-def has_ended(folder: Path) -> bool:
-    """Tell whether every rank has been watched to its end."""
+def has_ended(folder: Path, ended: Collection[int] = ()) -> bool:
+    """Tell whether every rank has been watched to its end; processes of ranks `ended` are gone anyhow."""
     rows = outer_rows(folder)
-    ends = {last["rank"] for _, last in rows if last["kind"] == "end"}
+    ends = {last["rank"] for _, last in rows if last["kind"] == "end"}.union(ended)
     return bool(ends) and len(ends) >= max(first.get("world_size", 1) for first, _ in rows)
 
 
@@ -183,9 +184,21 @@ def progress(folder: Path, steps: int) -> str:
     return f"all {steps} steps seen; {goes_on}"
 
 
-def was_reached(folder: Path) -> bool:
-    """Tell whether any process that trains has written rows."""
-    return any((folder / ROWS).glob("*.jsonl"))
+def ranks_of(config: Mapping[str, Any]) -> set[int]:
+    """Return the ranks that trained under this launch of the watch."""
+    return {first["rank"] for first, _ in outer_rows(Path(config["folder"]), config["launch"])}
+
+
+def is_joined(folder: Path) -> bool:
+    """Tell whether the watch of another host has made the folder, where no rank has begun yet."""
+    return [*folder.glob("*"), *folder.glob("*/*")] == [folder / ROWS]
+
+
+def await_rows(folder: Path, ended: Collection[int] = ()) -> None:
+    """Wait for the last rows of other ranks than `ended`, whose processes are gone."""
+    deadline_s = time.monotonic() + MAX_END_S
+    while outer_rows(folder) and not has_ended(folder, ended) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
 
 
 def install(config: Mapping[str, Any]) -> None:
@@ -194,20 +207,17 @@ def install(config: Mapping[str, Any]) -> None:
     site.begin()
 
 
-def end_here(folder: Path) -> None:
-    """End the watch of this process, and wait for the last rows of the other ranks."""
+def end_here() -> None:
+    """End the watch of this process."""
     package = sys.modules.get(site.PACKAGE)
     if package is not None and package.watch is not None:
         package.watch.end()
-    deadline_s = time.monotonic() + MAX_END_S
-    while was_reached(folder) and not has_ended(folder) and time.monotonic() < deadline_s:
-        time.sleep(POLL_S)
 
 
 def run_here(words: Sequence[str], config: Mapping[str, Any]) -> int:
     """Run a script, or with `-m` a module, in this process as Python would, and return its exit code."""
-    ours, folder = (sys.stdout, sys.stderr), Path(config["folder"])
-    make_folder(folder)
+    ours = sys.stdout, sys.stderr
+    make_folder(Path(config["folder"]))
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     is_module = words[0] == "-m"
     sys.argv = [*words[is_module:]]
@@ -228,8 +238,7 @@ def run_here(words: Sequence[str], config: Mapping[str, Any]) -> int:
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     finally:
         sys.stdout, sys.stderr = ours
-    if os.environ.get("RANK", "0") == "0":
-        end_here(folder)
+    end_here()
     return code
 
 
@@ -258,5 +267,6 @@ def watch(
 
 
 def _report(folder: Path) -> None:
-    end_here(folder)
+    end_here()
+    await_rows(folder)
     finish(folder, 0, quiet=False)

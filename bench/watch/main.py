@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     from .result import finish
 
     folder = Path(options.out) if options.out else default_folder(host=host_name(), name="watch")
-    if not is_rank:
+    if not is_rank and not launch.is_joined(folder):
         check_claimable(folder)
     config = launch.config_of(
         folder,
@@ -91,10 +91,14 @@ def main(argv: list[str]) -> int:
         code = launch.run_here(words, config)
     else:
         code = launch.run(words, config, stop=options.stop, quiet=options.quiet)
-    if not launch.was_reached(folder):
+    ours = launch.ranks_of(config)
+    if not ours:
         say(unreached(words))
-    elif not is_rank or os.environ["RANK"] == "0":
+    elif 0 in ours:
+        launch.await_rows(folder, ours)
         finish(folder, code, options.quiet, words, other_loads([before], [read_load()]))
+    elif not is_rank and not options.quiet:
+        say(f"the watch on rank 0's host writes the report, with ranks of this host if both share {folder}")
     return code
 
 

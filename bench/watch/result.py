@@ -136,7 +136,22 @@ def name_notes(watched: seen.Watched) -> list[str]:
     named = {text: f"rank {', '.join(map(str, sorted(ranks)))}: " for text, ranks in few.items()}
     own = next((one.bucket_cap_mb for one in watched.first.models.values()), "") if watched.ranks else ""
     unmeasured = [UNMEASURED_RACE] if watched.raced and not find_turns(watched, own) else []
-    return [*(f"{named.get(text, '')}{text}" for text in watched.notes), *unmeasured]
+    return [*count_ranks(watched), *(f"{named.get(text, '')}{text}" for text in watched.notes), *unmeasured]
+
+
+def count_ranks(watched: seen.Watched) -> list[str]:
+    """Say where ranks are missing, or only one trained."""
+    ranks, missing = watched.ranks, watched.num_missing
+    if missing:
+        first = next(rank for rank in range(len(ranks) + 1) if rank not in ranks)
+        return [
+            f"{missing} of {len(ranks) + missing} ranks left no steps here, rank {first} for one, so what "
+            "communication adds is not known. They ended before, or their hosts do not share this folder: "
+            "watch on every host, with one --out that all of them see."
+        ]
+    if len(ranks) == 1:
+        return ["Only one process trained: if there should be more, look at what your launcher starts."]
+    return []
 
 
 def measure_parts(joined: Sequence[seen.JoinedStep]) -> tuple[WatchedRank, ...]:

@@ -31,6 +31,7 @@ class Start(Row, frozen=True, kw_only=True):
     """A process that trains."""
 
     local_rank: int = 0
+    world_size: int = 1
     host: str = ""
     torch: str = ""
     python: str = ""
@@ -221,10 +222,28 @@ class Watched:
     def first(self) -> Process:
         return next(iter(self.ranks.values()))
 
+    @property
+    def num_missing(self) -> int:
+        """Ranks of the training that left no steps."""
+        size = max((process.start.world_size for process in self.ranks.values()), default=0)
+        return max(size - len(self.ranks), 0)
+
     @cached_property
     def probes(self) -> list[tuple[int, list[JoinedStep]]]:
-        """Places of probes in `joined`, each with the light steps beside it."""
-        return pair_probes(self.joined)
+        """Places of probes in `joined`, each with the light steps that are nearer to it than to any other.
+
+        None where ranks are missing, for waiting for them would count as communication.
+        """
+        if self.num_missing:
+            return []
+        beside: dict[int, list[JoinedStep]] = {
+            i: [] for i, step in enumerate(self.joined) if all(one.probes for one in step.values())
+        }
+        for i, step in enumerate(self.joined):
+            near = min(beside, key=lambda probe: abs(probe - i), default=-MAX_DISTANCE - 1)
+            if abs(near - i) <= MAX_DISTANCE and is_light(step):
+                beside[near].append(step)
+        return [(i, steps) for i, steps in beside.items() if steps]
 
 
 def read_ranks(folder: Path) -> Watched:
@@ -275,15 +294,3 @@ def is_raced(step: JoinedStep) -> bool:
 def is_light(step: JoinedStep) -> bool:
     """Tell whether our hook was in on all ranks, and only passed the buckets on."""
     return all(one.hooked and not any(sync.probe for sync in one.syncs) for one in step.values())
-
-
-def pair_probes(joined: Sequence[JoinedStep]) -> list[tuple[int, list[JoinedStep]]]:
-    """Pair the place of each probe with the light steps that are nearer to it than to any other."""
-    beside: dict[int, list[JoinedStep]] = {
-        i: [] for i, step in enumerate(joined) if all(one.probes for one in step.values())
-    }
-    for i, step in enumerate(joined):
-        near = min(beside, key=lambda probe: abs(probe - i), default=-MAX_DISTANCE - 1)
-        if abs(near - i) <= MAX_DISTANCE and is_light(step):
-            beside[near].append(step)
-    return [(i, steps) for i, steps in beside.items() if steps]

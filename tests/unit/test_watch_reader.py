@@ -13,7 +13,9 @@ from ddp_bench.bench.gate.main import main as gate
 from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.watch.late import CLOCK_ERROR, OWN_PARTS, find_late_rank
+from ddp_bench.bench.watch.launch import config_of, is_joined, ranks_of
 from ddp_bench.bench.watch.ranks.private import caps_text
+from ddp_bench.bench.watch.ranks.rows import Rows
 from ddp_bench.bench.watch.result import finish
 from ddp_bench.bench.watch.steps import read_ranks
 from ddp_bench.report.main import main as report
@@ -55,6 +57,7 @@ def write_rows(folder, steps, *, num_ranks=2, notes=(), host="host"):
             "local_rank": rank,
             "host": host,
             "pid": rank,
+            "world_size": num_ranks,
             "torch": "2.14.1",
         }
         start |= {"python": "3.11.7", "backend": "gloo", "device": "cpu", "time_s": 1.8e9, "threads": 1}
@@ -216,6 +219,46 @@ def test_what_was_measured_before_a_rank_was_killed_is_told(tmp_path):
     assert run.results[0].exposed_comm_ms.estimate == pytest.approx(1000 * EXPOSED_S)
 
 
+def test_a_late_rank_is_named_with_its_host_where_there_are_several(tmp_path):
+    folder = write_rows(tmp_path / "watched", training(late_s=0.03))
+    second = folder / "ranks" / "host-1.jsonl"
+    second.write_text(second.read_text().replace('"host": "host"', '"host": "b"'))
+    run = watched_run(folder)
+    assert conclude_watch(run).straggler.startswith("Rank 1 on b is a straggler: 30.0 ")
+    page = (folder / "report.html").read_text()
+    assert "rank 0 on host" in page
+    assert ">1 on b<" in page
+    assert run.results[0].num_nodes == 2
+
+
+def test_hosts_of_one_name_whose_processes_have_one_number_write_files_of_their_own(tmp_path, monkeypatch):
+    """As containers on one machine; another host joins a folder until a rank has begun."""
+    monkeypatch.setenv("BENCH_HOST", "rack/node")
+    folder = tmp_path / "watched"
+    assert not is_joined(folder)
+    (folder / "ranks").mkdir(parents=True)
+    assert is_joined(folder)
+    launches = [config_of(folder, 5) for _ in range(2)]
+    for rank, launch in enumerate(launches):
+        Rows(launch).write(kind="start", rank=rank, host="rack/node")
+    assert len([*(folder / "ranks").iterdir()]) == 2
+    assert [ranks_of(launch) for launch in launches] == [{0}, {1}]
+    assert not is_joined(folder)
+
+
+def test_ranks_without_rows_are_counted(tmp_path):
+    """As where hosts share no folder; one process that was alone is told as such."""
+    folder = write_rows(tmp_path / "watched", training())
+    (folder / "ranks" / "host-1.jsonl").unlink()
+    found = conclude_watch(watched_run(folder))
+    notes = found.notes
+    assert not found.run.verdicts, "waiting for a rank that nobody sees is no communication"
+    said = "1 of 2 ranks left no steps here, rank 1 for one, so what communication adds is not"
+    assert any(note.startswith(said) for note in notes), notes
+    alone = watched_run(write_rows(tmp_path / "alone", training(num_ranks=1), num_ranks=1))
+    assert any(note.startswith("Only one process trained") for note in conclude_watch(alone).notes)
+
+
 def test_ranks_that_were_started_again_are_told_by_their_longest_life(tmp_path):
     folder = write_rows(tmp_path / "watched", training(7))
     again = write_rows(tmp_path / "again", training(60, late_s=0.05), host="again")
@@ -322,8 +365,8 @@ def test_a_run_and_a_watched_folder_are_not_compared_and_say_why_in_a_line(tmp_p
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ((predict, "WATCHED", "--gpus", "8"), "of which no parameter is timed; predict from the rate"),
-        ((predict, "CALIBRATED", "--gpus", "8", "--network", "WATCHED"), "of which no parameter is timed"),
+        ((predict, "WATCHED", "--gpus", "8"), "not an all-reduce by its size"),
+        ((predict, "CALIBRATED", "--gpus", "8", "--network", "WATCHED"), "not an all-reduce by its size"),
         ((predict, "CALIBRATED", "--validate", "WATCHED", "--accept"), "whose batch is not known"),
         ((report, "WATCHED", "--predictions", "PREDICTIONS"), "no prediction is made of one"),
     ],

@@ -39,4 +39,4 @@ def hide_from_compiler(_config_as_json: str) -> None:
 def note(config: dict[str, Any], error: Exception) -> None:
     """Say in a row why this torch is not watched as others are."""
     text = f"this torch cannot be watched: {type(error).__name__}: {error}"
-    Rows(config["folder"]).write(kind="note", rank=int(os.environ.get("RANK", "0")), text=text)
+    Rows(config).write(kind="note", rank=int(os.environ.get("RANK", "0")), text=text)

@@ -1,4 +1,4 @@
-"""Rows that a process appends as JSON lines to `FOLDER/ranks/HOST-PID.jsonl`.
+"""Rows that a process appends as JSON lines to `FOLDER/ranks/HOST-LAUNCH-PID.jsonl`.
 
 Times end in `_s` and are seconds; those of a sync are relative to the start of its step. Kinds of rows:
 
@@ -41,8 +41,11 @@ FLUSH_S = 1.0
 class Rows:
     """Buffered writer of this process's rows; it never raises, and a forked child begins its own file."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder, self.host, self.pid = os.path.join(folder, "ranks"), socket.gethostname(), 0  # noqa: PTH118
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.host, self.pid = os.environ.get("BENCH_HOST") or socket.gethostname(), 0
+        # Containers on one machine may share its name, and have processes of the same numbers.
+        name = f"{self.host.replace(os.sep, '-')}-{config['launch']}"
+        self.file = os.path.join(config["folder"], "ranks", name)  # noqa: PTH118
         self.lines: list[str] = []
         self.flushed = 0.0
 
@@ -61,7 +64,7 @@ class Rows:
         lines, self.lines = self.lines, []
         self.flushed = now()
         try:
-            with open(os.path.join(self.folder, f"{self.host}-{self.pid}.jsonl"), "a") as file:  # noqa: PTH118, PTH123
+            with open(f"{self.file}-{self.pid}.jsonl", "a") as file:  # noqa: PTH123
                 file.write("".join(lines))
         except OSError:
             pass  # a full disk must not end a training

@@ -31,8 +31,8 @@ class Watch:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
-        """Folder, steps, hook_at, probes, seed and race (of bucket caps, or null), made by `config_of`."""
-        self.rows = Rows(config["folder"])
+        """Folder, launch (name), steps, hook_at, probes, seed and race (or null), made by `config_of`."""
+        self.rows = Rows(config)
         names = private.differing_names()
         self.unsupported = f"this torch differs in {', '.join(names)}" if names else None
         self.hidden: list[Any] = []

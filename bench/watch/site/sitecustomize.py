@@ -17,7 +17,7 @@ from typing import Any
 SITE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would delay every start
 RANKS = os.path.join(os.path.dirname(SITE), "ranks")  # noqa: PTH118, PTH120
 CONFIG_ENV = "_DDP_BENCH_WATCH"
-"""Environment variable with the configuration as JSON: folder, steps, hook_at, probes, seed."""
+"""Environment variable with the configuration as JSON, made by `config_of`."""
 
 PACKAGE = "_ddp_bench_watch"
 """Private name of the package that is loaded from its file: `bench`, `report` and `models` are the user's."""
