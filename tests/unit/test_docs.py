@@ -61,19 +61,6 @@ def test_its_model_is_proven_and_trains(workload):
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_readmes_model_is_proven(tmp_path, monkeypatch):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (source,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    (tmp_path / "lm.py").write_text(source)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    workload = load_workload("lm:model", 32)
-    case, place = case_of(mode="dp", arch="lm"), Place(rank=0, device=CPU, cores=(0,))
-    found = Prover(workload, place, 0).prove(case, None)
-    assert found.error < 1e-6
-    assert not found.not_proved
-
-
 def test_its_unit_is_a_token_and_its_arithmetic_that_of_its_layers(workload):
     """By hand: products of queries, keys and values, of attention, of the two linear layers, and the head."""
     seq, width, vocab, hidden = 64, 128, 1000, 512

@@ -31,12 +31,10 @@ OTHER_TOOLS = {
 }
 """What is not run, by how it begins, and why."""
 
-README_MODEL = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[1]
 OWN_MODEL = re.search(r"```python\n(.*?)```", (ROOT / "docs/own-model.md").read_text("utf-8"), re.DOTALL)[1]
 NET = "import torch\ndef make(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(4))\n"
 NET = NET.replace("LazyLinear(4)", "Linear(3 * 32 * 32, 4)")
 PROJECT = {
-    "lm.py": README_MODEL,
     "net.py": NET,
     "mynet/net.py": NET,
     "mypackage/train.py": f"{NET}model = make\n",
@@ -116,7 +114,7 @@ def here(project, monkeypatch):
     monkeypatch.chdir(project)
     monkeypatch.setenv("HOME", str(project))
     monkeypatch.syspath_prepend(project)
-    for module in ("lm", "net", "mynet", "mynet.net", "mypackage", "mypackage.train", "train"):
+    for module in ("net", "mynet", "mynet.net", "mypackage", "mypackage.train", "train"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     stop_at_processes(monkeypatch)
     return project
