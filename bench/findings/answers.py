@@ -79,7 +79,8 @@ def select_batches(cases: Sequence[CaseResult]) -> list[CaseResult]:
     cases = [case for case in cases if case.compile == cases[0].compile]
     singles = (case for case in cases if case.is_ok and case.mode == "single")
     chosen = default_of(headline(cases)) or next(singles, None)
-    return [case for case in cases if chosen and name_within(case) == name_within(chosen)]
+    alike = [case for case in cases if chosen and name_within(case) == name_within(chosen)]
+    return [*{case.batch: case for case in reversed(alike)}.values()][::-1]
 
 
 def answer_batch(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[Verdict]:

@@ -204,7 +204,7 @@ class Settings:
 
     def stored(self) -> dict[str, Any]:
         """What manifest.json holds of them, by name: one value, not a list, of what takes one alone."""
-        given = {name: self.axes.get(name) for name in AXES}
+        given: dict[str, Any] = {name: self.axes.get(name) for name in AXES}
         given |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "axes"}
         one = (*SWITCHES, *(["batch_size"] if len(self.batch_size or ()) == 1 else []))
         return given | {name: given[name][0] for name in one if given[name]}
