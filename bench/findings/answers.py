@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..common.numbers import ratio, with_interval
+from ..common.numbers import count, ratio, with_interval
 from ..common.text import listed
 from ..plan.modes import SPECS
 from ..results.case_result import CaseResult
@@ -87,12 +87,12 @@ def answer_batch(cases: Sequence[CaseResult], comparisons: Sequence[Comparison])
     """Say which batch size is the fastest per sample and which is the largest that fits, if several."""
     alike = select_batches(cases)
     by_id = {case.case_id: case for case in alike if case.is_ok}
-    out = [case.batch_name for case in alike if case.status == "oom"]
+    out = [count(case.batch) for case in alike if case.status == "oom"]
     if len(by_id) + len(out) < 2 or not by_id:
         return []
     largest = max(by_id.values(), key=lambda case: case.batch or 0)
     where, lacking = f" for {mode_name(largest)} on {place(largest)}", f"{listed(out)} ran out of memory"
-    fits = f"The largest that fits is {largest.batch_name}{f'; {lacking}' if out else ''}"
+    fits = f"The largest batch size that fits is {count(largest.batch)}{f'; {lacking}' if out else ''}"
     known = [one for one in comparisons if {one.case_id, one.reference_id} <= by_id.keys()]
     best = max(known, key=lambda one: one.ratio.estimate, default=None)
     if best is None:

@@ -166,18 +166,18 @@ def test_the_answer_names_the_fastest_per_sample_and_the_largest_that_fits():
     assert answer == "faster"
     assert sentence.startswith("Batch 64 is 1.30")
     assert sentence.endswith("as fast as batch 16 per sample for DDP on 2 GPUs, the best of 3 sizes.")
-    assert notes == ("The largest that fits is batch 64",)
+    assert notes == ("The largest batch size that fits is 64",)
 
 
 def test_sizes_that_ran_out_of_memory_are_part_of_the_answer():
     out = sized(64, "ddp", 2, **OUT)
     ((answer, sentence, notes),) = answered([*SINGLES, *DDPS[:2], out], over(DDPS[1], DDPS[0], 0.80, 0.84))
     assert (answer, sentence[:12]) == ("slower", "Batch 16 is ")
-    assert notes == ("The largest that fits is batch 32; batch 64 ran out of memory",)
+    assert notes == ("The largest batch size that fits is 32; 64 ran out of memory",)
     few = sized(32, "ddp", 2, **OUT)
     ((answer, sentence, _),) = answered([SINGLES[0], DDPS[0], few, out])
     assert answer == RESOLVED
-    assert sentence == "Only batch 16 fits for DDP on 2 GPUs: batch 32, batch 64 ran out of memory."
+    assert sentence == "Only batch 16 fits for DDP on 2 GPUs: 32, 64 ran out of memory."
     shown = unmeasured(read([SINGLES[0], DDPS[0], few, out]), {})
     assert [row[0] for row in shown.rows] == [f"DDP, 2 GPUs, batch {n}, cap default" for n in (32, 64)]
 

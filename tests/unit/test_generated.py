@@ -220,14 +220,16 @@ def sizes(made):
     """The fastest batch size has the highest rate of those measured, and the largest that fits is named."""
     alike = select_batches(made.run.results)
     rates = {case.case_id: case.images_per_s.estimate for case in alike if case.is_ok}
-    fits, out = ([case.batch_name for case in alike if case.status == status] for status in ("ok", "oom"))
+    fits, out = ([f"{case.batch:g}" for case in alike if case.status == status] for status in ("ok", "oom"))
     for one in asked(made.conclusion, BATCH):
         if one.faster_id and one.faster_id != max(rates, key=rates.__getitem__):
             yield f"{one.text}: {rates}"
         said = " ".join((one.text, *one.notes))
-        if not re.search(rf"fits is {fits[-1]}\b|only {fits[-1]} fits", said):
+        if not re.search(rf"fits is {fits[-1]}\b|only batch {fits[-1]} fits", said):
             yield f"{fits} fit: {said}"
-        yield from (f"{name} lacks memory: {said}" for name in out if f"{name} ran out" not in said)
+        yield from (
+            f"{name} lacks memory: {said}" for name in out if not re.search(rf"\b{name}\b.* ran out", said)
+        )
     names = {case.batch_name for case in made.run.results}
     if len(fits) + len(out) < 2 <= len(names) and asked(made.conclusion, BATCH):
         yield "one size is compared"
