@@ -129,7 +129,7 @@ def over_batch_sizes(cases: Sequence[CaseResult]) -> list[Figure]:
     alike = [case for case in select_batches(cases) if case.is_ok]
     if len(alike) < 2:
         return []
-    first = alike[0]
+    first, how = alike[0], "in all" if alike[0].scaling == "strong" else "per device"
     ok = (case for case in cases if case.is_ok and case.compile == first.compile)
     singles = [case for case in ok if case.mode == "single" and first.mode != "single"]
     exposed = [
@@ -137,48 +137,31 @@ def over_batch_sizes(cases: Sequence[CaseResult]) -> list[Figure]:
         for case in alike
         if case.exposed_comm_ms and case.step_ms
     ]
-    rate, name = per_second(first.unit), f"{short_mode(first)} on {place(first)}"
 
-    def draw(groups: Iterable[Sequence[CaseResult]], column: str, unit: str, **words: Any) -> Figure:
+    def draw(what: str, column: str, unit: str, *groups: Sequence[CaseResult], **words: Any) -> Figure:
+        write = partial(with_interval, unit=unit.partition(" ")[0])
         lines = [
-            Line(
-                short_mode(of[0]),
-                LOOKS[of[0].mode],
-                marks_of(of, column, partial(with_interval, unit=unit), over="batch"),
-            )
-            for of in groups
-            if of
+            Line(short_mode(of[0]), LOOKS[of[0].mode], marks_of(of, column, write, over="batch"))
+            for of in filter(None, groups)
         ]
-        ends = [f"{mark.written} at batch {mark.x:g}" for mark in (lines[-1].marks[0], lines[-1].marks[-1])]
-        size = f"batch size ({samples_noun(first)} {'in all' if first.scaling == 'strong' else 'per device'})"
-        caption = f"{name}: {', '.join(ends)}."
-        return chart(lines, x_label=size, ticks=counts(lines), log="x", caption=caption, **words)
+        marks = lines[-1].marks
+        ends = ", ".join(f"{mark.written} at batch {mark.x:g}" for mark in (marks[0], marks[-1]))
+        return chart(
+            lines,
+            x_label=f"batch size ({samples_noun(first)} {how})",
+            y_label=f"{what.lower()} ({unit})",
+            ticks=counts(lines),
+            log="x",
+            key=f"batch-{column}",
+            title=f"{what} over batch size",
+            caption=f"{short_mode(first)} on {place(first)}: {ends}.",
+            **words,
+        )
 
-    found = [
-        draw(
-            (singles, alike),
-            "images_per_s",
-            rate,
-            y_label=f"throughput ({rate})",
-            key="batch-rate",
-            title="Throughput over batch size",
-            note="Each batch size has a speed-up of its own, over one device with as large a batch.",
-        )
-    ]
-    if len(exposed) > 1:
-        found.append(
-            draw(
-                (exposed,),
-                "exposed_pct",
-                "%",
-                y_label="exposed communication (% of the step)",
-                key="batch-exposed",
-                title="Exposed communication over batch size",
-                note="",
-                terms=("Exposed",),
-            )
-        )
-    return found
+    note = "Each batch size has a speed-up of its own, over one device with as large a batch."
+    found = [draw("Throughput", "images_per_s", per_second(first.unit), singles, alike, note=note)]
+    share = ("Exposed communication", "exposed_pct", "% of the step")
+    return found + ([draw(*share, exposed, note="", terms=("Exposed",))] if len(exposed) > 1 else [])
 
 
 def drift(workload: WorkloadCases, times: RoundTimes, *, key: str, unit: str = "round") -> Figure | None:

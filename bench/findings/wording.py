@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ..common.numbers import TIMES, count, plural
 from ..common.text import listed
@@ -161,9 +162,10 @@ def case_label(case: CaseResult, *, with_cap: bool = True) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def planned_label(case: Case) -> str:
-    """`case_label` of a case of which nothing is measured yet."""
-    return case_label(CaseResult.of(case.stored()))
+def planned_label(case: Case, sizes: Sequence[int] = ()) -> str:
+    """Name a case of which nothing is measured yet with its batch size if `sizes` are several."""
+    name = f"batch {case.batch}" if len(sizes) > 1 else ""
+    return case_label(replace(CaseResult.of(case.stored()), batch_name=name))
 
 
 def step_labels(case: CaseResult) -> list[str]:

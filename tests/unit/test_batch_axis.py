@@ -4,8 +4,9 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from commands import ROOT
 from finding_cases import exposing, made_run
-from made import block, made_manifest
+from made import block, case_of, made_manifest
 from recorded_pages import compiled
 from report_runs import case, drawn, measured, run
 from test_next_step import parsed
@@ -15,17 +16,21 @@ from ddp_bench.bench.common.errors import UsageError
 from ddp_bench.bench.findings.answers import BATCH_HEADING, answer_questions
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.verdicts import BATCH, RESOLVED
+from ddp_bench.bench.findings.wording import planned_label
 from ddp_bench.bench.gate.compare import join
 from ddp_bench.bench.gate.runs import checked
 from ddp_bench.bench.plan.resolve import as_options, resolve
 from ddp_bench.bench.plan.settings import Settings
 from ddp_bench.bench.plan.sweep import is_calibrated
+from ddp_bench.bench.predict.calibration import load_calibration
+from ddp_bench.bench.predict.runs import held_out
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.case_columns import CASES
 from ddp_bench.bench.results.case_result import case_results
 from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats.interval import Interval
 from ddp_bench.report.page import page
 from ddp_bench.report.tables import results, unmeasured
@@ -204,23 +209,23 @@ def test_the_page_draws_rate_and_exposed_share_over_sizes_and_names_them_in_tabl
     ddps = [row | step | exposing(at - 1, at + 1) for row, at in zip(DDPS, (40, 20, 10), strict=True)]
     made = page(made_run([*SINGLES, *ddps]))
     figures = {figure.key: figure for figure in made.figures}
-    rates = drawn(figures["batch-rate"])
+    rates = drawn(figures["batch-images_per_s"])
     assert {name: [(m.x, m.y) for m in marks] for name, marks in rates.items()} == {
         "single": [(size, 100.0) for size in SIZES],
         "DDP": [*zip(SIZES, (150.0, 190.0, 196.0), strict=True)],
     }
-    assert [tuple(mark) for mark in drawn(figures["batch-exposed"])["DDP"]] == [
+    assert [tuple(mark) for mark in drawn(figures["batch-exposed_pct"])["DDP"]] == [
         (size, pytest.approx(at), pytest.approx(at - 1), pytest.approx(at + 1))
         for size, at in zip(SIZES, (40, 20, 10), strict=True)
     ]
-    assert "at batch 64" in figures["batch-exposed"].caption
+    assert "at batch 64" in figures["batch-exposed_pct"].caption
     table = results(read([*SINGLES, *ddps]))
     names = [heading.name for heading in table.columns]
     assert [row[names.index("Workload")] for row in table.rows] == [
         f"batch {size}" for size in SIZES for _ in "12"
     ]
     one_size = page(made_run([SINGLES[0], ddps[0]]))
-    assert not {"batch-rate", "batch-exposed"} & {figure.key for figure in one_size.figures}
+    assert not {"batch-images_per_s", "batch-exposed_pct"} & {figure.key for figure in one_size.figures}
     assert "batch 16" not in f"{one_size.tables}{one_size.cards}{one_size.notes}"
 
 
@@ -273,3 +278,20 @@ def test_the_sum_of_a_step_says_of_which_size_it_is():
 
 def test_a_manifest_of_several_sizes_is_read_again():
     assert made_manifest(settings={"batch_size": [16, 32]}).settings.batch_size == (16, 32)
+
+
+def test_a_case_that_is_not_measured_yet_is_named_with_its_size_among_several():
+    assert planned_label(case_of(), (4, 8)) == "DDP, 2 CPU cores, batch 4, cap default"
+    assert planned_label(case_of(), (4,)) == "DDP, 2 CPU cores, cap default"
+
+
+def test_a_calibration_is_held_against_cases_of_its_own_size_alone():
+    """Compute is taken as proportional to the batch, and what that errs by widens every interval."""
+    folder = ROOT / "results/samples/predictions/resnet18-2hosts/1gbit"
+    calibration, ran = load_calibration(folder), load_run(folder)
+    every = held_out(calibration, ran, fitted=calibration.fitted)
+    assert len(every) > 1
+    of_other = ran.cases["case_id"] == every[0].case_id
+    larger = ran.cases.assign(batch_per_device=ran.cases["batch_per_device"] * (1 + of_other))
+    left = held_out(calibration, replace(ran, cases=larger), fitted=calibration.fitted)
+    assert [one.case_id for one in left] == [one.case_id for one in every[1:]]
