@@ -1,5 +1,6 @@
 """Several batch sizes in one run: what is planned, compared, said and drawn of them."""
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -274,6 +275,11 @@ def test_the_sum_of_a_step_says_of_which_size_it_is():
     row = EXPOSED | measured(comm_ms=5.0)
     made = conclude_run(made_run([SINGLES[0] | measured(step_ms=80.0), row, SINGLES[1], DDPS[1]]))
     assert made.step.consists_of.startswith("A DDP step on 2 GPUs at batch 16 takes")
+    singles = [row | measured(step_ms=ms) for row, ms in zip(SINGLES, (80.0, 90.0), strict=False)]
+    row = DDPS[1] | exposing(11, 13) | measured(step_ms=100.0)
+    made = conclude_run(made_run([*singles, DDPS[0] | {"status": "failed", "reason": "it broke"}, row]))
+    assert " at batch 32 takes" in made.step.consists_of
+    assert re.search(r": 90\S* \(\S+\) ms single-device step", made.step.consists_of), "of as large a batch"
 
 
 def test_a_manifest_of_several_sizes_is_read_again():
