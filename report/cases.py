@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..bench.findings.answers import headline
-from ..bench.findings.wording import compile_label, device_noun, samples_noun, unit_of_cases, workload_parts
+from ..bench.findings.wording import device_noun, samples_noun, unit_of_cases, variant_labels, workload_parts
 from ..bench.machine.manifest import Manifest
 from ..bench.plan.buckets import BucketLayout
 from ..bench.plan.case import wire_share
@@ -16,7 +16,10 @@ from ..bench.results.aggregate import bus_gb
 from ..bench.results.case_result import CaseResult
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
-_WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data")
+_WORKLOAD = (
+    *("device_type", "arch", "image_size", "scaling", "precision", "data"),
+    *(name for name in STEP_DEFAULTS if name != "compile"),
+)
 
 PASSES = 3
 """Forward, gradient of the weights, gradient of the inputs: as much arithmetic each in convolutions."""
@@ -41,7 +44,7 @@ class WorkloadCases:
 
     label: str
     name: str
-    """The label, or `eager` and `compiled` where nothing else tells the workloads of a run apart."""
+    """The label, or `batch 32, eager` where only these tell the workloads of a run apart."""
     cases: Sequence[CaseResult]
 
     @property
@@ -60,33 +63,26 @@ def workloads(cases: Sequence[CaseResult]) -> list[WorkloadCases]:
     groups: dict[tuple[Any, ...], list[CaseResult]] = {}
     for case in cases:
         if case.is_ok:
-            named = {name: case.text(name) for name in _WORKLOAD} | {"batch": f"{_batch(case)}"}
-            groups.setdefault(tuple(named.items()), []).append(case)
-    others = {tuple(pair for pair in key if pair[0] != "compile") for key in groups}
-    made = []
-    for group in groups.values():
-        label = _workload_label(group[0])
-        name = compile_label(group[0].compile) if len(groups) > 1 and len(others) == 1 else label
-        made.append(WorkloadCases(label, name, group))
-    return made
+            known = tuple(case.text(name) for name in _WORKLOAD)
+            groups.setdefault((known, *case.variant), []).append(case)
+    firsts = [group[0] for group in groups.values()]
+    labels, names = [*map(_workload_label, firsts)], variant_labels(firsts)
+    if not all(names) or len({known for known, *_ in groups}) > 1:
+        names = labels
+    return [WorkloadCases(*one) for one in zip(labels, names, groups.values(), strict=True)]
 
 
 def named(measured: Sequence[WorkloadCases]) -> list[CaseResult]:
     """Return the cases of all workloads; where there are several, a column `workload` names theirs."""
-    several = len(measured) > 1
-    return [with_cells(case, workload=w.name if several else "") for w in measured for case in w.cases]
-
-
-def _batch(case: CaseResult) -> float | None:
-    """Samples per device and step; under strong scaling in all."""
-    batch = case.batch_per_device
-    return batch * case.num_devices if batch and case.scaling == "strong" else batch
+    if len(measured) < 2:
+        return [case for w in measured for case in w.cases]
+    return [with_cells(replace(case, batch_name=""), workload=w.name) for w in measured for case in w.cases]
 
 
 def _workload_label(case: CaseResult) -> str:
     known = _SOURCES.get(case.data)
     source = known.format(samples_noun(case)) if known else f"images from {case.data}" if case.data else ""
-    return " · ".join([*workload_parts(case, _batch(case)), *([source] if source else [])])
+    return " · ".join([*workload_parts(case), *([source] if source else [])])
 
 
 def by_mode(cases: Iterable[CaseResult], mode: str) -> list[CaseResult]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
-from ..bench.common.numbers import TIMES, plural, quantity, ratio
-from ..bench.findings.answers import headline
+from ..bench.common.numbers import TIMES, per_second, plural, quantity, ratio, with_interval
+from ..bench.findings.answers import headline, select_batches
 from ..bench.findings.cautions import pace
-from ..bench.findings.wording import case_label, settings_label, short_mode
+from ..bench.findings.wording import case_label, place, samples_noun, settings_label, short_mode
 from ..bench.page.charts import Line, Mark, Ratio, bare, chart, counts, forest, over_devices
 from ..bench.page.drawing import LOOKS
 from ..bench.page.page import Figure
@@ -20,7 +22,7 @@ from ..bench.results.aggregate import images_per_s_by_round, units_per_step
 from ..bench.results.case_result import CaseResult
 from ..bench.results.comparisons import Comparison, band, default_of, over_default
 from ..bench.results.round_times import RoundTimes
-from .cases import WorkloadCases, by_mode, headline_count
+from .cases import WorkloadCases, by_mode, headline_count, with_cells
 
 _FEWEST_ROUNDS = 3
 
@@ -31,15 +33,20 @@ _SCALING = {
 
 
 def marks_of(
-    cases: Iterable[CaseResult], column: str, write: Callable[..., str], factor: float = 1.0
+    cases: Iterable[CaseResult],
+    column: str,
+    write: Callable[..., str],
+    factor: float = 1.0,
+    *,
+    over: str = "num_devices",
 ) -> tuple[Mark, ...]:
-    """Make a mark at each case's number of devices, over which case, value and rounds are shown."""
+    """Make a mark at each case's `over`, where case, value and rounds are shown."""
     made = []
     for case in cases:
         if found := case.interval(column):
             value, rounds = found.scaled(factor), plural(case.num_rounds, "round") if case.num_rounds else ""
             tip = " · ".join(filter(None, (case_label(case), write(value), rounds)))
-            made.append(Mark(x=case.num_devices, **asdict(value), written=write(value), tip=tip))
+            made.append(Mark(x=getattr(case, over), **asdict(value), written=write(value), tip=tip))
     return tuple(made)
 
 
@@ -115,6 +122,46 @@ def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], 
         terms=("Against DDP's default", "Cap"),
         x_label=f"throughput over DDP's default on {count}",
     )
+
+
+def over_batch_sizes(cases: Sequence[CaseResult]) -> list[Figure]:
+    """Draw throughput, and the share of DDP's step that communication adds, over batch sizes, if several."""
+    alike = [case for case in select_batches(cases) if case.is_ok]
+    if len(alike) < 2:
+        return []
+    first, how = alike[0], "in all" if alike[0].scaling == "strong" else "per device"
+    ok = (case for case in cases if case.is_ok and case.compile == first.compile)
+    singles = [case for case in ok if case.mode == "single" and first.mode != "single"]
+    exposed = [
+        with_cells(case, **case.exposed_comm_ms.scaled(100 / case.step_ms.estimate).columns("exposed_pct"))
+        for case in alike
+        if case.exposed_comm_ms and case.step_ms
+    ]
+
+    def draw(what: str, column: str, unit: str, *groups: Sequence[CaseResult], **words: Any) -> Figure:
+        write = partial(with_interval, unit=unit.partition(" ")[0])
+        lines = [
+            Line(short_mode(of[0]), LOOKS[of[0].mode], marks_of(of, column, write, over="batch"))
+            for of in filter(None, groups)
+        ]
+        marks = lines[-1].marks
+        ends = ", ".join(f"{mark.written} at batch {mark.x:g}" for mark in (marks[0], marks[-1]))
+        return chart(
+            lines,
+            x_label=f"batch size ({samples_noun(first)} {how})",
+            y_label=f"{what.lower()} ({unit})",
+            ticks=counts(lines),
+            log="x",
+            key=f"batch-{column}",
+            title=f"{what} over batch size",
+            caption=f"{short_mode(first)} on {place(first)}: {ends}.",
+            **words,
+        )
+
+    note = "Each batch size has a speed-up of its own, over one device with as large a batch."
+    found = [draw("Throughput", "images_per_s", per_second(first.unit), singles, alike, note=note)]
+    share = ("Exposed communication", "exposed_pct", "% of the step")
+    return found + ([draw(*share, exposed, note="", terms=("Exposed",))] if len(exposed) > 1 else [])
 
 
 def drift(workload: WorkloadCases, times: RoundTimes, *, key: str, unit: str = "round") -> Figure | None:

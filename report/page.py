@@ -100,6 +100,7 @@ def page(
         over_time = charts.drift(workload, run.times, key=key)
         for found, kept in ((drawn, figures), ((over_time,), rounds)):
             kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
+    figures += charts.over_batch_sizes(cases)
     shown = [with_rates(case, manifest) for case in named(measured)]
     results = tables.results(cases, conclusion.fastest_id)
     others = tables.tables(shown, files.traces, comparisons)

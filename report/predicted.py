@@ -90,16 +90,13 @@ def _measured(run: RunData, predictions: Predictions, p: Prediction) -> list[Cas
     asked = {name: getattr(p, name) for name in ("bucket_cap_mb", "comm_hook", "accumulate")}
     usual = CaseResult.of({**DDP_DEFAULTS, **asked})
 
-    def batch(case: CaseResult) -> float:
-        return (case.batch_per_device or 0) * (case.num_devices if case.scaling == "strong" else 1)
-
     # Under strong scaling the batch is another at every count, and lines tell theirs.
     wanted = replace(predictions.identity, batch_per_device=1)
     found = [
         case
         for case in ddp_cases(run)
         if not differences(replace(identity(run, case), batch_per_device=1), wanted)
-        and (case.scaling, batch(case)) == (p.scaling, p.batch_size)
+        and (case.scaling, case.batch or 0) == (p.scaling, p.batch_size)
         and not case.changed(usual)
     ]
     return sorted(found, key=lambda case: case.num_devices)

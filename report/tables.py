@@ -236,7 +236,7 @@ def _compiling(ok: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> T
         "whether it could. A graph break is a place where the model could not be one graph.",
         compiled,
         (
-            NAME[0],
+            *(NAME if len({case.batch for case in compiled}) > 1 else NAME[:1]),
             words("Mode", lambda case: case.compile),
             words("DDP is optimised by", lambda case: case.text("optimize_ddp") * (case.mode == "ddp")),
             figures("Compiling", "compile_s", "s"),

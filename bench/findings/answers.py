@@ -6,19 +6,23 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..common.numbers import ratio, with_interval
+from ..common.numbers import count, ratio, with_interval
+from ..common.text import listed
 from ..plan.modes import SPECS
 from ..results.case_result import CaseResult
-from ..results.comparisons import FASTER, SLOWER, Comparison, by_compile, default_of
+from ..results.comparisons import FASTER, SLOWER, Comparison, by_variant, default_of, name_within
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
 from .communication import answer_communication, describe_straggler
 from .published import answer_published
 from .settings import answer_compile, answer_settings
-from .verdicts import WRAPPER, Verdict, answer_by_ratio
-from .wording import compile_label, mode_name, place
+from .verdicts import BATCH, RESOLVED, WRAPPER, Verdict, answer_by_ratio
+from .wording import mode_name, place, variant_labels
 
 HEADING, ONE_DEVICE = "DP, DDP or one device", "one device"
+BATCH_HEADING = "Fastest batch size"
+
+CHANGES = "Another batch size changes the training: check the loss"
 
 OWN_COST = "On one device nothing is communicated: the difference is DDP's own overhead"
 
@@ -30,9 +34,9 @@ PUBLISHED = (
 
 
 def answer_questions(run: RunData) -> list[Verdict]:
-    """Answer what the run allows, by mode of torch.compile where there are several: each is a workload."""
+    """Answer what the run allows, by batch size and mode of torch.compile: each variant is a workload."""
     found = []
-    for label, group in by_compile_label(run.results):
+    for label, group in by_variant_label(run.results):
         here = headline(group)
         ids, ddp = {case.case_id for case in here}, default_of(here)
         known = [one for one in run.compared if {one.case_id, one.reference_id} <= ids]
@@ -42,13 +46,14 @@ def answer_questions(run: RunData) -> list[Verdict]:
             answer_communication(ddp, run.typical, describe_straggler(ddp, run.manifest, run.times)),
         )
         found += [replace(one, of=label) for one in answers if one]
-    return [*found, *answer_compile(run.results, run.compared), *answer_published(run)]
+    found += [*answer_batch(run.results, run.compared), *answer_compile(run.results, run.compared)]
+    return [*found, *answer_published(run)]
 
 
-def by_compile_label(cases: Iterable[CaseResult]) -> list[tuple[str, list[CaseResult]]]:
-    """Group cases by mode of torch.compile, with a label where there are several, as they appear."""
-    groups = by_compile(cases)
-    return [(compile_label(mode) if len(groups) > 1 else "", group) for mode, group in groups.items()]
+def by_variant_label(cases: Iterable[CaseResult]) -> list[tuple[str, list[CaseResult]]]:
+    """Group cases by batch size and mode of torch.compile, with a label where there are several."""
+    groups = [*by_variant(cases).values()]
+    return [*zip(variant_labels([group[0] for group in groups]), groups, strict=True)]
 
 
 def headline(cases: Sequence[CaseResult]) -> list[CaseResult]:
@@ -66,6 +71,48 @@ def headline(cases: Sequence[CaseResult]) -> list[CaseResult]:
     chosen: list[CaseResult] = next(filter(None, choices), [])
     most = max((case.num_devices for case in chosen), default=0)
     return [case for case in chosen if case.num_devices == most]
+
+
+def select_batches(cases: Sequence[CaseResult]) -> list[CaseResult]:
+    """Select cases that differ in batch size alone, measured or not: DDP's default at the headline count.
+
+    Without one it is `single`; of several modes of torch.compile the first.
+    """
+    cases = [case for case in cases if case.compile == cases[0].compile]
+    singles = (case for case in cases if case.is_ok and case.mode == "single")
+    chosen = default_of(headline(cases)) or next(singles, None)
+    alike = [case for case in cases if chosen and name_within(case) == name_within(chosen)]
+    return [*{case.batch: case for case in reversed(alike)}.values()][::-1]
+
+
+def answer_batch(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[Verdict]:
+    """Say which batch size is the fastest per sample and which is the largest that fits, if several."""
+    alike = select_batches(cases)
+    by_id = {case.case_id: case for case in alike if case.is_ok}
+    out = [count(case.batch) for case in alike if case.status == "oom"]
+    if len(by_id) + len(out) < 2 or not by_id:
+        return []
+    largest = max(by_id.values(), key=lambda case: case.batch or 0)
+    where, lacking = f" for {mode_name(largest)} on {place(largest)}", f"{listed(out)} ran out of memory"
+    fits = f"The largest batch size that fits is {count(largest.batch)}{f'; {lacking}' if out else ''}"
+    known = [one for one in comparisons if {one.case_id, one.reference_id} <= by_id.keys()]
+    best = max(known, key=lambda one: one.ratio.estimate, default=None)
+    if best is None:
+        text = f"only {largest.batch_name} fits{where}: {lacking}"
+        only = Verdict(question=BATCH, answer=RESOLVED, text=text, heading=BATCH_HEADING)
+        return [only] if out and len(by_id) == 1 else []
+    names = by_id[best.case_id].batch_name, by_id[best.reference_id].batch_name
+    of_several = f", the best of {len(by_id)} sizes" if len(by_id) > 2 else ""
+    return [
+        answer_by_ratio(
+            BATCH,
+            best,
+            names,
+            f" per sample{where}{of_several}",
+            heading=BATCH_HEADING,
+            notes=(fits, CHANGES),
+        )
+    ]
 
 
 def answer_wrapper(

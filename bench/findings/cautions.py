@@ -22,7 +22,7 @@ from ..results.aggregate import images_per_s_by_round, units_per_step
 from ..results.case_result import CaseResult
 from ..results.round_times import ByRound, RoundTimes
 from ..stats.interval import Interval
-from .answers import by_compile_label, headline
+from .answers import by_variant_label, headline
 from .wording import case_label
 
 MOST_SPLIT_EFFECT = 1e-2
@@ -266,7 +266,7 @@ def of_rounds(ok: Sequence[CaseResult], times: RoundTimes) -> Iterator[Caution]:
 
 def answering(ok: Sequence[CaseResult]) -> set[str]:
     """The cases that answers rest on, with `single`; none where nothing is compared."""
-    found = {case.case_id for _, group in by_compile_label(ok) for case in headline(group)}
+    found = {case.case_id for _, group in by_variant_label(ok) for case in headline(group)}
     return found and found | {case.case_id for case in ok if case.mode == "single"}
 
 

@@ -206,7 +206,7 @@ def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: boo
     """
     if ddp is None or ddp.step_ms is None:
         return None
-    alike = [case for case in run.results if case.is_ok and case.compile == ddp.compile]
+    alike = [case for case in run.results if case.is_ok and case.variant == ddp.variant]
     exposed, alone, buffers = ddp.exposed_comm_ms, ddp.comm_ms, ddp.buffers_ms
     step, local, comm = ((ddp.case_id, phase) for phase in FITTED)
 
@@ -269,7 +269,8 @@ def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: boo
         return None
     dps = [case for case in alike if case.mode == "dp" and not case.is_stand_in]
     dp = next((case.step_ms for case in dps if case.num_devices == ddp.num_devices), None)
-    whole = f"A DDP step on {place(ddp)} takes {with_interval(ddp.step_ms, 'ms')}"
+    batch = f" at {ddp.batch_name}" if ddp.batch_name else ""
+    whole = f"A DDP step on {place(ddp)}{batch} takes {with_interval(ddp.step_ms, 'ms')}"
     whole += f", under DP {with_interval(dp, 'ms')}" if dp else ""
     whole += f": {explained.consists_of}" if explained.consists_of else ""
     return replace(explained, consists_of=f"{whole}.")

@@ -18,11 +18,11 @@ from ..results.commands import again, resume_command, write_command
 from ..results.comparisons import default_of
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
-from .answers import by_compile_label, headline
+from .answers import by_variant_label, headline
 from .cautions import Caution
-from .communication import OF_COMMUNICATION, Step
+from .communication import OF_COMMUNICATION, OWN_WORK, Step
 from .notes import failed_modes
-from .verdicts import MIN_SHARE, Verdict
+from .verdicts import MIN_SHARE, Saving, Verdict
 
 __all__ = ["NextStep", "again", "propose_next_step"]
 
@@ -102,25 +102,30 @@ def _propose_less_communication(
     manifest: Manifest, cases: Sequence[CaseResult], verdicts: Iterable[Verdict], step: Step | None
 ) -> NextStep | None:
     """Expose less communication: by other buckets, or by fewer bytes where no cap helps."""
-    saving = next((one for one in step.savings if one.what in OF_COMMUNICATION), None) if step else None
-    label, group = by_compile_label(cases)[0]
+    savings = step.savings if step else ()
+    saving = next((one for one in savings if one.what in OF_COMMUNICATION), None)
+    own_work = next((one for one in savings if one.what == OWN_WORK), None)
+    label, group = by_variant_label(cases)[0]
     exposing = [case for case in headline(group) if case.mode == "ddp" and case.exposed_comm_ms]
     shares = (
         c.exposed_comm_ms.estimate / c.step_ms.estimate for c in exposing if c.exposed_comm_ms and c.step_ms
     )
     ddp, axes = default_of(exposing), manifest.settings.axes
-    if saving is None or ddp is None or min(shares, default=0.0) < MIN_SHARE:
+    if ddp is None:
         return None
-    # One way to compile is measured; where a run compared several, eager, which is the first.
-    modes = axes.get("compile", ())
-    first = {"gpus": f"{ddp.num_devices}"} | ({"compile": as_text(modes[0])} if len(modes) > 1 else {})
+    # One variant is measured; where a run compared several, the first: the smallest batch, eager.
+    varied = {"compile": axes.get("compile", ()), "batch_size": manifest.settings.batch_size or ()}
+    first = {"gpus": f"{ddp.num_devices}"}
+    first |= {name: as_text(values[0]) for name, values in varied.items() if len(values) > 1}
+    if saving is None or min(shares, default=0.0) < MIN_SHARE:
+        return _propose_larger_batch(manifest, ddp, own_work, first)
     if not any(one.no_cap_helps and one.of == label for one in verdicts):
         if all(case.num_buckets == 1 for case in exposing):  # which have no better cap
-            return None
+            return _propose_larger_batch(manifest, ddp, saving, first)
         search = write_command(manifest, "tune", **{**dict.fromkeys(DECIDED_BY_TUNE), **first})
         return NextStep("search for better bucket caps", search)
     if set(axes["comm_hook"]) != {"none"}:
-        return None
+        return _propose_larger_batch(manifest, ddp, saving, first)
     gain = saving.ms
     if ddp.comm_ms:  # of which buffers stay as they are
         sent = ddp.comm_ms.less(ddp.buffers_ms) if ddp.buffers_ms else ddp.comm_ms
@@ -129,6 +134,20 @@ def _propose_less_communication(
     why = f"no bucket cap helps; 16-bit gradients halve the bytes, at most {with_interval(gain, 'ms')} less, "
     why += "but change the training: check the loss"
     return NextStep(why, write_command(manifest, **first, modes="ddp", **halved))
+
+
+def _propose_larger_batch(
+    manifest: Manifest, ddp: CaseResult, saving: Saving | None, first: dict[str, str]
+) -> NextStep | None:
+    """Try larger batches against a cost of each step; None without one, or where several were measured."""
+    size = int(ddp.batch or 0)
+    if saving is None or not size or "batch_size" in first:
+        return None
+    why = f"{with_interval(saving.ms, 'ms')} of each step go to {saving.what}; larger batches take fewer "
+    why += "steps, but change the training: check the loss"
+    cap = as_text(manifest.settings.first("bucket_cap_mb"))
+    tried = {**first, "batch_size": as_text([size, 2 * size, 4 * size]), "bucket_cap_mb": cap}
+    return NextStep(why, write_command(manifest, **tried, modes="ddp", out=None))
 
 
 def _propose_more_rounds(run: RunData, verdicts: Sequence[Verdict]) -> NextStep:

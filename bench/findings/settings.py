@@ -103,13 +103,16 @@ def _name_alternative(case: CaseResult, changed: dict[str, str]) -> str:
 
 
 def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison]) -> list[Verdict]:
-    """Compare each mode of torch.compile with eager, for DDP on most devices, else for one device."""
-    by_id = {case.case_id: case for case in cases if case.is_ok}
-    by_mode: dict[str, list[Comparison]] = {}
+    """Compare each mode of torch.compile with eager, for DDP on most devices, else for one device.
+
+    Each batch size has comparisons of its own.
+    """
+    by_id = {case.case_id: case for case in cases if case.is_ok and not case.answers_nothing}
+    by_variant: dict[tuple[float | None, str], list[Comparison]] = {}
     for one in over_eager(comparisons, by_id.values()):
-        by_mode.setdefault(by_id[one.case_id].compile, []).append(one)
+        by_variant.setdefault(by_id[one.case_id].variant, []).append(one)
     found = []
-    for mode, compared in by_mode.items():
+    for (_, mode), compared in by_variant.items():
         most = max(compared, key=lambda one: by_id[one.case_id].num_devices)
         ours, eager = by_id[most.case_id], by_id[most.reference_id]
         names = compile_label(mode), compile_label(eager.compile)
@@ -119,7 +122,7 @@ def answer_compile(cases: Sequence[CaseResult], comparisons: Sequence[Comparison
         given = "" if mode == "default" else f'mode="{mode}"'
         paste = f"model.compile({given}){'; model = DDP(model)' * (ours.mode == 'ddp')}"
         is_found = most.answer == FASTER and not most.within_margin
-        how = {"heading": COMPILE, "paste": paste * is_found, "notes": tuple(notes)}
+        how = {"heading": COMPILE, "of": ours.batch_name, "paste": paste * is_found, "notes": tuple(notes)}
         where = f" for {mode_name(ours)} on {place(ours)}"
         found.append(answer_by_ratio(COMPILE, most, names, where, **how))
     return found

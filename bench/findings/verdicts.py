@@ -13,7 +13,7 @@ from ..stats.fit import MIN_ROUNDS
 from ..stats.interval import Interval
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
-PUBLISHED = "published efficiency"
+PUBLISHED, BATCH = "published efficiency", "batch size"
 
 RESOLVED = "resolved"
 """Answer of a question that compares nothing."""
@@ -53,7 +53,7 @@ class Verdict:
     in_words: str = ""
     """The answer in a few words, where its code does not say it."""
     of: str = ""
-    """The cases that it speaks of, by `compile_label`, where a run has several modes of torch.compile."""
+    """The cases that it speaks of, by batch size and mode of torch.compile, where a run has several."""
     paste: str = ""
     """A line of code that follows from it."""
     notes: tuple[str, ...] = ()

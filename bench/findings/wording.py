@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ..common.numbers import TIMES, count, plural
+from ..common.text import listed
 from ..plan.buckets import bucket_caps, cap_code
 from ..plan.case import Case
 from ..plan.case_settings import STEP_SETTINGS
@@ -109,6 +111,13 @@ def compile_label(mode: str) -> str:
     return {"off": "eager", "default": "compiled"}.get(mode, f"compiled ({mode})")
 
 
+def variant_labels(cases: Sequence[CaseResult]) -> list[str]:
+    """Name each case by its batch size and mode of torch.compile, where there are several of them."""
+    several = len({case.compile for case in cases}) > 1
+    parts = ((case.batch_name, compile_label(case.compile) * several) for case in cases)
+    return [", ".join(filter(None, of_case)) for of_case in parts]
+
+
 def setting_names(changed: Mapping[str, str]) -> str:
     """Name settings in a sentence: `cap 1 MiB`; of others as they are typed, `static_graph=True`."""
     caps = {axis: f"cap {cap_label(value)}" for axis, value in changed.items() if axis == "bucket_cap_mb"}
@@ -136,7 +145,7 @@ def case_name(case: CaseResult) -> str:
 def case_parts(case: CaseResult) -> tuple[str, str]:
     """The two parts of a case's name: `DDP on 2 GPUs`, `bucket_cap_mb=1`; the second may be empty."""
     changed = setting_names(({} if case.compile == "off" else {"compile": case.compile}) | case.changed())
-    return f"{mode_name(case)} on {place(case)}", changed
+    return f"{mode_name(case)} on {place(case)}", ", ".join(filter(None, (case.batch_name, changed)))
 
 
 def settings_label(case: CaseResult, *, with_cap: bool = True) -> str:
@@ -157,13 +166,14 @@ def case_label(case: CaseResult, *, with_cap: bool = True) -> str:
     """Name a case in a figure or a table: `DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
     where = plural(case.num_devices, device_noun(case.device_type)) if case.num_devices else ""
     shared = " (shared)" * case.oversubscribed
-    parts = (short_mode(case), f"{where}{shared}", settings_label(case, with_cap=with_cap))
+    parts = (short_mode(case), f"{where}{shared}", case.batch_name, settings_label(case, with_cap=with_cap))
     return ", ".join(part for part in parts if part)
 
 
-def planned_label(case: Case) -> str:
-    """`case_label` of a case of which nothing is measured yet."""
-    return case_label(CaseResult.of(case.stored()))
+def planned_label(case: Case, sizes: Sequence[int] = ()) -> str:
+    """Name a case of which nothing is measured yet with its batch size if `sizes` are several."""
+    name = f"batch {case.batch}" if len(sizes) > 1 else ""
+    return case_label(replace(CaseResult.of(case.stored()), batch_name=name))
 
 
 def step_labels(case: CaseResult) -> list[str]:
@@ -176,14 +186,15 @@ def step_labels(case: CaseResult) -> list[str]:
     return [label for label in found if label]
 
 
-def workload_parts(case: CaseResult, batch: float | None) -> list[str]:
-    """Name what a case trains on `batch` samples: per device, or in all under strong scaling."""
+def workload_parts(case: CaseResult, sizes: Sequence[float] = ()) -> list[str]:
+    """Name what a case trains, with its batch or `sizes` of several: per device, or in all if strong."""
     where = "in all" if case.scaling == "strong" else "per device"
+    batch = listed([*map(count, sizes or filter(None, [case.batch]))])
     each = f" of {case.units_per_sample:,d} {case.unit}" if case.units_per_sample > 1 else ""
     parts = (
         case.arch,
         f"{case.image_size:.0f} {TIMES} {case.image_size:.0f} px" if case.image_size else "",
-        f"{batch:,.0f} {samples_noun(case)}{each} {where}" if batch else "",
+        f"{batch} {samples_noun(case)}{each} {where}" if batch else "",
         f"{case.scaling} scaling" if case.scaling else "",
         *step_labels(case),
     )

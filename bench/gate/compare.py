@@ -117,7 +117,7 @@ def join(baseline: GateRun, candidate: GateRun) -> list[tuple[GateCase, GateCase
     Raises UsageError where one id names different settings.
     """
     by_id = {case.result.case_id: case for case in candidate.cases}
-    by_key = {case.key: case for case in candidate.cases}
+    by_key = {(case.key, case.result.batch_name): case for case in candidate.cases}
     pairs = []
     for case in baseline.cases:
         same_id = by_id.get(case.result.case_id)
@@ -127,7 +127,7 @@ def join(baseline: GateRun, candidate: GateRun) -> list[tuple[GateCase, GateCase
                 f"{case.result.case_id} has another {name} in each run: one was edited; measure again"
             )
         if case.result.is_ok:
-            pairs.append((case, same_id or by_key.get(case.key)))
+            pairs.append((case, same_id or by_key.get((case.key, case.result.batch_name))))
     return pairs
 
 
@@ -160,7 +160,7 @@ def compare(
     if not pairs:
         raise NotComparableError(
             f"no case is in both: the baseline has {_ids(baseline)}, the candidate {_ids(candidate)}; "
-            "measure the same --modes, --gpus, --compile and DDP settings"
+            "measure the same --modes, --gpus, --batch-size, --compile and DDP settings"
         )
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.result.is_ok]
     require_rounds(baseline, [ours for ours, _ in both_ok])

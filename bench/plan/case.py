@@ -57,6 +57,11 @@ class Case(DdpSettings, FsdpSettings, PipelineSettings, StepSettings):
         return SPECS[self.mode]
 
     @property
+    def batch(self) -> int:
+        """Samples per device, or in all under strong scaling: what `--batch-size` fixes."""
+        return self.batch_per_device * (self.num_devices if self.scaling == "strong" else 1)
+
+    @property
     def global_batch(self) -> int:
         """Samples, which are rows of the batch, per optimizer step over all devices."""
         return self.batch_per_device * self.num_devices * self.accumulate

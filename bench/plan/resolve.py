@@ -158,7 +158,7 @@ def with_device_defaults(
         "gpus": counts,
         "arch": arch,
         "image_size": settings.image_size or default_image_size(arch or "", device_type),
-        "batch_size": settings.batch_size or _batch_size(settings, counts, gpu),
+        "batch_size": settings.batch_size or (_batch_size(settings, counts, gpu),),
         "max_time": settings.max_time or (None if settings.rounds else usual_s),
         "steps": settings.steps or 1,
     }

@@ -16,6 +16,9 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 OWN_PRECISIONS = {"fp64": "fp64", "bf16": "pure bf16", "fp16": "pure fp16"}
 """What is trained in without autocast, by the type of parameters that are not fp32."""
 
+NCCL_BACKENDS = ("nccl2", "nccl-lazy")
+"""Backends over NCCL that torch may have beside `nccl`."""
+
 PASSES = ("no_sync", "comm", "anatomy", "trace")
 MARGINS = {"cpu": 0.05, "cuda": 0.01}
 """What counts as equal by kind of device, a fraction: what their noise lets a run of minutes resolve."""
@@ -49,6 +52,11 @@ REMOVED = {"sustain": None, "delay_all_reduce": [0], "ddp_mixed_precision": ["no
 """Settings of earlier versions, which say nothing where they are the default; as manifests hold them."""
 
 
+def _ascending(text: str) -> tuple[int, ...]:
+    """Parse whole numbers, the smallest first: others are compared with that, which fits if any does."""
+    return tuple(sorted(csv(positive_int)(text)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A run as asked for. None means "by device" or "by workload": see `ResolvedSettings`."""
@@ -77,8 +85,8 @@ class Settings:
         "your model: a function returning an nn.Module for images, else a Workload (docs/own-model.md)",
         "package.module:name",
     )
-    batch_size: int | None = option(
-        None, positive_int, "samples per device (default: CPU 16, GPU what fits)", "N"
+    batch_size: tuple[int, ...] | None = option(
+        None, _ascending, "samples per device (default: CPU 16, GPU what fits)", "N,…"
     )
     image_size: int | None = option(None, positive_int, "pixels of a side (default: CPU 32, GPU 224)", "N")
     data: str = option(
@@ -96,7 +104,10 @@ class Settings:
     )
     device: str = option("auto", choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = option(
-        "auto", choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
+        "auto",
+        choice(("auto", "nccl", *NCCL_BACKENDS, "gloo")),
+        "gradient process group; nccl2 and nccl-lazy take torch ≥ 2.14",
+        "auto|nccl|gloo|…",
     )
     numa_bind: bool = option(True, switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off")
     share_gpus: bool = option(False, switch, "more ranks than GPUs: shows that it works, not speed", "on|off")
@@ -193,9 +204,10 @@ class Settings:
 
     def stored(self) -> dict[str, Any]:
         """What manifest.json holds of them, by name: one value, not a list, of what takes one alone."""
-        given = {name: self.axes.get(name) for name in AXES}
-        one = {name: values[0] for name, values in given.items() if name in SWITCHES and values}
-        return given | one | {f.name: getattr(self, f.name) for f in fields(self) if f.name != "axes"}
+        given: dict[str, Any] = {name: self.axes.get(name) for name in AXES}
+        given |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "axes"}
+        one = (*SWITCHES, *(["batch_size"] if len(self.batch_size or ()) == 1 else []))
+        return given | {name: given[name][0] for name in one if given[name]}
 
     @classmethod
     def of_stored(cls, values: Mapping[str, Any]) -> Settings:
@@ -218,7 +230,7 @@ class ResolvedSettings(Settings):
     """Settings of a run on a kind of device that is known: nothing is open that the device decides."""
 
     gpus: tuple[int, ...] = field()
-    batch_size: int = field()
+    batch_size: tuple[int, ...] = field()
     precision: str = field()
     steps: int = field()
     """Of a block, at least."""

@@ -79,9 +79,9 @@ def expand(
         units_per_sample: how many of them a row of the batch holds.
     """
     _check(settings)
-    batch, counts = settings.batch_size, settings.gpus
+    counts = settings.gpus
 
-    def case(compile_mode: str, mode: str, n: int, **extra: Any) -> Case:
+    def case(batch: int, compile_mode: str, mode: str, n: int, **extra: Any) -> Case:
         return Case(
             mode=mode,
             num_devices=n,
@@ -99,16 +99,16 @@ def expand(
         )
 
     cases = []
-    for compiled in map(str, settings.axes["compile"]):
-        cases.append(case(compiled, "single", 1))
+    for batch, compiled in _variants(settings):
+        cases.append(case(batch, compiled, "single", 1))
         if "dp" in settings.modes:
-            cases += [case(compiled, "dp", n) for n in counts]
+            cases += [case(batch, compiled, "dp", n) for n in counts]
         for mode in (mode for mode in RANK_PER_DEVICE if mode in settings.modes):
-            points = [(n, point) for n in counts for point in _points(settings, mode, n, compiled)]
+            points = [(n, point) for n in counts for point in _points(settings, mode, n, batch, compiled)]
             backend = (
                 SPECS[mode].is_staged and settings.backend == "nccl" and machine.staged_backend
             ) or settings.backend
-            cases += [case(compiled, mode, n, backend=backend, **point) for n, point in points]
+            cases += [case(batch, compiled, mode, n, backend=backend, **point) for n, point in points]
     planned = [_placed(c, machine, settings) for c in cases]
     if machine.is_exclusive and max(world_size(planned), len(machine.rank_hosts)) > 1:
         planned = [
@@ -123,9 +123,15 @@ def expand(
     return planned
 
 
+def _variants(settings: ResolvedSettings) -> list[tuple[int, str]]:
+    """Pair batch sizes with modes of torch.compile; each pair has a `single`, and under `star` one varies."""
+    every = itertools.product(settings.batch_size, map(str, settings.axes["compile"]))
+    first = settings.batch_size[0], settings.first("compile")
+    return [one for one in every if settings.sweep == "grid" or one[0] == first[0] or one[1] == first[1]]
+
+
 def _check(settings: ResolvedSettings) -> None:
     """Raise UsageError for what no case of these settings can do."""
-    batch, counts = settings.batch_size, settings.gpus
     if settings.axes["compile"] == ("off",) and settings.axes["optimize_ddp"] != (DDP_OPTIMIZER,):
         raise UsageError("--optimize-ddp is about compiled DDP; give --compile on, or off,on, with it")
     if settings.calibrate and settings.first("comm_hook") == "powersgd":
@@ -137,12 +143,11 @@ def _check(settings: ResolvedSettings) -> None:
         raise UsageError(
             "--scaling strong fixes the batch of a step, and --accumulate multiplies it; give one of them"
         )
-    if settings.scaling == "strong":
-        bad = [n for n in counts if batch % n]
-        if bad:
+    for batch, n in itertools.product(settings.batch_size, settings.gpus):
+        if settings.scaling == "strong" and batch % n:
             raise UsageError(
-                f"--batch-size {batch} does not divide over {bad[0]} devices under strong scaling; "
-                f"use a multiple of {' and '.join(str(n) for n in counts)}"
+                f"--batch-size {batch} does not divide over {n} devices under strong scaling; "
+                f"use a multiple of {' and '.join(map(str, settings.gpus))}"
             )
 
 
@@ -160,7 +165,7 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
 def is_base(case: Case, settings: ResolvedSettings) -> bool:
     """Whether it has the first value of each list of the sweep."""
     first = settings.first("compile")
-    return case.compile == first and all(
+    return (case.batch, case.compile) == (settings.batch_size[0], first) and all(
         getattr(case, name) == values[0] for name, values in _axes(settings, case.mode, first).items()
     )
 
@@ -173,7 +178,9 @@ def _axes(settings: ResolvedSettings, mode: str, compiled: str) -> dict[str, tup
     )
 
 
-def _points(settings: ResolvedSettings, mode: str, num_devices: int, compiled: str) -> list[dict[str, Any]]:
+def _points(
+    settings: ResolvedSettings, mode: str, num_devices: int, batch: int, compiled: str
+) -> list[dict[str, Any]]:
     """A mode's settings to measure at one device count: all combinations, or one varied at a time."""
     axes = _axes(settings, mode, compiled)
     if num_devices == 1 and SPECS[mode].has_buckets:
@@ -182,7 +189,7 @@ def _points(settings: ResolvedSettings, mode: str, num_devices: int, compiled: s
     if settings.sweep == "grid":
         return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     base = {name: values[0] for name, values in axes.items()}
-    if num_devices == 1:
+    if num_devices == 1 or batch != settings.batch_size[0]:
         return [base]
     of_compiled = {name: values for name, values in axes.items() if name == "optimize_ddp"}
     varied = axes if compiled == settings.first("compile") else of_compiled

@@ -107,7 +107,7 @@ class MeasuredNetwork:
             return at_ranks(curve, measured=measured, wanted=num_ranks, hop_ms=hop_ms, steps=steps)
 
         slow, quick = carried(ring_steps), carried(tree_steps)
-        estimate = quick if times.backend == "nccl" else slow
+        estimate = quick if times.backend.startswith("nccl") else slow
         return CostBand(estimate, quick, slow) if num_ranks > measured else CostBand.exact(estimate)
 
 

@@ -142,15 +142,17 @@ class HeldOut:
 def held_out(
     calibration: Calibration, run: RunData, *, fitted: str, network: NetworkModel | None = None
 ) -> list[HeldOut]:
-    """Predict every measured DDP case of `run` but `fitted` that a scenario can describe.
+    """Predict every measured DDP case of `run` but `fitted` that a scenario can describe, at its batch size.
 
     `network` joins the nodes of `run` where it is another than the calibration's.
     """
     found = []
+    own = {case.batch for case in run.results if case.case_id == fitted}
     for case in ddp_cases(run):
         hook, rate = case.setting("comm_hook"), case.images_per_s
         described = hook in ("none", *HALF_HOOKS) and case.setting("sync_batchnorm") == "False"
-        if case.case_id == fitted or not described or rate is None:
+        is_other = case.case_id == fitted or (own and case.batch not in own)
+        if is_other or not described or rate is None:
             continue
         scenario = Scenario(
             num_devices=case.num_devices,

@@ -65,12 +65,12 @@ def metrics_by_round(cases: Sequence[CaseResult], times: RoundTimes) -> dict[str
     """
     timed, local = (times.step_ms(phase) for phase in ("timed", "no_sync"))
     rates = images_per_s_by_round(times, units_per_step(cases))
-    singles = {case.compile: case.case_id for case in cases if case.mode == "single"}
+    singles = {case.variant: case.case_id for case in cases if case.mode == "single"}
     found = {}
     for case in cases:
         case_id = case.case_id
         steps, alone, rate = (by_case.get(case_id, {}) for by_case in (timed, local, rates))
-        single = {} if case.mode == "single" else rates.get(singles.get(case.compile, ""), {})
+        single = {} if case.mode == "single" else rates.get(singles.get(case.variant, ""), {})
         speedup = {r: rate[r] / single[r] for r in rate if r in single}
         once = {name: case.number(name) for name, metric in METRICS.items() if not metric.repeated}
         found[case_id] = {
@@ -156,13 +156,13 @@ def case_rows(
 def estimates_of_cases(cases: Sequence[CaseResult], typical: Typical) -> dict[str, dict[str, Estimate]]:
     """The repeated metrics of measured cases as their run's fit gives them; all but ms are logarithms.
 
-    Speed-up and efficiency are over the case of `single` that is compiled alike, which itself has none.
-    That takes an optimizer step for each batch: a case that accumulates has no efficiency.
+    Speed-up and efficiency are over the case of `single` with as large a batch that is compiled alike, which
+    itself has none. That takes an optimizer step for each batch: a case that accumulates has no efficiency.
     """
-    units, singles = units_per_step(cases), {c.compile: c.case_id for c in cases if c.mode == "single"}
+    units, singles = units_per_step(cases), {c.variant: c.case_id for c in cases if c.mode == "single"}
     found: dict[str, dict[str, Estimate]] = {}
     for case in cases:
-        case_id, single = case.case_id, singles.get(case.compile)
+        case_id, single = case.case_id, singles.get(case.variant)
         if not typical.has((case_id, "timed")):
             continue
         step = typical.log_step(case_id)

@@ -48,7 +48,8 @@ IDENTITY: tuple[Column, ...] = (
     text_column("device_name", "GPU or CPU model of rank 0"),
     text_column(
         "backend",
-        "process-group backend: `nccl`, `gloo`, of pipelines `nccl-lazy` (torch ≥ 2.14); empty without one",
+        "process-group backend: `nccl`, `nccl2` or, also of pipelines, `nccl-lazy` (torch ≥ 2.14), `gloo`; "
+        "empty without one",
     ),
     count_column(
         "num_devices", "devices the case trains on (DDP: world size)", needed=True, most=MOST_DEVICES
@@ -138,7 +139,7 @@ MEASURED: tuple[Column, ...] = (
     Column("ranked", "bool", "whether its speed-up compares: it shares no devices and is no stand-in for DP"),
     *with_ends(
         "speedup",
-        "`images_per_s` over that of `single`, compiled alike",
+        "`images_per_s` over that of `single` with as large a batch, compiled alike",
         above=0,
         kind=Metric,
         label="speed-up",

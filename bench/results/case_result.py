@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import pandas as pd
 
+from ..common.numbers import count
 from ..plan.case import STAND_IN
 from ..plan.case_settings import MODE_DEFAULTS, SETTINGS_OF
 from ..plan.settings import IMAGES
@@ -106,6 +107,8 @@ class CaseResult:
     torch_version: str
     cells: Cells = field(repr=False, compare=False)
     """The row, for tables that show every column by its name."""
+    batch_name: str = ""
+    """Its batch size in names, `batch 32`, where its table has several; else empty."""
 
     @classmethod
     def of(cls, row: Cells) -> CaseResult:
@@ -138,6 +141,17 @@ class CaseResult:
         return {axis: mine for axis, value in usual.items() if (mine := self.setting(axis)) != value}
 
     @property
+    def batch(self) -> float | None:
+        """Samples per device, or in all under strong scaling: what `--batch-size` fixes."""
+        size = self.batch_per_device
+        return size * self.num_devices if size and self.scaling == "strong" else size
+
+    @property
+    def variant(self) -> tuple[float | None, str]:
+        """What has a `single` of its own: batch size and mode of torch.compile."""
+        return self.batch, self.compile
+
+    @property
     def is_ok(self) -> bool:
         """Whether it was measured to its end."""
         return self.status == "ok"
@@ -168,9 +182,12 @@ class CaseResult:
         return self.mode == "dp" and (self.impl == STAND_IN or self.device_type == "cpu")
 
 
-_FIELDS = fields(CaseResult)[:-1]
+_FIELDS = fields(CaseResult)[:-2]
 
 
 def case_results(cases: pd.DataFrame) -> list[CaseResult]:
     """Read a table of cases, in its order."""
-    return [CaseResult.of(row) for row in records(cases)]
+    found = [CaseResult.of(row) for row in records(cases)]
+    if len({case.batch for case in found}) < 2:
+        return found
+    return [replace(case, batch_name=f"batch {count(case.batch)}") for case in found]

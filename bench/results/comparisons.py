@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..plan.settings import IMAGES
 from ..stats.fit import MIN_ROUNDS, Typical
@@ -118,39 +118,44 @@ def pairs_of(cases: Iterable[CaseResult]) -> list[tuple[str, str]]:
     """The pairs to compare, (case, reference), of the cases of a run or of a plan.
 
     At every device count that the cases have for themselves: on GPUs DDP over DP, and every other case over
-    DDP's default. Counts that share devices are compared only where there is no other. So for eager and
-    compiled cases by themselves; then each mode of torch.compile, by `single` and DDP's default, over eager.
+    DDP's default. Counts that share devices are compared only where there is no other. So within each batch
+    size and mode of torch.compile; then, by `single` and DDP's default, each mode over eager at the same
+    batch size, and each batch size over the smallest in the same mode.
     """
-    by_mode = by_compile(cases)
-    within = [pair for own in by_mode.values() for pair in _within(own)]
-    return within + _across([*by_mode.values()])
+    variants = by_variant(cases)
+    within = [pair for own in variants.values() for pair in _within(own)]
+    return within + _across(variants)
 
 
-def by_compile(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
-    """Cases by their mode of torch.compile, in order of appearance: a run has eager cases first."""
-    found: dict[str, list[CaseResult]] = {}
+Variants: TypeAlias = dict[tuple[float | None, str], list[CaseResult]]
+
+
+def by_variant(cases: Iterable[CaseResult]) -> Variants:
+    """Group cases by batch size and mode of torch.compile; in a run the smallest and eager come first."""
+    found: Variants = {}
     for case in cases:
-        found.setdefault(case.compile, []).append(case)
+        found.setdefault(case.variant, []).append(case)
     return found
 
 
-def _across(groups: Sequence[Sequence[CaseResult]]) -> list[tuple[str, str]]:
-    """Pairs of cases that differ in torch.compile alone: those of the other groups over the first's."""
-    first, *others = groups or [[]]
-    plain = {_but_compile(case): case.case_id for case in first}
+def _across(variants: Variants) -> list[tuple[str, str]]:
+    """Pairs of cases that differ in batch size or torch.compile alone, over the first of each."""
+    first_batch, first_mode = next(iter(variants), (None, ""))
     found = []
-    for group in others:
+    for (batch, mode), group in variants.items():
         counts = sorted({case.num_devices for case in on_own_devices(group)})
         defaults = [default_of([case for case in group if case.num_devices == count]) for count in counts]
         compared = [case for case in group if case.mode == "single" or case in defaults]
-        found += [
-            (case.case_id, plain[_but_compile(case)]) for case in compared if _but_compile(case) in plain
-        ]
+        for other in ((batch, first_mode), (first_batch, mode)):
+            reference = variants.get(other, []) if other != (batch, mode) else []
+            plain = {name_within(case): case.case_id for case in reversed(reference)}
+            ids = ((case.case_id, plain.get(name_within(case))) for case in compared)
+            found += [(own, theirs) for own, theirs in ids if theirs]
     return found
 
 
-def _but_compile(case: CaseResult) -> tuple[Any, ...]:
-    """What names a case among those of its mode of torch.compile; `optimize_ddp` is of compiled ones."""
+def name_within(case: CaseResult) -> tuple[Any, ...]:
+    """Name a case within its variant; `optimize_ddp`, a setting of compiled cases, is left out."""
     changed = tuple(pair for pair in case.changed().items() if pair[0] != "optimize_ddp")
     return (case.mode, case.num_devices, changed)
 
@@ -219,7 +224,7 @@ def over_default(comparisons: Iterable[Comparison], cases: Iterable[CaseResult])
     found: dict[str, Interval] = {}
     for one in comparisons:
         ours, reference = known.get(one.case_id), known.get(one.reference_id)
-        if ours is None or reference is None or ours.compile != reference.compile:
+        if ours is None or reference is None or ours.variant != reference.variant:
             continue
         if reference.mode == "dp":
             found[one.case_id] = ONE

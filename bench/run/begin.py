@@ -21,7 +21,7 @@ from ..machine.provenance import describe_run
 from ..plan import sweep as plan
 from ..plan.case import split_of, why_too_few
 from ..plan.resolve import with_device_defaults
-from ..plan.settings import ResolvedSettings, Settings
+from ..plan.settings import NCCL_BACKENDS, ResolvedSettings, Settings
 from ..plan.sweep import Machine, Planned
 from ..results.case_result import CaseResult
 from ..worker import messages as m
@@ -85,7 +85,7 @@ def job_of(
     settings = with_device_defaults(
         asked, device_type=machine.device_type, num_local_devices=num_devices, gpu=first.kind
     )
-    _check(settings, machine, first.nccl)
+    _check(settings, machine, first)
     found = inspect(settings)
     settings = _as_the_workload_allows(asked, settings, found)
     planned = plan.expand(
@@ -113,7 +113,7 @@ def _machine(devices: Sequence[Devices], launched: Launch | None, seen: Sequence
         device_type="cpu" if first.gpus is None else "cuda",
         devices_per_node=len(first.cores) if first.gpus is None else len(first.gpus.uuids),
         # Torch warns of NCCL's other backends there: their one communicator has peers wait for each other.
-        staged_backend="nccl-lazy" if first.has_lazy_nccl else "",
+        staged_backend="nccl-lazy" if "nccl-lazy" in first.nccl_backends else "",
         is_exclusive=first.is_exclusive,
     )
     if launched is None:
@@ -180,8 +180,8 @@ def _as_the_workload_allows(
     return replace(settings, image_size=workload.image_size, axes=axes)
 
 
-def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int | str, ...]) -> None:
-    on_cpu = settings.device == "cpu"
+def _check(settings: ResolvedSettings, machine: Machine, first: Devices) -> None:
+    on_cpu, backend, nccl = settings.device == "cpu", settings.backend, first.nccl
     if on_cpu and settings.precision in ("tf32", "fp16"):
         raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
     if settings.precision == "fp16" and settings.first("fused_optimizer"):
@@ -190,14 +190,16 @@ def _check(settings: ResolvedSettings, machine: Machine, nccl: tuple[int | str, 
             "--fused-optimizer on: under fp16 torch's fused SGD goes on from unset momentum after an "
             "overflow; leave it off, or use --precision bf16"
         )
-    if on_cpu and settings.backend == "nccl":
-        raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")
-    if settings.backend == "nccl" and not nccl:
-        raise UsageError("--backend nccl: this torch was built without NCCL; use gloo")
+    if on_cpu and backend.startswith("nccl"):
+        raise UsageError(f"--backend {backend} needs CUDA devices; use gloo on a CPU")
+    if backend.startswith("nccl") and not nccl:
+        raise UsageError(f"--backend {backend}: this torch was built without NCCL; use gloo")
+    if backend in NCCL_BACKENDS and backend not in first.nccl_backends:
+        raise UsageError(f"--backend {backend}: this torch lacks it, 2.14 has it; use nccl")
     if settings.share_gpus and machine.num_nodes > 1:
         raise UsageError("--share-gpus on is for one machine; leave it out on several")
     several = machine.devices_per_node > 1
-    if settings.share_gpus and settings.backend == "nccl" and several and nccl < SHARES_GPUS:
+    if settings.share_gpus and backend.startswith("nccl") and several and nccl < SHARES_GPUS:
         # A host id of its own for each rank would make a real pair of GPUs talk through sockets too.
         raise UsageError(
             f"--share-gpus on: NCCL {'.'.join(map(str, nccl))} lets ranks share a GPU only where there is "
@@ -229,7 +231,7 @@ def show_plan(workers: Workers, job: Job, *, as_json: bool = False) -> None:
     here = devices(job.machine.devices_per_node, job.machine.device_type)
     as_planned = CaseResult.of(of_single.stored())
     noun = samples_noun(as_planned)
-    trained = workload_parts(as_planned, of_single.batch_per_device)
+    trained = workload_parts(as_planned, job.settings.batch_size)
     print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
     for p in job.plan:
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"

@@ -135,7 +135,7 @@ class CaseRunner:
             )
         proof = proof_facts(shown, update)
         if why := proof["not_proved"]:
-            name = planned_label(case)
+            name = planned_label(case, self.settings.batch_size)
             self.console.note(f"{name} is not proved: {why}. What helps: {proof['proved_by']}")
         self._write_prepared(live, {**proof, **facts_of(case, warmed)}, warmed, began_s)
 
@@ -284,7 +284,8 @@ class CaseRunner:
             ) from None
 
     def _show(self, what: str, cases: Sequence[Case], position: int, *, num_rounds: int = 0) -> None:
-        now, *others = map(planned_label, cases[position : position + 2])
+        sizes = self.settings.batch_size
+        now, *others = (planned_label(case, sizes) for case in cases[position : position + 2])
         coming = f"; next {others[0]}" if others else ""
         place = f"{position + 1} of {len(cases)}"
         done, how_far = self._stop_rule.progress(num_rounds + position / len(cases))

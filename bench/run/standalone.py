@@ -49,7 +49,7 @@ def check_links(run: CaseRunner) -> None:
         f"rank {run.places[k].rank} ({run.places[k].device} on {run.places[k].host})"
         for k in (0, num_ranks - 1)
     )
-    help_ = f"; {HELP}" if backend == "nccl" else ""
+    help_ = f"; {HELP}" if backend.startswith("nccl") else ""
     raise NotMeasuredError(f"{num_ranks} ranks, {ends}, do not communicate by {backend}: {why}{help_}")
 
 
@@ -86,7 +86,7 @@ def ask_nccl(run: CaseRunner) -> None:
 
     For the largest number of ranks. What is not known is left out of the manifest, and the user hears of it.
     """
-    if run.settings.backend != "nccl" or run.recorder.manifest.nccl is not None:
+    if not run.settings.backend.startswith("nccl") or run.recorder.manifest.nccl is not None:
         return
     layouts = run.recorder.journal.state.layouts
     cases = [p.case for p in run.plan if p.case.communicates and p.case.case_id in layouts]
@@ -96,8 +96,8 @@ def ask_nccl(run: CaseRunner) -> None:
     if not sizes:
         return
     run.next_turn()
-    name = f"nccl/{run.recorder.launch}"
-    asked = m.AskNccl(name=name, num_ranks=num_ranks, sizes=tuple(sorted(sizes)), backend="nccl")
+    name, backend = f"nccl/{run.recorder.launch}", run.settings.backend
+    asked = m.AskNccl(name=name, num_ranks=num_ranks, sizes=tuple(sorted(sizes)), backend=backend)
     logs = run.between(asked, "asking NCCL how it sends the buckets", num_ranks=num_ranks)
     if (found := choices_in(logs)) is None:
         run.console.note("How NCCL sends the buckets is not known: its log does not say it")

@@ -33,7 +33,7 @@ from ..modes import Place
 from ..modes.base import gpus_of, pin
 from ..plan.case import Case
 from ..plan.resolve import GpuKind
-from ..plan.settings import ResolvedSettings
+from ..plan.settings import NCCL_BACKENDS, ResolvedSettings
 from .facts import Devices, SeenGpus
 from .messages import AskNccl, Begin
 
@@ -105,7 +105,7 @@ def look(device: str, local_rank: int) -> Devices:
         ),
         is_exclusive=is_exclusive([gpu_uuid(index) for index in range(num_gpus())]),
         nccl=nccl_version(),
-        has_lazy_nccl=registered_backend("nccl-lazy") is not None,
+        nccl_backends=tuple(name for name in NCCL_BACKENDS if registered_backend(name) is not None),
     )
 
 

@@ -41,8 +41,8 @@ class Devices(Record, frozen=True):
     """Whether one of the GPUs takes a single process (compute mode EXCLUSIVE_PROCESS)."""
     nccl: tuple[int | str, ...] = ()
     """NCCL's version, which may end in a word; empty where torch was built without it."""
-    has_lazy_nccl: bool = False
-    """Whether torch has the backend `nccl-lazy`."""
+    nccl_backends: tuple[str, ...] = ()
+    """Those of `NCCL_BACKENDS` that torch has."""
 
 
 class Inspected(Record, frozen=True):

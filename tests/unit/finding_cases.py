@@ -73,7 +73,9 @@ COMMUNICATIONS = {
 def said_of_each():
     """Every answer that a run can give, under what makes it so: the words that people read."""
     stages = {f"dp_{name}_ms": 5.0 for name in ("replicate", "scatter", "gather", "reduce")}
-    cpu_dp, cpu_ddp = (case(mode, 2, 160.0, scaling="strong", **CPU) for mode in ("dp", "ddp"))
+    cpu_dp, cpu_ddp = (
+        case(mode, 2, 160.0, scaling="strong", batch_per_device=5, **CPU) for mode in ("dp", "ddp")
+    )
     hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
     static = case("ddp", 2, 160.0, case_id="static", static_graph=True)
     step = measured(step_ms=100.0, comm_ms=40.0)

@@ -19,7 +19,7 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.report.page import page
 
-NUM_RUNS = 117
+NUM_RUNS = 126
 
 SWEEPS = (
     {"modes": ("ddp",)},
@@ -35,6 +35,7 @@ SWEEPS = (
     {"modes": ("ddp", "pipeline", "partition")},
     {"modes": ("ddp", "fsdp", "replicate")},
     {"modes": ("dp",)},
+    {"modes": ("dp", "ddp"), "bucket_cap_mb": ("default", "1"), "batch_size": (8, 16, 32)},
 )
 
 PACES = {
@@ -95,7 +96,8 @@ def _draw(rng, seed):
             facts[case.case_id] = {"status": "skipped", "reason": planned_case.skip_reason or "not reached"}
             continue
         if fate < 0.08:
-            facts[case.case_id] = {"status": "failed", "reason": "RuntimeError: it broke"}
+            status = "oom" if case.batch == 32 else "failed"
+            facts[case.case_id] = {"status": status, "reason": "RuntimeError: it broke"}
             continue
         facts[case.case_id] = {"gradient_error": 1e-7, "device_name": "Test device"}
         if fate > 0.95:
@@ -133,7 +135,7 @@ def _draw(rng, seed):
 
 def _blocks_of(rng, case, scale, usual, noise, paces):
     """Blocks of a case: what each phase takes is a share of what one device takes."""
-    work = case.accumulate * (1 if case.scaling == "weak" else 1 / case.num_devices)
+    work = case.accumulate * (case.batch_per_device / 16 if case.scaling == "weak" else 1 / case.num_devices)
     pace = PACES[case.mode] * (0.8 if case.gradient_as_bucket_view else 1)
     step = scale * work * pace * np.exp(0.05 * rng.standard_normal())
     local, exposed = step * (1 + usual["other"]), scale * usual["exposed"]

@@ -248,7 +248,11 @@ def test_what_contention_adds_has_the_interval_of_its_rounds():
     ("settings", "single", "first"),
     [
         ({"accumulate": 4}, 28.0, "112 (111\N{EN DASH}113) ms 4 single-device steps"),
-        ({"scaling": "strong"}, 100.0, "50.0 (49.5\N{EN DASH}50.5) ms 1/2 of the single-device step"),
+        (
+            {"scaling": "strong", "batch_per_device": 5},
+            100.0,
+            "50.0 (49.5\N{EN DASH}50.5) ms 1/2 of the single-device step",
+        ),
         ({}, 200.0, "200 (198\N{EN DASH}202) ms single-device step"),
     ],
 )

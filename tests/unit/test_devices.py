@@ -107,10 +107,10 @@ def test_what_lets_nccl_share_a_gpu(nccl, gpus, ranks, wanted, monkeypatch):
 KIND = GpuKind(capability=(9, 0), memory_gib=80.0)
 
 
-def backends(nccl, **asked):
+def backends(nccl, has=(), **asked):
     """Of the cases on two GPUs of a torch with this NCCL, as its rank tells of it."""
     look = messages.Look(device="auto")
-    told = Devices(cores=(0, 1), gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=nccl)
+    told = Devices(cores=(0, 1), gpus=saw("here", 0, "a", "b"), kind=KIND, nccl=nccl, nccl_backends=has)
     line = messages.encode(messages.Report(value=told))
     found = look.reply_in(messages.decode(line, messages.AnyAnswer))
     asked = resolve({"arch": "resnet20", "gpus": "2", "modes": "ddp", **asked})
@@ -122,6 +122,12 @@ def test_a_version_of_nccl_may_end_in_a_word_and_torch_may_be_built_without(monk
     assert backends(()) == {"gloo"}
     with pytest.raises(UsageError, match="--backend nccl: this torch was built without NCCL; use gloo"):
         backends((), backend="nccl")
+    for name in ("nccl2", "nccl-lazy"):
+        assert backends((2, 28, 9), has=(name,), backend=name) == {name}
+        with pytest.raises(UsageError, match=f"--backend {name}: this torch lacks it"):
+            backends((2, 28, 9), backend=name)
+        with pytest.raises(UsageError, match=f"--backend {name}: this torch was built without NCCL"):
+            backends((), has=(name,), backend=name)
     without = SimpleNamespace(cuda=SimpleNamespace(nccl=SimpleNamespace()))
     monkeypatch.setattr(devices, "torch", without)
     assert devices.nccl_version() == ()

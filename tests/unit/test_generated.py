@@ -12,10 +12,10 @@ from generated_runs import NUM_RUNS, generated, texts_of
 
 from ddp_bench.bench.common.numbers import short_percent
 from ddp_bench.bench.findings import communication
-from ddp_bench.bench.findings.answers import headline
+from ddp_bench.bench.findings.answers import headline, select_batches
 from ddp_bench.bench.findings.published import answer_published
 from ddp_bench.bench.findings.settings import ALTERS
-from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, MIN_SHARE, PUBLISHED, RESOLVED
+from ddp_bench.bench.findings.verdicts import BATCH, CAP, COMMUNICATION, MIN_SHARE, PUBLISHED, RESOLVED
 from ddp_bench.bench.findings.wording import hidden_share
 from ddp_bench.bench.page import terminal
 from ddp_bench.bench.page.render import html
@@ -230,7 +230,26 @@ def ranked(made):
             yield f"{case.case_id} ranked {case.number('ranked')}"
 
 
-PROPERTIES = (sums, unresolved_causes, savings, best, ends, unknown, shares, ranked, efficiencies)
+def sizes(made):
+    """The fastest batch size has the highest rate of those measured, and the largest that fits is named."""
+    alike = select_batches(made.run.results)
+    rates = {case.case_id: case.images_per_s.estimate for case in alike if case.is_ok}
+    fits, out = ([f"{case.batch:g}" for case in alike if case.status == status] for status in ("ok", "oom"))
+    for one in asked(made.conclusion, BATCH):
+        if one.faster_id and one.faster_id != max(rates, key=rates.__getitem__):
+            yield f"{one.text}: {rates}"
+        said = " ".join((one.text, *one.notes))
+        if not re.search(rf"fits is {fits[-1]}\b|only batch {fits[-1]} fits", said):
+            yield f"{fits} fit: {said}"
+        yield from (
+            f"{name} lacks memory: {said}" for name in out if not re.search(rf"\b{name}\b.* ran out", said)
+        )
+    names = {case.batch_name for case in made.run.results}
+    if len(fits) + len(out) < 2 <= len(names) and asked(made.conclusion, BATCH):
+        yield "one size is compared"
+
+
+PROPERTIES = (sums, unresolved_causes, savings, best, ends, unknown, shares, ranked, efficiencies, sizes)
 
 
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.__name__)
@@ -267,6 +286,7 @@ def test_the_generator_makes_what_the_properties_are_about():
         seen["not proved"] += any(kind == "not proved" for kind, _ in page.cautions)
     wanted = {
         *(f"{CAP}: {answer}" for answer in ("faster", "no difference", "unresolved", "too few rounds")),
+        *(f"{BATCH}: {answer}" for answer in (FASTER, UNRESOLVED)),
         *(f"{COMMUNICATION}: {answer}" for answer in (RESOLVED, "no difference", UNRESOLVED, TOO_FEW)),
         *OF_EXPOSED,
         *(

@@ -236,11 +236,12 @@ def test_where_no_cap_helps_fewer_bytes_are_tried_and_not_other_buckets():
     asked = {"bucket_cap_mb": ["default", "1", "25", "100"], "gpus": [1, 2], "modes": ["dp", "ddp"]}
     for settings, command, options in (
         ({}, "bench.run", {"modes": "ddp", "gpus": "2", "comm_hook": "none,bf16"}),
-        ({"comm_hook": ["bf16"]}, "bench.export", {}),
+        ({"comm_hook": ["bf16"]}, "bench.run", {"modes": "ddp", "gpus": "2", "batch_size": "10,20,40"}),
+        ({"comm_hook": ["bf16"], "batch_size": [10, 20]}, "bench.export", {}),
     ):
         step, module, given = following(*by, cases=(SINGLE, DP, row, *caps), **asked, **settings)
         assert module == command
-        assert ("no bucket cap helps" in step.why) == (module == "bench.run")
+        assert ("no bucket cap helps" in step.why) == ("comm_hook" in options)
         assert {name: getattr(given, name) for name in options} == options
     _, module, _ = following(*by[:3], cases=(SINGLE, DP, row, *caps[:2]), **asked)
     assert module == "bench.tune", "two caps are no search"

@@ -144,6 +144,7 @@ NEXT = {
     "no cap helps, with comm": partial(
         following, SINGLE, DP, EXPOSED | measured(comm_ms=40.0), *CAPS, by=NO_CAP, gpus=[2], device="cpu"
     ),
+    "several sizes": partial(EXPOSED_RUN, batch_size=[10, 20]),
     "no cap nor hook helps": partial(following, SINGLE, DP, EXPOSED, *CAPS, by=NO_CAP, comm_hook=["bf16"]),
     "a baseline": DECIDED,
     "a baseline here": partial(DECIDED, folder=Path("ONE/inner/..")),

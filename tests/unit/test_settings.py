@@ -14,7 +14,7 @@ def test_later_layers_win(tmp_path):
     config = tmp_path / "a.toml"
     config.write_text('arch = "resnet34"\nbatch-size = 4\ngpus = [1, 2]\nmax_time = "2m"\n')
     settings = resolve({"batch_size": "8"}, preset="quick", config=config)
-    assert (settings.arch, settings.batch_size, settings.gpus) == ("resnet34", 8, (1, 2))
+    assert (settings.arch, settings.batch_size, settings.gpus) == ("resnet34", (8,), (1, 2))
     assert settings.max_time == 120
     assert settings.stored()["bucket_cap_mb"] == ("default", "0.25"), "nothing overrides the preset's"
     with_own = resolve({"workload": "a.b:c"}, preset="quick")
@@ -98,7 +98,7 @@ H200, V100, GTX = (
 
 def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself():
     found = defaults(gpus=2)
-    assert (found.arch, found.batch_size, found.backend, found.gpus) == ("resnet18", 16, "gloo", (1, 2))
+    assert (found.arch, found.batch_size, found.backend, found.gpus) == ("resnet18", (16,), "gloo", (1, 2))
     assert (found.precision, found.steps, found.margin, found.least_block_s) == ("fp32", 1, 0.05, 0)
     assert {name: found.axes[name] for name in STEP_DEFAULTS} == {n: (v,) for n, v in STEP_DEFAULTS.items()}
     fixed = with_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
@@ -107,7 +107,7 @@ def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself():
 
 def test_a_gpu_trains_as_an_engineer_does_today():
     found = defaults(gpu=H200)
-    assert (found.arch, found.batch_size, found.backend) == ("resnet50", 256, "nccl")
+    assert (found.arch, found.batch_size, found.backend) == ("resnet50", (256,), "nccl")
     assert found.gpus == (1, 2, 4, 6), "all six, beside the powers of two"
     assert (found.precision, found.margin) == ("bf16", 0.01)
     assert [found.axes[name] for name in STEP_DEFAULTS] == [(True,), (True,), (False,), ("off",)]
@@ -116,21 +116,21 @@ def test_a_gpu_trains_as_an_engineer_does_today():
 @pytest.mark.parametrize(("gpu", "precision", "batch_size"), [(V100, "fp16", 64), (GTX, "fp32", 32)])
 def test_an_older_gpu_takes_what_it_has(gpu, precision, batch_size):
     found = defaults(gpu=gpu)
-    assert (found.precision, found.batch_size) == (precision, batch_size)
+    assert (found.precision, found.batch_size) == (precision, (batch_size,))
     assert found.first("fused_optimizer") == (precision != "fp16"), "an overflow leaves its momentum unset"
 
 
 def test_what_the_user_says_goes_before_the_device():
     found = defaults(
-        gpu=H200, precision="fp32", batch_size=8, channels_last=(False,), fused_optimizer=(False,)
+        gpu=H200, precision="fp32", batch_size=(8,), channels_last=(False,), fused_optimizer=(False,)
     )
-    assert (found.precision, found.first("channels_last"), found.batch_size) == ("fp32", False, 8)
+    assert (found.precision, found.first("channels_last"), found.batch_size) == ("fp32", False, (8,))
     assert not found.first("fused_optimizer")
 
 
 def test_the_default_batch_of_strong_scaling_divides_over_every_count():
     found = defaults(gpu=H200, scaling="strong")
-    assert found.batch_size == 264, "the next multiple of 12 after 256"
+    assert found.batch_size == (264,), "the next multiple of 12 after 256"
 
 
 @pytest.mark.parametrize(
