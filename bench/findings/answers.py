@@ -13,7 +13,8 @@ from ..results.case_result import CaseResult
 from ..results.comparisons import FASTER, SLOWER, Comparison, by_variant, default_of, name_within
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS
-from .communication import answer_communication, describe_straggler
+from .communication import answer_communication
+from .late_ranks import describe_straggler
 from .published import answer_published
 from .settings import answer_compile, answer_settings
 from .verdicts import BATCH, RESOLVED, WRAPPER, Verdict, answer_by_ratio

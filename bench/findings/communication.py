@@ -1,4 +1,4 @@
-"""Answers what communication costs: what it adds to a step, what a step consists of, who is waited for."""
+"""Answers what communication costs: what it adds to a step, and what a step consists of."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import scipy
-
-from ..common.numbers import places, plural, to_places, with_interval
-from ..machine.manifest import Manifest
+from ..common.numbers import places, to_places, with_interval
 from ..results.case_result import CaseResult
 from ..results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED
-from ..results.round_times import RoundTimes
 from ..results.store import RunData
 from ..stats.fit import FITTED, Column, Typical
 from ..stats.interval import Interval
@@ -42,12 +38,6 @@ REMEDIES = {
 """Remedies, by the part of the step that they save."""
 
 _NOTHING = Interval(0.0, 0.0, 0.0)
-
-MIN_SLOWEST_SHARE = 0.75
-"""Share of the rounds in which a straggler is the slowest rank."""
-
-MAX_FALSE_POSITIVE_RATE = 0.05
-"""Probability that one of equal ranks is taken for a straggler."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,34 +264,3 @@ def explain_ddp_step(ddp: CaseResult | None, run: RunData, *, has_straggler: boo
     whole += f", under DP {with_interval(dp, 'ms')}" if dp else ""
     whole += f": {explained.consists_of}" if explained.consists_of else ""
     return replace(explained, consists_of=f"{whole}.")
-
-
-def find_straggler(counts: Mapping[int, int], num_rounds: int, num_ranks: int) -> int | None:
-    """Return the rank that others wait for; None where equal ranks could look so by chance.
-
-    Args:
-        counts: by rank, the rounds in which it was the slowest.
-        num_rounds: of the run.
-        num_ranks: that took part in each.
-    """
-    rank = min(counts, key=lambda rank: (-counts[rank], rank), default=None)
-    if rank is None or counts[rank] < MIN_SLOWEST_SHARE * num_rounds:
-        return None
-    by_chance = scipy.stats.binom.sf(counts[rank] - 1, num_rounds, 1 / num_ranks)
-    return None if num_ranks * by_chance > MAX_FALSE_POSITIVE_RATE else rank
-
-
-def describe_straggler(ddp: CaseResult | None, manifest: Manifest, times: RoundTimes) -> str:
-    """Name the straggler of a DDP case, how often it is the slowest and by how much; empty without one."""
-    skew, step = (ddp.rank_skew_ms, ddp.step_ms) if ddp else (None, None)
-    if not ddp or not skew or not step or skew.estimate <= MIN_SHARE * step.estimate:
-        return ""
-    slowest = times.of_case(ddp.case_id).slowest
-    if (rank := find_straggler(slowest, slowest.total(), ddp.num_devices)) is None:
-        return ""
-    hosts = {one.rank: f" on {one.host}" for one in manifest.ranks if one.host}
-    return (
-        f"Rank {rank}{hosts.get(rank, '')} is a straggler: slowest of {place(ddp)} in {slowest[rank]} of "
-        f"{plural(slowest.total(), 'round')}, by {with_interval(skew, 'ms')} per step "
-        f"({100 * skew.estimate / step.estimate:.0f}%) of its own work; the others wait for it"
-    )

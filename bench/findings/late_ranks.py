@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import scipy
 
+from ..common.numbers import plural, with_interval
+from ..machine.manifest import Manifest
 from ..plan.buckets import BucketLayout
 from ..results.case_result import CaseResult
 from ..results.columns import records
+from ..results.round_times import RoundTimes
 from ..results.store import RunData
 from ..stats.fit import MIN_ROUNDS, in_pairs
 from ..stats.interval import Estimate, Interval, Samples
+from .verdicts import MIN_SHARE
+from .wording import place
+
+MIN_SLOWEST_SHARE = 0.75
+"""Share of the rounds in which a straggler is the slowest rank."""
+
+MAX_FALSE_POSITIVE_RATE = 0.05
+"""Probability that one of equal ranks is taken for a straggler."""
 
 
 class OwnWork(msgspec.Struct, frozen=True):
@@ -94,3 +106,34 @@ def find_late_buckets(run: RunData, ddp: CaseResult | None) -> list[LateBucket]:
         num_last, interval = sum(ms > 0 for ms in later_ms), estimate(later_ms).interval()
         made.append(LateBucket(index, num_bytes, rank, num_last, len(whole), interval))
     return made
+
+
+def find_straggler(counts: Mapping[int, int], num_rounds: int, num_ranks: int) -> int | None:
+    """Return the rank that others wait for; None where equal ranks could look so by chance.
+
+    Args:
+        counts: by rank, the rounds in which it was the slowest.
+        num_rounds: of the run.
+        num_ranks: that took part in each.
+    """
+    rank = min(counts, key=lambda rank: (-counts[rank], rank), default=None)
+    if rank is None or counts[rank] < MIN_SLOWEST_SHARE * num_rounds:
+        return None
+    by_chance = scipy.stats.binom.sf(counts[rank] - 1, num_rounds, 1 / num_ranks)
+    return None if num_ranks * by_chance > MAX_FALSE_POSITIVE_RATE else rank
+
+
+def describe_straggler(ddp: CaseResult | None, manifest: Manifest, times: RoundTimes) -> str:
+    """Name the straggler of a DDP case, how often it is the slowest and by how much; empty without one."""
+    skew, step = (ddp.rank_skew_ms, ddp.step_ms) if ddp else (None, None)
+    if not ddp or not skew or not step or skew.estimate <= MIN_SHARE * step.estimate:
+        return ""
+    slowest = times.of_case(ddp.case_id).slowest
+    if (rank := find_straggler(slowest, slowest.total(), ddp.num_devices)) is None:
+        return ""
+    hosts = {one.rank: f" on {one.host}" for one in manifest.ranks if one.host}
+    return (
+        f"Rank {rank}{hosts.get(rank, '')} is a straggler: slowest of {place(ddp)} in {slowest[rank]} of "
+        f"{plural(slowest.total(), 'round')}, by {with_interval(skew, 'ms')} per step "
+        f"({100 * skew.estimate / step.estimate:.0f}%) of its own work; the others wait for it"
+    )

@@ -9,7 +9,8 @@ from ..common.text import listed
 from ..page.page import BAD, GOOD, UNSURE, Tone
 from .compare import Gate
 from .decide import Word
-from .judge import Change, change, said
+from .judge import Change
+from .wording import change, said
 
 TONES: Mapping[Word, Tone] = {
     "pass": GOOD,

@@ -1,4 +1,4 @@
-"""A verdict for one metric of one case, and how it is said; of a whole gate `decide.py` decides."""
+"""A verdict for one metric of one case; of a whole gate `decide.py` decides."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from msgspec.structs import replace
 
-from ..common.numbers import DASH, number, per_second
-from ..common.text import visible
 from ..findings.wording import case_label, case_name
 from ..machine.manifest import Count, Record
 from ..plan.case import STAND_IN
@@ -56,6 +53,8 @@ class EndErrors:
         return found.between(*ends)
 
     def __str__(self) -> str:
+        if self.worse == self.better:
+            return f"each holds with {100 * (1 - 2 * self.worse):.4g}%"
         worse, better = (f"{100 * (1 - error):.4g}%" for error in (self.worse, self.better))
         return f"the worse end of each holds with {worse}, the better end with {better}"
 
@@ -261,56 +260,3 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdi
         return "improved" if (found == FASTER) == higher_is_better else "regressed"
     within = known.low >= 1 - threshold if higher_is_better else known.high <= 1 + threshold
     return "allowed" if within else "undecided"
-
-
-_MOST_PERCENT = 999
-"""Farther ends are written so: a metric that may be anything."""
-
-
-def cells(c: Change) -> tuple[str, ...]:
-    """One row of the table, of case, metric, baseline, candidate, change and verdict."""
-    return (c.label, *amounts(c), change(c), c.verdict)
-
-
-def amounts(c: Change) -> tuple[str, ...]:
-    """Metric, baseline and candidate; the unit of a rate is its name."""
-    if c.column is None:
-        return "", "", ""
-    written = c.column.written.format if c.column.written else partial(number, digits=4)
-    both = ("" if value is None else written(value) for value in (c.baseline, c.candidate))
-    label = c.column.label.removesuffix(" communication")
-    return per_second("/".join(dict.fromkeys(c.units))) if c.column.is_rate else label, *both
-
-
-def change(c: Change) -> str:
-    """The candidate against the baseline: `-16% (-20 to -13)`; empty where they were not compared."""
-    if c.ratio is None:
-        return ""
-    estimate, low, high = _percents(c.ratio, sign="+")
-    return f"{estimate}%" if math.isnan(c.ratio.low) else f"{estimate}% ({low} to {high})"
-
-
-def said(c: Change) -> str:
-    """The comparison as a sentence without its full stop: `DDP on 2 GPUs is 16% slower (13\N{EN DASH}20)`."""
-    if c.column is None or c.ratio is None:
-        return f"{c.name} was not measured ({visible(c.reason)})"
-    is_rate, share = c.column.is_rate, "% of the step" if c.column.in_parts_of else "%"
-    down, up = ("slower", "faster") if is_rate else ("lower", "higher")
-    subject = c.name if is_rate else f"{c.column.label} of {c.name}"
-    estimate, low, high = _percents(c.ratio)
-    if c.ratio.low <= 1 <= c.ratio.high:
-        return f"{subject} is between {low}{share} {down} and {high}{share} {up}"
-    way, ends = (up, (low, high)) if c.ratio.estimate >= 1 else (down, (high, low))
-    between = "" if math.isnan(c.ratio.low) else f" ({ends[0]}{DASH}{ends[1]})"
-    return f"{subject} is {estimate}{share} {way}{between}"
-
-
-def _percents(ratio: Interval, *, sign: str = "") -> list[str]:
-    """How far estimate and ends lie from 1, in percent, with a sign where one is asked for."""
-    found = ratio.plus(-1.0).scaled(100)
-    behind = 0 if found.high - found.low > 10 else 1
-    ends = [round(end, behind) + 0.0 for end in (found.estimate, found.low, found.high)]  # never -0
-    return [
-        f">{_MOST_PERCENT}" if end > _MOST_PERCENT else f"{end if sign else abs(end):{sign}.{behind}f}"
-        for end in ends
-    ]

@@ -9,8 +9,9 @@ from ..common.errors import NotComparableError, UsageError
 from ..common.text import visible
 from .compare import Gate
 from .headline import headline, verdict
-from .judge import Change, change, said
+from .judge import Change
 from .more import duration_s
+from .wording import change, said
 
 
 def junit(gate: Gate, *, allow_missing: bool) -> str:

@@ -18,8 +18,9 @@ from ..page.page import BAD, GOOD, UNSURE, Card, Heading, Page, Step, Table, Ton
 from .compare import Gate
 from .decide import INFORMING, MAX_ERROR
 from .headline import TONES, headline, named, reason, verdict
-from .judge import VERDICTS, Change, Verdict, cells, said
+from .judge import VERDICTS, Change, Verdict
 from .more import UNKNOWN_REF
+from .wording import cells, said
 
 NOT_INTERLEAVED = "Not measured in turns: a change may be the machine's, not the code's."
 """Stands before every comparison of two separate runs."""

@@ -16,9 +16,10 @@ from ..results.tables import csv_bytes
 from .compare import Gate
 from .decide import INFORMING
 from .headline import headline, outcome, verdict
-from .judge import Change, change, said
+from .judge import Change
 from .output import outline
 from .runs import GateRun
+from .wording import change, said
 
 
 def html(gate: Gate, baseline: GateRun, candidate: GateRun) -> str:

@@ -11,9 +11,9 @@ from ddp_bench.bench.findings.communication import (
     StepParts,
     explain_ddp_step,
     explain_step,
-    find_straggler,
 )
 from ddp_bench.bench.findings.findings import conclude_run
+from ddp_bench.bench.findings.late_ranks import find_straggler
 from ddp_bench.bench.results.columns import BLOCKS, typed_frame
 from ddp_bench.bench.stats.interval import Interval
 

@@ -28,11 +28,12 @@ from msgspec import structs
 
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.headline import verdict
-from ddp_bench.bench.gate.judge import cells, typical_sides
+from ddp_bench.bench.gate.judge import typical_sides
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.more import interleave_command
 from ddp_bench.bench.gate.output import NOT_INTERLEAVED
 from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged, read_run
+from ddp_bench.bench.gate.wording import cells
 from ddp_bench.bench.results.store import load_run, read_manifest
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.stats.fit import Typical
