@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..common.numbers import plural
@@ -39,8 +40,9 @@ def outcome(gate: Gate) -> str:
     # The rate decides where it can; `comparisons` are sorted, worst first.
     worst = next((c for c in found if c.verdict == found[0].verdict and c.metric == "images_per_s"), found[0])
     metric = "" if worst.column is None or worst.column.is_rate else f"{worst.column.label} of "
-    others = len({c.case_id for c in found}) - 1
-    more = f", and {plural(others, 'other case')}" if others else ""
+    # Of each case its worst change.
+    others = {c.case_id: c.verdict for c in reversed(found) if c.case_id != worst.case_id}
+    more = "".join(f", {plural(n, 'other case')} {word}" for word, n in Counter(others.values()).items())
     figure = change(worst).replace("-", "\N{MINUS SIGN}")
     return f"{gate.decision.verdict}, {metric}{worst.name} {figure}{more}"
 

@@ -19,6 +19,7 @@ from ..common.process import end_all, exit_codes, interrupted_by_signals, uninte
 from ..common.scratch import scratch_folder
 from ..common.text import visible
 from ..common.turns import PROVED_ENV, turn_server
+from ..findings.cautions import is_busy, said_load
 from ..machine.load import other_loads, read_load
 from .checkouts import Checkout, check_loaded
 from .code import Code, check_one_code
@@ -68,7 +69,9 @@ def measure_launches(
             left_s = min(each_s * (until - done), asked.max_time_s - (before_s - begun_s))
             how_far = f"launch {done + 1} of {until}{most}, about {format_s(left_s)} left"
             if gate is not None and (width := gate.resolvable(until)) is not None:
-                how_far += f", can resolve changes of about ±{100 * width:.2g}%"
+                how_far += f", can resolve changes of about ±{100 * width:.2g}% by then"
+            if launches and is_busy(launches[-1][0].manifest):
+                how_far += f"; {said_load(launches[-1][0].manifest)}"
             console.progress("baseline and candidate in turns", done / looks[-1], how_far)
             load, folder = read_load(), out / f"launch{done + 1}"
             runs = measure_in_turns(checkouts, arguments, folder, seed=done + 1)
