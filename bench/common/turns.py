@@ -25,6 +25,9 @@ TURNS_ENV = "BENCH_TURNS"
 PROVED_ENV = "BENCH_PROVED"
 """Folder of a run of the same code, by whose proofs of its cases one that takes turns may go."""
 
+COMPARED_ENV = "BENCH_COMPARED"
+"""Names of the variables that a gate sets for one side alone, which each run records."""
+
 ASK, GRANT, DONE = b"?", b"!", b"."
 """All that is ever sent. A checkout of another version must understand it: it does not change."""
 

@@ -66,7 +66,8 @@ class Code:
         if self.is_identical and not self.interleaved:
             lines.append("both runs imported identical code of the workload")
         elif self.is_identical:
-            same = self.baseline.versions == self.candidate.versions and not variables
+            told = [(side.versions, side.environment.env) for side in sides]
+            same = told[0] == told[1] and not variables
             what = "this is an A/A comparison" if same else "what differs is the environment"
             lines.append(f"both sides import identical code: {what}")
         if all(side.ddp_bench.version for side in sides):

@@ -19,6 +19,7 @@ from ..common.numbers import plural
 from ..common.process import end_all, exit_codes, uninterrupted
 from ..common.scratch import scratch_folder
 from ..common.text import listed
+from ..common.turns import COMPARED_ENV
 from ..plan.settings import Settings
 from ..run.main import parser as run_parser
 from ..run.main import settings_of
@@ -96,7 +97,8 @@ def checked_sides(
     with both_checkouts(asked.reference, settings, asked.python) as (baseline, candidate):
         check_interpreter(baseline)
         ours, theirs = asked.environments
-        sides = baseline.with_variables(ours), candidate.with_variables(theirs)
+        names = {COMPARED_ENV: " ".join({**ours, **theirs})}
+        sides = baseline.with_variables({**ours, **names}), candidate.with_variables({**theirs, **names})
         console.progress("the workload on both sides", 0.0, "checking")
         yield sides, arguments, check_sides(sides, arguments)
 

@@ -19,6 +19,7 @@ import psutil
 
 from ..common.cli import version_of
 from ..common.errors import UsageError
+from ..common.turns import COMPARED_ENV
 from .manifest import Cgroup, FirstHost, Limit
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
@@ -119,14 +120,14 @@ def _limit(value: float) -> Limit:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that change how fast a step is, by name.
+    """The environment variables that change how fast a step is, or that a gate compares, by name.
 
     What looks like a credential is hidden, also in doubt, so that it is never written down.
     """
     return {
         name: HIDDEN if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value) else value
         for name, value in sorted(os.environ.items())
-        if name.startswith(ENV_PREFIXES)
+        if name.startswith(ENV_PREFIXES) or name in os.environ.get(COMPARED_ENV, "").split()
     }
 
 

@@ -296,8 +296,8 @@ def test_both_sides_load_the_workload_before_anything_is_timed(tmp_path, monkeyp
 def test_the_documented_variable_slows_the_step_on_a_cpu(capsys):
     """As docs/gate.md prints it, with a smaller network and fewer launches."""
     (found,) = (one for one in in_page(ROOT / "docs/gate.md") if "ATEN_CPU_CAPABILITY=default" in one.words)
-    given = [*found.words[3:]]
-    assert found.words[:3] == ("python", "-m", "bench.gate")
+    given = [*found.words[2:]]
+    assert found.words[:2] == ("ddp-bench", "gate")
     end = given.index("--")
     quick = ["--arch", "resnet20", "--batch-size", "8", "--rounds", "8"]
     assert main([*given[:end], "--launches", "1", "--json", *given[end:], *quick]) == ExitCode.FAILED

@@ -9,9 +9,11 @@ from gate_runs import write_run
 from made_project import NET, RUN, commit
 
 from ddp_bench.bench.common.errors import ExitCode, NothingToCompareError, UsageError
+from ddp_bench.bench.common.turns import COMPARED_ENV
 from ddp_bench.bench.gate import preflight, sides
 from ddp_bench.bench.gate.checkouts import Checkout
 from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.machine import host
 from ddp_bench.bench.run.main import settings_of
 
 
@@ -100,7 +102,13 @@ def test_each_side_has_its_own_variables(monkeypatch):
     monkeypatch.setattr(Checkout, "start", start)
     how = ("--env", "ATEN_CPU_CAPABILITY=default", "--env", "A=", "--baseline-env", "B=1=2")
     assert main(["--interleave", ".", *how, *RUNS]) == ExitCode.NOT_MEASURED
-    assert seen == {"baseline": {"B": "1=2"}, "candidate": {"ATEN_CPU_CAPABILITY": "default", "A": ""}}
+    names = {COMPARED_ENV: "B ATEN_CPU_CAPABILITY A"}
+    assert seen["baseline"] == {"B": "1=2", **names}
+    assert seen["candidate"] == {"ATEN_CPU_CAPABILITY": "default", "A": "", **names}
+    for name, value in seen["candidate"].items():
+        monkeypatch.setenv(name, value)
+    recorded = host.environment()
+    assert (recorded["ATEN_CPU_CAPABILITY"], recorded["A"]) == ("default", ""), "so that folders tell it"
 
 
 def test_an_interpreter_without_our_packages_is_named(tmp_path, starts, capsys):
