@@ -42,6 +42,10 @@ TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
 """How the readings of several GPUs become one: in DDP all wait for the slowest, and all use power."""
 
 
+WAITED = "waited_ms"
+"""In the detail of a `no_sync` block: the part of a step in which its rank waited for others."""
+
+
 @dataclass
 class CaseTimes:
     """The blocks of one case; all durations in ms per step."""
@@ -72,9 +76,15 @@ class CaseTimes:
         longest = max(per_step)
         self.step_ms.setdefault(phase, {})[round_index] = longest
         if phase == "no_sync":
-            # Where no rank waits for another.
-            self.details.setdefault("rank_skew_ms", {})[round_index] = longest - min(per_step)
-            self.slowest[int(max(rows, key=itemgetter("block_ms"))["rank"])] += 1
+            # Where no rank waits for another, but in a watched script's own collectives.
+            waited_ms = (float((row["detail"] or {}).get(WAITED, 0.0)) for row in rows)
+            own_ms = {
+                int(row["rank"]): ms - waits for row, ms, waits in zip(rows, per_step, waited_ms, strict=True)
+            }
+            self.details.setdefault("rank_skew_ms", {})[round_index] = max(own_ms.values()) - min(
+                own_ms.values()
+            )
+            self.slowest[max(own_ms, key=own_ms.__getitem__)] += 1
         elif phase == "timed":
             self.num_steps += int(rows[0]["num_steps"])
             self.timed_ms += max(row["block_ms"] for row in rows)

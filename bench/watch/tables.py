@@ -19,7 +19,7 @@ from ..results.block_times import BlockTimes, block_rows
 from ..results.columns import ALLREDUCE, COMPARISONS, PROBES, typed_frame
 from ..results.comparisons import compared
 from ..results.disk import replace_file
-from ..results.round_times import RoundTimes
+from ..results.round_times import WAITED, RoundTimes
 from ..results.run_folder import RunWriter
 from ..results.tables import csv_bytes, csv_value
 from .steps import MIN_STEP_S, JoinedStep, Step, Watched
@@ -196,7 +196,15 @@ def make_blocks(case_id: str, watched: Watched) -> Iterator[list[dict[str, Any]]
         beside_s = {rank: [step[rank].step_s for step in beside] for rank in probe}
         yield block("timed", index, beside_s, {})
         local_s = {rank: [without_communication_s(one, fmean(beside_s[rank]))] for rank, one in probe.items()}
-        yield block("no_sync", index, local_s, {})
+        waited_s = {
+            rank: fmean(step[rank].parts.get("collectives", 0.0) for step in beside) for rank in probe
+        }
+        waits = (
+            {rank: {WAITED: round(1000 * s, 4)} for rank, s in waited_s.items()}
+            if any(waited_s.values())
+            else {}
+        )
+        yield block("no_sync", index, local_s, waits)
         buffers_s = min(one.parts.get("buffers", 0.0) for one in probe.values())
         # The rank that comes last waits for nobody.
         comm_s = buffers_s + min(_syncs_per_probe(one) * one.alone_s for one in probe.values())

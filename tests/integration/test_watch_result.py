@@ -72,6 +72,7 @@ def test_a_sleep_of_one_rank_comes_out_as_long_as_the_script_saw_it(tmp_path, sc
     assert waited == (pytest.approx(slept_ms, rel=0.2) if script_does == "gathers" else 0)
     assert ("Collectives that the script calls itself" in ended.stderr) == (script_does == "gathers")
     case = run.results[0]
+    assert (case.number("slowest_rank"), case.rank_skew_ms.estimate) == (1, pytest.approx(slept_ms, rel=0.2))
     assert case.step_ms.estimate > slept_ms
     assert case.exposed_comm_ms is not None, "the wait for a late rank is no communication"
     assert case.exposed_comm_ms.estimate < slept_ms
