@@ -148,7 +148,7 @@ def machine_name(machine: Host) -> str:
 
 def devices_of(ranks: Sequence[RankPlace]) -> str | None:
     """How many ranks there are, and on what they train; None where it is not told."""
-    names = sorted({rank.device_name for rank in ranks})
+    names = sorted({rank.device_name or rank.device for rank in ranks})
     return f"{len(ranks)} on {', '.join(names)}" if ranks else None
 
 
