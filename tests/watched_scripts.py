@@ -78,6 +78,19 @@ def wrapped_by_a_package():
     return model, train(model)
 
 
+def gathers_before_the_forward():
+    """As a Trainer does that counts the items of a batch."""
+    model, counts = wrapped(), [torch.tensor(0) for _ in range(dist.get_world_size())]
+    optimizer = sgd(model)
+    for x, y in batches():
+        dist.all_gather(counts, torch.tensor(len(x)))
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y) * int(sum(counts)) / len(x)
+        loss.backward()
+        optimizer.step()
+    return model, loss
+
+
 def default_caps():
     model = wrapped(bucket_cap_mb=None)
     return model, train(model)
@@ -508,6 +521,25 @@ def compiled_step():
         loss = loss_of(model, x, y)
         loss.backward()
         step()
+    return model, loss
+
+
+def compiled_collective():
+    """A collective within a compiled function, whose graph must not break."""
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def shifted(x):
+        total = x * 2
+        dist.all_reduce(total)
+        return x + total.tanh()
+
+    model = wrapped()
+    optimizer = sgd(model)
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = loss_of(model, shifted(x), y)
+        loss.backward()
+        optimizer.step()
     return model, loss
 
 

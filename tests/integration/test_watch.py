@@ -41,7 +41,7 @@ PROBED = (
     ),
     *("joined_by_active_ranks", "siamese", "two_backwards_a_step", "closures", "sharded_optimizer", "copied"),
     *("pickled", "own_group", "raising_backward", "nothing_unused", "epoch_never_set"),
-    "wrapped_by_a_package",
+    *("wrapped_by_a_package", "gathers_before_the_forward"),
 )
 HOOK = "a communication hook of its own"
 OBSERVED = {
@@ -54,7 +54,7 @@ OBSERVED = {
 
 VIEWS = ("views", "kept_views")
 WITHOUT_DDP = ("by_hand", "sharded", "replicated", "composed", "one_device")
-COMPILED = ("compiled_inside", "compiled_outside", "compiled_step")
+COMPILED = ("compiled_inside", "compiled_outside", "compiled_step", "compiled_collective")
 KINDS = (*PROBED, *OBSERVED, *VIEWS, *WITHOUT_DDP)
 BUCKETS, HOOK_AT = 3, 4
 FAULTS = (
