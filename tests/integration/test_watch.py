@@ -272,9 +272,10 @@ def test_of_training_without_ddp_parts_are_shown_and_what_is_not_known_is_said(p
     assert said in note
     assert note.endswith("What communication adds is not known.")
     (rank, *_) = run.manifest.watched.ranks
-    calls = {"collectives"} if kind in ("by_hand", "replicated") else set()
     taken = {part for part, ms in rank.parts.items() if ms.estimate > 0}
-    assert taken == {"backward", "optimizer", "other"} | calls
+    assert taken - {"collectives"} == {"backward", "optimizer", "other"}
+    if kind in ("by_hand", "one_device"):  # those of FSDP2 and replicate differ between versions of torch
+        assert ("collectives" in taken) == (kind == "by_hand")
     assert run.results[0].exposed_comm_ms is None
 
 
