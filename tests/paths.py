@@ -34,7 +34,7 @@ WAYS = {
         "answered": r"encode Report Warmed",
         "noted": r"Recorder\.set_(outcome|layout)",
         "a row": r"case_rows",
-        "shown": r"render",
+        "shown": r"html",
     },
     "a timed block to images/s": {
         "timed": r"run_block",
