@@ -14,7 +14,7 @@ from ddp_bench.bench.predict.main import main as predict
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.watch.late import CLOCK_ERROR, OWN_PARTS, find_late_rank
 from ddp_bench.bench.watch.launch import config_of, is_joined, ranks_of
-from ddp_bench.bench.watch.ranks.private import caps_text
+from ddp_bench.bench.watch.ranks.private import caps_text, keep_traceable
 from ddp_bench.bench.watch.ranks.rows import Rows
 from ddp_bench.bench.watch.result import finish
 from ddp_bench.bench.watch.steps import read_ranks
@@ -467,3 +467,19 @@ def test_the_page_shows_a_step_by_part_and_rank(tmp_path):
     ):
         assert words in page
     assert "Environment variables" not in page
+
+
+def test_torchs_compiler_rewrites_a_wrapped_collective_as_it_does_the_original():
+    """Where torch was compiling before the watch came, as in a notebook."""
+    from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
+    from torch.distributed import _functional_collectives, all_reduce
+
+    def wrapped(*arguments, **named):
+        return all_reduce(*arguments, **named)
+
+    assert not CollectiveFunctionRewriteVariable.can_rewrite(wrapped)
+    keep_traceable(all_reduce, wrapped)
+    try:
+        assert CollectiveFunctionRewriteVariable.can_rewrite(wrapped)
+    finally:
+        _functional_collectives.traceable_collective_remaps.pop(wrapped, None)
