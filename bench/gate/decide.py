@@ -19,7 +19,7 @@ LARGEST_SHARE = 0.5
 """Share of an error that one of several looks has; the others divide the rest equally."""
 
 INFORMING = EndErrors(0.025, 0.025)
-"""Of each interval that only informs: one of 95% by itself."""
+"""Errors of an interval that only informs: one of 95% by itself."""
 
 MIN_LAUNCHES = 3
 """Two launches have one degree of freedom: their interval is some twenty times as wide as their scatter."""

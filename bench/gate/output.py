@@ -131,12 +131,12 @@ def notes(gate: Gate) -> list[str]:
     if any(c.column is not None and c.column.in_parts_of for c in gate.shown):
         lines.append("The change of exposed communication is in percent of the baseline's step.")
     lines += reasons(gate)
-    if hidden := len(gate.comparisons) - len(gate.shown):
-        left_out = [c.column.label for c in gate.comparisons if c not in gate.shown and c.column is not None]
-        names = [*dict.fromkeys(left_out)]
+    shown = gate.shown
+    if hidden := [c for c in gate.comparisons if c not in shown]:
+        names = [*dict.fromkeys(c.column.label for c in hidden if c.column is not None)]
         lines.append(
-            f"Not shown: {plural(hidden, 'change')} of metrics that only inform ({listed(names)}); --strict "
-            "lets every metric fail the gate."
+            f"Not shown: {plural(len(hidden), 'change')} of metrics that only inform ({listed(names)}); "
+            "--strict lets every metric fail the gate."
         )
     if gate.only_in_candidate:
         lines.append(f"Only in the candidate, not gated: {'; '.join(gate.only_in_candidate)}.")

@@ -53,7 +53,7 @@ def said(c: Change) -> str:
 
 
 def _percents(ratio: Interval, *, sign: str = "") -> list[str]:
-    """How far estimate and ends lie from 1, in percent, with a sign where one is asked for."""
+    """Write how far estimate and ends lie from 1, in percent, with a sign where one is asked for."""
     found = ratio.plus(-1.0).scaled(100)
     behind = 0 if found.high - found.low > 10 else 1
     ends = [round(end, behind) + 0.0 for end in (found.estimate, found.low, found.high)]  # never -0

@@ -148,7 +148,7 @@ class CaseResult:
 
     @property
     def variant(self) -> tuple[float | None, str]:
-        """What has a `single` of its own: batch size and mode of torch.compile."""
+        """Batch size and mode of torch.compile, which together have a `single` of their own."""
         return self.batch, self.compile
 
     @property

@@ -26,7 +26,7 @@ FAILURES = "failures"
 """Folder of what is kept of failed cases."""
 
 MOST_FAILURE_BYTES = 4 * 2**20
-"""Of one case's file: hundreds of failures of a few ranks, or one of a hundred ranks."""
+"""Limit of one case's file: hundreds of failures of a few ranks, or one of a hundred ranks."""
 
 _MOST_NAME = 150
 """Characters of a file's name before its ending; file systems take 255 bytes."""
@@ -121,7 +121,7 @@ class RunWriter:
             raise
 
     def is_in_place(self) -> bool:
-        """Whether the folder has not been removed, and no other is at its place by now."""
+        """Return whether the folder has not been removed, and no other is at its place by now."""
         with contextlib.suppress(OSError):
             return os.path.samestat(os.lstat(self.folder / "blocks.csv"), os.fstat(self._blocks))
         return False
