@@ -28,6 +28,7 @@ for _ in range({STEPS}):
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
 dist.destroy_process_group()
+time.sleep(0.2)  # torch aborts where a thread of gloo holds an all-reduce as Python ends
 """
 LAB = ("-m", "bench.lab", "--hosts", "2", "--rate", "1gbit", "--")
 TORCHRUN = f"{sys.executable} -m torch.distributed.run"
